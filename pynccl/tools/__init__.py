@@ -1,6 +1,6 @@
-"""Programs over the public API: traces, replay, the overlap lab, the doctor.
+"""Tools built on the public API: trace analysis, replay, the overlap lab and the doctor.
 
-What they are built on imports none of them, except where ``nccl.trace()`` is asked for.
+The core imports none of them, except when ``nccl.trace()`` is called.
 """
 
 __all__: list[str] = []

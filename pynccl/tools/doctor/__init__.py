@@ -1,8 +1,8 @@
-"""``pynccl doctor``: says in words what keeps pynccl from working on this machine.
+"""``pynccl doctor``: diagnose this installation.
 
-:func:`diagnose` looks at the packages, the libraries of each provider, the machine and the
-environment, and runs two ranks over each provider that can be used. What could crash or hang, which
-is all that loads a library, runs in processes with a time limit, which are ended by their ids.
+:func:`diagnose` checks the packages, the libraries of each provider, the machine and the
+environment, and runs two ranks over each usable provider. Anything that loads a library may crash
+or hang, so it runs in a child process with a time limit.
 """
 
 from pynccl.tools.doctor.diagnosis import Diagnosis, diagnose

@@ -1,4 +1,4 @@
-"""``pynccl doctor``: the command."""
+"""The command ``pynccl doctor``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument(
         "--provider",
         choices=PROVIDERS,

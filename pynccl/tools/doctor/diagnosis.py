@@ -1,4 +1,4 @@
-"""The whole examination, in the order in which it is printed."""
+"""The complete diagnosis, in the order in which it is printed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TIMEOUT = 10.0  # seconds without progress of a rank's process
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor found.
+    """The result of :func:`diagnose`.
 
     Attributes:
-        about: the versions of pynccl, of Python and of the system.
-        findings: everything, in order.
-        seconds: what it took.
+        about: versions of pynccl, Python and the system.
+        findings: all findings, in order.
+        seconds: duration of the examination.
     """
 
     about: dict[str, str]
@@ -36,11 +36,11 @@ class Diagnosis:
 
     @property
     def problems(self) -> list[Finding]:
-        """What cannot work."""
+        """The findings that prevent pynccl from working."""
         return [finding for finding in self.findings if finding.level == "problem"]
 
     def text(self) -> str:
-        """The report for people.
+        """Format the report as text.
 
         Returns:
             Lines of text.
@@ -61,10 +61,11 @@ class Diagnosis:
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
-        """The report for programs.
+        """Convert the report for JSON.
 
         Returns:
-            What ``pynccl doctor --json`` prints: ``about``, whether all is well, the findings.
+            The output of ``pynccl doctor --json``: ``about``, whether everything is in order, the
+            findings.
         """
         return {
             **self.about,
@@ -80,17 +81,17 @@ def diagnose(
     """Examine packages, libraries, machine and environment, and run two ranks over each provider.
 
     Args:
-        provider: "cuda" or "host", which must then be usable; None is both, of which "cuda" must be
-            usable where there is an NVIDIA GPU or PYNCCL_PROVIDER says so.
-        timeout: seconds without progress, after which a process of the examination is ended; the
-            start of a rank may take four times as long.
-        program: what the ranks do; None is an all_reduce and a ring of messages.
+        provider: "cuda" or "host"; a problem is reported if it is not usable. None examines both;
+            "cuda" is then required only if there is an NVIDIA GPU or PYNCCL_PROVIDER selects it.
+        timeout: seconds without progress after which a process of the examination is ended;
+            starting a rank may take four times as long.
+        program: the function that each rank runs; None is an all_reduce and a ring of messages.
 
     Returns:
-        What was found.
+        The diagnosis.
 
     Raises:
-        ValueError: there is no such provider, or timeout is not above 0.
+        ValueError: the provider is unknown, or timeout is not above 0.
     """
     if provider is not None and provider not in PROVIDERS:
         raise ValueError(f"provider: {provider!r} is not one of {', '.join(map(repr, PROVIDERS))}")

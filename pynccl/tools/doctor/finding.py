@@ -1,4 +1,4 @@
-"""What the doctor finds: one fact, how bad it is, and what to do about it."""
+"""A finding of the doctor: one fact, its severity, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 __all__ = ["Finding", "Level"]
 
-# "ok": as it should be. "note": worth knowing. "problem": something that was asked for cannot work.
+# "ok": as expected. "note": worth knowing. "problem": a requested feature cannot work.
 Level: TypeAlias = Literal["ok", "note", "problem"]
 
 
@@ -16,10 +16,10 @@ class Finding:
     """One fact about the machine.
 
     Attributes:
-        area: what it is about, "provider cuda"; the headings of the output.
+        area: its subject, such as "provider cuda"; a heading of the output.
         level: "ok", "note" or "problem".
         text: the fact, a sentence without a full stop.
-        advice: what to do; "" where there is nothing to do.
+        advice: what to do; "" if nothing needs to be done.
     """
 
     area: str

@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def _describe(provider: str) -> Iterator[tuple[str, str]]:
-    """Lines (label, text) that describe one provider."""
+    """Yield (label, text) lines that describe one provider."""
     try:
         location = locate(provider)
         yield "library", f"{location.path} ({location.reason})"
@@ -44,7 +44,7 @@ def _describe(provider: str) -> Iterator[tuple[str, str]]:
 
 
 def _to_do(provider: str) -> Iterator[str]:
-    """What to do where something of a provider is missing."""
+    """Yield advice on what the provider is missing."""
     facts = describe(provider, with_parameters=False)
     present = machine.has_nvidia_device()
     for finding in advise(facts, required=False, device_present=present):
@@ -53,7 +53,7 @@ def _to_do(provider: str) -> Iterator[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command has no arguments."""
+    """Add no arguments: the command takes none."""
 
 
 def run(arguments: argparse.Namespace) -> int:

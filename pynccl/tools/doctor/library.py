@@ -1,7 +1,7 @@
-"""The library and the driver of a provider: what there is, and what to do where something lacks.
+"""The library and driver of a provider, and advice if something is missing.
 
-describe() loads libraries; a broken one may crash or hang, so that the doctor calls it in a process
-with a time limit. advise() reads what describe() found.
+describe() loads libraries. A broken one may crash or hang, so the doctor calls it in a child
+process with a time limit. advise() interprets the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Facts", "advise", "describe"]
 _EXTRAS = {13: "cuda13", 12: "cuda12"}
 _DRIVERS = {13: "580", 12: "525"}  # the first driver of each CUDA
 _NO_CUDA = "CPUs need no libnccl.so.2 and no driver: provider 'host' serves them"
-# What to do for a result of cuInit.
+# Advice for results of cuInit.
 _CUINIT = {
     "CUDA_ERROR_NO_DEVICE": "look for the GPU with nvidia-smi, and at CUDA_VISIBLE_DEVICES",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the machine: the loaded kernel module and "
@@ -41,22 +41,22 @@ _CUINIT = {
 
 @dataclass
 class Facts:
-    """What describe() found of a provider.
+    """The result of describe() for one provider.
 
     Attributes:
         provider: "cuda" or "host".
-        path: the library; "" where none was found.
-        reason: why this one.
-        error: what kept it from being loaded, or "".
+        path: the library; "" if none was found.
+        reason: why this one was chosen.
+        error: why it could not be loaded, or "".
         version: NCCL's version code.
-        functions: how many of nccl.h's functions it has, and of how many.
-        driver: the file of the stream calls; "" where there is none.
+        functions: the number of nccl.h functions that it exports, and the number that pynccl knows.
+        driver: the library that provides streams; "" if there is none.
         driver_version: 13000 for CUDA 13.0.
-        driver_error: what kept the driver from being used, or "".
+        driver_error: why the driver cannot be used, or "".
         devices: the names of the devices.
-        apart: pairs of GPUs that cannot read each other's memory; None where nobody knows.
-        parameters: those that the library describes, with their descriptions.
-        wrong: what the library says of parameters with a value that it refuses.
+        apart: pairs of GPUs that cannot access each other's memory; None if unknown.
+        parameters: the library's documented parameters, with their descriptions.
+        wrong: the library's messages about parameters whose values it rejects.
     """
 
     provider: str
@@ -75,17 +75,17 @@ class Facts:
 
     @property
     def usable(self) -> bool:
-        """Whether ranks can be started over it."""
+        """Whether ranks can be started over this provider."""
         return not self.error and not self.driver_error and bool(self.devices)
 
 
 def describe(provider: str, *, with_parameters: bool = True) -> Facts:
-    """Load a provider's library and its driver, and ask them for what they have.
+    """Load a provider's library and driver, and query them.
 
     Args:
         provider: "cuda" or "host".
-        with_parameters: also ask for the parameters that it describes, which writes to the standard
-            output of the process for a moment: not for processes with other threads.
+        with_parameters: also list the library's parameters. This redirects the standard output of
+            the process for a moment, so it must not be used in a process with other threads.
     """
     facts = Facts(provider)
     try:
@@ -127,7 +127,7 @@ def _apart(driver: str, count: int) -> list[tuple[int, int]] | None:
 
 
 def _parameters(provider: str) -> tuple[dict[str, str], list[str]]:
-    """The parameters of hostnccl with their descriptions, and what it says of wrong values."""
+    """The parameters of hostnccl with their descriptions, and its messages about wrong values."""
     found, wrong = params(provider), []
     for key in found:
         try:
@@ -148,12 +148,12 @@ def _parameters(provider: str) -> tuple[dict[str, str], list[str]]:
 
 
 def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Finding]:
-    """What the facts mean.
+    """Turn facts into findings.
 
     Args:
-        facts: of a provider.
-        required: whether the program asks for this provider: what is missing is then a problem.
-        device_present: whether there is an NVIDIA GPU: likewise for provider "cuda".
+        facts: the facts about one provider.
+        required: whether the program requires this provider; anything missing is then a problem.
+        device_present: whether there is an NVIDIA GPU; the same then holds for provider "cuda".
     """
     area = f"provider {facts.provider}"
     wanted = required or device_present or facts.provider == "host"
@@ -227,7 +227,7 @@ def _of_cuda(area: str, lacks: Level, facts: Facts) -> Iterator[Finding]:
 
 
 def _cuda_of(path: str) -> tuple[str, int]:
-    """The package that a libnccl.so.2 is of, and the CUDA that it is for; 0 where nobody knows."""
+    """The package of a libnccl.so.2, and the CUDA version it is built for; 0 if unknown."""
     for cuda in sorted(_EXTRAS, reverse=True):
         name = f"nvidia-nccl-cu{cuda}"
         try:
@@ -262,7 +262,7 @@ def _advice_for_library(facts: Facts, device_present: bool) -> str:
 
 
 def _driver_major() -> int:
-    """The CUDA of the driver, 13; 0 where nobody knows."""
+    """The driver's major CUDA version, such as 13; 0 if unknown."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

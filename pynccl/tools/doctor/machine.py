@@ -1,4 +1,4 @@
-"""What of the machine limits ranks: shared memory, limits of the process, CPUs, ptrace."""
+"""Machine limits that affect ranks: shared memory, process limits, CPUs, ptrace."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SCOPES = {
 
 
 class SharedMemory(NamedTuple):
-    """The size of /dev/shm and what is free of it, in bytes."""
+    """The total and the free size of /dev/shm in bytes."""
 
     total: int
     free: int
 
 
 def shared_memory() -> SharedMemory | None:
-    """The size of /dev/shm; None where there is none."""
+    """The size of /dev/shm; None if it does not exist."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
@@ -43,7 +43,7 @@ def shared_memory() -> SharedMemory | None:
 
 
 def ptrace_scope() -> int | None:
-    """kernel.yama.ptrace_scope; None where the kernel does not have it."""
+    """kernel.yama.ptrace_scope; None if the kernel has no such setting."""
     try:
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -51,7 +51,7 @@ def ptrace_scope() -> int | None:
 
 
 def has_nvidia_device() -> bool:
-    """Whether there is an NVIDIA GPU, whether or not its driver's libraries are there."""
+    """Whether there is an NVIDIA GPU, regardless of whether its driver libraries are installed."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists()
 
 
@@ -59,11 +59,11 @@ def examine(
     memory: Callable[[], SharedMemory | None] = shared_memory,
     scope: Callable[[], int | None] = ptrace_scope,
 ) -> Iterator[Finding]:
-    """Look at the machine.
+    """Examine the machine.
 
     Args:
-        memory: gives the size of /dev/shm.
-        scope: gives kernel.yama.ptrace_scope.
+        memory: returns the size of /dev/shm.
+        scope: returns kernel.yama.ptrace_scope.
     """
     cpus = len(os.sched_getaffinity(0))
     if cpus < 2:

@@ -1,4 +1,4 @@
-"""The Python packages that pynccl works with: what is installed, and what each is needed for."""
+"""The Python packages that pynccl uses: which are installed, and what each is needed for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST_TORCH = (2, 11)
 
 
 def examine(*, device_present: bool) -> Iterator[Finding]:
-    """Look at the packages; imports none of them.
+    """Examine the packages without importing them.
 
     Args:
         device_present: whether there is an NVIDIA GPU.

@@ -1,4 +1,4 @@
-"""The check by two ranks: processes that make a communicator over a provider and exchange data."""
+"""The two-rank check: processes that create a communicator over a provider and exchange data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Program", "check", "exchange", "find"]
 
 _RANKS = 2
 _SECRET = 4711
-_TO_START = 4  # times the limit: in which Python and torch, which is large, are loaded
+_TO_START = 4  # times the limit: importing Python packages takes long, torch above all
 _COUNT = 2**18  # float32 numbers: 1 MiB
-_MOST_CTAS = "4"  # of each rank where ranks share a GPU, so that all kernels fit
+_MOST_CTAS = "4"  # per rank if ranks share a GPU, so that all kernels fit
 _NEVER = " before starting"
-# What to do for a part of an error's text.
+# Advice for fragments of an error text.
 _ADVICE = {
     "SIGBUS": "its shared memory is full: look at /dev/shm and the memory limit of the container",
     "SIGKILL": "the memory limit of the container, or the kernel, ended it: look at dmesg",
@@ -43,9 +43,9 @@ class _Result:
     """How the ranks ended.
 
     Attributes:
-        outcomes: of each rank; empty where none was started.
-        steps: what each rank has reported, in order.
-        reports: what the ranks returned.
+        outcomes: one per rank; empty if none was started.
+        steps: the steps that each rank reported, in order.
+        reports: the values that the ranks returned.
     """
 
     outcomes: list[Outcome]
@@ -54,11 +54,11 @@ class _Result:
 
 
 def find(provider: str, timeout: float) -> Facts:
-    """describe() in a process of its own, which is ended where it takes too long.
+    """Run describe() in a child process, which is ended if it takes too long.
 
     Args:
         provider: "cuda" or "host".
-        timeout: seconds, in which Python starts and the libraries are loaded.
+        timeout: seconds for starting Python and loading the libraries.
     """
     try:
         with Launcher() as launcher:
@@ -73,18 +73,18 @@ def find(provider: str, timeout: float) -> Facts:
 
 
 def _describe(_: Rank, provider: str) -> Facts:
-    # NCCL writes to the standard output.
+    # NCCL prints to standard output.
     with contextlib.redirect_stdout(None):
         return describe(provider)
 
 
 def check(facts: Facts, timeout: float, program: Program | None = None) -> Iterator[Finding]:
-    """Run two ranks over a provider that can be used, and say how they ended.
+    """Run two ranks over a usable provider and report how they ended.
 
     Args:
-        facts: of the provider.
-        timeout: seconds without progress, after which the ranks are ended.
-        program: what the ranks do; None is exchange().
+        facts: the facts about the provider.
+        timeout: seconds without progress after which the ranks are ended.
+        program: the function that each rank runs; None is exchange().
     """
     area = f"{_RANKS} ranks over {facts.provider}"
     shared = facts.provider == "cuda" and len(facts.devices) < _RANKS
@@ -113,7 +113,7 @@ def check(facts: Facts, timeout: float, program: Program | None = None) -> Itera
 
 
 def _environments(facts: Facts) -> list[Mapping[str, str]]:
-    """What lets ranks share one GPU."""
+    """The environment variables that let ranks share one GPU."""
     common = {} if "NCCL_MAX_CTAS" in os.environ else {"NCCL_MAX_CTAS": _MOST_CTAS}
     if facts.version >= 23000:
         return [{**common, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}] * _RANKS
@@ -127,7 +127,7 @@ def _run(
 ) -> _Result:
     steps: dict[int, list[str]] = {rank: [] for rank in range(_RANKS)}
     with Launcher() as launcher:
-        # The process that made the unique id must live while ranks connect: it becomes rank 0.
+        # The process that created the unique id must live while ranks connect: it becomes rank 0.
         own = None if env is None else env[:1]
         options: dict[str, Any] = {"provider": facts.provider, "unique_ids": 0}
         try:
@@ -163,15 +163,15 @@ def _unique_id(rank: Rank) -> bytes:
 
 
 def _silence() -> None:
-    """Send what libraries print to the error output: the standard output is the report's."""
+    """Redirect library output to standard error: standard output carries the report."""
     os.dup2(2, 1)
 
 
 def exchange(rank: Rank, unique_id: bytes) -> dict[str, Any]:
-    """What each of the ranks does; reports each step.
+    """Run on each rank: exchange data, reporting each step.
 
     Returns:
-        The seconds of one all_reduce, and whether the rank can read the memory of the next one.
+        The seconds of one all_reduce, and whether the rank can read the next rank's memory.
 
     Raises:
         RuntimeError: a result is wrong.
@@ -208,7 +208,7 @@ def exchange(rank: Rank, unique_id: bytes) -> dict[str, Any]:
 
 
 class _Transfer:
-    """Copies between memory of a library and Python, by the library's own driver."""
+    """Copies between a library's memory and Python, using the library's own driver."""
 
     def __init__(self, library: _C.Library, stream: nccl.Stream) -> None:
         prefix = "host" if library.memory == "host" else "cu"  # hostnccl is its own driver
@@ -226,7 +226,7 @@ class _Transfer:
         self._run(buffer.ptr, address, count * content.itemsize)
 
     def get(self, buffer: nccl.Buffer, code: str, count: int) -> array.array[Any]:
-        """The contents, after what is enqueued."""
+        """Return the contents after all enqueued work."""
         content = array.array(code, bytes(array.array(code).itemsize * count))
         self._run(content.buffer_info()[0], buffer.ptr, content.itemsize * count)
         return content
@@ -244,7 +244,7 @@ class _Transfer:
 
 
 def _reads_the_next(comm: nccl.Communicator, transfer: _Transfer, stream: nccl.Stream) -> bool:
-    """Whether this process may read the memory of the next rank's (process_vm_readv)."""
+    """Whether this process may read the memory of the next rank's process (process_vm_readv)."""
     secret = array.array("q", [_SECRET + comm.rank])
     own, all_ = comm.mem_alloc(2, "int64"), comm.mem_alloc(2 * comm.nranks, "int64")
     transfer.put(own, array.array("q", [os.getpid(), secret.buffer_info()[0]]))
@@ -267,7 +267,7 @@ def _reads_the_next(comm: nccl.Communicator, transfer: _Transfer, stream: nccl.S
 
 
 def _failures(area: str, facts: Facts, result: _Result, timeout: float) -> Iterator[Finding]:
-    """The ranks that failed, those first that did not fail for another's sake."""
+    """Report the ranks that failed; those that failed because of another rank come last."""
     failed = [outcome for outcome in result.outcomes if not outcome.ok]
     alike: dict[str, list[Outcome]] = {}
     for outcome in [one for one in failed if not _is_of_another(one)] or failed:
@@ -297,7 +297,7 @@ def _text(outcome: Outcome, after: str, timeout: float) -> str:
 
 
 def _place(trace: str) -> str:
-    """The line of Python that a rank was in: the innermost of its main thread."""
+    """The Python line that a rank was executing: the innermost frame of its main thread."""
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\w+)', trace.rpartition("most recent")[2])
     if not frames:
         return ""

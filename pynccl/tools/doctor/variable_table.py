@@ -1,4 +1,4 @@
-"""What the environment variables of pynccl and of NCCL do, in a few words each."""
+"""Short descriptions of the environment variables of pynccl and NCCL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables that NCCL, hostnccl and pynccl read, and those that none of them reads."""
+"""Environment variables: those that NCCL, hostnccl and pynccl read, and unknown ones."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 def examine(
     environment: Mapping[str, str], facts: Sequence[Facts], files: Sequence[str] = _FILES
 ) -> Iterator[Finding]:
-    """Say what the variables that are set do, and which of them nobody reads.
+    """Describe the variables that are set, and report those that no library reads.
 
     Args:
         environment: the variables.
-        facts: of the providers: what hostnccl says of its parameters, and where libnccl.so.2 is.
+        facts: the facts about the providers: the parameters of hostnccl, and the path of
+            libnccl.so.2.
         files: NCCL's configuration files.
     """
     described = {name: text for one in facts for name, text in one.parameters.items()}
@@ -80,19 +81,19 @@ def _of_variable(
 
 
 def _names(library: str, name: str) -> bool:
-    """Whether a library has a text in it."""
+    """Whether a library contains a text."""
     try:
         with (
             Path(library).open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
             return content.find(name.encode() + b"\0") >= 0
-    except (OSError, ValueError):  # there is no file, or nothing is in it
+    except (OSError, ValueError):  # the file is missing or empty
         return False
 
 
 def _of_values(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterator[Finding]:
-    """The values that nothing can be done with."""
+    """Report unusable values."""
     provider = environment.get("PYNCCL_PROVIDER")
     if provider and provider not in PROVIDERS:
         yield Finding(
@@ -116,7 +117,7 @@ def _of_values(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterat
 
 
 def _of_rendezvous(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The variables by which ranks find each other, where only some of them are set."""
+    """Report an incomplete set of the variables by which ranks find each other."""
     present = [name for name in _RENDEZVOUS if environment.get(name)]
     missing = [name for name in _RENDEZVOUS if not environment.get(name)]
     if present and missing:

@@ -6,13 +6,13 @@
     row = lab.overlap(compute, communicate, comm=comm)
     print(f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed; {row.verdict}")
 
-``compute`` and ``communicate`` are called with a stream and enqueue their work there. ``pynccl lab
+``compute`` and ``communicate`` are called with a stream and enqueue their work on it. ``pynccl lab
 overlap`` sweeps sizes, settings and loads; ``pynccl lab sweep`` compares the algorithms of a
 collective. See docs/lab.md.
 
-Times are those of events on the streams, except on the default stream of a CPU. The number of
-repetitions and the next step of a probe are maxima over the ranks (``agreement``), so that all
-ranks measure the same step. ``verdict.classify`` takes ``Evidence``, numbers alone, and no
+Times are measured by events on the streams, except on the default stream of a CPU. Ranks agree on
+the number of repetitions and on the next probe by all-reducing maxima (``agreement``), so that they
+all measure the same step. ``verdict.classify`` takes only numbers (``Evidence``) and needs no
 communicator. A gate is a host function that blocks a stream for a known time and occupies nothing
 else: an operation that starts before the gate of another stream opens does not wait for that
 stream.

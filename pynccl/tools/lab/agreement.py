@@ -1,4 +1,4 @@
-"""Numbers that all ranks agree on: the maximum over the ranks."""
+"""All-reduced maxima, so that every rank takes the same decision."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ __all__ = ["align", "maximum", "new_event", "new_stream"]
 
 
 def new_stream(comm: nccl.Communicator, priority: int = 0) -> nccl.Stream:
-    """A stream on the device of a communicator."""
+    """Create a stream on the communicator's device."""
     device = comm.device if comm.provider == "cuda" else None
     return nccl.Stream(comm.provider, device=device, priority=priority)
 
 
 def new_event(comm: nccl.Communicator, *, timing: bool = True) -> nccl.Event:
-    """An event on the device of a communicator."""
+    """Create an event on the communicator's device."""
     device = comm.device if comm.provider == "cuda" else None
     return nccl.Event(comm.provider, device=device, timing=timing)
 
 
 def align(comm: nccl.Communicator, stream: nccl.Stream) -> None:
-    """Return on all ranks at about the same time."""
+    """Return at about the same time on all ranks."""
     comm.barrier(stream=stream)
     stream.synchronize()
 
 
 def maximum(comm: nccl.Communicator, stream: nccl.Stream, values: Sequence[float]) -> list[float]:
-    """The maximum of each value over the ranks; every rank calls it with as many values.
+    """The maximum of each value over the ranks. Every rank must pass the same number of values.
 
     Args:
-        comm: the communicator of the ranks.
+        comm: the communicator.
         stream: the stream to run on; it is synchronised.
-        values: at least one.
+        values: at least one value.
 
     Raises:
         NcclError: NCCL failed.
@@ -46,7 +46,7 @@ def maximum(comm: nccl.Communicator, stream: nccl.Stream, values: Sequence[float
         )
         stream.synchronize()
         return list(memory)
-    from pynccl.tools.lab.arrays import arrays_of  # a library of arrays is needed on GPUs only
+    from pynccl.tools.lab.arrays import arrays_of  # only GPUs need an array library
 
     arrays = arrays_of(comm)
     there = arrays.of_values(values)

@@ -1,4 +1,4 @@
-"""Which algorithm is the fastest, at which size, with how many ranks."""
+"""Comparison of algorithms: which is fastest, for each size and number of ranks."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _WARMUP = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """The time of a collective of one size, run in one way.
+    """The time of one collective of one size, run with one variant.
 
     Attributes:
         collective: the collective.
         nranks: the number of ranks.
-        nbytes: its size in bytes, that of the larger buffer.
-        variant: how it was run.
-        timing: seconds of one call; each sample is the maximum over the ranks. None where it could
-            not run.
-        chosen: of the default, what NCCL chose, where that is known.
+        nbytes: size of the larger buffer in bytes.
+        variant: the algorithm, protocol and number of CTAs.
+        timing: seconds of one call; each sample is the maximum over the ranks. None if it could not
+            run.
+        chosen: for the default variant, NCCL's choice, if known.
         error: why it could not run.
     """
 
@@ -67,7 +67,7 @@ class Measured:
 
     @property
     def busbw(self) -> float:
-        """nccl-tests' bus bandwidth in GB/s (1e9 bytes); 0.0 where it could not run."""
+        """nccl-tests' bus bandwidth in GB/s (1e9 bytes); 0.0 if it could not run."""
         if self.timing is None:
             return 0.0
         return bandwidth(self.collective, self.nbytes, self.timing.median, self.nranks).busbw
@@ -82,22 +82,22 @@ def measure(
 ) -> list[Measured]:
     """Time variants of a collective in this world; all ranks call it.
 
-    The variants take turns, round by round, so that all of them see the same machine. The algorithm
-    of hostnccl and the CTAs are those of the variants; what else libnccl runs is decided by the
-    environment of the process.
+    The variants take turns, round by round, so that they all run under the same conditions. A
+    variant sets hostnccl's algorithm and the number of CTAs. Everything else that libnccl runs is
+    decided by the environment of the process.
 
     Args:
-        comm: of the ranks.
+        comm: the communicator.
         collective: the collective.
         sizes: in bytes.
         ways: the variants.
-        repeats: samples of each, after 3 that do not count.
+        repeats: number of samples for each variant, after 3 warm-up rounds.
 
     Returns:
         A Measured for each size and variant.
 
     Raises:
-        ValueError: a wrong argument.
+        ValueError: an argument is invalid.
     """
     measured = []
     stream = new_stream(comm)
@@ -158,7 +158,7 @@ class _Timer:
         self._times = 1
 
     def prepare(self) -> None:
-        """Warm up, and find how often a sample repeats the call."""
+        """Warm up, and determine how often a sample repeats the call."""
         for _ in range(_WARMUP):
             self.sample()
         once = statistics.median(self.sample() for _ in range(3))
@@ -192,8 +192,8 @@ def compare(
 ) -> list[Measured]:
     """Launch worlds and time variants of a collective in them.
 
-    With hostnccl all variants run in one world per number of ranks, and take turns. With libnccl
-    each algorithm and protocol has processes of its own, because NCCL reads its variables once.
+    With hostnccl, all variants run in one world per number of ranks and take turns. With libnccl,
+    each algorithm and protocol runs in its own processes, because NCCL reads its variables once.
 
     Args:
         provider: "host" or "cuda".
@@ -201,17 +201,17 @@ def compare(
         sizes: in bytes.
         ways: the variants.
         ranks: the numbers of ranks.
-        repeats: samples of each.
-        progress: called before the ranks are launched with the number of completed launches, the
-            number of all launches, and what is measured; and after the last.
+        repeats: number of samples for each variant.
+        progress: called before each launch, and after the last, with the number of completed
+            launches, the total number of launches, and a description.
 
     Returns:
-        A Measured for each number of ranks, variant and size. Of a variant whose world failed, the
-        reason.
+        A Measured for each number of ranks, variant and size; with the error for a variant whose
+        world failed.
 
     Raises:
-        LaunchError: the world of the defaults failed.
-        ValueError: a wrong argument.
+        LaunchError: the world of the default variant failed.
+        ValueError: an argument is invalid.
     """
     worlds = _worlds(provider, collective, ways)
     done, count = 0, len(ranks) * len(worlds)
@@ -244,7 +244,7 @@ def compare(
 def _worlds(
     provider: str, collective: str, ways: Sequence[Variant]
 ) -> list[tuple[dict[str, str], list[Variant]]]:
-    """The environments to run in, and the variants of each."""
+    """The environments to run in, with the variants of each."""
     if provider == "host":
         return [({}, list(ways))]
     version = nccl.get_version("cuda")
@@ -259,7 +259,7 @@ def _worlds(
 def _with_choices(
     measured: list[Measured], collective: str, sizes: Sequence[int], nranks: int
 ) -> list[Measured]:
-    """Run the defaults once more, with NCCL's log of what it chooses."""
+    """Run the default variant again, with NCCL's log of its choices."""
     with tempfile.TemporaryDirectory() as folder:
         env = {
             "NCCL_DEBUG": "INFO",
@@ -277,7 +277,7 @@ def _with_choices(
 
 
 def winner(measured: Sequence[Measured], nranks: int, nbytes: int) -> Measured | None:
-    """The fastest variant, the default aside, at a size; None where only the default ran."""
+    """The fastest variant other than the default for a size; None if only the default ran."""
     entries = [
         entry
         for entry in measured
@@ -293,7 +293,7 @@ def _median(entry: Measured) -> float:
 
 
 def write_table(measured: Sequence[Measured]) -> str:
-    """Microseconds of one call for each size and variant, the winner and NCCL's own choice."""
+    """Format microseconds per call by size and variant, with the winner and NCCL's own choice."""
     ways = list(dict.fromkeys(entry.variant for entry in measured))
     cells = {(entry.nranks, entry.nbytes, entry.variant): entry for entry in measured}
     header = ["ranks", "size", *map(str, ways), "NCCL chose", "busbw GB/s", "winner"]
@@ -331,7 +331,7 @@ def _winner_text(best: Measured | None, default: Measured | None) -> str:
 
 
 def write_csv(path: Path, measured: Sequence[Measured]) -> None:
-    """Write a line per entry; times are in seconds, bandwidths in GB/s."""
+    """Write one line per entry; times are in seconds, bandwidths in GB/s."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -372,7 +372,7 @@ def write_json(path: Path, measured: Sequence[Measured]) -> None:
 
 
 def draw(path: Path, measured: Sequence[Measured], title: str = "") -> None:
-    """Draw time against size, a line for each variant, a panel's winners marked, into a PNG file.
+    """Draw time against size into a PNG file: a line per variant, with the winners marked.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

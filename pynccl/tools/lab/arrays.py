@@ -1,4 +1,4 @@
-"""Arrays on CPUs and GPUs, by torch, NumPy or CuPy: what the loads and the buffers are made of."""
+"""Arrays on CPUs and GPUs, from torch, NumPy or CuPy, for loads and buffers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Library = Literal["torch", "numpy", "cupy"]
 
 
 class Arrays(Protocol):
-    """The operations of one library on the memory of one communicator.
+    """The operations of one array library on the memory of one communicator.
 
-    :func:`arrays_of` makes it. An "array" is of that library, on the communicator's device.
+    Created by :func:`arrays_of`. An "array" belongs to that library and lives on the communicator's
+    device.
 
     Attributes:
         name: "torch", "numpy" or "cupy".
@@ -25,13 +26,13 @@ class Arrays(Protocol):
     name: Library
 
     def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
-        """Make a float64 array.
+        """Create a float64 array.
 
         Args:
             values: the elements.
 
         Returns:
-            An array of one dimension, complete when it is returned.
+            A one-dimensional array, complete on return.
         """
 
     def values_of(self, array: Any) -> list[float]:  # noqa: ANN401
@@ -45,23 +46,23 @@ class Arrays(Protocol):
         """
 
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
-        """Make a float32 array of zeros.
+        """Create a float32 array of zeros.
 
         Args:
             *shape: the dimensions, in elements.
 
         Returns:
-            The array, complete when it is returned.
+            The array, complete on return.
         """
 
     def random(self, *shape: int) -> Any:  # noqa: ANN401
-        """Make a float32 array of random numbers from 0 to 1.
+        """Create a float32 array of random numbers from 0 to 1.
 
         Args:
             *shape: the dimensions, in elements.
 
         Returns:
-            The array, complete when it is returned.
+            The array, complete on return.
         """
 
     def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
@@ -77,18 +78,19 @@ class Arrays(Protocol):
         """Copy the contents of an array.
 
         Args:
-            to: the array that is written.
-            source: the array that is read, of the same shape and dtype.
+                to: the destination.
+                source: the source, of the same shape and dtype.
         """
 
     def enqueue(self, stream: nccl.Stream, function: Callable[[], object]) -> None:
-        """Have a function that uses the library run on a stream.
+        """Run a function that uses the library on a stream.
 
-        On GPUs it is called at once and enqueues; on CPUs the stream's thread calls it.
+        On GPUs it is called immediately and enqueues its work. On CPUs the stream's thread calls
+        it.
 
         Args:
             stream: the stream.
-            function: the function, which takes no argument.
+            function: takes no arguments.
         """
 
 
@@ -142,7 +144,7 @@ class _Torch:
 
 
 class _NumPy:
-    """NumPy, and CuPy, whose functions have the same names."""
+    """NumPy, or CuPy, whose functions have the same names."""
 
     name: Library = "numpy"
 
@@ -208,19 +210,19 @@ class _CuPy(_NumPy):
 
 
 def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays:
-    """The arrays for the memory of a communicator.
+    """Choose the array library for the memory of a communicator.
 
     Args:
         comm: the communicator.
-        library: "torch", "numpy" (CPUs) or "cupy" (GPUs); None is the first that is installed, of
-            torch and the other one.
+        library: "torch", "numpy" (CPUs) or "cupy" (GPUs); None is torch if it is installed, else
+            the other one.
 
     Returns:
         The library's operations, as :class:`Arrays`.
 
     Raises:
-        ValueError: there is no such library, or it has no memory of this kind.
-        ModuleNotFoundError: it is not installed, or none is.
+        ValueError: the library is unknown, or does not support this kind of memory.
+        ModuleNotFoundError: the library is not installed, or none is.
     """
     host = comm.provider == "host"
     other: Library = "numpy" if host else "cupy"
@@ -237,7 +239,7 @@ def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays
 
 
 def installed(comm: nccl.Communicator) -> Arrays | None:
-    """The arrays for the memory of a communicator; None where no library is installed."""
+    """The array library for the memory of a communicator; None if none is installed."""
     try:
         return arrays_of(comm)
     except ModuleNotFoundError:

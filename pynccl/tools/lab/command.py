@@ -1,4 +1,4 @@
-"""The command ``pynccl lab``: sweeps of the overlap lab, and of algorithms."""
+"""The command ``pynccl lab``: sweeps of overlap and of algorithms."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _warn(collectives: list[str], provider: str) -> None:
 
 
 def _overlap(arguments: argparse.Namespace) -> None:
-    # all_reduce is also what the lab itself calls, to agree on times.
+    # The lab itself calls all_reduce, to agree on times.
     _warn([*arguments.collective, "all_reduce"], arguments.provider)
     chosen = settings.combinations(
         {
@@ -148,7 +148,7 @@ def _overlap(arguments: argparse.Namespace) -> None:
         }
     )
     for setting in chosen:
-        setting.config()  # its errors are better here than in a rank
+        setting.config()  # report its errors here rather than in a rank
     options = {
         "load_seconds": arguments.load_seconds,
         "library": arguments.library,
@@ -159,7 +159,7 @@ def _overlap(arguments: argparse.Namespace) -> None:
     env = {"OMP_NUM_THREADS": str(arguments.threads)} if arguments.threads else None
     rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider, env)
     if not rows:
-        return  # a rank of torchrun other than the first
+        return  # a rank of torchrun other than rank 0
     print(output.write_table(rows))
     if arguments.csv:
         output.write_csv(arguments.csv, rows)

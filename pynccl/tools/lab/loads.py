@@ -1,6 +1,7 @@
-"""Work to hide communication behind: of known length, compute-bound, memory-bound, or the user's.
+"""Loads that hide communication: of known duration, compute-bound, memory-bound, or user-defined.
 
-A load is called with a stream and enqueues its work there. Its length can be fitted to a time.
+A load is called with a stream and enqueues its work on it. Its duration can be fitted to a given
+time.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from pynccl.tools.lab.sizes import parse_size
 
 __all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "make_load"]
 
-_PROBES = 3  # of which the fastest counts
+_PROBES = 3  # the fastest counts
 _MOST_TIMES = 10**6
 _MEASURABLE = 5e-3  # seconds
 
 
 class Load(Protocol):
-    """Work on a stream; :func:`make_load` makes those of the lab.
+    """Work on a stream; :func:`make_load` creates the built-in ones.
 
     Attributes:
-        times: how often the work is repeated in one call; it scales the length.
+        times: how often one call repeats the work; the duration scales with it.
     """
 
     times: int
@@ -37,20 +38,20 @@ class Load(Protocol):
         """Enqueue the work.
 
         Args:
-            stream: where it runs.
+                stream: the stream.
         """
 
 
 class Sleep:
-    """Keeps a stream waiting for a known time, and occupies nothing else.
+    """Blocks a stream for a known time and occupies nothing else.
 
-    A host function on the stream, on GPUs too: no SM, no bandwidth, no GIL.
+    It is a host function on the stream, on GPUs as well: it uses no SM, no bandwidth and no GIL.
 
     Args:
-        seconds: how long; whole microseconds count, and the system may add about 0.1 ms.
+        seconds: duration, rounded to microseconds; the system may add about 0.1 ms.
 
     Raises:
-        ValueError: it is not above 0, or longer than 1000 s.
+        ValueError: seconds is not above 0, or is above 1000.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -66,13 +67,13 @@ class Sleep:
 
 
 class Spin:
-    """Occupies one CPU core, and the GIL for most of the time, for a known time.
+    """Occupies one CPU core for a known time, and the GIL for most of it.
 
     Args:
-        seconds: how long.
+        seconds: duration.
 
     Raises:
-        ValueError: it is not above 0.
+        ValueError: seconds is not above 0.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -107,7 +108,7 @@ class Gemm:
             raise ValueError(f"side: {side} is below 1")
         self.times = 1
         self._arrays = arrays
-        # Products of zeros need less power on GPUs, whose clock then is higher.
+        # Multiplying zeros draws less power, so that a GPU clocks higher.
         self._a, self._b = arrays.random(side, side), arrays.random(side, side)
         self._out = arrays.zeros(side, side)
 
@@ -125,10 +126,10 @@ class MemoryBound:
 
     Args:
         arrays: the library that copies.
-        nbytes: of the array; more than the caches hold.
+            nbytes: size of the array; should exceed the caches.
 
     Raises:
-        ValueError: it is below 4.
+            ValueError: nbytes is below 4.
     """
 
     def __init__(self, arrays: Arrays, nbytes: int) -> None:
@@ -155,22 +156,22 @@ def _usleep() -> int:
 
 
 def fit(load: Load, seconds: float, comm: nccl.Communicator, stream: nccl.Stream) -> float:
-    """Repeat a load so often that it takes about a given time; all ranks call it.
+    """Repeat a load so that one call takes about a given time; all ranks call it.
 
     Args:
         load: its ``times`` is set, to the same number on all ranks.
-        seconds: how long one call of it shall take.
-        comm: of the ranks.
-        stream: to try the load on.
+        seconds: target duration of one call.
+        comm: the communicator.
+        stream: the stream to measure the load on.
 
     Returns:
-        The seconds of one call then, as far as a shorter run tells.
+        The estimated seconds of one call, from a shorter run.
     """
     load.times = 1
     if isinstance(load, (Sleep, Spin)):
         load.seconds = seconds
         return seconds
-    # What is shorter than the start of a thread is measured again, repeated.
+    # Work that is shorter than the start of a thread is repeated and measured again.
     for target in (min(seconds, _MEASURABLE), seconds):
         once = _shortest(load, comm, stream) / load.times
         load.times = max(1, min(_MOST_TIMES, round(target / once)))
@@ -178,7 +179,7 @@ def fit(load: Load, seconds: float, comm: nccl.Communicator, stream: nccl.Stream
 
 
 def _shortest(load: Load, comm: nccl.Communicator, stream: nccl.Stream) -> float:
-    """The seconds of the shortest of some calls, the maximum over the ranks."""
+    """The seconds of the shortest of a few calls, the maximum over the ranks."""
     shortest = float("inf")
     for _ in range(_PROBES):
         align(comm, stream)
@@ -190,20 +191,20 @@ def _shortest(load: Load, comm: nccl.Communicator, stream: nccl.Stream) -> float
 
 
 def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) -> Load:
-    """A load from its name.
+    """Create a load from its name.
 
     Args:
         text: ``"sleep:SECONDS"``, ``"spin:SECONDS"``, ``"gemm:SIDE"``, ``"memory:64M"``, or
             ``"module:function"``: a function that is called with the communicator and returns a
             function of a stream.
-        comm: whose memory the load uses.
-        arrays: the library for it; None is the first that is installed.
+        comm: the communicator whose memory the load uses.
+        arrays: the array library; None is the first that is installed.
 
     Returns:
         A load.
 
     Raises:
-        ValueError: there is no such load.
+        ValueError: the load is unknown.
     """
     name, _, value = text.partition(":")
     try:
@@ -231,7 +232,7 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
 
 
 class _Users:
-    """A function of the user, repeated."""
+    """A user-defined function, repeated."""
 
     def __init__(self, function: Callable[[nccl.Stream], None]) -> None:
         self.times = 1

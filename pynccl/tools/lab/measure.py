@@ -17,7 +17,7 @@ from pynccl.tools.lab.verdict import Evidence, needs_evidence
 __all__ = ["overlap"]
 
 _LEAST_ROUNDS = 3
-_SLOWED = 1.05  # a slowdown whose reason is looked for
+_SLOWED = 1.05  # a slowdown that is worth explaining
 
 
 def overlap(
@@ -38,49 +38,50 @@ def overlap(
     loads: tuple[Enqueue, Enqueue] | None = None,
     setting: Mapping[str, Any] | None = None,
 ) -> Row:
-    """Measure how much of a communication a compute hides, and why not all of it.
+    """Measure how much of a communication is hidden behind a compute, and why the rest is exposed.
 
-    Every rank of the communicator calls it with functions that do the same. In each round the
-    compute runs alone, the communication alone, then both; between them the ranks meet. A time is
-    that from the call of the first function until all is done, the maximum over the ranks. All
-    ranks return the same row.
+    Every rank of the communicator calls it with equivalent functions. In each round the compute
+    runs alone, then the communication alone, then both; the ranks synchronise in between. A time
+    runs from the call of the first function until all work is done, and is the maximum over the
+    ranks. All ranks return the same row.
 
-    The functions enqueue their work on the stream that they are called with. What they enqueue
-    elsewhere they join back to it; a function that does not is found out where it runs on the other
-    function's stream or on a default stream. On CPUs the work is functions, too
-    (``stream.launch``); torch and NumPy release the GIL in large operations, so that they run
+    The functions enqueue their work on the stream that they are called with. Work that they enqueue
+    on other streams must be joined back to it. A function that runs on the other function's stream
+    or on a default stream is detected. On CPUs the work consists of functions as well
+    (``stream.launch``); torch and NumPy release the GIL in large operations, which can thus run
     beside a communication.
 
-    Where the communication is not hidden, further runs look for the reason: each function behind a
-    stream that a host function keeps waiting, and the communication beside a memory-bound and a
+    If the communication is not hidden, further runs look for the reason: each function behind a
+    stream that a host function blocks, and the communication beside a memory-bound and a
     compute-bound load.
 
     Args:
         compute: enqueues the compute on its stream.
         communicate: enqueues the communication on its stream.
-        comm: the communicator of the ranks, by which they also meet and agree on the times.
-        together: enqueues a step of both in its own order, on the stream of the compute and that of
-            the communication. None calls the two functions one after the other.
+        comm: the communicator; the ranks also use it to synchronise and to agree on the times.
+        together: enqueues a step of both in its own order, on the compute stream and the
+            communication stream. None calls the two functions one after the other.
         first: which of the two is called first in a step without ``together``.
-        compute_stream: None is a new stream.
-        communication_stream: None is a new stream with the priority.
-        priority: of the new stream of the communication, lower numbers first.
-        form: ``"graph"`` captures the two functions, each as a graph, and ``together`` as one, and
-            measures their launches. Of ``together`` as a graph there are no separate lanes.
-        repeats: the number of rounds.
-        warmup: the number of rounds before, which do not count.
-        limit: seconds after which no further round begins; 3 rounds at least are measured.
-        evidence: whether to look for the reason where the communication is not hidden.
-        loads: a memory-bound and a compute-bound load to run the communication beside; None makes
-            them, where torch, NumPy or CuPy is installed.
-        setting: goes to the row.
+        compute_stream: None creates a stream.
+        communication_stream: None creates a stream with the given priority.
+        priority: priority of the new communication stream; lower numbers come first.
+        form: ``"graph"`` captures each of the two functions as a graph, and ``together`` as one,
+            and measures their launches. ``together`` as a graph has no separate lanes.
+        repeats: number of rounds.
+        warmup: number of warm-up rounds.
+        limit: seconds after which no further round begins; at least 3 rounds are measured.
+        evidence: whether to look for the reason if the communication is not hidden.
+        loads: a memory-bound and a compute-bound load to run beside the communication; None creates
+            them if torch, NumPy or CuPy is installed.
+        setting: stored in the row.
 
     Returns:
         A Row, with all times in seconds.
 
     Raises:
-        TypeError, ValueError: a wrong argument.
-        DriverError: in the form of graphs, a function cannot be captured, as one that synchronises.
+        TypeError, ValueError: an argument is invalid.
+        DriverError: with ``form="graph"``, a function cannot be captured, for example because it
+            synchronises.
         NcclError: NCCL failed.
     """
     _check(compute, communicate, together, first, form)
@@ -138,7 +139,7 @@ def _check(
 
 
 class _Sample(NamedTuple):
-    """The seconds of one round, in the order of what ranks agree on."""
+    """The seconds of one round, in the order in which the ranks agree on them."""
 
     compute: float
     communication: float
@@ -161,7 +162,7 @@ class _Rounds:
         self._each = compute, communication, both
 
     def run(self, elapsed: float = 0.0) -> tuple[_Sample, float]:
-        """One round; the maxima of its times and of a number over the ranks."""
+        """Run one round; return the maxima of its times, and of a number, over the ranks."""
         runs = []
         for step in self._each:
             align(self._steps.comm, self._steps.own)
@@ -191,7 +192,7 @@ def _captured(
     communicate: Enqueue,
     together: Callable[[nccl.Stream, nccl.Stream], object] | None,
 ) -> tuple[Enqueue, Enqueue, Callable[[nccl.Stream, nccl.Stream], object] | None]:
-    """Launches of graphs in place of the functions, which run once before."""
+    """Graph launches that replace the functions, each of which runs once beforehand."""
     for step in (Step(compute, None), Step(None, communicate)):
         steps.run(step)
 

@@ -1,4 +1,4 @@
-"""Communications for the lab: a collective of a size, in chunks, on buffers of a kind."""
+"""Communications for the lab: a collective with a size, chunks and a kind of buffer."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _ROOT = 0
 
 
 class Communication:
-    """A collective, called with a stream: enqueues it there.
+    """A collective that is enqueued on the stream it is called with.
 
     Args:
         comm: the communicator.
-        collective: one of COLLECTIVES; "send_recv" sends to the next rank and receives from the one
-            before.
-        nbytes: its size, that of the larger buffer; rounded down to whole float32 per rank.
-        buffer: "plain" memory of the library of arrays, or memory of NCCL (ncclMemAlloc) that is
+        collective: one of COLLECTIVES; "send_recv" sends to the next rank and receives from the
+            previous one.
+        nbytes: size of the larger buffer, rounded down to whole float32 elements per rank.
+        buffer: "plain" memory of the array library, or memory of NCCL (ncclMemAlloc) that is
             "registered" (ncclCommRegister) or in a "window" (ncclCommWindowRegister).
-        chunks: into how many calls of the same size it is divided, each with its own buffers.
-        arrays: makes plain memory; NCCL makes it where it is None.
-        config: of each call.
+        chunks: number of equal calls that it is divided into, each with its own buffers.
+        arrays: allocates plain memory; None lets NCCL allocate it.
+        config: the configuration of each call.
 
     Raises:
-        ValueError: there is no such collective or kind of buffer, or nothing is left of a chunk.
+        ValueError: the collective or kind of buffer is unknown, or a chunk would be empty.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Communication:
             }
             send, recv = buffers[count], buffers[count * blocks]
             self._calls.append(functools.partial(self._call, collective, send, recv))
-            if collective in ("all_to_all", "send_recv"):  # neither can be in place
+            if collective in ("all_to_all", "send_recv"):  # these cannot run in place
                 second = self._buffer(buffer, count * blocks, arrays)
                 self._calls[-1] = functools.partial(self._call, collective, recv, second)
 

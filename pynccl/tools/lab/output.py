@@ -1,4 +1,4 @@
-"""Rows as a table, as CSV and as JSON."""
+"""Rows as a table, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NUMBERS = ("hidden", "compute_slowdown", "communication_slowdown")
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
-    """The names of the settings that differ between rows, the size as the last."""
+    """The names of the settings that differ between rows, with the size last."""
     names = sorted(rows[0].setting, key=lambda name: name == "nbytes") if rows else []
     return [name for name in names if len({str(row.setting.get(name)) for row in rows}) > 1]
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Columns, the last one to the left and all others to the right."""
+    """Align columns: the last one left, all others right."""
     cells = [list(header), *(list(line) for line in lines)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     return "\n".join(
@@ -37,7 +37,7 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def write_table(rows: Sequence[Row]) -> str:
-    """The rows as text: times in milliseconds, the settings that differ in front."""
+    """Format rows as text: times in milliseconds, preceded by the settings that differ."""
     names = varying(rows) or [name for name in ("nbytes",) if rows and name in rows[0].setting]
     header = [
         *("size" if name == "nbytes" else name for name in names),
@@ -73,7 +73,7 @@ def write_table(rows: Sequence[Row]) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write a line per row; times are in seconds."""
+    """Write one line per row; times are in seconds."""
     settings = list(dict.fromkeys(name for row in rows for name in row.setting))
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -92,16 +92,16 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def write_json(path: Path, rows: Sequence[Row]) -> None:
-    """Write all rows with their samples, in seconds."""
+    """Write all rows with their samples in seconds."""
     data: dict[str, Any] = {"unit": "seconds", "rows": [row.as_dict() for row in rows]}
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def read_json(path: Path) -> list[Row]:
-    """The rows that write_json() wrote.
+    """Read rows written by write_json().
 
     Raises:
-        OSError, ValueError: the file cannot be read, or is none.
+        OSError, ValueError: the file cannot be read, or has another format.
     """
     data = json.loads(path.read_text())
     try:

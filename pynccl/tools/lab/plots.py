@@ -1,4 +1,4 @@
-"""Pictures: exposed time against size, and the lanes of one row. They need matplotlib."""
+"""Plots (require matplotlib): exposed time against size, and the lanes of one row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPUTE, _COMMUNICATION = "tab:blue", "tab:orange"
 
 
 def figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one panel, drawn without a display.
+    """Create a figure with one panel, drawn without a display.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -33,7 +33,7 @@ def figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def save(drawn: Any, path: Path) -> None:  # noqa: ANN401
-    """Write the figure; the folder is made."""
+    """Write the figure, creating its folder."""
     from matplotlib import pyplot
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,10 @@ def save(drawn: Any, path: Path) -> None:  # noqa: ANN401
 
 
 def draw_exposed(path: Path, rows: Sequence[Row], title: str = "") -> None:
-    """Draw exposed time against size, a line for each setting, into an image file.
+    """Draw exposed time against size into an image file, with a line per setting.
 
-    Medians of T_both - T_compute; half the interquartile range to both sides is shaded. Dashed:
-    T_comm, which is exposed where nothing is hidden.
+    The lines are medians of T_both - T_compute; half the interquartile range on either side is
+    shaded. The dashed line is T_comm, which is exposed if nothing is hidden.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -79,7 +79,7 @@ def draw_exposed(path: Path, rows: Sequence[Row], title: str = "") -> None:
     sizes = sorted({row.setting["nbytes"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [size_text(size) for size in sizes], fontsize=8)
-    axes.set_yscale("symlog", linthresh=0.1)  # an exposed time can be 0, and by noise below
+    axes.set_yscale("symlog", linthresh=0.1)  # an exposed time can be 0, or negative due to noise
     axes.set_xlabel("size")
     axes.set_ylabel("milliseconds: exposed; dashed, T_comm")
     axes.axhline(0, color="black", linewidth=0.5)
@@ -129,7 +129,7 @@ def _draw_lanes_of(panel: Any, row: Row, name: str) -> None:  # noqa: ANN401
 
 
 def panels(columns: int, lines: int = 1) -> tuple[Any, Any]:
-    """A figure with panels that share their axes.
+    """Create a figure with panels that share their axes.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

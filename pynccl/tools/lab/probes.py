@@ -1,7 +1,7 @@
-"""Further runs that find out why a communication is not hidden.
+"""Probes: further runs that find out why a communication is not hidden.
 
-A gate is a host function that keeps a stream waiting for a known time and occupies nothing else.
-What begins before the gate of a stream opens does not wait for that stream.
+A gate is a host function that blocks a stream for a known time and occupies nothing else. Work that
+begins before the gate of a stream opens does not wait for that stream.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pynccl.tools.lab.verdict import Evidence
 
 __all__ = ["Probes"]
 
-_GATE = 3.0  # times the longer of the two functions
+_GATE = 3.0  # a gate's duration, as a multiple of the longer function
 _SHORTEST_GATE = 5e-3
-_LONG = 0.2  # seconds; runs of that length are repeated less
-_RESOLVED = 2e-4  # work must take that many seconds to be found on a stream
-_COVER = 3.0  # a load is that many times as long as the communication beside it
+_LONG = 0.2  # seconds; longer runs are repeated less
+_RESOLVED = 2e-4  # seconds that work must take to be detected on a stream
+_COVER = 3.0  # a load's duration, as a multiple of the communication beside it
 _CACHED_SIDE = 256
 _BEYOND_CACHES = 2**26
 
@@ -34,14 +34,14 @@ _BEYOND_CACHES = 2**26
 class _Gated(NamedTuple):
     """The seconds of runs behind a gate, agreed by the ranks.
 
-    The least of the runs counts: what waits for the gate is never done before it; what does not, is
-    so in some run, on a busy machine too.
+    The minimum over the runs counts. Work that waits for the gate never finishes before it opens.
+    Work that does not wait finishes earlier in at least one run, even on a busy machine.
 
     Attributes:
-        compute: the least time from when the gate opened until the stream of the compute was done.
-        communication: the same for the stream of the communication.
-        called: the least time that all the calls took.
-        most: of "compute" and "communication", the most time instead of the least.
+        compute: the shortest time from the opening of the gate until the compute stream was done.
+        communication: the same for the communication stream.
+        called: the shortest time that all the calls took.
+        most: of "compute" and "communication", the longest time instead of the shortest.
     """
 
     compute: float
@@ -74,7 +74,7 @@ class Probes:
         *,
         together: Callable[[nccl.Stream, nccl.Stream], object] | None,
     ) -> Evidence:
-        """Whether streams, the host or events make one function wait for the other.
+        """Find out whether streams, the host or events make one function wait for the other.
 
         Args:
             compute: the function.
@@ -103,7 +103,7 @@ class Probes:
                 continue
             resolved = seconds[name] >= _RESOLVED
             runs_on_own = behind_own.most[name] >= 0.1 * seconds[name]
-            # CPUs' default stream is the thread: the call takes as long as the work.
+            # The default stream of a CPU is the thread: the call takes as long as the work.
             in_call = behind_own.called >= 0.25 * seconds[name]
             runs_on_other = getattr(behind_other, other_name) >= 0.25 * seconds[name]
             if resolved and runs_on_other:
@@ -127,7 +127,7 @@ class Probes:
         functions: dict[str, Enqueue],
         together: Callable[[nccl.Stream, nccl.Stream], object] | None,
     ) -> set[str]:
-        """Which function's work waits for the other's while that one is behind a gate."""
+        """Which function's work waits for the other's while the latter is behind a gate."""
         streams = {"compute": self._steps.compute, "communication": self._steps.communication}
         found = set()
         for gated, waits in (("compute", "communication"), ("communication", "compute")):
@@ -145,7 +145,7 @@ class Probes:
         return found
 
     def _behind(self, stream: nccl.Stream, *calls: Callable[[], object]) -> _Gated:
-        """Run something while a stream is kept waiting."""
+        """Run calls while a stream is blocked."""
         runs = []
         for _ in range(3 if self._gate < _LONG else 2):
             align(self._steps.comm, self._steps.own)
@@ -182,18 +182,18 @@ class Probes:
         seconds: float,
         loads: tuple[Enqueue, Enqueue] | None,
     ) -> Evidence:
-        """Measure the communication beside the compute and a memory- and a compute-bound load.
+        """Measure the communication beside the compute, a memory-bound and a compute-bound load.
 
         Beside the compute it is called first, so that it does not wait for the compute's events.
 
         Args:
-            evidence: what was found so far.
+            evidence: the evidence found so far.
             functions: the two that enqueue the compute and the communication.
-            seconds: of the communication alone, between its events.
-            loads: the two; None makes them.
+            seconds: duration of the communication alone, between its events.
+            loads: the two loads; None creates them.
 
         Returns:
-            The evidence with the slowdowns; without them where no library of arrays is installed.
+            The evidence, with the slowdowns if an array library is installed.
         """
         if loads is None:
             arrays = installed(self._steps.comm)
@@ -201,7 +201,7 @@ class Probes:
                 return evidence
             made: list[Load] = [MemoryBound(arrays, _BEYOND_CACHES), Gemm(arrays, _CACHED_SIDE)]
             for load in made:
-                load(self._steps.compute)  # the first one is slower
+                load(self._steps.compute)  # the first call is slower
                 fit(load, _COVER * seconds, self._steps.comm, self._steps.compute)
             loads = made[0], made[1]
         compute, communicate = functions

@@ -1,4 +1,4 @@
-"""What the overlap lab measures: durations, evidence, and one row of them."""
+"""The results of the overlap lab: durations, evidence, and rows of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Timing:
     """The samples of one duration.
 
     Attributes:
-        samples: seconds, in the order of measurement. Each is the maximum over the ranks.
+            samples: in seconds, in the order of measurement. Each is the maximum over the ranks.
     """
 
     samples: tuple[float, ...]
@@ -38,18 +38,18 @@ class Timing:
 
     @property
     def iqr(self) -> float:
-        """The distance of the quartiles in seconds."""
+        """The interquartile range in seconds."""
         low, high = self.quartiles
         return high - low
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where work is on its stream, in seconds since the step began.
+    """The position of work on its stream, in seconds since the step began.
 
     Attributes:
-        began: when the stream reached the first event; the work may wait after it.
-        ended: when the stream reached the last one.
+        began: when the stream reached the first event; the work may still have waited after it.
+        ended: when the stream reached the last event.
     """
 
     began: float
@@ -66,13 +66,13 @@ class Row:
         both: both in one step, T_both.
         compute_lane: the compute alone, between two events on its stream.
         communication_lane: the communication alone, between two events on its stream.
-        compute_beside: the compute between its events, while the communication is in the same step.
+        compute_beside: the compute between its events, beside the communication.
         communication_beside: the communication between its events, beside the compute.
-        evidence: what further runs say about the reason.
-        spans: of "compute" and "communication" in both, by medians, on the slowest rank.
-        nranks: how many ranks took part.
+        evidence: the results of the probes.
+        spans: "compute" and "communication" in the step of both, by medians, on the slowest rank.
+        nranks: the number of ranks.
         provider: "host" or "cuda".
-        setting: what the caller varies, by name.
+        setting: the caller's settings, by name.
     """
 
     compute: Timing
@@ -90,42 +90,42 @@ class Row:
 
     @property
     def exposed(self) -> float:
-        """T_both - T_compute in seconds: what the communication adds to the compute."""
+        """T_both - T_compute in seconds: the time that the communication adds to the compute."""
         return self.both.median - self.compute.median
 
     @property
     def exposed_spread(self) -> float:
-        """The interquartile range, in seconds, of T_both - T_compute of one round each."""
+        """The interquartile range of T_both - T_compute over the rounds, in seconds."""
         pairs = zip(self.both.samples, self.compute.samples, strict=True)
         return Timing(tuple(both - compute for both, compute in pairs)).iqr
 
     @property
     def hidden(self) -> float:
-        """The hidden share of the communication, 1 - exposed / T_comm; 1.0 is all of it.
+        """The hidden share of the communication, 1 - exposed / T_comm; 1.0 is fully hidden.
 
-        Below 0 where the step is longer than compute and communication one after the other. Noise
-        can make it a little more than 1.
+        It is negative if the step takes longer than compute and communication one after the other.
+        Noise can raise it slightly above 1.
         """
         return 1.0 - self.exposed / max(self.communication.median, 1e-9)
 
     @property
     def bound(self) -> float:
-        """max(T_compute, T_comm) in seconds: no overlap can make the step shorter."""
+        """max(T_compute, T_comm) in seconds: the shortest possible step."""
         return max(self.compute.median, self.communication.median)
 
     @property
     def compute_slowdown(self) -> float:
-        """How many times longer the compute takes beside the communication."""
+        """The factor by which the communication slows the compute."""
         return self.compute_beside.median / max(self.compute_lane.median, 1e-9)
 
     @property
     def communication_slowdown(self) -> float:
-        """How many times longer the communication takes beside the compute."""
+        """The factor by which the compute slows the communication."""
         return self.communication_beside.median / max(self.communication_lane.median, 1e-9)
 
     @property
     def verdict(self) -> Verdict:
-        """What the numbers say: see :func:`pynccl.tools.lab.classify`."""
+        """The verdict: see :func:`pynccl.tools.lab.classify`."""
         return classify(
             compute=self.compute.median,
             communication=self.communication.median,
@@ -138,7 +138,7 @@ class Row:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The row for JSON: the setting, medians, spreads and samples in seconds, the verdict.
+        """Convert the row for JSON: settings; medians, spreads and samples in seconds; the verdict.
 
         Returns:
             A dictionary that json can write and :meth:`from_dict` reads.
@@ -174,16 +174,16 @@ class Row:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Row:
-        """A row from :meth:`as_dict`.
+        """Restore a row from :meth:`as_dict`.
 
         Args:
-            data: what it returned.
+            data: the result of as_dict().
 
         Returns:
             The row.
 
         Raises:
-            KeyError, TypeError: it is none.
+            KeyError, TypeError: data is not a row.
         """
         samples: Mapping[str, Sequence[float]] = data["samples"]
         return Row(

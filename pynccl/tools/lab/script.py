@@ -1,4 +1,4 @@
-"""A script that measures overlaps of its own functions: its arguments, its ranks, its output."""
+"""Scripts that measure the overlap of their own functions: arguments, ranks, output."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def script(
     *,
     ranks: int = 2,
 ) -> list[Row]:
-    """Run a function on all ranks, print the table of its rows, draw their lanes.
+    """Run a function on all ranks, print a table of its rows, and draw their lanes.
 
-    For the end of a script, under ``if __name__ == "__main__"``: it reads --ranks, --provider,
-    --plot (a PNG file) and --json from the command line. The ranks are launched, or torchrun's.
+    Call it at the end of a script, under ``if __name__ == "__main__"``. It reads --ranks,
+    --provider, --plot (a PNG file) and --json from the command line. It launches the ranks, or uses
+    those of torchrun.
 
     Args:
-        measure: called with the communicator on each rank; returns rows. It is at the top level of
-            the script.
-        argv: the arguments; None is those of the process.
+        measure: called with the communicator on each rank; returns rows. It must be at the top
+            level of the script.
+        argv: the arguments; None uses those of the process.
         ranks: the default of --ranks.
 
     Returns:
-        The rows; on ranks of torchrun but the first, none.
+        The rows; empty on ranks of torchrun other than rank 0.
 
     Raises:
         LaunchError: a rank failed.

@@ -1,4 +1,4 @@
-"""The sweep of overlap(): sizes, CTAs, policies, priorities, buffers, chunks, loads, ranks."""
+"""The overlap sweep: sizes, CTAs, policies, priorities, buffers, chunks, loads, ranks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ POLICIES = {
     "efficiency": raw.NCCL_CTA_POLICY_EFFICIENCY,
     "zero": raw.NCCL_CTA_POLICY_ZERO,
 }
-_TRIES = 5  # runs that find out how long a communication takes
+_TRIES = 5  # runs that measure how long a communication takes
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one row of a sweep is measured with.
+    """The setting that one row of a sweep is measured with.
 
     Attributes:
         collective: one of pynccl.tools.lab.operations.COLLECTIVES.
-        nbytes: its size in bytes, that of the larger buffer.
+        nbytes: size of the larger buffer in bytes.
         ctas: "default", a number, or "LEAST:MOST" (Config's min_ctas and max_ctas).
         policy: "default", "efficiency" or "zero" (Config's cta_policy).
-        priority: of the stream of the communication, lower numbers first.
+        priority: priority of the communication stream; lower numbers come first.
         buffer: "plain", "registered" or "window".
-        chunks: into how many calls the communication is divided.
-        load: as for make_load(): "gemm:256", "memory:64000000", "sleep:0.01", "module:function".
+        chunks: number of calls that the communication is divided into.
+        load: see make_load(): "gemm:256", "memory:64000000", "sleep:0.01", "module:function".
         form: "eager" or "graph".
         nranks: the number of ranks; 0 is all.
     """
@@ -56,13 +56,13 @@ class Setting:
     nranks: int = 0
 
     def config(self) -> nccl.Config | None:
-        """The configuration of its communicator.
+        """The configuration of the communicator.
 
         Returns:
-            A Config, or None where every value is the default.
+            A Config, or None if every value is the default.
 
         Raises:
-            ValueError: ctas or policy is none.
+            ValueError: ctas or policy is invalid.
         """
         options: dict[str, int] = {}
         if self.ctas != "default":
@@ -78,10 +78,10 @@ class Setting:
 
 
 def combinations(choices: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """The settings of all combinations, the sizes as the fastest.
+    """The settings of all combinations; the size varies fastest.
 
     Args:
-        choices: names of Setting's attributes, and their values.
+        choices: names of Setting's attributes, with their values.
 
     Returns:
         The settings.
@@ -107,22 +107,22 @@ def sweep_overlaps(
 ) -> list[Row]:
     """Measure a row for each setting; all ranks of the communicator call it.
 
-    Settings with fewer ranks run on the first ones, while the others wait.
+    A setting with fewer ranks runs on the first ones, while the others wait.
 
     Args:
         world: the communicator of all ranks; those of other settings are split from it.
-        settings: equal on all ranks.
-        load_seconds: how long a load takes; None makes it as long as the communication alone.
-        library: for arrays: "torch", "numpy" or "cupy"; None is the first that is installed.
-        progress: called before each setting with the number of completed settings, the number of
-            all settings, and the name of this one; and after the last.
-        **options: of overlap().
+        settings: the settings, equal on all ranks.
+        load_seconds: duration of a load; None fits it to the communication alone.
+        library: the array library: "torch", "numpy" or "cupy"; None is the first that is installed.
+        progress: called before each setting, and after the last, with the number of completed
+            settings, the total number of settings, and the name of this one.
+        **options: passed to overlap().
 
     Returns:
-        The rows that this rank took part in, in the order of the settings.
+        The rows of the settings that this rank took part in, in order.
 
     Raises:
-        TypeError, ValueError: a wrong setting or argument.
+        TypeError, ValueError: a setting or argument is invalid.
         NcclError: NCCL failed.
     """
     listed = [
@@ -151,7 +151,7 @@ def sweep_overlaps(
 
 
 def describe(setting: Setting) -> str:
-    """The setting in one line, without what is the default."""
+    """The setting in one line, without default values."""
     changed = [
         f"{field.name} {value}"
         for field in dataclasses.fields(Setting)[2:]
@@ -167,7 +167,7 @@ def _key(setting: Setting) -> tuple[int, str, str]:
 def _communicators(
     world: nccl.Communicator, settings: list[Setting]
 ) -> dict[tuple[int, str, str], nccl.Communicator | None]:
-    """The communicator of each number of ranks and configuration; None: not this rank."""
+    """The communicator by number of ranks and configuration; None if this rank is not in it."""
     comms: dict[tuple[int, str, str], nccl.Communicator | None] = {}
     for setting in settings:
         if (key := _key(setting)) in comms:
@@ -200,7 +200,7 @@ def _measure(
     )
     try:
         stream = new_stream(comm, setting.priority)
-        load(stream)  # the first one is slower
+        load(stream)  # the first call is slower
         if load_seconds is None:
             load_seconds = _seconds_of(communication, comm, stream)
         fit(load, load_seconds, comm, stream)
@@ -220,7 +220,7 @@ def _measure(
 def _seconds_of(
     communication: Communication, comm: nccl.Communicator, stream: nccl.Stream
 ) -> float:
-    """The median of a few runs alone."""
+    """The median of a few runs of the communication alone."""
     times = []
     for _ in range(_TRIES):
         comm.barrier(stream=stream)

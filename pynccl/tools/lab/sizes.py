@@ -1,4 +1,4 @@
-"""Sizes in bytes as text."""
+"""Conversion of sizes in bytes to and from text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def size_text(nbytes: int) -> str:
-    """A size for people: ``64 KiB``, ``1000 B``."""
+    """Format a size: ``64 KiB``, ``1000 B``."""
     for name in ("G", "M", "K"):
         if nbytes and nbytes % _UNITS[name] == 0:
             return f"{nbytes // _UNITS[name]} {name}iB"
@@ -18,10 +18,11 @@ def size_text(nbytes: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes by powers of 1024: ``4``, ``64K``, ``16MB``, ``1GiB``.
+    """Parse a number of bytes, with units that are powers of 1024: ``4``, ``64K``, ``16MB``,
+    ``1GiB``.
 
     Raises:
-        ValueError: it is none, or not above 0.
+        ValueError: text is not a size above 0.
     """
     match = re.fullmatch(r"(\d+)([KMG]?)(I?B)?", text.strip().upper())
     if match is None or int(match[1]) == 0:

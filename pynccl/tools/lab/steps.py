@@ -1,4 +1,4 @@
-"""One timed step on two streams, by events."""
+"""One step on two streams, timed by events."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DEFAULT_STREAM = 0
 
 @dataclass(frozen=True)
 class Step:
-    """What a step enqueues; None: nothing.
+    """The functions that a step calls; None enqueues nothing.
 
     Attributes:
         compute: enqueues the compute.
         communicate: enqueues the communication.
-        together: enqueues both, in their place.
+        together: enqueues both, in place of the other two.
         first: which of the two is called first.
     """
 
@@ -38,14 +38,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Ran:
-    """The seconds of a step on this rank, from its beginning on.
+    """The times of a step on this rank, in seconds since it began.
 
     Attributes:
-        seconds: until all of it was done.
-        compute: between the events around the compute; two times 0.0 where there was none.
-        communication: between the events around the communication.
-        compute_call: how long the call of the function for the compute took.
-        communication_call: how long that for the communication took.
+        seconds: until all work was done.
+        compute: begin and end of the compute, by its events; twice 0.0 if there was none.
+        communication: begin and end of the communication, by its events.
+        compute_call: duration of the call that enqueued the compute.
+        communication_call: duration of the call that enqueued the communication.
     """
 
     seconds: float
@@ -56,15 +56,15 @@ class Ran:
 
 
 class Steps:
-    """Runs steps of a rank on two streams.
+    """Runs the steps of one rank on two streams.
 
     Args:
         comm: the communicator.
-        compute: the stream for the compute.
-        communication: the stream for the communication.
+        compute: the compute stream.
+        communication: the communication stream.
 
     Attributes:
-        own: a stream for what the lab itself communicates.
+        own: a stream for the lab's own communication.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Steps:
         )
 
     def _around(self, enqueue: Enqueue, stream: nccl.Stream, events: list[nccl.Event]) -> float:
-        """Enqueue between two events; the seconds of the call."""
+        """Enqueue work between two events; return the seconds of the call."""
         events[0].record(stream)
         began = time.perf_counter()
         enqueue(stream)

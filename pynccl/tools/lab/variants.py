@@ -1,7 +1,7 @@
-"""The ways to run a collective: algorithms, protocols and CTAs, and how NCCL is told.
+"""Variants of a collective: algorithms, protocols and CTAs, and how NCCL is configured for them.
 
-With libnccl an algorithm and a protocol are chosen by environment variables of new processes. With
-hostnccl an algorithm is a path, which a call chooses by its configuration.
+With libnccl, an algorithm and a protocol are chosen by environment variables of new processes. With
+hostnccl, an algorithm is a path, which is chosen in the configuration of a call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = [
     "warning",
 ]
 
-_FUNCTIONS = {  # NCCL's names in its variables, of the collectives that have algorithms
+_FUNCTIONS = {  # the names in NCCL's variables of the collectives that have algorithms
     "all_reduce": "AllReduce",
     "broadcast": "Broadcast",
     "reduce": "Reduce",
@@ -28,20 +28,20 @@ _FUNCTIONS = {  # NCCL's names in its variables, of the collectives that have al
     "reduce_scatter": "ReduceScatter",
 }
 _HOST_PATHS = ("staged", "direct", "window")
-_NAMED_ONLY = (2, 31, 0)  # a collective that NCCL_ALGO does not name is disabled from here on
-_PER_FUNCTION = (2, 24, 0)  # the variables take lists for single functions from here on
+_NAMED_ONLY = (2, 31, 0)  # the first that disables collectives NCCL_ALGO does not name
+_PER_FUNCTION = (2, 24, 0)  # the first whose variables take lists for single functions
 _DEFAULT = "default"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a collective.
+    """A variant of a collective.
 
     Attributes:
-        algorithm: NCCL's name in lower case, as "ring" or "tree"; of hostnccl "staged", "direct" or
-            "window" (direct, on buffers in windows); "default" is NCCL's choice.
+        algorithm: NCCL's name in lower case, such as "ring" or "tree"; for hostnccl "staged",
+            "direct" or "window" (direct, on buffers in windows); "default" is NCCL's choice.
         protocol: "ll", "ll128", "simple" or "default".
-        ctas: their number, or "default".
+        ctas: the number of CTAs, or "default".
     """
 
     algorithm: str = _DEFAULT
@@ -65,7 +65,7 @@ def variants(
     """All combinations, the default first.
 
     Raises:
-        ValueError: the provider or the collective has no such choice.
+        ValueError: the provider or the collective does not offer this choice.
     """
     for algorithm in algorithms:
         if algorithm == _DEFAULT:
@@ -86,15 +86,15 @@ def variants(
 
 
 def environment(variant: Variant, collective: str, version: tuple[int, int, int]) -> dict[str, str]:
-    """The variables for processes that run a variant with libnccl.
+    """The environment variables for processes that run a variant with libnccl.
 
-    From NCCL 2.24 on only this collective is restricted. Ring is named for all others, since from
-    NCCL 2.31 on those that NCCL_ALGO does not name are disabled.
+    From NCCL 2.24 on, only this collective is restricted. All others are set to ring, since NCCL
+    2.31 and later disable collectives that NCCL_ALGO does not name.
 
     Args:
-        variant: the variant; its CTAs are not in the environment.
+        variant: the variant; its CTAs are not set by the environment.
         collective: the collective.
-        version: of NCCL.
+        version: NCCL's version.
     """
     env = {}
     function = _FUNCTIONS.get(collective, "")
@@ -110,16 +110,16 @@ def environment(variant: Variant, collective: str, version: tuple[int, int, int]
 def warning(
     environ: Mapping[str, str], collectives: Iterable[str], version: tuple[int, int, int]
 ) -> str | None:
-    """What NCCL_ALGO in the environment disables; None: nothing.
+    """Describe what NCCL_ALGO in the environment disables; None if nothing.
 
-    From NCCL 2.31 on, a collective that NCCL_ALGO does not name has no algorithm left. A list
-    without a name of a function in front names all of them. NCCL 2.24 to 2.30 leave a collective
-    that is not named as it is.
+    NCCL 2.31 and later leave no algorithm to a collective that NCCL_ALGO does not name. A list
+    without a preceding function name applies to all collectives. NCCL 2.24 to 2.30 leave unnamed
+    collectives unchanged.
 
     Args:
         environ: the environment.
-        collectives: those that will run.
-        version: of NCCL.
+        collectives: the collectives that will run.
+        version: NCCL's version.
     """
     text = environ.get("NCCL_ALGO", "")
     if not text or version < _NAMED_ONLY:
@@ -145,16 +145,16 @@ _LINE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\S+) proto (\S+)")
 
 
 def chosen_in_log(log: str, collective: str, nbytes: int, nranks: int) -> str | None:
-    """What NCCL 2.24 and newer has logged that it chose (NCCL_DEBUG_SUBSYS=TUNING).
+    """The choice that NCCL 2.24 or newer logged (NCCL_DEBUG_SUBSYS=TUNING).
 
     Args:
         log: the log of rank 0.
         collective: the collective.
-        nbytes: its size.
+        nbytes: its size in bytes.
         nranks: the number of ranks.
 
     Returns:
-        As "ring simple"; None where there is nothing.
+        Text such as "ring simple"; None if nothing was logged.
     """
     for function, size, algorithm, protocol in _LINE.findall(log):
         if function == _FUNCTIONS.get(collective) and int(size) in (nbytes, nbytes // nranks):
@@ -165,13 +165,13 @@ def chosen_in_log(log: str, collective: str, nbytes: int, nranks: int) -> str | 
 def chosen_on_host(
     collective: str, nbytes: int, nranks: int, parameters: Mapping[str, str]
 ) -> str | None:
-    """The path that hostnccl takes by itself between processes, on plain memory.
+    """The path that hostnccl chooses by default between processes, on plain memory.
 
     Args:
         collective: the collective.
-        nbytes: its size.
+        nbytes: its size in bytes.
         nranks: the number of ranks.
-        parameters: of hostnccl (nccl.params("host")), with what it has measured.
+        parameters: the parameters of hostnccl (nccl.params("host")), including measured values.
 
     Returns:
         "staged" or "direct"; None for messages, which have other thresholds.

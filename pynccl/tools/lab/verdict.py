@@ -1,6 +1,6 @@
-"""From measured times to a verdict: hidden, partly hidden, serialised or slowed, and why.
+"""The verdict on measured times: hidden, partly hidden, serialised or slowed, and why.
 
-Only numbers come in, so that ranks that have agreed on the numbers agree on the verdict.
+It depends on numbers only, so ranks that agree on the numbers agree on the verdict.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ Reason = Literal[
     "unknown",
 ]
 
-_HIDDEN = 0.95  # this share of the communication, and more
-_SERIAL = 0.10  # of the shorter one overlaps at most
-_UNSLOWED = 1.15  # the slowdown, by noise, of what has the device for itself
-_SLOWED = 1.10  # the least slowdown that is one
-_NO_CORE = 1.5  # the slowdown beside a compute-bound load where there is no core for both
-_AT_BOUND = 1.05  # times the bound is as good as the bound
+_HIDDEN = 0.95  # the least share of a hidden communication
+_SERIAL = 0.10  # the largest overlapping share of the shorter one
+_UNSLOWED = 1.15  # the largest slowdown, due to noise, of work that has the device to itself
+_SLOWED = 1.10  # the least slowdown that counts
+_NO_CORE = 1.5  # the slowdown beside a compute-bound load if there is no core for both
+_AT_BOUND = 1.05  # up to this multiple of the bound, a step counts as at the bound
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What further runs have shown, equal on all ranks; None: not measured.
+    """The results of the probes, equal on all ranks; None if not measured.
 
     Attributes:
-        same_stream: the work of one function waits for what is on the stream of the other, also
-            where the other function has not been called.
-        default_stream: which function's work runs on a default stream: "compute",
+        same_stream: the work of one function waits for the stream of the other, even if the other
+            function has not been called.
+        default_stream: which function's work runs on a default stream: "compute", "communication"
+            or "both".
+        synchronises: which function's call blocks the host until streams are done: "compute",
             "communication" or "both".
-        synchronises: which function's call waits on the host until streams are done: "compute",
-            "communication" or "both".
-        waits: which function's work waits for an event of the other one, also while nothing of
-            the other one runs: "compute", "communication" or "both".
-        beside_compute: the slowdown of the communication beside the compute, where it is called
-            first and so waits for none of its events.
+        waits: which function's work waits for an event of the other one, even while no work of the
+            other runs: "compute", "communication" or "both".
+        beside_compute: the slowdown of the communication beside the compute, called first so that
+            it waits for none of the compute's events.
         beside_memory: the slowdown of the communication beside a memory-bound load.
         beside_arithmetic: the slowdown of the communication beside a compute-bound load.
         first: which function is called first in a step: "compute" or "communication".
@@ -66,17 +66,17 @@ class Evidence:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether streams or the host, and not only events, make one wait for all of the other."""
+        """Whether streams or the host, rather than events, make one wait for all of the other."""
         return _structure(self)[0] not in ("", "event")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a row says.
+    """The verdict on a row.
 
     Attributes:
         kind: "hidden", "partly hidden", "serialised" or "slowed by contention".
-        reason: why it is not hidden; "" where it is.
+        reason: why it is not hidden; "" if it is.
         explanation: the reason in words.
     """
 
@@ -89,12 +89,12 @@ class Verdict:
 
 
 def _structure(evidence: Evidence) -> tuple[Reason, str]:
-    """The reason that lies in the program, where there is one."""
+    """The reason that lies in the program, if there is one."""
     if evidence.same_stream:
         return "same stream", "compute and communication are on the same stream"
     if evidence.default_stream:
         return "default stream", f"on a default stream: {evidence.default_stream}"
-    # A call that waits holds back what is called after it, and nothing that was called before.
+    # A blocking call delays what is called after it, but nothing that was called before.
     if evidence.synchronises in (evidence.first, "both"):
         return "synchronisation", f"the call blocks the host: {evidence.first}"
     if evidence.waits == "both":
@@ -106,12 +106,12 @@ def _structure(evidence: Evidence) -> tuple[Reason, str]:
 
 
 def _contention(evidence: Evidence, provider: str, slowdown: float) -> tuple[Reason, str] | None:
-    """What is contended for, by the slowdowns beside the two loads; None where neither slows."""
+    """The contended resource, from the slowdowns beside the two loads; None if neither slows it."""
     memory, arithmetic = evidence.beside_memory, evidence.beside_arithmetic
     if memory is None or arithmetic is None or max(memory, arithmetic) < _SLOWED:
         return None
-    # A memory-bound load occupies SMs or cores too: they are the reason where arithmetic, which
-    # needs no bandwidth, slows the communication at least half as much as the compute does.
+    # A memory-bound load also occupies SMs or cores. They are the reason if arithmetic, which needs
+    # no bandwidth, slows the communication at least half as much as the compute does.
     if arithmetic - 1 >= 0.5 * (min(memory, max(slowdown, _SLOWED)) - 1):
         reason: Reason = "SMs" if provider == "cuda" else "cores"
     else:
@@ -121,7 +121,7 @@ def _contention(evidence: Evidence, provider: str, slowdown: float) -> tuple[Rea
 
 
 def _besides(evidence: Evidence, provider: str) -> str:
-    """What to add where an event is the reason, and contention may be one too."""
+    """The text to append if an event is the reason and contention may be another."""
     slowdown = evidence.beside_compute or 0.0
     contended = _contention(evidence, provider, slowdown) if slowdown >= _SLOWED else None
     if contended is None:
@@ -130,18 +130,18 @@ def _besides(evidence: Evidence, provider: str) -> str:
 
 
 def _overlapped(compute: float, communication: float, both: float) -> float:
-    """The share of the shorter one that overlaps: 1 at the bound, 0 one after the other."""
+    """The share of the shorter one that overlaps: 1 at the bound, 0 if they run in sequence."""
     return (compute + communication - both) / max(min(compute, communication), 1e-9)
 
 
 def needs_evidence(compute: float, communication: float, both: float) -> bool:
-    """Whether the reason of a row is not clear from its times, in seconds."""
+    """Whether the times of a row, in seconds, leave its reason open."""
     hidden = 1 - (both - compute) / max(communication, 1e-9)
     return hidden < _HIDDEN and not _is_at_bound(compute, communication, both)
 
 
 def _is_at_bound(compute: float, communication: float, both: float) -> bool:
-    """Whether nothing but the length of the communication is exposed."""
+    """Whether only the length of the communication is exposed."""
     return communication > compute and both <= _AT_BOUND * communication
 
 
@@ -156,30 +156,29 @@ def classify(
     provider: str,
     spread: float = 0.0,
 ) -> Verdict:
-    """The verdict of a row.
+    """Classify a row.
 
-    * hidden: at least 95 % of T_comm add nothing to T_compute.
-    * serialised: at most 10 % of the shorter one overlap, and one of the two is not slowed: it has
-      the device for itself. Reasons, in this order: same stream, default stream, synchronisation,
-      event; where none of them was seen, no free SMs on GPUs (the second begins when the first
-      ends, though nothing in the program makes it wait), on CPUs no free cores where a
-      compute-bound load slows the communication too, else a shared resource such as a lock or the
-      GIL.
-    * partly hidden: the rest, where nothing is slowed. The reason is that the communication takes
-      longer than the compute where T_both is the bound, or one of those above.
-    * slowed by contention: one of the two is slowed by the other. Memory bandwidth, or SMs (on
-      CPUs, cores): told apart by the slowdown of the communication beside a memory-bound and a
-      compute-bound load.
+    * hidden: at least 95 % of T_comm adds nothing to T_compute.
+    * serialised: at most 10 % of the shorter one overlaps, and one of the two is not slowed: it has
+      the device to itself. Reasons, in this order: same stream, default stream, synchronisation,
+      event. If none of them was seen: on GPUs, no free SMs (the second begins when the first ends,
+      though nothing in the program makes it wait); on CPUs, no free cores if a compute-bound load
+      slows the communication too, else a shared resource such as a lock or the GIL.
+    * partly hidden: the rest, if nothing is slowed. The reason is that the communication takes
+      longer than the compute, if T_both is the bound, or one of those above.
+    * slowed by contention: one of the two is slowed by the other. The resource is memory bandwidth
+      or SMs (on CPUs, cores), distinguished by the slowdown of the communication beside a
+      memory-bound and a compute-bound load.
 
     Args:
         compute: T_compute in seconds.
         communication: T_comm in seconds.
         both: T_both in seconds.
-        compute_slowdown: of the compute beside the communication.
-        communication_slowdown: of the communication beside the compute.
-        evidence: what else was measured.
+        compute_slowdown: slowdown of the compute beside the communication.
+        communication_slowdown: slowdown of the communication beside the compute.
+        evidence: the results of the probes.
         provider: "host" or "cuda".
-        spread: of the exposed time, in seconds: the interquartile range over the rounds.
+        spread: interquartile range of the exposed time over the rounds, in seconds.
 
     Returns:
         The verdict.
@@ -207,7 +206,7 @@ def classify(
 
 
 def _exclusive(evidence: Evidence, provider: str) -> tuple[Reason, str]:
-    """What both need and only one can have, where no wait was found."""
+    """The exclusive resource that both need, if no wait was found."""
     found = "the second begins when the first ends, and no wait was found"
     if provider == "cuda":
         return "no free SMs", f"no free SMs: {found}"
@@ -219,13 +218,13 @@ def _exclusive(evidence: Evidence, provider: str) -> tuple[Reason, str]:
 def _slowed(
     evidence: Evidence, provider: str, slowdowns: tuple[float, float], is_noise: bool
 ) -> Verdict:
-    """The verdict where part of it overlaps and nothing in the program makes one wait.
+    """The verdict if part overlaps and nothing in the program makes one wait.
 
     Args:
-        evidence: what else was measured.
+        evidence: the results of the probes.
         provider: "host" or "cuda".
         slowdowns: of the compute and of the communication.
-        is_noise: the exposed time is no longer than its spread.
+        is_noise: whether the exposed time is within its spread.
     """
     contended = _contention(evidence, provider, slowdowns[1])
     if contended is not None and max(slowdowns) >= _SLOWED:

@@ -1,4 +1,4 @@
-"""The ranks of a command: those of torchrun, or processes that are launched."""
+"""The ranks of a command: those of torchrun, or launched processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def is_under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun has started."""
+    """Whether this process is a rank started by torchrun."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -28,22 +28,23 @@ def run(
 ) -> T | None:
     """Call ``function(comm, *args)`` on all ranks.
 
-    Without OMP_NUM_THREADS in the environment the ranks that are launched share the CPUs: that many
-    threads divided by the ranks, for the operations of torch and NumPy. torchrun makes it 1.
+    Unless OMP_NUM_THREADS is set, launched ranks share the CPUs: each uses the number of CPUs
+    divided by the number of ranks as threads for operations of torch and NumPy. torchrun sets it to
+    1.
 
     Args:
-        nranks: how many to launch; under torchrun its own number counts.
+        nranks: number of ranks to launch; under torchrun, its world size counts.
         function: at the top level of a module.
-        args: what can be pickled.
+        args: picklable arguments.
         provider: "host" or "cuda".
-        env: variables of processes that are launched.
+        env: environment variables for launched processes.
 
     Returns:
-        What rank 0 returned; None in the processes of other ranks.
+        The result of rank 0; None in the processes of other ranks.
 
     Raises:
         LaunchError: a launched rank failed.
-        ValueError: torchrun has started fewer ranks.
+        ValueError: torchrun started fewer ranks.
     """
     if not is_under_torchrun():
         with Launcher() as launcher:

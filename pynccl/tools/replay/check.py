@@ -1,4 +1,4 @@
-"""What is wrong between the ranks of a recording, before anything is replayed."""
+"""Checks a recording for errors between ranks before it is replayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["check", "described", "located", "missing_signals"]
 
 
 def described(operation: Operation) -> str:
-    """Such as "all_reduce #5 (float32, count=4, sum)"."""
+    """Describe an operation, such as "all_reduce #5 (float32, count=4, sum)"."""
     record = _record(operation, operation.number)
     number = f"sequence {operation.sequence}" if record.number is None else f"#{record.number}"
     return f"{operation.kind} {number} {record.arguments}"
@@ -33,7 +33,7 @@ def check(recorded: Recorded) -> list[Finding]:
 
 
 def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
-    """The same, with the communicator and its processes in the text; the causes first."""
+    """Add the communicator and its processes to the texts, and sort causes to the front."""
     found = []
     for finding in findings:
         comm = recorded.comms.get(finding.communicator)
@@ -44,7 +44,7 @@ def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _holes(recorded: Recorded, process: Process) -> Iterator[Finding]:
-    """Operations that the recording itself misses: its numbers have a hole."""
+    """Operations missing from a recording, which appear as gaps in its numbers."""
     numbers: dict[tuple[object, ...], list[Operation]] = defaultdict(list)
     for operation in process.operations:
         kind = counterpart(operation)
@@ -72,7 +72,7 @@ def _holes(recorded: Recorded, process: Process) -> Iterator[Finding]:
 
 
 def missing_signals(recorded: Recorded) -> list[Finding]:
-    """Waits for more signals than their senders have sent."""
+    """Waits for more signals than their senders sent."""
     findings = []
     for one in excess(recorded):
         comm = recorded.comms[one.communicator]
@@ -91,7 +91,7 @@ def missing_signals(recorded: Recorded) -> list[Finding]:
 
 
 def _hole(process: Process, id: str) -> int | None:
-    """The first sequence number that a recording does not have."""
+    """The first sequence number missing from a recording."""
     numbers = process.sequences[id]
     some = range(min(numbers, default=0), max(numbers, default=0))
     return next((one for one in some if one not in numbers), None)
@@ -132,7 +132,7 @@ def _record(operation: Operation, number: int | None) -> flight.Record:
 
 
 def _dump(recorded: Recorded, place: int) -> flight.Dump:
-    """The operations of a process as the flight record would have them, numbered by position."""
+    """A process's operations in the form of a flight record, numbered by position."""
     process = recorded.processes[place]
     communicators = []
     for comm in recorded.comms.values():

@@ -1,4 +1,4 @@
-"""``pynccl replay``: issues recorded communication again, and prints what it took."""
+"""``pynccl replay``: replays recorded communication and prints its timings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument(
         "files",
         nargs="+",
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 where ranks differ, wait or fail, or data is wrong; 2 where there is
-        nothing to replay.
+        The exit status: 1 if ranks differ, hang or fail, or if data is wrong; 2 if nothing can be
+            replayed.
     """
     try:
         traces = [trace for path in arguments.files for trace in load(path)]

@@ -1,4 +1,4 @@
-"""Makes the program of each rank from what the ranks have recorded."""
+"""Builds the program of each rank from the recordings of all ranks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _OPERATORS = ("sum", "prod", "max", "min", "avg")
 def compile_programs(
     recorded: Recorded, *, provider: str = "host", scale: float = 1.0, data: bool = True
 ) -> list[Program]:
-    """Make the program of each process.
+    """Build the program of each process.
 
     Args:
         recorded: the recordings.
         provider: on "host" the default stream is the thread; those of several threads become
             streams.
-        scale: what counts are multiplied by.
-        data: inputs are filled, and results checked.
+        scale: factor for counts.
+        data: whether inputs are filled and results checked.
 
     Raises:
-        ReplayError: a rank has no file, or an operation is not known.
+        ReplayError: a rank has no file, or an operation is unknown.
     """
     for comm in recorded.comms.values():
         if comm.missing:
@@ -56,7 +56,7 @@ def compile_programs(
 
 
 class _Issued:
-    """The steps so far.
+    """The steps issued so far.
 
     Attributes:
         operations: the step and the stream, by communicator and sequence number.
@@ -75,13 +75,13 @@ class _Issued:
         self._streams[stream].append((called, step))
 
     def before(self, stream: int, time: int) -> tuple[int, int] | None:
-        """The last call on a stream until then."""
+        """The last call on a stream up to that time."""
         calls = reversed(self._streams[stream])
         return next(((step, stream) for called, step in calls if called <= time), None)
 
 
 class _Compiler:
-    """Makes the program of one process."""
+    """Builds the program of one process."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Compiler:
         return steps
 
     def _add_wait(self, steps: list[Step], wait: Sync, epoch: int, issued: _Issued) -> None:
-        """Add a wait of the recording, where the replay has what it waits for."""
+        """Add a recorded wait, if the replay contains its target."""
         place = None
         if not isinstance(wait.target, int):
             place = issued.operations.get(wait.target)
@@ -185,7 +185,7 @@ class _Compiler:
         steps.append(Step(wait.called + epoch, waits=[(waiting, earlier, other)]))
 
     def _known_stream(self, handle: int) -> int | None:
-        """A stream that was used; None: nothing to wait for."""
+        """The stream, if it has been used; None if there is nothing to wait for."""
         return 0 if handle == 0 else self._streams.get((handle, 0))
 
     def _op(self, operation: Operation) -> Op:
@@ -223,7 +223,7 @@ class _Compiler:
         )
 
     def _place_buffers(self, program: Program) -> None:
-        """Choose where every buffer is in the arena."""
+        """Place every buffer in the arena."""
         members = self._members_by_number
         buffers: list[tuple[int, int, int, int]] = []
         for op in program.operations:
@@ -259,12 +259,12 @@ class _Compiler:
 
 
 def _group_key(operation: Operation) -> tuple[int, int]:
-    """Of a captured group each launch is one."""
+    """The key of a group; each launch of a captured group is a group of its own."""
     return operation.group or 0, operation.called if operation.graph is not None else -1
 
 
 def _in_place(op: Op, own_sent: int, own_received: int) -> str | None:
-    """Which buffer is part of the other: "send", "recv", or None."""
+    """Which buffer is part of the other: "send", "recv" or None."""
     if not (op.sent and op.received) or op.kind == "all_to_all":
         return None
     recorded = op.recorded

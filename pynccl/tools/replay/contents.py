@@ -1,4 +1,4 @@
-"""What the buffers of programs contain: inputs by choice, outputs by what the ranks send."""
+"""The contents of a program's buffers: chosen inputs, and outputs derived from them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def _accesses(step: Step) -> list[_Access]:
 
 
 def _begin(op: Op) -> int:
-    """Where the memory of an operation is among all memory of a rank: behind the arena."""
+    """The begin of an operation's memory in the memory of a rank: windows follow the arena."""
     return 0 if op.home is None else ((op.comm + 1) << 32 | op.home) << 64
 
 
 def choose_sources(step: Step, members: dict[int, Member]) -> None:
-    """Say what the inputs of a step contain; inputs that overlap contain one sequence."""
+    """Choose the contents of a step's inputs; inputs that overlap share one sequence."""
     for op in step.ops:
         member = members[op.comm]
         if op.kind in ("signal", "wait_signal") or not op.sent:
@@ -99,7 +99,7 @@ def _note_conflict(one: _Access, other: _Access) -> None:
 
 
 def match(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
-    """Say what outputs must contain, from the inputs of all ranks that take part."""
+    """Derive the expected outputs from the inputs of all participating ranks."""
     collectives: dict[tuple[int, int], dict[int, Op]] = defaultdict(dict)
     messages: dict[tuple[int, int, int, int], dict[str, Op]] = defaultdict(dict)
     for program in programs:
@@ -147,9 +147,9 @@ def _expect(by_rank: dict[int, Op]) -> None:
 
 
 def order(steps: Sequence[Step], *, data: bool) -> None:
-    """Order operations of different streams that use the same memory, as the recording must have.
+    """Order operations on different streams that use the same memory, as the recording must have.
 
-    With data, inputs are filled before each operation: what reads writes as well.
+    With data, inputs are filled before each operation, so reading implies writing.
     """
     bounds = [bound for step in steps for one in _accesses(step) for bound in (one.begin, one.end)]
     table = Accesses(bounds)

@@ -1,4 +1,4 @@
-"""Fills inputs and checks results, on GPUs with torch, without synchronisation until the end."""
+"""Fills inputs and checks results on GPUs with torch, synchronising only at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaData"]
 
-# What torch computes with, of the same bits for the small numbers here.
+# The dtypes that torch computes in; they represent the small numbers used here exactly.
 _DTYPES = {
     "uint32": "int32",
     "uint64": "int64",
@@ -29,10 +29,10 @@ class CudaData:
     """The data of a replay on GPUs.
 
     Args:
-        memory: where an operation's buffers are.
-        check: fill inputs and compare outputs.
-        differ: is called for an output that differs.
-        device: the index of the GPU.
+        memory: locates the buffers of an operation.
+        check: whether to fill inputs and compare outputs.
+        differ: called for an output that differs.
+        device: index of the GPU.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Fills inputs and checks results, on hosts with NumPy."""
+"""Fills inputs and checks results on hosts with NumPy."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ CHUNK = 1 << 18  # elements that are filled or compared at once
 STORAGE = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float8_e5m2": "uint8"}
 _EIGHT_BITS = {"float8_e4m3": (4, 3), "float8_e5m2": (5, 2)}  # of exponent and mantissa
 
-# Reports a difference: the operation, the element, what it is and what it must be.
+# Reports a difference: the operation, the element, its value and the expected value.
 Differ = Callable[[Op, int, float, float], None]
 
 
 class Memory(Protocol):
-    """Where operations read and write: the arena, or a window."""
+    """Locates the memory of operations: the arena, or a window."""
 
     @property
     def ptr(self) -> int: ...
 
 
 class Data(Protocol):
-    """What a replay does with buffers around the operations of a stream."""
+    """Handles buffers around the operations of a stream."""
 
     def before(self, stream: Any, ops: Sequence[Op]) -> None:  # noqa: ANN401
-        """Enqueue the filling of inputs, and a time."""
+        """Enqueue the filling of inputs, and a timestamp."""
 
     def after(self, stream: Any, ops: Sequence[Op]) -> None:  # noqa: ANN401
-        """Enqueue a time, and the comparison of outputs."""
+        """Enqueue a timestamp, and the comparison of outputs."""
 
     def compare(self, op: Op) -> None:
-        """Compare the output of an operation that is done."""
+        """Compare the output of a completed operation."""
 
     def durations(self) -> Iterator[tuple[Op, int]]:
-        """The nanoseconds of each operation, when all are done."""
+        """The nanoseconds of each operation, once all are done."""
 
 
 def _import_numpy() -> Any:  # noqa: ANN401 - a module
@@ -72,7 +72,7 @@ def _encoded(number: int, dtype: str) -> int:
 
 
 class Sequences:
-    """Numbers of sources and of reductions over them, as arrays in a dtype's storage."""
+    """Numbers of sources, and reductions over them, as arrays in a dtype's storage."""
 
     def __init__(self) -> None:
         self._np = _import_numpy()
@@ -84,7 +84,7 @@ class Sequences:
         return self._np.dtype(STORAGE.get(dtype, dtype))
 
     def _tile(self, source: Source) -> NDArray[np.int64]:
-        """Of a source's sequence as much as a chunk needs from any phase on."""
+        """As much of a source's sequence as a chunk needs from any phase on."""
         key = (source.mode, source.modulus, source.factor)
         if key not in self._numbers:
             np = self._np
@@ -99,7 +99,7 @@ class Sequences:
         return self._numbers[key]
 
     def numbers(self, source: Source, count: int) -> NDArray[np.int64]:
-        """At most a chunk of them."""
+        """The numbers of a source, at most a chunk."""
         return self._tile(source)[source.phase : source.phase + count]
 
     def codes(self, source: Source, dtype: str, count: int) -> NDArray[Any]:
@@ -126,7 +126,7 @@ class Sequences:
         return plain
 
     def reduced(self, op: Op, sources: Sequence[Source], count: int) -> NDArray[Any]:
-        """The result of a reduction, encoded."""
+        """The encoded result of a reduction."""
         np = self._np
         combine = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(
             op.op or "", np.add
@@ -141,7 +141,7 @@ class Sequences:
         return self.encode(total, op.dtype)
 
     def expected(self, op: Op) -> Iterator[tuple[int, NDArray[Any]]]:
-        """What an output must contain, in chunks with their first elements."""
+        """The expected contents of an output, in chunks with their first elements."""
         assert op.expected is not None
         count = op.count
         for block, source in enumerate(op.expected[:1] if op.reduced else op.expected):
@@ -165,10 +165,10 @@ class HostData:
     """The data of a replay on hosts.
 
     Args:
-        memory: where an operation's buffers are.
-        check: fill inputs and compare outputs.
-        differ: is called for an output that differs, by the worker of a stream.
-        fail: is called with what filling or comparing raised.
+        memory: locates the buffers of an operation.
+        check: whether to fill inputs and compare outputs.
+        differ: called by the worker of a stream for an output that differs.
+        fail: called with an exception raised by filling or comparing.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class HostData:
                 yield op, duration
 
     def _event(self, stream: nccl.Stream) -> nccl.Event:
-        # Functions on the stream would need the GIL, for which they wait while the thread issues.
+        # Functions on the stream would wait for the GIL while the thread issues operations.
         from pynccl import nccl
 
         event = nccl.Event("host", timing=True)
@@ -234,7 +234,7 @@ class HostData:
         try:
             for op in ops:
                 function(op)
-        except BaseException as error:  # a stream's worker has no one to raise it for
+        except BaseException as error:  # it must not propagate into a stream's worker
             self._fail(error)
 
     def _array(self, op: Op, offset: int, count: int) -> NDArray[Any]:
@@ -246,7 +246,7 @@ class HostData:
         return array
 
     def fill(self, op: Op) -> None:
-        """Fill the input of an operation now."""
+        """Fill the input of an operation immediately."""
         assert op.source is not None
         array = self._array(op, op.send, op.sent)
         for first in range(0, op.sent, CHUNK):
@@ -255,7 +255,7 @@ class HostData:
             array[first : first + some] = codes
 
     def compare(self, op: Op) -> None:
-        """Compare the output of an operation now."""
+        """Compare the output of an operation immediately."""
         np = self._np
         array = self._array(op, op.recv, op.received)
         for first, codes in self._sequences.expected(op):

@@ -1,4 +1,4 @@
-"""The error of everything that reads recordings for a replay."""
+"""The exception for invalid recordings and arguments."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["ReplayError"]
 
 
 class ReplayError(ValueError):
-    """Recordings that cannot be replayed: they do not belong together, or an argument is wrong."""
+    """Recordings that do not belong together or cannot be replayed, or an invalid argument."""

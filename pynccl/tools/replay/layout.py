@@ -1,4 +1,4 @@
-"""Recorded addresses in the memory of a replay: equal stay equal, and overlaps are kept."""
+"""Maps recorded addresses to a replay's memory: equality and overlaps are preserved."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterable
 
 __all__ = ["ALIGNMENT", "Accesses", "Layout"]
 
-ALIGNMENT = 64  # bytes; of the begin of memory that was not part of other memory
+ALIGNMENT = 64  # bytes; for memory that did not overlap with other memory
 
 
 class Layout:
-    """Places of recorded buffers in one arena.
+    """Offsets of recorded buffers in one arena.
 
-    Buffers that overlap, also through others, keep their order. Scaled by less than one, buffers
-    that were apart stay apart.
+    Buffers that overlap, directly or through others, keep their order. If the scale is less than
+    one, buffers that were disjoint remain disjoint.
 
     Args:
         buffers: (address, recorded bytes, bytes in the replay, alignment in the replay) of each.
-        scale: what recorded distances are multiplied by.
+        scale: factor for recorded distances.
     """
 
     def __init__(self, buffers: Iterable[tuple[int, int, int, int]], scale: float) -> None:
-        # Of each address the largest.
+        # For each address, the largest buffer.
         largest: dict[int, tuple[int, int, int]] = {}
         for address, size, scaled, alignment in buffers:
             old = largest.get(address, (0, 0, 1))
@@ -31,8 +31,8 @@ class Layout:
         self._starts: dict[int, int] = {}
         self.nbytes = 0
         island_end = -1  # of the recording
-        origin = base = 0  # where the island begins in the recording, and in the arena
-        ended = 0  # the end in the arena of what has ended in the recording
+        origin = base = 0  # the island's begin in the recording, and in the arena
+        ended = 0  # the arena offset behind the buffers that have ended in the recording
         running: list[tuple[int, int]] = []  # (recorded end, end in the arena)
         previous = 0
         for address, (size, scaled, alignment) in sorted(largest.items()):
@@ -53,19 +53,19 @@ class Layout:
             self.nbytes = max(self.nbytes, start + scaled)
 
     def __getitem__(self, address: int) -> int:
-        """Where a recorded address is in the arena.
+        """Return the arena offset of a recorded address.
 
         Raises:
-            KeyError: it is no buffer's.
+            KeyError: the address does not belong to a buffer.
         """
         return self._starts[address]
 
 
 class Accesses:
-    """Who has last read and written each part of the arena, by stream.
+    """The last reads and writes of each part of the arena, by stream.
 
     Args:
-        bounds: the begin and the end of every buffer in the arena.
+        bounds: begin and end of every buffer in the arena.
     """
 
     def __init__(self, bounds: Iterable[int]) -> None:
@@ -77,7 +77,7 @@ class Accesses:
         return range(bisect.bisect_left(self._bounds, begin), bisect.bisect_left(self._bounds, end))
 
     def before(self, begin: int, end: int, *, writes: bool) -> dict[int, int]:
-        """The last step of each stream that an access must come after."""
+        """The last step of each stream that an access must follow."""
         found: dict[int, int] = {}
         for part in self._parts(begin, end):
             for table in (self._writes, self._reads) if writes else (self._writes,):
@@ -86,7 +86,7 @@ class Accesses:
         return found
 
     def add(self, begin: int, end: int, stream: int, step: int, *, writes: bool) -> None:
-        """Note an access."""
+        """Record an access."""
         table = self._writes if writes else self._reads
         for part in self._parts(begin, end):
             table[part][stream] = step

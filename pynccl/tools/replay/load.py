@@ -1,4 +1,4 @@
-"""Reads recordings, whatever their format is."""
+"""Reads recordings in any supported format."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _GZIP = b"\x1f\x8b"
 
 
 def load(path: str) -> list[ProcessTrace]:
-    """Read a file, one or more processes of it: the format is that of its content.
+    """Read the processes in a file, whose format is detected from its contents.
 
     Args:
         path: a recording of PYNCCL_RECORD or a trace of nccl.trace().
 
     Returns:
-        The processes in it; a recording has one.
+        The processes in it; a recording contains one.
 
     Raises:
-        ReplayError: it is none that is known, or not complete.
-        OSError: it cannot be read.
+        ReplayError: the file has an unknown format, or is incomplete.
+        OSError: the file cannot be read.
     """
     content = Path(path).read_bytes()
     try:

@@ -16,10 +16,10 @@ class Comm:
     """A communicator of the replay.
 
     Attributes:
-        id: the recorded one.
-        name: given by the user.
-        creator: the function of nccl.h that made it.
-        ranks: the process of each rank, by its place in Recorded.processes.
+        id: the recorded id.
+        name: set by the user.
+        creator: the nccl.h function that created it.
+        ranks: the process of each rank, as an index into Recorded.processes.
         missing: the recorded ranks without a file.
     """
 
@@ -34,7 +34,7 @@ class Comm:
         return self.id if self.name is None else f"{self.id} ({self.name})"
 
     def rank_of(self, place: int) -> int:
-        """The rank of a process, by its place in Recorded.processes."""
+        """The rank of a process, given its index in Recorded.processes."""
         return self._known[self.ranks.index(place)]
 
     def place_of(self, rank: int) -> int:
@@ -50,15 +50,15 @@ class Comm:
 
 @dataclass(frozen=True)
 class Sync:
-    """A wait of the recording.
+    """A recorded wait.
 
     Attributes:
-        stream: that waits; None: the thread does.
-        target: the stream that is waited for, or the id of the communicator and the sequence number
-            of an operation.
-        called: when.
-        recorded: when an event was recorded on the stream: what was called there later is not
-            waited for. None: there is no event.
+        stream: the stream that waits; None if the thread does.
+        target: the awaited stream, or the id of the communicator and the sequence number of the
+            awaited operation.
+        called: when it was called.
+        recorded: when an event was recorded on the stream; calls after that are not waited for.
+            None if there is no event.
     """
 
     stream: int | None
@@ -69,15 +69,15 @@ class Sync:
 
 @dataclass
 class Process:
-    """What one process does in a replay.
+    """The part of one process in a replay.
 
     Attributes:
-        rank: of the process in the recording.
+        rank: the process's rank in the recording.
         trace: the recording.
-        items: operations with the ranks of the replay's communicators, and waits of the thread, in
-            the order of issue.
-        several_threads: more than one thread issued operations.
-        windows: of the replay's communicators.
+        items: operations, with ranks of the replay's communicators, and waits of the thread, in the
+            order of issue.
+        several_threads: whether more than one thread issued operations.
+        windows: windows of the replay's communicators.
         sequences: the recorded sequence numbers of each communicator.
     """
 
@@ -98,8 +98,8 @@ class Recorded:
     """The recordings of all processes.
 
     Attributes:
-        comms: in the order in which they are made, by id.
-        notes: what is not replayed, or replayed differently.
+        comms: by id, in the order of creation.
+        notes: what is omitted from the replay, or replayed differently.
     """
 
     processes: list[Process]
@@ -107,7 +107,7 @@ class Recorded:
     notes: list[str]
 
     def places(self, comm: Comm) -> str:
-        """Which processes the ranks of a communicator are, where they have other numbers."""
+        """Text for the processes of a communicator's ranks, if their numbers differ."""
         ranks = [self.processes[place].rank for place in comm.ranks]
         if ranks == list(range(len(ranks))):
             return ""

@@ -1,4 +1,4 @@
-"""What each rank of a replay does: operations with places in memory, and what they must give."""
+"""The program of a rank: operations with their memory and their expected results."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class Op:
     """An operation of a replay.
 
     Attributes:
-        comm: which of the program's communicators.
-        position: from 1, among the counterparts of the replay; 0 where it has none.
-        recorded: the operation in the recording.
+        comm: index of the communicator in the program.
+        position: from 1, among its counterparts in the replay; 0 if it has none.
+        recorded: the recorded operation.
         op: the operator; "user-defined" is replayed as pre_mul_sum.
-        send: where it reads in the arena, in bytes; of a put in the window ``home``.
-        recv: where it writes in the arena; of a put in its peer's window ``window``.
-        sent: elements that it reads.
-        received: elements that it writes.
-        source: what its input contains; None: it is not filled.
-        expected: what its output must contain: a source for each block, or with ``reduced`` those
-            that are reduced to the one block. None: it is not checked.
-        settled: no other operation of the group writes what it writes.
-        tainted: another operation may change its input.
-        home: of a put the number of the own window that it reads; of what it must have written in
-            this rank's window, the number of that. None: the buffers are in the arena.
-        window: of a put the number of the window that it writes to.
+        send: byte offset that it reads in the arena; for a put, in the window ``home``.
+        recv: byte offset that it writes in the arena; for a put, in its peer's window ``window``.
+        sent: number of elements that it reads.
+        received: number of elements that it writes.
+        source: the contents of its input; None if it is not filled.
+        expected: the expected output: a source for each block or, with ``reduced``, the sources
+            that are reduced to the one block. None if it is not checked.
+        settled: whether no other operation of the group writes the same memory.
+        tainted: whether another operation may change its input.
+        home: for a put, the number of the local window that it reads; for the expected result of a
+            put, the number of this rank's window. None if the buffers are in the arena.
+        window: for a put, the number of the window that it writes to.
     """
 
     kind: str
@@ -71,12 +71,12 @@ class Step:
     """Operations that are issued together, or a wait.
 
     Attributes:
-        at: when, in nanoseconds since 1970 by the clock of the recorded machine.
-        grouped: within a group.
-        sync: the thread waits for this stream.
-        waits: (stream, earlier step, other stream): the stream, or the thread where it is None,
-            waits for that step on the other.
-        marks: the streams for which the end of this step is waited for later.
+        at: time in nanoseconds since 1970, on the clock of the recorded machine.
+        grouped: whether they are issued in a group.
+        sync: the stream that the thread waits for.
+        waits: (stream, earlier step, other stream): the stream, or the thread if it is None, waits
+            for that step on the other stream.
+        marks: the streams on which a later wait needs the end of this step.
     """
 
     at: int
@@ -92,8 +92,8 @@ class Member(NamedTuple):
 
     Attributes:
         number: equal on all ranks.
-        signals: the signals of a context that one-sided operations use.
-        contexts: that they use.
+        signals: number of signals per context that one-sided operations use.
+        contexts: number of contexts that they use.
     """
 
     number: int
@@ -106,18 +106,18 @@ class Member(NamedTuple):
 
 @dataclass
 class Program:
-    """What one rank does.
+    """The program of one rank.
 
     Attributes:
-        rank: of the process in the recording.
+        rank: the process's rank in the recording.
         members: its communicators, in the order of creation.
-        streams: how many there are besides the default one.
-        nbytes: of its memory.
-        windows: their bytes, by the number of the communicator and their own.
-        signals: those that no operation waits for, by the number of the communicator.
-        regions: parts of the windows that ranks put into.
-        shared: those of them that several ranks write, this rank with the sources of its puts too.
-        landed: what those that are compared contain at the end, as operations that receive it.
+        streams: number of streams besides the default one.
+        nbytes: size of its memory.
+        windows: sizes in bytes, by the numbers of the communicator and the window.
+        signals: signals that no operation waits for, by the number of the communicator.
+        regions: the parts of the windows that ranks put into.
+        shared: those that several ranks write; the sources of this rank's own puts count as writes.
+        landed: the final contents of those that are compared, as operations that receive them.
     """
 
     rank: int

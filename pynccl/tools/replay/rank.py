@@ -1,4 +1,4 @@
-"""One rank of a replay: makes the communicators and streams, and issues the steps."""
+"""One rank of a replay: creates the communicators and streams, and issues the steps."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pynccl.tools.trace.model import Signal
 
 __all__ = ["Difference", "Dump", "Options", "Outcome", "Timing", "run_rank"]
 
-_STRIDE = 128  # steps between two marks, of which at most three are not reached
-_MOST = 8  # differences that a rank keeps
+_STRIDE = 128  # steps between two marks, at most three of which are outstanding
+_MOST = 8  # differences that a rank reports
 _POLL = 0.005  # seconds
 
 
 @dataclass(frozen=True)
 class Options:
-    """How ranks replay; see :func:`pynccl.tools.replay.replay`."""
+    """Options of the ranks; see :func:`pynccl.tools.replay.replay`."""
 
     folder: str
     recorded_speed: bool
@@ -37,7 +37,7 @@ class Options:
 
 
 class Timing(NamedTuple):
-    """An operation: its kind, ranks, dtype and counts, and its nanoseconds."""
+    """The kind, ranks, dtype and counts of an operation, and its nanoseconds."""
 
     kind: str
     nranks: int
@@ -49,7 +49,7 @@ class Timing(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """An output that is not what it must be."""
+    """An output that differs from the expected one."""
 
     communicator: str
     sequence: int
@@ -57,21 +57,21 @@ class Difference(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """The flight record of a rank that has not failed, where another one has."""
+    """The flight record of a rank that has not failed, while another one has."""
 
     text: str
 
 
 @dataclass
 class Outcome:
-    """What a rank reports at its end.
+    """The final report of a rank.
 
     Attributes:
-        failure: what stopped it; None: nothing.
-        dump: its flight record then.
-        checked: how many outputs were compared.
-        outputs: how many there were.
-        shared: how many regions of windows several ranks write.
+        failure: what stopped it; None if nothing did.
+        dump: its flight record at that time.
+        checked: number of outputs that were compared.
+        outputs: number of outputs.
+        shared: number of window regions that several ranks write.
     """
 
     failure: str | None = None
@@ -86,7 +86,7 @@ class Outcome:
 
 
 class _HostView:
-    """A buffer as collectives take it: memory, a shape and the name of a dtype."""
+    """A buffer for collectives: memory, a shape and the name of a dtype."""
 
     def __init__(self, address: int, count: int, itemsize: int, dtype: str) -> None:
         self.dtype = dtype
@@ -94,7 +94,7 @@ class _HostView:
 
 
 class _CudaView:
-    """The same on a GPU."""
+    """A buffer on a GPU."""
 
     def __init__(self, address: int, count: int, itemsize: int, dtype: str) -> None:
         self.dtype = dtype
@@ -102,13 +102,13 @@ class _CudaView:
 
 
 def _interface(address: int, count: int, itemsize: int) -> dict[str, object]:
-    # V: the type is the attribute dtype, which has names that type strings do not have.
+    # V: the type is in the attribute dtype, which supports names that type strings lack.
     typestr = f"|V{itemsize}"
     return {"version": 3, "typestr": typestr, "shape": (count,), "data": (address, False)}
 
 
 class _FailedError(Exception):
-    """A function on a stream has raised, or communicators have not become ready."""
+    """A function on a stream raised, or communicators did not become ready."""
 
 
 def run_rank(rank: Rank, options: Options) -> None:
@@ -130,14 +130,14 @@ def run_rank(rank: Rank, options: Options) -> None:
         outcome.dump = _C.flight_dump_json("replay")
         outcome.differences.clear()  # of operations that have not ended
     rank.report(outcome)
-    # Communicators stay open until all have ended: others wait for this rank, or ask what it did.
+    # Communicators stay open until all have ended: others wait for this rank, or query its state.
     if _wait_for(options, "end", rank) == "failed" and not outcome.dump:
         rank.report(Dump(_C.flight_dump_json("replay")))
     player.close(abort=outcome.failure is not None)
 
 
 def _wait_for(options: Options, name: str, rank: Rank) -> str:
-    """Wait until the launching process has made a file; returns its text."""
+    """Wait until the launching process has written a file, and return its text."""
     path = Path(options.folder, name)
     reported = time.monotonic()
     while not path.exists():
@@ -180,7 +180,7 @@ class _Player:
             config = nccl.Config(
                 timeout=self._options.timeout,
                 init_timeout=30 + self._options.timeout,
-                num_rma_sig=member.signals if member.signals > 1 else None,  # not in older versions
+                num_rma_sig=member.signals if member.signals > 1 else None,  # unknown to old NCCL
                 num_rma_ctx=member.contexts if member.contexts > 1 else None,
             )
             comm = nccl.Communicator(
@@ -253,7 +253,7 @@ class _Player:
             self._live()
 
     def _live(self) -> None:
-        """Tell the launching process, which ends what is silent."""
+        """Report progress to the launching process, which ends silent ranks."""
         if time.monotonic() - self._reported > 1:
             self._rank.report("runs")
             self._reported = time.monotonic()
@@ -286,7 +286,7 @@ class _Player:
             self._data.after(self._streams[stream], ops)
 
     def _record(self, stream: int) -> Any:  # noqa: ANN401 - an event, or None
-        """An event on a stream; None where the thread is the stream."""
+        """Record an event on a stream; None if the thread is the stream."""
         target = self._streams[stream]
         if target is None and self._host:
             return None
@@ -304,7 +304,7 @@ class _Player:
             target.wait(event)
 
     def _throttle(self) -> None:
-        """Bound what is enqueued: time limits count from the call."""
+        """Bound the enqueued work, because time limits count from the call."""
         self._live()
         used = range(0 if not self._host else 1, len(self._streams))
         self._marks.append([event for stream in used if (event := self._record(stream))])
@@ -366,7 +366,7 @@ class _Player:
             comm.wait_signal(_descriptors(op.recorded.signals), stream=where)
 
     def _finish_windows(self) -> None:
-        """Wait for the signals that nothing has waited for, so that all puts have arrived."""
+        """Wait for the remaining signals, so that all puts have arrived."""
         for index, signals in self._program.signals.items():
             stream = self._nccl.Stream(self._rank.provider, device=self._rank.device)
             self._comms[index].wait_signal(_descriptors(signals), stream=stream)
@@ -385,13 +385,13 @@ class _Player:
             return
         member = self._ranks[op.comm]
         what = f"{described(op.recorded)} with sequence {op.recorded.sequence}"
-        if op.kind == "put_signal":  # the recorded operation is of the peer
+        if op.kind == "put_signal":  # recorded by the peer
             what = f"window {op.home} at {op.recv}, after {what} of rank {op.peer}"
         text = (
             f"rank {member.rank} of communicator {member.label}: {what}: element {element} of the "
             "result is wrong"
         )
-        if not math.isnan(got):  # which stands for a value that was not read
+        if not math.isnan(got):  # NaN stands for a value that was not read
             bits = " as bits" if op.dtype in STORAGE else ""
             text += f": it is {got}, must be {expected}{bits}"
         self._outcome.differences.append(Difference(member.label, op.recorded.sequence, text))
@@ -418,7 +418,7 @@ class _Player:
 
 
 def _descriptors(signals: Iterable[Signal]) -> list[Any]:
-    """Signals as wait_signal() takes them."""
+    """Convert signals for wait_signal()."""
     from pynccl import raw
 
     return [
@@ -428,7 +428,7 @@ def _descriptors(signals: Iterable[Signal]) -> list[Any]:
 
 
 class _HostMemory:
-    """Memory of the process, on an address that is a multiple of 64."""
+    """Memory of the process, aligned to 64 bytes."""
 
     def __init__(self, nbytes: int) -> None:
         import numpy as np
@@ -438,5 +438,5 @@ class _HostMemory:
 
 
 def _names_it(error: Exception, op: Op) -> bool:
-    """Whether the text of an error says which operation it is about."""
+    """Whether the text of an error names the operation."""
     return op.kind in str(error)

@@ -1,4 +1,4 @@
-"""Recordings, put together: processes, the communicators that they share, what is left of both."""
+"""Combined recordings: processes, and the communicators that they share."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
 
 
 def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded:
-    """Put the recordings of all processes together.
+    """Combine the recordings of all processes.
 
     Args:
-        traces: one of each process.
-        ranks: how many processes to keep; communicators are cut to these. None is all.
+        traces: one per process.
+        ranks: number of processes to replay; communicators are cut to these. None is all.
 
     Raises:
-        ReplayError: the recordings do not belong together, or there are not so many.
+        ReplayError: the recordings do not belong together, or there are fewer of them.
     """
     if not traces:
         raise ReplayError("there are no recordings")
@@ -73,8 +73,9 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
 
 
 def _process_ranks(traces: Sequence[ProcessTrace]) -> list[int]:
-    """The rank of each process: the recorded one, which is that in a communicator where the process
-    had no RANK. Where these are not all different: that in one that all have, else the place.
+    """The rank of each process: the recorded one, or its rank in a communicator if the process had
+    no RANK. If these are not all different: its rank in a communicator common to all, else its
+    position.
     """
     ranks = [trace.rank for trace in traces if trace.rank is not None]
     if len(set(ranks)) == len(traces):
@@ -89,7 +90,7 @@ def _process_ranks(traces: Sequence[ProcessTrace]) -> list[int]:
 
 @dataclass
 class _Members:
-    """A recorded communicator: its size, and the place of the process of each known rank."""
+    """A recorded communicator: its size, and the process of each known rank."""
 
     name: str | None
     creator: str
@@ -122,7 +123,7 @@ def _members(processes: Sequence[Process], joined: dict[str, str]) -> dict[str, 
 def _cut(
     recorded: Recorded, members: dict[str, _Members], *, cut: bool
 ) -> dict[str, dict[int, int]]:
-    """Make the communicators of the replay; returns the new rank of each recorded one by id."""
+    """Create the communicators of the replay; return the new rank of each recorded one by id."""
     places: dict[str, dict[int, int]] = {}
     for id, one in members.items():
         kept = [
@@ -150,7 +151,7 @@ def _fill(
     joined: dict[str, str],
     places: dict[str, dict[int, int]],
 ) -> None:
-    """The items of a process, with the communicators and ranks of the replay."""
+    """Collect the items of a process, with the communicators and ranks of the replay."""
     trace = process.trace
     left_out = failed = 0
     captured: dict[int, list[Operation]] = defaultdict(list)
@@ -217,7 +218,7 @@ def _sync(wait: Wait, joined: dict[str, str]) -> Sync | None:
 
 
 def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
-    """An operation with the ranks of the replay; None where its peer is left out."""
+    """An operation with the ranks of the replay; None if its peer is left out."""
     if operation.peer is not None and operation.peer not in places:
         return None
     signals = tuple(
@@ -228,12 +229,12 @@ def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
     peer = None if operation.peer is None else places[operation.peer]
     root = operation.root
     if operation.kind in ROOTED and root is not None:
-        root = places.get(root, 0)  # of the ranks that are left the first one
+        root = places.get(root, 0)  # if the root is left out, the first remaining rank
     return dataclasses.replace(operation, peer=peer, root=root, signals=signals)
 
 
 def _note_unknown(recorded: Recorded) -> None:
-    """Say which waits for signals do not say what they wait for."""
+    """Note waits for signals that do not specify their signals."""
     for process in recorded.processes:
         waits = [one for one in process.operations if one.kind == "wait_signal"]
         unknown = sum(not is_known(one) for one in waits)
@@ -247,7 +248,7 @@ def _note_unknown(recorded: Recorded) -> None:
 def _launched(
     trace: ProcessTrace, captured: dict[int, list[Operation]]
 ) -> list[tuple[int, Operation]]:
-    """Launches of graphs as the operations in them, each launch as one group per recorded group."""
+    """Expand graph launches into their operations, one group per recorded group and launch."""
     found = []
     for launch in trace.launches:
         for operation in captured.get(launch.graph, ()):
@@ -267,11 +268,11 @@ def _launched(
     return found
 
 
-# --- recordings that do not begin or end together
+# --- recordings that begin or end at different times
 
 
 def counterpart(operation: Operation) -> tuple[str, int | None] | None:
-    """What an operation is counted among: collectives, or messages of its direction and peer."""
+    """The count an operation belongs to: collectives, or messages by direction and peer."""
     if operation.kind in COLLECTIVES:
         return "", None
     if operation.kind in ("send", "recv"):
@@ -280,7 +281,7 @@ def counterpart(operation: Operation) -> tuple[str, int | None] | None:
 
 
 def _trim(recorded: Recorded) -> None:
-    """Drop what some ranks have not recorded: before its begin, and after a limit of memory."""
+    """Drop operations that some ranks did not record: too early, or beyond the memory limit."""
     firsts: dict[tuple[object, ...], int] = {}
     lasts: dict[tuple[object, ...], int] = {}
     lossy = any(process.trace.dropped for process in recorded.processes)
@@ -322,7 +323,7 @@ def _trim(recorded: Recorded) -> None:
 
 
 def _key(recorded: Recorded, place: int, operation: Operation) -> tuple[object, ...] | None:
-    """Equal for the operations of all ranks that are counted together."""
+    """A key that is equal for the operations of all ranks that are counted together."""
     found = counterpart(operation)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The table of a replay: what it took, beside what the recording took."""
+"""The table of a replay: its timings beside the recorded ones."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Row:
     """The operations of one kind and size.
 
     Attributes:
-        kind: of the operations.
-        nranks: of their communicators.
-        nbytes: as recorded, of the larger of input and output.
-        replayed_nbytes: as replayed.
-        calls: on all ranks.
-        recorded: the median on the recorded device, in seconds; None: it was not timed.
+        kind: kind of the operations.
+        nranks: size of their communicators.
+        nbytes: the recorded size, that of the larger of input and output.
+        replayed_nbytes: the replayed size.
+        calls: number of calls on all ranks.
+        recorded: the median on the recorded device, in seconds; None if it was not timed.
         replayed: the median of the replay, in seconds.
-        ratio: of the two.
-        busbw: the bus bandwidth of the replay in GB/s; None where the kind has none.
+        ratio: the ratio of the two.
+        busbw: the bus bandwidth of the replay in GB/s; None if the kind has none.
     """
 
     kind: str
@@ -93,7 +93,7 @@ _HEADER = (
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as text, in columns."""
+    """Format the rows as a table."""
     lines = [_HEADER]
     for row in rows:
         lines.append(

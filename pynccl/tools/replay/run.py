@@ -1,4 +1,4 @@
-"""Starts the ranks of a replay and puts together what they report."""
+"""Starts the ranks of a replay and combines their reports."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from pynccl.tools.trace.model import ProcessTrace
 
 __all__ = ["Result", "replay", "run_programs"]
 
-_SILENCE = 60.0  # seconds without a sign of any rank, besides the time limit
+_SILENCE = 60.0  # seconds without progress of any rank, in addition to the time limit
 
 
 @dataclass
 class Result:
-    """What a replay has found.
+    """The result of a replay.
 
     Attributes:
-        rows: one for each kind and size.
+        rows: one per kind and size.
         notes: what was dropped, or replayed differently.
-        findings: where the recordings of ranks differ, or what kept ranks waiting.
+        findings: differences between the ranks' recordings, or what made ranks hang.
         failures: what stopped each rank, by rank of the process.
-        differences: results that are wrong, by rank of the process.
-        operations: how many there were on all ranks.
-        checked: how many results were compared.
-        outputs: how many there were: outputs of operations, and regions of windows.
-        shared: of these the regions that several ranks write, which are not compared.
-        seconds: that the slowest rank took.
+        differences: wrong results, by rank of the process.
+        operations: number of operations on all ranks.
+        checked: number of results that were compared.
+        outputs: number of outputs of operations and regions of windows.
+        shared: number of those regions that several ranks write, which are not compared.
+        seconds: the time of the slowest rank.
     """
 
     rows: list[Row]
@@ -60,7 +60,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found, no rank failed and no result is wrong."""
+        """Whether there are no findings, failures or wrong results."""
         return not (self.findings or self.failures or self.differences)
 
 
@@ -75,28 +75,29 @@ def replay(
     data: bool = True,
     timeout: float = 20.0,
 ) -> Result:
-    """Issue recorded operations again: the same ones, in the same order, on as many streams.
+    """Replay recorded operations: the same ones, in the same order, on the same number of streams.
 
-    Every process of the recording is a process of this machine. Communicators are made with
-    ncclCommInitRank, with the recorded ranks. What is compared, and what is different from the
-    recorded program, is in docs/replay.md.
+    Every recorded process becomes a process on this machine. Communicators are created with
+    ncclCommInitRank and the recorded ranks. docs/replay.md describes what is compared, and how the
+    replay differs from the recorded program.
 
     Args:
-        traces: the recordings or traces, one of each process.
+        traces: the recordings or traces, one per process.
         provider: "host" or "cuda".
-        ranks: replay the first ones only, and cut communicators to these; None is all.
-        scale: what counts are multiplied by; at least one element is left.
-        speed: "recorded" keeps the time between calls, "max" does not.
-        check: compare the operations of all ranks first, and do not replay what does not fit.
-        data: fill inputs, and compare results with what the operations must give.
-        timeout: of every operation, in seconds.
+        ranks: replay only the first ones, and cut communicators to these; None is all.
+        scale: factor for counts, which remain at least 1.
+        speed: "recorded" preserves the time between calls, "max" does not.
+        check: whether to compare the operations of all ranks first, and to refuse a replay of
+            inconsistent ones.
+        data: whether to fill inputs and compare results with the expected ones.
+        timeout: time limit of every operation, in seconds.
 
     Returns:
-        What was found, and the times of the operations by kind and size.
+        The findings, and the times of the operations by kind and size.
 
     Raises:
         ReplayError: the recordings do not belong together, or an argument is out of range.
-        LaunchError: a rank has died.
+        LaunchError: a rank died.
     """
     if speed not in ("max", "recorded"):
         raise ReplayError(f"speed: {speed!r} is neither 'max' nor 'recorded'")
@@ -205,7 +206,7 @@ def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
 
 
 def _findings(recorded: Recorded, outcomes: dict[int, Outcome]) -> list[Finding]:
-    """What the flight records of the ranks say together, about the recorded communicators."""
+    """The combined findings from the ranks' flight records, in terms of recorded communicators."""
     dumps = [
         flight.parse(outcome.dump, f"rank {rank}")
         for rank, outcome in outcomes.items()
@@ -213,7 +214,7 @@ def _findings(recorded: Recorded, outcomes: dict[int, Outcome]) -> list[Finding]
     ]
     if len(dumps) < len(outcomes):
         return []
-    # The communicators of the replay are named by the recorded ones.
+    # Name the replay's communicators by the recorded ones.
     ids = {comm.label: id for id, comm in recorded.comms.items()}
     recorded_ids = {
         comm.id: ids.get(comm.name or "", comm.id) for dump in dumps for comm in dump.communicators

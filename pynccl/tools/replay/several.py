@@ -1,4 +1,4 @@
-"""Recordings of processes that have several ranks of a communicator: init_all(), or threads."""
+"""Recordings of processes with several ranks of a communicator: init_all(), or threads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["split"]
 
 
 def split(trace: ProcessTrace) -> list[ProcessTrace]:
-    """One recording for each rank; those of different communicators belong together by the thread
-    that used them, else by their order.
+    """Split a recording into one per rank. Ranks of different communicators belong together if the
+    same thread used them, else by their order.
     """
     ranks: dict[str, list[int]] = {}
     for operation in trace.operations:
@@ -39,7 +39,7 @@ def _rank(trace: ProcessTrace, one: Operation | Wait) -> int | None:
 
 
 def _by_thread(trace: ProcessTrace) -> list[dict[str, int]] | None:
-    """The rank of each thread in its communicators; None where threads share or have several."""
+    """The rank of each thread in its communicators; None if threads share ranks or have several."""
     threads: dict[int, dict[str, int]] = {}
     users: dict[tuple[str, int], int] = {}
     for operation in trace.operations:
@@ -54,7 +54,7 @@ def _by_thread(trace: ProcessTrace) -> list[dict[str, int]] | None:
 
 
 def _part(trace: ProcessTrace, members: dict[str, int], *, alone: bool = True) -> ProcessTrace:
-    """What a process has of these ranks of communicators; alone: the process has no others."""
+    """The part of these ranks; alone means that the process has no others."""
     part = dataclasses.replace(trace, rank=trace.rank if alone else None)
     if alone:
         members = {one.id: one.rank for one in trace.communicators.values()} | members

@@ -1,4 +1,4 @@
-"""How many blocks each operation reads and writes, and where its own block is in place."""
+"""The blocks that each operation reads and writes, and the position of its own block in place."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ITEMSIZES = {
 
 
 class Blocks(NamedTuple):
-    """Of an operation on one rank, in blocks of its count.
+    """The buffers of an operation on one rank, in blocks of its count.
 
     Attributes:
-        sent: that it reads.
-        received: that it writes.
-        own_sent: which block of sendbuff recvbuff is, in place.
-        own_received: which block of recvbuff sendbuff is, in place.
+        sent: number of blocks that it reads.
+        received: number of blocks that it writes.
+        own_sent: the block of sendbuff that recvbuff is, in place.
+        own_received: the block of recvbuff that sendbuff is, in place.
     """
 
     sent: int
@@ -40,8 +40,8 @@ class Blocks(NamedTuple):
     own_received: int = 0
 
 
-# Of each operation what it reads and writes: blocks, as many as there are ranks ("n"), and at the
-# root only ("root").
+# The blocks that each operation reads and writes: a number, one per rank ("n"), or at the root only
+# ("root").
 _SHAPES = {
     "all_reduce": ("1", "1"),
     "broadcast": ("1 root", "1"),
@@ -63,7 +63,7 @@ def blocks(kind: str, nranks: int, rank: int, root: int | None) -> Blocks:
     """The blocks of an operation.
 
     Raises:
-        ReplayError: there is no such operation.
+        ReplayError: the operation is unknown.
     """
     if kind not in _SHAPES:
         raise ReplayError(f"there is no operation {kind!r} in this pynccl")
@@ -78,6 +78,6 @@ def blocks(kind: str, nranks: int, rank: int, root: int | None) -> Blocks:
 
 
 def total(kind: str, nranks: int, count: int, itemsize: int) -> int:
-    """The bytes of an operation as bandwidths count them: the larger of input and output."""
+    """The bytes of an operation for bandwidths: the larger of input and output."""
     spread = kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
     return count * itemsize * (nranks if spread else 1)

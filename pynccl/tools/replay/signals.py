@@ -1,4 +1,4 @@
-"""The signals of one-sided operations: who has sent how many, and who waits for more."""
+"""Signals of one-sided operations: the numbers sent and awaited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE_SIDED = frozenset(("put_signal", "signal", "wait_signal"))
 
 
 class _Key(NamedTuple):
-    """What is counted together: the ranks are those of the communicator."""
+    """The key by which signals are counted; ranks are those of the communicator."""
 
     communicator: str
     sender: int
@@ -27,17 +27,17 @@ class _Key(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """More signals than were sent.
+    """A wait for more signals than were sent.
 
     Attributes:
         communicator: its id.
-        receiver: the rank that waits.
-        sender: the rank that they would come from.
-        signal: their index.
-        context: the index of the context.
-        waited: for how many the receiver waits.
-        sent: how many there are.
-        operation: the first one that waits for more than there are.
+        receiver: the waiting rank.
+        sender: the rank that would send them.
+        signal: index of the signal.
+        context: index of the context.
+        waited: number of signals that the receiver waits for.
+        sent: number of signals that were sent.
+        operation: the first one that waits for more than were sent.
     """
 
     communicator: str
@@ -51,12 +51,12 @@ class Excess(NamedTuple):
 
 
 def is_known(operation: Operation) -> bool:
-    """Whether a wait_signal says what it waits for; the first recordings do not."""
+    """Whether a wait_signal specifies its signals; early recordings do not."""
     return bool(operation.signals) or operation.count == 0
 
 
 def _counts(recorded: Recorded) -> tuple[Counter[_Key], Counter[_Key]]:
-    """The signals that were sent, and those that are waited for, where the sender has a file."""
+    """The signals sent and the signals awaited, for senders with a file."""
     sent: Counter[_Key] = Counter()
     waited: Counter[_Key] = Counter()
     for place, process in enumerate(recorded.processes):
@@ -81,7 +81,7 @@ def _waits(recorded: Recorded, operation: Operation, rank: int) -> Iterator[tupl
 
 
 def excess(recorded: Recorded) -> Iterator[Excess]:
-    """Signals that are waited for and that nobody has sent."""
+    """Signals that are awaited but were never sent."""
     sent, waited = _counts(recorded)
     found = {key for key, number in waited.items() if number > sent[key]}
     if not found:
@@ -109,9 +109,9 @@ def excess(recorded: Recorded) -> Iterator[Excess]:
 
 
 def trim(recorded: Recorded) -> None:
-    """Drop waits for signals that their sender has sent before it recorded, or after it was full.
+    """Drop waits for signals that the sender sent before its recording began or after it was full.
 
-    A recording that began late has a first operation whose sequence is not 1.
+    The first operation of a recording that began late has a sequence number other than 1.
     """
     sent, waited = _counts(recorded)
     surplus = _Surplus(Counter(), {})
@@ -149,9 +149,9 @@ class _Surplus:
     """Waits to drop.
 
     Attributes:
-        early: how many of the first ones.
-        left: how many are kept until the recording of the sender was full.
-        dropped: how many were, and why.
+        early: number of initial waits to drop.
+        left: number of waits to preserve until the sender's recording was full.
+        dropped: number of dropped waits, by reason.
     """
 
     early: Counter[_Key]
@@ -159,7 +159,7 @@ class _Surplus:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def take(self, key: _Key, one: Signal) -> Signal:
-        """What is kept of the next wait."""
+        """The part of the next wait that is preserved."""
         early = min(one.times, self.early[key])
         self.early[key] -= early
         times = one.times - early

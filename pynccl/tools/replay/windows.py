@@ -1,4 +1,4 @@
-"""The windows of a replay: where puts read and write, and what windows contain at the end."""
+"""Windows of a replay: where puts read and write, and the final contents of windows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pynccl.tools.trace.model import Operation, Signal, Window
 
 __all__ = ["Windows", "add_signals", "expect_puts"]
 
-_UNKNOWN = 0  # the number of the window for puts whose windows are not known
+_UNKNOWN = 0  # the window number for puts whose windows are unknown
 
 
 class Windows:
-    """The windows of all ranks, with one layout for the memory of all of them.
+    """The windows of all ranks, with one memory layout for all of them.
 
     Args:
-        recorded: the recordings; gets notes.
-        scale: what sizes are multiplied by.
+        recorded: the recordings; notes are added to it.
+        scale: factor for sizes.
     """
 
     def __init__(self, recorded: Recorded, scale: float) -> None:
@@ -36,7 +36,7 @@ class Windows:
         self._own: dict[tuple[str, int], list[Window]] = defaultdict(list)
         self._indexes: dict[str, tuple[int, int]] = {}
         self._layouts: dict[tuple[str, int], Layout] = {}
-        self._slots: dict[str, int] = {}  # of puts whose windows are not known
+        self._slots: dict[str, int] = {}  # for puts whose windows are unknown
         self._staging: dict[tuple[str, int], Layout] = {}
         for place, process in enumerate(recorded.processes):
             for window in process.windows:
@@ -80,12 +80,12 @@ class Windows:
             self._layouts[key] = Layout(parts[key], self._scale)
         self._staging = {key: Layout(buffers, self._scale) for key, buffers in unknown.items()}
         with_windows = {id for id, _ in self._opened}
-        for id in self._indexes:  # NCCL has signals where a window is registered
+        for id in self._indexes:  # NCCL needs a registered window for signals
             if id not in with_windows:
                 self._slots.setdefault(id, ALIGNMENT)
 
     def _size(self, operation: Operation) -> tuple[int, int, int]:
-        """The bytes of a put as recorded and as replayed, and those of an element."""
+        """The recorded bytes of a put, the replayed bytes, and the bytes of an element."""
         item = ITEMSIZES.get(operation.dtype, 1)
         count = max(1, int(operation.count * self._scale)) if operation.count else 0
         return operation.count * item, count * item, item
@@ -99,10 +99,10 @@ class Windows:
         self._indexes[operation.communicator] = signals, contexts
 
     def _source(self, place: int, operation: Operation) -> Window | None:
-        """The own window that a put reads; None where it or the target is not known.
+        """The local window that a put reads; None if it or the target is unknown.
 
-        Memory may be registered again: of several windows it is one that was open together with the
-        target, and when the put was called. The time of a recorded call is not exact.
+        Memory may be registered again. Among several windows, it is one that was open together with
+        the target, and when the put was called. The time of a recorded call is not exact.
         """
         id = operation.communicator
         target = self._opened.get((id, operation.window or 0), {}).get(place)
@@ -119,11 +119,11 @@ class Windows:
         return min(found, key=lambda one: (_distance(one, operation), -one.number), default=None)
 
     def indexes(self, id: str) -> tuple[int, int]:
-        """How many signals and contexts a communicator has."""
+        """The number of signals and contexts of a communicator."""
         return self._indexes.get(id, (1, 1))
 
     def sizes(self, place: int) -> dict[tuple[int, int], int]:
-        """The bytes of a rank's windows, in the order in which they are registered."""
+        """The bytes of a rank's windows, in the order of registration."""
         sizes: dict[tuple[int, int], int] = {}
         for (id, number), opened in self._opened.items():
             if id not in self._indexes or place not in self._recorded.comms[id].ranks:
@@ -141,7 +141,7 @@ class Windows:
         return dict(sorted(sizes.items()))
 
     def place(self, place: int, op: Op) -> None:
-        """Say where a put reads and writes."""
+        """Set the offsets that a put reads and writes."""
         operation = op.recorded
         id = operation.communicator
         source = self._source(place, operation)
@@ -165,7 +165,7 @@ def _overlap(one: Window, other: Window) -> bool:
 
 
 def _distance(window: Window, operation: Operation) -> int:
-    """Between a call and the time in which a window was open, in nanoseconds."""
+    """The nanoseconds between a call and the period in which a window was open."""
     late = 0 if window.closed is None else operation.called - window.closed
     return max(0, window.opened - operation.called, late)
 
@@ -174,7 +174,7 @@ def _distance(window: Window, operation: Operation) -> int:
 
 
 def add_signals(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
-    """Say which signals no operation waits for."""
+    """Determine the signals that no operation waits for."""
     left: Counter[tuple[int, int, int, int, int]] = Counter()  # comm, rank, peer, signal, context
     for program in programs:
         ranks = {member.number: member.rank for member in program.members}
@@ -191,17 +191,17 @@ def add_signals(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -
             program.signals.setdefault(comm, []).append(Signal(peer, times, signal, context))
 
 
-# --- what windows contain
+# --- contents of windows
 
 
 @dataclass
 class _Write:
-    """The puts of a rank to one place, or the sources of the own puts at one place.
+    """The puts of a rank to one range, or the sources of its own puts in one range.
 
     Attributes:
-        writer: the rank; None: this rank fills sources.
-        last: the number of the last put.
-        queues: the streams and contexts, between which puts have no order.
+        writer: the rank; None if this rank fills sources.
+        last: number of the last put.
+        queues: the streams and contexts, between which puts are unordered.
         ops: all of the sources, the last of the puts.
     """
 
@@ -217,7 +217,7 @@ _Window = tuple[int, int, int]  # the communicator, the rank, the number
 
 
 def expect_puts(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
-    """Say what the windows must contain where only one rank has written."""
+    """Determine the expected contents of windows where only one rank has written."""
     writes: dict[_Window, dict[tuple[int, int, int | None], _Write]] = defaultdict(dict)
     count = 0
     for program in programs:
@@ -237,7 +237,7 @@ def expect_puts(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -
         for _, _, active in one:
             if any(write.writer is not None for write in active):
                 for write in active:
-                    if write.writer is None:  # what it reads depends on when the peer has put
+                    if write.writer is None:  # what it reads depends on the time of the peer's put
                         for op in write.ops:
                             op.tainted = True
     for (comm, rank, number), one in segments.items():
@@ -251,7 +251,7 @@ def _at(
 
 
 def _segments(writes: list[_Write]) -> Iterator[tuple[int, int, list[_Write]]]:
-    """The parts between all begins and ends, with what is written to each."""
+    """The parts between all begins and ends, with the writes to each."""
     bounds = sorted({bound for one in writes for bound in (one.begin, one.end)})
     waiting = sorted(writes, key=lambda one: one.begin, reverse=True)
     active: list[_Write] = []
@@ -266,7 +266,7 @@ def _segments(writes: list[_Write]) -> Iterator[tuple[int, int, list[_Write]]]:
 def _expect(
     program: Program, number: int, segments: Sequence[tuple[int, int, list[_Write]]]
 ) -> None:
-    """Note the regions of a window: parts next to each other with the same last put are one."""
+    """Add the regions of a window; adjacent parts with the same last put form one region."""
     regions: list[tuple[int, int, object, _Write | None]] = []
     for begin, end, active in segments:
         writers = {one.writer for one in active}
@@ -288,7 +288,7 @@ def _expect(
         item = op.itemsize
         first, after = -(-(begin - op.recv) // item), (end - op.recv) // item
         if op.source is None or op.tainted or after <= first or op.recv % item:
-            continue  # torch has no tensors that are not aligned
+            continue  # torch has no unaligned tensors
         program.landed.append(
             dataclasses.replace(
                 op,

@@ -1,9 +1,9 @@
-"""Bandwidths as nccl-tests defines them.
+"""Bandwidths as defined by nccl-tests.
 
-The size of an operation is that of its larger buffer: the tensor of all_reduce, broadcast, reduce
-and send/recv, all ranks' blocks together of the others. algbw is that size over the time. busbw is
-algbw times the share of the size that the busiest link must carry, for every algorithm, so that it
-can be compared with the speed of the hardware for any number of ranks.
+The size of an operation is that of its larger buffer: the tensor for all_reduce, broadcast, reduce
+and send/recv, and all ranks' blocks together for the others. algbw is that size divided by the
+time. busbw is algbw times the share of the size that the busiest link must carry under any
+algorithm. It can thus be compared with the hardware's speed for any number of ranks.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def _both_ways(nranks: int) -> float:
     return 2 * (nranks - 1) / nranks
 
 
-# From a collective's name to busbw / algbw for a number of ranks.
+# Maps a collective to a function of the number of ranks that returns busbw / algbw.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     # Every element leaves n-1 ranks to be summed and enters n-1 ranks as the sum, over n links.
     "all_reduce": _both_ways,
     # The whole tensor passes the link of the root.
     "broadcast": _whole,
     "reduce": _whole,
-    # Of n blocks each rank has one itself; n-1 pass its link, or that of the root.
+    # Of n blocks each rank holds its own; n-1 cross its link, or that of the root.
     "all_gather": _others,
     "reduce_scatter": _others,
     "all_to_all": _others,
     "gather": _others,
     "scatter": _others,
-    # Each rank sends the tensor and receives one at the same time; links are counted one way.
+    # Each rank sends the tensor and receives one at the same time; links count in one direction.
     "send_recv": _whole,
 }
 
@@ -57,21 +57,21 @@ _MESSAGES = ("send", "recv", "put_signal")
 
 
 class Bandwidth(NamedTuple):
-    """Bandwidths in GB/s, a GB being 1e9 bytes."""
+    """Bandwidths in GB/s (1 GB is 1e9 bytes)."""
 
     algbw: float
     busbw: float
 
 
 def bus_factor(collective: str, nranks: int) -> float:
-    """What turns algbw into busbw.
+    """The factor from algbw to busbw.
 
     Args:
         collective: a key of BUS_FACTORS, or "send", "recv" or "put_signal".
-        nranks: how many ranks there are.
+        nranks: the number of ranks.
 
     Raises:
-        KeyError: no such collective.
+        KeyError: the collective is unknown.
         ValueError: nranks is below 1.
     """
     if nranks < 1:
@@ -84,13 +84,13 @@ def bandwidth(collective: str, nbytes: int, seconds: float, nranks: int) -> Band
 
     Args:
         collective: see bus_factor().
-        nbytes: its size, that of the larger buffer.
+        nbytes: size of the larger buffer in bytes.
         seconds: the time of one operation.
-        nranks: how many ranks there are.
+        nranks: the number of ranks.
 
     Raises:
-        KeyError: no such collective.
-        ValueError: nranks is below 1, or seconds not above 0.
+        KeyError: the collective is unknown.
+        ValueError: nranks is below 1, or seconds is not above 0.
     """
     if not seconds > 0:
         raise ValueError(f"seconds: {seconds} is not above 0")
@@ -102,11 +102,11 @@ def operation_bytes(operation: Operation, nranks: int) -> int:
     """The size of an operation: that of the larger buffer on any rank, equal on all ranks.
 
     Args:
-        operation: of a trace.
+        operation: an operation of a trace.
         nranks: the size of its communicator.
     """
     larger = max(operation.sendbytes, operation.recvbytes)
-    if operation.kind == "gather":  # of which only the root has the larger buffer
+    if operation.kind == "gather":  # only its root has the larger buffer
         return max(larger, nranks * operation.sendbytes)
     if operation.kind == "scatter":
         return max(larger, nranks * operation.recvbytes)
@@ -116,17 +116,18 @@ def operation_bytes(operation: Operation, nranks: int) -> int:
 def operation_bandwidths(
     trace: ProcessTrace, operations: Sequence[Operation] | None = None
 ) -> list[Bandwidth | None]:
-    """The bandwidths of the operations of a trace, in their order.
+    """The bandwidths of the operations of a trace, in order.
 
-    The operations of a group on a stream have the times of the group. Each one has the bandwidth
-    of the bytes of all those of its kind and communicator among them.
+    Operations of a group on one stream share the times of the group. Each one gets the bandwidth
+    for the total bytes of the group's operations of its kind and communicator.
 
     Args:
-        trace: of one process.
-        operations: those of its runs, for example; None is all that were called.
+        trace: the trace of one process.
+        operations: for example those of its runs; None is all operations that were called.
 
     Returns:
-        None for an operation that was not timed, or has no bandwidth: a signal, a barrier.
+        The bandwidths; None for an operation that was not timed or has no bandwidth (a signal, a
+        barrier).
     """
     together: dict[tuple[object, ...], int] = defaultdict(int)
     keys: list[tuple[object, ...]] = []

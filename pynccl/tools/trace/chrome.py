@@ -1,7 +1,7 @@
-"""Trace files: Chrome's trace JSON, which Perfetto and chrome://tracing open.
+"""Trace files in Chrome's trace JSON, which Perfetto and chrome://tracing open.
 
-The file is an object with the events for these viewers under "traceEvents", and the traces
-themselves, from which load() reads them, under "pynccl".
+A file is an object with the viewers' events under "traceEvents". The traces themselves, which
+load() reads, are under "pynccl".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["document", "load", "parse", "save"]
 _FORMAT = "pynccl trace"
 _VERSION = 1
 _HEX = ("sendbuff", "recvbuff", "stream", "event_stream")
-# Fields that most operations and waits do not have.
+# Fields that most operations and waits do not set.
 _RARE = ("window", "offset", "signal", "context", "signals", "event_stream", "event_recorded")
 
 Event = dict[str, Any]
@@ -36,15 +36,16 @@ _Path: TypeAlias = "str | os.PathLike[str]"
 
 
 def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
-    """Write one file.
+    """Write a trace file.
 
     Args:
-        traces: of one process, or of several ones of a program, which are put on one clock.
-        path: where to; one that ends in ".gz" is compressed.
+        traces: of one process, or of several processes of a program, which are aligned to one
+            clock.
+        path: the file; it is compressed if the name ends in ".gz".
 
     Raises:
-        TraceError: there is none, or they do not belong together.
-        OSError: it cannot be written.
+        TraceError: there is no trace, or the traces do not belong together.
+        OSError: the file cannot be written.
     """
     text = json.dumps(document(traces), separators=(",", ":"), allow_nan=False)
     data = text.encode()
@@ -53,17 +54,17 @@ def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
 
 
 def load(path: _Path) -> list[ProcessTrace]:
-    """Read a file that :func:`save` has written, or nccl.trace().
+    """Read a file written by :func:`save` or nccl.trace().
 
     Args:
-        path: the file; with the suffix ".gz" or without.
+        path: the file, compressed if the name ends in ".gz".
 
     Returns:
-        The traces in it: several where they were merged.
+        The traces in it; several if they were merged.
 
     Raises:
-        TraceError: it is not such a file.
-        OSError: it cannot be read.
+        TraceError: the file is not a trace.
+        OSError: the file cannot be read.
     """
     data = Path(path).read_bytes()
     try:
@@ -79,7 +80,7 @@ def load(path: _Path) -> list[ProcessTrace]:
 
 
 def parse(text: str) -> list[ProcessTrace]:
-    """Read the text of a file that :func:`save` has written.
+    """Parse the text of a file written by :func:`save`.
 
     Args:
         text: the JSON text.
@@ -88,7 +89,7 @@ def parse(text: str) -> list[ProcessTrace]:
         The traces in it.
 
     Raises:
-        TraceError: it is not such a text.
+        TraceError: the text is not a trace.
     """
     try:
         value = json.loads(text)
@@ -113,13 +114,13 @@ def parse(text: str) -> list[ProcessTrace]:
 
 
 def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
-    """The contents of a file.
+    """Build the contents of a file.
 
     Args:
         traces: one or several traces; several are merged.
 
     Returns:
-        The JSON object: the events for Perfetto, and what :func:`parse` reads.
+        The JSON object: the events for Perfetto, and the data that :func:`parse` reads.
 
     Raises:
         TraceError: two traces are of the same rank of a communicator.
@@ -146,7 +147,7 @@ def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
 
 
 def _first(trace: ProcessTrace) -> int:
-    """The first time in a trace, which may be before the trace's own begin."""
+    """The first time in a trace, which may precede the trace's own begin."""
     times: list[int] = [trace.began]
     times += [one.called for one in trace.operations]
     times += [one.called for one in trace.launches]
@@ -159,11 +160,11 @@ def _first(trace: ProcessTrace) -> int:
 
 @dataclass
 class _Span:
-    """What becomes an event of a lane.
+    """An entry of a lane, which becomes an event.
 
     Attributes:
-        ended: None: it has not ended.
-        flow: members of the event that bind it to the matching ones of other processes.
+        ended: None if it has not ended.
+        flow: members of the event that link it to the matching ones of other processes.
     """
 
     name: str
@@ -176,7 +177,7 @@ class _Span:
 
 
 class _Writer:
-    """Makes the events of merged traces."""
+    """Builds the events of merged traces."""
 
     def __init__(self, merged: Merged, base: int) -> None:
         self._merged = merged
@@ -195,15 +196,15 @@ class _Writer:
             self._add_flow(identifier, match)
 
     def _add_flow(self, identifier: int, match: Match) -> None:
-        """An arrow from each operation to the one that began next; it ends at the last one.
+        """Add arrows from each operation to the one that began next, up to the last one.
 
-        By bind_id, because the events of phase "s" and "f" belong to a time of a row only, at which
-        there is more than one operation where they are in a group.
+        They use bind_id, because events of phase "s" and "f" refer to a row and a time, which is
+        ambiguous for operations of a group.
         """
         begun = [
             (began, one) for one in match.members if (began := self._merged.began(one)) is not None
         ]
-        # In the order of the events in the file, which tells apart those of one time.
+        # In the order of the events in the file, which distinguishes those of equal time.
         begun.sort(key=lambda pair: (pair[0], pair[1].trace, pair[1].index))
         for i, (_, one) in enumerate(begun):
             phase = "s" if i == 0 else "f" if i + 1 == len(begun) else "t"
@@ -218,7 +219,7 @@ class _Writer:
         timed: list[Event] = []
         for position in range(len(self._merged.traces)):
             self._process(position, described, timed)
-        # Stable: what contains another one stays before it, and a flow behind its slice.
+        # The sort is stable: an enclosing event stays first, and a flow stays behind its slice.
         timed.sort(key=lambda event: event["ts"])
         return described + timed
 
@@ -242,8 +243,8 @@ class _Writer:
                 timed += [event | {"pid": pid, "tid": self._tids} for event in events]
 
     def _rows(self, position: int, spans: list[_Span]) -> list[list[Event]]:
-        """The events of a lane. Slices that overlap without one containing the other, which no
-        viewer can show in one row, are in several ones.
+        """Split a lane into rows. Viewers cannot show slices in one row if they overlap without one
+        containing the other.
         """
         infinity = float("inf")
         rows: list[tuple[list[float], list[Event]]] = [([], [])]
@@ -281,7 +282,7 @@ class _Writer:
             name = f"call {operation.kind}" + (" (captured)" if operation.graph is not None else "")
             name += " (failed)" if operation.failed else ""
             ran = operation.graph is None and not operation.failed and trace.timed
-            # All fields once: the call of an operation that has run says which one it is.
+            # Every field once: the call of an operation that has run identifies it.
             brief = {key: args[key] for key in ("communicator", "sequence", "number")}
             yield (
                 thread,
@@ -318,7 +319,7 @@ class _Writer:
         return _Span(name, category, one.began, one.ended, args)
 
     def _flow(self, position: int, index: int) -> Event | None:
-        """What binds the event of an operation to those that match."""
+        """The members that link an operation's event to the matching ones."""
         if (position, index) not in self._flows:
             return None
         identifier, phase = self._flows[position, index]
@@ -349,7 +350,7 @@ def _range_span(one: Range) -> _Span:
 
 
 def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:
-    """All fields for a viewer: addresses in hexadecimal, as text, because viewers read numbers as
+    """All fields for a viewer; addresses are hexadecimal text, because viewers parse numbers as
     doubles.
     """
     args = {

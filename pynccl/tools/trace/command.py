@@ -1,4 +1,4 @@
-"""``pynccl trace``: summaries, merged files, pictures and order checks of trace files."""
+"""``pynccl trace``: summaries, merged files, plots and order checks of trace files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 where a check has found something, 2 where it was not possible.
+        The exit status: 1 if a check found conflicts, 2 on error.
     """
     try:
         result: int = arguments.run_trace(arguments)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load(arguments: argparse.Namespace, *, timed: bool = True) -> list[ProcessTrace]:
-    """The traces of all files; timed: recordings, which have no times, are of no use."""
+    """Load the traces of all files; timed rejects recordings, which have no times."""
     traces = []
     for path in arguments.files:
         recorded = recording.is_recording(path)

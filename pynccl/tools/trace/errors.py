@@ -1,4 +1,4 @@
-"""The error of everything that reads traces."""
+"""The exception for invalid traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the communication of a process is exposed: not hidden behind compute."""
+"""Exposed communication of a process: the part that is not hidden behind compute."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
 
 __all__ = ["RANGES", "WAITS", "Exposed", "exposed"]
 
-#: :attr:`Exposed.definition`: of ranges of compute.
+# : :attr:`Exposed.definition`: by ranges of compute.
 RANGES = "compute ranges"
-#: :attr:`Exposed.definition`: of waits, where there are no such ranges.
+# : :attr:`Exposed.definition`: by waits, if there are no such ranges.
 WAITS = "waits"
 
 
@@ -24,15 +24,15 @@ class Exposed:
 
     Attributes:
         definition: RANGES or WAITS; see exposed().
-        operations: of each operation of the trace, in their order. It is None where a call was
-            captured, failed, or was not timed.
-        launches: of each launch of a graph, in their order. It is None where the trace has what
-            ran in it.
-        runs: of each operation in launches, in their order.
-        total: in which any communication was exposed. It is less than the sum of the operations
-            where several run at once, and more where waits are for no known one.
-        communication: in which any operation or graph ran.
-        compute: in which any compute range was open.
+        operations: for each operation of the trace, in order. None if the call was captured,
+            failed, or was not timed.
+        launches: for each launch of a graph, in order. None if the trace contains the operations
+            that ran in it.
+        runs: for each operation in launches, in order.
+        total: time in which any communication was exposed. It is less than the sum over the
+            operations if several run at once, and more if waits are for unknown operations.
+        communication: time in which any operation or graph ran.
+        compute: time in which any compute range was open.
     """
 
     definition: str
@@ -45,20 +45,21 @@ class Exposed:
 
 
 def exposed(trace: ProcessTrace) -> Exposed:
-    """The exposed communication of one process.
+    """Compute the exposed communication of one process.
 
-    With ranges of compute (``nccl.range(name, compute=True)``) the exposed time of an operation is
-    the part of its time on its stream in which no range of compute was open, on any stream or
-    thread of the process.
+    With compute ranges (``nccl.range(name, compute=True)``), the exposed time of an operation is
+    the part of its time on its stream in which no compute range was open on any stream or thread of
+    the process.
 
-    Without, it is the time in which threads or streams of compute waited: operations on the default
-    stream of a thread on CPUs, which the thread itself runs, and waits. A wait for a known
-    operation is its exposed time; of a wait for a stream, the time in it in which operations ran
-    there. Not counted: operations on a thread that runs them for others, which wait for them; waits
-    for streams without operations; and the waits of streams that have operations for unknown ones.
+    Without them, it is the time in which threads or compute streams waited: operations on a CPU
+    thread's default stream, which the thread itself runs, and waits. A wait for a known operation
+    is exposed time of that operation. A wait for a stream is exposed time of the operations that
+    ran there in the meantime. Not counted are operations on a thread that runs them for others,
+    which wait for them; waits for streams without operations; and waits of streams with operations
+    for unknown ones.
 
     Args:
-        trace: of one process, with times.
+        trace: the trace of one process, with times.
 
     Returns:
         The exposed time of each operation and of the process, in nanoseconds.
@@ -116,7 +117,7 @@ def _lengths(running: list[Interval | None], parts: _Parts) -> list[int | None]:
 
 
 class _OnLane(NamedTuple):
-    """An operation or launch that has run, and the times of waits for it."""
+    """An operation or launch that has run, with the times of waits for it."""
 
     ended: int
     began: int
@@ -130,8 +131,8 @@ def _waited(
     launched: list[Interval | None],
     runs: list[Interval | None],
 ) -> tuple[_Parts, _Parts, _Parts, list[Interval]]:
-    """The times that were waited for each operation, launch, and operation in a launch, and for
-    none of them.
+    """The waiting times for each operation, for each launch, for each operation in a launch, and
+    for unknown ones.
     """
     parts: _Parts = [[] for _ in running]
     graphs: _Parts = [[] for _ in launched]
@@ -149,7 +150,7 @@ def _waited(
             waits = lane.blocks_thread and operation.thread not in workers
             parts[index] += [ran] if waits else []
             by_lane[lane].append(_OnLane(ran[1], ran[0], parts[index]))
-    # Who waits for what ran in a graph waits for the stream of the launch.
+    # A wait for an operation in a graph waits for the stream of the launch.
     of_launch = {_launch(one): lanes.of_launch(one) for one in trace.launches}
     launches: list[GraphLaunch | Operation] = [*trace.launches, *trace.runs]
     times = zip([*launched, *runs], [*graphs, *in_graphs], strict=True)
@@ -175,12 +176,12 @@ def _waited(
 
 
 def _launch(one: Operation | GraphLaunch) -> tuple[int | None, int]:
-    """Equal for a launch and for what ran in it."""
+    """A key that is equal for a launch and the operations in it."""
     return one.graph, one.called
 
 
 def _workers(trace: ProcessTrace, by_sequence: dict[_Name, int]) -> set[int]:
-    """The threads that run operations for others, such as those of the backend of torch."""
+    """The threads that run operations for others, such as those of torch's backend."""
     workers = set()
     for wait in trace.waits:
         index = _operation(wait, by_sequence)
@@ -190,7 +191,7 @@ def _workers(trace: ProcessTrace, by_sequence: dict[_Name, int]) -> set[int]:
 
 
 def _share(span: Interval, ordered: list[_OnLane]) -> None:
-    """Give a wait for a stream to what ran there at the time."""
+    """Attribute a wait for a stream to what ran there at the time."""
     for one in ordered[bisect(ordered, span[0], key=lambda one: one.ended) :]:
         if one.began >= span[1]:
             break

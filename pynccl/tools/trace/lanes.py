@@ -15,12 +15,12 @@ Interval = tuple[int, int]
 
 
 class Lane(NamedTuple):
-    """Where things happen one after the other.
+    """A sequence of events in order: a stream or a thread.
 
     Attributes:
-        stream: its handle; None: a thread of the host.
-        thread: of which it is, or whose default stream it is.
-        device: of a default stream of CUDA, which has the same handle on all devices.
+        stream: its handle; None for a thread of the host.
+        thread: the thread, or the thread whose default stream this is.
+        device: the device of a CUDA default stream, whose handle is the same on all devices.
     """
 
     stream: int | None
@@ -33,7 +33,7 @@ class Lane(NamedTuple):
 
     @property
     def blocks_thread(self) -> bool:
-        """A thread's default stream on CPUs, on which the thread itself runs the operations."""
+        """Whether it is a CPU thread's default stream, whose operations the thread itself runs."""
         return self.stream == 0 and self.thread is not None
 
 
@@ -45,7 +45,7 @@ class Lanes:
         self._devices = {
             one.device for one in trace.communicators.values() if one.provider == "cuda"
         }
-        # Only operations know their provider. Without any the streams are those of hosts.
+        # Only operations know their provider. Without any, streams are taken to be the host's.
         self._only_cuda = bool(trace.communicators) and all(
             one.provider == "cuda" for one in trace.communicators.values()
         )
@@ -71,7 +71,7 @@ class Lanes:
         return self._lane(range_.stream, range_.thread, None, cuda=self._only_cuda)
 
     def of_stream(self, stream: int) -> Lane:
-        """Of a handle. The default stream of a thread on CPUs is that of no thread."""
+        """The lane of a stream handle. A CPU thread's default stream is that of no thread here."""
         if stream == 0 and not self._only_cuda:
             return Lane(0)
         return self._lane(stream, None, None, cuda=self._only_cuda)
@@ -83,10 +83,10 @@ class Lanes:
         return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
 
     def awaited(self, wait: Wait) -> Lane | None:
-        """The stream that a thread waits for, where it is one."""
+        """The stream that a thread waits for, if it is one stream."""
         if wait.on_device or wait.stream is None:
             return None
-        if wait.stream == 0 and wait.what != "stream":  # an event, whose stream is not known
+        if wait.stream == 0 and wait.what != "stream":  # an event whose stream is unknown
             return None
         return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
 
@@ -106,11 +106,11 @@ class Lanes:
             self._numbers.setdefault(lane, len(self._numbers) + 1)
 
     def order(self, lane: Lane) -> tuple[bool, int]:
-        """By which lanes are sorted: threads, their default streams, streams by their numbers."""
+        """The sort key of lanes: threads, their default streams, streams by number."""
         return not lane.is_thread, self._numbers.get(lane, 0)
 
     def name(self, lane: Lane) -> str:
-        """For people: "stream 1 (0x7f...)", "default stream of thread 7", "thread 7"."""
+        """The lane's label: "stream 1 (0x7f...)", "default stream of thread 7", "thread 7"."""
         if lane.thread is not None:
             thread = "main thread" if lane.thread == self._trace.pid else f"thread {lane.thread}"
             return thread if lane.is_thread else f"default stream of {thread}"
@@ -122,9 +122,9 @@ class Lanes:
         return f"stream {number} (0x{lane.stream:x})"
 
     def interval(self, one: Operation | GraphLaunch | Range | Wait) -> Interval | None:
-        """When it ran on its lane, until the end of the trace where it has not ended.
+        """When it ran on its lane; until the end of the trace if it has not ended.
 
-        None: it has not run.
+        Returns None if it has not run.
         """
         if one.began is None:
             return None
@@ -132,11 +132,11 @@ class Lanes:
         return one.began, max(one.began, ended)
 
 
-# --- sets of times, as sorted lists of intervals that do not touch each other
+# --- sets of times, as sorted lists of disjoint intervals
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The times that are in any of them."""
+    """The times that are in any of the intervals."""
     result: list[Interval] = []
     for began, ended in sorted(intervals):
         if ended <= began:

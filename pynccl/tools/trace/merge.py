@@ -1,4 +1,4 @@
-"""Several traces on one clock, with the operations that belong together."""
+"""Several traces on one clock, with their operations matched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pynccl.tools.trace.model import Operation, ProcessTrace
 
 __all__ = ["Clock", "Match", "Member", "Merged", "Waited", "merge"]
 
-# Those after which every rank has data of every other one: none ends before the last has begun.
+# Collectives in which every rank depends on every other: none ends before the last has begun.
 _SYNCHRONISING = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
 _FROM_ROOT = {"broadcast", "scatter"}
 _TO_ROOT = {"reduce", "gather"}
@@ -23,15 +23,16 @@ _COLLECTIVES = _SYNCHRONISING | _FROM_ROOT | _TO_ROOT
 
 @dataclass(frozen=True)
 class Clock:
-    """How the times of a trace become those of the first one: by adding an offset.
+    """The offset that converts the times of a trace to those of the first one.
 
     Attributes:
-        offset: in nanoseconds.
+        offset: in nanoseconds; it is added.
         method: "same" (one machine), "operations" (matched with those of other machines), "epoch"
-            (the machines' clocks of the day).
-        operations: how many matched operations the offset is from.
-        bounds: in which the offset must be for no operation to end before its data was sent.
-        consistent: the offset is within them. It is not where the clocks run at different speeds.
+            (the machines' wall clocks).
+        operations: number of matched operations that the offset is derived from.
+        bounds: the range of offsets for which no operation ends before its data was sent.
+        consistent: whether the offset is within the bounds. It is not if the clocks run at
+            different speeds.
     """
 
     offset: int
@@ -46,10 +47,10 @@ class Member:
     """An operation of one of the traces.
 
     Attributes:
-        trace: the index of the trace.
-        index: that of the operation in it.
-        rank: in the communicator.
-        operation: with the times of its own trace.
+        trace: index of the trace.
+        index: index of the operation in it.
+        rank: rank in the communicator.
+        operation: the operation, with times of its own trace.
     """
 
     trace: int
@@ -60,12 +61,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Match:
-    """Operations that belong together: one collective on its ranks, or a message.
+    """Matching operations: one collective on its ranks, or a message.
 
     Attributes:
-        communicator: the id.
-        number: of the collective or the message.
-        members: by rank; of a message the sender first.
+        communicator: its id.
+        number: number of the collective or message.
+        members: ordered by rank; the sender of a message comes first.
     """
 
     communicator: str
@@ -74,7 +75,7 @@ class Match:
 
     @property
     def kind(self) -> str:
-        """What the operations are, as "all_reduce"; of a message that of the sender."""
+        """The kind of the operations, such as "all_reduce"; for a message that of the sender."""
         return self.members[0].operation.kind
 
     @property
@@ -85,12 +86,12 @@ class Match:
 
 @dataclass(frozen=True)
 class Waited:
-    """That an operation waited for another rank.
+    """The wait of an operation for another rank.
 
     Attributes:
-        trace: the index of the trace of the operation that was waited for.
-        rank: of that operation in the communicator.
-        nanoseconds: from the begin of the operation that waits to the begin of the other one.
+        trace: index of the trace of the awaited operation.
+        rank: rank of the awaited operation in the communicator.
+        nanoseconds: from the begin of the waiting operation to the begin of the awaited one.
     """
 
     trace: int
@@ -100,14 +101,14 @@ class Waited:
 
 @dataclass
 class Merged:
-    """Traces with what is known of them together.
+    """Merged traces.
 
     Attributes:
         traces: in the order of their ranks, with their own times.
-        clocks: one of each trace.
-        matches: the operations that belong together, of two traces or more.
-        waited: by the index of the trace and of the operation, for whom it waited.
-        different: texts on collectives of one number that are not of one kind on all ranks.
+        clocks: one per trace.
+        matches: the matching operations of two or more traces.
+        waited: by the index of the trace and of the operation, the rank that it waited for.
+        different: descriptions of collectives whose kinds differ between ranks for the same number.
     """
 
     traces: list[ProcessTrace]
@@ -117,10 +118,10 @@ class Merged:
     different: list[str] = field(default_factory=list)
 
     def time(self, trace: int, time: int) -> int:
-        """A time of a trace on the clock of the first one.
+        """Convert a time of a trace to the clock of the first one.
 
         Args:
-            trace: the index of the trace.
+            trace: index of the trace.
             time: in nanoseconds.
 
         Returns:
@@ -129,53 +130,53 @@ class Merged:
         return time + self.clocks[trace].offset
 
     def began(self, member: Member) -> int | None:
-        """When it began, on the clock of the first trace.
+        """When an operation began, on the clock of the first trace.
 
         Args:
             member: an operation of a match.
 
         Returns:
-            Nanoseconds; None where it is not known.
+            Nanoseconds; None if unknown.
         """
         began = member.operation.began
         return None if began is None else self.time(member.trace, began)
 
     def ended(self, member: Member) -> int | None:
-        """When it ended, on the clock of the first trace.
+        """When an operation ended, on the clock of the first trace.
 
         Args:
             member: an operation of a match.
 
         Returns:
-            Nanoseconds; None where it is not known.
+            Nanoseconds; None if unknown.
         """
         ended = member.operation.ended
         return None if ended is None else self.time(member.trace, ended)
 
     def label(self, trace: int) -> str:
-        """How texts name the process of a trace.
+        """The name of a trace's process in texts.
 
         Args:
-            trace: the index of the trace.
+            trace: index of the trace.
 
         Returns:
-            A text as "rank 2", or "pid 71 on node1" for a process without a rank.
+            Text such as "rank 2", or "pid 71 on node1" for a process without a rank.
         """
         one = self.traces[trace]
         return f"pid {one.pid} on {one.host}" if one.rank is None else f"rank {one.rank}"
 
 
 def merge(traces: Sequence[ProcessTrace]) -> Merged:
-    """Put traces together.
+    """Merge traces.
 
     Args:
         traces: of the processes of one program, in any order.
 
     Returns:
-        The traces in the order of their ranks, with their clocks and what matches.
+        The traces in the order of their ranks, with their clocks and matches.
 
     Raises:
-        TraceError: there is none, or two are of the same rank of a communicator.
+        TraceError: there is no trace, or two are of the same rank of a communicator.
     """
     if not traces:
         raise TraceError("there is no trace")
@@ -193,7 +194,7 @@ def _sort_key(trace: ProcessTrace, position: int) -> tuple[bool, int, int]:
     return trace.rank is None, trace.rank or 0, position
 
 
-# --- which operations belong together
+# --- matching operations
 
 
 def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[Match]:
@@ -227,7 +228,7 @@ def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[M
             calls = ", ".join(f"{one.operation.kind} on rank {one.rank}" for one in members)
             different.append(f"communicator {name}: #{number} is {calls}")
         elif len(members) > 1:
-            first = "recv" if route is not None else ""  # the send comes before it
+            first = "recv" if route is not None else ""  # the send precedes it
             members.sort(key=lambda one: (one.operation.kind == first, one.rank))
             yield Match(name, number, members)
 
@@ -247,7 +248,7 @@ def _check_ranks(traces: Sequence[ProcessTrace], joined: Mapping[str, str]) -> N
                 )
 
 
-# --- who waited for whom
+# --- which rank waited for which
 
 
 def _waited(merged: Merged, match: Match) -> Iterator[tuple[tuple[int, int], Waited]]:
@@ -281,7 +282,7 @@ def _needs(match: Match, one: Member, other: Member) -> bool:
 
 @dataclass(frozen=True)
 class _Sample:
-    """What one matched operation says of the offset of a second clock to a first one."""
+    """The constraint that one matched operation puts on the offset between two clocks."""
 
     difference: int | None
     lower: int | None
@@ -301,7 +302,7 @@ def _clocks(traces: Sequence[ProcessTrace], matches: Iterable[Match]) -> list[Cl
     for trace in traces:
         epochs.setdefault(trace.boot, trace.epoch)
     while len(clocks) < len(epochs):
-        # The pair of a known and an unknown clock with the most operations is the next one.
+        # Next comes the pair of a known and an unknown clock with the most operations.
         pairs = [pair for pair in samples if pair[0] in clocks and pair[1] not in clocks]
         if pairs:
             known, boot = max(pairs, key=lambda pair: len(samples[pair]))
@@ -313,7 +314,7 @@ def _clocks(traces: Sequence[ProcessTrace], matches: Iterable[Match]) -> list[Cl
 
 
 def _sample(match: Match, one: Member, other: Member) -> _Sample | None:
-    """What to add to the times of the other one for those of the first one."""
+    """The offset from the other one's times to the first one's."""
     a, b = one.operation, other.operation
     if a.began is None or a.ended is None or b.began is None or b.ended is None:
         return None

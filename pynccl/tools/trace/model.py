@@ -1,7 +1,7 @@
 """The contents of a trace or a recording of one process.
 
 All times are in nanoseconds of CLOCK_MONOTONIC on the machine of the process. A recording has no
-times but ``called``.
+times except ``called``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator, as one of its ranks knows it.
+    """A communicator, as seen by one of its ranks.
 
     Attributes:
-        id: 16 hexadecimal digits, equal on all ranks, of no other communicator.
-        joined: after grow() the id on the ranks that have joined, where it is known.
-        parent: the id of the communicator that it was made from.
-        name: given by the user.
-        creator: the function of nccl.h that made it.
+        id: 16 hexadecimal digits, equal on all ranks, unique to the communicator.
+        joined: after grow(), the id on the ranks that joined, if known.
+        parent: the id of the communicator that it was derived from.
+        name: set by the user.
+        creator: the nccl.h function that created it.
         provider: "host" or "cuda".
-        rank: of the process in it.
+        rank: the process's rank in it.
         nranks: its size.
-        device: the index of the device.
+        device: index of the device.
     """
 
     id: str
@@ -54,13 +54,13 @@ class Window:
 
     Attributes:
         communicator: the id of its communicator.
-        rank: in it.
-        number: from 1, of the windows of the communicator, equal on all ranks.
-        address: of the own memory.
+        rank: rank in the communicator.
+        number: from 1, among the windows of the communicator, equal on all ranks.
+        address: address of this rank's memory.
         nbytes: its size.
-        opened: when it was registered; of one that was open before, the first use of the
-            communicator in the trace.
-        closed: None: it was open when the trace ended.
+        opened: when it was registered; for a window that was open before the trace, the first use
+            of the communicator in the trace.
+        closed: None if it was open when the trace ended.
     """
 
     communicator: str
@@ -73,13 +73,13 @@ class Window:
 
 
 class Signal(NamedTuple):
-    """Signals that a wait_signal waits for.
+    """The signals that a wait_signal waits for.
 
     Attributes:
-        peer: the rank that they come from.
+        peer: the rank that sends them.
         times: how many.
-        signal: the index of the signal.
-        context: the index of the context.
+        signal: index of the signal.
+        context: index of the context.
     """
 
     peer: int
@@ -96,34 +96,34 @@ class Operation:
         kind: the name of the method of nccl.Communicator: "all_reduce", "send", "put_signal", ...
         communicator: the id of its communicator.
         sequence: from 1, among all operations of the communicator on this rank.
-        number: from 1; of a collective among the collectives, of a message among those of its
-            direction to or from its peer. Equal on the ranks that take part. None: of no meaning.
-        dtype: pynccl's name, "float32".
-        count: elements of dtype, as the function of nccl.h counts them.
-        op: the operator of a reduction, "sum".
+        number: from 1; for a collective, among the collectives; for a message, among those of its
+            direction to or from its peer. Equal on the participating ranks. None if not applicable.
+        dtype: pynccl's name, such as "float32".
+        count: elements of dtype, as the nccl.h function counts them.
+        op: the operator of a reduction, such as "sum".
         root: of a rooted collective.
         peer: of a message or a one-sided operation.
         sendbuff: the address that it reads.
-        recvbuff: the address that it writes; 0 of a put, which writes to its peer.
+        recvbuff: the address that it writes; 0 for a put, which writes to its peer.
         stream: the handle of its stream; 0 is the default stream, which on CPUs is the thread.
-        thread: the system's id of the thread that called it.
-        group: the number of the group or plan that it was issued in; None outside of groups.
-        graph: the number of the graph that the call was captured into; such an operation has not
-            run. None: it was not captured.
-        called: when the function of nccl.h was called.
-        returned: when it had returned; of an operation in a group, when the group had ended.
-        began: when the stream reached it; the operations of a group on a stream have the times of
+        thread: the system's id of the calling thread.
+        group: number of the group or plan that it was issued in; None outside of groups.
+        graph: number of the graph that the call was captured into; such an operation has not run.
+            None if it was not captured.
+        called: when the nccl.h function was called.
+        returned: when it returned; for an operation in a group, when the group ended.
+        began: when the stream reached it; operations of a group on one stream share the times of
             the group.
-        ended: when it was done. None: it was not done, or not timed, when the trace ended.
-        failed: the call has thrown.
-        sendbytes: bytes that it reads from sendbuff.
-        recvbytes: bytes that it writes to recvbuff.
-        rank: in the communicator, of which a process may have several ranks. None: not known; the
-            process has one.
-        window: of a put: the number of the window that it writes to.
-        offset: where in the window of the peer, in bytes.
-        signal: of a put or signal: the index of the signal.
-        context: the index of its context.
+        ended: when it was done. None if it was not done, or not timed, when the trace ended.
+        failed: whether the call raised.
+        sendbytes: bytes read from sendbuff.
+        recvbytes: bytes written to recvbuff.
+        rank: rank in the communicator; a process may have several ranks in one. None if unknown;
+            the process then has one.
+        window: for a put, the number of the window that it writes to.
+        offset: offset in the peer's window, in bytes.
+        signal: for a put or signal, the index of the signal.
+        context: index of its context.
         signals: of a wait_signal.
     """
 
@@ -159,23 +159,23 @@ class Operation:
 
 @dataclass(frozen=True)
 class Wait:
-    """A thread or a stream that waits.
+    """A wait of a thread or a stream.
 
     Attributes:
         what: "work" for Work.wait(), "stream" and "event" for their synchronize(), "stream_event"
             for Stream.wait(event).
-        communicator: the id of the communicator of the operation that is waited for, where known.
-        sequence: of the operation that is waited for, where known.
-        stream: the stream that waits, or is waited for by the thread; None: not one stream.
-        thread: that called.
-        on_device: a stream waits; otherwise the thread.
+        communicator: the id of the awaited operation's communicator, if known.
+        sequence: the awaited operation's sequence number, if known.
+        stream: the stream that waits, or that the thread waits for; None if it is not one stream.
+        thread: the calling thread.
+        on_device: whether a stream waits; otherwise the thread does.
         began: when the wait began.
-        ended: when it was over. None: it was not over when the trace ended.
-        rank: in the communicator, as that of an operation.
+        ended: when it was over. None if it was not over when the trace ended.
+        rank: rank in the communicator, as for an operation.
         called: when the function was called.
         event_stream: the stream that the event was recorded on.
-        event_recorded: when the event was recorded, by the host. None: before the trace, or the
-            wait is not for an event.
+        event_recorded: when the host recorded the event. None if that was before the trace, or if
+            the wait is not for an event.
     """
 
     what: str
@@ -194,15 +194,15 @@ class Wait:
 
 @dataclass(frozen=True)
 class Range:
-    """A range of the user: nccl.range().
+    """A user-defined range: nccl.range().
 
     Attributes:
-        name: of the user.
-        compute: the range is compute that communication can hide behind.
-        stream: the stream whose work is in it; None: the thread.
-        thread: that called.
-        began: when it began, on the stream where there is one.
-        ended: when it ended. None: it was open when the trace ended.
+        name: set by the user.
+        compute: whether it is compute that communication can hide behind.
+        stream: the stream whose work it covers; None for the thread.
+        thread: the calling thread.
+        began: when it began, on the stream if there is one.
+        ended: when it ended. None if it was open when the trace ended.
     """
 
     name: str
@@ -218,11 +218,11 @@ class GraphLaunch:
     """A launch of a nccl.Graph.
 
     Attributes:
-        graph: the number of the graph; operations that were captured into it have it.
-        stream: that it was launched on.
-        thread: that called.
+        graph: number of the graph, which the operations captured into it also carry.
+        stream: the stream that it was launched on.
+        thread: the calling thread.
         called: when the launch was called.
-        returned: when the call had returned.
+        returned: when the call returned.
         began: when the stream reached it.
         ended: when it was done.
     """
@@ -243,24 +243,24 @@ class ProcessTrace:
     Times are in nanoseconds on the clock of the process.
 
     Attributes:
-        rank: of the process: RANK, or that in its largest communicator; None without either.
-        pid: of the process.
+        rank: the process's rank: RANK, or that in its largest communicator; None without either.
+        pid: the process id.
         host: the name of the machine.
-        boot: identifies the machine since its start: traces with the same one have one clock.
-        epoch: what turns a time into nanoseconds since 1970, by addition.
-        timed: there are times of devices, as in a trace; a recording has none.
-        began: of the trace.
-        ended: of the trace.
-        dropped: how many operations came after the limit, and are missing.
-        communicators: those that were used, by id and rank: a process may have several ranks of
-            one, as init_all() makes them.
+        boot: identifies the machine's current boot; traces with the same one share a clock.
+        epoch: added to a time, gives nanoseconds since 1970.
+        timed: whether there are device times, as in a trace; a recording has none.
+        began: when the trace began.
+        ended: when the trace ended.
+        dropped: number of operations that were not recorded because of the limit.
+        communicators: those that were used, by id and rank; a process may have several ranks in
+            one, such as after init_all().
         operations: in the order of their calls.
-        waits: of threads and streams, for operations or for streams.
+        waits: waits of threads and streams for operations or streams.
         ranges: those of nccl.range().
-        launches: of graphs.
-        windows: that were registered.
-        runs: the captured operations as launches of their graphs ran them, with
-            ``nccl.trace(graphs=True)``. They are called when the launch is.
+        launches: launches of graphs.
+        windows: the registered windows.
+        runs: the captured operations as run by launches of their graphs, with
+            ``nccl.trace(graphs=True)``. They count as called when the launch is.
     """
 
     rank: int | None
@@ -281,28 +281,27 @@ class ProcessTrace:
     runs: list[Operation] = field(default_factory=list)
 
     def communicator_of(self, one: Operation | Wait | Window) -> Communicator | None:
-        """The communicator of an operation, a wait or a window, as the rank that it is of.
+        """The communicator of an operation, a wait or a window, for its rank.
 
         Args:
             one: the operation, the wait or the window.
 
         Returns:
-            The communicator; None where it belongs to none, or to one that the trace does not have.
+            The communicator; None if it has none, or one that is not in the trace.
         """
         return None if one.communicator is None else self.communicator(one.communicator, one.rank)
 
     def communicator(self, id: str, rank: int | None = None) -> Communicator | None:
-        """A communicator, as one of its ranks in this process.
+        """A communicator, as seen by one of its ranks in this process.
 
-        The first files have one rank of each communicator only: what they say of it is taken to be
-        so of the others.
+        Early files store one rank per communicator. Its data is then used for the other ranks.
 
         Args:
             id: of the communicator.
-            rank: of this process in it; None is any one.
+            rank: rank of this process in it; None is any one.
 
         Returns:
-            The communicator; None where the trace does not have it.
+            The communicator; None if it is not in the trace.
         """
         if rank is not None and (found := self.communicators.get((id, rank))) is not None:
             return found

@@ -1,16 +1,17 @@
-"""The order check: operations of a process that use a buffer at the same time.
+"""The order check: finds operations of a process that may use a buffer at the same time.
 
-Two operations conflict where their buffers overlap and one of them writes. They are in order where
-a chain of these leads from one to the other:
+Two operations conflict if their buffers overlap and at least one of them writes. They are ordered
+if a chain of the following leads from one to the other:
 
-* the order of a stream, of which the operations of one group and communicator join theirs;
-* a thread that has waited for a stream, an event or a Work: what it calls later comes after;
-* a stream that waits for an event: what follows on the stream comes after;
-* on CPUs, an operation on the default stream of a thread, which ends before its call returns.
+* the order of a stream; the operations of one group and communicator join the order of their
+  streams;
+* a thread that waited for a stream, an event or a Work: its later calls come after;
+* a stream that waits for an event: later work on the stream comes after;
+* on CPUs, an operation on a thread's default stream, which ends before its call returns.
 
-An event comes after what was on its stream when it was recorded. A wait for one that was recorded
-before the trace is taken to be for all that had ended when it was over. So there are no false
-alarms from such waits, but races may be missed. What orders the program outside of pynccl, such as
+An event comes after the work that was on its stream when it was recorded. A wait for an event that
+was recorded before the trace is assumed to cover everything that had ended when the wait was over.
+Such waits thus cause no false alarms, but races may be missed. Ordering outside of pynccl, such as
 locks between threads, is not in a trace.
 """
 
@@ -26,17 +27,17 @@ from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
 
 __all__ = ["Conflict", "Use", "check"]
 
-_Clock = dict[Lane, int]  # of each lane how many of its operations come before
+_Clock = dict[Lane, int]  # for each lane, how many of its operations come before
 
 
 @dataclass(frozen=True)
 class Use:
-    """How an operation, or a graph, uses the bytes of a conflict.
+    """How an operation or a graph uses the bytes of a conflict.
 
     Attributes:
-        name: of the operation, with its communicator and sequence number.
+        name: name of the operation, with its communicator and sequence number.
         stream: the name of its lane.
-        writes: it writes the bytes; otherwise it reads them.
+        writes: whether it writes the bytes; otherwise it reads them.
     """
 
     name: str
@@ -46,16 +47,16 @@ class Use:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two operations that use the same bytes, in no order that the trace knows.
+    """Two operations that use the same bytes in no known order.
 
     Attributes:
-        error: they ran at the same time; otherwise they may do so in another run.
+        error: whether they ran at the same time; otherwise they may do so in another run.
         first: the one that was called first.
         second: the other one.
         address: the first byte that both use.
-        nbytes: how many bytes from there on.
-        overlap: for how many nanoseconds both ran; 0 where not.
-        times: how many such pairs there are, of the same kinds, streams and buffers.
+        nbytes: number of bytes that both use.
+        overlap: nanoseconds in which both ran; 0 if none.
+        times: number of such pairs of the same kinds, streams and buffers.
     """
 
     error: bool
@@ -67,10 +68,10 @@ class Conflict:
     times: int
 
     def text(self) -> str:
-        """The conflict in words.
+        """Describe the conflict.
 
         Returns:
-            One line.
+            One line of text.
         """
         verbs = ["writes" if use.writes else "reads" for use in (self.first, self.second)]
         what = "race" if self.error else "possible race"
@@ -99,7 +100,7 @@ class _Node:
     """An operation, or the launch of a graph.
 
     Attributes:
-        place: among those of its lane, from 1.
+        place: position among those of its lane, from 1.
         before: what comes before it.
         after: what is done once it is done.
     """
@@ -115,23 +116,23 @@ class _Node:
         return self.before.get(other.lane, 0) >= other.place
 
     def overlap(self, other: _Node) -> int:
-        """For how long both ran."""
+        """The time in which both ran, in nanoseconds."""
         if self.one.began is None or other.one.began is None:
             return 0
         ends = [one.ended for one in (self.one, other.one) if one.ended is not None]
         began = max(self.one.began, other.one.began)
-        # Without an end both still ran when the trace ended: a nanosecond at least.
+        # Without an end, both were still running when the trace ended: at least one nanosecond.
         return max(min(ends) - began, 0) if ends else 1
 
 
 def check(trace: ProcessTrace) -> list[Conflict]:
-    """The conflicts of one process.
+    """Find the conflicts of one process.
 
     Args:
-        trace: of one process, with times.
+        trace: the trace of one process, with times.
 
     Returns:
-        The conflicts, first those whose operations ran at the same time.
+        The conflicts; those whose operations ran at the same time come first.
     """
     nodes = _Order(trace).run()
     lanes = Lanes(trace)
@@ -162,11 +163,11 @@ def _name(one: Operation | GraphLaunch) -> str:
     return f"{one.kind} (operation {one.sequence} of {one.communicator})"
 
 
-# --- what comes before what
+# --- the happens-before order
 
 
 class _Order:
-    """Goes through the calls of a process, and keeps what comes before each stream and thread."""
+    """Walks the calls of a process, and tracks what comes before each stream and thread."""
 
     def __init__(self, trace: ProcessTrace) -> None:
         self._trace = trace
@@ -175,9 +176,10 @@ class _Order:
         self._threads: dict[int, _Clock] = defaultdict(dict)
         self._on_lane: dict[Lane, list[_Node]] = defaultdict(list)
         self._by_sequence: dict[tuple[str, int | None, int], _Node] = {}
-        # What threads know from a time on: a wait stands for all that had ended when it was over.
+        # What threads know from a given time on: a wait implies all that had ended when it was
+        # over.
         self._learned: dict[int, list[tuple[int, _Clock | Wait]]] = defaultdict(list)
-        # Those that were over. Others order nothing that was issued later, or were captured.
+        # Waits that were over. Others order nothing that was issued later, or were captured.
         over = [(wait.ended, wait) for wait in trace.waits if wait.ended is not None]
         waits = [wait for _, wait in over if not wait.on_device]
         self._thread_waits = deque(sorted(waits, key=lambda one: one.began))
@@ -185,7 +187,7 @@ class _Order:
         for ended, wait in sorted(over, key=lambda pair: pair[0]):
             if wait.on_device and not _is_known(wait):
                 self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
-        # Waits of streams whose target is known, by their calls, and the records of their events.
+        # Stream waits with known targets, by their calls, and the records of their events.
         known = [wait for wait in trace.waits if wait.on_device and _is_known(wait)]
         self._known_waits = deque(sorted(known, key=_called))
         records = {record for wait in trace.waits if (record := _record(wait)) is not None}
@@ -206,7 +208,7 @@ class _Order:
         return nodes
 
     def _batches(self) -> list[list[_Node]]:
-        """The operations that are issued together: those of a group and communicator."""
+        """Operations that are issued together: those of one group and communicator."""
         captured: dict[int, list[_Access]] = defaultdict(list)
         batches: dict[object, list[_Node]] = {}
         for index, one in enumerate(self._trace.operations):
@@ -222,7 +224,7 @@ class _Order:
         return sorted(batches.values(), key=lambda batch: batch[-1].one.called)
 
     def _begin_wait(self, wait: Wait) -> None:
-        """A thread begins to wait. What it waits for was called before."""
+        """Begin a thread's wait. Its target was called before."""
         if wait.ended is None:
             return
         lane = self._lanes.awaited(wait)
@@ -242,7 +244,7 @@ class _Order:
             began = node.one.began
             self._pass_waits(lane, self._trace.ended if began is None else began)
             _join(before, self._streams[lane])
-        # NCCL lets the streams of a group wait for each other, before it and after it.
+        # NCCL lets the streams of a group wait for each other, before and after it.
         after = dict(before)
         for node in batch:
             self._on_lane[node.lane].append(node)
@@ -257,7 +259,7 @@ class _Order:
             self._streams[lane] = dict(after)
 
     def _pass_known_waits(self, time: int) -> None:
-        """The records of events, and the waits whose target is known, that were called before."""
+        """Process event records, and waits with known targets, that were called before a time."""
         while True:
             wait = self._known_waits[0] if self._known_waits else None
             until = time if wait is None else min(time, _called(wait))
@@ -276,7 +278,7 @@ class _Order:
                 return
 
     def _learn(self, thread: int, time: int) -> _Clock:
-        """What a thread knows at a time to have been done."""
+        """What a thread knows at a given time to be done."""
         clock, later = self._threads[thread], []
         for since, known in self._learned[thread]:
             if since > time:
@@ -287,7 +289,7 @@ class _Order:
         return clock
 
     def _pass_waits(self, lane: Lane, time: int) -> None:
-        """The waits of a stream that were over at a time come before what follows on it."""
+        """Order a stream's waits that were over at a given time before its later work."""
         waits = self._stream_waits[lane]
         while waits and waits[0][0] <= time:
             _, wait = waits.popleft()
@@ -295,18 +297,18 @@ class _Order:
             _join(self._streams[lane], self._ended_before(wait) if known is None else known)
 
     def _awaited(self, wait: Wait) -> _Clock | None:
-        """What is done once the operation or event of a wait is; None where it is not known."""
+        """What is done once the operation or event of a wait is done; None if unknown."""
         if wait.communicator is None or wait.sequence is None:
             return self._recorded.get(_record(wait))
         node = self._by_sequence.get((wait.communicator, wait.rank, wait.sequence))
         return None if node is None else node.after
 
     def _ended_before(self, wait: Wait) -> _Clock:
-        """All that had ended when a wait was over, on the stream of the event where it is known."""
+        """All that had ended when a wait was over, on the event's stream if it is known."""
         return self._ended(wait.ended or 0, self._lanes.awaited(wait))
 
     def _ended(self, time: int, lane: Lane | None = None) -> _Clock:
-        """All that had ended at a time, on one lane or on all."""
+        """All that had ended at a given time, on one lane or on all."""
         clock: _Clock = {}
         for nodes in [self._on_lane[lane]] if lane is not None else self._on_lane.values():
             for node in reversed(nodes):
@@ -317,7 +319,7 @@ class _Order:
 
 
 class _Record(NamedTuple):
-    """The record of an event: when, on which stream."""
+    """The record of an event: its time and stream."""
 
     time: int
     stream: int
@@ -343,7 +345,7 @@ def _join(clock: _Clock, other: _Clock) -> None:
             clock[lane] = place
 
 
-# --- what uses the same bytes
+# --- operations that use the same bytes
 
 
 def _accesses(operation: Operation) -> list[_Access]:
@@ -355,7 +357,7 @@ def _accesses(operation: Operation) -> list[_Access]:
 
 
 def _conflicts(nodes: list[_Node]) -> Iterator[tuple[_Node, _Node, _Access, _Access]]:
-    """Pairs of operations in the order of their calls, and how they use the same bytes."""
+    """Pairs of operations in the order of their calls, with how they use the same bytes."""
     touching = _touching({(a.began, a.ended) for node in nodes for a in node.accesses})
     history: dict[Interval, dict[tuple[Lane, bool], list[tuple[_Node, _Access]]]] = {
         interval: defaultdict(list) for interval in touching
@@ -375,22 +377,22 @@ def _conflicts(nodes: list[_Node]) -> Iterator[tuple[_Node, _Node, _Access, _Acc
 def _unordered(
     node: _Node, earlier: list[tuple[_Node, _Access]]
 ) -> Iterator[tuple[_Node, _Access]]:
-    """Those of a stream that may run at the same time: all that do, or else the last one."""
+    """Those of a stream that may run at the same time: all that did, or else the last one."""
     last = True
     for other, access in reversed(earlier):
         if node.comes_after(other):
-            return  # and so it does after all before it
+            return  # and thus after all before it
         overlaps = node.overlap(other) > 0
         if overlaps or last:
             yield other, access
         last = False
         done = other.one.ended is not None and node.one.began is not None
         if done and (other.one.ended or 0) <= (node.one.began or 0):
-            return  # so did all before it
+            return  # and so did all before it
 
 
 def _touching(intervals: set[Interval]) -> dict[Interval, list[Interval]]:
-    """Of each interval those that overlap with it, and itself."""
+    """Map each interval to those that overlap with it, including itself."""
     result: dict[Interval, list[Interval]] = {one: [one] for one in intervals}
     open_: list[Interval] = []
     for one in sorted(intervals):

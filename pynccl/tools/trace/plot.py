@@ -1,4 +1,4 @@
-"""A picture of a trace: ranks one above the other, streams as lanes. It needs matplotlib."""
+"""A plot of a trace (requires matplotlib): ranks from top to bottom, streams as lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot"]
 
-# One colour for each kind, in pictures of any trace; tab20 has a dark and a light one of each hue.
+# One colour per kind, the same in every plot; tab20 has a dark and a light one of each hue.
 _KINDS = {
     "all_reduce": 0,
     "all_gather": 2,
@@ -34,23 +34,23 @@ _KINDS = {
 _OTHER = 12
 _COMPUTE, _RANGE, _WAIT = "#d8d8d8", "#f3f3f3", "#555555"
 _LANE_INCHES, _WIDTH_INCHES, _MOST_INCHES = 0.32, 12.0, 60.0
-_DOTS = 120  # in an inch
+_DOTS = 120  # per inch
 _HEIGHT = 0.8
 
 
 def plot(
     merged: Merged, path: str, *, begin: float | None = None, end: float | None = None
 ) -> None:
-    """Write a picture.
+    """Draw merged traces into an image file.
 
     Args:
-        merged: one trace or several.
-        path: of the file; its suffix is the format, such as ".png" or ".svg".
-        begin: what comes before is left out, in seconds from the begin of the trace.
-        end: what comes after is left out, in seconds from the begin of the trace.
+        merged: one or more traces.
+        path: the file; its suffix selects the format, such as ".png" or ".svg".
+        begin: start of the plot, in seconds from the begin of the trace.
+        end: end of the plot, in seconds from the begin of the trace.
 
     Raises:
-        TraceError: there is nothing in this time, or the format is not known.
+        TraceError: there is nothing in this period, or the format is unknown.
         ImportError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
@@ -81,12 +81,12 @@ def plot(
     axes.set_xlim((low - margin - first) / 1e6, (high + margin - first) / 1e6)
     try:
         figure.savefig(path, dpi=_DOTS)
-    except ValueError as error:  # a format that matplotlib does not have
+    except ValueError as error:  # a format that matplotlib does not support
         raise TraceError(f"{path}: {error}") from None
 
 
 class _Bar:
-    """Something with a begin and an end on a lane."""
+    """An entry with a begin and an end on a lane."""
 
     def __init__(self, row: tuple[int, Lane], kind: str, name: str, interval: Interval) -> None:
         self.row = row
@@ -124,9 +124,9 @@ def _bars(merged: Merged, position: int) -> list[_Bar]:
 
 
 def _rows(merged: Merged, bars: Sequence[_Bar]) -> dict[tuple[int, Lane], int]:
-    """The height of each lane: ranks from above, of each the threads and then the streams.
+    """The row of each lane: ranks from top to bottom, each with its threads, then its streams.
 
-    The default stream of a thread on CPUs is in the row of the thread, which runs it.
+    A CPU thread's default stream is in the row of the thread, which runs it.
     """
     places = list(dict.fromkeys(bar.row for bar in sorted(bars, key=lambda bar: bar.began)))
     lanes = [Lanes(trace) for trace in merged.traces]
@@ -158,12 +158,12 @@ def _draw(
     first: int,
     pixel: float,
 ) -> None:
-    """Draw the bars and a legend; pixel is the width of one in milliseconds."""
+    """Draw the bars and a legend; pixel is the width of a pixel in milliseconds."""
     from matplotlib.patches import Patch
 
     styles: dict[tuple[str, str], dict[str, Any]] = {}
     spans: dict[tuple[str, str, float, float], list[tuple[float, float]]] = {}
-    together: dict[tuple[int, int, int], list[str]] = {}  # kinds in a group, which share the height
+    together: dict[tuple[int, int, int], list[str]] = {}  # kinds in a group share the height
     for bar in bars:
         if bar.kind == "operation":
             kinds = together.setdefault((rows[bar.row], bar.began, bar.ended), [])
@@ -195,7 +195,7 @@ def _draw(
 
 
 def _joined(times: list[tuple[float, float]], pixel: float) -> list[tuple[float, float]]:
-    """Begins and widths, with those as one that nobody could tell apart."""
+    """Begins and widths, merging bars that cannot be distinguished."""
     result: list[tuple[float, float]] = []
     for began, width in sorted(times):
         if result:
@@ -208,7 +208,7 @@ def _joined(times: list[tuple[float, float]], pixel: float) -> list[tuple[float,
 
 
 def _style(kind: str, name: str) -> dict[str, Any]:
-    """Waits and ranges can cover operations, or be covered by them; all stay visible."""
+    """The style of a bar. Waits, ranges and operations can cover each other; all stay visible."""
     if kind == "operation":
         return {"facecolor": _colour(name), "edgecolor": "white", "linewidth": 0.3, "zorder": 3}
     if kind == "wait":
@@ -220,7 +220,7 @@ def _style(kind: str, name: str) -> dict[str, Any]:
 
 
 def _describe(axes: Axes, merged: Merged, rows: dict[tuple[int, Lane], int]) -> None:
-    """Lines between the ranks, and the names of lanes."""
+    """Draw lines between the ranks, and the names of lanes."""
     lanes = [Lanes(trace) for trace in merged.traces]
     labels: dict[int, str] = {}
     for (position, lane), row in rows.items():

@@ -1,4 +1,4 @@
-"""Traces and recordings of this process: nccl.trace(), nccl.range(), and the environment's."""
+"""Traces and recordings of this process: nccl.trace(), nccl.range() and the environment's."""
 
 from __future__ import annotations
 
@@ -21,24 +21,22 @@ _Path: TypeAlias = "str | os.PathLike[str]"
 
 _TRACE_OPERATIONS = 1_000_000
 _RECORD_BYTES = 1 << 30
-_ends: list[
-    tuple[int, Callable[[], object]]
-] = []  # of what the environment has started, by process
+_ends: list[tuple[int, Callable[[], object]]] = []  # those started by the environment, by process
 _STOP_SECONDS = 10.0
 
 
 class Trace:
-    """A trace of this process; :func:`trace` makes one. See docs/trace.md.
+    """A trace of this process, created by :func:`trace`. See docs/trace.md.
 
     Args:
         path: a file for the trace, or None; the rank of the process is inserted before the suffix.
-        limit: how many operations at most; those that follow are counted.
-        annotate: whether operations are ranges of NVTX and of torch's profiler.
-        graphs: whether captured operations have times in each launch of their Graph.
+        limit: maximum number of operations; later ones are only counted.
+        annotate: whether operations become ranges of NVTX and of torch's profiler.
+        graphs: whether captured operations are timed in each launch of their Graph.
 
     Attributes:
-        process: what was traced, a :class:`pynccl.tools.trace.model.ProcessTrace`; None until the
-            end.
+        process: the result, a :class:`pynccl.tools.trace.model.ProcessTrace`; None until the trace
+            ends.
         path: the file that was written, or None.
 
     Raises:
@@ -71,7 +69,7 @@ class Trace:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        from pynccl.tools.trace import recording  # it makes the import of pynccl slower
+        from pynccl.tools.trace import recording  # would slow down the import of pynccl
 
         _C.set_trace_mark(None)
         self.process = recording.parse(_C.stop_trace(_STOP_SECONDS))
@@ -91,7 +89,7 @@ class Trace:
         """
         if self.process is None:
             raise ValueError("trace: it has not ended; leave its with block first")
-        from pynccl.tools.trace import chrome  # not needed by those who save nothing
+        from pynccl.tools.trace import chrome  # only needed for saving
 
         chrome.save([self.process], path)
 
@@ -119,7 +117,7 @@ class _Marks:
             _exit_ranges(self._nvtx, open_ranges.pop())
 
 
-def _nvtx() -> Any:  # noqa: ANN401 - a module, where it is there
+def _nvtx() -> Any:  # noqa: ANN401 - a module, if installed
     try:
         import nvtx  # type: ignore[import-not-found]
     except ImportError:
@@ -157,48 +155,48 @@ def trace(
         with nccl.trace("step.json") as trace:
             comm.all_reduce(x)
 
-    Each operation of nccl.Communicator, of the mirror and of the backend of torch.distributed is
-    recorded, with both providers: its arguments, the time of its call, and the times at which its
-    stream reached it and had done it, by a pair of events. The end of the block waits for the
-    operations, 10 seconds at most. A capture is recorded without times; the launches of a Graph
-    have theirs, and with ``graphs`` the operations in them. Waits, launches and the ranges of
-    range() are recorded too. Calls of pynccl.raw are not.
+    Each operation of nccl.Communicator, the mirror and the torch.distributed backend is recorded,
+    with both providers: its arguments, the time of its call, and, by a pair of events, the times at
+    which its stream reached and completed it. The end of the block waits for the operations, at
+    most 10 seconds. A captured call is recorded without times. Launches of a Graph are timed, and
+    with ``graphs`` so are the operations in them. Waits, launches and the ranges of range() are
+    recorded as well. Calls of pynccl.raw are not.
 
     Args:
         path: a file for the trace, as Chrome trace JSON: Perfetto opens it, and ``pynccl trace``
             merges those of several ranks. The rank of the process is inserted before the suffix:
-            "step.json" becomes "step.0.json". None: no file.
-        limit: how many operations at most; those that follow are counted.
-        annotate: whether operations are ranges of NVTX, where the package nvtx is installed, and of
-            torch's profiler, where torch is imported.
-        graphs: whether operations that are captured from now on have times in each launch of their
-            Graph. Two nodes of the graph record events around each of them. A launch has these
-            times if it was done when the graph was launched again, or when the trace ended.
+            "step.json" becomes "step.0.json". None writes no file.
+        limit: maximum number of operations; later ones are only counted.
+        annotate: whether operations become ranges of NVTX, if the package nvtx is installed, and of
+            torch's profiler, if torch is imported.
+        graphs: whether operations that are captured from now on are timed in each launch of their
+            Graph. Two graph nodes record events around each of them. A launch has these times if it
+            was done when the graph was launched again, or when the trace ended.
 
     Returns:
-        A Trace, a context manager.
+        A Trace, which is a context manager.
 
     Raises:
-        ValueError: limit is below 1; at the beginning of the block, this process is being traced,
-            as with PYNCCL_TRACE.
-        OSError: at the end of the block, the file cannot be written.
+        ValueError: limit is below 1; on entering the block, this process is already being traced,
+            for example with PYNCCL_TRACE.
+        OSError: on leaving the block, the file cannot be written.
     """
     return Trace(path, limit=limit, annotate=annotate, graphs=graphs)
 
 
 class range:  # noqa: N801 - used as nccl.range()
-    """A range of the user's in traces, NVTX and torch's profiler, for a with block.
+    """A user-defined range in traces, NVTX and torch's profiler, as a context manager.
 
         with nccl.range("forward", compute=True):
             y = model(x)
 
     Args:
-        name: of the range.
+        name: name of the range.
         compute: whether it is compute, which communication can hide behind: ``pynccl trace show``
-            then counts as exposed what no such range covers.
-        stream: a stream: the range begins and ends when the stream gets there. An object with
-            __cuda_stream__, a nccl.Stream of either provider, or a cudaStream_t. None: the range is
-            of the calling thread.
+            then counts communication outside of such ranges as exposed.
+        stream: the range begins and ends when this stream gets there. An object with
+            __cuda_stream__, a nccl.Stream of either provider, or a cudaStream_t. None: the range
+            belongs to the calling thread.
 
     Raises:
         TypeError: name is not a string.
@@ -245,7 +243,7 @@ def _stream_of(stream: object) -> tuple[_C.Library | None, int]:
 
 
 def start_from_environment() -> None:
-    """Start what PYNCCL_TRACE and PYNCCL_RECORD ask for, until the end of the process."""
+    """Start the trace or recording requested by PYNCCL_TRACE and PYNCCL_RECORD, until exit."""
     import atexit
 
     if path := os.environ.get("PYNCCL_TRACE"):
@@ -263,8 +261,8 @@ def start_from_environment() -> None:
 
 
 def end_from_environment() -> None:
-    """Write what PYNCCL_TRACE and PYNCCL_RECORD have asked for: the process ends."""
+    """Write the files requested by PYNCCL_TRACE and PYNCCL_RECORD, at process exit."""
     while _ends:
         pid, end = _ends.pop()
-        if pid == os.getpid():  # the child of a fork has neither
+        if pid == os.getpid():  # a forked child has neither
             end()

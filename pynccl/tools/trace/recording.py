@@ -1,10 +1,10 @@
-"""Reads recordings: the files of PYNCCL_RECORD, and what the library has of a trace.
+"""Decodes recordings: the files of PYNCCL_RECORD, and the library's data of a trace.
 
-A recording is the line ``pynccl trace 1`` and blocks. A block is a letter in four bytes, its size
-in bytes as a 32-bit number, and its contents: ``H``: what the process is, as JSON; ``C``: a
+A recording is the line ``pynccl trace 1`` followed by blocks. A block is a letter in four bytes,
+its size in bytes as a 32-bit number, and its contents: ``H``: the process, as JSON; ``C``: a
 communicator, as JSON; ``N``: a name, numbered from 0; ``E``: entries of 128 bytes; ``Z``: the end,
-as JSON. Numbers are little-endian. The last block may be missing or incomplete where the process
-was killed.
+as JSON. Numbers are little-endian. If the process was killed, the last block may be missing or
+incomplete.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Contents:
 
 
 def is_recording(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a recording does.
+    """Whether a file begins like a recording.
 
     Args:
         path: the file.
@@ -113,7 +113,7 @@ def is_recording(path: str | os.PathLike[str]) -> bool:
         True for a file of PYNCCL_RECORD, complete or not.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with Path(path).open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
@@ -126,11 +126,11 @@ def load(path: str | os.PathLike[str]) -> ProcessTrace:
         path: a file of PYNCCL_RECORD.
 
     Returns:
-        The recording, as a trace without times of devices.
+        The recording, as a trace without device times.
 
     Raises:
-        RecordingError: the file is no recording, or not one of this version.
-        OSError: it cannot be read.
+        RecordingError: the file is not a recording, or has another version.
+        OSError: the file cannot be read.
     """
     try:
         return parse(Path(path).read_bytes())
@@ -139,7 +139,7 @@ def load(path: str | os.PathLike[str]) -> ProcessTrace:
 
 
 def parse(data: bytes) -> ProcessTrace:
-    """The same for the bytes of a file.
+    """Decode the bytes of a recording.
 
     Args:
         data: all bytes of the file.
@@ -148,7 +148,7 @@ def parse(data: bytes) -> ProcessTrace:
         The recording.
 
     Raises:
-        RecordingError: they are no recording, or not one of this version.
+        RecordingError: data is not a recording, or has another version.
     """
     if not data.startswith(_MAGIC):
         raise RecordingError(
@@ -165,7 +165,7 @@ def parse(data: bytes) -> ProcessTrace:
 
 
 def _blocks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """The complete blocks, and of the last one with entries those that are complete."""
+    """The complete blocks, and of an incomplete last block of entries those that are complete."""
     view = memoryview(data)
     offset = len(_MAGIC)
     while offset + _BLOCK.size <= len(data):
@@ -232,7 +232,7 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
 
 
 def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
-    """All operations, those of groups with the times of their group."""
+    """All operations; those of groups have the times of their group."""
     timed = contents.header["timed"]
     ends = {(e.group, e.stream): e for e in contents.entries if e.type == _GROUP_END}
     any_end = {e.group: e for e in contents.entries if e.type == _GROUP_END}
@@ -259,7 +259,7 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
 
 
 def _in_order(operations: list[Operation]) -> list[Operation]:
-    """By the time of the call, with the order of each thread kept whatever its clocks say."""
+    """Sort by the time of the call, preserving the order within each thread."""
     latest: dict[int, int] = {}
     keys = []
     for operation in operations:
@@ -277,7 +277,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
     ops: list[str] = header["ops"]
     dtype: str = header["dtypes"][entry.dtype]
     began, ended = times.began or None, times.ended or None
-    if timed and not entry.on_device:  # the call returned when it was done
+    if timed and not entry.on_device:  # the call returned when the operation was done
         began, ended = times.called, times.returned or None
     if entry.captured and entry.type != _RUN:
         began = ended = None
@@ -322,13 +322,13 @@ def _run(entry: _Entry, contents: _Contents) -> Operation:
 
 
 def _width(dtype: str) -> int:
-    """Bytes of an element."""
+    """Bytes per element."""
     digits = dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
     return _WIDTHS[digits]
 
 
 def _sizes(o: Operation, communicator: Communicator) -> tuple[int, int]:
-    """Elements that an operation reads from sendbuff, and that it writes to recvbuff."""
+    """The elements that an operation reads from sendbuff, and that it writes to recvbuff."""
     one, all_blocks = o.count, o.count * communicator.nranks
     at_root = o.root == communicator.rank
     sizes = {
@@ -371,7 +371,7 @@ def _windows(contents: _Contents) -> list[Window]:
         for entry in contents.entries
         if entry.type == _WINDOW_CLOSE
     }
-    windows: dict[tuple[int, int], Window] = {}  # at the first use of a communicator there are two
+    windows: dict[tuple[int, int], Window] = {}  # a communicator's first use has two
     for entry in contents.entries:
         if entry.type == _WINDOW_OPEN:
             key = entry.communicator, entry.number

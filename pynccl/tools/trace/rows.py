@@ -1,4 +1,4 @@
-"""Traces as JSON with nothing lost: objects of columns and rows, with checked types."""
+"""Lossless JSON for traces: objects of columns and rows, with checked types."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _TABLES: dict[str, type[Any]] = {
     "runs": Operation,
 }
 _Types = dict[str, tuple[type, ...]]
-_MOST_RANKS = 1 << 20  # more than any job has: what is more is no number of ranks
+_MOST_RANKS = 1 << 20  # a larger value cannot be a number of ranks
 
 
 def _types(cls: type[Any]) -> _Types:
-    """The types that the fields of a dataclass accept; those of its tables are left out."""
+    """The types that the fields of a dataclass accept, except its tables."""
     result = {}
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -52,8 +52,8 @@ def _types(cls: type[Any]) -> _Types:
 
 
 _COLUMNS: dict[str, _Types] = {name: _types(cls) for name, cls in _TABLES.items()}
-_LATER = ("windows", "runs")  # tables that the first files did not have
-_OPTIONAL = {  # columns that they did not have
+_LATER = ("windows", "runs")  # tables that early files lack
+_OPTIONAL = {  # columns that early files lack
     name: {field.name for field in dataclasses.fields(cls) if field.default is not MISSING}
     for name, cls in _TABLES.items()
 }
@@ -61,7 +61,7 @@ _FIELDS = _types(ProcessTrace)
 
 
 def to_json(trace: ProcessTrace) -> dict[str, Any]:
-    """A trace as an object of JSON."""
+    """Convert a trace to a JSON object."""
     result: dict[str, Any] = {name: getattr(trace, name) for name in _FIELDS}
     for name, columns in _COLUMNS.items():
         rows = getattr(trace, name)
@@ -74,10 +74,10 @@ def to_json(trace: ProcessTrace) -> dict[str, Any]:
 
 
 def from_json(value: object) -> ProcessTrace:
-    """The same trace again. Members and columns that this version does not know are ignored.
+    """Restore a trace from to_json(). Unknown members and columns are ignored.
 
     Raises:
-        TraceError: it is not an object that to_json() has made.
+        TraceError: the value is not a trace.
     """
     if not isinstance(value, dict):
         raise TraceError(f"{_short(value)} is not an object")
@@ -95,19 +95,19 @@ def from_json(value: object) -> ProcessTrace:
 
 
 def checked_process(values: dict[str, Any]) -> ProcessTrace:
-    """A trace without tables, of values that may be of any type.
+    """Build a trace without tables from unchecked values.
 
     Raises:
-        TraceError: one is missing, or of a wrong type.
+        TraceError: a value is missing or has the wrong type.
     """
     return ProcessTrace(**_fields("the process", values, _FIELDS))
 
 
 def checked_communicator(values: dict[str, Any]) -> Communicator:
-    """A communicator, of values that may be of any type.
+    """Build a communicator from unchecked values.
 
     Raises:
-        TraceError: one is missing, or of a wrong type.
+        TraceError: a value is missing or has the wrong type.
     """
     return _in_range(Communicator(**_fields("a communicator", values, _COLUMNS["communicators"])))
 
@@ -142,7 +142,7 @@ def _table(name: str, cls: type[_T], value: object) -> list[_T]:
             raise TraceError(f"{name}: row {number} does not have {len(columns)} values")
         values = [row[place] for place, _ in places]
         for (_, column), one, accepted in zip(places, values, types_, strict=True):
-            if type(one) not in accepted:  # faster than _checked(), of which it is the usual case
+            if type(one) not in accepted:  # a fast path around _checked() for the usual case
                 _checked(f"{name}: row {number}: {column}", one, accepted)
         members = dict(zip(known, values, strict=True))
         if members.get("signals"):
@@ -154,7 +154,7 @@ def _table(name: str, cls: type[_T], value: object) -> list[_T]:
 
 
 def _signals(name: str, value: list[Any]) -> tuple[Signal, ...]:
-    """The signals of an operation, which are lists of their members."""
+    """The signals of an operation, each a list of its members."""
     for one in value:
         if not isinstance(one, list) or [type(member) for member in one] != [int] * 4:
             raise TraceError(f"{name}: signals: {_short(one)} is not a list of 4 numbers")
@@ -169,7 +169,7 @@ def _members(name: str, value: object) -> tuple[list[Any], list[Any]]:
 
 
 def _checked(name: str, value: object, accepted: tuple[type, ...]) -> object:
-    if type(value) not in accepted:  # bool is an int, and not accepted as one
+    if type(value) not in accepted:  # bool is an int, but is not accepted as one
         names = [one.__name__ for one in accepted if one is not type(None)]
         raise TraceError(f"{name}: {_short(value)} is not of type {' or '.join(names)}")
     return value

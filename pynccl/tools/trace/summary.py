@@ -1,4 +1,4 @@
-"""What a trace says in numbers: a table of each kind and size, and one of the ranks."""
+"""The summary of a trace: a table of operations by kind and size, and one of the ranks."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Row:
     """The operations of one kind and size on all ranks. Times are in nanoseconds.
 
     Attributes:
-        kind: of the operation, or "graph 1".
-        bytes: as nccl-tests counts them; of a graph of all of its operations together.
-        calls: that have ended; in a recording, which has no times, all of them.
-        total: the sum of their times; that of a group counts once.
-        median: of their times, None where there is none.
-        minimum: of their times.
-        maximum: of their times.
-        busbw: the median bus bandwidth in GB/s; None where the kind has none.
-        exposed: the sum of their exposed times; that of a group counts once.
+        kind: kind of the operation, or "graph 1".
+        bytes: as nccl-tests counts them; for a graph, of all its operations together.
+        calls: number of calls that have ended; in a recording, which has no times, of all calls.
+        total: sum of their times; a group counts once.
+        median: median of their times, None if there are none.
+        minimum: shortest time.
+        maximum: longest time.
+        busbw: median bus bandwidth in GB/s; None if the kind has none.
+        exposed: sum of their exposed times; a group counts once.
         waited_for: how long they waited for each rank, by its label.
     """
 
@@ -84,17 +84,17 @@ class Rank:
     Attributes:
         label: such as "rank 2".
         duration: of the trace.
-        calls: of operations, with those that were captured or failed.
-        communication: in which any operation ran.
-        exposed: in which any was exposed.
-        definition: which exposed time this is.
-        compute: in which a range of compute was open.
-        waited: the sum of its operations' waits for other ranks.
-        waited_for: the sum of the waits of other ranks for it.
-        captured: how many operations were captured.
-        failed: how many have failed.
-        unfinished: texts of those that have not ended.
-        dropped: how many operations the trace has no place for.
+        calls: number of operations, including captured and failed ones.
+        communication: time in which any operation ran.
+        exposed: time in which any operation was exposed.
+        definition: the definition of exposed time that was used.
+        compute: time in which a compute range was open.
+        waited: sum of its operations' waits for other ranks.
+        waited_for: sum of other ranks' waits for it.
+        captured: number of captured operations.
+        failed: number of failed operations.
+        unfinished: descriptions of the operations that have not ended.
+        dropped: number of operations beyond the limit of the trace.
     """
 
     label: str
@@ -118,7 +118,7 @@ class Summary:
 
     Attributes:
         merged: the traces.
-        rows: the operations by kind and size.
+        rows: operations by kind and size.
         ranks: the totals of each process.
     """
 
@@ -127,7 +127,7 @@ class Summary:
     ranks: list[Rank]
 
     def json(self) -> dict[str, Any]:
-        """The tables for JSON.
+        """Convert the tables for JSON.
 
         Returns:
             A dictionary with "rows", "ranks", "clocks" and "different"; times are in nanoseconds.
@@ -142,7 +142,7 @@ class Summary:
         }
 
     def text(self) -> str:
-        """The tables as ``pynccl trace show`` prints them.
+        """Format the tables as ``pynccl trace show`` prints them.
 
         Returns:
             Lines of text.
@@ -221,7 +221,7 @@ def _rank(label: str, trace: ProcessTrace, one: Exposed) -> Rank:
 
 @dataclass
 class _Collected:
-    """What a row is made of."""
+    """The data that a row is computed from."""
 
     row: Row
     times: list[int] = field(default_factory=list)
@@ -331,7 +331,7 @@ def _rank_cells(rank: Rank) -> list[str]:
 
 
 def _table(header: list[str], rows: Sequence[list[str]], left: Sequence[int]) -> list[str]:
-    """Lines with aligned columns; those in left begin at the left."""
+    """Format lines with aligned columns; those in left are left-aligned."""
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
     return [
         "  ".join(
@@ -343,7 +343,7 @@ def _table(header: list[str], rows: Sequence[list[str]], left: Sequence[int]) ->
 
 
 def _time(nanoseconds: int | None) -> str:
-    """With a unit that leaves one to four digits before the point: "1.23 ms"."""
+    """Format a time with a unit that leaves one to four digits before the point: "1.23 ms"."""
     if nanoseconds is None:
         return "-"
     for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
@@ -364,20 +364,20 @@ def _percent(part: int, whole: int) -> str:
 
 
 def clock_notes(merged: Merged) -> list[str]:
-    """One line on every trace that has another clock than the first one.
+    """One line for each trace whose clock differs from that of the first one.
 
     Args:
         merged: the traces.
 
     Returns:
-        The lines; none where all have one clock.
+        The lines; empty if all traces share one clock.
     """
     texts = [_clock_text(merged, i) for i in range(1, len(merged.traces))]
     return [text for text in texts if text]
 
 
 def _clock_text(merged: Merged, trace: int) -> str:
-    """How the clock of a trace was set, where it is not that of the first one."""
+    """How the clock of a trace was set, if it differs from that of the first one."""
     clock = merged.clocks[trace]
     if clock.method == "same":
         return ""
