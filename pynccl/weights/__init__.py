@@ -1,4 +1,4 @@
-"""Weights from trainers to inference engines: versions of tensors, verified and atomic.
+"""Weight transfer from trainers to inference engines: verified, atomic versions of tensors.
 
     from pynccl.weights import WeightReceiver, WeightSender
 
@@ -8,25 +8,25 @@
     receiver = WeightReceiver("trainer:29600", into=dict(model.named_parameters()))
     report = receiver.receive()  # in each engine
 
-The session is beside all process groups and needs no framework. See docs/weights.md.
+A session is independent of process groups and needs no framework. See docs/weights.md.
 
 Rules of the implementation:
 
-* The plan is computed, not sent (``plan``): all members derive it from the same metadata, so it may
-  not depend on the member.
+* The plan is computed, not sent (``plan``). All members derive it from the same metadata, so it
+  must not depend on the member.
 * Sender 0 decides (``leader``, ``follower``). A member that fails reports it and waits for the end
   of the attempt. Messages of an earlier attempt are recognized by their epoch.
-* A failed attempt leaves nothing: communicators and buckets are dropped and created again.
+* A failed attempt leaves no state: communicators and buckets are dropped and created again.
 * Nothing is committed before all checksums are correct on all surviving receivers, which
   acknowledge their commits.
 * A receiver's tensors and their version are one value (``target``), replaced by one assignment,
   which says "no version" before the first byte is written.
 * Offers and ends of versions alternate, even after an interrupt; sender 0 counts both.
-* A receiver with an error of its own closes its connection and joins again in its next receive().
+* A receiver with a local error closes its connection and joins again in its next receive().
 * Neither the threads nor the finalizers refer to the sender or receiver object, so it is collected
   with its last reference.
-* Nothing is read before the proof of the key (``handshake``). A message that does not fit closes
-  its connection alone. A new field needs a reader with a bound and a seed in tests/fuzz/corpus.py.
+* No data is read before the proof of the key (``handshake``). An invalid message closes only its
+  own connection. A new field needs a reader with a bound and a seed in tests/fuzz/corpus.py.
 * Sockets are created within ``creation()`` of pynccl/_internal/sockets.py and passed to
   ``track()``, which closes them in forked children.
 * Every wait has a limit, and ends when a control connection closes.

@@ -1,6 +1,6 @@
-"""Transfers by NCCL's operations on a stream: what only some receivers get is sent to them.
+"""Transfer by NCCL operations on a stream; data for only some receivers is sent to each of them.
 
-While a bucket is sent or received, the calling thread fills or empties the other one.
+While one bucket is sent or received, the calling thread fills or empties the other.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SLOTS = 2
 
 @dataclass
 class Slot:
-    """A bucket, and what is under way from or to it.
+    """A bucket and the transfer in progress.
 
     Attributes:
         buffer: its memory.
-        bucket: the same as a tensor.
+        bucket: the memory as a tensor.
         event: the end of the transfer.
-        step: what is received, until it is unpacked.
-        kept: tensors that are sent from, until the event.
+        step: the step being received, until it is unpacked.
+        kept: tensors being sent, referenced until the event.
     """
 
     buffer: nccl.Buffer
@@ -63,8 +63,8 @@ class BroadcastRing:
 
     Args:
         world: the communicators.
-        memory: of the session.
-        nbytes: the size of a bucket.
+        memory: the session's memory.
+        nbytes: size of a bucket.
     """
 
     def __init__(self, world: World, memory: Memory, nbytes: int) -> None:
@@ -97,7 +97,7 @@ class BroadcastRing:
         self, steps: Sequence[Step], source: Source, bindings: Bindings, progress: Progress
     ) -> Sums:
         memory, sums = self.memory, Sums()
-        memory.synchronize()  # what the caller has enqueued makes the tensors
+        memory.synchronize()  # the caller's enqueued work produces the tensors
         source.begin()
         for number, step in enumerate(steps):
             slot = self._slots[number % _SLOTS]

@@ -1,4 +1,4 @@
-"""The checksum of csrc/core/checksum.h by operations of torch, for memory of GPUs.
+"""The checksum of csrc/core/checksum.h in torch operations, for GPU memory.
 
 A chunk of a tensor needs temporary memory of eight times its size, 32 MiB in all.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["checksums"]
 
-_WORDS = 512  # of 64 bits, in a block
+_WORDS = 512  # of 64 bits each, per block
 _CHUNK = 1 << 22  # bytes
 _GAMMA = 0x9E3779B97F4A7C15
 _FACTOR = 0xD6E8FEB86659FD93
@@ -20,13 +20,13 @@ _LOW = 0xFFFFFFFF
 
 
 def checksums(tensors: Sequence[Any]) -> list[int]:
-    """The checksums of one-dimensional contiguous tensors of bytes, of one device."""
+    """The checksums of one-dimensional contiguous byte tensors on one device."""
     import torch
 
     if not tensors:
         return []
     sums = [_blocks(tensor) for tensor in tensors]
-    # One copy to the host for all.
+    # One copy to the host for all of them.
     values = torch.stack(sums).tolist()
     return [
         _mix((value + tensor.numel() * _GAMMA) & _ALL)
@@ -90,7 +90,7 @@ def _blocks(tensor: Any) -> Any:  # noqa: ANN401
 
 
 def _shifted(words: Any, bits: int) -> Any:  # noqa: ANN401
-    """Shifted to the right, zeros coming in."""
+    """Logical shift to the right."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 

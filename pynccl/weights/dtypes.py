@@ -1,4 +1,4 @@
-"""The dtypes by their names, which are those of torch and of NumPy with ml_dtypes."""
+"""Dtypes by name; the names are those of torch, and of NumPy with ml_dtypes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _OF_POWERS = frozenset(("bfloat16", "float32", "float64"))
 
 
 def converts(source: str, target: str) -> bool:
-    """Whether values of a dtype may become values of another.
+    """Whether values of a dtype may be converted to another.
 
-    Floating-point values are rounded to other floating-point types, complex ones to other complex
-    types. Other conversions are allowed if every value stays what it is.
+    Floating-point values are rounded to other floating-point types, and complex values to other
+    complex types. Other conversions are allowed if every value is preserved.
     """
     if source == target:
         return True
@@ -54,7 +54,7 @@ def size_of(dtype: str) -> int:
     """The bytes of an element.
 
     Raises:
-        ValueError: there is no such dtype.
+        ValueError: the dtype is unknown.
     """
     try:
         return _SIZES[dtype]

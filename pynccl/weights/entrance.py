@@ -1,8 +1,8 @@
-"""Where members come in: a thread of sender 0 that accepts connections and reads their hello.
+"""The entrance of a session: a thread of sender 0 that accepts connections and reads their hello.
 
-It works between versions, too, so a receiver that starts need not wait for the next one. The number
-of connections without a proof is limited, and so is the time of each, so nobody can keep a member
-from joining for long.
+It also works between versions, so a starting receiver need not wait for the next one. Both the
+number of connections without a proof and the time of each are limited, so no process can stall a
+join.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from pynccl.weights.wire import LONGEST, Deadline, Link
 __all__ = ["Entrance"]
 
 _MOST_PENDING = 128
-_TO_PROVE = 2.0  # seconds, while there is room
-_TO_PROVE_WITHOUT_ROOM = 0.1  # a member connects again
+_TO_PROVE = 2.0  # seconds, while there is room for connections
+_TO_PROVE_WITHOUT_ROOM = 0.1  # a member retries
 _TO_SAY_HELLO = 30.0  # seconds
 _LONGEST_HELLO = 1 << 26  # bytes
 _MOST_ACCEPTED = 64  # in one turn
-_LOOK = 0.05  # seconds between two looks at deadlines, while there are connections
+_LOOK = 0.05  # seconds between two checks of deadlines, while there are connections
 
 
 class _Proven:
-    """A connection that has still to say hello."""
+    """A connection that has proved the key, but has not sent a hello."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -51,11 +51,11 @@ class Entrance:
     """Accepts the other members of a session.
 
     Args:
-        listener: where they connect.
+        listener: the listening socket.
         key: of the session.
-        senders: how many senders there are.
+        senders: the number of senders.
         timeout: of the links.
-        tls: the context of TLS with this side's certificate; None is without.
+        tls: a TLS context with this side's certificate; None disables TLS.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Entrance:
         self._senders = senders
         self._timeout = timeout
         self._tls = tls
-        self._numbers: set[int] = set()  # of the senders that have come
+        self._numbers: set[int] = set()  # of the senders that have joined
         self._pending: list[ListeningSide] = []
         self._proven: list[_Proven] = []
         self._arrived: list[tuple[Link, Hello]] = []
@@ -87,7 +87,7 @@ class Entrance:
         self._thread.start()
 
     def arrived(self, deadline: Deadline) -> list[tuple[Link, Hello]]:
-        """The members that have come since the last call; waits for one until the deadline."""
+        """The members that joined since the last call; waits for one until the deadline."""
         with self._changed:
             while not self._arrived and not deadline.is_over():
                 self._changed.wait(deadline.left())
@@ -95,11 +95,11 @@ class Entrance:
         return arrived
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting connections."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._wake.send(b"\0")
-        if threading.current_thread() is not self._thread:  # where the collector of garbage runs
+        if threading.current_thread() is not self._thread:  # the garbage collector may run on it
             self._thread.join(5)
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ class Entrance:
                         track(sock)
             except BlockingIOError:
                 return
-            except (OSError, ValueError):  # the connection has gone, or no descriptor is free
+            except (OSError, ValueError):  # the connection is gone, or no descriptor is free
                 time.sleep(_LOOK)
                 return
             self._pending.append(ListeningSide(sock, self._key))

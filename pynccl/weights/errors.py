@@ -1,4 +1,4 @@
-"""The errors of a session."""
+"""Exceptions of a session."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ __all__ = ["ChecksumError", "PeerLostError", "SessionClosedError", "WeightsError
 
 
 class WeightsError(RuntimeError):
-    """A version was not transferred; the receivers keep the last one."""
+    """A version was not transferred; the receivers keep the previous one."""
 
 
 class PeerLostError(WeightsError):
-    """A member without which the session cannot continue has died or does not answer.
+    """A member that the session needs has died or does not respond.
 
     Attributes:
-        names: of the members that are lost.
+        names: names of the lost members.
     """
 
     def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
@@ -22,10 +22,10 @@ class PeerLostError(WeightsError):
 
 
 class ChecksumError(WeightsError):
-    """Tensors arrived with other bits than were sent, also when they were sent again.
+    """Tensors arrived with different bits than were sent, even after they were sent again.
 
     Attributes:
-        names: of the tensors.
+        names: names of the tensors.
     """
 
     def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:

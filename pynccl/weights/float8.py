@@ -1,10 +1,10 @@
-"""Weights as float8 with scales, made one after the other while they are sent.
+"""Weights as float8 with scales, quantized one at a time while they are sent.
 
     gather, metadata = float8(dict(model.named_parameters()))
     sender.send(gather, metadata=metadata)
 
-The layout is that of checkpoints with block scales, as engines load them: ``weight`` in
-float8_e4m3fn, and ``weight_scale_inv`` in float32, by which a block is multiplied.
+The layout is that of block-scaled checkpoints, as engines load them: ``weight`` in float8_e4m3fn,
+and ``weight_scale_inv`` in float32, by which a block is multiplied.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def float8(
     chosen: Callable[[str, torch.Tensor], bool] | None = None,
     suffix: str = _SUFFIX,
 ) -> tuple[Gather, dict[str, Spec]]:
-    """What to send of tensors of torch: those that are chosen as float8, followed by their scales.
+    """Prepare torch tensors for sending: selected ones as float8, each followed by its scales.
 
     Args:
         tensors: by name.
-        block: rows and columns that have one scale; None is one scale for a tensor.
-        chosen: whether a tensor becomes float8, by its name and itself. None: the floating-point
-            ones of two dimensions whose name ends in "weight".
+        block: rows and columns that share a scale; None is one scale per tensor.
+        chosen: called with name and tensor, returns whether it is converted to float8. None selects
+            two-dimensional floating-point tensors whose name ends in "weight".
         suffix: of the names of the scales.
 
     Returns:
         The function and the metadata for :meth:`WeightSender.send`.
 
     Raises:
-        ValueError: the tensors have the name of a scale.
+        ValueError: a tensor has the name of a scale.
     """
     choose = _is_matrix if chosen is None else chosen
     metadata: dict[str, Spec] = {}
@@ -75,19 +75,19 @@ def float8(
 
 
 def quantize(tensor: torch.Tensor, block: Block = _BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor as float8_e4m3fn.
+    """Convert a tensor to float8_e4m3fn.
 
     Args:
-        tensor: floating-point; of two dimensions, unless block is None.
-        block: rows and columns that have one scale; None is one scale for all.
+        tensor: floating-point; two-dimensional, unless block is None.
+        block: rows and columns that share a scale; None is one scale for all.
 
     Returns:
-        The values, of the shape of the tensor, and the float32 scales by which they are multiplied
-        to get the tensor: one for each block, or of shape (1,). The largest magnitude of a block
-        becomes the largest of float8.
+        The values, with the shape of the tensor, and the float32 scales by which they are
+            multiplied to restore it: one per block, or of shape (1,). The largest magnitude of a
+            block is mapped to the largest of float8.
 
     Raises:
-        ValueError: the tensor has not two dimensions.
+        ValueError: the tensor is not two-dimensional.
     """
     import torch
 
@@ -104,12 +104,12 @@ def quantize(tensor: torch.Tensor, block: Block = _BLOCK) -> tuple[torch.Tensor,
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block = _BLOCK) -> torch.Tensor:
-    """The float32 tensor that :func:`quantize` was called with, as exact as float8 has it.
+    """Restore the float32 tensor that was passed to :func:`quantize`, up to float8 rounding.
 
     Args:
-        values: of float8.
-        scales: of it.
-        block: as for quantize().
+        values: the float8 values.
+        scales: their scales.
+        block: see quantize().
 
     Returns:
         The tensor, in float32.
@@ -135,7 +135,7 @@ def _grid(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
 
 
 def _in_blocks(tensor: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """Of shape (rows of blocks, rows, columns of blocks, columns), filled up with zeros."""
+    """Reshape to (rows of blocks, rows, columns of blocks, columns), padded with zeros."""
     import torch
 
     rows, columns = _grid(tuple(tensor.shape), block)
@@ -147,7 +147,7 @@ def _in_blocks(tensor: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
 
 
 def _scales(largest_of: torch.Tensor, largest: float) -> torch.Tensor:
-    """1 for blocks of zeros."""
+    """The scales; 1 for blocks of zeros."""
     import torch
 
     return torch.where(largest_of == 0, 1.0, largest_of / largest)

@@ -1,4 +1,4 @@
-"""A member that follows the leader: every receiver, and every sender but the first."""
+"""A member that follows the leader: every receiver, and every sender except the first."""
 
 from __future__ import annotations
 
@@ -40,41 +40,41 @@ from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 
 __all__ = ["Follower", "Role"]
 
-_End = Commit | Refused | Fail | Bye  # of a version
-_ATTEMPTS = 3  # with an error of NCCL on this member, after which it is its own
+_End = Commit | Refused | Fail | Bye  # the messages that end a version
+_ATTEMPTS = 3  # with an NCCL error on this member, after which the error counts as its own
 
 
 class Role(Protocol):
-    """What distinguishes senders and receivers."""
+    """The behaviour that differs between senders and receivers."""
 
     def begin(self, provider: str) -> None:
-        """An attempt over a provider begins, and the plan is known."""
+        """Begin an attempt over a provider; the plan is known."""
 
     def run(self, steps: list[Step]) -> Sums:
-        """Transfer steps; the checksums of their units."""
+        """Transfer steps; return the checksums of their units."""
 
     def compare(self, steps: list[Step]) -> Sums:
-        """The checksums of the units that this sender has now."""
+        """The current checksums of this sender's units."""
 
     def nbytes(self, steps: list[Step]) -> int:
         """The bytes of steps that this member transfers."""
 
     def commit(self, version: int) -> None:
-        """All receivers have received the version."""
+        """Commit a version that all receivers have received."""
 
 
 class Follower:
-    """Obeys the leader's messages.
+    """Follows the leader's messages.
 
     Args:
         member: the state.
         link: to the leader.
         role: sender or receiver.
-        is_sender: which of them.
+        is_sender: whether it is a sender.
 
     Attributes:
-        has_left: whether this receiver has left the session because of an error of its own. The
-            link is closed, and the member can join again.
+        has_left: whether this receiver has left the session because of a local error. The link is
+            closed, and the member can join again.
     """
 
     def __init__(self, member: Member, link: Link, role: Role, *, is_sender: bool) -> None:
@@ -87,8 +87,8 @@ class Follower:
         self._began = 0.0
         self._nbytes = 0
         self._epoch = -1
-        self._failures = 0  # of attempts at this version, by errors of NCCL on this member
-        self._is_settled = True  # the end of the version of the last offer has been read
+        self._failures = 0  # of attempts at this version, due to NCCL errors on this member
+        self._is_settled = True  # whether the end of the version of the last offer was read
         self._closed = False
         self.has_left = False
 
@@ -96,11 +96,11 @@ class Follower:
         """Take part in the next version until it is committed.
 
         Args:
-            deadline: until which it begins.
+            deadline: until which it must begin.
 
         Raises:
             TimeoutError: it has not begun in time.
-            PeerLostError: the leader is gone, has lost a sender, or does not answer a sender.
+            PeerLostError: the leader is lost, has lost a sender, or does not answer a sender.
             ChecksumError, WeightsError: the version was refused.
             SessionClosedError: the leader has closed the session.
         """
@@ -124,7 +124,7 @@ class Follower:
             self._failures = 0
 
     def offer(self, offer: Offer) -> None:
-        """Tell the leader what this sender has for the next version."""
+        """Send the leader this sender's offer for the next version."""
         if self._closed:
             raise SessionClosedError("the session is closed")
         try:
@@ -135,7 +135,7 @@ class Follower:
             raise self._lost(error) from error
 
     def release(self) -> bool:
-        """Free descriptors, memory and the thread without a message to the leader.
+        """Free descriptors, memory and the thread without sending a message to the leader.
 
         Returns:
             Whether the session was open, or could be joined again.
@@ -158,7 +158,7 @@ class Follower:
             self._member.close()
 
     def _next(self, deadline: Deadline) -> Message | None:
-        """The next message; None when the deadline is over, whatever has arrived."""
+        """The next message; None when the deadline is over, even if messages have arrived."""
         if deadline.is_over():
             return None
         try:
@@ -167,7 +167,7 @@ class Follower:
             return None
 
     def _take_part(self, deadline: Deadline) -> _End | None:
-        """Obey the leader until the version ends; the message that ends it, None without one."""
+        """Follow the leader until the version ends; return the message that ends it, or None."""
         while (message := self._next(deadline)) is not None:
             if isinstance(message, Begin | Compare):
                 self._epoch, self._began = message.epoch, time.monotonic()
@@ -197,11 +197,11 @@ class Follower:
             case Commit():
                 self._role.commit(message.version)
                 if not self._is_sender:
-                    with contextlib.suppress(LinkLostError):  # it is committed all the same
+                    with contextlib.suppress(LinkLostError):  # it is committed nevertheless
                         self._link.send(Committed(self._epoch))
 
     def _ended(self, end: _End) -> Report:
-        """What the end of a version is: a report or an error."""
+        """Convert the end of a version to a report or an error."""
         match end:
             case Commit():
                 return self._report(end)
@@ -228,7 +228,7 @@ class Follower:
         )
 
     def _work(self, message: Begin | Compare | Repair) -> None:
-        """Do what a message asks for; the leader tries again where NCCL fails."""
+        """Carry out a message; the leader tries again if NCCL fails."""
         try:
             if isinstance(message, Begin):
                 self._attempt(message)
@@ -238,7 +238,8 @@ class Follower:
                 sums = self._role.compare(self._member.steps)
                 self._link.send(Compared(self._epoch, sums))
         except (NcclError, DriverError, InterruptedTransferError) as error:
-            # It may be the death of another member. What this one lacks fails again.
+            # It may be due to the death of another member. A lack of resources here will fail
+            # again.
             is_own = isinstance(error, NcclError)
             is_own &= not isinstance(error, (NcclRemoteError, NcclTimeoutError))
             self._failures += is_own
@@ -283,9 +284,9 @@ class Follower:
             self._segments = [segment for step in steps for segment in step.segments]
 
     def _abandon(self, error: BaseException) -> None:
-        """This member has an error of its own, or was interrupted.
+        """Handle a local error or an interrupt of this member.
 
-        A receiver leaves, and the others go on. Without a sender the version ends for all.
+        A receiver leaves, and the others continue. Without a sender the version ends for all.
         """
         if not self._began:
             return
@@ -316,15 +317,15 @@ class Follower:
 
     def _give_up(self, error: BaseException, *, own: bool = False) -> None:
         self._member.drop_world()
-        # Without waiting: Ctrl-C may be the reason.
+        # Do not wait: the cause may be Ctrl-C.
         reason = f"{type(error).__name__}: {error}"
         post_all([self._link], Failed(self._epoch, reason, own))
 
     def _check(self, message: Check) -> None:
-        """Answer with the checksums of the segments whose digest differs."""
+        """Answer with the checksums of the segments whose digests differ."""
         world = self._member.world
         if world is None:
-            return  # this attempt was given up, and the leader has yet to read it
+            return  # this attempt was given up, which the leader has yet to read
         if len(message.digests) != len(self._segments):
             self._link.lose("digests of other segments than were sent")
             return

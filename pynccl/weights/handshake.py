@@ -1,6 +1,7 @@
-"""The beginning of a connection: both sides prove that they know the key of the session.
+"""The handshake of a connection: both sides prove that they know the session's key.
 
-As hostnccl's rendezvous does. Nothing else is read from a connection before its proof.
+It is the same as that of hostnccl's rendezvous. Nothing else is read from a connection before its
+proof.
 
     connecting: magic, nonce
     listening:  nonce, proof
@@ -31,12 +32,12 @@ _MAGIC = b"pynccl weights 1"
 
 
 def connect_side(sock: socket.socket, key: str, deadline: Deadline) -> None:
-    """Prove that this side knows the key, and check that the other one does.
+    """Prove that this side knows the key, and check the other side's proof.
 
     Args:
         sock: connected.
         key: of the session.
-        deadline: of all of it.
+        deadline: of the whole handshake.
 
     Raises:
         PermissionError: the other side does not know the key.
@@ -67,14 +68,14 @@ class _State(Enum):
 
 
 class ListeningSide:
-    """A connection whose other side has not proved that it knows the key. Nothing here waits.
+    """A connection whose other side has not yet proved that it knows the key. It never blocks.
 
     Args:
-        sock: accepted, and with TLS wrapped.
+        sock: accepted, and wrapped if TLS is used.
         key: of the session.
 
     Attributes:
-        sock: as given.
+        sock: the socket that was passed.
         since: when it was accepted.
     """
 
@@ -93,7 +94,7 @@ class ListeningSide:
         return self._state is _State.PROVEN
 
     def advance(self) -> None:
-        """Continue with what has arrived.
+        """Process what has arrived.
 
         Raises:
             OSError: the connection is closed, or does not follow the protocol.
@@ -125,7 +126,7 @@ class ListeningSide:
         self._state = _State.ANSWER
 
     def _read(self, size: int) -> bytes:
-        """So many bytes and no more; empty if they have not all arrived."""
+        """Read exactly this many bytes; empty if they have not all arrived."""
         part = self.sock.recv(size - len(self._data))
         if not part:
             raise ConnectionResetError("the connection is closed")

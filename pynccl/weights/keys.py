@@ -1,4 +1,4 @@
-"""The key of a session: where it comes from, and the proofs that two sides know it."""
+"""The key of a session: its sources, and the proofs that two sides know it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 VARIABLE: Final = "PYNCCL_WEIGHTS_KEY"
-INSECURE: Final = "insecure"  # the key of sessions that everybody may join
+INSECURE: Final = "insecure"  # the key of sessions that anyone may join
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 LISTENING: Final = b"pynccl weights 1, listening"
@@ -45,13 +45,13 @@ _LONGEST = 4096
 
 
 def prove(key: str, side: bytes, connecting: bytes, listening: bytes) -> bytes:
-    """The proof of one side: it differs by side, so neither can send the other's back.
+    """The proof of one side. It depends on the side, so neither can replay the other's.
 
     Args:
         key: of the session.
         side: LISTENING or CONNECTING.
-        connecting: the nonce of the side that connects.
-        listening: the nonce of the side that listens.
+        connecting: nonce of the connecting side.
+        listening: nonce of the listening side.
     """
     return hmac.digest(key.encode(), side + connecting + listening, hashlib.sha256)
 
@@ -62,21 +62,21 @@ def is_proof(given: bytes, expected: bytes) -> bool:
 
 
 def new_key() -> str:
-    """A random key."""
+    """Generate a random key."""
     return secrets.token_hex(32)
 
 
 def key_to_pass() -> str | None:
-    """A new key, for the members that get the address by the program; None if they have one set."""
+    """A new key, for members that get the address from the program; None if they have one set."""
     return None if VARIABLE in os.environ else new_key()
 
 
 class Trust(NamedTuple):
-    """What a member of a session knows the others by.
+    """The settings by which a member authenticates the others.
 
     Attributes:
-        key: the session's; None if it comes from the store, or from this machine.
-        tls: the context of TLS; None is without.
+        key: the session's; None if it comes from the store, or from a file on this machine.
+        tls: the TLS context; None disables TLS.
     """
 
     key: str | None
@@ -90,19 +90,19 @@ def trust_of(
     insecure: bool,
     tls: ssl.SSLContext | None,
 ) -> Trust:
-    """What the user has set.
+    """Validate the user's settings.
 
     Args:
         address: of the session.
         key: a key, the path of a file with one, or None.
-        insecure: there is none.
-        tls: the context of TLS; None is without.
+        insecure: whether to use no key.
+        tls: the TLS context; None disables TLS.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or no key for an address that others can reach. The
-            text never contains the key.
+        TypeError, ValueError: an argument is invalid, or there is no key for an address that other
+            machines can reach. The text never contains the key.
         OSError: the file cannot be read.
-        PermissionError: other users can read it, or it is another user's.
+        PermissionError: other users can read the file, or own it.
     """
     if tls is not None and not isinstance(tls, ssl.SSLContext):
         raise TypeError(f"tls: expected an ssl.SSLContext or None, got {type(tls).__name__}")
@@ -154,7 +154,7 @@ def _is_loopback(address: str) -> bool:
 
 def _read_private(path: Path, argument: str) -> str:
     """The text of a file that only this user, or root, can read and write."""
-    # A pipe must not block; a link may lead to a file that another user has chosen.
+    # A pipe must not block; a link may lead to a file chosen by another user.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
@@ -170,7 +170,8 @@ def _read_private(path: Path, argument: str) -> str:
         return file.read(_LONGEST + 1).decode(errors="replace").strip()
 
 
-# Without a key, a session on the loopback address has one that the user's processes find in a file.
+# Without a key, a session on the loopback address generates one, which the user's processes find in
+# a file.
 
 
 def _local_path(port: int) -> Path:
@@ -184,10 +185,10 @@ class LocalKey:
     """A new key in a file of this user, for the receivers on this machine.
 
     Args:
-        port: at which the session listens.
+        port: the port on which the session listens.
 
     Raises:
-        OSError: the file cannot be written, or another user has one with its name.
+        OSError: the file cannot be written, or another user has a file of this name.
 
     Attributes:
         key: the key.
@@ -197,8 +198,8 @@ class LocalKey:
         self.key = new_key()
         self._owner = os.getpid()
         self._path = _local_path(port)
-        # Created with O_EXCL, O_NOFOLLOW and mode 0600. In a folder for all users a rename cannot
-        # replace another user's file.
+        # Created with O_EXCL, O_NOFOLLOW and mode 0600. In a directory shared by all users, a
+        # rename cannot replace another user's file.
         descriptor, name = tempfile.mkstemp(prefix=".pynccl-weights-", dir=self._path.parent)
         try:
             with open(descriptor, "w") as file:
@@ -213,7 +214,7 @@ class LocalKey:
             raise
 
     def remove(self) -> None:
-        """Remove the file, unless another session wrote it since or this is a forked child."""
+        """Remove the file, unless another session has replaced it or this is a forked child."""
         if os.getpid() != self._owner:
             return
         with contextlib.suppress(OSError):
@@ -222,10 +223,10 @@ class LocalKey:
 
 
 def read_local_key(port: int) -> str | None:
-    """The key that LocalKey has written; None if there is none yet.
+    """The key written by LocalKey; None if there is none yet.
 
     Raises:
-        PermissionError: the file is not one that only this user can read.
+        PermissionError: other users can read the file, or own it.
     """
     try:
         return _read_private(_local_path(port), "key")

@@ -1,4 +1,4 @@
-"""Where the parts of a tensor are: boxes, the parts that a member has, and their metadata."""
+"""Layouts: boxes of tensors, the parts that a member holds, and their metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_DIMENSIONS = 64
 
 
 class Box(NamedTuple):
-    """A slice of a tensor in all its dimensions: start inclusive, stop exclusive."""
+    """A slice of a tensor in every dimension: start inclusive, stop exclusive."""
 
     start: tuple[int, ...]
     stop: tuple[int, ...]
@@ -31,21 +31,21 @@ class Box(NamedTuple):
         return math.prod(self.shape)
 
     def common(self, other: Box) -> Box | None:
-        """The part that two boxes share; None where they share nothing."""
+        """The intersection of two boxes; None if it is empty."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         box = Box(start, stop)
         return box if all(a < b for a, b in zip(start, stop, strict=True)) else None
 
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
-        """How to index a tensor that holds the outer box to get this one."""
+        """The index of this box in a tensor that holds the outer box."""
         return tuple(
             slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True)
         )
 
 
 class Part(NamedTuple):
-    """What a member has of a tensor.
+    """A member's part of a tensor.
 
     Attributes:
         dtype: its name.
@@ -67,11 +67,11 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def split(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
-    """Cut a box in boxes of at most limit bytes, which are contiguous where the box is.
+    """Split a box into boxes of at most limit bytes, which are contiguous if the box is.
 
     Args:
-        box: which.
-        itemsize: the bytes of an element.
+        box: the box.
+        itemsize: bytes per element.
         limit: at least itemsize.
     """
     if box.size * itemsize <= limit:
@@ -90,11 +90,11 @@ def split(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
 
 
 def check_part(name: str, part: Part) -> None:
-    """Check what a message can carry.
+    """Check that a part can be sent in a message.
 
     Raises:
-        TypeError, ValueError: a name that is no text or too long, a box that is not inside of its
-            tensor, an unknown dtype, or too many dimensions.
+        TypeError, ValueError: the name is not a string or is too long, the box exceeds its tensor,
+            the dtype is unknown, or there are too many dimensions.
     """
     if not isinstance(name, str):
         raise TypeError(f"{name!r:.60}: the name of a tensor must be a str")

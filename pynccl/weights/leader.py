@@ -1,4 +1,4 @@
-"""Sender 0, which accepts the other members, makes the plan and decides what is committed."""
+"""Sender 0, which accepts the other members, computes the plan and decides what is committed."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
 
 __all__ = ["Leader"]
 
-_GRACE = 5.0  # seconds for a member to say that it has stopped
-_ATTEMPTS = 3  # that fail without a member being lost
+_GRACE = 5.0  # seconds for a member to report that it has stopped
+_ATTEMPTS = 3  # failed attempts without losing a member
 _REPAIRS = 3  # times that tensors are sent again
 
 _Answer = TypeVar("_Answer", bound=Offer | Compared | Sent | Checked | Committed | Stopped)
@@ -57,7 +57,7 @@ _Answer = TypeVar("_Answer", bound=Offer | Compared | Sent | Checked | Committed
 
 @dataclass
 class _Sender:
-    """A sender other than this one, and how many versions it has offered and seen ended."""
+    """A sender other than this one, with the numbers of versions that it offered and saw end."""
 
     link: Link
     version: int | None = None
@@ -76,7 +76,7 @@ class _Receiver:
 
 
 class _FollowerError(WeightsError):
-    """A follower has had an error of its own."""
+    """A follower has a local error."""
 
 
 class Leader:
@@ -84,7 +84,7 @@ class Leader:
 
     Args:
         member: the state of this sender.
-        meeting: where the others join.
+        meeting: the address at which others join.
         options: of the session.
     """
 
@@ -96,29 +96,29 @@ class Leader:
         self._senders: dict[int, _Sender] = {}
         self._receivers: list[_Receiver] = []
         self._plan: Plan | None = None
-        self._planned: list[object] = []  # the layouts that it is made of
+        self._planned: list[object] = []  # the layouts that the plan was computed from
         self._formed: list[Link] = []  # the members of the communicators
         self._informed: list[Link] = []  # those that know the plan
-        self._known: Sums = {}  # of the version that all receivers have; empty where unknown
+        self._known: Sums = {}  # of the version that all receivers hold; empty if unknown
         self._epoch = 0
         self._lost: list[str] = []
-        self._stopping: list[Link] = []  # those that have to say that they have stopped
-        self._failed: list[str] = []  # errors of senders' own in an attempt that was stopped
-        self._left: list[str] = []  # errors of receivers' own, which have left
+        self._stopping: list[Link] = []  # those that have yet to report that they have stopped
+        self._failed: list[str] = []  # local errors of senders in an attempt that was stopped
+        self._left: list[str] = []  # local errors of receivers, which have left
         self._is_decided = False  # receivers were told to commit, and not all are lost
-        self.version = 0  # the last one of which that is true
+        self.version = 0  # the last version for which it is True
         self._served: list[Link] = []  # those that have the last version
         self._began_once = False
         self._closed = False
 
     def transfer(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
-        """Transfer a version to all receivers that are there.
+        """Transfer a version to all receivers that have joined.
 
         Args:
             version: its number.
-            source: what this sender has.
+            source: this sender's tensors.
             provider: "host" or "cuda".
-            delta: whether units that have not changed are left out, where that is possible.
+            delta: whether to omit unchanged units if possible.
         """
         if self._closed:
             raise WeightsError("the session is closed")
@@ -132,11 +132,11 @@ class Leader:
         except BaseException as error:
             if self._is_decided:
                 raise  # Ctrl-C, after receivers were told to commit
-            # The user's tensors, a wrong layout, Ctrl-C: the receivers keep what they have.
+            # The user's tensors, a wrong layout, Ctrl-C: the receivers keep their version.
             try:
                 if isinstance(error, Exception):
                     self._stop()
-                else:  # Ctrl-C does not wait: the next version does
+                else:  # Ctrl-C does not wait; the next version will
                     self._leave_attempt()
                     self._stopping = self._links()
                     post_all(self._stopping, Stop(self._epoch))
@@ -158,7 +158,7 @@ class Leader:
             self._member.close()
 
     def release(self) -> bool:
-        """Free descriptors, memory and the thread without a message to the others.
+        """Free descriptors, memory and the thread without sending a message to the others.
 
         Returns:
             Whether the session was open.
@@ -171,12 +171,12 @@ class Leader:
         return was_open
 
     def _fail(self, error: PeerLostError) -> None:
-        """End the session with an error on all."""
+        """End the session with an error for all members."""
         self._end(Fail(str(error), list(error.names)))
         self.close()
 
     def waiting(self) -> int:
-        """How many receivers do not have the last version; they join at the next."""
+        """The number of receivers without the last version; they join at the next."""
         if not self._closed:
             self._greet(self._entrance.arrived(Deadline(0)))
         links = [receiver.link for receiver in self._receivers]
@@ -191,7 +191,7 @@ class Leader:
         return [*self._sender_links(), *(receiver.link for receiver in self._receivers)]
 
     def _admit(self) -> None:
-        """Let in all who have joined; at first, wait for the others."""
+        """Admit all members that have joined; at first, wait for them."""
         deadline = Deadline(self._member.timeout)
         while True:
             enough = len(self._senders) == self._options.senders - 1 and (
@@ -231,16 +231,16 @@ class Leader:
             self._receivers.append(_Receiver(link, name, hello.wanted, hello.keeps_base))
 
     def _hear_offers(self) -> None:
-        """Get the layouts of the other senders, which come with each version."""
-        deadline = Deadline(self._member.timeout)  # of all: the others wait
+        """Read the other senders' layouts, which come with each version."""
+        deadline = Deadline(self._member.timeout)  # for all of them: the others wait
         for sender in self._senders.values():
-            while sender.heard <= sender.ended:  # an offer may be that of a version given up
+            while sender.heard <= sender.ended:  # an offer may be for a version given up
                 self._collect([sender.link], Offer, deadline)
             if sender.layout is None:
                 self._drop(sender.link, "it offers nothing")
 
     def _note_offer(self, link: Link, offer: Offer) -> None:
-        """Keep a layout, also where its version is given up: it is not sent again."""
+        """Store a layout, even if its version is given up: it is not sent again."""
         (sender,) = (sender for sender in self._senders.values() if sender.link is link)
         sender.heard += 1
         sender.version = offer.version
@@ -259,7 +259,7 @@ class Leader:
 
     @staticmethod
     def _own_errors(link: Link) -> list[str]:
-        """The reasons of a receiver that has left, where they are not read yet."""
+        """The reasons of a receiver that has left, if they have not been read yet."""
         return [
             f"{link.name}: {message.reason}"
             for message in link.unread()
@@ -267,7 +267,7 @@ class Leader:
         ]
 
     def _drop(self, link: Link, reason: str = "") -> None:
-        """Go on without a member; a sender cannot be missed."""
+        """Drop a member and continue; a sender is indispensable."""
         reason = link.lost or reason
         own = self._own_errors(link)
         link.close()
@@ -284,7 +284,7 @@ class Leader:
             self._drop(link)
 
     def _end(self, message: Refused | Fail | Bye) -> None:
-        """Tell all that can be reached, without waiting."""
+        """Send the end to all reachable members, without waiting."""
         post_all(self._links(), message)
         self._count_end()
 
@@ -295,17 +295,17 @@ class Leader:
     def _collect(
         self, links: Sequence[Link], kind: type[_Answer], deadline: Deadline
     ) -> list[tuple[Link, _Answer]]:
-        """The next message of a kind of this attempt from each of several members.
+        """The next message of a kind, in this attempt, from each of several members.
 
-        Those that are lost, or do not answer before the deadline, are dropped.
+        Members that are lost, or do not answer before the deadline, are dropped.
 
         Raises:
-            InterruptedTransferError: a member has failed.
+            InterruptedTransferError: a member failed.
             PeerLostError: a sender is lost.
         """
         answers: list[tuple[Link, _Answer]] = []
         waiting = list(links)
-        is_last = False  # what has arrived is looked at once more when the deadline is over
+        is_last = False  # messages are checked once more after the deadline
         while waiting:
             for link in list(waiting):
                 if (answer := self._answer_of(link, kind)) is not None:
@@ -324,7 +324,7 @@ class Leader:
         return answers
 
     def _answer_of(self, link: Link, kind: type[_Answer]) -> _Answer | None:
-        """The message of a kind, if it has arrived; what came before it is done with."""
+        """The message of a kind, if it has arrived; earlier messages are processed."""
         for _ in range(len(link.unread())):
             message = link.next()
             if isinstance(message, Offer):
@@ -352,7 +352,7 @@ class Leader:
         return None
 
     def _stop(self) -> None:
-        """End an attempt on all members, and find out who is left."""
+        """End an attempt on all members, and find out which members remain."""
         self._leave_attempt()
         self._stopping = self._links()
         self._tell((link, Stop(self._epoch)) for link in self._stopping)
@@ -365,18 +365,18 @@ class Leader:
     def _leave_attempt(self) -> None:
         self._member.drop_world()
         self._formed = []
-        self._informed = []  # one that was interrupted may not have read the plan
+        self._informed = []  # an interrupted member may not have read the plan
         self._known = {}
         self._failed = []
 
     # One version
 
     def _begin(self, version: int) -> None:
-        """Find out who takes part in a version."""
+        """Determine the members that take part in a version."""
         self._lost = []
         self._admit()
-        self._await_stopped()  # of a version that Ctrl-C has ended
-        self._hear_offers()  # the other senders wait, also where this version cannot begin
+        self._await_stopped()  # of a version that Ctrl-C ended
+        self._hear_offers()  # the other senders wait, even if this version cannot begin
         self._check_numbers(version)
         if not self._receivers:
             raise WeightsError("there are no receivers")
@@ -384,7 +384,7 @@ class Leader:
         self._began_once = True
 
     def _attempts(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
-        """Try until all that are left have the version."""
+        """Try until all remaining receivers have the version."""
         failures = 0
         while True:
             lost = len(self._lost)
@@ -393,7 +393,7 @@ class Leader:
             except (NcclError, DriverError, InterruptedTransferError) as error:
                 self._stop()
                 if not self._receivers:
-                    if self._left:  # they may come again
+                    if self._left:  # they may return
                         raise _FollowerError("; ".join(self._left)) from error
                     names = tuple(self._lost)
                     raise PeerLostError(
@@ -414,7 +414,7 @@ class Leader:
         links = self._links()
         ids = self._new_ids(provider) if links != self._formed else []
         units = self._changed(source) if delta and not ids and links == self._informed else None
-        known, self._known = self._known, {}  # a receiver may have parts of the new version now
+        known, self._known = self._known, {}  # receivers may have parts of the new one
         begins = []
         for number, link in enumerate(links):
             plan = None if link in self._informed else self._plan
@@ -464,7 +464,7 @@ class Leader:
         )
 
     def _make_plan(self, source: Source, provider: str) -> None:
-        """Make the plan of the layouts, where they are not the same objects as before."""
+        """Compute the plan from the layouts, unless they are the same objects as before."""
         senders = [self._senders[number] for number in sorted(self._senders)]
         layouts: list[object] = [source.layout, source.is_lazy]
         for sender in senders:
@@ -487,12 +487,12 @@ class Leader:
         )
         if plan != self._plan:
             self._plan, self._planned, self._informed = None, [], []
-            self._member.set_plan(plan)  # raises where the layouts do not fit
+            self._member.set_plan(plan)  # raises if the layouts do not match
             self._plan = plan
         self._planned = layouts
 
     def _changed(self, source: Source) -> list[int] | None:
-        """The units whose checksums are not those that the receivers have; None is all."""
+        """The units whose checksums differ from those of the receivers; None is all."""
         member = self._member
         if not self._known or self._order(source) is not None or member.ring is None:
             return None
@@ -503,7 +503,7 @@ class Leader:
         return sorted(n for n, value in sums.items() if self._known.get(n) != value)
 
     def _order(self, source: Source) -> list[str] | None:
-        """The order in which all senders make their tensors; None where they all exist."""
+        """The order in which all senders produce their tensors; None if they all exist."""
         others = [sender.order for sender in self._senders.values()]
         orders = [order for order in (source.order, *others) if order is not None]
         if any(order != orders[0] for order in orders):
@@ -517,7 +517,7 @@ class Leader:
         return [bytes(nccl.get_unique_id(provider)) for _ in range(self._options.senders)]
 
     def _send(self, source: Source, numbers: list[int] | None) -> Sums:
-        """Have all senders send some units; the checksums."""
+        """Make all senders send some units; return the checksums."""
         member = self._member
         if member.world is None or member.ring is None:
             raise InterruptedTransferError("there is no communicator")
@@ -537,13 +537,13 @@ class Leader:
         deadline = Deadline(self._member.timeout)
         answers = dict(self._collect(self._sender_links(), kind, deadline))
         for number, sender in self._senders.items():
-            answer = answers[sender.link]  # who has none is lost
+            answer = answers[sender.link]  # a sender without an answer is lost
             if answer.sums.keys() != units[number]:
                 self._drop(sender.link, "it sends checksums of other units than its own")
             sums.update(answer.sums)
 
     def _verify(self, sums: Sums, source: Source, units: list[int] | None) -> tuple[str, ...]:
-        """Have the receivers compare the checksums; send again what differs.
+        """Let the receivers compare the checksums, and send differing units again.
 
         Returns:
             The names of the tensors that were sent again.
@@ -582,7 +582,7 @@ class Leader:
         )
 
     def _commit(self, version: int, repaired: tuple[str, ...]) -> None:
-        """Have the receivers commit a version; the other senders hear of it when they have."""
+        """Let the receivers commit a version, and then inform the other senders."""
         told: list[Link] = []
 
         def tell(links: Sequence[Link]) -> None:
@@ -602,7 +602,7 @@ class Leader:
             if not self._receivers:
                 raise InterruptedTransferError("all receivers are lost")
             tell(self._sender_links())
-        except BaseException:  # Ctrl-C does not wait
+        except BaseException:  # do not wait after Ctrl-C
             if self._receivers:
                 links = [link for link in self._links() if link not in told]
                 post_all(links, self._commit_of(version, repaired))

@@ -1,4 +1,4 @@
-"""Where the members of a session meet: a TCP address, or a store that has it."""
+"""The meeting point of a session's members: a TCP address, or a store that contains it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ class Meeting:
     """The address of a session, at which its sender 0 listens.
 
     Args:
-        address: "host:port", at a free port where it is 0; or a store that then has the address.
-        trust: the key and TLS. Without a key there is a new one, which the store then has, or a
-            file of this user.
-        senders: how many senders there are.
+        address: "host:port", where port 0 is any free port; or a store, to which the address is
+            written.
+        trust: the key and TLS. Without a key, a new one is generated and written to the store, or
+            to a file of this user.
+        senders: the number of senders.
         timeout: of the links.
 
     Attributes:
         address: "host:port" to connect to.
-        key: what others must pass; None where they find it, or need none.
-        entrance: where they come in.
+        key: the key that others must pass; None if they find it by themselves, or need none.
+        entrance: accepts the other members.
     """
 
     def __init__(
@@ -81,23 +82,23 @@ def join(
     deadline: Deadline,
     timeout: float,
 ) -> Link:
-    """Join the session of an address.
+    """Join the session at an address.
 
     Args:
         address: of the session.
-        hello: who joins.
+        hello: describes the joining member.
         trust: the key and TLS.
-        deadline: of all of it.
+        deadline: of the whole call.
         timeout: of the link.
 
     Returns:
-        A link to sender 0, which takes this member into account at the next version.
+        A link to sender 0, which includes this member from the next version on.
 
     Raises:
-        TimeoutError: nobody listened before the deadline.
-        PermissionError: who listens has another key.
+        TimeoutError: no sender listened before the deadline.
+        PermissionError: the listening process has another key.
         WeightsError: the sender refuses this member.
-        ssl.SSLCertVerificationError: who listens has no certificate of that name.
+        ssl.SSLCertVerificationError: the listening process has no certificate for that name.
     """
     while True:
         failure: OSError
@@ -106,7 +107,7 @@ def join(
         except LookupError as error:
             failure = TimeoutError(str(error))
         else:
-            # A sender that started again has another address or key in the store.
+            # A restarted sender has another address or key in the store.
             limit = deadline if isinstance(address, str) else deadline.within(_TRY)
             try:
                 return _enter(_split(place), hello, trust._replace(key=key), limit, timeout)
@@ -125,11 +126,11 @@ def join(
 
 
 def _look_up(address: str | Store, key: str | None) -> tuple[str, str]:
-    """The address, and the key.
+    """The address and the key.
 
     Raises:
-        LookupError: they are not there yet.
-        ValueError: the session in the store has a key that the user has not given.
+        LookupError: they do not exist yet.
+        ValueError: the session in the store has a key that the user has not passed.
     """
     if isinstance(address, str):
         found = read_local_key(_split(address)[1]) if key is None else key
@@ -183,17 +184,17 @@ def _enter(
 
 
 def _left(deadline: Deadline) -> float | None:
-    """The seconds for connecting to an address: some even after the deadline."""
+    """The seconds for connecting to an address: a few even after the deadline."""
     left = deadline.left()
     return None if left is None else max(left, _STEP)
 
 
 def check_address(address: object, *, listens: bool = False) -> None:
-    """Raise TypeError or ValueError where it is neither an address nor a store.
+    """Raise TypeError or ValueError if it is neither an address nor a store.
 
     Args:
         address: of the session.
-        listens: port 0 is allowed, a free one.
+        listens: whether port 0, any free port, is allowed.
     """
     if isinstance(address, str):
         _split(address, least=0 if listens else 1)
@@ -209,7 +210,7 @@ def _split(address: str, *, least: int = 1) -> tuple[str, int]:
 
 
 def own_host() -> str:
-    """An address of this machine that others reach; the loopback where it has no other."""
+    """An address of this machine that others can reach; the loopback address if it has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing

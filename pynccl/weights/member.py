@@ -1,4 +1,4 @@
-"""What senders and receivers have in common: memory, communicators, buckets, the plan."""
+"""The common state of senders and receivers: memory, communicators, buckets, the plan."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
     "finalize",
 ]
 
-_LOOK = 0.05  # seconds between two looks at the connections
+_LOOK = 0.05  # seconds between two checks of the connections
 
 
 class InterruptedTransferError(WeightsError):
-    """A connection has closed, or has brought the end of the transfer."""
+    """A connection was closed, or brought the end of the transfer."""
 
 
 class Member:
@@ -56,12 +56,12 @@ class Member:
         self.steps: list[Step] = []
         self.units: list[Unit] = []  # of the plan, by their numbers
         self.layout: dict[str, Part] = {}  # of the whole tensors
-        self.link: float | None = None  # the bandwidth that was measured
+        self.link: float | None = None  # the measured bandwidth
         self.bucket_bytes = 0
         self.direct_bytes = 0
 
     def set_plan(self, plan: Plan) -> None:
-        """Make the steps that a message describes."""
+        """Build the steps that a message describes."""
         self.layout = {
             name: Part(dtype, shape, whole(shape))
             for layout in plan.senders
@@ -76,7 +76,7 @@ class Member:
             order=plan.order,
         )
         self.units = sorted(unit for step in self.steps for unit, _ in step.units)
-        self.bindings = Bindings()  # those of the steps of the last plan are not needed
+        self.bindings = Bindings()  # those of the previous plan's steps are not needed
 
     def steps_of(self, numbers: Sequence[int] | None) -> list[Step]:
         """The steps for some units only; None is all."""
@@ -97,14 +97,14 @@ class Member:
         transport: Transport,
         measures: bool = False,
     ) -> None:
-        """Make the communicators and the buckets.
+        """Create the communicators and the buckets.
 
-        The communicators are made on a thread: a member that dies before it has connected would
-        be noticed at the time limit only.
+        A thread creates the communicators: otherwise, the death of a member before it has connected
+        would not be noticed before the time limit.
 
         Raises:
-            NcclError: they cannot be made.
-            InterruptedTransferError: a connection has closed.
+            NcclError: they cannot be created.
+            InterruptedTransferError: a connection was closed.
         """
         if self.memory is None:
             raise WeightsError("the memory of the session is not known")
@@ -138,7 +138,7 @@ class Member:
                 thread.join(_LOOK)
                 if thread.is_alive() and any(map(is_ending, links)):
                     raise InterruptedTransferError("a member left while the others connected")
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # including Ctrl-C
             with lock:
                 abandoned.set()
                 for world in made:
@@ -157,7 +157,7 @@ class Member:
                 self.link = self.ring.probe()
 
     def drop_world(self) -> None:
-        """Abort what is under way; the next attempt has other communicators and buckets."""
+        """Abort all operations; the next attempt creates new communicators and buckets."""
         if self.world is not None:
             self.world.abort()
         self.world = None
@@ -174,20 +174,20 @@ class Member:
             self.ring.close()
         if self.world is not None:
             self.world.close()
-        self.ring = None  # its windows were those of the communicators
+        self.ring = None  # its windows belonged to the communicators
         self.world = None
 
 
 def finalize(owner: object, what: str, release: Callable[[], bool]) -> weakref.finalize[..., Any]:
-    """Have what an object holds freed, with a ResourceWarning, if it is collected before close().
+    """Free an object's resources, with a ResourceWarning, if it is collected before close().
 
     Args:
-        owner: the object, which nothing that release() holds may refer to.
-        what: it is, for the warning.
-        release: frees it; whether anything was left to free.
+        owner: the object, which must not be reachable from release().
+        what: its name in the warning.
+        release: frees the resources; returns whether there was anything to free.
     """
     finalizer = weakref.finalize(owner, _released, what, release)
-    finalizer.atexit = False  # a daemon thread may be in a call then
+    finalizer.atexit = False  # a daemon thread may be in a call at exit
     return finalizer
 
 
@@ -197,10 +197,10 @@ def _released(what: str, release: Callable[[], bool]) -> None:
 
 
 def checked_seconds(argument: str, seconds: object) -> float:
-    """A time limit of an argument.
+    """Check a time limit.
 
     Raises:
-        TypeError, ValueError: it is no positive number.
+        TypeError, ValueError: it is not a positive number.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{argument}: expected seconds, got {seconds!r}")

@@ -1,7 +1,7 @@
-"""Tensors of torch and arrays of NumPy, on CPUs and GPUs: what a transfer does with them.
+"""Operations of a transfer on torch tensors and NumPy arrays, on CPUs and GPUs.
 
-A "raw" tensor is contiguous, has the dtype in which it is sent, and lies in the memory of the
-session: it can be sent from, or received into, as it is.
+A "raw" tensor is contiguous, has the dtype in which it is sent, and lies in the session's memory:
+data can be sent from it, or received into it, directly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "place_of",
 ]
 
-Tensor = Any  # of torch, an array of NumPy, or what these take by DLPack
+Tensor = Any  # a torch tensor, a NumPy array, or an object that these accept by DLPack
 Library = Literal["torch", "numpy"]
 
 _CUDA = 2  # kDLCUDA
@@ -39,17 +39,17 @@ class Memory(Protocol):
 
     Attributes:
         library: "torch" or "numpy".
-        on_host: whether it is memory of the host.
+        on_host: whether it is host memory.
     """
 
     library: Library
     on_host: bool
 
     def wrap(self, tensor: Tensor) -> Tensor:
-        """A tensor of the library on the same memory."""
+        """A tensor of the library that shares memory with the given one."""
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """A new tensor."""
+        """Allocate a tensor."""
 
     def bucket(self, buffer: _C.Buffer) -> Tensor:
         """The bytes of a buffer."""
@@ -58,32 +58,32 @@ class Memory(Protocol):
         """The name of a tensor's dtype."""
 
     def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
-        """The tensor, or its bytes, where it is raw."""
+        """The tensor, or its bytes, if it is raw; else None."""
 
     def address(self, raw: Tensor) -> int:
-        """Where a raw tensor begins."""
+        """The address of a raw tensor."""
 
     def typed(self, bucket: Tensor, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
-        """A place in a bucket as a tensor."""
+        """A range of a bucket as a tensor."""
 
     def assign(self, target: Tensor, source: Tensor) -> None:
-        """Copy values, also to another dtype or device."""
+        """Copy values, if necessary to another dtype or device."""
 
     def pack(
         self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
     ) -> list[int]:
-        """Copy raw tensors to their places in a bucket; their checksums."""
+        """Copy raw tensors to their offsets in a bucket; return their checksums."""
 
     def unpack(
         self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
     ) -> list[int]:
-        """Copy from places in a bucket to raw tensors; the checksums of these afterwards."""
+        """Copy from offsets in a bucket to raw tensors; return their checksums afterwards."""
 
     def checksum(self, raw: Tensor) -> int:
         """The checksum of a raw tensor or a part of a bucket."""
 
     def synchronize(self) -> None:
-        """Wait for what is enqueued on the current stream of the library."""
+        """Wait for the work enqueued on the library's current stream."""
 
 
 class _OnHost:
@@ -105,7 +105,7 @@ class _OnHost:
         return _C.checksum(raw)
 
     def synchronize(self) -> None:
-        """Nothing is enqueued."""
+        """Do nothing: no work is enqueued."""
 
 
 class _NumPy(_OnHost):
@@ -214,7 +214,7 @@ class _Torch(_OnHost):
         return place.view(kind).view(tuple(shape))
 
     def assign(self, target: Tensor, source: Tensor) -> None:
-        with self._torch.inference_mode():  # else torch refuses tensors that were made in it
+        with self._torch.inference_mode():  # else torch rejects tensors created in it
             target.copy_(source)
 
     def _dtype(self, name: str) -> Any:  # noqa: ANN401
@@ -225,7 +225,7 @@ class _Torch(_OnHost):
 
 
 class _TorchOnGpu(_Torch):
-    """Copies and checksums are operations of torch on the current stream, which is waited for."""
+    """Copies and checksums are torch operations on the current stream, which is synchronised."""
 
     on_host = False
 
@@ -268,15 +268,15 @@ class _TorchOnGpu(_Torch):
 
 
 def check_storage(tensors: Mapping[str, Tensor], known: list[int]) -> list[int]:
-    """Check that tensors of torch have the memory that their shapes say.
+    """Check that torch tensors have the memory that their shapes require.
 
-    A storage can be freed or shrunk while tensors use it, as FSDP does by ``resize_(0)``; torch
-    and NCCL then read and write at invalid addresses. Arrays of NumPy own their memory.
+    A storage can be freed or shrunk while tensors use it, as FSDP does with ``resize_(0)``; torch
+    and NCCL then read and write at invalid addresses. NumPy arrays own their memory.
 
     Args:
         tensors: by name.
-        known: what the last call returned; [] before the first. Storages that have the same sizes
-            are not looked at again.
+        known: the result of the last call; [] before the first. Storages of the same sizes are not
+            checked again.
 
     Returns:
         The sizes of the storages.
@@ -309,7 +309,7 @@ def check_storage(tensors: Mapping[str, Tensor], known: list[int]) -> list[int]:
 
 
 def _reach(tensor: Tensor) -> int:
-    """The bytes of its storage that a tensor of torch needs."""
+    """The bytes of its storage that a torch tensor needs."""
     if not tensor.numel():
         return 0
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -317,7 +317,7 @@ def _reach(tensor: Tensor) -> int:
 
 
 def library_of(tensor: Tensor) -> Library:
-    """The library that a tensor belongs to; torch for others, where it is installed."""
+    """The library of a tensor; for other objects torch, if it is installed."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(tensor, numpy.ndarray):
         return "numpy"
@@ -329,7 +329,7 @@ def place_of(tensor: Tensor) -> tuple[str, int | None]:
     if hasattr(tensor, "__dlpack_device__"):
         try:
             kind, number = tensor.__dlpack_device__()
-        except ValueError:  # a device of torch without DLPack; check_storage() names the tensor
+        except ValueError:  # a torch device without DLPack; check_storage() names the tensor
             return "host", None
         if int(kind) == _CUDA:
             return "cuda", int(number)
@@ -352,7 +352,7 @@ def memory_of(library: Library, provider: str, device: int) -> Memory:
         device: the GPU.
 
     Raises:
-        ValueError: there is no such library, or NumPy is asked for memory of GPUs.
+        ValueError: the library is unknown, or is NumPy for GPU memory.
     """
     if library == "torch":
         return _Torch() if provider == "host" else _TorchOnGpu(f"cuda:{device}")

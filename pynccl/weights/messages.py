@@ -1,6 +1,6 @@
 """The messages of a session: JSON objects, each parsed once into a typed value.
 
-Every field has a reader that checks its type and bounds its length. What does not fit raises
+Every field has a reader that checks its type and bounds its length. Invalid data raises
 MessageError, and :mod:`pynccl.weights.wire` closes the connection that it came from.
 """
 # ruff: noqa: RUF009 - _read() makes a field
@@ -65,10 +65,10 @@ _SMALLEST_BUCKET = 1 << 12  # bytes
 
 
 class MessageError(ValueError):
-    """What was received is not a message, or not one that is allowed here."""
+    """Received data is not a message, or not one that is allowed here."""
 
 
-# Readers: each takes what JSON made, and returns a typed value or raises MessageError.
+# Readers: each takes a value parsed from JSON, and returns a typed value or raises MessageError.
 
 Reader: TypeAlias = "Callable[[Any], Any]"
 
@@ -136,7 +136,7 @@ def _optional(reader: Reader) -> Reader:
 
 def _integers(value: Any, most: int, longest: int = _MOST_UNITS) -> list[int]:  # noqa: ANN401
     numbers = _list(value)
-    # In C, since there may be as many as a model has tensors.
+    # In C, since there can be as many as a model has tensors.
     if (
         len(numbers) > longest
         or not set(map(type, numbers)) <= {int}
@@ -253,7 +253,7 @@ def _read(reader: Reader, write: Callable[[Any], Any] | None = None) -> Any:  # 
 
 
 def _object(kind: type) -> Reader:
-    """A reader of a dataclass whose fields have readers: exactly these fields."""
+    """Create a reader for a dataclass whose fields have readers: exactly these fields."""
     readers = {one.name: one.metadata["read"] for one in dataclasses.fields(kind)}
 
     def read(value: Any) -> Any:  # noqa: ANN401
@@ -287,12 +287,12 @@ _member_number = _integer(0, _MOST_MEMBERS)
 _version = _integer(-_LARGEST, _LARGEST)
 
 
-# Of members
+# Messages of members
 
 
 @dataclass(frozen=True)
 class SenderHello:
-    """A sender other than the first one joins."""
+    """A sender other than the first joins."""
 
     number: int = _read(_integer(1, _MOST_MEMBERS))
 
@@ -302,9 +302,9 @@ class ReceiverHello:
     """A receiver joins.
 
     Attributes:
-        name: for messages to people.
+        name: used in messages.
         wanted: the layout of its tensors; None is everything.
-        keeps_base: it writes a version over the last one.
+        keeps_base: whether it writes a version over the last one.
     """
 
     name: str = _read(_text, _cut)
@@ -314,12 +314,12 @@ class ReceiverHello:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a sender has for the next version.
+    """A sender's offer for the next version.
 
     Attributes:
         version: its number.
-        layout: None is the same as before, together with order.
-        order: in which it makes its tensors; None where they all exist.
+        layout: None is the same as before, including the order.
+        order: the order in which it produces its tensors; None if they all exist.
     """
 
     version: int = _read(_version)
@@ -360,12 +360,12 @@ class Committed:
 
 @dataclass(frozen=True)
 class Failed:
-    """A member could not do its part.
+    """A member could not complete its part.
 
     Attributes:
         epoch: of the attempt.
-        reason: what went wrong.
-        own: the error is its own, and another attempt would not help.
+        reason: description of the error.
+        own: whether the error is local, so that another attempt would not help.
     """
 
     epoch: int = _read(_number)
@@ -385,7 +385,7 @@ class Bye:
     """The other side leaves, or has closed the session."""
 
 
-# Of sender 0
+# Messages of sender 0
 
 
 @dataclass(frozen=True)
@@ -395,15 +395,15 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all members compute the plan from. Equal layouts of receivers are sent once.
+    """The input from which all members compute the plan. Equal layouts of receivers are sent once.
 
     Attributes:
         senders: the layouts of the senders.
-        layouts: the different layouts that receivers want; None is everything.
-        receivers: by receiver, the place of its layout in layouts.
-        bucket_bytes: the size of a bucket.
-        direct_bytes: units from this size on are steps of their own.
-        order: of the tensors; None where they all exist.
+        layouts: the distinct layouts that receivers want; None is everything.
+        receivers: by receiver, the index of its layout in layouts.
+        bucket_bytes: size of a bucket.
+        direct_bytes: units of at least this size are steps of their own.
+        order: of the tensors; None if they all exist.
     """
 
     senders: list[Layout] = _read(_whole_layouts, _layouts_to_wire)
@@ -415,7 +415,7 @@ class Plan:
 
     @property
     def wanted(self) -> list[Layout | None]:
-        """What each receiver wants."""
+        """The layout that each receiver wants."""
         return [self.layouts[place] for place in self.receivers]
 
 
@@ -435,12 +435,12 @@ def _plan(value: Any) -> Plan:  # noqa: ANN401
 
 @dataclass(frozen=True)
 class WorldPlace:
-    """The communicators of an attempt, and the place of a member in them.
+    """The communicators of an attempt, and the position of a member in them.
 
     Attributes:
         ids: the unique ids, by sender.
         number: of this member among the senders or the receivers.
-        receivers: how many there are.
+        receivers: the number of receivers.
         transport: how buckets are transferred.
         measures: whether the link is measured.
     """
@@ -459,9 +459,9 @@ class Begin:
     Attributes:
         epoch: its number.
         provider: of the communicators.
-        units: those that are sent; None is all.
-        plan: None where the member knows it.
-        world: None where the communicators are the last ones.
+        units: the units to send; None is all.
+        plan: None if the member knows it.
+        world: None to reuse the last communicators.
     """
 
     epoch: int = _read(_number)
@@ -473,7 +473,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Compare:
-    """A sender is to compute the checksums of its units."""
+    """A sender must compute the checksums of its units."""
 
     epoch: int = _read(_number)
 
@@ -488,7 +488,7 @@ class Repair:
 
 @dataclass(frozen=True)
 class Check:
-    """A receiver is to compare the digests of all segments of what was sent."""
+    """A receiver must compare the digests of all segments that were sent."""
 
     epoch: int = _read(_number)
     digests: list[str] = _read(_digests)
@@ -503,14 +503,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Commit:
-    """All receivers have received a version: receivers commit it, senders learn of it.
+    """All receivers have received a version: receivers commit it, senders are informed.
 
     Attributes:
         version: its number.
-        receivers: the names of those that have it, and to senders, of those that committed it.
-        lost: the names of those that were left out.
-        repaired: the names of tensors that were sent again.
-        link: bytes per second, where that was measured.
+        receivers: names of those that have it; for senders, of those that committed it.
+        lost: names of those that were dropped.
+        repaired: names of tensors that were sent again.
+        link: bytes per second, if measured.
     """
 
     version: int = _read(_version)
@@ -522,11 +522,11 @@ class Commit:
 
 @dataclass(frozen=True)
 class Refused:
-    """A version was given up, or a hello is refused.
+    """A version was given up, or a hello was refused.
 
     Attributes:
-        reason: why.
-        names: of the tensors whose checksums differ.
+        reason: the reason.
+        names: names of the tensors whose checksums differ.
     """
 
     reason: str = _read(_text, _cut)
@@ -538,8 +538,8 @@ class Fail:
     """The session ends with an error.
 
     Attributes:
-        reason: why.
-        names: of the members that are lost.
+        reason: the reason.
+        names: names of the lost members.
     """
 
     reason: str = _read(_text, _cut)
@@ -568,7 +568,7 @@ Message = (
     | Refused
     | Fail
 )
-MessageTypes = Mapping[str, Reader]  # the messages that a side may send, by their names
+MessageTypes = Mapping[str, Reader]  # the messages that a side may send, by name
 
 
 def _types(*types: type) -> MessageTypes:
@@ -582,20 +582,20 @@ FROM_LEADER = _types(Welcome, Begin, Compare, Repair, Check, Stop, Commit, Refus
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message."""
+    """Serialize a message."""
     fields = {"kind": type(message).__name__, **_to_wire(message)}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def parse(data: bytes | bytearray, types: MessageTypes) -> Message:
-    """The message of some bytes.
+    """Parse a message.
 
     Args:
-        data: what was received.
-        types: the messages that are allowed.
+        data: the received bytes.
+        types: the allowed messages.
 
     Raises:
-        MessageError: it is none of them.
+        MessageError: data is not one of them.
     """
     try:
         value = json.loads(data)

@@ -1,4 +1,4 @@
-"""Tensors that share memory: which are the same memory, and which overlap."""
+"""Tensors that share memory: identical memory and partial overlaps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pynccl.weights.memory import Memory, Tensor
 
 __all__ = ["Extent", "overlap", "tied"]
 
-_LOOKS = 10_000  # for an element that two tensors share; it is found or excluded by few
+_LOOKS = 10_000  # steps to search for a shared element; usually few suffice
 
 
 class Extent(NamedTuple):
-    """Where the elements of a tensor are.
+    """The memory of a tensor's elements.
 
     Attributes:
         address: of the first byte.
-        itemsize: the bytes of an element.
-        shape: its own.
+        itemsize: bytes per element.
+        shape: of the tensor.
         strides: in bytes.
     """
 
@@ -54,8 +54,8 @@ def extent_of(tensor: Tensor, memory: Memory) -> Extent:
 def overlap(a: Extent, b: Extent) -> bool:
     """Whether two tensors share a byte.
 
-    It asks for x[i] in [0, n[i]) of both with the same address: a sum of terms, each a stride times
-    a number from a range, that is the distance of the tensors.
+    They do if indices x[i] in [0, n[i]) of both have the same address: a sum of terms, each a
+    stride times a number from a range, that equals the distance of the tensors.
     """
     if 0 in a.shape or 0 in b.shape or a.start >= b.stop or b.start >= a.stop:
         return False
@@ -78,7 +78,7 @@ def overlap(a: Extent, b: Extent) -> bool:
 
 
 def overlaps_itself(extent: Extent) -> bool:
-    """Whether two indices have the same memory, or may have: where its strides are not nested."""
+    """Whether two indices have, or may have, the same memory: the strides are not nested."""
     if 0 in extent.shape:
         return False
     reach = extent.itemsize
@@ -91,7 +91,7 @@ def overlaps_itself(extent: Extent) -> bool:
 
 
 def _has_sum(terms: list[tuple[int, int, int]], total: int) -> bool:
-    """Whether a sum of strides times numbers within their bounds is a total; True if unknown."""
+    """Whether a sum of strides times bounded numbers can equal a total; True if unknown."""
     least, most = [0], [0]  # of the terms from the end on
     for stride, low, high in reversed(terms):
         least.append(least[-1] + stride * low)
@@ -104,7 +104,7 @@ def _has_sum(terms: list[tuple[int, int, int]], total: int) -> bool:
             return False
         number, rest = left.pop()
         if number == len(terms):
-            return True  # the bounds leave nothing over
+            return True  # the bounds do not restrict the rest
         stride, low, high = terms[number]
         first = max(low, -((most[number + 1] - rest) // stride))
         last = min(high, (rest - least[number + 1]) // stride)
@@ -117,15 +117,15 @@ def _has_sum(terms: list[tuple[int, int, int]], total: int) -> bool:
 def tied(
     tensors: Mapping[str, Tensor], kinds: Mapping[str, object], memory: Memory
 ) -> list[list[str]]:
-    """The names of tensors that are the same memory, with the same kind.
+    """Group the names of tensors that are the same memory and of the same kind.
 
     Args:
         tensors: by name.
-        kinds: what else must be equal: the part of the whole tensor that each is.
+        kinds: a further key that must be equal: the part of the whole tensor that each one is.
         memory: of the tensors.
 
     Raises:
-        ValueError: a tensor overlaps itself or another one in part.
+        ValueError: a tensor overlaps itself, or partially overlaps another one.
     """
     extents = {name: extent_of(tensor, memory) for name, tensor in tensors.items()}
     groups: dict[tuple[Extent, object], list[str]] = {}

@@ -1,9 +1,9 @@
-"""The plan of a transfer: which bytes go from whom to whom, in which order.
+"""The plan of a transfer: which bytes each sender sends to which receivers, and in which order.
 
-It is a function of the layouts alone, so that every member computes the same. The tensors have an
-order. Their parts are cut in units of at most a bucket; a sender's small units are packed in
-buckets, a large one is a step of its own. A step is complete before a later one needs it: see
-docs/weights.md for why the order cannot deadlock.
+It is a function of the layouts only, so every member computes the same plan. The tensors have an
+order. Their parts are split into units of at most a bucket. A sender's small units are packed in
+buckets; a large one is a step of its own. A step is complete before a later one needs it:
+docs/weights.md explains why this order cannot deadlock.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Unit(NamedTuple):
     """A part of a tensor that is sent at once and has a checksum.
 
     Attributes:
-        number: in the plan.
-        name: of the tensor.
-        dtype: in which it is sent.
-        box: which part.
-        sender: the number of the sender.
-        receivers: the numbers of the receivers that get it.
+        number: index in the plan.
+        name: name of the tensor.
+        dtype: the dtype in which it is sent.
+        box: the part.
+        sender: number of the sender.
+        receivers: numbers of the receivers that get it.
         nbytes: its size.
     """
 
@@ -48,10 +48,10 @@ class Segment(NamedTuple):
 
     Attributes:
         receivers: their numbers.
-        offset: where the segment begins in the bucket.
-        nbytes: its size, with the padding between units.
-        payload: the bytes of its units.
-        numbers: those of its units.
+        offset: offset of the segment in the bucket.
+        nbytes: its size, including the padding between units.
+        payload: bytes of its units.
+        numbers: numbers of its units.
     """
 
     receivers: tuple[int, ...]
@@ -63,14 +63,14 @@ class Segment(NamedTuple):
 
 @dataclass
 class Step:
-    """What a sender sends at once.
+    """The units that a sender sends at once.
 
     Attributes:
         sender: its number.
-        units: what is in it, with the offset of each in the bucket, in the order of the tensors.
-        segments: the bucket by receivers.
-        nbytes: the size in the bucket.
-        is_planned: whether it is one of a whole version, which comes again.
+        units: its units, each with its offset in the bucket, in the order of the tensors.
+        segments: the segments of the bucket.
+        nbytes: size in the bucket.
+        is_planned: whether it belongs to the plan of a whole version, which is used repeatedly.
     """
 
     sender: int
@@ -97,18 +97,18 @@ def make_plan(
     direct_bytes: int,
     order: Sequence[str] | None,
 ) -> list[Step]:
-    """The plan of a whole version.
+    """Compute the plan of a whole version.
 
     Args:
-        senders: what each has.
-        receivers: what each wants; None is everything.
-        bucket_bytes: the size of a bucket.
-        direct_bytes: units from this size on are steps of their own.
-        order: of the tensors; None lets small ones come after large ones, which makes fewer and
+        senders: the layout of each sender.
+        receivers: the layout that each receiver wants; None is everything.
+        bucket_bytes: size of a bucket.
+        direct_bytes: units of at least this size are steps of their own.
+        order: order of the tensors; None puts small ones after large ones, which gives fewer and
             larger buckets.
 
     Raises:
-        ValueError: the layouts do not fit together: the text names the tensor.
+        ValueError: the layouts do not match; the text names the tensor.
     """
     units = plan_units(senders, receivers, bucket_bytes=bucket_bytes, order=order)
     if order is None:
@@ -167,7 +167,7 @@ def plan_units(
 def _targets(
     name: str, part: Part, receivers: Sequence[Layout | None]
 ) -> tuple[dict[Box, list[int]], str]:
-    """Who wants which part of a tensor, and the dtype in which it is sent."""
+    """The receivers of each part of a tensor, and the dtype in which it is sent."""
     dtype, shape, _ = part
     targets: dict[Box, list[int]] = defaultdict(list)
     kinds = set()
@@ -186,7 +186,7 @@ def _targets(
             )
         targets[target.box].append(receiver)
         kinds.add(target.dtype)
-    # What all receivers round to is sent rounded.
+    # If all receivers round to one dtype, the values are rounded before they are sent.
     narrow = kinds.pop() if len(kinds) == 1 else dtype
     return targets, narrow if size_of(narrow) < size_of(dtype) else dtype
 
@@ -194,7 +194,7 @@ def _targets(
 def _pieces(
     name: str, shape: tuple[int, ...], parts: list[tuple[int, Part]], load: list[int]
 ) -> list[tuple[int, Box]]:
-    """Who sends which part: of equal ones the sender that has the least to send."""
+    """The sender of each part; among equals, the one with the least to send."""
     holders: dict[Box, list[int]] = defaultdict(list)
     for sender, part in parts:
         if part.box.size:
@@ -213,7 +213,7 @@ def _pieces(
 def make_steps(units: Iterable[Unit], *, bucket_bytes: int, direct_bytes: int) -> list[Step]:
     """Pack units in steps, in their order."""
     steps: list[Step] = []
-    filled: dict[int, tuple[list[Unit], int]] = {}  # by sender: the open bucket, and its size
+    filled: dict[int, tuple[list[Unit], int]] = {}  # by sender: the open bucket and its size
 
     def close(sender: int) -> None:
         if sender in filled:
@@ -236,7 +236,7 @@ def make_steps(units: Iterable[Unit], *, bucket_bytes: int, direct_bytes: int) -
 
 
 def _arranged(sender: int, units: list[Unit]) -> Step:
-    """A step with its units in their places: those for the same receivers side by side."""
+    """Build a step, placing units for the same receivers side by side."""
     by_receivers: dict[tuple[int, ...], list[Unit]] = defaultdict(list)
     for unit in units:
         by_receivers[unit.receivers].append(unit)

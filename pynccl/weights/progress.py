@@ -1,4 +1,4 @@
-"""How much of a transfer is done."""
+"""Progress of a transfer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pynccl._internal.progress import Progress
 
 __all__ = ["OnProgress", "ProgressBar", "meter"]
 
-OnProgress: TypeAlias = Callable[[int, int], object]  # of the bytes done, and of all
+OnProgress: TypeAlias = Callable[[int, int], object]  # called with bytes done and total bytes
 
 
 class ProgressBar:
-    """Draws a transfer on standard error, where that is a terminal.
+    """Draws the progress of a transfer on standard error, if that is a terminal.
 
         sender = WeightSender("0.0.0.0:29600", progress=ProgressBar())
 
     Args:
-        file: where to draw; None is standard error.
+        file: the output; None is standard error.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -27,11 +27,11 @@ class ProgressBar:
         self._began = 0.0
 
     def __call__(self, done: int, nbytes: int) -> None:
-        """Draw it; at the end, remove it.
+        """Draw the bar; remove it at the end.
 
         Args:
-            done: the bytes that are done; 0 at the beginning.
-            nbytes: of all.
+            done: bytes done; 0 at the beginning.
+            nbytes: total bytes.
         """
         now = time.monotonic()
         if done == 0:
@@ -41,10 +41,11 @@ class ProgressBar:
 
 
 def meter(progress: OnProgress | None, nbytes: int) -> Callable[[int], object]:
-    """A function that is called with the bytes of each step, and calls progress with all of them.
+    """Return a function that is called with the bytes of each step, and calls progress with the
+    sum.
 
     Args:
-        progress: None: nobody wants to know.
+        progress: None if progress is not reported.
         nbytes: of all steps.
     """
     if progress is None:

@@ -1,4 +1,4 @@
-"""WeightReceiver: a process that gets the weights of a session."""
+"""WeightReceiver: a process that receives the weights of a session."""
 
 from __future__ import annotations
 
@@ -49,46 +49,47 @@ class WeightReceiver:
         while True:
             report = receiver.receive()
 
-    It joins at the next version, also after it was dropped or its process was started again. Only
-    one thread may use it.
+    A receiver joins at the next version, even after it was dropped or its process was restarted.
+    Only one thread may use it.
 
     Args:
         address: "host:port" at which sender 0 listens, or a store (of torch.distributed, or with
             its methods set, get and check) that the members share.
-        into: the tensors to fill, or :class:`Shard` objects or DTensors for parts of them, by
-            name; other dtypes than the sender's are converted. Names that are not in it are not
+        into: the tensors to fill, or :class:`Shard` objects or DTensors for parts of them, by name.
+            Values are converted if the sender's dtype differs. Tensors that are not named are not
             received. They must not overlap in memory, except for two names of the same tensor. None
-            makes all tensors by the sender's metadata.
-        commit: when ``tensors`` change. "copy": each version is received in a second set, and
-            copied when all checksums are right; twice the memory. "in_place": it is received
-            straight into them; no more memory, but they have parts of two versions during the
-            transfer and after a failed one, until the next: see ``is_whole``. "swap": two sets
-            take turns, and ``tensors`` is the other dict afterwards. The default is "copy" with
-            into, and "swap" without.
-        name: for messages; the host and the process id by default.
-        library: "torch" or "numpy": what the tensors belong to. None is that of into, else torch
-            where it is installed.
+            allocates all tensors from the sender's metadata.
+        commit: when ``tensors`` change. "copy": each version is received into a second set, which
+            is copied once all checksums are correct; this doubles the memory. "in_place": it is
+            received directly into the tensors, without additional memory, but they contain parts of
+            two versions during the transfer and, after a failed one, until the next: see
+            ``is_whole``. "swap": two sets alternate, and ``tensors`` is the other dict afterwards.
+            The default is "copy" with into, and "swap" without.
+        name: for messages; defaults to the host and the process id.
+        library: "torch" or "numpy", the library of the tensors. None is that of into, else torch if
+            it is installed.
         device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of into, else the
             current device of torch.
         timeout: seconds for each wait of a transfer.
-        progress: called during transfers with the bytes that have arrived and those of all; a
-            :class:`ProgressBar`, or a function. None: it is not called.
+        progress: called during transfers with the bytes that have arrived and the total; a
+            :class:`ProgressBar`, a function, or None.
         key: the session's key, which all members prove to know: a secret of at least 32 characters,
-            or the path of a file with it that only its owner can read. None is that of
-            PYNCCL_WEIGHTS_KEY; else sender 0 makes one, which the others find in the store, or, at
-            a loopback address, in a file of this user.
-        insecure: without a key: everybody who can connect may join. It is the same on all members.
-        tls: encrypt the control connections: a context with the certificate of sender 0 (on the
-            others, one that verifies it). None is without; see docs/security.md.
+            or the path of a file that contains it and that only its owner can read. None uses
+            PYNCCL_WEIGHTS_KEY; if that is not set, sender 0 creates a key, which the others find in
+            the store or, at a loopback address, in a file of this user.
+        insecure: use no key: any process that can connect may join. It must be the same on all
+            members.
+        tls: encrypts the control connections: a context with the certificate of sender 0 (on the
+            others, one that verifies it). None disables TLS; see docs/security.md.
 
     Raises:
-        TypeError, ValueError: a wrong argument, a tensor that cannot be written to, or no key for
-            an address of other machines.
-        PermissionError: the sender has another key, or other users can read the file of the key.
+        TypeError, ValueError: an argument is invalid, a tensor is not writable, or there is no key
+            for an address that other machines can reach.
+        PermissionError: the sender has another key, or other users can read the key file.
         TimeoutError: the sender does not listen within timeout.
 
     Attributes:
-        name: as given.
+        name: the name that was passed.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class WeightReceiver:
         """Connect to sender 0."""
         wanted = self._target.wanted if self._target is not None else None
         if self._into is not None and not self._into:
-            wanted = {}  # nothing, in memory that is known when a version begins
+            wanted = {}  # nothing; the memory is known when a version begins
         hello = ReceiverHello(self.name, wanted, self._commit != "swap")
         link = join(self._address, hello, self._trust, deadline, self._member.timeout)
         return Follower(self._member, link, _Role(self), is_sender=False)
@@ -145,8 +146,8 @@ class WeightReceiver:
     def receive(self, timeout: float | None = None) -> Report:
         """Wait for the next version and commit it.
 
-        An exception of this receiver during a transfer or a commit, such as KeyboardInterrupt or
-        one of memory, ends its part of the version: it leaves the session, the others go on, and
+        A local exception during a transfer or a commit, such as KeyboardInterrupt or MemoryError,
+        ends this receiver's part in the version: it leaves the session, the others continue, and
         the next call joins again.
 
         Args:
@@ -154,13 +155,13 @@ class WeightReceiver:
                 wait in any case.
 
         Returns:
-            The summary; ``tensors`` is the version now.
+            The report; ``tensors`` now hold the version.
 
         Raises:
             TimeoutError: no version has begun in time.
             PeerLostError: the sender is lost; the session has ended.
-            ChecksumError: tensors arrived with errors, also when they were sent again.
-            WeightsError: the sender has given the version up. Another one may follow.
+            ChecksumError: tensors arrived with errors, even after they were sent again.
+            WeightsError: the sender gave up the version. Another one may follow.
             SessionClosedError: the sender has closed the session.
         """
         deadline = Deadline(None if timeout is None else checked_seconds("timeout", timeout))
@@ -174,7 +175,7 @@ class WeightReceiver:
         return self._follower.wait(deadline)
 
     def __iter__(self) -> Iterator[Report]:
-        """The versions, until the sender closes the session."""
+        """Receive versions until the sender closes the session."""
         while True:
             try:
                 yield self.receive()
@@ -183,12 +184,12 @@ class WeightReceiver:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the committed version by name; those of into where it was given."""
+        """The tensors of the committed version by name; those of into if it was passed."""
         return self._target.tensors if self._target is not None else {}
 
     @property
     def version(self) -> int | None:
-        """The number of the version that ``tensors`` are; None where ``is_whole`` is False."""
+        """The number of the version in ``tensors``; None if ``is_whole`` is False."""
         return self._target.version if self._target is not None else None
 
     @property
@@ -202,7 +203,7 @@ class WeightReceiver:
     def close(self) -> None:
         """Leave the session. Closing twice is allowed.
 
-        A receiver that is collected without it frees what it holds, with a ResourceWarning.
+        A receiver that is collected without it frees its resources, with a ResourceWarning.
         """
         self._follower.close()
 
@@ -231,7 +232,7 @@ class WeightReceiver:
 
 class _Role:
     def __init__(self, receiver: WeightReceiver) -> None:
-        self._receiver: WeightReceiver = weakref.proxy(receiver)  # it has this one
+        self._receiver: WeightReceiver = weakref.proxy(receiver)  # it refers to this one
         self._member = receiver._member
 
     @property

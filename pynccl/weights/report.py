@@ -1,4 +1,4 @@
-"""What a transfer was."""
+"""The report on a transfer."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True)
 class Report:
-    """The summary of a version that was transferred.
+    """The summary of a transferred version.
 
     Attributes:
         version: its number.
-        nbytes: the bytes that this member sent or received, without what was sent again.
-        seconds: from the beginning of the transfer, when all members had come, to the commit.
-        receivers: the names of those that have committed the version; in the report of a receiver,
-            of those that were asked to.
-        lost: the names of receivers that died, did not answer or had an error of their own, and
-            were left out.
-        repaired: the names of tensors that were sent again, since a checksum differed.
-        link: bytes per second of a broadcast to all receivers, where it was measured; else None.
+        nbytes: bytes that this member sent or received, without repeated ones.
+        seconds: from the beginning of the transfer, when all members had joined, to the commit.
+        receivers: names of the receivers that committed the version; on a receiver, of those that
+            were asked to.
+        lost: names of receivers that died, did not respond or had a local error, and were dropped.
+        repaired: names of tensors that were sent again because a checksum differed.
+        link: bytes per second of a broadcast to all receivers, if it was measured; else None.
     """
 
     version: int
@@ -33,7 +32,7 @@ class Report:
 
     @property
     def share(self) -> float | None:
-        """The bandwidth as a part of that of the link; None where that was not measured."""
+        """The bandwidth as a fraction of the link's; None if that was not measured."""
         return None if self.link is None else self.bandwidth / self.link
 
     @property

@@ -1,4 +1,4 @@
-"""WeightSender: a process that has the weights of a session, or a part of them."""
+"""WeightSender: a process that sends the weights of a session, or a part of them."""
 
 from __future__ import annotations
 
@@ -41,49 +41,52 @@ class WeightSender:
         sender = WeightSender("0.0.0.0:29600", receivers=2)
         report = sender.send(dict(model.named_parameters()))
 
-    Where there are several senders, all call :meth:`send` for each version, and each sends what it
-    has: a part of the tensors, or of each tensor. Only one thread may use it.
+    If there are several senders, all must call :meth:`send` for each version. Each sends its part
+    of the tensors, or its part of each tensor. Only one thread may use a sender.
 
     Args:
-        address: "host:port", at which sender 0 listens, at a free port where it is 0; or a store
-            (of torch.distributed, or with its methods set, get and check) that the members share.
+        address: "host:port" at which sender 0 listens; port 0 is any free port. Or a store (of
+            torch.distributed, or with its methods set, get and check) that the members share.
         rank: the number of this sender.
-        senders: how many senders there are.
-        receivers: for how many receivers the first version waits. Others join at later versions.
-        bucket_bytes: the size of a bucket, of which there are two on each member; larger tensors
-            are sent in parts of this size. None is 1 MiB where it is shared, else 16 MiB on CPUs
-            and 64 MiB on GPUs.
-        direct_bytes: tensors from this size on are broadcast from their own memory into their own
-            memory, where they are contiguous and have the same dtype; smaller ones are packed in
-            buckets. None is 256 KiB on CPUs and 4 MiB on GPUs.
+        senders: the number of senders.
+        receivers: the number of receivers that the first version waits for. Others join at later
+            versions.
+        bucket_bytes: size of a bucket, of which each member has two; larger tensors are sent in
+            parts of this size. None is 1 MiB for shared buckets, else 16 MiB on CPUs and 64 MiB on
+            GPUs.
+        direct_bytes: tensors of at least this size are broadcast directly from and to their memory
+            if they are contiguous and of the same dtype; smaller ones are packed in buckets. None
+            is 256 KiB on CPUs and 4 MiB on GPUs.
         transport: "shared", on CPUs only: receivers copy from the senders' buckets, which they can
-            read. "broadcast": by NCCL's operations. It counts on sender 0. None is "shared" on
-            CPUs, where "broadcast" tests what is done on GPUs.
+            read. "broadcast": NCCL operations. The setting of sender 0 counts. None is "shared" on
+            CPUs, where "broadcast" serves to test the GPU path.
         library: "torch" or "numpy"; None is that of the first tensor.
         device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of the tensors.
         timeout: seconds for each wait of a transfer.
-        progress: called during transfers with the bytes that this sender has sent and those of all
-            that it sends; a :class:`ProgressBar`, or a function. None: it is not called.
+        progress: called during transfers with the bytes that this sender has sent and its total; a
+            :class:`ProgressBar`, a function, or None.
         measure_link: measure the bandwidth of new communicators by four broadcasts of a bucket, for
-            ``Report.share``. It counts on sender 0.
+            ``Report.share``. The setting of sender 0 counts.
         key: the session's key, which all members prove to know: a secret of at least 32 characters,
-            or the path of a file with it that only its owner can read. None is that of
-            PYNCCL_WEIGHTS_KEY; else sender 0 makes one, which the others find in the store, or, at
-            a loopback address, in a file of this user.
-        insecure: without a key: everybody who can connect may join. It is the same on all members.
-        tls: encrypt the control connections: a context with the certificate of sender 0 (on the
-            others, one that verifies it). None is without; see docs/security.md.
+            or the path of a file that contains it and that only its owner can read. None uses
+            PYNCCL_WEIGHTS_KEY; if that is not set, sender 0 creates a key, which the others find in
+            the store or, at a loopback address, in a file of this user.
+        insecure: use no key: any process that can connect may join. It must be the same on all
+            members.
+        tls: encrypts the control connections: a context with the certificate of sender 0 (on the
+            others, one that verifies it). None disables TLS; see docs/security.md.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or no key for an address of other machines.
-        PermissionError: sender 0 has another key, or other users can read the file of the key.
+        TypeError, ValueError: an argument is invalid, or there is no key for an address that other
+            machines can reach.
+        PermissionError: sender 0 has another key, or other users can read the key file.
         OSError: sender 0 cannot listen at the address.
         TimeoutError: sender 0 does not listen within timeout.
 
     Attributes:
-        address: where sender 0 listens; "" on others.
-        key: of sender 0: the key that was given, which receivers need, too. None where they find
-            it, or need none, and on other senders.
+        address: the address at which sender 0 listens; "" on other senders.
+        key: on sender 0, the key that was passed, which receivers need as well. None if they find
+            it by themselves or need none, and on other senders.
     """
 
     def __init__(
@@ -152,36 +155,36 @@ class WeightSender:
     ) -> Report:
         """Send a version, and wait until all receivers have committed it.
 
-        A receiver that dies, does not answer within the session's timeout, or has an error of its
-        own is left out and named in the report; the others get the version.
+        A receiver that dies, does not respond within the session's timeout, or has a local error is
+        dropped and named in the report; the others get the version.
 
         Args:
             tensors: by name: tensors, :class:`Shard` objects or DTensors. Or, with metadata, a
-                function that returns an iterator of names and tensors, which are made one after the
-                other, for example gathered from the ranks of the trainer. It is called again where
-                the version has to be sent again.
+                function that returns an iterator of names and tensors, which are produced one at a
+                time, for example gathered from the trainer's ranks. It is called again if the
+                version must be sent again.
             version: its number, the same on all senders; None is one more than the last one.
-            metadata: of all tensors that a function makes, in its order: a :class:`Spec` for those
-                that this member sends, None for those that others send. The senders that have one
-                have the same names in the same order.
+            metadata: of all tensors that a function produces, in its order: a :class:`Spec` for
+                those that this member sends, None for those that others send. All senders that pass
+                metadata must pass the same names in the same order.
             delta: send only the parts, of at most bucket_bytes, whose checksums differ from those
-                of the last version. It counts on sender 0. All is sent where members have come or
-                left since then, after a version that failed, to receivers with commit="swap", and
-                from functions.
+                of the last version. The setting of sender 0 counts. Everything is sent if members
+                have joined or left since then, after a version that failed, to receivers with
+                commit="swap", and from functions.
 
         Returns:
-            The summary.
+            The report.
 
         Raises:
-            TypeError, ValueError: a wrong argument, or layouts or version numbers of the senders
-                that do not fit together; nothing was sent. On senders other than the first:
+            TypeError, ValueError: an argument is invalid, or the senders' layouts or version
+                numbers do not match; nothing was sent. Senders other than the first raise
                 WeightsError.
-            PeerLostError: a sender or all receivers are lost, or members have not come within the
+            PeerLostError: a sender or all receivers are lost, or members have not joined within the
                 timeout; the session has ended.
-            ChecksumError: tensors arrived with errors, also when they were sent again; no receiver
+            ChecksumError: tensors arrived with errors, even after they were sent again; no receiver
                 has committed the version.
-            WeightsError: there are no receivers, all have errors of their own, or another sender
-                has given the version up.
+            WeightsError: there are no receivers, all of them have local errors, or another sender
+                gave up the version.
         """
         source = self._source_of(tensors, metadata)
         self._source = source
@@ -208,19 +211,19 @@ class WeightSender:
         return self._version
 
     def waiting(self) -> int:
-        """How many receivers have connected since the last version; they join at the next one.
+        """The number of receivers that connected since the last version; they join at the next one.
 
-        It is for sender 0, which may then send the version that they lack.
+        It is for sender 0, which can then send them the version that they lack.
 
         Returns:
-            Their number; 0 on other senders.
+            The number; 0 on other senders.
         """
         return self._leader.waiting() if self._leader is not None else 0
 
     def close(self) -> None:
         """End the session for all members. Closing twice is allowed.
 
-        A sender that is collected without it frees what it holds, with a ResourceWarning; the
+        A sender that is collected without it frees its resources, with a ResourceWarning; the
         others then get a PeerLostError.
         """
         if self._leader is not None:
@@ -269,10 +272,10 @@ class WeightSender:
 
 class _Role:
     def __init__(self, sender: WeightSender) -> None:
-        self._sender: WeightSender = weakref.proxy(sender)  # it has this one
+        self._sender: WeightSender = weakref.proxy(sender)  # it refers to this one
 
     def begin(self, provider: str) -> None:
-        """The source is there."""
+        """Do nothing: the source already exists."""
 
     def _own(self, steps: list[Step]) -> list[Step]:
         return [step for step in steps if step.sender == self._sender._rank]
@@ -295,4 +298,4 @@ class _Role:
         return sum(step.payload for step in self._own(steps))
 
     def commit(self, version: int) -> None:
-        """A sender keeps nothing."""
+        """Do nothing: a sender has no state to commit."""

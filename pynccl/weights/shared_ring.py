@@ -1,8 +1,8 @@
-"""Transfers on CPUs: receivers copy from the buckets of the senders, which all ranks can read.
+"""Transfer on CPUs: receivers copy from the senders' buckets, which all ranks can read.
 
-A sender fills one bucket while the receivers empty the other. Signals of the communicators say
-which bucket is full, and which one has been read, so a wait ends where NCCL's would: at the
-deadline, at an interrupt, and when a rank has died. Checksums are computed while bytes are copied.
+A sender fills one bucket while the receivers empty the other. Signals of the communicators tell
+which bucket is full, and which one has been read. A wait thus ends when NCCL's would: at the
+deadline, at an interrupt, or when a rank dies. Checksums are computed while bytes are copied.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SharedRing:
     """The two buckets of each sender. Those of receivers are never touched, so take no memory.
 
     Args:
-        world: the communicators, all members of which make their ring at the same time.
-        memory: of the session, on the host.
-        nbytes: the size of a bucket.
+        world: the communicators, all members of which must create their ring together.
+        memory: the session's memory, on the host.
+        nbytes: size of a bucket.
     """
 
     def __init__(self, world: World, memory: Memory, nbytes: int) -> None:
@@ -102,7 +102,7 @@ class SharedRing:
         return sums
 
     def close(self) -> None:
-        """The communicators free the buckets."""
+        """Do nothing: the communicators free the buckets."""
 
 
 def _ranks(step: Step) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a sender sends: tensors by name, or functions that make them one after the other."""
+"""The source of a sender: tensors by name, or functions that produce them one at a time."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Spec(NamedTuple):
     """The metadata of a tensor that does not exist yet.
 
     Attributes:
-        dtype: its name, as "bfloat16".
+        dtype: its name, such as "bfloat16".
         shape: of the whole tensor.
-        start: where the part begins that this member has; None is the whole tensor.
-        extent: the shape of that part; None reaches to the end.
+        start: start of this member's part; None is the whole tensor.
+        extent: shape of that part; None extends to the end.
     """
 
     dtype: str
@@ -51,7 +51,7 @@ class Shard(NamedTuple):
     Attributes:
         tensor: the part.
         shape: of the whole tensor.
-        start: where the part begins in it, for each dimension.
+        start: start of the part in it, for each dimension.
     """
 
     tensor: Tensor
@@ -75,7 +75,7 @@ def local(value: Tensor | Shard) -> Tensor:
 
 
 def _integers(name: str, attribute: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """The values of an attribute of a Shard or a Spec, which may be NumPy's."""
+    """Check the values of an attribute of a Shard or a Spec, which may be NumPy integers."""
     try:
         return tuple(map(operator.index, values))
     except TypeError:
@@ -141,8 +141,8 @@ class Source:
 
     Attributes:
         layout: their metadata.
-        order: where tensors are made during the transfer, the names of those of all senders in
-            the order in which they are made; else None.
+        order: if tensors are produced during the transfer, the names of those of all senders in the
+            order of production; else None.
     """
 
     layout: Layout
@@ -150,11 +150,11 @@ class Source:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether tensors are made during the transfer."""
+        """Whether tensors are produced during the transfer."""
         return self.order is not None
 
     def begin(self) -> None:
-        """A transfer begins, from the first unit on."""
+        """Begin a transfer, from the first unit on."""
 
     def view(self, unit: Unit) -> Tensor:
         """The tensor of a unit."""
@@ -165,7 +165,7 @@ class Source:
         raise NotImplementedError
 
     def end(self) -> None:
-        """All units were sent, or this member sends none of those that are left."""
+        """End a transfer: all units were sent, or this member sends none of the remaining ones."""
 
 
 class _Held(Source):
@@ -178,7 +178,7 @@ class _Held(Source):
         self.layout = layout_of(values, memory)
         self._tensors = {name: memory.wrap(local(value)) for name, value in values.items()}
         self._kinds = self._new_kinds()
-        # Of a DTensor the local tensor may be another one the next time.
+        # A DTensor may return another local tensor the next time.
         self.is_lasting = all(
             isinstance(value, Shard) or self._tensors[name] is value
             for name, value in values.items()
@@ -190,7 +190,7 @@ class _Held(Source):
         self._storages = check_storage(tensors, self._storages)
 
     def has_changed(self) -> bool:
-        """Whether a tensor has another dtype or shape now, as after module.half()."""
+        """Whether a tensor's dtype or shape has changed, for example by module.half()."""
         return self._new_kinds() != self._kinds
 
     def _new_kinds(self) -> list[Any]:
@@ -205,7 +205,7 @@ class _Held(Source):
 
 
 def held(values: Mapping[str, Tensor | Shard], memory: Memory, last: Source | None) -> Source:
-    """The source of tensors that exist: the last one, where all are the same objects."""
+    """The source of existing tensors; the last one is reused if all objects are the same."""
     if isinstance(last, _Held) and last.is_lasting and len(values) == len(last.values):
         same = all(map(operator.is_, values.values(), last.values.values()))
         if same and list(values) == list(last.values) and not last.has_changed():
@@ -238,13 +238,13 @@ class _Gathered(Source):
         return False
 
     def end(self) -> None:
-        # Other members may gather with this one until the end.
+        # Other members may gather together with this one until the end.
         for _ in self._items:
             pass
         self._name, self._tensor = "", None
 
     def _advance(self, wanted: str) -> None:
-        self._tensor = None  # freed before the next one is made
+        self._tensor = None  # freed before the next one is produced
         try:
             self._name, value = next(self._items)
         except StopIteration:
@@ -266,7 +266,7 @@ class _Gathered(Source):
 
 
 def gathered(gather: Gather, metadata: Metadata, memory: Memory) -> Source:
-    """The source of tensors that are made one after the other.
+    """The source of tensors that are produced one at a time.
 
     Args:
         gather: called for each attempt to transfer the version; yields names and tensors, in the

@@ -1,4 +1,4 @@
-"""Where a receiver puts a version: its tensors, and a copy of them that makes commits atomic."""
+"""The target of a receiver: its tensors, and a copy of them that makes commits atomic."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Commit = Literal["swap", "copy", "in_place"]
 
 
 class _State(NamedTuple):
-    """What tensors hold. It is replaced at once: an interrupt comes before or after.
+    """The contents of tensors. It is replaced at once: an interrupt comes before or after.
 
     Attributes:
         tensors: by name.
-        version: that all of them hold; None if they hold parts of several, or none.
+        version: the version in all of them; None if they hold parts of several, or none.
         layout: of the tensors.
     """
 
@@ -36,14 +36,14 @@ class Target:
 
     Args:
         memory: of the session.
-        into: the tensors or shards to fill; None makes them by the senders' metadata.
+        into: the tensors or shards to fill; None allocates them from the senders' metadata.
         commit: "copy" or "in_place"; "swap" without into.
 
     Raises:
-        ValueError: a tensor cannot be written to, has no memory, or overlaps another one.
+        ValueError: a tensor is not writable, has no memory, or overlaps another one.
 
     Attributes:
-        wanted: the layout to ask for; None is everything.
+        wanted: the layout to request; None is everything.
         staged: the tensors that a version is written to.
     """
 
@@ -54,7 +54,7 @@ class Target:
         self._commit = commit
         self.wanted: Layout | None = None
         self.staged: dict[str, Tensor] = {}
-        self._spare: dict[str, Tensor] = {}  # to write the next version to
+        self._spare: dict[str, Tensor] = {}  # for the next version
         self._layout: Layout = {}
         self._state = _State({}, None, {})
         self._given: dict[str, Tensor] = {}  # the tensors of into
@@ -62,7 +62,7 @@ class Target:
         self._kinds: list[Any] = []
         self._tied: list[list[str]] = []
         self._sums: dict[int, int] = {}  # of the units of tied tensors
-        self._plan: object = None  # that their numbers belong to
+        self._plan: object = None  # the plan that numbers these units
         if into is not None:
             self._given = {name: local(value) for name, value in into.items()}
             self._storages = check_storage(self._given, [])
@@ -77,22 +77,22 @@ class Target:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the version that is committed; with "in_place", those that are written."""
+        """Those of the committed version; with "in_place", those that are written to."""
         return self._state.tensors
 
     @property
     def version(self) -> int | None:
-        """The version that the tensors hold; None if they hold parts of several, or none."""
+        """The version in the tensors; None if they hold parts of several, or none."""
         return self._state.version
 
     def begin(self, layout: Layout) -> None:
-        """A version is received from now on.
+        """Begin receiving a version.
 
         Args:
-            layout: of all tensors, whole.
+            layout: of all whole tensors.
 
         Raises:
-            ValueError: a tensor of into has lost its memory, or has another shape now.
+            ValueError: the memory of a tensor of into was freed, or its shape has changed.
         """
         self._check()
         if self.wanted is None and layout != self._layout:
@@ -110,7 +110,7 @@ class Target:
             self.staged = self._spare
 
     def view(self, unit: Unit) -> Tensor:
-        """The place of a unit."""
+        """The tensor that a unit is written to."""
         tensor, box = self.staged[unit.name], self._layout[unit.name].box
         return tensor if unit.box == box else tensor[unit.box.slices_in(box)]
 
@@ -119,12 +119,12 @@ class Target:
         return unit.box == self._layout[unit.name].box
 
     def check_tied(self, units: Iterable[Unit], sums: Mapping[int, int], plan: object) -> None:
-        """Check that tensors of into that share their memory were sent the same values.
+        """Check that tensors of into that share their memory received the same values.
 
         Args:
-            units: all of the plan that are for this receiver.
-            sums: the checksums of those that have arrived; the others are as before.
-            plan: that the units belong to.
+            units: all units of the plan for this receiver.
+            sums: the checksums of those that have arrived; the others are unchanged.
+            plan: the plan of the units.
 
         Raises:
             ValueError: the values differ.
@@ -151,12 +151,12 @@ class Target:
                     )
 
     def commit(self, version: int) -> None:
-        """What was received is this version now.
+        """Commit the received data as a version.
 
-        An exception leaves the last version, or none: ``version`` is None then.
+        An exception leaves the last version, or none: ``version`` is then None.
 
         Raises:
-            ValueError: a tensor of into has lost its memory, or has another shape now.
+            ValueError: the memory of a tensor of into was freed, or its shape has changed.
         """
         state = self._state
         if self._commit == "swap":
@@ -172,7 +172,7 @@ class Target:
         self._state = state._replace(version=version)
 
     def _check(self) -> None:
-        """Raise ValueError if a tensor of into is not what it was when the receiver was made."""
+        """Raise ValueError if a tensor of into has changed since the receiver was created."""
         self._storages = check_storage(self._given, self._storages)
         kinds = self._new_kinds()
         if kinds == self._kinds:

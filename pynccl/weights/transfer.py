@@ -1,6 +1,6 @@
-"""What all transfers have in common: units with their tensors, buckets, checksums.
+"""Common parts of all transfers: units with their tensors, buckets, checksums.
 
-How the bytes get from the senders' buckets to the receivers is up to a ring: see
+A ring moves the bytes from the senders' buckets to the receivers: see
 :mod:`pynccl.weights.broadcast_ring` and :mod:`pynccl.weights.shared_ring`.
 """
 
@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 Sums = dict[int, int]  # checksums by the number of the unit
-Progress = Callable[[int], object]  # of the bytes of a step that is done
+Progress = Callable[[int], object]  # called with the bytes of a completed step
 
 
 class Ring(Protocol):
-    """The buckets of a member, and how they are transferred.
+    """The buckets of a member, and their transfer.
 
     Attributes:
         world: the communicators.
         memory: of the session.
-        nbytes: the size of its buckets together.
-        spare: a bucket that nothing is under way from or to between transfers.
+        nbytes: size of its buckets together.
+        spare: a bucket that is unused between transfers.
     """
 
     world: World
@@ -57,10 +57,10 @@ class Ring(Protocol):
     def spare(self) -> Tensor: ...
 
     def probe(self) -> float:
-        """Bytes per second of broadcasts by the senders in turn; all members call it."""
+        """Measure bytes per second of broadcasts by each sender in turn; all members call it."""
 
     def close(self) -> None:
-        """Give back what the communicators still know of."""
+        """Free what the communicators still refer to."""
 
     def send(
         self, steps: Sequence[Step], source: Source, bindings: Bindings, progress: Progress
@@ -68,33 +68,33 @@ class Ring(Protocol):
         """Send the steps of this sender.
 
         Args:
-            steps: of this sender, in their order.
-            source: what is sent.
+            steps: of this sender, in order.
+            source: the tensors to send.
             bindings: those of the source.
-            progress: called with the bytes of each step that is sent.
+            progress: called with the bytes of each step that was sent.
 
         Returns:
             The checksums of the units.
 
         Raises:
             NcclError: a communicator failed.
-            ValueError, TypeError: the source has not what its layout says.
+            ValueError, TypeError: the source does not match its layout.
         """
 
     def receive(
         self, steps: Sequence[Step], target: Target, bindings: Bindings, progress: Progress
     ) -> Sums:
-        """Receive the units of steps that are for this receiver.
+        """Receive the units of steps for this receiver.
 
         Args:
-            steps: of all senders, in their order.
-            target: where they go.
+            steps: of all senders, in order.
+            target: the tensors to fill.
             bindings: those of the target.
             progress: called with the bytes of each step that has arrived.
 
         Returns:
-            The checksums of the units as they are in the target, or as they arrived where the
-            target has another dtype.
+            The checksums of the units as they are in the target, or as they arrived if the target
+            has another dtype.
 
         Raises:
             NcclError: a communicator failed.
@@ -103,13 +103,13 @@ class Ring(Protocol):
 
 @dataclass
 class Bound:
-    """The units of a step with their tensors: those to copy as they are, and the others."""
+    """The units of a step with their tensors: those that are copied unchanged, and the others."""
 
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     raws: list[Tensor] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    is_lasting: bool = True  # no view of a tensor, which may get other memory
+    is_lasting: bool = True  # it has no view of a tensor whose memory may be replaced
     others: list[tuple[Unit, int, Tensor]] = field(default_factory=list)
 
 
@@ -142,9 +142,9 @@ class Viewed(Protocol):
 
 
 class Bindings:
-    """The bound steps of the last sources or targets, kept where a step has only whole tensors.
+    """The bound steps of recent sources or targets, cached if a step has only whole tensors.
 
-    A part of a tensor is looked up each time: the tensor may have got other memory.
+    A part of a tensor is looked up each time, because the tensor's memory may have been replaced.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Bindings:
 
 
 def pack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
-    """Fill a bucket; the checksums of the units."""
+    """Fill a bucket and add the checksums of the units."""
     packed = memory.pack(bucket, bound.offsets, bound.sizes, bound.raws)
     sums.update(zip(bound.numbers, packed, strict=True))
     for unit, offset, tensor in bound.others:
@@ -187,13 +187,13 @@ def pack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
 
 
 def pack_made(memory: Memory, bucket: Tensor, step: Step, source: Source, sums: Sums) -> None:
-    """Fill a bucket with tensors that are made now, each of which is freed before the next."""
+    """Fill a bucket with tensors that are produced now, freeing each before the next."""
     for unit in step.units:
         pack(memory, bucket, _bound([unit], source.view, memory), sums)
 
 
 def unpack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
-    """Empty a bucket; the checksums of the units."""
+    """Empty a bucket and add the checksums of the units."""
     unpacked = memory.unpack(bucket, bound.offsets, bound.sizes, bound.raws)
     sums.update(zip(bound.numbers, unpacked, strict=True))
     for unit, offset, tensor in bound.others:
@@ -204,7 +204,7 @@ def unpack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
 
 
 def nbytes_for(step: Step, receiver: int | None) -> int:
-    """The bytes of the units of a step that are for a receiver."""
+    """The bytes of the units of a step for a receiver."""
     return sum(part.payload for part in step.segments if receiver in part.receivers)
 
 
@@ -224,7 +224,7 @@ def sums_of(steps: Iterable[Step], ring: Ring, source: Source, bindings: Binding
 
 
 def digest_of(segment: Segment, sums: Sums) -> str:
-    """One checksum of those of a segment's units."""
+    """One checksum over those of a segment's units."""
     values = array("Q", [sums[number] for number in segment.numbers])
     return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Ends the waits of a transfer when a control connection says that it cannot complete."""
+"""Ends the waits of a transfer when a control connection shows that it cannot complete."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pynccl.weights.wire import Link
 
 __all__ = ["Watcher", "is_ending"]
 
-_PERIOD = 0.05  # seconds between two looks
+_PERIOD = 0.05  # seconds between two checks
 
 
 class Watcher:
-    """A thread that looks at connections while the calling thread waits in NCCL.
+    """A thread that monitors connections while the calling thread waits in NCCL.
 
-    A library that shares memory between its ranks notices a death by itself; NCCL need not.
+    A library that shares memory between its ranks detects a death by itself; NCCL need not.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Watcher:
         finally:
             self._active.clear()
             with self._lock:
-                self._links, self._interrupt = (), _nothing  # which would keep the communicators
+                self._links, self._interrupt = (), _nothing  # lets go of communicators
 
     def close(self) -> None:
         self._is_closed = True

@@ -1,7 +1,7 @@
-"""The control connections: messages over TCP, each with its length before it.
+"""Control connections: messages over TCP, each preceded by its length.
 
-No operation here waits but wait(), which takes an absolute deadline. So a peer that sends nothing,
-a byte at a time, or more than was asked for cannot hold a caller for longer than its deadline.
+Only wait() blocks, and it takes an absolute deadline. A peer that sends nothing, a byte at a time,
+or too much can therefore not block a caller beyond its deadline.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSL
 
 
 class LinkLostError(ConnectionError):
-    """The other end is closed, or has broken the protocol."""
+    """The other end closed the connection, or violated the protocol."""
 
 
 class Deadline:
@@ -47,7 +47,7 @@ class Deadline:
         seconds: from now on; None is no limit.
 
     Attributes:
-        seconds: as given.
+        seconds: the value that was passed.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -55,7 +55,7 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
-        """The seconds that are left; None without a limit."""
+        """The remaining seconds; None without a limit."""
         return None if self._end is None else max(self._end - time.monotonic(), 0.0)
 
     def is_over(self) -> bool:
@@ -67,7 +67,7 @@ class Deadline:
         return Deadline(seconds if left is None else min(left, seconds))
 
     def milliseconds(self) -> int | None:
-        """What poll() takes."""
+        """The remaining time as poll() takes it."""
         left = self.left()
         return None if left is None else min(math.ceil(left * 1000), _LONGEST_WAIT)
 
@@ -76,15 +76,15 @@ class Link:
     """A connection to another member.
 
     Args:
-        sock: connected, and tracked: see pynccl._internal.sockets.
+        sock: connected and tracked: see pynccl._internal.sockets.
         types: the messages that the other end may send.
         timeout: seconds that sending a message may take.
-        longest: bytes of a message that is received.
+        longest: maximum bytes of a received message.
 
     Attributes:
-        name: of the member at the other end, for messages to people.
-        types: as given.
-        longest: as given.
+        name: name of the member at the other end, for messages.
+        types: the types that were passed.
+        longest: the limit that was passed.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Link:
         self._socket = sock
         self._received = bytearray()
         self._unread: deque[Message] = deque()
-        self._unsent = bytearray()  # is kept if a wait is interrupted, so messages stay whole
+        self._unsent = bytearray()  # preserved if a wait is interrupted, so messages stay whole
         self._lost = ""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The end of a machine is noticed within a minute, also if nothing is sent.
+        # The death of a machine is detected within a minute, even if nothing is sent.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("KEEPIDLE", 20), ("KEEPINTVL", 10), ("KEEPCNT", 3)):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
@@ -121,23 +121,23 @@ class Link:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether flush() has something to send."""
+        """Whether flush() has data to send."""
         return bool(self._unsent)
 
     def post(self, message: Message) -> None:
-        """Append a message to what flush() sends."""
+        """Append a message to the data that flush() sends."""
         data = encode(message)
         self._unsent += _HEADER.pack(len(data)) + data
 
     def flush(self) -> bool:
-        """Send what can be sent without waiting; whether nothing is left."""
+        """Send as much as possible without waiting; return whether nothing is left."""
         while self._unsent and not self._lost:
             try:
                 sent = self._socket.send(bytes(self._unsent[:_WRITTEN]))
             except _WOULD_BLOCK:
                 return False
             except (OSError, ValueError) as error:
-                self._read()  # why the other end has left
+                self._read()  # it may tell why the other end left
                 self.lose(str(error))
             else:
                 del self._unsent[:sent]
@@ -147,18 +147,18 @@ class Link:
         """Send a message within the link's timeout.
 
         Raises:
-            LinkLostError: the other end is closed, or does not read.
+            LinkLostError: the other end closed the connection, or does not read.
         """
         send_all([(self, message)], Deadline(self._timeout))
         if self._lost:
             raise LinkLostError(f"{self.name}: {self._lost}")
 
     def receive(self, deadline: Deadline) -> Message:
-        """The next message.
+        """Receive the next message.
 
         Raises:
-            LinkLostError: the other end is closed, or has broken the protocol.
-            TimeoutError: there is no whole message before the deadline. It may still come.
+            LinkLostError: the other end closed the connection, or violated the protocol.
+            TimeoutError: no complete message arrived before the deadline. It may still arrive.
         """
         while True:
             if (message := self.next()) is not None:
@@ -182,7 +182,7 @@ class Link:
         return self._unread
 
     def lose(self, reason: str) -> None:
-        """Give the connection up; messages that have arrived can still be read."""
+        """Give up the connection; messages that have arrived can still be read."""
         self._lost = self._lost or reason or "lost"
         self._received.clear()
         self._unsent.clear()
@@ -199,7 +199,7 @@ class Link:
         try:
             data = self._socket.recv(_READ)
             if isinstance(self._socket, ssl.SSLSocket):
-                while pending := self._socket.pending():  # poll() does not see it
+                while pending := self._socket.pending():  # poll() does not report it
                     data += self._socket.recv(pending)
         except _WOULD_BLOCK:
             return
@@ -236,8 +236,8 @@ class Link:
 
 
 def wait(links: Iterable[Link], deadline: Deadline, *, to_send: bool = False) -> None:
-    """Wait until one of several links can be read from, or sent to, or until the deadline."""
-    poll = select.poll()  # select() is for descriptors below 1024 only
+    """Wait until one of several links can be read or written, or until the deadline."""
+    poll = select.poll()  # select() only supports descriptors below 1024
     for link in links:
         if link.lost:
             return
@@ -247,7 +247,7 @@ def wait(links: Iterable[Link], deadline: Deadline, *, to_send: bool = False) ->
 
 
 def post_all(links: Iterable[Link], message: Message) -> None:
-    """Send a message to several links without waiting; what cannot be sent is sent later."""
+    """Send a message to several links without waiting; the remainder is sent later."""
     for link in links:
         link.post(message)
         link.flush()
@@ -257,7 +257,8 @@ def send_all(messages: Iterable[tuple[Link, Message]], deadline: Deadline) -> li
     """Send messages to several links at the same time.
 
     Returns:
-        The links that are lost. Those that have not read their message before the deadline are.
+        The links that are lost, including those that did not read their message before the
+        deadline.
     """
     links = []
     for link, message in messages:

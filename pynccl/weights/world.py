@@ -10,27 +10,27 @@ from pynccl import nccl
 
 __all__ = ["World"]
 
-_PROBES = 4  # broadcasts, of which the first one connects
+_PROBES = 4  # broadcasts; the first one connects
 
 
 class World:
-    """The communicators of the members of one attempt: one per sender, of it and all receivers.
+    """The communicators of one attempt: one per sender, with that sender and all receivers.
 
-    A sender is rank 0 of its communicator, receiver N is rank N + 1.
+    A sender is rank 0 of its communicator; receiver N is rank N + 1.
 
     Args:
         ids: of the communicators, by sender.
-        sender: the number of this sender; None on receivers.
-        receiver: the number of this receiver; None on senders.
-        nreceivers: how many there are.
+        sender: number of this sender; None on receivers.
+        receiver: number of this receiver; None on senders.
+        nreceivers: the number of receivers.
         provider: "host" or "cuda".
         device: the GPU, or None.
-        timeout: the limit of every wait, in seconds.
+        timeout: limit of every wait, in seconds.
 
     Attributes:
         comms: the communicators of this member, by sender.
-        receiver: its number; None on senders.
-        nreceivers: how many there are.
+        receiver: number of this receiver; None on senders.
+        nreceivers: the number of receivers.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class World:
             raise
 
     def probe(self, buffer: nccl.Buffer, stream: nccl.Stream | None) -> float:
-        """The bandwidth of a broadcast of a buffer by each sender in turn; all members call it.
+        """Measure the bandwidth of a broadcast by each sender in turn; all members call it.
 
         Args:
             buffer: the memory.
-            stream: to enqueue on; None where the call ends with the broadcast, on CPUs.
+            stream: the stream to enqueue on; None on CPUs, where the call ends with the broadcast.
 
         Returns:
-            Bytes per second; of the communicators of this member the least.
+            Bytes per second; the lowest of this member's communicators.
         """
         slowest = float("inf")
         for comm in self.comms.values():
@@ -87,7 +87,7 @@ class World:
         return slowest
 
     def interrupt(self) -> None:
-        """End what waits on the communicators; any thread may call it."""
+        """End all waits on the communicators; any thread may call it."""
         for comm in list(self.comms.values()):
             with contextlib.suppress(Exception):
                 try:

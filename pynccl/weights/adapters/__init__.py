@@ -1,4 +1,4 @@
-"""The interfaces of trainers and inference engines over pynccl.weights."""
+"""Adapters that connect trainers and inference engines to pynccl.weights."""
 
 from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
 

@@ -1,4 +1,4 @@
-"""A request to an engine, and what it asks for, at the same time."""
+"""Concurrent execution of a request to an engine and the transfer that it asks for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["beside"]
 
 
 def beside(ask: Callable[[], object], send: Callable[[], Report]) -> Report:
-    """Ask an engine to receive a version, on a thread, while it is sent.
+    """Ask an engine, on a thread, to receive a version while it is sent.
 
     Raises:
-        Exception: what sending has raised, else what the engine has raised.
+        Exception: raised by sending, else by the engine.
     """
     errors: list[BaseException] = []
 

@@ -1,14 +1,14 @@
-"""OpenRLHF's weight updates over pynccl: its calls, parameter by parameter, or whole versions.
+"""OpenRLHF's weight updates over pynccl: parameter by parameter, or as whole versions.
 
     from pynccl.weights.adapters import openrlhf
 
     openrlhf.install()  # in the trainer and the workers, before OpenRLHF's trainers are imported
 
-install() replaces stateless_init_process_group(), by which OpenRLHF 0.11 makes the group of rank 0
-of the trainer and all workers of its engines. Each parameter is then broadcast by pynccl, and every
-wait has a deadline.
+install() replaces stateless_init_process_group(), with which OpenRLHF 0.11 creates the group of the
+trainer's rank 0 and all workers of its engines. Each parameter is then broadcast by pynccl, and
+every wait has a deadline.
 
-:class:`SessionWorker` is a worker extension of vLLM for whole versions of pynccl.weights.
+:class:`SessionWorker` is a vLLM worker extension that receives whole versions of pynccl.weights.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SECONDS = 300.0
 
 
 class Group:
-    """What OpenRLHF calls of its group.
+    """The group interface that OpenRLHF uses.
 
     Args:
-        comm: of all its ranks.
+        comm: the communicator of all its ranks.
     """
 
     def __init__(self, comm: nccl.Communicator) -> None:
@@ -39,9 +39,9 @@ class Group:
         """Broadcast a tensor in place (ncclBroadcast).
 
         Args:
-            tensor: contiguous, of the same size on all ranks.
-            src: the rank that has it.
-            stream: of torch; None is the current one.
+                tensor: contiguous, of the same size on all ranks.
+                src: the rank that broadcasts it.
+                stream: a torch stream; None is the current one.
         """
         self._comm.broadcast(tensor, src, stream=stream)
 
@@ -57,20 +57,20 @@ def stateless_init_process_group(
     world_size: int,
     device: Any,  # noqa: ANN401
 ) -> Group:
-    """Make a group that is beside the process groups of torch.
+    """Create a group that is independent of torch's process groups.
 
     Args:
-        master_address: where rank 0 listens.
-        master_port: at which port.
+        master_address: the host of rank 0.
+        master_port: the port of rank 0.
         rank: of this process.
-        world_size: how many ranks there are.
+        world_size: the number of ranks.
         device: a torch.device, the index of a GPU, or "cpu".
 
     Returns:
         The group.
 
     Raises:
-        NcclError: not all ranks have come.
+        NcclError: not all ranks have joined.
     """
     import torch
     from torch._C._distributed_c10d import TCPStore
@@ -93,10 +93,10 @@ def stateless_init_process_group(
 
 
 class SessionWorker:
-    """A worker extension of vLLM (--worker-extension-cls) that receives whole versions.
+    """A vLLM worker extension (--worker-extension-cls) that receives whole versions.
 
-    Its methods are called by collective_rpc(), as OpenRLHF calls those of its WorkerWrap. They need
-    the attributes of vLLM's worker.
+    Its methods are called by collective_rpc(), just as OpenRLHF calls those of its WorkerWrap. They
+    use the attributes of vLLM's worker.
     """
 
     _receiver: WeightReceiver | None = None
@@ -112,7 +112,7 @@ class SessionWorker:
         self._receiver = WeightReceiver(address, library="torch", timeout=timeout, key=key)
 
     def update_weights(self, timeout: float | None = None) -> int:
-        """Receive the next version, verify it, and have the model load it.
+        """Receive the next version, verify it, and load it into the model.
 
         Args:
             timeout: seconds until it begins; None is no limit.
@@ -121,7 +121,7 @@ class SessionWorker:
             The number of the version.
 
         Raises:
-            PeerLostError, ChecksumError, WeightsError: as :meth:`WeightReceiver.receive`.
+            PeerLostError, ChecksumError, WeightsError: see :meth:`WeightReceiver.receive`.
         """
         if self._receiver is None:
             raise RuntimeError("init_weights() was not called")
@@ -138,7 +138,7 @@ class SessionWorker:
 
 
 def install() -> None:
-    """Have OpenRLHF make its groups with pynccl.
+    """Make OpenRLHF create its groups with pynccl.
 
     Raises:
         ImportError: OpenRLHF is not installed.

@@ -1,6 +1,6 @@
-"""Weights whose metadata nobody knows beforehand: each part of a model is a version of a session.
+"""Transfer of weights with unknown metadata: each part of a model is a version of a session.
 
-A version is committed as a whole, a model is not: who reads the parts loads each one as it comes.
+A version is committed as a whole, a model is not: the reader loads each part as it arrives.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _LAST = "pynccl.last"  # a tensor of one element: whether this is the last part
 
 
 async def send_parts(sender: WeightSender, weights: Iterable[tuple[str, Any]], nbytes: int) -> None:
-    """Send what an iterator makes; while a part is sent, the next one is made.
+    """Send tensors from an iterator; while a part is sent, the next one is produced.
 
     Args:
-        sender: of the session. A thread uses it.
-        weights: names and tensors of torch, all on one device. They are kept until they are sent.
-        nbytes: of a part at most, unless one tensor is larger.
+        sender: the session's sender, used by a thread.
+        weights: names and torch tensors, all on one device. They are referenced until they are
+            sent.
+        nbytes: maximum size of a part, unless one tensor is larger.
 
     Raises:
-        ValueError: a name comes twice in a part.
-        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightSender.send`.
+        ValueError: a name occurs twice in a part.
+        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
     """
     import torch
 
@@ -61,15 +62,15 @@ async def send_parts(sender: WeightSender, weights: Iterable[tuple[str, Any]], n
 
 
 async def receive_parts(receiver: WeightReceiver) -> AsyncIterator[tuple[str, Any]]:
-    """The names and tensors that send_parts() sends, until the last one.
+    """Yield the names and tensors that send_parts() sends, until the last one.
 
     While they are used, the next part is received. A tensor is overwritten after the next part.
 
     Args:
-        receiver: of the session, made without ``into``. A thread uses it.
+        receiver: the session's receiver, created without ``into``, used by a thread.
 
     Raises:
-        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightReceiver.receive`.
+        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightReceiver.receive`.
     """
     under_way = asyncio.ensure_future(asyncio.to_thread(receiver.receive))
     while True:
@@ -83,7 +84,7 @@ async def receive_parts(receiver: WeightReceiver) -> AsyncIterator[tuple[str, An
                 yield item
         except GeneratorExit:
             if not is_last:
-                receiver.close()  # the thread ends
+                receiver.close()  # ends the thread
             raise
         if is_last:
             return

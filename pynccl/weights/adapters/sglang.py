@@ -1,4 +1,4 @@
-"""Weights into SGLang's engine by pynccl.weights, as a custom weight loader.
+"""Weight updates of an SGLang engine over pynccl.weights, by a custom weight loader.
 
     # the engine: --custom-weight-loader pynccl.weights.adapters.sglang.load
     from pynccl.weights.adapters import sglang
@@ -7,9 +7,9 @@
     sender = WeightSender("10.0.0.1:29600", receivers=tensor_parallel_size, key=key)
     sglang.update(engine, sender, dict(model.named_parameters()))
 
-The key goes to the engine with each update. Each scheduler of the engine joins the session at its
-first update. It receives whole tensors in the
-checkpoint's format, verifies them, and has its model load them.
+The key is passed to the engine with each update. Each scheduler of the engine joins the session at
+its first update. It receives whole tensors in the checkpoint's format, verifies them, and loads
+them into its model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pynccl.weights.source import Metadata, Sources
 
 __all__ = ["LOADER", "load", "request", "update"]
 
-#: What SGLang's load_format and --custom-weight-loader are for load().
+# : The value of SGLang's load_format and --custom-weight-loader that selects load().
 LOADER = "pynccl.weights.adapters.sglang.load"
 _NAME = "pynccl.weights"
 
@@ -33,14 +33,15 @@ _receivers: dict[str, WeightReceiver] = {}  # by address and key
 
 
 def request(address: str, key: str | None = None) -> list[tuple[str, Any]]:
-    """What update_weights_from_tensor() brings to load(): the address and the key of the session.
+    """Build the argument of update_weights_from_tensor() that carries the session's address and
+    key.
 
     Args:
         address: "host:port" of the :class:`WeightSender`.
-        key: its key; None where the engine finds it, or needs none.
+        key: its key; None if the engine finds it by itself, or needs none.
 
     Returns:
-        Names and tensors: one of the bytes of both.
+        Names and tensors: a single tensor with the bytes of both.
     """
     import torch
 
@@ -49,16 +50,16 @@ def request(address: str, key: str | None = None) -> list[tuple[str, Any]]:
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa: ANN401
-    """SGLang's custom weight loader: receive the next version, and have the model load it.
+    """SGLang's custom weight loader: receive the next version and load it into the model.
 
     Args:
-        model: of SGLang.
-        named_tensors: those of request().
+        model: SGLang's model.
+        named_tensors: the result of request().
 
     Raises:
-        ValueError: they are not.
-        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightReceiver.receive`; the model is
-            as it was.
+        ValueError: named_tensors has another origin.
+        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightReceiver.receive`; the model is
+            unchanged.
     """
     names = [name for name, _ in named_tensors]
     if names != [_NAME]:
@@ -78,7 +79,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa:
 
 
 def update(
-    engine: Any,  # noqa: ANN401 - sglang.Engine, or what has its method
+    engine: Any,  # noqa: ANN401 - sglang.Engine, or an object with its method
     sender: WeightSender,
     tensors: Sources,
     *,
@@ -88,18 +89,18 @@ def update(
     """Send a version to an engine and wait until its model has loaded it.
 
     Args:
-        engine: with update_weights_from_tensor(named_tensors, load_format).
+        engine: provides update_weights_from_tensor(named_tensors, load_format).
         sender: for as many receivers as the engine has schedulers.
-        tensors: as for :meth:`WeightSender.send`.
-        metadata: as for it.
-        version: as for it.
+        tensors: see :meth:`WeightSender.send`.
+        metadata: see :meth:`WeightSender.send`.
+        version: see :meth:`WeightSender.send`.
 
     Returns:
-        The sender's summary.
+        The sender's report.
 
     Raises:
-        PeerLostError, ChecksumError, WeightsError: as :meth:`WeightSender.send`.
-        Exception: what the engine raised.
+        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
+        Exception: raised by the engine.
     """
     return beside(
         lambda: engine.update_weights_from_tensor(

@@ -6,7 +6,7 @@
     client = VLLMClient(url)  # of trl.experimental.async_grpo
     trainer = AsyncGRPOTrainer(..., weight_transfer=WeightTransfer(client))
 
-It has the methods of TRL's WeightTransferProtocol. Written for TRL 1.16.
+It implements TRL's WeightTransferProtocol. Written for TRL 1.16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pynccl.weights.source import Metadata, Spec
 
 __all__ = ["WeightTransfer"]
 
-_CONTROL_SECONDS = 300  # for a request that moves no weights
+_CONTROL_SECONDS = 300  # for a request that transfers no weights
 
 
 class WeightTransfer:
@@ -31,13 +31,14 @@ class WeightTransfer:
 
     Args:
         client: TRL's client of the server: trl.experimental.async_grpo.vllm_client.VLLMClient.
-        metadata: of all tensors, in the order in which the trainer makes them. None: the tensors of
-            the first version are all kept until it is sent, and describe the others.
+        metadata: of all tensors, in the order in which the trainer produces them. If None, the
+            tensors of the first version are held until it is sent, and serve as metadata for the
+            others.
         timeout: seconds for each wait of a transfer.
-        host: the address at which this process listens; None finds one.
-        key: of the session. It goes to the workers in the request that has the address, so over
-            networks that others can read, use https. None is that of PYNCCL_WEIGHTS_KEY, which the
-            workers have, too, and is not sent; without it, a new one.
+        host: the address at which this process listens; None determines one.
+        key: of the session. It is passed to the workers in the same request as the address, so use
+            https over networks that others can read. None uses PYNCCL_WEIGHTS_KEY, which must also
+            be set for the workers and is not sent; if it is not set, a new key.
 
     Attributes:
         report: of the last version.
@@ -61,7 +62,7 @@ class WeightTransfer:
         self.report: Report | None = None
 
     def init_weight_transfer(self) -> None:
-        """Have the server's workers join the session."""
+        """Make the server's workers join the session."""
         self._client.wait_for_server_ready()
         workers = self._client.get_world_size()
         host = own_host() if self._host is None else self._host
@@ -84,12 +85,12 @@ class WeightTransfer:
         """Send a version.
 
         Args:
-            iterator: makes names and tensors, one after the other.
+            iterator: yields names and tensors, one at a time.
 
         Raises:
-            RuntimeError: init_weight_transfer() was not called; a receiver died, and the tensors
-                cannot be made again for the others.
-            PeerLostError, ChecksumError, WeightsError: as :meth:`WeightSender.send`.
+            RuntimeError: init_weight_transfer() was not called; or a receiver died, and the tensors
+                cannot be produced again for the others.
+            PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
         """
         sender = self._sender
         if sender is None:
@@ -124,7 +125,7 @@ class WeightTransfer:
 
 
 class _Once:
-    """An iterator as a function that makes tensors, once."""
+    """Wraps an iterator as a function that yields the tensors once."""
 
     def __init__(self, iterator: Iterable[tuple[str, Any]]) -> None:
         self._iterator: Iterable[tuple[str, Any]] | None = iterator

@@ -5,9 +5,9 @@ The module registers the engine "pynccl" when verl imports it::
     actor_rollout_ref.rollout.checkpoint_engine.backend=pynccl
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=pynccl.weights.adapters.verl
 
-Rank 0 of the actors sends, in parts of update_weights_bucket_megabytes; the other actors only take
-part in making the tensors. A session stays open while the rollout workers are the same ones.
-Written for verl 0.9.
+Rank 0 of the actors sends, in parts of update_weights_bucket_megabytes. The other actors only take
+part in producing the tensors. A session stays open while the rollout workers are the same. Written
+for verl 0.9.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Lists = dict[str, list[Any]]
 
 
 def engine_class(base: type) -> type:
-    """The engine as a subclass of verl's abstract class.
+    """Create the engine as a subclass of verl's abstract class.
 
     Args:
         base: verl.checkpoint_engine.base.CheckpointEngine.
@@ -45,10 +45,10 @@ def engine_class(base: type) -> type:
         """Sends and receives weights in a session.
 
         Args:
-            bucket_size: the size of a part in bytes.
-            is_master: this is rank 0 of the actors.
-            timeout: seconds for each wait of a transfer.
-            host: the address at which rank 0 of the actors listens; None finds one.
+                bucket_size: size of a part in bytes.
+                is_master: whether this is rank 0 of the actors.
+                timeout: seconds for each wait of a transfer.
+                host: the address at which rank 0 of the actors listens; None determines one.
         """
 
         wire_format = "named_tensors"
@@ -64,12 +64,12 @@ def engine_class(base: type) -> type:
             self._is_master = is_master
             self._timeout = timeout
             self._host = host
-            self._session: str | None = None  # the one that is open
+            self._session: str | None = None  # the open session
             self._sender: WeightSender | None = None
             self._receiver: WeightReceiver | None = None
 
         def prepare(self) -> dict[str, Any]:
-            """What build_topology() needs of this worker."""
+            """Return this worker's metadata for build_topology()."""
             address = _free_address(self._host or own_host()) if self._is_master else None
             return {"session": self._session, "address": address}
 
@@ -77,11 +77,11 @@ def engine_class(base: type) -> type:
         def build_topology(
             cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
         ) -> tuple[_Lists, _Lists]:
-            """The arguments of init_process_group(): the open session, or another one."""
+            """Return the arguments of init_process_group(): the open session, or a new one."""
             members = [metadata[0], *metadata[actor_wg_world_size:]]
             sessions = {one["session"] for one in members}
             session = sessions.pop() if len(sessions) == 1 else None
-            key = None  # of a session that is open already
+            key = None  # for a session that is already open
             if session is None:
                 key = key_to_pass()
                 session = f"{metadata[0]['address']}/{uuid.uuid4().hex}"
@@ -100,7 +100,7 @@ def engine_class(base: type) -> type:
         def init_process_group(
             self, rank: int, session: str, receivers: int, key: str | None = None
         ) -> None:
-            """Open the session, where it is not the open one."""
+            """Open the session, unless it is already open."""
             if rank < 0 or session == self._session:
                 return
             self.close()
@@ -116,12 +116,12 @@ def engine_class(base: type) -> type:
             self._session = session
 
         def finalize(self) -> None:
-            """The session stays open."""
+            """Do nothing: the session stays open."""
 
         async def send_weights(
             self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None
         ) -> None:
-            """Send what a generator makes; an actor without a session only lets it make all."""
+            """Send the tensors of a generator; an actor without a session only exhausts it."""
             if self._sender is None:
                 for _ in weights:
                     pass
@@ -131,7 +131,7 @@ def engine_class(base: type) -> type:
         async def receive_weights(
             self, global_steps: int | None = None
         ) -> AsyncIterator[tuple[str, Any]]:
-            """The names and tensors of the model."""
+            """Yield the names and tensors of the model."""
             if self._receiver is None:
                 raise RuntimeError("init_process_group was not called")
             async for item in receive_parts(self._receiver):
@@ -151,17 +151,17 @@ def register(name: str = "pynccl") -> None:
     """Register the engine with verl.
 
     Args:
-        name: of the engine, for the configuration.
+        name: name of the engine in the configuration.
 
     Raises:
-        ImportError: verl is not installed, or has no checkpoint engines.
+        ImportError: verl is not installed, or does not support checkpoint engines.
     """
     base = importlib.import_module(_BASE)
     base.CheckpointEngineRegistry.register(name)(engine_class(base.CheckpointEngine))
 
 
 def _free_address(host: str) -> str:
-    """An address with a port that nobody listens at."""
+    """An address with an unused port."""
     with socket.create_server((host, 0)) as server:
         return f"{host}:{server.getsockname()[1]}"
 

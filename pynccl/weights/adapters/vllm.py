@@ -2,10 +2,11 @@
 
     vllm serve ... --weight-transfer-config '{"backend": "pynccl"}'
 
-Workers get the session's key from PYNCCL_WEIGHTS_KEY, or with the address (:class:`InitInfo`).
-pynccl is a plugin of vLLM, whose workers register the engine. Each worker receives whole tensors in
-the checkpoint's format, and its model loads them by load_weights(). It implements the abstract
-class of vLLM 0.25; older versions pass load_weights to receive_weights().
+Workers get the session's key from PYNCCL_WEIGHTS_KEY, or together with the address
+(:class:`InitInfo`). pynccl is a vLLM plugin, and vLLM's workers register the engine. Each worker
+receives whole tensors in the checkpoint's format, which its model loads with load_weights(). The
+engine implements the abstract class of vLLM 0.25; older versions pass load_weights to
+receive_weights().
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _Load = Callable[[Iterable[tuple[str, Any]]], object]
 
 @dataclass
 class InitInfo:
-    """How a worker joins the session.
+    """Arguments with which a worker joins the session.
 
     Attributes:
         address: that of the :class:`WeightSender`.
         timeout: seconds for each wait.
-        key: of the session, as for :class:`WeightReceiver`.
-        insecure: as for it.
+        key: see :class:`WeightReceiver`.
+        insecure: see :class:`WeightReceiver`.
     """
 
     address: str
@@ -43,7 +44,7 @@ class InitInfo:
 
 @dataclass
 class UpdateInfo:
-    """An update.
+    """Arguments of an update.
 
     Attributes:
         timeout: seconds until it begins; None is no limit.
@@ -53,7 +54,7 @@ class UpdateInfo:
 
 
 def engine_class(base: type) -> type:
-    """The engine as a subclass of vLLM's abstract class.
+    """Create the engine as a subclass of vLLM's abstract class.
 
     Args:
         base: vllm.distributed.weight_transfer.base.WeightTransferEngine.
@@ -80,15 +81,15 @@ def engine_class(base: type) -> type:
             )
 
         def start_weight_update(self) -> None:
-            """Nothing is prepared: the model gets a version when all of it is verified."""
+            """Do nothing: the model gets a version once all of it is verified."""
 
         def finish_weight_update(self) -> None:
-            """Nothing is left."""
+            """Do nothing."""
 
         def receive_weights(
             self, update_info: UpdateInfo, load_weights: _Load | None = None
         ) -> None:
-            """Receive the next version, verify it, and have the model load it."""
+            """Receive the next version, verify it, and load it into the model."""
             if self._receiver is None:
                 raise RuntimeError("init_transfer_engine was not called")
             self._receiver.receive(update_info.timeout)
@@ -108,7 +109,7 @@ def engine_class(base: type) -> type:
             """Send a version.
 
             Args:
-                iterator: of names and tensors, all of which are kept until it is sent.
+                iterator: names and tensors, all of which are referenced until they are sent.
                 trainer_args: "sender", a :class:`WeightSender`; optionally "version".
             """
             sender: WeightSender = trainer_args["sender"]
@@ -118,7 +119,7 @@ def engine_class(base: type) -> type:
 
 
 def plugin() -> None:
-    """What vLLM calls in each worker: register the engine, where this vLLM has such engines."""
+    """The plugin's entry point in each vLLM worker: register the engine if vLLM supports it."""
     with contextlib.suppress(ImportError, AttributeError):
         register()
 
@@ -127,10 +128,10 @@ def register(name: str = "pynccl") -> None:
     """Register the engine with vLLM.
 
     Args:
-        name: of the engine, for the configuration.
+        name: name of the engine in the configuration.
 
     Raises:
-        ImportError: vLLM is not installed, or has no weight transfer engines.
+        ImportError: vLLM is not installed, or does not support weight transfer engines.
     """
     import importlib
 
