@@ -1,11 +1,11 @@
-"""all_reduce in processes that torchrun starts: rendezvous as in torch.distributed.
+"""all_reduce in processes started by torchrun, with the same rendezvous as torch.distributed.
 
 Run: torchrun --nproc-per-node 2 examples/all_reduce_torchrun.py
 
-torchrun gives each process its rank and the address of the store; rank 0 makes NCCL's unique id and
-puts it there for the others. No process group of torch is made. Then every rank contributes a
-tensor of N bytes and all get the sum. A ring algorithm takes 2(n-1) steps of N/n bytes, so each
-rank sends and receives 2(n-1)/n N bytes: nearly 2N, however many ranks there are.
+torchrun sets each process's rank and the address of the store. Rank 0 creates NCCL's unique id and
+publishes it in the store. No torch process group is created. Every rank then contributes a tensor
+of N bytes, and all of them get the sum. A ring algorithm takes 2(n-1) steps of N/n bytes, so each
+rank sends and receives 2(n-1)/n N bytes: nearly 2N, regardless of the number of ranks.
 
 Prints:
 rank 0 of 2: [3.0, 6.0, 9.0, 12.0]
@@ -20,7 +20,7 @@ from torch.distributed import rendezvous
 from pynccl import nccl
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 
@@ -37,8 +37,8 @@ def main() -> None:
 
     with nccl.Communicator(nranks, unique_id, rank, provider=provider, device=device) as comm:
         tensor = torch.arange(1.0, 5.0, device=device) * (rank + 1)
-        comm.all_reduce(tensor)  # on the current stream, as any operation of torch
-        # One write for the whole line: the ranks share the terminal.
+        comm.all_reduce(tensor)  # on the current stream, like any torch operation
+        # A single write for the whole line: the ranks share the terminal.
         print(f"rank {rank} of {nranks}: {tensor.tolist()}\n", end="", flush=True)
 
 

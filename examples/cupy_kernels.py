@@ -1,12 +1,12 @@
-"""A CuPy RawKernel, a collective and a kernel again, on one stream, captured as a graph.
+"""A CuPy RawKernel, a collective and another kernel on one stream, captured as a graph.
 
 Run: python examples/cupy_kernels.py
 
-Each rank scales its array, all sum, each applies a bias and a ReLU. The three run in the order of
-one stream: nothing between them waits, and no event is recorded. The sequence is captured once and
-then replayed as one launch. Per rank and step: 2(n-1)/n N bytes over the wires, and each kernel
-reads and writes N bytes. CuPy has no CPUs: there the same steps run on NumPy arrays, with NumPy in
-the place of the two kernels.
+Each rank scales its array, all of them sum, and each applies a bias and a ReLU. The three run in
+stream order: nothing between them waits, and no event is recorded. The sequence is captured once
+and then replayed with one launch. Per rank and step, 2(n-1)/n N bytes are transferred, and each
+kernel reads and writes N bytes. CuPy does not support CPUs: there the same steps run on NumPy
+arrays, with NumPy in place of the two kernels.
 
 Prints:
 rank 0 of 2: relu(sum of scaled arrays - 3) is right in 3 steps
@@ -28,7 +28,7 @@ from pynccl.libraries import default_provider
 if TYPE_CHECKING:
     import cupy
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 2
@@ -51,7 +51,7 @@ extern "C" __global__ void bias_relu(float* data, int count, float bias) {
 def make_cupy_step(
     comm: nccl.Communicator, data: "cupy.ndarray", source: "cupy.ndarray"
 ) -> Callable[[], None]:
-    """One step from source into data, captured on a stream of its own; it is complete on return."""
+    """One step from source into data, captured on its own stream; it is complete on return."""
     import cupy
 
     scale, bias_relu = cupy.RawKernel(SOURCE, "scale"), cupy.RawKernel(SOURCE, "bias_relu")
@@ -61,12 +61,12 @@ def make_cupy_step(
     def step() -> None:
         data[...] = source
         scale((blocks,), (threads,), (data, count, factor))
-        comm.all_reduce(data)  # CuPy's current stream, as the kernels
+        comm.all_reduce(data)  # on CuPy's current stream, like the kernels
         bias_relu((blocks,), (threads,), (data, count, np.float32(-3)))
 
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        step()  # compiles the kernels and connects the ranks, which no capture may contain
+        step()  # compiles the kernels and connects the ranks, which a capture must not contain
         stream.synchronize()
         stream.begin_capture()
         step()
@@ -107,12 +107,12 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
             own = np.arange(COUNT, dtype=np.float32) % (7 + i)
             source[...] = xp.asarray(own)
             if provider == "cuda":
-                xp.cuda.get_current_stream().synchronize()  # the graph has a stream of its own
+                xp.cuda.get_current_stream().synchronize()  # the graph has its own stream
             step()
             total = sum(own * np.float32(0.5 * (r + 1)) for r in range(NRANKS))
             got = data.get() if provider == "cuda" else data
             np.testing.assert_allclose(got, np.maximum(total - 3, 0), rtol=1e-6)
-        del step  # a graph goes before the communicator that it uses
+        del step  # the graph must be destroyed before the communicator that it uses
         return f"rank {rank} of {NRANKS}: relu(sum of scaled arrays - 3) is right in {STEPS} steps"
 
 

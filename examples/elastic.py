@@ -1,12 +1,12 @@
-"""A rank dies, the others go on without it, then a new one comes: recover(), grow() and join().
+"""Recovery and growth: a rank dies, the survivors continue, and a new one joins.
 
 Run: python examples/elastic.py
 
-Three workers average a vector of N = 1024 numbers, again and again. One is killed; on CPUs the
-others' all_reduce ends with an error within a second. recover() makes a communicator of those that
-are left: they find out by themselves who is, keep their order and go on. (On GPUs they would need
-a store: recover(store=...).) Then the supervisor starts a new worker, and they grow. Every mean is
-checked.
+Three workers repeatedly average a vector of N = 1024 numbers. One of them is killed. On CPUs, the
+others' all_reduce ends with an error within a second. recover() creates a communicator of the
+surviving ranks: they determine the membership by themselves, keep their order and continue. (On
+GPUs they would need a store: recover(store=...).) The supervisor then starts a new worker, and the
+communicator grows with grow() and join(). Every mean is checked.
 
 Prints:
 3 ranks: mean 2.0
@@ -62,7 +62,7 @@ def come(unique_id: nccl.UniqueId) -> None:
 
 
 def finish(processes: list[BaseProcess]) -> None:
-    """Wait for all of them; the first that fails ends it."""
+    """Wait for all processes; raise when the first one fails."""
     running: dict[Any, BaseProcess] = {process.sentinel: process for process in processes}
     while running:
         for sentinel in wait(list(running)):
@@ -76,7 +76,7 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     unique_id = nccl.get_unique_id("host")
     pipes = [spawn.Pipe() for _ in range(NRANKS)]
-    # Daemons end with the supervisor, also when it fails.
+    # Daemons end with the supervisor, even if it fails.
     workers = [
         spawn.Process(target=work, args=(rank, unique_id, theirs), daemon=True)
         for rank, (_, theirs) in enumerate(pipes)

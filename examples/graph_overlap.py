@@ -1,13 +1,13 @@
-"""A graph: computing, communicating and a host function, captured once and launched as one call.
+"""A graph of computation, communication and a host function, captured once, launched as one call.
 
 Run: python examples/graph_overlap.py
 
-Captured on one stream: a matrix product, an event, the sum of its result over the ranks on a second
-stream, which joins the capture by waiting for that event, beside a second product on the first one;
-then the first stream waits for the sum and adds up. Nothing runs while it is captured. Each launch
-then runs all of it with the inputs that are in the buffers by then, and costs the host one call. On
-CPUs the work on a stream is a function and the graph is hostnccl's; on GPUs they are kernels in a
-CUDA graph. A region of torch.cuda.graph takes the same calls.
+The capture begins on one stream: a matrix product, then an event. A second stream joins the capture
+by waiting for that event, and sums the result over the ranks, beside a second product on the first
+stream. The first stream then waits for the sum and adds up. Nothing runs during the capture. Each
+launch runs all of it with the current contents of the input buffers, and costs the host one call.
+On CPUs, the work on a stream consists of functions and the graph is hostnccl's; on GPUs, it
+consists of kernels in a CUDA graph. The same calls work in a region of torch.cuda.graph.
 
 Prints:
 rank 0: results [7.0, 14.0, 21.0] from a graph of pynccl
@@ -25,7 +25,7 @@ import torch
 from pynccl import nccl
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 2
@@ -34,7 +34,7 @@ LAUNCHES = 3
 
 
 def enqueue(stream: nccl.Stream, function: Callable[[], object], device: torch.device) -> None:
-    """Run a function of torch on a stream of pynccl."""
+    """Run a torch function on a pynccl stream."""
     if device.type == "cuda":
         with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, device)):
             function()
@@ -53,8 +53,8 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
         compute = nccl.Stream(provider, device=device)
         transfer = nccl.Stream(provider, device=device)
         computed, summed = (nccl.Event(provider, device=device) for _ in range(2))
-        comm.all_reduce(torch.zeros(1, device=device))  # NCCL connects before, not in a capture
-        torch.mm(weights, x, out=sent)  # and so do the libraries of matrix products
+        comm.all_reduce(torch.zeros(1, device=device))  # NCCL must connect before a capture
+        torch.mm(weights, x, out=sent)  # and matrix libraries must initialise
         if device.type == "cuda":
             torch.cuda.synchronize()
 

@@ -1,10 +1,10 @@
-"""NumPy arrays between processes, without torch: the id goes through a queue.
+"""NumPy arrays in several processes, without torch: the unique id is passed through a queue.
 
 Run: python examples/numpy_processes.py
 
-A mean over all samples, which are spread over the ranks, and the spread around it. Two all_reduce
-with AVG, the second on what the first one gave: each takes 2(n-1) steps in a ring and moves
-2(n-1)/n N bytes per rank, N = 24 here. Arrays are used where they are, in host memory.
+The mean and variance over samples that are distributed over the ranks. They take two all_reduce
+with AVG, the second on the result of the first. Each takes 2(n-1) steps in a ring and moves
+2(n-1)/n N bytes per rank, with N = 24 here. Arrays are used in place, in host memory.
 
 Prints:
 rank 0 of 2: mean [1.5, 11.5, 21.5], variance [1.25, 1.25, 1.25]
@@ -45,7 +45,7 @@ def run(rank: int, ids: "Queue[nccl.UniqueId]") -> None:
 def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     ids: Queue[nccl.UniqueId] = spawn.Queue()
-    # Daemons end with this process, so that no rank waits for one that failed.
+    # Daemons end with this process, so that no rank waits for a failed one.
     processes = [spawn.Process(target=run, args=(rank, ids), daemon=True) for rank in range(NRANKS)]
     for process in processes:
         process.start()

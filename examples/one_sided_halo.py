@@ -3,11 +3,11 @@ neighbours' memory, which take no part until they need the data.
 
 Run: python examples/one_sided_halo.py
 
-A rod is heated at one end and cooled at the other. Each of 4 ranks has 16 of its cells, and one
-cell more on either side for its neighbours' edges, in memory that all ranks have registered as a
-window. A step is: put 8 bytes into each neighbour's window, each with a signal; wait for as many
-signals; update. The cells are double, in two halves of the window that are used in turn: a
-neighbour that is a step ahead writes into the other half.
+A rod is heated at one end and cooled at the other. Each of 4 ranks holds 16 of its cells, plus one
+cell on either side for its neighbours' edges, in memory that all ranks have registered as a window.
+Each step puts 8 bytes into each neighbour's window, each with a signal, waits for as many signals,
+and updates. The cells are double-buffered in two halves of the window: a neighbour that is a step
+ahead writes into the other half.
 
 Prints:
 rank 0: steps 2000, mean temperature 79.02
@@ -27,7 +27,7 @@ import torch
 from pynccl import nccl
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS, CELLS, STEPS = 4, 16, 2000
@@ -35,7 +35,7 @@ HOT = 100.0
 
 
 def update(old: torch.Tensor, new: torch.Tensor) -> None:
-    """One step of heat conduction for all cells but those at the ends."""
+    """One step of heat conduction for all cells except those at the ends."""
     new[1:-1] = old[1:-1] + 0.25 * (old[:-2] - 2 * old[1:-1] + old[2:])
 
 
@@ -63,7 +63,7 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> list[float]:
                     comm.put_signal(half[edge : edge + 1], peer, window, offset, stream=stream)
                 comm.wait_signal(list(neighbours), stream=stream)
                 update(half, halves[(step + 1) % 2])
-            # No rank closes its window while a neighbour may still write into it.
+            # No rank may close its window while a neighbour may still write into it.
             comm.all_reduce(torch.zeros(1, device=device), stream=stream)
         return halves[STEPS % 2, 1:-1].tolist()
 

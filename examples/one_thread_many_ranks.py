@@ -1,12 +1,12 @@
-"""One thread drives several ranks: init_all() makes them, group() starts them together.
+"""One thread drives several ranks: init_all() creates them, group() starts them together.
 
 Run: python examples/one_thread_many_ranks.py
 
-The way of one process with several GPUs. A call for one rank would wait for the other ranks, whose
-calls stand behind it in the same thread; in a group all are issued at once. Every rank has n blocks
-of N/n bytes; reduce_scatter leaves with rank i the sum of all blocks i, all_gather brings the sums
-back to everyone. Each half takes n-1 steps in a ring and moves (n-1)/n N bytes per rank; together
-they are an all_reduce.
+This is the pattern of one process with several GPUs. A call for one rank would wait for the other
+ranks, whose calls come later in the same thread; in a group, all of them are issued at once. Every
+rank has n blocks of N/n bytes. reduce_scatter leaves the sum of all blocks i on rank i, and
+all_gather distributes the sums to all ranks. Each half takes n-1 steps in a ring and moves (n-1)/n
+N bytes per rank; together they are an all_reduce.
 
 Prints:
 rank 0 has block [60], then all: [60, 64, 68, 72]
@@ -22,7 +22,7 @@ import torch
 from pynccl import nccl
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 4
@@ -32,7 +32,7 @@ def main() -> None:
     comms = nccl.Communicator.init_all(NRANKS, provider=default_provider())
     on_gpu = comms[0].library.memory == "device"
     devices = [torch.device("cuda", c.device) if on_gpu else torch.device("cpu") for c in comms]
-    # One stream for each rank: those that share a GPU must not queue up behind each other.
+    # One stream per rank: ranks that share a GPU must not queue up behind each other.
     streams = [torch.cuda.Stream(device) if on_gpu else None for device in devices]
 
     tensors, blocks = [], []

@@ -2,12 +2,12 @@
 
 Run: python examples/overlap.py
 
-As in a backward pass: buckets of gradients are computed one after the other on one stream, and each
-is summed over the ranks on a second stream as soon as it is there, while the next one is computed.
-An event after each bucket holds back its all_reduce, and nothing else. B buckets of N bytes cost B
-all_reduce of 2(n-1) steps and 2(n-1)/n N bytes per rank; of their time only the last one's shows,
-if a bucket takes longer to compute than to sum. On CPUs a stream is a queue with a thread of its
-own, on GPUs a CUDA stream.
+As in a backward pass, gradient buckets are computed one after the other on one stream. Each is
+summed over the ranks on a second stream as soon as it is complete, while the next one is computed.
+An event after each bucket delays only its all_reduce. B buckets of N bytes take B all_reduce of
+2(n-1) steps and 2(n-1)/n N bytes per rank; only the time of the last one is exposed, if a bucket
+takes longer to compute than to sum. On CPUs a stream is a queue with its own thread, on GPUs a CUDA
+stream.
 
 Prints:
 rank 0: buckets [3.0, 6.0, 9.0, 12.0]
@@ -26,7 +26,7 @@ import torch
 from pynccl import nccl
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 2
@@ -35,7 +35,7 @@ SIDE = 256
 
 
 def enqueue(stream: nccl.Stream, function: Callable[[], object], device: torch.device) -> None:
-    """Run a function of torch on a stream of pynccl."""
+    """Run a torch function on a pynccl stream."""
     if device.type == "cuda":
         with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, device)):
             function()
@@ -44,7 +44,7 @@ def enqueue(stream: nccl.Stream, function: Callable[[], object], device: torch.d
 
 
 def compute(bucket: torch.Tensor, weights: torch.Tensor, scale: float) -> None:
-    """Fill a bucket with rank-dependent values, by way of a matrix product."""
+    """Fill a bucket with rank-dependent values, using a matrix product."""
     torch.mm(weights, weights, out=bucket)
     bucket.mul_(scale / SIDE)
 
@@ -58,7 +58,7 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
         weights = torch.ones(SIDE, SIDE, device=device)
         buckets = [torch.empty(SIDE, SIDE, device=device) for _ in range(BUCKETS)]
         if device.type == "cuda":
-            torch.cuda.synchronize()  # the weights are made on torch's own stream
+            torch.cuda.synchronize()  # the weights are produced on torch's own stream
         compute_stream = nccl.Stream(provider, device=device)
         comm_stream = nccl.Stream(provider, device=device)
         computed = [nccl.Event(provider, device=device) for _ in buckets]
@@ -70,7 +70,7 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
             comm_stream.wait(computed[i])
             comm.all_reduce(bucket, stream=comm_stream)
 
-        comm_stream.synchronize()  # the host did nothing but enqueue so far
+        comm_stream.synchronize()  # so far the host has only enqueued
         return f"rank {rank}: buckets {[bucket.mean().item() for bucket in buckets]}"
 
 

@@ -2,9 +2,10 @@
 
 Run: python examples/ranks_as_threads.py
 
-Each thread has its own communicator; a call waits with the GIL released, so the others run on.
-Every rank gives a block of N bytes to all_gather and gets those of all n ranks: n-1 steps of N
-bytes in a ring, (n-1)N bytes received by each. On CPUs the threads read the blocks where they are.
+Each thread has its own communicator. A call waits with the GIL released, so the other threads keep
+running. Every rank contributes a block of N bytes to all_gather and receives those of all n ranks:
+n-1 steps of N bytes in a ring, (n-1)N bytes received by each. On CPUs the threads read the blocks
+in place.
 
 Prints:
 rank 0 gathered [0, 10, 20, 30]
@@ -22,7 +23,7 @@ import torch
 from pynccl import nccl
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 4
@@ -32,7 +33,7 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
     device, stream = torch.device("cpu"), None
     if provider == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
-        # Ranks that share a GPU wait for each other: they must not queue up on one stream.
+        # Ranks that share a GPU wait for each other, so each needs its own stream.
         stream = torch.cuda.Stream(device)
     with (
         torch.cuda.stream(stream),

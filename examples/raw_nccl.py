@@ -1,12 +1,13 @@
-"""nccl.h one to one: pynccl.raw has every function under its own name.
+"""nccl.h one to one: pynccl.raw provides every function under its own name.
 
 Run: python examples/raw_nccl.py
 
-For code that is ported from C, or that needs what the objects of pynccl.nccl do not show. Addresses
-and handles are integers, NULL is None, what C returns through a pointer is returned, and another
-result than ncclSuccess is raised. The root's N bytes go to every rank (ncclBroadcast: N bytes per
-rank, n-1 steps), then each rank's maximum is found by all (ncclAllReduce: 2(n-1)/n N bytes, 2(n-1)
-steps in a ring). Nothing is checked: a wrong address ends the process, as in C.
+It serves code that is ported from C, or that needs features that the objects of pynccl.nccl do not
+expose. Addresses and handles are integers, NULL is None, values that C returns through a pointer
+are returned, and any result other than ncclSuccess is raised. The root's N bytes go to every rank
+(ncclBroadcast: N bytes per rank, n-1 steps), then every rank gets the maximum (ncclAllReduce:
+2(n-1)/n N bytes, 2(n-1) steps in a ring). Nothing is checked: a wrong address crashes the process,
+as in C.
 
 Prints:
 rank 0 of 2: broadcast [1.0, 2.0, 3.0, 4.0], maximum [1.0, 20.0, 3.0, 40.0]
@@ -23,7 +24,7 @@ import torch
 from pynccl import raw
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 2
@@ -34,7 +35,7 @@ def run(rank: int, unique_id: raw.UniqueId, provider: str) -> str:
     device, stream = torch.device("cpu"), 0  # on CPUs stream 0 is the calling thread
     if provider == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # NCCL takes the thread's current device
+        torch.cuda.set_device(device)  # NCCL uses the thread's current device
         stream = torch.cuda.current_stream().cuda_stream
 
     comm = lib.ncclCommInitRank(NRANKS, unique_id, rank)

@@ -1,11 +1,11 @@
-"""A ring of sends and receives, fused by group(): everyone sends and receives at the same time.
+"""A ring of sends and receives, fused by group(): all ranks send and receive at the same time.
 
 Run: python examples/send_recv_ring.py
 
-Each rank passes a tensor of N bytes to the next one, n-1 times, and adds up what comes by: an
-all_reduce written by hand. Each of the n-1 steps is one NCCL group in which a rank sends N bytes
-and receives N bytes at once, (n-1)N bytes in all. Without group() every rank would wait in send()
-for a rank that waits in send() itself.
+Each rank passes a tensor of N bytes to the next one, n-1 times, and adds up what it receives: a
+hand-written all_reduce. Each of the n-1 steps is one NCCL group in which a rank sends N bytes and
+receives N bytes at once, (n-1)N bytes in all. Without group(), every rank would wait in send() for
+a rank that is itself waiting in send().
 
 Prints:
 rank 0 saw [0, 2, 1], sum 3
@@ -23,7 +23,7 @@ import torch
 from pynccl import nccl
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 3

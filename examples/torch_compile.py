@@ -1,11 +1,11 @@
-"""A layer that is spread over the ranks, compiled with its collective in one graph, and trained.
+"""A layer distributed over the ranks, compiled with its collective in one graph, and trained.
 
 Run: torchrun --nproc-per-node 2 examples/torch_compile.py
 
-Each rank has its share of the hidden units of a two-layer network: a block of columns of the first
-weight and of rows of the second. What the ranks compute is a part of a sum, so one all_reduce of
-the output, batch x features elements, makes the layer whole; its gradient is another all_reduce.
-pynccl.ops.all_reduce is an operator of torch: torch.compile takes it into its graph instead of
+Each rank has a share of the hidden units of a two-layer network: a block of columns of the first
+weight and of rows of the second. The ranks compute terms of a sum, so one all_reduce of the output,
+batch x features elements, completes the layer; its gradient is another all_reduce.
+pynccl.ops.all_reduce is a torch operator: torch.compile includes it in its graph instead of
 breaking there (fullgraph=True would raise), and autograd knows its gradient. Every rank computes
 the same loss, so each takes its share of it.
 
@@ -22,7 +22,7 @@ import pynccl as dist
 from pynccl import ops
 from pynccl.libraries import default_provider
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 BATCH, FEATURES, HIDDEN = 8, 16, 64
@@ -36,7 +36,7 @@ def layer(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor
 def whole(
     x: torch.Tensor, up: torch.Tensor, down: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss and gradients without ranks."""
+    """Loss and gradients on a single rank."""
     up, down = up.clone().requires_grad_(), down.clone().requires_grad_()
     loss = (torch.relu(x @ up) @ down).square().mean()
     of_up, of_down = torch.autograd.grad(loss, (up, down))
@@ -66,7 +66,7 @@ def main() -> None:
     torch.testing.assert_close(own_up.grad, grad_up.chunk(nranks, dim=1)[rank])
     torch.testing.assert_close(own_down.grad, grad_down.chunk(nranks, dim=0)[rank])
     text = "one graph, loss and gradients are those of the whole layer"
-    # One write for the whole line: the ranks share the terminal.
+    # A single write for the whole line: the ranks share the terminal.
     print(f"rank {rank} of {nranks}: {text}\n", end="", flush=True)
     dist.destroy_process_group()
 

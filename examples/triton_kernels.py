@@ -1,12 +1,12 @@
-"""A Triton kernel, a collective and a kernel again, on one stream; on a GPU captured as a graph.
+"""A Triton kernel, a collective and another kernel on one stream; on a GPU captured as a graph.
 
 Run: python examples/triton_kernels.py
 
-Each rank scales its tensor, all sum, each applies a bias and a ReLU. The three run in the order of
-one stream: nothing between them waits, and no event is recorded. On a GPU the sequence is captured
-once and then replayed as one launch. Per rank and step: 2(n-1)/n N bytes over the wires, and each
-kernel reads and writes N bytes. On CPUs Triton's interpreter runs the same kernels on CPU tensors,
-and the calls go to hostnccl.
+Each rank scales its tensor, all of them sum, and each applies a bias and a ReLU. The three run in
+stream order: nothing between them waits, and no event is recorded. On a GPU, the sequence is
+captured once and then replayed with one launch. Per rank and step, 2(n-1)/n N bytes are
+transferred, and each kernel reads and writes N bytes. On CPUs, Triton's interpreter runs the same
+kernels on CPU tensors, and the calls go to hostnccl.
 
 Prints:
 rank 0 of 2: relu(sum of scaled tensors - 3) is right in 3 steps
@@ -30,7 +30,7 @@ if default_provider() == "host":
 import triton
 import triton.language as tl
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 NRANKS = 2
@@ -72,10 +72,10 @@ def make_step(
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as a CUDA graph."""
+    """Capture the step as a CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        step()  # compiles the kernels and connects the ranks, which no capture may contain
+        step()  # compiles the kernels and connects the ranks, which a capture must not contain
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
@@ -100,7 +100,7 @@ def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
             step()
             total = sum(own * np.float32(0.5 * (r + 1)) for r in range(NRANKS))
             np.testing.assert_allclose(data.cpu().numpy(), np.maximum(total - 3, 0), rtol=1e-6)
-        del step  # a graph goes before the communicator that it uses
+        del step  # the graph must be destroyed before the communicator that it uses
         return f"rank {rank} of {NRANKS}: relu(sum of scaled tensors - 3) is right in {STEPS} steps"
 
 

@@ -1,5 +1,5 @@
-// An extension of one's own: scales a tensor and sums it over the ranks, on the caller's stream.
-// It links neither NCCL nor pynccl. Built by setup.py, with GPUs or without.
+// A C++ extension: scales a tensor and sums it over the ranks, on the caller's stream. It links
+// neither NCCL nor pynccl. setup.py builds it with or without GPU support.
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "scale.h"
-// After pybind11, so that a function may take a pynccl::CommunicatorRef.
+// After pybind11, so that functions can take a pynccl::CommunicatorRef.
 #include <pynccl/pynccl.h>
 
 namespace py = pybind11;
@@ -39,7 +39,7 @@ Floats view(py::object tensor) {
   return {reinterpret_cast<float*>(py::cast<std::uintptr_t>(data[0])), count, on_device};
 }
 
-// The scaling as work in a stream of hostnccl, which has the driver's calls for its own streams.
+// Scaling as work in a stream of hostnccl, which provides the driver's calls for its own streams.
 // (Stream 0 is the calling thread.)
 struct ScaleOnHost {
   Floats floats;

@@ -1,4 +1,4 @@
-// NVRTC reads the kernel alone, nvcc the launch as well.
+// NVRTC compiles only the kernel, nvcc the launch as well.
 extern "C" __global__ void scale_kernel(float* data, unsigned long long count, float scale) {
   const unsigned long long step = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
   for (unsigned long long i =

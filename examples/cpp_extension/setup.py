@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def find_nvcc() -> str | None:
-    """The compiler to use, if any."""
+    """The compiler to use, if there is one."""
     if (named := os.environ.get("NVCC")) is not None:
         return named or None
     home = os.environ.get("CUDA_HOME")
@@ -27,7 +27,7 @@ def find_nvcc() -> str | None:
 
 
 class Build(build_ext):
-    """Lets nvcc make the object of the kernel, and links it with CUDA's runtime inside."""
+    """Compiles the kernel with nvcc, and links it with CUDA's static runtime."""
 
     def build_extension(self, extension: Pybind11Extension) -> None:
         nvcc = find_nvcc()

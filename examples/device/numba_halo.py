@@ -1,12 +1,12 @@
-"""A halo exchange inside a stencil kernel that Numba compiles: put and signal, no call between.
+"""A halo exchange inside a stencil kernel compiled by Numba: put and signal, without host calls.
 
 Run: python examples/device/numba_halo.py
 
-A plate is heated on its left side. Each rank has some of its rows, and one row more on either side
-for its neighbours' edges. The kernel does all steps: it puts 8 bytes for each column into each
-neighbour's memory, signals, waits for the neighbours' signals and updates. The rows are in two
-halves of the memory that are used in turn: a neighbour that is a step ahead writes into the other
-half. The same with send and recv is one call of pynccl and one of Numba for each step.
+A plate is heated on its left side. Each rank holds some of its rows, plus one row on either side
+for its neighbours' edges. The kernel performs all steps: it puts 8 bytes per column into each
+neighbour's memory, signals, waits for the neighbours' signals and updates. The rows are
+double-buffered in two halves of the memory: a neighbour that is a step ahead writes into the other
+half. With send and recv, each step takes one call of pynccl and one of Numba.
 
 Prints, with other times:
 rank 0 of 2: 200 steps of 64 x 64 are right; kernel 3.7 us a step, send and recv 12.9 us
@@ -26,7 +26,7 @@ UPPER, LOWER = 0, 1  # words: signals from these neighbours
 
 @numba.njit(nogil=True)
 def update(old, new):
-    """One step of heat conduction for all cells but those at the edges."""
+    """One step of heat conduction for all cells except those at the edges."""
     for i in range(1, old.shape[0] - 1):
         for j in range(1, old.shape[1] - 1):
             around = old[i - 1, j] + old[i + 1, j] + old[i, j - 1] + old[i, j + 1]
@@ -35,7 +35,7 @@ def update(old, new):
 
 @numba.njit(nogil=True)
 def steps_of_kernel(halves, pointers, signals, rank, nranks, steps, done):
-    """Steps with the halo exchange inside; done have been before, in earlier calls."""
+    """Steps with the halo exchange inside; done is the number of steps in earlier calls."""
     rows, columns = halves.shape[1] - 2, halves.shape[2]
     for step in range(done, done + steps):
         half, begin = halves[step % 2], step % 2 * (rows + 2) * columns
@@ -52,7 +52,7 @@ def steps_of_kernel(halves, pointers, signals, rank, nranks, steps, done):
 
 
 def steps_of_library(comm: nccl.Communicator, halves: np.ndarray, steps: int) -> None:
-    """The same with send and recv."""
+    """The same steps with send and recv."""
     for step in range(steps):
         half = halves[step % 2]
         with nccl.group():

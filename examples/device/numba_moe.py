@@ -1,12 +1,12 @@
-"""Dispatch and combine of a mixture of experts inside a kernel that Numba compiles: uneven puts.
+"""Dispatch and combine of a mixture of experts inside a kernel compiled by Numba: uneven puts.
 
 Run: python examples/device/numba_moe.py
 
-Each rank has tokens and one expert. The gate sends each token to one expert, so that each pair of
-ranks has another number of them. The kernel puts each token into the memory of its expert's rank,
-signals with the number of tokens, waits for those of all ranks, applies the expert, and puts the
-results back to where the tokens came from. Only tokens move: 2 N bytes where N are those of the
-tokens for others. The same with send and recv has to exchange the numbers first.
+Each rank has tokens and one expert. The gate sends each token to one expert, so the number of
+tokens differs between pairs of ranks. The kernel puts each token into the memory of its expert's
+rank, signals with the number of tokens, waits for those of all ranks, applies the expert, and puts
+the results back. Only tokens are transferred: 2 N bytes, where N is the size of the tokens for
+other ranks. With send and recv, the numbers must be exchanged first.
 
 Prints, with other times:
 rank 0 of 2: 256 tokens of 32 features are right; kernel 66 us, send and recv 464 us
@@ -32,11 +32,11 @@ def apply_expert(expert, tokens, results):
 
 @numba.njit(nogil=True)
 def dispatch_and_combine(tokens, gate, arrived, results, counts, signals, rank, nranks, call):
-    """The results of the own tokens, in results[rank].
+    """The results of this rank's tokens, in results[rank].
 
-    arrived, results: addresses by rank of (ranks, TOKENS, FEATURES), by the rank of the expert's
-    memory and of the tokens. counts: addresses of one int64 for each source. Words: one for the
-    tokens of each source, one for the results of each expert, and those of a barrier.
+    arrived, results: addresses by rank of (ranks, TOKENS, FEATURES), indexed by the rank of the
+    expert's memory and of the tokens. counts: addresses of one int64 for each source. Words: one
+    for the tokens of each source, one for the results of each expert, and those of a barrier.
     """
     rows, features = tokens.shape
     size = rows * features
@@ -70,13 +70,13 @@ def dispatch_and_combine(tokens, gate, arrived, results, counts, signals, rank, 
         for i in range(number[expert]):
             combined[order[begin + i]] = back[expert, i]
         begin += number[expert]
-    # A rank that is done may not overwrite what another one still reads.
+    # A rank that is done must not overwrite data that another one still reads.
     peers.barrier(signals, rank, nranks, 0, 2 * nranks)
     return combined
 
 
 def with_send_and_recv(comm: nccl.Communicator, tokens: np.ndarray, gate: np.ndarray) -> np.ndarray:
-    """The same with all_to_all for the numbers and uneven sends."""
+    """The same with all_to_all for the numbers, and uneven sends."""
     order = np.argsort(gate, kind="stable")
     number = np.bincount(gate, minlength=comm.nranks)
     many = np.empty_like(number)
@@ -93,7 +93,7 @@ def with_send_and_recv(comm: nccl.Communicator, tokens: np.ndarray, gate: np.nda
 
 
 def exchange(comm: nccl.Communicator, out: list[np.ndarray], into: list[np.ndarray]) -> None:
-    """A part to each rank and from each."""
+    """Exchange a part with each rank."""
     with nccl.group():
         for peer in range(comm.nranks):
             comm.send(out[peer], peer)
@@ -110,7 +110,7 @@ def layer(world: World) -> str:
     memories = [m.pointers.numpy() for m in (arrived, results, counts, signals)]
     random = np.random.default_rng(comm.rank)
     tokens = random.standard_normal((TOKENS, FEATURES), np.float32)
-    # An expert that is chosen often, and one that this rank never chooses.
+    # One expert is chosen often, and another one never by this rank.
     gate = np.minimum(random.geometric(0.6, TOKENS), comm.nranks) - 1
     gate[gate == (comm.rank + 1) % comm.nranks] = comm.rank
     calls = 0

@@ -1,6 +1,6 @@
-"""What the examples of this folder share: ranks, memory that all of them can access, times.
+"""Shared helpers of the examples in this folder: ranks, symmetric memory, timing.
 
-Options of every example: --ranks N, and --threads for ranks that are threads of one process.
+Options of every example: --ranks N, and --threads to run ranks as threads of one process.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pynccl import nccl
 from pynccl.libraries import default_provider
 from pynccl.testing import Rank, launch
 
-# Lets ranks share a GPU where there are fewer of them (NCCL 2.30 and newer).
+# Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 
@@ -24,8 +24,8 @@ class Symmetric(NamedTuple):
     """Memory of the same size on all ranks.
 
     Attributes:
-        tensor: the own memory.
-        pointers: where each rank has it, int64 on the device of the kernels.
+            tensor: this rank's memory.
+            pointers: its address on each rank, int64 on the device of the kernels.
     """
 
     tensor: torch.Tensor
@@ -33,7 +33,7 @@ class Symmetric(NamedTuple):
 
 
 class World:
-    """One of several ranks.
+    """One rank.
 
     Attributes:
         comm: the communicator.
@@ -49,14 +49,14 @@ class World:
         else:
             self.device = torch.device("cuda", rank.device)
             torch.cuda.set_device(self.device)
-            # Ranks that share a GPU wait for each other: they must not queue up on one stream.
+            # Ranks that share a GPU wait for each other, so each needs its own stream.
             torch.cuda.set_stream(torch.cuda.Stream(self.device))
 
     def symmetric(self, shape: Sequence[int], dtype: str) -> Symmetric:
-        """Allocate memory that all ranks can load and store; collective. It is zero.
+        """Allocate zeroed memory that all ranks can load and store; collective.
 
         Raises:
-            RuntimeError: they cannot.
+            RuntimeError: the ranks cannot share memory.
         """
         buffer = self.comm.symmetric_empty(shape, dtype)
         self._buffers.append(buffer)
@@ -64,17 +64,17 @@ class World:
         if (pointers == 0).any():
             raise RuntimeError("NCCL cannot share the memory of these ranks: not one LSA team")
         memory = Symmetric(torch.from_dlpack(buffer).zero_(), pointers)
-        self.barrier()  # nobody writes before all have their zeros
+        self.barrier()  # no rank may write before all have their zeros
         return memory
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here and their devices have done their work."""
+        """Wait until all ranks have called it and their devices have finished their work."""
         word = torch.zeros(1, device=self.device)
         self.comm.all_reduce(word)
         word.item()
 
     def median(self, call: Callable[[], Any]) -> float:
-        """Microseconds of a call, the median of ten; the largest of all ranks."""
+        """The median of ten calls in microseconds; the maximum over the ranks."""
         times = []
         for _ in range(11):  # the first compiles
             self.barrier()
@@ -88,7 +88,7 @@ class World:
         return longest.item()
 
     def close(self) -> None:
-        """Close the memory, where no tensor uses it any more; collective."""
+        """Close the memory once no tensor uses it; collective."""
         self.barrier()  # no rank closes its memory while another may still write into it
         for buffer in reversed(self._buffers):
             buffer.close()
@@ -102,11 +102,11 @@ def _run_rank(rank: Rank, example: Callable[[World], str]) -> str:
 
 
 def run(example: Callable[[World], str], nranks: int, provider: str | None = None) -> None:
-    """Run an example on all ranks; print what rank 0 returns.
+    """Run an example on all ranks; print the result of rank 0.
 
     Args:
         example: the function of a rank.
-        nranks: how many ranks, where the command line does not say.
+        nranks: the default number of ranks.
         provider: "host" or "cuda"; that of this machine by default.
     """
     parser = argparse.ArgumentParser()

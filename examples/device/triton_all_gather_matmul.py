@@ -2,12 +2,12 @@
 
 Run: python examples/device/triton_all_gather_matmul.py
 
-Each rank has M rows of x; all compute x of all ranks times w. The first programs put the tiles of
-the own rows into the memory of all ranks, each with a signal. The others multiply: each waits for
-the one tile that it needs. They begin with the own rows, so that the tiles of the peers arrive
-meanwhile. Per rank (n-1)MK elements go to peers, as in an all_gather. The last program of a call
-meets those of the other ranks: then nobody reads the gathered rows any more. On CPUs Triton's
-interpreter runs the kernel: its time says nothing about GPUs.
+Each rank has M rows of x; every rank computes x of all ranks times w. The first programs put the
+tiles of this rank's rows into the memory of all ranks, each with a signal. The others multiply:
+each waits for the one tile that it needs. They begin with this rank's rows, so that the tiles of
+the peers arrive in the meantime. Per rank, (n-1)MK elements go to peers, as in an all_gather. The
+last program of a call synchronises with those of the other ranks: after that, no rank reads the
+gathered rows. On CPUs, Triton's interpreter runs the kernel, so its time says nothing about GPUs.
 
 Prints, with other times:
 rank 0 of 2: (128, 64) @ (64, 128) is right; kernel 210423 us, all_gather and matmul 66 us
@@ -52,8 +52,7 @@ def all_gather_matmul(
     program = tl.program_id(0)
     tiles = ROWS // TILE_ROWS
     inner = tl.arange(0, INNER)
-    # Signals are counted over all calls. The count is in memory, so that a graph can be launched
-    # again.
+    # Signals are counted over all calls. The count is in memory, so that a graph can be relaunched.
     call = tl.load(calls) + 1
     if program < tiles:
         rows = program * TILE_ROWS + tl.arange(0, TILE_ROWS)

@@ -2,11 +2,12 @@
 
 Run: python examples/device/triton_all_reduce.py
 
-Each rank has its N bytes in memory that the others can load. A program adds one block of all ranks,
-in the order of the ranks, so that all get the same bits. Before and after it meets the same program
-of the other ranks: first all data is there, then nobody needs it any more. Per rank (n-1)N bytes
-are loaded from peers in one step; a ring moves 2(n-1)/n N bytes in 2(n-1) steps, which takes longer
-for small messages. On CPUs Triton's interpreter runs the kernel: its time says nothing about GPUs.
+Each rank has N bytes in memory that the others can load. A program adds one block of all ranks, in
+rank order, so that all ranks get the same bits. It synchronises with the same program of the other
+ranks before and after: all data must be present first, and no rank may still need it afterwards.
+Per rank, (n-1)N bytes are loaded from peers in one step. A ring moves 2(n-1)/n N bytes in 2(n-1)
+steps, which takes longer for small messages. On CPUs, Triton's interpreter runs the kernel, so its
+time says nothing about GPUs.
 
 Prints, with other times:
 rank 0 of 2: 4096 bytes are right; kernel 27812 us, comm.all_reduce 18 us

@@ -2,12 +2,13 @@
 
 Run: python examples/device/triton_matmul_reduce_scatter.py
 
-Each rank has a part of the inner dimension, and so a partial product of all rows; each gets the sum
-of M rows. The first programs multiply: each stores its tile into the memory of the rank that gets
-the rows, with a signal, the own rows last. The others add: each waits until a tile has come from
-all ranks, and adds in the order of the ranks. Per rank (n-1)MN elements go to peers, as in a
-reduce_scatter by direct sends. The last program of a call meets those of the other ranks: then all
-parts are read. On CPUs Triton's interpreter runs the kernel: its time says nothing about GPUs.
+Each rank has a part of the inner dimension, and thus a partial product of all rows; each gets the
+sum of M rows. The first programs multiply: each stores its tile into the memory of the rank that
+gets the rows, with a signal, this rank's rows last. The others add: each waits until a tile has
+arrived from all ranks, and adds in rank order. Per rank, (n-1)MN elements go to peers, as in a
+reduce_scatter by direct sends. The last program of a call synchronises with those of the other
+ranks: after that, all parts have been read. On CPUs, Triton's interpreter runs the kernel, so its
+time says nothing about GPUs.
 
 Prints, with other times:
 rank 0 of 2: (128, 64) @ (64, 128) is right; kernel 298712 us, matmul and reduce_scatter 69 us
@@ -48,11 +49,10 @@ def matmul_reduce_scatter(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Compute y = the own rows of the sum of x @ w; parts is (ranks, ROWS, COLUMNS)."""
+    """Compute y = this rank's rows of the sum of x @ w; parts is (ranks, ROWS, COLUMNS)."""
     program = tl.program_id(0)
     tiles: tl.constexpr = (ROWS // TILE_ROWS) * (COLUMNS // TILE_COLUMNS)
-    # Signals are counted over all calls. The count is in memory, so that a graph can be launched
-    # again.
+    # Signals are counted over all calls. The count is in memory, so that a graph can be relaunched.
     call = tl.load(calls) + 1
     tile = program % tiles
     rows = tile // (COLUMNS // TILE_COLUMNS) * TILE_ROWS + tl.arange(0, TILE_ROWS)

@@ -1,12 +1,12 @@
-"""Data parallel: buckets of gradients are summed while the backward pass computes the next ones.
+"""Data parallelism: gradient buckets are summed while the backward pass computes the next ones.
 
 Run: python examples/lab/ddp_buckets.py
 
-The gradients of the layers are computed one after the other on one stream; buckets of them are
-summed on a second one, each as soon as an event says that it is complete. One bucket cannot begin
-before the last layer is done: nothing is hidden. Of n buckets all but the last one can be hidden.
-Each is measured with products on the cores that the communication needs too, and with a compute
-that takes the same time elsewhere, as that of a GPU does. --plot FILE draws the lanes.
+The gradients of the layers are computed one after the other on one stream. Buckets of them are
+summed on a second one, each as soon as an event marks it as complete. A single bucket cannot begin
+before the last layer is done, so nothing is hidden. Of n buckets, all but the last can be hidden.
+Each case is measured with products on the cores that the communication needs too, and with a
+compute that takes the same time elsewhere, like a GPU's. --plot FILE draws the lanes.
 
 Prints a table, with the columns:
 buckets    compute  T_compute  T_comm  T_both  exposed  hidden  bound  slower  verdict

@@ -3,11 +3,12 @@
 Run: python examples/lab/fsdp_prefetch.py
 
 Each rank holds 1/n of every layer's weights. A layer needs all of them: an all_gather on a second
-stream, then a product. There are memory for two layers and events both ways: the product waits for
-its weights, a gather waits until the product that used its memory is done. Without prefetch the
-gather of a layer waits for the layer before: nothing is hidden but by noise. With it, all but the
-first one can be. Each is measured with products on the cores that the communication needs too, and
-with a compute that takes the same time elsewhere, as that of a GPU does.
+stream, then a product. There is memory for two layers, and there are events in both directions: the
+product waits for its weights, and a gather waits until the product that used its memory is done.
+Without prefetch, the gather of a layer waits for the previous layer: nothing is hidden, except by
+noise. With prefetch, all but the first can be hidden. Each case is measured with products on the
+cores that the communication needs too, and with a compute that takes the same time elsewhere, like
+a GPU's.
 
 Prints a table, with the columns:
 prefetch    compute  T_compute  T_comm  T_both  exposed  hidden  bound  slower  verdict

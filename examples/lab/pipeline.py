@@ -1,13 +1,14 @@
-"""Pipeline parallel: a stage receives the next microbatch while it computes this one.
+"""Pipeline parallelism: a stage receives the next microbatch while it computes the current one.
 
 Run: python examples/lab/pipeline.py
 
-Each rank is a stage: it receives activations from the rank before, computes, and sends to the rank
-after. In turn, on events, a stage receives a microbatch only when it has sent the one before.
-Overlapped, it receives the next one while it computes, and a send follows its compute. The last
-stage begins when the first microbatch has come through all others, which no overlap hides: the
-pipeline's bubble. Each is measured with products on the cores that the communication needs too,
-and with a compute that takes the same time elsewhere, as that of a GPU does.
+Each rank is a stage: it receives activations from the previous rank, computes, and sends to the
+next rank. In the sequential schedule, ordered by events, a stage receives a microbatch only after
+it has sent the previous one. In the overlapped schedule it receives the next one while it computes,
+and a send follows its compute. The last stage begins when the first microbatch has passed through
+all others, which no overlap hides: the pipeline's bubble. Each case is measured with products on
+the cores that the communication needs too, and with a compute that takes the same time elsewhere,
+like a GPU's.
 
 Prints a table, with the columns:
 schedule    compute  T_compute  T_comm  T_both  exposed  hidden  bound  slower  verdict

@@ -1,13 +1,12 @@
-"""Tensor parallel: a product is divided into chunks, whose sums over the ranks follow one by one.
+"""Tensor parallelism: a product is split into chunks, which are summed over the ranks one by one.
 
 Run: python examples/lab/tensor_parallel.py
 
 Each rank has 1/n of the columns of X and of the rows of W; X W is the sum of the ranks' products.
-As one product and one all_reduce nothing overlaps. Divided by rows of X into chunks, the sum of a
-chunk runs on a second stream while the next one is multiplied: all but the last one can be hidden,
-if a chunk takes longer to multiply than to sum. Each is measured with products on the cores that
-the communication needs too, and with a compute that takes the same time elsewhere, as that of a GPU
-does.
+With one product and one all_reduce, nothing overlaps. If X is split by rows into chunks, the sum of
+a chunk runs on a second stream while the next one is multiplied. All but the last can be hidden, if
+a chunk takes longer to multiply than to sum. Each case is measured with products on the cores that
+the communication needs too, and with a compute that takes the same time elsewhere, like a GPU's.
 
 Prints a table, with the columns:
 chunks    compute  T_compute  T_comm  T_both  exposed  hidden  bound  slower  verdict

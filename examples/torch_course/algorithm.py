@@ -2,11 +2,11 @@
 
     python examples/torch_course/algorithm.py
 
-NCCL chooses by message size: a tree, 2 log2(n) steps, for small messages; a ring, 2 (n - 1) steps
-but each link busy all the time, for large ones. NCCL_ALGO in the environment decides for the whole
-process, before the first communicator: here one set of ranks is started with each. hostnccl has one
-algorithm for each size and takes no notice; results are the same everywhere. From NCCL 2.32 on a
-call can choose for itself: ncclAllReduceConfig in pynccl.raw takes an ncclCollConfig_t.
+NCCL chooses by message size: a tree, with 2 log2(n) steps, for small messages; a ring, with 2 (n -
+1) steps but all links busy all the time, for large ones. NCCL_ALGO in the environment decides for
+the whole process, before the first communicator is created: here, one set of ranks is started for
+each value. hostnccl has one algorithm per size and ignores it; the results are the same. From NCCL
+2.32 on, a single call can choose: ncclAllReduceConfig in pynccl.raw takes an ncclCollConfig_t.
 
 Prints:
     NCCL_ALGO=Ring

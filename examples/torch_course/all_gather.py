@@ -2,8 +2,8 @@
 
     python examples/torch_course/all_gather.py
 
-n blocks of S bytes on every rank: as a ring n - 1 steps with one block out and one in. The list
-form takes blocks of different sizes; all_gather_single wants equal ones and writes one tensor.
+n blocks of S bytes on every rank: in a ring, n - 1 steps with one block out and one in. The list
+form accepts blocks of different sizes; all_gather_single requires equal ones and writes one tensor.
 
 Prints:
     rank 0: [0, 1, 2, 3] and [[], [1], [2, 2], [3, 3, 3]]

@@ -2,9 +2,10 @@
 
     python examples/torch_course/all_reduce.py
 
-The collective of data-parallel training. As a ring it is a reduce-scatter and an all-gather: 2 (n -
-1) steps, in each of which every rank sends S / n bytes; together 2 (n - 1) / n times S, nearly
-independent of the number of ranks. As a tree: 2 log2(n) steps, better for small messages.
+The collective of data-parallel training. In a ring it is a reduce-scatter followed by an
+all-gather: 2 (n - 1) steps, in each of which every rank sends S / n bytes; in total 2 (n - 1) / n
+times S, nearly independent of the number of ranks. In a tree it takes 2 log2(n) steps, which is
+better for small messages.
 
 Prints:
     rank 0: sum [6, 60], maximum [3, 30], mean [1.5, 15.0]

@@ -2,7 +2,7 @@
 
     python examples/torch_course/all_to_all.py
 
-A transposition over ranks, as experts in a mixture need it: (n - 1) / n of S bytes leave every rank
+A transposition over ranks, as used for mixtures of experts: (n - 1) / n of S bytes leave every rank
 and as many arrive, in n - 1 messages each way, all at the same time. Parts may differ in size.
 
 Prints:

@@ -2,8 +2,8 @@
 
     python examples/torch_course/barrier.py
 
-An all-reduce of one element: nothing of use moves, and every rank waits for the slowest. Programs
-need it rarely, because each collective waits for the data it needs; here it makes a clock
+An all-reduce of one element: no useful data moves, and every rank waits for the slowest. Programs
+rarely need it, because each collective waits for the data it needs; here it makes a clock
 comparable.
 
 Prints:

@@ -1,11 +1,11 @@
-"""Batched point to point: a ring exchange, and an all-gather made of it.
+"""Batched point to point: a ring exchange, and an all-gather built from it.
 
     python examples/torch_course/batched_ring.py
 
 A batch is one NCCL group: its sends and receives progress together, in whatever order they are
-listed. Passing on what came last, n - 1 times, brings every block to every rank: n - 1 steps, one
-block out and one in per step, which is what a ring all-gather costs: (n - 1) / n of the result's
-bytes over each link, whatever the number of ranks.
+listed. Forwarding the most recent block n - 1 times brings every block to every rank: n - 1 steps
+with one block out and one in, the cost of a ring all-gather. Each link carries (n - 1) / n of the
+result's bytes, regardless of the number of ranks.
 
 Prints:
     rank 0: [0, 10, 20, 30] after 3 steps

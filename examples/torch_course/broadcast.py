@@ -1,10 +1,10 @@
-"""Broadcast: one rank's tensor to all.
+"""Broadcast: one rank's tensor to all ranks.
 
     python examples/torch_course/broadcast.py
 
-The root's S bytes end up on every rank. As a pipeline along a ring every rank passes on what it
-receives, in small pieces: about S bytes over each link, and as many steps as pieces and ranks
-together. As a tree it takes log2(n) steps, which is better for small messages.
+The root's S bytes end up on every rank. In a pipeline along a ring, every rank forwards what it
+receives in small chunks: about S bytes over each link, and as many steps as chunks and ranks
+together. In a tree it takes log2(n) steps, which is better for small messages.
 
 Prints:
     rank 0: [2, 20]

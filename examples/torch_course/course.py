@@ -1,7 +1,7 @@
-"""What the scripts of the course share: starting ranks, choosing a device, printing in order.
+"""Shared helpers of the course: starting ranks, choosing a device, printing in order.
 
-Each script defines ``main()``, which every rank runs, and calls ``run(main)``. Started by Python it
-starts its own ranks; started by torchrun it is one of them:
+Each script defines ``main()``, which every rank runs, and calls ``run(main)``. Started by Python,
+it starts its own ranks; started by torchrun, it is one of them:
 
     python examples/torch_course/broadcast.py
     torchrun --nproc-per-node=4 examples/torch_course/broadcast.py
@@ -29,7 +29,7 @@ def run(main: Callable[[], None], ranks: int = RANKS) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         url = f"file://{folder}/store"
-        # Without GPUs the ranks may be forked, which saves importing torch in each.
+        # Without GPUs the ranks can be forked, which saves importing torch in each.
         method = "spawn" if torch.cuda.is_available() else "fork"
         torch.multiprocessing.start_processes(
             _one_rank, (main, ranks, url), ranks, start_method=method

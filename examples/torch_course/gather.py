@@ -2,7 +2,8 @@
 
     python examples/torch_course/gather.py
 
-Scatter backwards: (n - 1) / n of the result's bytes arrive at the destination, in n - 1 messages.
+The reverse of scatter: (n - 1) / n of the result's bytes arrive at the destination, in n - 1
+messages.
 
 Prints:
     rank 0: [[0, 0], [1, 1], [2, 4], [3, 9]]

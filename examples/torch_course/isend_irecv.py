@@ -2,9 +2,9 @@
 
     python examples/torch_course/isend_irecv.py
 
-isend and irecv return at once. The sent tensor must not be changed, the received one not be read,
-before its work was waited for. All messages of the ring move at the same time: one step, one
-message out and one in for each rank, whatever the number of ranks.
+isend and irecv return immediately. Before the work was waited for, the sent tensor must not be
+modified and the received one must not be read. All messages of the ring move at the same time: one
+step, one message out and one in for each rank, regardless of the number of ranks.
 
 Prints:
     rank 0: has [3, 3, 3], computed 0 meanwhile

@@ -1,9 +1,9 @@
-"""The L2 norm of a vector that is spread over the ranks, as gradient clipping needs it.
+"""The L2 norm of a vector distributed over the ranks, as used for gradient clipping.
 
     python examples/torch_course/l2_norm.py
 
-Each rank sums the squares of its part; one all-reduce of one number, 8 bytes; the root of the sum
-is the norm of the whole.
+Each rank sums the squares of its part. One all-reduce of one number, 8 bytes, follows; the root of
+the sum is the norm of the whole vector.
 
 Prints:
     rank 0: norm 5.4772, scaled to 1.0000

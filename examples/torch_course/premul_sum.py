@@ -2,9 +2,8 @@
 
     python examples/torch_course/premul_sum.py
 
-Each rank's tensor is multiplied by its own weight while it is summed: no pass over the data of
-one's own, no temporary, and the bytes of a plain all-reduce. The weights of a mean over unequal
-batches, for one.
+Each rank's tensor is multiplied by its own weight while it is summed: no separate pass over the
+data, no temporary, and the bytes of a plain all-reduce. One use is the mean over unequal batches.
 
 Prints:
     rank 0: mean over 100 samples: [1.9, 19.0]

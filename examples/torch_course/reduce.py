@@ -2,8 +2,8 @@
 
     python examples/torch_course/reduce.py
 
-Broadcast backwards: S bytes flow from all ranks to the root and are added on the way. The others'
-tensors are their own contribution still, and not to be relied on.
+The reverse of broadcast: S bytes flow from all ranks to the root and are added on the way. The
+tensors of other ranks still hold their own contributions, which is not guaranteed.
 
 Prints:
     rank 0: 1000

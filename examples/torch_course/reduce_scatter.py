@@ -1,9 +1,9 @@
-"""Reduce-scatter: the sum of all ranks' tensors, each rank gets its block of it.
+"""Reduce-scatter: the sum of all ranks' tensors, of which each rank gets its block.
 
     python examples/torch_course/reduce_scatter.py
 
 The first half of a ring all-reduce: n - 1 steps with one block of S / n bytes out and one in.
-Sharded optimisers use it for gradients: a rank needs the sum of its own shard only.
+Sharded optimisers use it for gradients, because a rank needs only the sum of its own shard.
 
 Prints:
     rank 0: [0, 0]

@@ -1,10 +1,10 @@
-"""Scatter against broadcast: send each rank its part, or everything to all.
+"""Scatter versus broadcast: send each rank its part, or everything to all ranks.
 
     python examples/torch_course/scatter_or_broadcast.py
 
 Rank 0 has n parts of P bytes. Scatter sends every rank P bytes: (n - 1) P leave rank 0. Broadcast
-sends everybody all n parts, n P bytes each, of which a rank then reads one: n times the bytes, and
-n times the memory. Broadcast is for what all need; scatter for what each needs a part of.
+sends every rank all n parts, n P bytes each, of which a rank then reads one: n times the bytes and
+n times the memory. Use broadcast for data that all ranks need, and scatter if each needs a part.
 
 Prints:
     rank 0: scatter and broadcast agree; received 800 against 3200 bytes

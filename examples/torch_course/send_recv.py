@@ -1,11 +1,11 @@
-"""Point to point, blocking: a token goes round.
+"""Point to point, blocking: a token is passed around.
 
     python examples/torch_course/send_recv.py
 
-Rank 0 sends to 1, 1 adds its rank and sends to 2, and so on back to 0. Each step waits for the one
-before: with n ranks it takes n steps, in each of which one message of the tensor's size moves.
-A rank that both sends and receives decides which comes first; if all sent first, large messages
-would wait for receivers that never come. That is what isend and batches are for.
+Rank 0 sends to 1, 1 adds its rank and sends to 2, and so on back to 0. Each step waits for the
+previous one: with n ranks it takes n steps, in each of which one message of the tensor's size
+moves. A rank that both sends and receives decides which comes first. If all ranks sent first, large
+messages would wait for receives that are never posted. isend and batches solve this.
 
 Prints:
     rank 0: the token came back as 6

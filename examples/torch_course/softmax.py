@@ -1,4 +1,4 @@
-"""A softmax over a vector that is spread over the ranks.
+"""A softmax over a vector distributed over the ranks.
 
     python examples/torch_course/softmax.py
 

@@ -1,9 +1,10 @@
-"""A process group by mp.spawn: one script starts all ranks of one machine.
+"""A process group with mp.spawn: one script starts all ranks of one machine.
 
     python examples/torch_course/spawn.py
 
 Every process gets its number as the first argument. The ranks meet at a TCP address (env://): rank
-0 serves the store, the others connect. Nothing but addresses moves; after that ranks talk directly.
+0 serves the store, the others connect. Only addresses are exchanged there; after that, ranks
+communicate directly.
 
 Prints:
     rank 0 of 2 over host

@@ -2,8 +2,9 @@
 
     python examples/torch_course/subgroups.py
 
-All ranks make all groups, in the same order, also those that they are not in. A collective of a
-group moves data among its members only; groups without common members work at the same time.
+All ranks create all groups, in the same order, including those that they do not belong to. A
+collective of a group moves data among its members only; groups without common members work
+concurrently.
 
 Prints:
     rank 0: pair [0, 1] sums to 1, across [0, 2] sums to 2

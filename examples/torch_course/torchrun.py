@@ -1,9 +1,9 @@
-"""A process group by torchrun: the launcher starts the ranks and sets their rank and world size.
+"""A process group with torchrun: the launcher starts the ranks and sets their rank and world size.
 
     torchrun --nproc-per-node=3 examples/torch_course/torchrun.py
 
-RANK, WORLD_SIZE, LOCAL_RANK and the store's address come in the environment, so that
-init_process_group needs no argument; the same script runs on one machine or on many.
+RANK, WORLD_SIZE, LOCAL_RANK and the store's address are in the environment, so init_process_group
+needs no arguments; the same script runs on one machine or on many.
 
 Prints:
     rank 0 of 3, number 0 on its machine

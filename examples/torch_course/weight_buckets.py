@@ -3,10 +3,10 @@
     python examples/torch_course/weight_buckets.py
 
 Rank 0 trains; the others serve and need its weights. One broadcast per parameter would pay the
-latency of each; one for all would need a second copy of the model. Buckets of a fixed size are
-between: parameters are packed into one flat buffer, sent asynchronously while the next is packed,
-and unpacked on arrival. Every link carries the bytes of the model once; the extra memory is two
-buckets.
+latency of each; one for all would need a second copy of the model. Buckets of a fixed size are a
+compromise: parameters are packed into one flat buffer, sent asynchronously while the next is
+packed, and unpacked on arrival. Every link carries the bytes of the model once; the extra memory is
+two buckets.
 
 Prints:
     rank 0: sent 3 buckets of at most 1024 bytes
@@ -24,7 +24,7 @@ import pynccl as dist
 
 
 def split_into_buckets(tensors: list[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
-    """Tensors in their order, together at most limit bytes where one alone is not larger."""
+    """Group tensors in order, at most limit bytes together unless one alone is larger."""
     buckets: list[list[torch.Tensor]] = [[]]
     for tensor in tensors:
         if buckets[-1] and sum(t.nbytes for t in buckets[-1]) + tensor.nbytes > limit:

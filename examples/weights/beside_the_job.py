@@ -1,11 +1,11 @@
-"""Weights by hand: a group of a trainer and two engines beside their own groups, broadcasts in it.
+"""Weights by hand: broadcasts in a group of a trainer and two engines, beside their own groups.
 
 Run: python examples/weights/beside_the_job.py
 
-The trainer has a default group of torch.distributed, and the two engines have another one, as under
-their launchers. pynccl's group of all three has a store of its own and its own ranks. Each
-parameter is broadcast in it. pynccl.weights does the same with names, checksums and commits, and
-needs no agreement on shapes, dtypes or their order.
+The trainer has a default group of torch.distributed, and the two engines have another one, as set
+up by their launchers. pynccl's group of all three has its own store and ranks, and each parameter
+is broadcast in it. pynccl.weights does the same with names, checksums and commits, and does not
+require agreement on shapes, dtypes or their order.
 
 Prints:
 engine 1: all equal: True
@@ -24,7 +24,7 @@ SHAPES = {"embedding": (100, 16), "bias": (16,)}
 
 
 def join(folder: str, rank: int) -> None:
-    """The default group of the trainer (rank 0) or of the engines, and the group of all."""
+    """Create the default group of the trainer (rank 0) or of the engines, and the group of all."""
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder}/{'trainer' if rank == 0 else 'engines'}",
@@ -49,7 +49,7 @@ def work(folder: str, rank: int, out: "multiprocessing.Queue[str]") -> None:
     for weight in weights.values():
         pynccl.broadcast(weight, src=0)
     if rank > 0:
-        # The engines' own group is as it was.
+        # The engines' own group is unaffected.
         torch.distributed.barrier()
         equal = all(bool((weight == 3.0).all()) for weight in weights.values())
         out.put(f"engine {rank}: all equal: {equal}")

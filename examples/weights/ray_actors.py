@@ -1,4 +1,4 @@
-"""A trainer and two engines that are actors of Ray.
+"""A trainer and two engines as Ray actors.
 
 Run: python examples/weights/ray_actors.py
 

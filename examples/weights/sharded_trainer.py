@@ -2,9 +2,9 @@
 
 Run: python examples/weights/sharded_trainer.py
 
-Each trainer sends the rows that it has, as FSDP2 keeps them: nothing is gathered. Engine 0 wants
-all; engine 1 is half of a tensor-parallel pair and gets the columns that it needs, in bfloat16.
-(A torch DTensor is sent by its local shard in the same way: no Shard is needed.)
+Each trainer sends the rows that it holds, as FSDP2 shards them: nothing is gathered. Engine 0 wants
+everything. Engine 1 is half of a tensor-parallel pair and gets the columns that it needs, in
+bfloat16. (A torch DTensor is sent from its local shard in the same way, without Shard.)
 
 Prints:
 engine 0: weight (6, 4) equal: True
@@ -46,7 +46,7 @@ results: dict[int, str] = {}
 
 
 def main() -> None:
-    # Threads here; processes and machines in real life.
+    # Threads in this example; processes and machines in practice.
     threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
     threads += [threading.Thread(target=serve, args=(number,)) for number in range(2)]
     for thread in threads:

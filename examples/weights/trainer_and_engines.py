@@ -2,9 +2,9 @@
 
 Run: python examples/weights/trainer_and_engines.py
 
-The trainer (NumPy) changes its weights and sends each version. The engines receive straight into
-their own set; each version is committed when all checksums are right. Engine B is killed: the
-trainer names it, and engine A gets every version. Engine C joins and gets the next one.
+The trainer (NumPy) changes its weights and sends each version. The engines receive directly into
+their own set, and each version is committed once all checksums are correct. Engine B is killed: the
+trainer reports it, and engine A gets every version. Engine C joins and gets the next one.
 
 Prints:
 version 1 to engine A, engine B

@@ -1,9 +1,9 @@
 // out = all_gather(a) @ b in one kernel: each rank puts its rows of `a` to all ranks tile by tile,
-// and multiplies a tile as soon as it has come. The first tiles are its own, for which it does not
-// wait, and the communication of the others is hidden behind them.
+// and multiplies a tile as soon as it has arrived. It starts with its own tiles, for which it does
+// not wait. They hide the communication of the others.
 //
-// On GPUs: any number of blocks up to the barriers of the device communicator, all of them running
-// at the same time.
+// On GPUs: any number of blocks up to the number of barriers of the device communicator, all of
+// them running at the same time.
 #include "matmul.h"
 
 struct AllGatherMatmulArguments {
@@ -26,7 +26,7 @@ PYNCCL_KERNEL(all_gather_matmul, AllGatherMatmulArguments, block, a) {
   const int tiles = (a.rows + a.tile - 1) / a.tile;
   const size_t row_bytes = a.depth * sizeof(float);
 
-  // The peers have read what the previous call put into their memory.
+  // Wait until the peers have read what the previous call put into their memory.
   LsaBarrier previous(block, a.comm, block.index());
   if (!previous.sync()) return;
 

@@ -1,7 +1,7 @@
-// One-shot all_reduce: every rank reads the memory of all ranks and adds it up. For small messages:
-// each rank reads (n - 1) * bytes, and the cost is that of two barriers.
+// One-shot all_reduce: every rank reads the memory of all ranks and adds it up. It suits small
+// messages: each rank reads (n - 1) * bytes, and the cost is that of two barriers.
 //
-// On GPUs: any number of blocks up to the barriers of the device communicator.
+// On GPUs: any number of blocks up to the number of barriers of the device communicator.
 #include <pynccl/device.h>
 
 // send: `count` elements at `offset` bytes of the window; recv: elsewhere.

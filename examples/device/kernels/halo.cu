@@ -1,11 +1,11 @@
-// One step of a 5-point stencil on a grid whose rows are spread over the ranks. Each rank puts its
-// first and its last row into the neighbours' memory, signals, computes its inner rows meanwhile,
-// waits for the neighbours' rows and computes its own first and last. The outermost rows and
-// columns of the whole grid keep their values.
+// One step of a 5-point stencil on a grid whose rows are distributed over the ranks. Each rank puts
+// its first and last row into its neighbours' memory, signals, computes its inner rows in the
+// meantime, waits for the neighbours' rows, and computes its own first and last. The outermost rows
+// and columns of the whole grid keep their values.
 //
-// Halo rows have two slots, for even and for odd steps: a neighbour has read the slot of step s
-// before it signals step s + 1, which a rank waits for before it puts step s + 2. So no barrier is
-// needed. On GPUs: any number of blocks; one launch is one step.
+// Halo rows have two slots, for even and odd steps. A neighbour has read the slot of step s before
+// it signals step s + 1, and a rank waits for that signal before it puts step s + 2. No barrier is
+// therefore needed. On GPUs: any number of blocks; one launch is one step.
 #include <pynccl/device.h>
 
 struct HaloArguments {
@@ -55,7 +55,7 @@ PYNCCL_KERNEL(halo_step, HaloArguments, block, a) {
     stencil_row(block, row(i - 1), row(i), row(i + 1), out(i), a.columns);
   }
 
-  // The first row by the first block, the last one by the last.
+  // The first block computes the first row, the last block the last.
   const uint32_t* flags = local<const uint32_t>(a.window, a.flags);
   if (block.index() == 0) {
     if (has_above && !wait(block, a.comm, flags, a.step)) return;

@@ -1,11 +1,11 @@
-// A small matrix product of row-major float matrices, for the kernels that overlap one with
+// A small matrix product of row-major float matrices, for kernels that overlap one with
 // communication. It uses neither shared memory nor tensor cores.
 #pragma once
 
 #include <pynccl/device.h>
 
-// c[rows, columns] = a[rows, depth] @ b[depth, columns] by the threads of a block. Each of them has
-// kColumns neighbouring columns, which compilers turn into vector instructions.
+// c[rows, columns] = a[rows, depth] @ b[depth, columns] by the threads of a block. Each thread
+// computes kColumns neighbouring columns, which compilers turn into vector instructions.
 PYNCCL_DEVICE inline void multiply(const pynccl::device::Block& block, const float* a,
                                    const float* b, float* c, int rows, int depth, int columns) {
 #ifdef __CUDACC__

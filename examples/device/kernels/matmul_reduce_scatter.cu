@@ -1,10 +1,9 @@
 // out = reduce_scatter(a @ b) in one kernel: each rank computes the product tile by tile, stores
-// each tile straight into the memory of the rank that adds it up, and signals it. It begins with
-// the next rank's rows and ends with its own, behind which the communication of the others is
-// hidden.
+// each tile directly into the memory of the rank that adds it up, and signals that rank. It begins
+// with the next rank's rows and ends with its own, which hide the communication of the others.
 //
-// On GPUs: any number of blocks up to the barriers of the device communicator, all of them running
-// at the same time.
+// On GPUs: any number of blocks up to the number of barriers of the device communicator, all of
+// them running at the same time.
 #include "matmul.h"
 
 struct MatmulReduceScatterArguments {
@@ -26,7 +25,7 @@ PYNCCL_KERNEL(matmul_reduce_scatter, MatmulReduceScatterArguments, block, a) {
   const int me = rank(a.comm);
   const int tiles = (a.rows + a.tile - 1) / a.tile;
 
-  // The peers have read what the previous call stored into their memory.
+  // Wait until the peers have read what the previous call stored into their memory.
   LsaBarrier previous(block, a.comm, block.index());
   if (!previous.sync()) return;
 

@@ -1,13 +1,13 @@
-// Dispatch and combine of a mixture of experts: the tokens of each rank are sorted by the rank that
-// has their expert, and put there, as many as there are for each (an uneven all_to_all without a
-// previous exchange of counts). The experts' results are put back to the same places.
+// Dispatch and combine of a mixture of experts. The tokens of each rank are sorted by the rank of
+// their expert, and are put there, as many as there are for each rank: an uneven all_to_all without
+// a preceding exchange of counts. The experts' results are put back to the same positions.
 //
-// Each source has its own part of the receive buffer, so that ranks do not wait for one another's
-// counts and the order is always the same. On GPUs: any number of blocks, the same in all calls,
-// all of them running at the same time.
+// Each source has its own part of the receive buffer, so ranks do not wait for each other's counts,
+// and the order is deterministic. On GPUs: any number of blocks, the same in all calls, all of them
+// running at the same time.
 #include <pynccl/device.h>
 
-// What a source puts in front of its tokens.
+// The header that a source writes before its tokens.
 struct MoeHeader {
   int count;   // tokens that follow
   int origin;  // the place of the first of them in the sorted tokens of the source
@@ -31,7 +31,7 @@ struct MoeArguments {
   uint32_t epoch;  // 1 in the first dispatch and combine, and one more in each pair of them
 };
 
-// Afterwards `headers` and `received` have the tokens for this rank.
+// On return, `headers` and `received` hold the tokens for this rank.
 PYNCCL_KERNEL(moe_dispatch, MoeArguments, block, a) {
   using namespace pynccl::device;
   const int n = size(a.comm);
@@ -57,8 +57,8 @@ PYNCCL_KERNEL(moe_dispatch, MoeArguments, block, a) {
   }
 }
 
-// out[token] = weight[token] * the result of its expert. The source of each token has read it
-// before its next dispatch, which is what the peers wait for: no barrier is needed.
+// out[token] = weight[token] * the result of its expert. The source of each token reads it before
+// its next dispatch, which the peers wait for, so no barrier is needed.
 PYNCCL_KERNEL(moe_combine, MoeArguments, block, a) {
   using namespace pynccl::device;
   const int n = size(a.comm);
