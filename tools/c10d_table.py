@@ -1,4 +1,4 @@
-"""Makes the table "What a version of torch lacks" of docs/c10d.md.
+"""Makes the table "Features by torch version" of docs/c10d.md.
 
     python -m tools.c10d_table          # rewrite the table
     python -m tools.c10d_table --check  # fail if it would change

@@ -19,19 +19,19 @@ _DOCUMENT = Path(__file__).parents[2] / "docs" / "one-sided.md"
 _BLOCK = re.compile(r"^```python\n# (wrong|right)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PAGE = 4096
 
-# What becomes of the wrong program of a rule: the text of its ValueError, or that it waits.
+# The outcome of the wrong program of a rule: the text of its ValueError, or a wait.
 _WAITS = "waits"
 _WRONG = {
-    "The memory begins at the same place of its allocation on all ranks": "0 bytes .* 4096 bytes",
-    "One open window at an address": "begins at the same address",
-    "The same windows are open on all ranks when a window is registered": "different windows open",
-    "A put ends inside the window of the peer, and has elements": "end after the window of rank",
-    "The source of a put is in a symmetric window of the same communicator": "is not in a symm",
-    "Memory is reused when all puts into it are done": "",  # not checked
-    "Puts come before the waits": _WAITS,
-    "In a group the one-sided operations come first": _WAITS,
-    "Signals of captured operations are counted separately": _WAITS,
-    "A graph has one signal for each peer under way": _WAITS,
+    "Equal offsets within the allocation on all ranks": "0 bytes .* 4096 bytes",
+    "One open window per address": "begins at the same address",
+    "The same open windows on all ranks at registration": "different windows open",
+    "Non-empty puts within the window of the peer": "end after the window of rank",
+    "The source of a put in a symmetric window of the same communicator": "is not in a symm",
+    "Completion of all puts before memory is reused": "",  # not checked
+    "Puts before waits": _WAITS,
+    "One-sided operations first in a group": _WAITS,
+    "Separate counts for signals of captured operations": _WAITS,
+    "One signal in flight per peer in a graph": _WAITS,
 }
 
 
