@@ -1,7 +1,7 @@
 """Runs clang-tidy with the checks of .clang-tidy on the C++ sources that CMake compiles.
 
     python -m tools.tidy                    # all of csrc that is built here
-    python -m tools.tidy csrc/core/*.cpp    # these files
+    python -m tools.tidy csrc/comm/*.cpp    # these files
 
 The exit status is 1 where a check has found something. The build is configured, and not built.
 """

@@ -1,5 +1,5 @@
 // The extension module pynccl._C. Each folder uses only the folders bound before it.
-#include "core/barrier.h"
+#include "nccl/barrier.h"
 #include "python/call/errors.h"
 #include "python/call/fastcall.h"
 #include "python/call/interrupt.h"

@@ -1,4 +1,4 @@
-"""The dump of one process, as written by ``csrc/core/flight_dump.cpp``, with checked types."""
+"""The dump of one process, as written by ``csrc/watch/flight_dump.cpp``, with checked types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checksum of csrc/core/checksum.h in torch operations, for GPU memory.
+"""The checksum of csrc/nccl/checksum.h in torch operations, for GPU memory.
 
 A chunk of a tensor needs temporary memory of eight times its size, 32 MiB in all.
 """

@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/flight_dump.h"
-#include "core/graph.h"
-#include "core/monitor.h"
-#include "core/stream.h"
+#include "comm/communicator.h"
+#include "comm/graph.h"
+#include "comm/stream.h"
+#include "watch/flight_dump.h"
+#include "watch/monitor.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 """Changes the sources, one change at a time, and tells which changes the tests do not notice.
 
-    python -m tools.mutate [--count 20] [--seed 1] [--area csrc/core] [--keep]
+    python -m tools.mutate [--count 20] [--seed 1] [--area csrc/comm] [--keep]
 
 Each area is a folder and the tests that are to notice changes of it. Of all changes of its files
 but headers (tools.mutate.mutants), ``--count`` are chosen in each area by the seed. The tests run
@@ -46,7 +46,8 @@ _OPTIONS = (
 _USUAL_S = 1800  # the limit for the tests of an area without a change
 _BACKEND_FLAGS = ('"-O2"', '"-O0"')  # in pynccl/c10d/compile.py, for the copy
 _WITH_GPU_CODE = (  # tested on the double, too
-    "csrc/core",
+    "csrc/comm",
+    "csrc/watch",
     "csrc/python/convert",
     "csrc/python/objects",
     "csrc/c10d",
@@ -61,13 +62,17 @@ def _files(folder: str, names: str) -> tuple[str, ...]:
 # A folder, and the files of tests that are to notice changes of it, in the order in which they run:
 # cheap ones first, together about a minute of CPU time. A name without an ending is a folder.
 AREAS: dict[str, tuple[str, ...]] = {
-    "csrc/core": (
-        *_files("nccl", "communicator flight_record async streams plan graphs comparison failures"),
-        *_files(
-            "nccl", "memory on_timeout groups threads interrupt inquiry windows life deadlines"
-        ),
+    "csrc/nccl": (
+        "tests/raw",
+        *_files("nccl", "communicator failures threads interrupt deadlines_fork values memory"),
+    ),
+    "csrc/comm": (
+        *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
+        *_files("nccl", "on_timeout groups threads interrupt windows life deadlines"),
+    ),
+    "csrc/watch": (
+        *_files("nccl", "flight_record comparison inquiry on_timeout deadlines flight_dump"),
         "tests/trace/test_recorder.py",
-        "tests/nccl/test_flight_dump.py",
     ),
     "csrc/hostnccl/rendezvous": (
         *_files("nccl", "communicator encryption nonblocking"),

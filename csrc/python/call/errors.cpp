@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "core/overlap.h"
+#include "comm/overlap.h"
 #include "python/call/gil.h"
 #include "python/call/interrupt.h"
 

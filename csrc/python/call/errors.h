@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/failure.h"
+#include "nccl/failure.h"
 
 namespace pynccl::python {
 

@@ -1,8 +1,8 @@
 #include "python/call/held.h"
 
-#include "core/device.h"
-#include "core/graph.h"
-#include "core/stream.h"
+#include "comm/graph.h"
+#include "comm/stream.h"
+#include "nccl/device.h"
 #include "python/call/gil.h"
 
 namespace pynccl::python {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "core/interrupt.h"
+#include "nccl/interrupt.h"
 
 namespace pynccl::python {
 namespace {

@@ -1,4 +1,4 @@
-// Ctrl-C while the main thread waits in a library: see core/interrupt.h.
+// Ctrl-C while the main thread waits in a library: see nccl/interrupt.h.
 #pragma once
 
 namespace pynccl::python {

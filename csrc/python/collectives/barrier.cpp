@@ -1,6 +1,6 @@
 // Communicator.barrier().
-#include "core/communicator.h"
-#include "core/device_memory.h"
+#include "comm/communicator.h"
+#include "comm/device_memory.h"
 #include "python/collectives/bind.h"
 
 namespace pynccl::python {

@@ -1,7 +1,7 @@
 // The collectives and messages as methods of Communicator: parse the arguments, get the checked
 // Operation of the factory, and issue it or add it to the group of the thread.
-#include "core/communicator.h"
-#include "core/graph.h"
+#include "comm/communicator.h"
+#include "comm/graph.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"

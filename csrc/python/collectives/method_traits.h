@@ -3,7 +3,7 @@
 // it.
 #pragma once
 
-#include "core/operation.h"
+#include "comm/operation.h"
 
 namespace pynccl::python {
 

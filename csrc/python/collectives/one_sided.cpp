@@ -2,9 +2,9 @@
 // build the Operation, and issue it or add it to the group of the thread.
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/graph.h"
-#include "core/window.h"
+#include "comm/communicator.h"
+#include "comm/graph.h"
+#include "comm/window.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"

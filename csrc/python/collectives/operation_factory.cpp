@@ -1,6 +1,6 @@
 #include "python/collectives/operation_factory.h"
 
-#include "core/overlap.h"
+#include "comm/overlap.h"
 #include "python/convert/red_op.h"
 #include "python/objects/coll_config.h"
 

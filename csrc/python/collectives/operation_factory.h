@@ -3,7 +3,7 @@
 // a batch, get their operations here and nowhere else.
 #pragma once
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "python/collectives/method_traits.h"
 #include "python/convert/rank_argument.h"
 #include "python/convert/stream.h"

@@ -5,8 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include "core/device.h"
-#include "core/device_memory.h"
+#include "comm/device_memory.h"
+#include "nccl/device.h"
 
 namespace pynccl::python {
 

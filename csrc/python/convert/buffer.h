@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/library.h"
+#include "nccl/library.h"
 #include "python/convert/tensor.h"
 
 namespace pynccl::python {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "core/table.h"
+#include "nccl/table.h"
 
 namespace pynccl::python {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "python/convert/dtype.h"
 
 namespace pynccl::python {

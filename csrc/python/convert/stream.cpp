@@ -2,7 +2,7 @@
 
 #include <dlpack/dlpack.h>
 
-#include "core/stream.h"
+#include "comm/stream.h"
 #include "python/convert/cupy_array.h"
 #include "python/convert/integer.h"
 

@@ -1,7 +1,7 @@
 // The stream of a call: the stream argument, or the current stream of the tensor's framework.
 #pragma once
 
-#include "core/graph.h"
+#include "comm/graph.h"
 #include "python/convert/tensor.h"
 
 namespace pynccl::python {

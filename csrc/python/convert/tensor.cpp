@@ -2,7 +2,7 @@
 
 #include <dlpack/dlpack.h>
 
-#include "core/error.h"
+#include "nccl/error.h"
 
 namespace pynccl::python {
 

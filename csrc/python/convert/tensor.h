@@ -8,7 +8,7 @@
 #include <bit>
 #include <cstddef>
 
-#include "core/library.h"
+#include "nccl/library.h"
 #include "python/convert/dtype.h"
 #include "python/convert/owners.h"
 #include "python/convert/torch_tensor.h"

@@ -7,15 +7,15 @@
 #include <mutex>
 #include <optional>
 
-#include "core/async_operation.h"
-#include "core/communicator.h"
-#include "core/trace.h"
+#include "comm/async_operation.h"
+#include "comm/communicator.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/mirror/explain.h"
 #include "python/mirror/hooks.h"
 #include "python/mirror/work.h"
 #include "python/objects/group.h"
+#include "watch/trace.h"
 
 namespace pynccl::python::mirror {
 

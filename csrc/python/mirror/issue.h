@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "core/error.h"
+#include "nccl/error.h"
 #include "python/call/gil.h"
 #include "python/mirror/comm_stream.h"
 #include "python/mirror/process_group.h"

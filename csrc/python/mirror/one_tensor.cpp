@@ -1,7 +1,7 @@
 // The fast functions on one tensor per rank: a table of what each takes, and two templates.
 #include <dlpack/dlpack.h>
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "python/call/held.h"
 #include "python/collectives/method_traits.h"
 #include "python/collectives/operation_factory.h"

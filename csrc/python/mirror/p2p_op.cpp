@@ -2,8 +2,8 @@
 #include <array>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/overlap.h"
+#include "comm/communicator.h"
+#include "comm/overlap.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/fast_function.h"

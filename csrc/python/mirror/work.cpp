@@ -1,12 +1,12 @@
 #include "python/mirror/work.h"
 
-#include "core/trace.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
 #include "python/mirror/bind.h"
 #include "python/mirror/explain.h"
 #include "python/mirror/python_classes.h"
+#include "watch/trace.h"
 
 namespace pynccl::python::mirror {
 

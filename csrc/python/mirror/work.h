@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "core/async_operation.h"
-#include "core/communicator.h"
+#include "comm/async_operation.h"
+#include "comm/communicator.h"
 #include "python/convert/tensor.h"
 #include "python/mirror/native.h"
 

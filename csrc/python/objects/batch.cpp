@@ -4,14 +4,14 @@
 #include <ranges>
 #include <utility>
 
-#include "core/comparison.h"
-#include "core/graph.h"
-#include "core/observer.h"
-#include "core/overlap.h"
-#include "core/trace.h"
-#include "core/window.h"
+#include "comm/graph.h"
+#include "comm/observer.h"
+#include "comm/overlap.h"
+#include "comm/window.h"
 #include "python/call/held.h"
 #include "python/convert/stream.h"
+#include "watch/comparison.h"
+#include "watch/trace.h"
 
 namespace pynccl::python {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 
 namespace pynccl::python {
 

@@ -1,6 +1,6 @@
 // The classes Arena and PoolRegistration, for pynccl.memory.
-#include "core/arena.h"
-#include "core/torch_allocator.h"
+#include "comm/arena.h"
+#include "comm/torch_allocator.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 

@@ -1,5 +1,5 @@
 // The steps of Communicator.borrow(), which is in pynccl/_internal/borrowing.py.
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/checksum.h"
+#include "nccl/checksum.h"
 #include "python/call/gil.h"
 #include "python/convert/tensor.h"
 #include "python/objects/bind.h"

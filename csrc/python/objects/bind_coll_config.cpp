@@ -1,5 +1,5 @@
 // The class CollConfig.
-#include "core/stream.h"
+#include "comm/stream.h"
 #include "python/objects/bind.h"
 #include "python/objects/coll_config.h"
 #include "python/objects/group.h"

@@ -1,7 +1,7 @@
 // The class Communicator: close and abort, rank and size, buffers and operators. Its creation is in
 // bind_communicator_creation.cpp, its state in bind_communicator_life.cpp, the operations in
 // collectives/.
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "python/call/gil.h"
 #include "python/convert/buffer.h"
 #include "python/convert/extents.h"

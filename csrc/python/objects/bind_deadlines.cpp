@@ -1,6 +1,6 @@
 // The deadlines of operations: Communicator.timeout and on_timeout, and the context manager
 // deadline().
-#include "core/deadlines.h"
+#include "comm/deadlines.h"
 
 #include <functional>
 #include <thread>

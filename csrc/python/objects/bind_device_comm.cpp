@@ -1,5 +1,5 @@
 // The classes DeviceComm and DeviceBuffer, and Communicator.device_comm().
-#include "core/device_communicator.h"
+#include "comm/device_communicator.h"
 #include "python/call/gil.h"
 #include "python/convert/integer.h"
 #include "python/objects/bind.h"

@@ -1,5 +1,5 @@
 // The class CommProperties and Communicator.properties().
-#include "core/device_communicator.h"
+#include "comm/device_communicator.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/gin.h"

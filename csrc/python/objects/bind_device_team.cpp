@@ -1,5 +1,5 @@
 // The class Team, and the teams of a communicator.
-#include "core/device_communicator.h"
+#include "comm/device_communicator.h"
 #include "python/call/gil.h"
 #include "python/convert/integer.h"
 #include "python/objects/bind.h"

@@ -5,14 +5,14 @@
 #include <utility>
 #include <vector>
 
-#include "core/communicator.h"
-#include "core/overlap.h"
-#include "core/trace.h"
-#include "core/window.h"
+#include "comm/communicator.h"
+#include "comm/overlap.h"
+#include "comm/window.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
 #include "python/objects/batch.h"
 #include "python/objects/bind.h"
+#include "watch/trace.h"
 
 namespace pynccl::python {
 namespace {

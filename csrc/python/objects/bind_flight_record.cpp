@@ -3,15 +3,15 @@
 #include <string_view>
 #include <system_error>
 
+#include "comm/deadlines.h"
+#include "comm/open_communicators.h"
 #include "common/new_file.h"
-#include "core/deadlines.h"
-#include "core/flight_dump.h"
-#include "core/monitor.h"
-#include "core/open_communicators.h"
-#include "core/process_identity.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
+#include "watch/flight_dump.h"
+#include "watch/monitor.h"
+#include "watch/process_identity.h"
 
 namespace pynccl::python {
 namespace {

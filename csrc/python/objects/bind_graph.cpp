@@ -1,6 +1,6 @@
 // The class Graph: captured work, launched as one call.
-#include "core/graph.h"
-#include "core/stream.h"
+#include "comm/graph.h"
+#include "comm/stream.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/convert/integer.h"

@@ -5,8 +5,6 @@
 #include <tuple>
 
 #include "common/per_process.h"
-#include "core/comparison.h"
-#include "core/inquiry.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
@@ -14,6 +12,8 @@
 #include "python/objects/communicator.h"
 #include "python/objects/config.h"
 #include "python/objects/stores.h"
+#include "watch/comparison.h"
+#include "watch/inquiry.h"
 
 namespace pynccl::python {
 namespace {

@@ -2,8 +2,8 @@
 #include <mutex>
 #include <vector>
 
-#include "core/graph.h"
-#include "core/stream.h"
+#include "comm/graph.h"
+#include "comm/stream.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"

@@ -1,6 +1,6 @@
 // The class Plan.
-#include "core/graph.h"
-#include "core/overlap.h"
+#include "comm/graph.h"
+#include "comm/overlap.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"

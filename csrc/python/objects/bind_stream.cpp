@@ -1,15 +1,15 @@
 // The classes Stream and Event, on either provider.
-#include "core/stream.h"
+#include "comm/stream.h"
 
-#include "core/clock.h"
-#include "core/failed_streams.h"
-#include "core/graph.h"
-#include "core/trace.h"
+#include "comm/failed_streams.h"
+#include "comm/graph.h"
+#include "nccl/clock.h"
 #include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/stream.h"
 #include "python/objects/bind.h"
+#include "watch/trace.h"
 
 namespace pynccl::python {
 namespace {

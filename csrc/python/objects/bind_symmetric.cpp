@@ -1,6 +1,6 @@
 // The class SymmetricBuffer, Communicator.symmetric_empty(), and the memory of peers in windows.
 #include "abi/constants.h"
-#include "core/device_memory.h"
+#include "comm/device_memory.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/buffer.h"

@@ -3,11 +3,11 @@
 #include <system_error>
 #include <utility>
 
-#include "core/library.h"
-#include "core/process_identity.h"
-#include "core/trace.h"
+#include "nccl/library.h"
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
+#include "watch/process_identity.h"
+#include "watch/trace.h"
 
 namespace pynccl::python {
 namespace {

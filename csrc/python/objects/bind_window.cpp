@@ -1,6 +1,6 @@
 // The class Window and Communicator.register_window().
 #include "abi/constants.h"
-#include "core/window.h"
+#include "comm/window.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/tensor.h"

@@ -2,7 +2,7 @@
 // graphs can refer to it.
 #pragma once
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "python/raw/structs.h"
 
 namespace pynccl::python {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "python/raw/structs.h"
 
 namespace pynccl::python {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/graph.h"
+#include "comm/graph.h"
 #include "python/call/gil.h"
 
 namespace pynccl::python {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/device_communicator.h"
-#include "core/window.h"
+#include "comm/device_communicator.h"
+#include "comm/window.h"
 #include "python/objects/batch.h"
 
 namespace pynccl::python {

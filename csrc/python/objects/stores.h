@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 
 namespace pynccl::python {
 

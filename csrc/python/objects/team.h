@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "core/team.h"
+#include "comm/team.h"
 
 namespace pynccl::python {
 

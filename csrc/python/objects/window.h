@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "core/window.h"
+#include "comm/window.h"
 
 namespace pynccl::python {
 

@@ -1,7 +1,7 @@
 // The class UniqueId: the 128 bytes that the ranks of a communicator share.
 #include <cstring>
 
-#include "core/error.h"
+#include "nccl/error.h"
 #include "python/call/gil.h"
 #include "python/raw/bind.h"
 #include "python/raw/structs.h"

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "core/communicator.h"
+#include "comm/communicator.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/raw/raw_params.h"

@@ -17,7 +17,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/library.h"
+#include "nccl/library.h"
 #include "python/call/errors.h"
 #include "python/raw/structs.h"
 

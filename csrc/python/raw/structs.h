@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "core/table.h"
+#include "nccl/table.h"
 #include "python/call/errors.h"
 #include "python/convert/integer.h"
 

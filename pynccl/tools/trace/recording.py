@@ -45,7 +45,7 @@ class RecordingError(TraceError):
 
 
 class _Entry(NamedTuple):
-    """An entry as csrc/core/trace_entry.h declares it."""
+    """An entry as csrc/watch/trace_entry.h declares it."""
 
     type: int
     kind: int

@@ -1,0 +1,112 @@
+#include "comm/async_operation.h"
+
+#include "comm/graph.h"
+#include "nccl/device.h"
+#include "nccl/poll.h"
+
+namespace pynccl {
+namespace {
+
+// Makes the stream's device current where the stream is a default stream: its handle means the
+// default stream of the current device.
+class DefaultStreamScope {
+ public:
+  DefaultStreamScope(const Library& library, int device, CUstream stream) {
+    if (reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread)
+      scope_.emplace(library, device);
+  }
+
+ private:
+  std::optional<DeviceScope> scope_;
+};
+
+}  // namespace
+
+AsyncOperation::AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device,
+                               bool captured)
+    : done_(std::move(done)), held_(std::move(held)), device_(device), captured_(captured) {}
+
+void AsyncOperation::check_issued() const {
+  const State state = state_.load(std::memory_order_acquire);
+  if (state == State::kDeferred)
+    throw std::invalid_argument("work: the end of its group issues it; leave the group first");
+  if (state == State::kDropped)
+    throw std::invalid_argument("work: its group has failed; it was not issued");
+}
+
+void AsyncOperation::drop() {
+  state_.store(State::kDropped, std::memory_order_release);
+  release();
+}
+
+void AsyncOperation::check_state() const {
+  check_issued();
+  if (captured_)
+    throw std::invalid_argument(
+        "work: it was captured into a graph and runs with every launch of it");
+}
+
+bool AsyncOperation::done() const {
+  check_state();
+  return done_->query();
+}
+
+void AsyncOperation::wait(CUstream stream) const {
+  check_issued();
+  const DefaultStreamScope scope(done_->library(), device_, stream);
+  done_->make_wait(stream);
+}
+
+bool AsyncOperation::wait_for(double seconds) const {
+  return poll_until(seconds, [this] {
+    check_state();
+    return done_->done();
+  });
+}
+
+AsyncQueue::AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream> stream)
+    : stream_(std::move(stream)),
+      events_(std::make_shared<EventPool>(std::move(library), stream_->device())) {}
+
+std::shared_ptr<AsyncOperation> AsyncQueue::begin(CUstream current, std::shared_ptr<void> held) {
+  const DefaultStreamScope scope(library(), stream_->device(), current);
+  // A captured event cannot be queried. It may still return to the pool: the next user records it
+  // again, outside the graph.
+  const bool capturing = is_capturing(library(), current);
+  if (!capturing) remove_done();
+  const PooledEvent ready = events_->take();
+  ready->record(current);
+  stream_->wait(*ready);
+  return std::make_shared<AsyncOperation>(events_->take(), std::move(held), stream_->device(),
+                                          capturing);
+}
+
+void AsyncQueue::end(std::shared_ptr<AsyncOperation> operation) {
+  operation->done_->record(handle());
+  operation->state_.store(AsyncOperation::State::kIssued, std::memory_order_release);
+  if (operation->captured_)
+    Graph::hold(library(), handle(), operation->held_);
+  else
+    pending_.push_back(std::move(operation));
+}
+
+std::optional<std::size_t> AsyncQueue::oldest() {
+  remove_done();
+  return pending_.empty() ? std::nullopt : std::optional(removed_);
+}
+
+void AsyncQueue::release_done(CUstream current) {
+  const DefaultStreamScope scope(library(), stream_->device(), current);
+  if (!is_capturing(library(), current)) remove_done();
+}
+
+void AsyncQueue::remove_done() {
+  while (!pending_.empty() && pending_.front()->done()) {
+    // Removed from the queue first: releasing what it holds may run code that calls this again.
+    const auto done = std::move(pending_.front());
+    pending_.pop_front();
+    ++removed_;
+  }
+}
+
+}  // namespace pynccl

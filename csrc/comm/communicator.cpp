@@ -1,0 +1,503 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "abi/constants.h"
+#include "comm/open_communicators.h"
+#include "nccl/device.h"
+#include "nccl/poll.h"
+
+namespace pynccl {
+namespace {
+
+constexpr double kExpirySeconds = 2;  // how long the end of what has expired may take
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<Library> library, const Options& options)
+    : library_(std::move(library)), options_(options) {
+  options_.config = library_->fit(options_.config);
+  // NCCL compares minCTAs with maxCTAs before it has a value for the latter, and refuses it alone.
+  constexpr int kMostCtas = 64;  // what NCCL uses at most
+  ncclConfig_t& config = options_.config;
+  if (config.minCTAs != kUndefInt && config.maxCTAs == kUndefInt)
+    config.maxCTAs = std::max(config.minCTAs, kMostCtas);
+  if (!options_.on_timeout) options_.on_timeout = default_policy();
+  if (options_.config.commName) identity_.name = options_.config.commName;
+}
+
+Communicator::~Communicator() { discard(); }
+
+Communicator::Use::Use(Communicator& communicator) : communicator_(communicator) {
+  communicator.begin_use();
+  const State state = communicator.state_.load();
+  if (state == State::kOpen || state == State::kExpired || state == State::kSuspended ||
+      state == State::kUnready)
+    return;
+  if (state == State::kLent && communicator.still_lent()) return;
+  communicator.end_use();
+  communicator.throw_not_open();
+}
+
+void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank) {
+  check_pending();
+  const DeviceScope scope(*library_, options_.device);
+  rank_ = rank;
+  nranks_ = nranks;
+  identify_new(ids);
+  if (ids.size() == 1) {
+    const auto init = library_->nccl<&NcclTable::ncclCommInitRankConfig>();
+    check(init(created_.get(), nranks, ids[0], rank, &options_.config), creator_);
+    return;
+  }
+  creator_ = "ncclCommInitRankScalable";
+  const auto init = library_->nccl<&NcclTable::ncclCommInitRankScalable>();
+  std::vector<ncclUniqueId> own(ids);  // not const in nccl.h
+  check(init(created_.get(), nranks, rank, static_cast<int>(own.size()), own.data(),
+             &options_.config),
+        creator_);
+}
+
+Communicator::Claim::Claim(const std::shared_ptr<Communicator>& communicator)
+    : communicator_(communicator->root()) {
+  const std::lock_guard lock(communicator_->mutex_);
+  const auto self = std::this_thread::get_id();
+  if (communicator_->claims_ != 0 && communicator_->claimed_by_ != self)
+    throw std::invalid_argument(
+        "communicator: another thread makes a communicator from it, or registers or closes a "
+        "window; one thread at a time can");
+  communicator_->claimed_by_ = self;
+  ++communicator_->claims_;
+}
+
+Communicator::Claim::~Claim() {
+  if (!communicator_) return;
+  const std::lock_guard lock(communicator_->mutex_);
+  --communicator_->claims_;
+}
+
+ncclWindow_t* Communicator::new_window() {
+  const std::lock_guard lock(mutex_);
+  return &windows_.emplace_back(nullptr);
+}
+
+bool Communicator::add_memory(void* address, WindowMemory memory) {
+  const std::lock_guard lock(mutex_);
+  return window_memory_.emplace(static_cast<char*>(address), memory).second;
+}
+
+std::uint64_t Communicator::open_memory(void* address, const Window* window) {
+  const auto [number, nbytes] = [&] {
+    const std::lock_guard lock(mutex_);
+    WindowMemory& memory = window_memory_.at(static_cast<char*>(address));
+    memory.number = ++registered_windows_;
+    memory.window = window;
+    return std::pair(memory.number, memory.nbytes);
+  }();
+  Observers::window_opened(*this, {number, address, nbytes});
+  return number;
+}
+
+std::map<const char*, Communicator::WindowMemory> Communicator::window_memory() const {
+  const std::lock_guard lock(mutex_);
+  return window_memory_;
+}
+
+void Communicator::forget_window(void* address) {
+  const std::lock_guard lock(mutex_);
+  window_memory_.at(static_cast<char*>(address)).window = nullptr;
+}
+
+void Communicator::remove_memory(void* address) {
+  const auto removed = [&] {
+    const std::lock_guard lock(mutex_);
+    return window_memory_.extract(static_cast<char*>(address));
+  }();
+  if (removed && removed.mapped().number != 0)
+    Observers::window_closed(*this, removed.mapped().number);
+}
+
+void Communicator::keep_until_closed(std::shared_ptr<void> memory) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(memory));
+}
+
+void Communicator::begin_child(Communicator& parent, const char* creator, bool shares, bool grows) {
+  check_pending();
+  parent.check_ready();
+  parent.wait_for_expiry();  // its revocation would end the making of the child
+  parent_claim_ = std::make_unique<Claim>(parent.shared_from_this());
+  const auto root = parent.root();
+  if (root->growing_ && !grows)
+    throw std::invalid_argument(
+        "communicator: get_unique_id() was called; grow() must come before another communicator");
+  root->growing_ = false;
+  creator_ = creator;
+  parent_ = parent.shared_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    made_from_ = parent_;
+  }
+  if (shares && !parent.revoked_) {
+    shared_parent_ = root;
+    std::erase_if(root->shared_children_, [](const auto& child) { return child.expired(); });
+    root->shared_children_.push_back(weak_from_this());
+  }
+  std::erase_if(root->children_, [](const auto& made) { return made.use_count() == 1 && *made; });
+  root->children_.push_back(created_);
+  parent.note_in_progress();
+}
+
+ncclResult_t Communicator::call_parent(Communicator& parent,
+                                       const std::function<ncclResult_t(ncclComm_t)>& call) {
+  const ncclComm_t comm = parent.comm_.load();
+  if (!parent.revoked_ || library_->tells_failed_work()) return call(comm);
+  const auto result = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
+  const auto called = [self = shared_from_this(), comm, call, result](Communicator&) {
+    *result = call(comm);
+  };
+  const double seconds = seconds_from_limit(parent.deadlines_->limit());
+  if (parent.call_within(seconds, called)) return *result;
+  poll_until(kExpirySeconds, [&] { return parent.expired(); });  // by the monitor
+  if (parent.expired()) throw parent.expiry(creator_.load());
+  parent.throw_late(seconds, creator_);
+}
+
+void Communicator::begin_split(Communicator& parent, int color, int key) {
+  const auto split = library_->nccl<&NcclTable::ncclCommSplit>();
+  const Use use(parent);
+  no_color_ = color == kSplitNoColor;
+  begin_child(parent, "ncclCommSplit", parent.options_.config.splitShare == 1);
+  identify_split(parent, color);
+  const Waiting waiting(parent, creator_);
+  waiting.check(call_parent(parent, [=, this](ncclComm_t comm) {
+    return split(comm, color, key, created_.get(), child_config());
+  }));
+}
+
+void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
+  const auto shrink = library_->nccl<&NcclTable::ncclCommShrink>();
+  const Use use(parent);
+  begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
+  identify_shrunk(parent, excluded);
+  if (flags != 0) parent.note_revoked();
+  const Waiting waiting(parent, creator_);
+  waiting.check(call_parent(parent, [=, this](ncclComm_t comm) mutable {
+    return shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
+                  child_config(), flags);
+  }));
+}
+
+void Communicator::begin_grow(Communicator& parent, int nranks,
+                              const std::optional<ncclUniqueId>& id) {
+  const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
+  const Use comm(parent);
+  begin_child(parent, "ncclCommGrow", false, true);
+  identify_grown(parent, id);
+  const Waiting waiting(parent, creator_);
+  waiting.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()));
+}
+
+void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
+  check_pending();
+  const DeviceScope scope(*library_, options_.device);
+  creator_ = "ncclCommGrow";
+  const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
+  rank_ = rank;
+  nranks_ = nranks;
+  identify_new({id});
+  check(grow(nullptr, nranks, &id, rank, created_.get(), &options_.config), creator_);
+}
+
+Communicator::Options Communicator::inherited() const {
+  Options options;
+  options.config.blocking = options_.config.blocking;
+  options.init_timeout = options_.init_timeout;
+  options.timeout = options_.timeout;
+  options.store = options_.store;
+  options.check = options_.check;
+  options.on_timeout = policy();
+  options.device = device_ < 0 ? options_.device : device_;
+  options.inherits = true;
+  return options;
+}
+
+void Communicator::finish() {
+  const std::unique_ptr<Claim> claim = std::move(parent_claim_);
+  if (no_color_) {
+    state_.store(State::kClosed, std::memory_order_release);
+    parent_.reset();
+    return;
+  }
+  State pending = State::kPending;
+  if (!state_.compare_exchange_strong(pending, State::kMaking)) {
+    free_created();
+    throw_not_open();
+  }
+  const bool made = take_handle();
+  if (options_.config.blocking == 0) return;
+  if (made) parent_.reset();
+  // The parent may be non-blocking, or NCCL_COMM_BLOCKING=0.
+  if (!made || read_async_error() == ncclInProgress) wait_ready(std::nullopt);
+  read_identity();
+}
+
+// Takes over the handle where NCCL has written it.
+bool Communicator::take_handle() {
+  if (state_.load(std::memory_order_acquire) != State::kMaking) return true;
+  const ncclComm_t made = std::atomic_ref(*created_).load(std::memory_order_acquire);
+  if (!made) return false;
+  comm_.store(made, std::memory_order_release);
+  begin_deadlines();
+  State making = State::kMaking;  // another thread may have aborted meanwhile
+  state_.compare_exchange_strong(making, blocking() ? State::kOpen : State::kUnready);
+  return true;
+}
+
+void* Communicator::barrier_memory(const std::function<std::shared_ptr<void>()>& allocate) {
+  const std::lock_guard lock(mutex_);
+  if (!barrier_memory_) barrier_memory_ = allocate();
+  return barrier_memory_.get();
+}
+
+void Communicator::begin_deadlines() {
+  const bool blocking_null = library_->memory() == Memory::kHost;
+  int device = options_.device;
+  if (!blocking_null) device = DeviceScope(*library_, device).device();
+  const auto& seconds = options_.timeout;
+  deadlines_->set_limit(seconds ? limit_from_seconds(seconds) : default_limit());
+  deadlines_->begin(library_, device, blocking_null);
+  publish_identity();
+  observe_work_failures();
+  OpenCommunicators::add(deadlines_, weak_from_this());
+  Observers::created(*this);
+  if (check() != 0) Observers::observe_operations();
+}
+
+void Communicator::read_identity() {
+  const Use comm(*this);
+  NCCL_CHECK(*library_, comm, rank_, ncclCommUserRank, (comm, &rank_));
+  NCCL_CHECK(*library_, comm, rank_, ncclCommCount, (comm, &nranks_));
+  NCCL_CHECK(*library_, comm, rank_, ncclCommCuDevice, (comm, &device_));
+  publish_identity();
+}
+
+ncclResult_t Communicator::async_error() {
+  if (parent_ && !parent_->closed()) {
+    // The child of a non-blocking communicator: the parent is part of the call that makes it.
+    const ncclResult_t state = parent_->async_error();
+    if (state != ncclSuccess) return state;
+    parent_.reset();
+  }
+  if (!take_handle()) return ncclInternalError;
+  const ncclResult_t state = read_async_error();
+  if (state == ncclSuccess && !blocking()) {
+    was_ready_ = true;
+    State unready = State::kUnready;
+    state_.compare_exchange_strong(unready, State::kOpen);
+  }
+  return state;
+}
+
+// Before a call that NCCL refuses while another one is in progress: the refusal would be the
+// communicator's error for good.
+void Communicator::check_ready() {
+  if (state_.load() == State::kUnready) check_open();
+}
+
+// A call of a non-blocking communicator continues after it has returned.
+void Communicator::note_in_progress() {
+  State open = State::kOpen;
+  if (!blocking()) state_.compare_exchange_strong(open, State::kUnready);
+}
+
+// Before it is destroyed: waits for a call in progress, within the time limit. False where it is
+// still in progress, or is being made: it can only be aborted then, since ncclCommDestroy would
+// leave this thread in a group.
+bool Communicator::settle() {
+  if (async_error() != ncclInProgress) return true;
+  if (!blocking() && !was_ready_) return false;
+  std::optional<double> seconds;  // the limit of the communicator does not apply any more
+  if (revoked_ || expired()) seconds = kExpirySeconds;
+  const bool late = expired();
+  const Deadlines::Call call(*deadlines_, "ncclCommDestroy");
+  return poll_until(seconds,
+                    [&] { return async_error() != ncclInProgress || (!late && expired()); }) &&
+         (late || !expired());
+}
+
+ncclResult_t Communicator::read_async_error() {
+  const Use comm(*this);
+  ncclResult_t state = ncclSuccess;
+  NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
+  if (!succeeded(state)) [[unlikely]]
+    note_failure(state, failure_text(*library_, state, "ncclCommGetAsyncError", comm, rank_));
+  return state;
+}
+
+bool Communicator::failed() noexcept {
+  ask_owner();
+  const ncclComm_t comm = comm_.load();
+  if (closed() || !comm) return closed();
+  ncclResult_t state = ncclSuccess;
+  NCCL_CALL_NOTHROW(*library_, ncclCommGetAsyncError, (comm, &state));
+  return !succeeded(state);
+}
+
+bool Communicator::ready() {
+  const ncclResult_t state = async_error();
+  check(state, "ncclCommGetAsyncError");
+  return state == ncclSuccess;
+}
+
+void Communicator::wait_ready(std::optional<double> seconds) {
+  if (!poll_until(seconds, [this] { return ready(); }))
+    throw_late(*seconds, "ncclCommGetAsyncError");
+}
+
+std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
+    const std::shared_ptr<Library>& library, const std::vector<int>& devices, Factory make) {
+  RawGroup::check_none();
+  const DeviceScope scope(*library, devices.empty() ? -1 : devices.front());
+  std::vector<ncclComm_t> comms(devices.size());
+  NCCL_CHECK(*library, nullptr, -1, ncclCommInitAll,
+             (comms.data(), static_cast<int>(devices.size()), devices.data()));
+  std::vector<std::shared_ptr<Communicator>> ranks;
+  for (const ncclComm_t comm : comms) {
+    const auto& rank = ranks.emplace_back(make(library, Options{}));
+    rank->creator_ = "ncclCommInitAll";
+    if (ranks.size() == 1)
+      rank->identify_local();
+    else
+      rank->identity_ = ranks.front()->identity_;
+    *rank->created_ = comm;
+    rank->finish();
+  }
+  return ranks;
+}
+
+std::uint64_t Communicator::identity_of_windows() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t identity = 0;
+  for (const auto& [address, memory] : window_memory_) {
+    std::uint64_t number = memory.number;  // mixed by the finaliser of SplitMix64
+    number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9u;
+    number = (number ^ (number >> 27)) * 0x94d049bb133111ebu;
+    identity ^= number ^ (number >> 31);
+  }
+  return identity;
+}
+
+const Window& Communicator::window_at(const void* address) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = window_memory_.find(static_cast<const char*>(address));
+  if (found == window_memory_.end() || !found->second.window)
+    throw std::invalid_argument("window: no window of this communicator is open at this address");
+  return *found->second.window;
+}
+
+bool Communicator::in_symmetric_window(const void* data, std::size_t nbytes) const {
+  const auto* begin = static_cast<const char*>(data);
+  const std::lock_guard lock(mutex_);
+  return std::any_of(window_memory_.begin(), window_memory_.end(), [&](const auto& entry) {
+    const auto& [address, memory] = entry;
+    const auto offset = static_cast<std::size_t>(begin - address);
+    return memory.symmetric && begin >= address && offset <= memory.nbytes &&
+           nbytes <= memory.nbytes - offset;
+  });
+}
+
+ncclUniqueId Communicator::get_unique_id() {
+  const auto get = library_->nccl<&NcclTable::ncclCommGetUniqueId>();
+  if (std::getenv("NCCL_COMM_ID"))
+    throw std::invalid_argument(
+        "NCCL_COMM_ID: it is set in the environment, so NCCL cannot make an id for new ranks");
+  const Claim claim(shared_from_this());
+  const Use comm(*this);
+  ncclUniqueId id;
+  check(get(comm, &id), "ncclCommGetUniqueId");
+  root()->growing_ = true;
+  return id;
+}
+
+void Communicator::begin_suspend() {
+  check_owned("suspend");
+  check_ready();
+  const auto suspend = library_->nccl<&NcclTable::ncclCommSuspend>();
+  const Claim claim(shared_from_this());
+  check_shares_nothing();
+  const Use comm(*this);
+  const Waiting waiting(*this, "ncclCommSuspend");
+  waiting.check(suspend(comm, NCCL_SUSPEND_MEM));
+  changed_ = State::kSuspended;
+}
+
+void Communicator::begin_resume() {
+  check_owned("resume");
+  check_ready();
+  const Use comm(*this);
+  const Waiting waiting(*this, "ncclCommResume");
+  waiting.check(library_->nccl<&NcclTable::ncclCommResume>()(comm));
+  changed_ = State::kOpen;
+}
+
+void Communicator::finish_change() {
+  const auto change = [changed = changed_](Communicator& one) {
+    State before = changed == State::kOpen ? State::kSuspended : State::kOpen;
+    one.state_.compare_exchange_strong(before, changed);
+    if (changed == State::kOpen) one.note_in_progress();
+  };
+  change(*this);
+  for (const auto& borrower : borrowers()) change(*borrower);
+}
+
+// NCCL cannot suspend memory that communicators share.
+void Communicator::check_shares_nothing() const {
+  if (shares())
+    throw std::invalid_argument(
+        "communicator: it shares the memory of its parent (split_share, shrink_share)");
+  for (const auto& shared : shared_children_)
+    if (const auto child = shared.lock(); child && !child->closed())
+      throw std::invalid_argument(
+          "communicator: a child shares its memory (split_share, shrink_share); close it first");
+}
+
+std::uint64_t Communicator::memory_stat(ncclCommMemStat_t stat) {
+  const Use comm(*this);
+  std::uint64_t value = 0;
+  NCCL_CHECK(*library_, comm, rank_, ncclCommMemStats, (comm, stat, &value));
+  return value;
+}
+
+void RawGroup::check_none() {
+  if (depth_ != 0)
+    throw std::invalid_argument(
+        "communicator: a group of raw.ncclGroupStart() is open on this thread; use nccl.group()");
+}
+
+GroupScope::GroupScope(Library& library) : library_(library) {
+  NCCL_CHECK(library, nullptr, -1, ncclGroupStart, ());
+}
+
+GroupScope::~GroupScope() {
+  if (open_) NCCL_CALL_NOTHROW(library_, ncclGroupEnd, ());
+}
+
+bool GroupScope::end() {
+  open_ = false;
+  const ncclResult_t result = library_.nccl<&NcclTable::ncclGroupEnd>()();
+  if (!succeeded(result))
+    throw_nccl(library_, result, "ncclGroupEnd", nullptr, -1, __FILE__, __LINE__);
+  return result == ncclInProgress;
+}
+
+std::optional<double> GroupScope::end_simulated() {
+  open_ = false;
+  ncclSimInfo_t info = library_.fit(ncclSimInfo_t());
+  NCCL_CHECK(library_, nullptr, -1, ncclGroupSimulateEnd, (&info));
+  if (info.estimatedTime == kUndefFloat) return std::nullopt;
+  return static_cast<double>(info.estimatedTime) * 1e-6;
+}
+
+}  // namespace pynccl

@@ -1,0 +1,405 @@
+// The end of a communicator: finalize, close, abort and revoke.
+//
+// What NCCL does there (2.28.9 to 2.30.7) decides what can be called:
+// - ncclCommRevoke ends the kernels of the communicator, then waits for NCCL's streams, and so for
+//   all that the user's streams have before the communicator's last operation.
+// - ncclCommFinalize waits for these streams and for the graphs that captured the communicator.
+//   Once it is called the communicator cannot be revoked, and nothing ends the wait.
+// - After either of them ncclCommDestroy and ncclCommAbort free at once: under a call that is under
+//   way, and under graphs, which write to the communicator when they are destroyed.
+// So ncclCommFinalize is called when no operation is outstanding, every call that may not return
+// has a thread of its own, and a handle that is still used is never freed (free_handle).
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+
+#include "abi/constants.h"
+#include "comm/communicator.h"
+#include "comm/failed_streams.h"
+#include "comm/observer.h"
+#include "comm/open_communicators.h"
+#include "nccl/fork_lock.h"
+#include "nccl/interrupt.h"
+#include "nccl/poll.h"
+#include "nccl/run_within.h"
+
+namespace pynccl {
+namespace {
+
+constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
+constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
+constexpr double kIssueSeconds = 0.1;   // how long an expiry waits for what is being issued
+constexpr double kLeastSeconds = 0.1;   // for ncclCommFinalize, after the wait for the operations
+
+double seconds_since(std::int64_t time) { return static_cast<double>(coarse_time() - time) * 1e-9; }
+
+// ncclCommDestroy or ncclCommAbort, on a thread of its own: false where that takes longer, and
+// continues there. Throws NCCL's error.
+bool free_within(double seconds, const std::shared_ptr<Library>& library, ncclComm_t comm,
+                 bool aborts, int rank) {
+  return run_within(seconds, [library, comm, aborts, rank] {
+    const NcclTable& table = library->nccl_table();
+    const char* function = aborts ? "ncclCommAbort" : "ncclCommDestroy";
+    const ncclResult_t result = (aborts ? table.ncclCommAbort : table.ncclCommDestroy)(comm);
+    if (!succeeded(result))
+      throw_nccl(*library, result, function, nullptr, rank, __FILE__, __LINE__);
+  });
+}
+
+}  // namespace
+
+void Communicator::finalize() {
+  check_owned("finalize");
+  check_ready();
+  const Use comm(*this);
+  if (!blocking() || finalized_ || revoked_) {  // NCCL refuses the latter at once
+    const Waiting waiting(*this, "ncclCommFinalize");
+    finalized_ = true;
+    waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
+    note_in_progress();
+    if (expired()) throw expiry("ncclCommFinalize");
+    return;
+  }
+  const double seconds = seconds_from_limit(deadlines_->limit());
+  if (finalize_within(seconds, "ncclCommFinalize")) return;
+  check_state();
+  throw_late(seconds, "ncclCommFinalize");
+}
+
+void Communicator::close() {
+  tell_observers(false);
+  if (borrowed_) return forget_unless_registered();
+  if (closed()) return;
+  take_handle();
+  if (pending()) throw_not_open();
+  wait_for_expiry();
+  if (!settle()) {
+    discard();
+    if (expired() && !error_thrown_) throw expiry("ncclCommDestroy");
+    return;
+  }
+  if (!revoked_) {
+    // NCCL from 2.24 on: where ncclCommDestroy returns the error, it leaves this thread in a group.
+    const ncclResult_t error = async_error();
+    if (!succeeded(error)) {
+      const std::string text =
+          failure_text(*library_, error, "ncclCommDestroy", comm_.load(), rank_);
+      discard();
+      if (error_thrown_) return;
+      throw NcclFailure(error, "ncclCommDestroy", rank_, text);
+    }
+  }
+  const double seconds = seconds_from_limit(deadlines_->limit());
+  const std::int64_t began = coarse_time();
+  const bool ended = expired() || revoked_;
+  const bool thrown = error_thrown_;
+  std::exception_ptr failure;
+  bool in_time = true;
+  if (state_ == State::kOpen && !ended) try {
+      in_time = finalize_within(seconds, "ncclCommDestroy");
+    } catch (const NcclFailure&) {
+      failure = std::current_exception();
+    }
+  try {
+    // Where it waits for ranks of other processes, which have not closed theirs, it continues.
+    free_handle(false, std::max(kAbortSeconds, seconds - seconds_since(began)));
+  } catch (const NcclFailure&) {  // mostly that of ncclCommFinalize
+    failure = std::current_exception();
+  }
+  if (thrown) return;
+  if (failure) std::rethrow_exception(failure);
+  if (in_time || ended) return;
+  if (expired()) throw expiry("ncclCommDestroy");
+  if (!revoked_) throw_late(seconds, "ncclCommDestroy");
+}
+
+// Waits until the operations are done, while the monitor revokes what takes too long, and then
+// finalizes. False where it has expired, was ended by another thread, or takes longer than that.
+bool Communicator::finalize_within(double seconds, const char* function) {
+  const std::int64_t began = coarse_time();
+  if (!finalized_) {
+    const Use comm(*this);
+    const Deadlines::Call call(*deadlines_, function);
+    poll_until(std::nullopt, [&] {
+      return deadlines_->unfinished().streams.empty() || expired() || closed() || revoked_ ||
+             failed() || Interrupt::poll();
+    });
+  }
+  if (Interrupt::pending()) end_interrupted();
+  if (expired() || closed() || revoked_) return false;
+  const bool before = finalized_.exchange(true);
+  const double left = std::max(kLeastSeconds, seconds - seconds_since(began));
+  return call_within(left, [before](Communicator& self) {
+    const auto finalize = self.library_->nccl_table().ncclCommFinalize;
+    if (finalize && !before) self.check(finalize(self.comm_.load()), "ncclCommFinalize");
+    poll_until(std::nullopt, [&self] { return self.read_async_error() != ncclInProgress; });
+  });
+}
+
+// Calls a function on a thread of its own, for at most some seconds. Meanwhile, and after them
+// until it returns, the handle is in use. Throws what it throws.
+bool Communicator::call_within(double seconds, const std::function<void(Communicator&)>& function) {
+  struct InUse {
+    explicit InUse(std::shared_ptr<Communicator> used) : communicator(std::move(used)) {
+      communicator->begin_use();
+    }
+    ~InUse() { communicator->end_use(); }
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+    const std::shared_ptr<Communicator> communicator;
+  };
+  const auto self = std::make_shared<const InUse>(shared_from_this());
+  return run_within(seconds, [self, function] { function(*self->communicator); });
+}
+
+void Communicator::abort() {
+  if (!closed()) check_owned("abort");
+  if (!closed() && shares())
+    throw std::invalid_argument(
+        "communicator: it shares the resources of its parent (split_share, shrink_share): an abort "
+        "would end the parent's operations as if they were done; close() it or abort its parent");
+  abort_alone();
+}
+
+void Communicator::discard() noexcept {
+  parent_claim_.reset();
+  try {
+    if (!shares()) return abort_alone();
+    tell_observers(true);
+    free_handle(false, kAbortSeconds);
+  } catch (...) {  // there is nobody to tell
+  }
+}
+
+// Work that ends without a result when the communicator is aborted or revoked. Nothing if the
+// library itself knows that, or it has expired: then it is noted already. seconds: how long it may
+// still become done.
+Deadlines::Unfinished Communicator::unfinished_on_device(double seconds) {
+  if (library_->tells_failed_work() || expired() || closed() || borrowed_) return {};
+  Deadlines::Unfinished unfinished;
+  poll_until(seconds, [&] {
+    unfinished = deadlines_->unfinished();
+    return unfinished.streams.empty();
+  });
+  return unfinished;
+}
+
+// Whether it shares resources with its parent, which is open.
+bool Communicator::shares() const {
+  const auto parent = shared_parent_.lock();
+  return parent && !parent->closed();
+}
+
+void Communicator::abort_alone() {
+  tell_observers(true);
+  const Deadlines::Unfinished unfinished = unfinished_on_device();
+  if (!closed())
+    fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommAbort", rank_,
+                                 "work queued on the stream failed: its communicator was aborted"});
+  free_handle(true, kAbortSeconds);
+}
+
+// Closes the communicator and frees its handle. False where that takes longer, and continues in the
+// background, or cannot be done: the handle stays where a call of NCCL still uses it, or where it
+// was revoked and graphs may have its operations. Does nothing where it has no handle, has borrowed
+// it, or is closed already.
+bool Communicator::free_handle(bool aborts, double seconds) {
+  wait_for_expiry();
+  const ncclComm_t comm = take_to_free();
+  if (!comm) return true;
+  const auto freed = [&] {
+    const bool ends_calls = library_->nccl_table().ncclCommRevoke;
+    if (in_use() && (ends_calls || finalized_)) return false;
+    const bool frees_at_once = library_->memory() != Memory::kHost;  // hostnccl counts references
+    if (revoked_ && captured() && frees_at_once) return false;
+    return free_within(seconds, library_, comm, aborts, rank_);
+  }();
+  std::vector<std::shared_ptr<void>> kept;
+  {
+    const std::lock_guard lock(mutex_);
+    kept.swap(kept_);
+  }
+  if (!freed) keep_forever(std::move(kept));  // NCCL still uses it
+  return freed;
+}
+
+// Closes the communicator. Its handle, for the caller to free; null where it has none, has borrowed
+// it, or is closed already.
+ncclComm_t Communicator::take_to_free() {
+  if (borrowed_) {
+    forget();
+    return nullptr;
+  }
+  State before = state_.load();
+  do {
+    if (before >= State::kClosed) return nullptr;
+  } while (!state_.compare_exchange_weak(before, State::kClosed));
+  if (before < State::kOpen) return std::atomic_ref(*created_).exchange(nullptr);
+  OpenCommunicators::remove(*deadlines_);
+  if (check() != 0) Observers::stop_operations();
+  for (const auto& borrower : borrowers()) borrower->forget();
+  end_calls();
+  return comm_.exchange(nullptr);
+}
+
+// What NCCL has made after the communicator was aborted.
+void Communicator::free_created() {
+  if (const ncclComm_t comm = std::atomic_ref(*created_).exchange(nullptr))
+    free_within(kAbortSeconds, library_, comm, true, rank_);
+}
+
+// Waits for the calls of other threads, where there are any, and makes them return. The state is
+// kClosed: no call begins.
+void Communicator::end_calls() {
+  heavy_barrier();
+  if (!in_use()) return;
+  if (library_->nccl_table().ncclCommRevoke && !revoked_ && !finalized_) try {
+      note_revoked();
+      revoke_within(kEndCallsSeconds);
+    } catch (const NcclFailure&) {  // it was revoked before
+    }
+  // Nothing ends a finalization that is under way.
+  poll_until(finalized_ ? kIssueSeconds : kEndCallsSeconds, [this] { return !in_use(); });
+}
+
+// An expiry revokes on a thread of its own.
+void Communicator::wait_for_expiry() const {
+  if (deadlines_->expired()) poll_until(kEndCallsSeconds, [this] { return expiry_ended_.load(); });
+}
+
+void Communicator::expire(const Deadlines::Late& late, const std::string& answer,
+                          const std::optional<std::vector<int>>& missing) {
+  char limit[64];
+  std::snprintf(limit, sizeof limit, " did not complete within %g s", late.limit);
+  std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
+  if (!answer.empty()) text += ": " + answer;
+  const auto noted = note_expiry(late, {text, missing});
+  if (!noted) return;
+  const NcclFailure& failure = *noted;
+  const TimeoutPolicy policy = this->policy();
+  if (policy.abort)
+    abort_process(std::string("pynccl: ") + failure.what() +
+                  "; the process is aborted (on_timeout)");
+  // On a thread of its own: the revocation of this communicator may have to wait for that of
+  // another one, whose operation is before this one's on a stream.
+  std::thread([self = shared_from_this(), call = late.call, callback = policy.callback, failure] {
+    try {
+      // Where it is revoked already, its operations have ended, and a child may be in the making.
+      if (call || !self->revoked_) self->end_expired(call);
+    } catch (const std::exception&) {  // another thread may have closed it
+    }
+    self->expiry_ended_ = true;
+    if (callback) callback(self, failure);
+  }).detach();
+}
+
+// From now on those who wait find the reason; nothing is told to NCCL yet. None where the call that
+// was late has returned.
+std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late, Expiry expiry) {
+  {
+    const ForkLock fork_lock;
+    {
+      const std::lock_guard lock(mutex_);
+      expiry_ = std::move(expiry);
+    }
+    if (!deadlines_->expire(late)) return std::nullopt;
+  }
+  NcclFailure failure = this->expiry(late.what);
+  note_failure(failure.code, failure.what());  // a process may end as soon as a wait raises
+  const ForkLock fork_lock;
+  expired_.store(true, std::memory_order_release);
+  State open = State::kOpen;  // nothing is issued any more
+  if (!state_.compare_exchange_strong(open, State::kExpired) && open == State::kUnready)
+    state_.compare_exchange_strong(open, State::kExpired);
+  heavy_barrier();
+  if (!library_->tells_failed_work())  // there the call of an operation only enqueues it
+    poll_until(kIssueSeconds, [this] { return !issuing_.load(std::memory_order_acquire); });
+  const Deadlines::Unfinished unfinished = deadlines_->unfinished();
+  FailedStreams::add(
+      unfinished.streams, unfinished.since,
+      [failure, communicator = weak_from_this(), function = late.what](const std::string& cause) {
+        const auto alive = communicator.lock();
+        throw alive ? alive->expiry(function, cause) : failure;
+      });
+  return failure;
+}
+
+void Communicator::set_policy(TimeoutPolicy policy) {
+  std::optional<TimeoutPolicy> other(std::move(policy));  // the one before ends without the lock
+  const std::lock_guard lock(mutex_);
+  options_.on_timeout.swap(other);
+}
+
+TimeoutPolicy Communicator::policy() const {
+  const std::lock_guard lock(mutex_);
+  return *options_.on_timeout;
+}
+
+void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
+  const auto is_over = [&] {
+    const auto calls = deadlines_->calls();
+    return !call || std::find(calls.begin(), calls.end(), *call) == calls.end();
+  };
+  if (library_->nccl_table().ncclCommRevoke) {
+    note_revoked();  // before the calls of other threads return
+    try {
+      return revoke_handle();
+    } catch (const NcclFailure&) {  // it was revoked before, which ends all but some calls
+      if (poll_until(kEndCallsSeconds, is_over)) return;
+    }
+  }
+  expiry_ended_ = true;  // abort_alone() waits for it
+  abort_alone();
+}
+
+// The user has ended a wait of this thread: nothing that was issued can be relied on.
+void Communicator::end_interrupted() noexcept {
+  ask_owner();
+  if (!library_->nccl_table().ncclCommRevoke || closed() || revoked_.exchange(true)) return;
+  try {
+    fail_unfinished(unfinished_on_device(0),
+                    {ncclRemoteError, "ncclCommRevoke", rank_,
+                     "work queued on the stream failed: rank " + std::to_string(rank_) +
+                         " was interrupted by a signal while it waited"});
+    note_revoked();
+    revoke_within(kEndCallsSeconds);
+  } catch (const std::exception&) {  // what ended the wait is thrown
+  }
+}
+
+void Communicator::revoke() {
+  const Use comm(*this);
+  library_->nccl<&NcclTable::ncclCommRevoke>();
+  // First, since the call ends operations, and other threads must not take them for done.
+  fail_unfinished(unfinished_on_device(),
+                  {ncclInvalidUsage, "ncclCommRevoke", rank_,
+                   "work queued on the stream failed: its communicator was revoked"});
+  const bool before = revoked_;
+  note_revoked();
+  const double seconds = seconds_from_limit(deadlines_->limit());
+  bool in_time;
+  try {
+    in_time = revoke_within(seconds);
+  } catch (...) {
+    note_revoked(before);
+    throw;
+  }
+  if (!in_time) throw_late(seconds, "ncclCommRevoke");
+}
+
+void Communicator::revoke_handle() {
+  const auto revoke = library_->nccl<&NcclTable::ncclCommRevoke>();
+  const Use comm(*this);
+  check(revoke(comm, NCCL_REVOKE_DEFAULT), "ncclCommRevoke");
+}
+
+// The thread continues where it takes longer. Throws where NCCL refuses it: it was revoked or
+// finalized before.
+bool Communicator::revoke_within(double seconds) {
+  return call_within(seconds, [comm = comm_.load()](Communicator& self) {
+    self.check(self.library_->nccl_table().ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT),
+               "ncclCommRevoke");
+  });
+}
+
+}  // namespace pynccl

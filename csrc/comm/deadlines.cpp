@@ -1,0 +1,385 @@
+#include "comm/deadlines.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "comm/observer.h"
+#include "nccl/device.h"
+
+namespace pynccl {
+namespace {
+
+constexpr double kNanoseconds = 1e9;
+constexpr std::int64_t kEventInterval = 100'000'000;  // ns between two events of one communicator
+constexpr double kDefaultSeconds = 1800;
+
+std::mutex scopes_mutex;  // of the number of scopes and their shortest limit
+
+}  // namespace
+
+std::int64_t limit_from_seconds(std::optional<double> seconds) {
+  constexpr double kMost = 9e9;  // what nanoseconds can hold
+  if (!seconds || *seconds > kMost) return FlightRecord::kNoLimit;
+  return static_cast<std::int64_t>(std::ceil(*seconds * kNanoseconds));
+}
+
+double seconds_from_limit(std::int64_t limit) {
+  if (limit == FlightRecord::kNoLimit) return std::numeric_limits<double>::infinity();
+  return static_cast<double>(limit) / kNanoseconds;
+}
+
+std::int64_t default_limit() {
+  const char* text = std::getenv("PYNCCL_TIMEOUT");
+  if (!text || !*text) return limit_from_seconds(kDefaultSeconds);
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end || !(seconds >= 0))
+    throw std::invalid_argument(std::string("PYNCCL_TIMEOUT: '") + text +
+                                "' is not a number of seconds from 0 on");
+  return limit_from_seconds(seconds == 0 ? std::nullopt : std::optional(seconds));
+}
+
+DeadlineScope::DeadlineScope(double seconds, Kind kind) : before_(of_this_thread()) {
+  const std::int64_t limit = limit_from_seconds(seconds);
+  if (kind == Kind::kReplaces)
+    of_this_thread().replacement = limit;
+  else
+    of_this_thread().shortest = std::min(before_.shortest, limit);
+  {
+    const std::lock_guard lock(scopes_mutex);
+    scopes_.fetch_add(1);
+    shortest_.store(std::min(shortest_.load(), limit));
+  }
+  Observers::deadlines_changed();
+}
+
+DeadlineScope::~DeadlineScope() {
+  of_this_thread() = before_;
+  const std::lock_guard lock(scopes_mutex);
+  if (scopes_.fetch_sub(1) == 1) shortest_.store(FlightRecord::kNoLimit);
+}
+
+DeadlineScope::Limits& DeadlineScope::of_this_thread() {
+  thread_local Limits limits;
+  return limits;
+}
+
+bool DeadlineScope::on_this_thread() {
+  const Limits& limits = of_this_thread();
+  return limits.replacement || limits.shortest != FlightRecord::kNoLimit;
+}
+
+std::int64_t DeadlineScope::applied_to(std::int64_t limit) {
+  const Limits& limits = of_this_thread();
+  return std::min(limits.replacement.value_or(limit), limits.shortest);
+}
+
+std::int64_t DeadlineScope::shortest() { return shortest_.load(); }
+
+void Deadlines::begin(std::shared_ptr<Library> library, int device, bool blocking_null) {
+  library_ = std::move(library);
+  device_ = device;
+  // No stream has this handle: on GPUs every call only enqueues.
+  blocking_stream_ = reinterpret_cast<CUstream>(blocking_null ? std::uintptr_t{0} : UINTPTR_MAX);
+  next_event_.store(INT64_MIN, std::memory_order_relaxed);
+}
+
+void Deadlines::end_group() {
+  const std::uint64_t last = recorder_.last();
+  const bool any = last >= group_first_.load(std::memory_order_relaxed);
+  group_began_.store(0, std::memory_order_release);
+  if (const auto record = any ? recorder_.read(last) : std::nullopt)
+    enqueued(record->stream, record->issued);
+}
+
+Deadlines::Call::Call(Deadlines& deadlines, const char* function) : deadlines_(deadlines) {
+  const std::lock_guard lock(deadlines.mutex_);
+  entry_ =
+      deadlines.calls_.insert(deadlines.calls_.end(), {function, coarse_time(), deadlines.limit()});
+}
+
+Deadlines::Call::~Call() {
+  const std::lock_guard lock(deadlines_.mutex_);
+  deadlines_.calls_.erase(entry_);
+}
+
+void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
+  next_event_.store(now + kEventInterval, std::memory_order_relaxed);
+  // The monitor has the lock for moments. What a thread issues in a scope may have a limit of its
+  // own, so each of its operations needs an event.
+  std::unique_lock lock(mutex_, std::defer_lock);
+  const bool scoped = DeadlineScope::on_this_thread();
+  const bool existing = Stream::is_existing(stream);
+  if (scoped || !existing)
+    lock.lock();
+  else if (!lock.try_lock() || !outstanding_.empty())
+    return;  // the monitor records one later
+  try {
+    const std::optional<FlightRecord> last = recorder_.read(recorder_.last());
+    if (!last || !library_) return;
+    if (scoped || outstanding_.empty())
+      record_event(stream, *last);
+    else
+      record_newest(stream, *last);
+  } catch (const std::exception&) {  // the next call of the driver reports it
+  }
+}
+
+void Deadlines::record_event(CUstream stream, const FlightRecord& last) {
+  if (auto event = take_recorded(stream)) {
+    keep_newest();
+    outstanding_.push_back({last, coarse_time(), std::move(*event)});
+  }
+}
+
+bool Deadlines::is_captured(CUstream stream) {
+  const bool captured = is_capturing(*library_, stream);
+  if (captured) note_captured();
+  return captured;
+}
+
+// An event that was recorded on the stream; none where the stream is being captured.
+std::optional<PooledEvent> Deadlines::take_recorded(CUstream stream) {
+  const DeviceScope device(*library_, device_);
+  const RelaxedMode relaxed(*library_);
+  if (is_captured(stream)) return std::nullopt;
+  if (!events_) events_ = std::make_shared<EventPool>(library_, device_);
+  PooledEvent event = events_->take();
+  event->record(stream);
+  return event;
+}
+
+void Deadlines::record_newest(CUstream stream, const FlightRecord& last) {
+  if (!newest_) {
+    if (auto event = take_recorded(stream))
+      newest_.emplace(Outstanding{last, coarse_time(), std::move(*event)});
+  } else if (!is_captured(stream)) {
+    newest_->event->record(stream);
+    newest_->record = last;
+    newest_->since = coarse_time();
+  }
+}
+
+void Deadlines::keep_newest() {
+  if (newest_) outstanding_.push_back(std::move(*newest_));
+  newest_.reset();
+}
+
+void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstream stream,
+                         const std::shared_ptr<const PooledEvent>& event) {
+  const std::lock_guard lock(mutex_);
+  if (expired_.load(std::memory_order_relaxed)) return;
+  const auto of_graph = [&](const Launch& one) { return one.what == what; };
+  const std::int64_t now = coarse_time();
+  Launch launch{what, stream, limit(), event, nullptr, now, now};
+  if (DeadlineScope::on_this_thread() || std::none_of(launches_.begin(), launches_.end(), of_graph))
+    launch.watched = event;
+  const auto before = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& one) {
+    return of_graph(one) && one.stream == stream && !one.watched;
+  });
+  if (launch.watched || before == launches_.end()) {
+    launches_.push_back(std::move(launch));
+  } else {
+    launch.launched = before->launched;
+    *before = std::move(launch);
+  }
+}
+
+void Deadlines::update_launches() {
+  const auto is_over = [](const Launch& one) { return one.watched && (*one.watched)->query(); };
+  std::erase_if(launches_, is_over);
+  for (Launch& launch : launches_) {
+    if (launch.watched) continue;
+    const bool follows = std::any_of(launches_.begin(), launches_.end(), [&](const Launch& one) {
+      return one.what == launch.what && one.watched;
+    });
+    if (follows) continue;
+    launch.watched = launch.event.lock();
+    launch.since = coarse_time();
+  }
+  // The event of a launch that is not done has an owner.
+  std::erase_if(launches_, [](const Launch& one) { return one.event.expired(); });
+}
+
+// Which operations are done: those up to a call that has returned on the blocking stream, since the
+// operations of a communicator run in their order, and those before an event that is done.
+void Deadlines::update_done() {
+  std::uint64_t done = this->done();
+  const auto remove_done = [&] {
+    while (!outstanding_.empty() && outstanding_.front().event->query()) {
+      done = std::max(done, outstanding_.front().record.sequence);
+      outstanding_.pop_front();
+      next_event_.store(INT64_MIN, std::memory_order_relaxed);
+    }
+  };
+  remove_done();
+  if (outstanding_.empty() && newest_) {
+    keep_newest();
+    remove_done();
+  }
+  done = std::max(done, last_returned());
+  done_.store(done, std::memory_order_release);
+  if (done < recorder_.last() && outstanding_.empty() && open_group() == UINT64_MAX)
+    record_at_end();
+}
+
+// The last operation, outside an open group, of a call that has returned on the blocking stream; 0
+// where none is known.
+std::uint64_t Deadlines::last_returned() const {
+  const std::uint64_t last = recorder_.last();
+  std::uint64_t number = std::min(last, open_group() - 1);
+  for (; number > done() && number + FlightRecorder::kRecords > last; --number) {
+    const std::optional<FlightRecord> record = recorder_.read(number);
+    if (record && record->stream == blocking_stream_ &&
+        record->state == FlightRecord::State::kIssued)
+      return number;
+  }
+  return 0;
+}
+
+// The first operation of the group that is open; UINT64_MAX where none is.
+std::uint64_t Deadlines::open_group() const {
+  return group_began_.load(std::memory_order_acquire) != 0 ? group_first_.load() : UINT64_MAX;
+}
+
+// Records an event after the last operation that is in no graph, if its stream cannot be destroyed
+// meanwhile: another thread may destroy a stream of CUDA at any time.
+void Deadlines::record_at_end() {
+  const std::uint64_t last = recorder_.last();
+  for (std::uint64_t number = last; number > done() && number + FlightRecorder::kRecords > last;
+       --number) {
+    const std::optional<FlightRecord> newest = recorder_.read(number);
+    if (newest && newest->state == FlightRecord::State::kCaptured) continue;
+    if (newest && newest->state == FlightRecord::State::kIssued &&
+        newest->stream != blocking_stream_)
+      Stream::if_existing(newest->stream, [&] { record_event(newest->stream, *newest); });
+    return;
+  }
+}
+
+// Whether everything on a stream is done, as far as that is known.
+bool Deadlines::reached_end(CUstream stream) const noexcept {
+  bool done = true;
+  try {
+    const DeviceScope device(*library_, device_);
+    const RelaxedMode relaxed(*library_);
+    Stream::if_existing(stream, [&] {
+      done = !is_capturing(*library_, stream) &&
+             library_->driver().StreamQuery(stream) != CUDA_ERROR_NOT_READY;
+    });
+  } catch (const std::exception&) {
+  }
+  return done;
+}
+
+Deadlines::Unfinished Deadlines::unfinished() {
+  const std::lock_guard lock(mutex_);
+  update_locked();
+  Unfinished unfinished;
+  std::vector<CUstream> done_streams;
+  const auto contains = [](const std::vector<CUstream>& streams, CUstream stream) {
+    return std::find(streams.begin(), streams.end(), stream) != streams.end();
+  };
+  const auto add = [&](CUstream stream, std::int64_t since) {
+    if (Stream::was_created_after(stream, since)) return;
+    if (!contains(unfinished.streams, stream)) unfinished.streams.push_back(stream);
+    unfinished.since = std::min(unfinished.since, since);
+  };
+  // Of a stream that may be destroyed only the events tell.
+  for (const Outstanding& one : outstanding_) add(one.record.stream, one.record.issued);
+  if (newest_ && !newest_->event->query()) add(newest_->record.stream, newest_->record.issued);
+  for (const Launch& launch : launches_) add(launch.stream, launch.launched);
+  for (const FlightRecord& record : recorder_.read_all()) {
+    const CUstream stream = record.stream;
+    if (record.sequence <= done() || record.state != FlightRecord::State::kIssued ||
+        stream == blocking_stream_ || contains(done_streams, stream))
+      continue;
+    if (contains(unfinished.streams, stream) || !reached_end(stream))
+      add(stream, record.issued);
+    else
+      done_streams.push_back(stream);
+  }
+  return unfinished;
+}
+
+void Deadlines::update() {
+  const std::lock_guard lock(mutex_);
+  update_locked();
+}
+
+void Deadlines::update_locked() {
+  if (expired_.load(std::memory_order_relaxed)) return;  // its operations end without a result
+  try {
+    update_launches();
+    update_done();
+  } catch (const DriverFailure&) {  // the user's next call of the driver reports it
+  }
+}
+
+std::vector<Deadlines::Entry> Deadlines::calls() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> calls(calls_.begin(), calls_.end());
+  if (const std::int64_t began = group_began_.load(std::memory_order_acquire); began != 0)
+    calls.push_back({"ncclGroupEnd", began, group_limit_.load(std::memory_order_relaxed)});
+  return calls;
+}
+
+std::optional<Deadlines::Late> Deadlines::late() {
+  const std::int64_t now = coarse_time();
+  const auto is_late = [&](std::int64_t began, std::int64_t limit) {
+    return limit != FlightRecord::kNoLimit && now - began >= limit;
+  };
+  const auto check = [&](std::int64_t began, std::int64_t limit,
+                         auto&& what) -> std::optional<Late> {
+    if (!is_late(began, limit)) return std::nullopt;
+    return Late{what(), began, seconds_from_limit(limit), std::nullopt};
+  };
+  const std::lock_guard lock(mutex_);
+  if (expired_.load(std::memory_order_relaxed)) return std::nullopt;
+  update_locked();
+  const Launch* launch = nullptr;  // the first one that is late
+  for (const Launch& one : launches_)
+    if (one.watched && is_late(one.since, one.limit) && (!launch || one.since < launch->since))
+      launch = &one;
+  if (const std::int64_t began = group_began_.load(std::memory_order_acquire); began != 0) {
+    const auto first = recorder_.read(group_first_.load(std::memory_order_relaxed));
+    if (auto late = check(began, group_limit_.load(std::memory_order_relaxed), [&] {
+          return "a group" + (first ? " that begins with " + first->text() : std::string());
+        }))
+      return late;
+  } else {
+    const auto last = recorder_.read(recorder_.last());
+    if (last && last->state == FlightRecord::State::kCalled)
+      if (auto late = check(last->issued, last->limit, [&] { return last->text(); })) return late;
+    for (const Outstanding& one : outstanding_) {
+      if (launch && launch->since <= one.since) break;
+      const FlightRecord& record = one.record;
+      if (auto late = check(one.since, record.limit, [&] { return record.text(); })) return late;
+    }
+    if (newest_ && !(launch && launch->since <= newest_->since))
+      if (auto late =
+              check(newest_->since, newest_->record.limit, [&] { return newest_->record.text(); }))
+        return late;
+  }
+  if (launch) return check(launch->since, launch->limit, [&] { return *launch->what; });
+  for (const Entry& call : calls_) {
+    auto late = check(call.began, call.limit, [&] { return std::string(call.function); });
+    if (!late) continue;
+    late->call = call;
+    return late;
+  }
+  return std::nullopt;
+}
+
+bool Deadlines::expire(const Late& late) {
+  const std::lock_guard lock(mutex_);
+  if (late.call && std::find(calls_.begin(), calls_.end(), *late.call) == calls_.end())
+    return false;
+  expired_ = true;
+  return true;
+}
+
+}  // namespace pynccl

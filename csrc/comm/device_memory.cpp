@@ -1,0 +1,124 @@
+#include "comm/device_memory.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/graph.h"
+#include "comm/stream.h"
+#include "nccl/device.h"
+
+namespace pynccl {
+namespace {
+
+struct Freed {
+  std::shared_ptr<Library> library;
+  void* data;
+  int device;
+};
+
+// The memory that waits to be freed, and whether a thread is freeing it.
+struct Pending {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Freed> memory;
+  bool has_thread = false;
+};
+
+Pending& pending() {
+  static Pending& all = *new Pending;  // its thread may outlive static objects
+  return all;
+}
+
+void free_after_work(const std::vector<Freed>& memory) {
+  const Freed* last = nullptr;
+  for (const Freed& one : memory) {
+    const bool same = last && last->library == one.library && last->device == one.device;
+    last = &one;
+    try {
+      while (!same && !wait_for_device(*one.library, one.device))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const DeviceScope scope(*one.library, one.device);
+      NCCL_CALL_NOTHROW(*one.library, ncclMemFree, (one.data));
+    } catch (...) {  // the device is gone, and its memory with it
+    }
+  }
+}
+
+void free_pending() {
+  Pending& all = pending();
+  std::unique_lock lock(all.mutex);
+  while (!all.memory.empty()) {
+    const std::vector<Freed> memory = std::exchange(all.memory, {});
+    lock.unlock();
+    free_after_work(memory);
+    lock.lock();
+  }
+  all.has_thread = false;
+  all.changed.notify_all();
+}
+
+void wait_for_pending() {
+  constexpr std::chrono::seconds kLimit(10);
+  Pending& all = pending();
+  std::unique_lock lock(all.mutex);
+  all.changed.wait_for(lock, kLimit, [&] { return !all.has_thread; });
+}
+
+}  // namespace
+
+void* allocate_memory(Library& library, std::size_t bytes) {
+  const auto allocate = library.nccl<&NcclTable::ncclMemAlloc>();
+  void* data = nullptr;
+  if (succeeded(allocate(&data, bytes))) return data;
+  wait_for_pending();
+  NCCL_CHECK(library, nullptr, -1, ncclMemAlloc, (&data, bytes));
+  return data;
+}
+
+std::shared_ptr<void> allocate_shared(const std::shared_ptr<Library>& library, int device,
+                                      std::size_t bytes) {
+  const RelaxedMode relaxed(*library);  // a stream may be captured
+  const DeviceScope scope(*library, device);
+  const auto release = [library, device](void* memory) {
+    free_memory_later(library, memory, device);
+  };
+  return {allocate_memory(*library, bytes), release};
+}
+
+bool wait_for_device(const Library& library, int device) {
+  const Graph::DeviceWait wait;
+  if (!wait.allowed()) return false;
+  const DeviceScope scope(library, device);
+  const RelaxedMode relaxed(library);
+  const CUresult result = library.driver().CtxSynchronize();
+  return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // after other errors nothing runs
+}
+
+void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept {
+  Pending& all = pending();
+  const std::lock_guard lock(all.mutex);
+  try {
+    all.memory.push_back({std::move(library), data, device});
+    if (std::exchange(all.has_thread, true)) return;
+    std::thread(&free_pending).detach();
+  } catch (...) {  // no thread: a later call tries again
+    all.has_thread = false;
+  }
+}
+
+void copy_to_device(const std::shared_ptr<Library>& library, int device, void* to, const void* from,
+                    std::size_t bytes) {
+  const RelaxedMode relaxed(*library);
+  const DeviceScope scope(*library, device);
+  const Stream stream(library, device, 0);
+  DRIVER_CHECK(*library, MemcpyAsync,
+               (reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), bytes,
+                stream.handle()));
+  stream.synchronize();
+}
+
+}  // namespace pynccl

@@ -1,0 +1,30 @@
+// Memory of ncclMemAlloc. ncclMemFree does not wait for the device; the functions of this file free
+// memory when the work that was enqueued before, on any stream of its device, is done.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "nccl/library.h"
+
+namespace pynccl {
+
+// Allocates on the current device. Waits for free_memory_later() where there is not enough memory.
+void* allocate_memory(Library& library, std::size_t bytes);
+
+// The same on a device. It is freed after its work.
+std::shared_ptr<void> allocate_shared(const std::shared_ptr<Library>& library, int device,
+                                      std::size_t bytes);
+
+// Waits for the work on a device, of all ranks that use it. False where a capture is in progress,
+// which does not allow it.
+bool wait_for_device(const Library& library, int device);
+
+// Waits in the background: the work may depend on what the caller does next.
+void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept;
+
+// Copies from host memory, and returns when the copy is done. The current thread may be capturing.
+void copy_to_device(const std::shared_ptr<Library>& library, int device, void* to, const void* from,
+                    std::size_t bytes);
+
+}  // namespace pynccl

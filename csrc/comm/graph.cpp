@@ -1,0 +1,405 @@
+#include "comm/graph.h"
+
+#include <algorithm>
+#include <iterator>
+#include <list>
+#include <optional>
+#include <utility>
+
+#include "comm/observer.h"
+#include "nccl/device.h"
+#include "nccl/poll.h"
+
+namespace pynccl {
+namespace {
+
+constexpr double kDeviceWaitSeconds = 0.05;  // for a call to have looked for captures
+constexpr std::size_t kMostLaunches = 64;    // that may be unfinished, for functions in a graph
+
+std::mutex graphs_mutex;
+
+std::vector<Graph*>& all_graphs() {
+  static std::vector<Graph*>& graphs = *new std::vector<Graph*>;
+  return graphs;
+}
+
+std::string name_of(const Communicator& communicator) {
+  const int rank = communicator.known_rank();
+  return rank < 0 ? "a communicator" : "the communicator of rank " + std::to_string(rank);
+}
+
+// The id of the capture that the stream takes part in; none where the capture was invalidated.
+std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  const CUresult result =
+      library.driver().StreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr);
+  if (result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return std::nullopt;
+  return id;
+}
+
+}  // namespace
+
+// Connects the graphs to the communicators that they use.
+class Graph::Uses final : public Observer {
+ public:
+  void before_operation(const OperationEvent& event) override {
+    if (any_capture()) add_use(event.communicator, event.operation.stream);
+  }
+  void before_close(const Communicator& communicator, bool aborted) override {
+    invalidate_for(communicator, aborted);
+  }
+};
+
+void Graph::observe_communicators() {
+  static Uses& observer = []() -> Uses& {
+    Uses& made = *new Uses;
+    Observers::add(made);
+    return made;
+  }();
+  static_cast<void>(observer);
+}
+
+// Operations are watched while there are captures.
+void Graph::count_capture(int change) {
+  captures_.fetch_add(change);
+  change > 0 ? Observers::observe_operations() : Observers::stop_operations();
+}
+
+class Graph::Exec {
+ public:
+  Exec(std::shared_ptr<Library> library, CUgraph graph) : library_(std::move(library)) {
+    DRIVER_CHECK(*library_, GraphInstantiateWithFlags, (&handle_, graph, 0));
+  }
+  Exec(const Exec&) = delete;
+  Exec& operator=(const Exec&) = delete;
+  ~Exec() {
+    if (handle_) library_->driver().GraphExecDestroy(handle_);
+  }
+  CUgraphExec handle() const { return handle_; }
+
+ private:
+  std::shared_ptr<Library> library_;
+  CUgraphExec handle_ = nullptr;
+};
+
+Graph::Graph(std::shared_ptr<Library> library, CUstream stream, int device,
+             CUstreamCaptureMode mode)
+    : library_(std::move(library)), stream_(stream), device_(device), mode_(mode) {
+  free_retired();
+  observe_communicators();
+  const std::lock_guard lock(graphs_mutex);
+  all_graphs().push_back(this);
+}
+
+Graph::~Graph() {
+  if (state_ == State::kCapturing) end_capture();  // destroyed before its capture has ended
+  retire();
+  const std::lock_guard lock(graphs_mutex);
+  std::erase(all_graphs(), this);
+}
+
+void Graph::begin() {
+  {
+    const std::lock_guard lock(graphs_mutex);
+    if (state_ != State::kNew)
+      throw std::invalid_argument("graph: it was captured before; make another one");
+  }
+  const DeviceScope scope(*library_, device_);
+  device_ = scope.device();  // a launch may find another one current
+  events_ = std::make_shared<EventPool>(library_, device_);
+  count_capture(+1);  // a DeviceWait that begins from now on is not allowed
+  try {
+    poll_until(kDeviceWaitSeconds, [] { return device_waits_.load() == 0; });
+    DRIVER_CHECK(*library_, StreamBeginCapture, (stream_, mode_));
+  } catch (...) {
+    count_capture(-1);
+    throw;
+  }
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  library_->driver().StreamGetCaptureInfo(stream_, &status, &id, nullptr, nullptr, nullptr);
+  const std::lock_guard lock(graphs_mutex);
+  id_ = id;
+  thread_ = std::this_thread::get_id();
+  state_ = State::kCapturing;
+}
+
+void Graph::end(bool failed) {
+  {
+    const std::lock_guard lock(graphs_mutex);
+    if (state_ != State::kCapturing) throw std::invalid_argument("graph: it is not being captured");
+    if (thread_ != std::this_thread::get_id())
+      throw std::runtime_error("graph: its capture began on another thread");
+    state_ = State::kFailed;
+  }
+  const DeviceScope scope(*library_, device_);
+  const Captured captured = end_capture();
+  if (failed) return retire();
+  if (captured.result != CUDA_SUCCESS) {
+    retire();
+    throw_driver(*library_, captured.result, "cuStreamEndCapture", __FILE__, __LINE__);
+  }
+  try {
+    std::size_t size = 0;
+    DRIVER_CHECK(*library_, GraphGetNodes, (captured.graph.get(), nullptr, &size));
+    finish(std::make_shared<const Exec>(library_, captured.graph.get()), size);
+  } catch (...) {
+    retire();
+    throw;
+  }
+}
+
+Graph::Captured Graph::end_capture() {
+  CUgraph graph = nullptr;
+  {
+    const std::lock_guard lock(graphs_mutex);
+    for (const Used& used : used_)
+      for (const std::uint64_t operation : used.operations)
+        used.communicator->deadlines().recorder().set_captured(operation);
+  }
+  const CUresult result = library_->driver().StreamEndCapture(stream_, &graph);
+  count_capture(-1);
+  return {result, std::unique_ptr<CUgraph_st, Destroy>(graph, Destroy{library_.get()})};
+}
+
+void Graph::Destroy::operator()(CUgraph graph) const { library->driver().GraphDestroy(graph); }
+
+void Graph::finish(std::shared_ptr<const Exec> made, std::size_t size) {
+  const std::lock_guard lock(graphs_mutex);
+  for (Used& used : used_) used.what = std::make_shared<const std::string>(used.text());
+  size_ = size;
+  state_ = closed_communicator_.empty() ? State::kReady : State::kInvalidated;
+  if (state_ == State::kReady) exec_ = std::move(made);
+}
+
+// "a graph launch with all_reduce #5 (float32, count=4, sum)"
+std::string Graph::Used::text() const {
+  std::string text = "a graph launch with ";
+  if (operations.size() > 1) text += std::to_string(operations.size()) + " operations up to ";
+  const auto record = communicator->deadlines().recorder().read(operations.back());
+  return text + (record ? record->text() : "#" + std::to_string(operations.back()));
+}
+
+bool Graph::Retired::in_use() const noexcept {
+  try {
+    return launched && !(*launched)->query();
+  } catch (const DriverFailure&) {  // a failed device runs nothing
+    return false;
+  }
+}
+
+std::vector<Graph::Retired>& Graph::retired() {
+  static std::vector<Retired>& all = *new std::vector<Retired>;
+  return all;
+}
+
+// The resources are freed after the lock is released: that may run Python code.
+void Graph::free_retired() noexcept {
+  std::vector<Retired> unused;
+  const std::lock_guard lock(graphs_mutex);
+  const auto first = std::partition(retired().begin(), retired().end(),
+                                    [](const Retired& one) { return one.in_use(); });
+  std::move(first, retired().end(), std::back_inserter(unused));
+  retired().erase(first, retired().end());
+}
+
+// The executable is freed at once: the driver completes a launch in flight first, and
+// ncclCommDestroy waits until the executable is gone.
+void Graph::retire() noexcept {
+  std::shared_ptr<const Exec> freed;  // after the locks are released
+  {
+    const std::lock_guard launch_lock(launching_);
+    const std::lock_guard lock(graphs_mutex);
+    freed = std::exchange(exec_, {});
+    retired().push_back({std::move(launched_), std::exchange(used_, {}), std::exchange(held_, {})});
+  }
+  freed.reset();
+  free_retired();
+}
+
+void Graph::close() {
+  {
+    const std::lock_guard lock(graphs_mutex);
+    if (state_ == State::kCapturing)
+      throw std::invalid_argument("graph: it is being captured; leave its with block first");
+    state_ = State::kClosed;
+  }
+  retire();
+}
+
+std::shared_ptr<const Graph::Exec> Graph::exec() const {
+  const std::lock_guard lock(graphs_mutex);
+  check_expired();
+  if (state_ != State::kReady) throw std::invalid_argument("graph: " + why_not_ready());
+  return exec_;
+}
+
+void Graph::launch(CUstream stream) const {
+  const std::lock_guard launch_lock(launching_);
+  const std::shared_ptr<const Exec> running = exec();
+  const DeviceScope scope(*library_, device_);
+  const bool captured = is_capturing(*library_, stream);
+  std::list<Deadlines::Call> calls;  // on CPUs it may run here
+  if (!captured)
+    for (const Used& used : used_)
+      calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
+  if (!library_->tells_failed_work() && launches_.use_count() > 1) launches_->add(stream);
+  std::unique_ptr<Observation> observed;
+  if (!captured) observed = Observers::launches({library_, device_, id_, stream});
+  try {
+    DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
+  } catch (const WorkFailure& failure) {
+    check_failed_work(*library_, failure);
+    throw NcclFailure(failure);
+  } catch (const DriverFailure& failure) {
+    Observers::driver_failed();
+    check_expired(failure.what());
+    throw;
+  }
+  observed.reset();
+  if (!captured) watch_launch(stream);
+}
+
+// Throws where a communicator has expired. cause: the driver's error, or empty.
+void Graph::check_expired(const std::string& cause) const {
+  for (const Used& used : used_)
+    if (used.communicator->expired()) throw used.communicator->expiry("cuGraphLaunch", cause);
+}
+
+void Graph::watch_launch(CUstream stream) const {
+  {
+    const RelaxedMode relaxed(*library_);
+    if (!launched_ || launched_.use_count() > 1)
+      launched_ = std::make_shared<const PooledEvent>(events_->take());
+    (*launched_)->record(stream);
+  }
+  for (const Used& used : used_)
+    used.communicator->deadlines().launched(used.what, stream, launched_);
+}
+
+void Graph::upload(CUstream stream) const {
+  const std::shared_ptr<const Exec> ready = exec();
+  const DeviceScope scope(*library_, device_);
+  DRIVER_CHECK(*library_, GraphUpload, (ready->handle(), stream));
+}
+
+std::string Graph::why_not_ready() const {
+  switch (state_) {
+    case State::kNew:
+      return "nothing was captured; use it in a with statement first";
+    case State::kCapturing:
+      return "it is being captured; leave its with block first";
+    case State::kFailed:
+      return "an error ended its capture; make another one";
+    case State::kInvalidated:
+      return closed_communicator_ + " was closed; capture the graph again";
+    default:
+      return "it is closed";
+  }
+}
+
+std::string Graph::text() const {
+  const std::lock_guard lock(graphs_mutex);
+  switch (state_) {
+    case State::kNew:
+      return "new";
+    case State::kCapturing:
+      return "being captured";
+    case State::kReady:
+      return "of " + std::to_string(size_) + (size_ == 1 ? " node" : " nodes");
+    case State::kFailed:
+      return "failed";
+    case State::kInvalidated:
+      return "invalidated: " + closed_communicator_ + " was closed";
+    default:
+      return "closed";
+  }
+}
+
+Graph* Graph::captured_into(const Library& library, cuuint64_t id) {
+  for (Graph* graph : all_graphs())
+    if (graph->state_ == State::kCapturing && graph->id_ == id && graph->library_.get() == &library)
+      return graph;
+  return nullptr;
+}
+
+void Graph::add_use(Communicator& communicator, CUstream stream) {
+  const Library& library = communicator.library();
+  const std::optional<cuuint64_t> id = capture_id(library, stream);
+  if (!id) return;
+  const std::lock_guard lock(graphs_mutex);
+  Graph* graph = captured_into(library, *id);
+  if (!graph) return;
+  auto used = std::find_if(graph->used_.begin(), graph->used_.end(), [&](const Used& one) {
+    return one.communicator.get() == &communicator;
+  });
+  if (used == graph->used_.end())
+    used = graph->used_.insert(used, {communicator.shared_from_this(), {}, nullptr});
+  communicator.deadlines().note_captured();
+  used->operations.push_back(communicator.deadlines().recorder().last() + 1);
+}
+
+bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> object) {
+  const std::optional<cuuint64_t> id = capture_id(library, stream);
+  if (!id) return false;
+  const std::lock_guard lock(graphs_mutex);
+  Graph* graph = captured_into(library, *id);
+  if (graph) graph->held_.push_back(std::move(object));
+  return graph != nullptr;
+}
+
+void Graph::Launches::add(CUstream stream) {
+  const std::lock_guard lock(mutex_);
+  last_.push_back({stream, precise_time()});
+  if (last_.size() > kMostLaunches) last_.pop_front();
+}
+
+std::vector<CUstream> Graph::Launches::streams(std::int64_t& since) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CUstream> streams;
+  for (const One& one : last_) streams.push_back(one.stream);
+  if (!last_.empty()) since = last_.front().time;
+  return streams;
+}
+
+std::shared_ptr<const Graph::Launches> Graph::launches(const Library& library, CUstream stream) {
+  const std::optional<cuuint64_t> id = capture_id(library, stream);
+  if (!id) return nullptr;
+  const std::lock_guard lock(graphs_mutex);
+  const Graph* graph = captured_into(library, *id);
+  return graph ? graph->launches_ : nullptr;
+}
+
+CUstream Graph::redirect(const Library& library, CUstream current) {
+  if (capture_id(library, current)) return current;
+  const std::lock_guard lock(graphs_mutex);
+  for (auto graph = all_graphs().rbegin(); graph != all_graphs().rend(); ++graph)
+    if ((*graph)->state_ == State::kCapturing && (*graph)->library_.get() == &library &&
+        (*graph)->thread_ == std::this_thread::get_id())
+      return (*graph)->stream_;
+  return current;
+}
+
+bool Graph::uses(const Communicator& communicator) const {
+  return std::any_of(used_.begin(), used_.end(),
+                     [&](const Used& used) { return used.communicator.get() == &communicator; });
+}
+
+void Graph::invalidate_for(const Communicator& communicator, bool aborted) {
+  std::vector<std::shared_ptr<const Exec>> freed;  // after the lock is released
+  const std::lock_guard lock(graphs_mutex);
+  for (Graph* graph : all_graphs())
+    if (!aborted && graph->state_ == State::kCapturing && graph->uses(communicator))
+      throw std::invalid_argument(
+          "communicator: a capture in progress uses it; leave the with block first");
+  for (Graph* graph : all_graphs()) {
+    if (!graph->uses(communicator)) continue;
+    if (graph->closed_communicator_.empty()) graph->closed_communicator_ = name_of(communicator);
+    if (graph->state_ != State::kReady) continue;
+    graph->state_ = State::kInvalidated;
+    freed.push_back(std::move(graph->exec_));
+  }
+}
+
+}  // namespace pynccl

@@ -1,0 +1,70 @@
+#include "comm/open_communicators.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "comm/deadlines.h"
+#include "common/per_process.h"
+
+namespace pynccl {
+namespace {
+
+struct OpenList {
+  std::mutex mutex;
+  std::vector<OpenCommunicators::One> all;
+};
+
+OpenList& open_list() { return common::per_process<OpenList>(); }
+
+}  // namespace
+
+void OpenCommunicators::add(const std::shared_ptr<Deadlines>& deadlines,
+                            std::weak_ptr<Communicator> communicator) {
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  list.all.push_back({deadlines, std::move(communicator)});
+}
+
+void OpenCommunicators::remove(const Deadlines& deadlines) {
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  std::erase_if(list.all, [&](const One& one) { return one.deadlines.get() == &deadlines; });
+}
+
+std::vector<OpenCommunicators::One> OpenCommunicators::all() {
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  return list.all;
+}
+
+std::vector<std::shared_ptr<Deadlines>> OpenCommunicators::deadlines() {
+  std::vector<std::shared_ptr<Deadlines>> all;
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  all.reserve(list.all.size());
+  for (const One& one : list.all) all.push_back(one.deadlines);
+  return all;
+}
+
+std::vector<std::shared_ptr<Communicator>> OpenCommunicators::communicators() {
+  std::vector<std::shared_ptr<Communicator>> all;  // a last reference ends without the lock
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  for (const One& one : list.all)
+    if (auto communicator = one.communicator.lock()) all.push_back(std::move(communicator));
+  return all;
+}
+
+std::optional<std::int64_t> OpenCommunicators::shortest_limit() {
+  std::optional<std::int64_t> limit;
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  for (const One& one : list.all) {
+    const std::int64_t own = one.deadlines->own_limit();
+    limit = std::min(limit.value_or(own), own);
+  }
+  return limit;
+}
+
+}  // namespace pynccl

@@ -1,0 +1,80 @@
+// Operation: one collective, message or one-sided operation with all its arguments, checked and
+// ready to be issued. Direct calls, groups and plans use it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nccl/table.h"
+
+namespace pynccl {
+
+enum class OperationKind : unsigned char {
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kSend,
+  kRecv,
+  kPutSignal,
+  kSignal,
+  kWaitSignal,
+  kConfigured = 0x80,  // flag: the collective has a ncclCollConfig_t
+};
+
+constexpr OperationKind configured(OperationKind kind) {
+  return static_cast<OperationKind>(static_cast<unsigned char>(kind) |
+                                    static_cast<unsigned char>(OperationKind::kConfigured));
+}
+
+// The kind without the flag.
+constexpr OperationKind plain(OperationKind kind) {
+  return static_cast<OperationKind>(static_cast<unsigned char>(kind) &
+                                    ~static_cast<unsigned char>(OperationKind::kConfigured));
+}
+
+class Communicator;
+
+// The destination of a put, which is a window.
+class PutTarget {
+ public:
+  // Throws std::invalid_argument where it is closed or not registered yet. Null where NCCL cannot
+  // share the memory between these ranks.
+  virtual ncclWindow_t handle() const = 0;
+  virtual std::uint64_t number() const = 0;  // of the communicator's, equal on all ranks
+  virtual bool closed() const = 0;
+  virtual void note_put(cudaStream_t stream) const = 0;
+
+ protected:
+  ~PutTarget() = default;
+};
+
+constexpr int kOneSidedDriver = 12050;  // the first CUDA driver with what NCCL needs for them
+
+// NCCL does not say why it refuses one whose arguments are right.
+constexpr char kOneSidedHint[] =
+    "; NCCL runs one-sided operations where all ranks can map each other's memory (one LSA team), "
+    "or where its RMA proxy connects them";
+
+struct Operation {
+  OperationKind kind;
+  ncclDataType_t dtype;
+  ncclRedOp_t op;        // of the reductions
+  int root_or_peer;      // the root of a rooted collective, the peer of a message or signal
+  const void* sendbuff;  // of kWaitSignal: an array of ncclWaitSignalDesc_t
+  void* recvbuff;
+  std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts
+  cudaStream_t stream;
+  const ncclCollConfig_t* config = nullptr;  // with kConfigured; the CollConfig owns it
+  // One-sided operations only:
+  const PutTarget* window = nullptr;
+  std::size_t offset = 0;  // bytes
+  int signal = 0;
+  int context = 0;
+};
+
+}  // namespace pynccl

@@ -1,0 +1,434 @@
+#include "comm/window.h"
+
+#include <algorithm>
+#include <list>
+#include <ranges>
+#include <utility>
+
+#include "abi/constants.h"
+#include "comm/device_communicator.h"
+#include "comm/device_memory.h"
+#include "comm/stream.h"
+#include "nccl/device.h"
+
+namespace pynccl {
+
+namespace {
+
+// NCCL sets up one-sided operations with the first of them, which waits for all ranks. Later
+// versions do it when a symmetric window is registered.
+constexpr int kSetsUpWithWindow = 23100;
+
+}  // namespace
+
+// An all-gather of the offers for one window, in the memory of its device. On CPUs that is any
+// memory, and it needs nothing that a process can run out of.
+class Window::Exchange {
+ public:
+  explicit Exchange(Window& window)
+      : window_(window),
+        communicator_(*window.communicator_),
+        library_(communicator_.library()),
+        stream_(communicator_.shared_library(), communicator_.device(), 0),
+        offers_(std::make_shared<std::vector<Offer>>(communicator_.nranks())) {
+    own() = window.offers_.front();
+    if (on_cpus()) return;
+    const DeviceScope scope(library_, stream_.device());
+    memory_ = allocate_memory(library_, bytes());
+    copy(own_memory(), &own(), sizeof(Offer));
+  }
+  ~Exchange() {
+    if (!finished_) {  // the stream may still copy to and from offers_
+      auto* kept = new std::shared_ptr(offers_);
+      const auto release = [](void* data) { delete static_cast<decltype(kept)>(data); };
+      library_.driver().LaunchHostFunc(stream_.handle(), release, kept);
+    }
+    if (memory_) free_memory_later(communicator_.shared_library(), memory_, stream_.device());
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  void begin() {
+    Operation operation{};
+    operation.kind = OperationKind::kAllGather;
+    operation.dtype = ncclUint8;
+    operation.sendbuff = own_memory();
+    operation.recvbuff = memory();
+    operation.count = sizeof(Offer);
+    operation.stream = stream_.handle();
+    communicator_.issue(operation);
+  }
+  void finish() {
+    const DeviceScope scope(library_, stream_.device());
+    if (memory_) copy(offers_->data(), memory_, bytes());
+    try {
+      stream_.synchronize();
+    } catch (const DriverFailure&) {  // the communicator has the reason
+      check();
+      throw;
+    }
+    check();
+    finished_ = true;
+    window_.offers_ = *offers_;
+  }
+
+ private:
+  // On GPUs what was ended is complete without an error.
+  void check() {
+    const ncclResult_t error = error_of_communicator();
+    if (!succeeded(error))
+      communicator_.throw_failed(error, "ncclCommWindowRegister", __FILE__, __LINE__);
+  }
+  ncclResult_t error_of_communicator() const {
+    if (communicator_.expired()) return ncclInvalidUsage;
+    try {
+      return communicator_.async_error();
+    } catch (const std::invalid_argument&) {  // another thread has aborted it
+      return ncclInvalidUsage;
+    }
+  }
+  std::size_t rank() const { return static_cast<std::size_t>(communicator_.rank()); }
+  std::size_t bytes() const { return offers_->size() * sizeof(Offer); }
+  Offer& own() { return (*offers_)[rank()]; }
+  bool on_cpus() const { return library_.memory() == Memory::kHost; }
+  void* memory() const { return memory_ ? memory_ : offers_->data(); }
+  char* own_memory() const { return static_cast<char*>(memory()) + rank() * sizeof(Offer); }
+  void copy(void* to, const void* from, std::size_t size) const {
+    DRIVER_CHECK(library_, MemcpyAsync,
+                 (reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), size,
+                  stream_.handle()));
+  }
+
+  Window& window_;
+  Communicator& communicator_;
+  Library& library_;
+  Stream stream_;
+  std::shared_ptr<std::vector<Offer>> offers_;
+  void* memory_ = nullptr;  // of the device; null on CPUs
+  bool finished_ = false;
+};
+
+Window::Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes,
+               int flags, std::shared_ptr<void> memory)
+    : communicator_(std::move(communicator)),
+      address_(address),
+      nbytes_(nbytes),
+      flags_(flags),
+      memory_(std::move(memory)),
+      handle_(communicator_->new_window()) {}
+
+Window::~Window() {
+  if (is_open()) {
+    communicator_->forget_window(address_);
+    communicator_->keep_until_closed(std::move(memory_));
+  } else {
+    cancel();
+  }
+}
+
+void Window::cancel() {
+  if (std::exchange(holds_address_, false)) communicator_->remove_memory(address_);
+  state_ = State::kClosed;
+}
+
+void Window::make(const std::vector<Window*>& windows) {
+  if (windows.empty()) return;
+  RawGroup::check_none();
+  std::vector<Communicator::Claim> claims;
+  std::list<Deadlines::Call> calls;
+  for (const Window* window : windows) {
+    claims.emplace_back(window->communicator_);
+    calls.emplace_back(window->communicator_->deadlines(), "ncclCommWindowRegister");
+    window->communicator_->handle();  // it is not suspended, which would be so on all ranks
+  }
+  Library& library = windows.front()->communicator_->library();
+  const RelaxedMode relaxed(library);  // a thread that captures may register windows
+  try {
+    or_discard(windows, [&] { exchange_offers(windows); });
+    for (const Window* window : windows) window->check_offers();
+    GroupScope group(library);
+    or_discard(windows, [&] {
+      for (Window* window : windows) window->begin();
+    });
+    group.end();
+  } catch (const NcclFailure& failure) {
+    Communicator::rethrow_failed(failure, windows | std::views::transform([](const Window* window) {
+                                            return window->communicator_.get();
+                                          }));
+  }
+  for (Window* window : windows) window->finish();
+  set_up_one_sided(windows);
+}
+
+// Calls step. Where it fails without an error of the communicator, for example because there is no
+// memory, the other ranks do not know it and wait for this one: the communicator ends.
+template <class Step>
+void Window::or_discard(const std::vector<Window*>& windows, Step&& step) {
+  try {
+    step();
+  } catch (const NcclFailure& failure) {  // what NCCL refuses it refuses on all ranks
+    if (failure.code != ncclInvalidArgument && failure.code != ncclInvalidUsage)
+      discard_healthy(windows);
+    throw;
+  } catch (...) {
+    discard_healthy(windows);
+    throw;
+  }
+}
+
+void Window::discard_healthy(const std::vector<Window*>& windows) {
+  for (const Window* window : windows) {
+    Communicator& communicator = *window->communicator_;
+    if (communicator.blocking() && !communicator.revoked() && !communicator.failed())
+      communicator.discard();
+  }
+}
+
+void Window::exchange_offers(const std::vector<Window*>& windows) {
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+  for (Window* window : windows) {
+    window->offers_ = {window->make_offer()};
+    if (window->communicator_->blocking() && window->communicator_->nranks() > 1)
+      exchanges.push_back(std::make_unique<Exchange>(*window));
+  }
+  if (exchanges.empty()) return;
+  GroupScope group(windows.front()->communicator_->library());
+  for (const auto& exchange : exchanges) exchange->begin();
+  group.end();
+  for (const auto& exchange : exchanges) exchange->finish();
+}
+
+Window::Offer Window::make_offer() {
+  const Library& library = communicator_->library();
+  const auto address = reinterpret_cast<CUdeviceptr>(address_);
+  holds_address_ =
+      communicator_->add_memory(address_, {nbytes_, (flags_ & abi::NCCL_WIN_COLL_SYMMETRIC) != 0});
+  Offer offer{0, nbytes_, communicator_->identity_of_windows(), Problem::kNone,
+              library.driver_version() >= kOneSidedDriver};
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  const bool known = library.driver().MemGetAddressRange(&base, &size, address) == CUDA_SUCCESS;
+  if (known) offer.start = address - base;
+  CUmemGenericAllocationHandle handle = 0;
+  const bool shareable =
+      known && library.driver().MemRetainAllocationHandle(&handle, address_) == CUDA_SUCCESS;
+  if (shareable) library.driver().MemRelease(handle);
+  if (nbytes_ == 0)
+    offer.problem = Problem::kEmpty;
+  else if (!holds_address_)
+    offer.problem = Problem::kInUse;
+  else if (!shareable)
+    offer.problem = Problem::kNotShareable;
+  else if (address % abi::NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+    offer.problem = Problem::kMisaligned;
+  return offer;
+}
+
+std::string Window::text_of(Problem problem) {
+  switch (problem) {
+    case Problem::kEmpty:
+      return "has no elements";
+    case Problem::kMisaligned:
+      return "the address must be a multiple of " +
+             std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) + " bytes; use memory of mem_alloc()";
+    case Problem::kInUse:
+      return "a window of this communicator begins at the same address; close that one first";
+    default:
+      return "is not memory that NCCL can share between ranks; use memory of mem_alloc()";
+  }
+}
+
+void Window::check_offers() const {
+  const auto refuse = [](const std::string& text) {
+    throw std::invalid_argument("buffer: " + text + ". No rank has registered it");
+  };
+  const auto shareable = [](const Offer& offer) { return offer.problem != Problem::kNotShareable; };
+  // NCCL decides about memory that no rank can share: it may register nothing and report success.
+  if (std::any_of(offers_.begin(), offers_.end(), shareable)) {
+    const auto has_problem = [](const Offer& offer) { return offer.problem != Problem::kNone; };
+    const auto own = offers_.begin() + (offers_.size() == 1 ? 0 : communicator_->rank());
+    if (has_problem(*own)) refuse(text_of(own->problem));
+    const auto found = std::find_if(offers_.begin(), offers_.end(), has_problem);
+    if (found != offers_.end())
+      refuse("of rank " + std::to_string(found - offers_.begin()) + ": " + text_of(found->problem));
+  }
+  for (std::size_t rank = 1; rank < offers_.size(); ++rank) {
+    const Offer &first = offers_[0], &other = offers_[rank];
+    if (other.start != first.start)
+      refuse("begins " + std::to_string(first.start) +
+             " bytes after the beginning of its allocation on rank 0, and " +
+             std::to_string(other.start) + " bytes on rank " + std::to_string(rank) +
+             "; NCCL needs the same on all ranks");
+    if (other.open_windows != first.open_windows)
+      refuse("rank 0 and rank " + std::to_string(rank) +
+             " have different windows open; NCCL needs the same on all ranks when a window is "
+             "registered: close windows in the same order");
+  }
+}
+
+void Window::set_up_one_sided(const std::vector<Window*>& windows) {
+  Library& library = windows.front()->communicator_->library();
+  const NcclTable& nccl = library.nccl_table();
+  if (!nccl.ncclSignal || library.version() >= kSetsUpWithWindow) return;
+  const auto supports = [](const Offer& offer) { return offer.one_sided != 0; };
+  std::vector<std::pair<Communicator*, std::unique_ptr<Stream>>> ranks;
+  for (const Window* window : windows) {
+    Communicator& communicator = *window->communicator_;
+    const std::vector<Offer>& offers = window->offers_;
+    if (offers.size() == 1 || !std::all_of(offers.begin(), offers.end(), supports)) continue;
+    if (communicator.set_up_one_sided())
+      ranks.emplace_back(&communicator, std::make_unique<Stream>(communicator.shared_library(),
+                                                                 communicator.device(), 0));
+  }
+  const auto together = [&](auto&& call) {
+    GroupScope group(library);
+    for (const auto& [communicator, stream] : ranks) {
+      const Communicator::Use comm(*communicator);
+      // Where NCCL cannot run one-sided operations between these ranks, no rank can.
+      if (!succeeded(call(comm, communicator->rank(), stream->handle()))) return false;
+    }
+    group.end();
+    return true;
+  };
+  const auto signal = [&](ncclComm_t comm, int self, cudaStream_t stream) {
+    return nccl.ncclSignal(self, 0, 0, 0, comm, stream);
+  };
+  const auto wait = [&](ncclComm_t comm, int self, cudaStream_t stream) {
+    ncclWaitSignalDesc_t one{1, self, 0, 0};
+    return nccl.ncclWaitSignal(1, &one, comm, stream);
+  };
+  if (!ranks.empty() && together(signal)) together(wait);
+}
+
+void Window::begin() {
+  const Communicator::Use comm(*communicator_);
+  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommWindowRegister,
+             (comm, address_, nbytes_, handle_, flags_));
+}
+
+void Window::finish() {
+  state_ = State::kOpen;
+  number_ = communicator_->open_memory(address_, this);
+}
+
+void Window::close() {
+  if (state_ == State::kPending)
+    throw std::invalid_argument("window: it is still being registered; leave the group first");
+  if (closed()) return cancel();
+  const Communicator::Claim claim(communicator_);
+  const ncclWindow_t window = handle();
+  wait_for_use();
+  if (window) {
+    const Communicator::Use comm(*communicator_);
+    NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(),
+               ncclCommWindowDeregister, (comm, window));
+  }
+  cancel();
+}
+
+// NCCL unmaps the memory of the peers at once. hostnccl keeps it for collectives, not for puts.
+void Window::wait_for_use() const {
+  const Library& library = communicator_->library();
+  if (library.memory() == Memory::kHost) {
+    for (const cudaStream_t stream : put_streams_)  // one that is destroyed has no work
+      library.driver().StreamSynchronize(stream);
+  } else if (!wait_for_device(library, communicator_->device())) {
+    throw std::invalid_argument("window: it cannot be closed during a capture");
+  }
+}
+
+void Window::note_put(cudaStream_t stream) const {
+  if (stream && std::find(put_streams_.begin(), put_streams_.end(), stream) == put_streams_.end())
+    put_streams_.push_back(stream);
+}
+
+ncclWindow_t Window::handle() const {
+  if (state_ == State::kPending)
+    throw std::invalid_argument("window: it is still being registered; leave the group first");
+  if (closed()) throw std::invalid_argument("window: it is closed");
+  const ncclWindow_t window = *handle_;
+  if (!window && !communicator_->blocking() && !communicator_->ready())
+    throw std::invalid_argument(
+        "window: it is still being registered; wait until its communicator is ready");
+  return window;
+}
+
+// NCCL does not check where a put ends, and does not say what is wrong with its source.
+void Window::check_put(const Operation& put) const {
+  if (!handle())
+    throw std::invalid_argument("window: NCCL cannot share this memory between the ranks");
+  const std::size_t size = nbytes_of(put.root_or_peer);
+  const std::size_t nbytes = put.count * element_size(put.dtype);
+  if (put.count == 0)
+    throw std::invalid_argument("tensor: has no elements; signal() sends a signal alone");
+  if (put.offset > size || nbytes > size - put.offset)
+    throw std::invalid_argument("offset: " + std::to_string(put.offset) + " and " +
+                                std::to_string(nbytes) + " bytes end after the window of rank " +
+                                std::to_string(put.root_or_peer) + ", which has " +
+                                std::to_string(size) + " bytes");
+  if (!communicator_->in_symmetric_window(put.sendbuff, nbytes))
+    throw std::invalid_argument(
+        "tensor: is not in a symmetric window of this communicator; NCCL puts from registered "
+        "memory only");
+}
+
+void* Window::user_pointer() const {
+  const ncclWindow_t window = handle();
+  const Communicator::Use comm(*communicator_);
+  void* pointer = nullptr;
+  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclWinGetUserPtr,
+             (comm, window, &pointer));
+  return pointer;
+}
+
+std::size_t Window::nbytes_of(int rank) const {
+  return offers_.size() == 1 ? nbytes_ : offers_[static_cast<std::size_t>(rank)].nbytes;
+}
+
+void Window::check_offset(int rank, std::size_t offset) const {
+  if (offset >= nbytes_of(rank))
+    throw std::invalid_argument("offset: " + std::to_string(offset) +
+                                " is not inside the window of rank " + std::to_string(rank) +
+                                ", which has " + std::to_string(nbytes_of(rank)) + " bytes");
+}
+
+// NCCL compares an offset with the size of the own memory, so it is added here.
+void* Window::lsa_pointer(int lsa_rank, std::size_t offset) const {
+  const ncclWindow_t window = handle();
+  const ncclTeam lsa = team_of(*communicator_, TeamKind::kLsa);
+  if (lsa_rank < 0 || lsa_rank >= lsa.nRanks)
+    throw std::invalid_argument("lsa_rank: " + std::to_string(lsa_rank) +
+                                " is out of range for an LSA team of " +
+                                std::to_string(lsa.nRanks) + " ranks");
+  check_offset(rank_to_world(*communicator_, lsa, lsa_rank), offset);
+  if (!window) return nullptr;
+  void* pointer = nullptr;
+  const Communicator::Use comm(*communicator_);
+  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclGetLsaDevicePointer,
+             (window, 0, lsa_rank, &pointer));
+  return pointer ? static_cast<char*>(pointer) + offset : nullptr;
+}
+
+void* Window::peer_pointer(int rank, std::size_t offset) const {
+  const ncclWindow_t window = handle();
+  check_offset(rank, offset);
+  if (!window) return nullptr;
+  void* pointer = nullptr;
+  const Communicator::Use comm(*communicator_);
+  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclGetPeerDevicePointer,
+             (window, 0, rank, &pointer));
+  return pointer ? static_cast<char*>(pointer) + offset : nullptr;
+}
+
+void* Window::multimem_pointer(std::size_t offset) const {
+  const ncclWindow_t window = handle();
+  check_offset(communicator_->rank(), offset);
+  if (!window) return nullptr;
+  void* pointer = nullptr;
+  const Communicator::Use comm(*communicator_);
+  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(),
+             ncclGetLsaMultimemDevicePointer, (window, 0, &pointer));
+  return pointer ? static_cast<char*>(pointer) + offset : nullptr;
+}
+
+}  // namespace pynccl

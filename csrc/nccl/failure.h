@@ -1,0 +1,85 @@
+// The exceptions of the layers below Python. Wrong arguments are std::invalid_argument, thrown
+// before any call.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nccl/table.h"
+
+namespace pynccl {
+
+// A call into NCCL that did not return ncclSuccess.
+class NcclFailure : public std::runtime_error {
+ public:
+  NcclFailure(ncclResult_t result, std::string name, int own_rank, const std::string& message,
+              std::optional<std::vector<int>> missing_ranks = std::nullopt)
+      : std::runtime_error(message),
+        code(result),
+        function(std::move(name)),
+        rank(own_rank),
+        missing(std::move(missing_ranks)) {}
+
+  ncclResult_t code;
+  std::string function;
+  int rank;                                 // of the communicator, or -1
+  std::optional<std::vector<int>> missing;  // ncclTimeout: the ranks that did not come
+};
+
+// Queued work that has failed, met by a stream call: the failure of the work, not of the call.
+class WorkFailure : public NcclFailure {
+ public:
+  WorkFailure(ncclResult_t result, std::string name, const std::string& message,
+              const void* what_failed)
+      : NcclFailure(result, std::move(name), -1, message), origin(what_failed) {}
+
+  const void* origin;  // the handle of the communicator, or of FailedFunctions
+};
+
+// What a function of the user has thrown that a stream has called.
+class FunctionFailure : public std::runtime_error {
+ public:
+  FunctionFailure(const std::string& message, std::shared_ptr<void> what_was_thrown)
+      : std::runtime_error(message), thrown(std::move(what_was_thrown)) {}
+
+  std::shared_ptr<void> thrown;  // of the bindings
+};
+
+// A call into the CUDA driver (or hostnccl's stream calls) that did not return CUDA_SUCCESS.
+class DriverFailure : public std::runtime_error {
+ public:
+  DriverFailure(CUresult result, std::string name, const std::string& message)
+      : std::runtime_error(message), code(result), function(std::move(name)) {}
+
+  CUresult code;
+  std::string function;
+};
+
+// A function that the loaded library does not have.
+class MissingFunction : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A library that cannot be loaded, or that conflicts with one that is loaded.
+class LibraryNotFound : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A non-blocking communicator returns ncclInProgress.
+inline bool succeeded(ncclResult_t result) {
+  return result == ncclSuccess || result == ncclInProgress;
+}
+
+// The end of an exception's text: the place in the sources. function: what was called there, where
+// the text does not begin with it.
+std::string place_text(const char* file, int line, const char* function = nullptr);
+DriverFailure driver_failure(const DriverTable& driver, CUresult result, const char* function,
+                             const char* file, int line);
+
+}  // namespace pynccl

@@ -1,0 +1,461 @@
+#include "watch/trace.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "comm/stream.h"
+#include "watch/trace_state.h"
+
+namespace pynccl {
+namespace {
+
+// What a call reads of its thread.
+struct OfThread {
+  TraceLog* log = nullptr;
+  std::uint32_t generation = 0;  // of the log
+  TraceGroup* group = nullptr;
+};
+constinit thread_local OfThread of_thread;
+
+// Ends the log with the thread.
+struct LogEnd {
+  ~LogEnd() {
+    if (of_thread.generation == TraceState::generation()) of_thread.log->end();
+    of_thread.log = nullptr;
+  }
+};
+
+[[gnu::noinline]] void make_log() {
+  static thread_local LogEnd end;
+  static_cast<void>(end);
+  of_thread.generation = TraceState::generation();
+  of_thread.log = &TraceState::get().make_log();
+}
+
+std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+// Whether a call on the stream returns when its work is done.
+bool blocks(const Library& library, CUstream stream) {
+  return library.memory() == Memory::kHost && stream == nullptr;
+}
+
+// The events before and after; none where the driver refuses them, which fails no call.
+std::unique_ptr<TraceTimes> times_of(const std::shared_ptr<Library>& library, int device,
+                                     CUstream stream, bool in_graph = false) noexcept {
+  try {
+    return std::make_unique<TraceTimes>(TraceState::get().clock(library, device), stream, in_graph);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void give_times(TraceEntry& entry, std::unique_ptr<TraceTimes>& times, CUstream stream) noexcept {
+  if (!times) return;
+  try {
+    times->end(stream);
+    if (times->in_graph) return TraceState::get().add_captured(entry, std::move(times));
+    entry.began = static_cast<std::int64_t>(address(times.release()));
+  } catch (const std::exception&) {
+    times.reset();
+  }
+}
+
+// The capture that the stream takes part in, or 0.
+std::uint64_t capture_of(const Library& library, CUstream stream) {
+  if (stream == nullptr && library.memory() == Memory::kHost) return 0;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  library.driver().StreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr);
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : std::uint64_t{id};
+}
+
+// The begin or end of a range on a stream: when the stream gets there, unless it is captured.
+void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, CUstream stream) {
+  if (!library || blocks(*library, stream)) return;
+  entry.flags |= TraceEntry::kOnDevice;
+  if (capture_of(*library, stream) != 0) return;
+  if (auto times = times_of(library, -1, stream))
+    entry.began = static_cast<std::int64_t>(address(times.release()));
+}
+
+// All members but the times.
+[[gnu::always_inline]] inline void describe(TraceEntry& entry, OperationKind kind,
+                                            const Operation& o) {
+  entry.type = TraceEntry::Type::kOperation;
+  entry.kind = static_cast<std::uint8_t>(plain(kind));
+  entry.dtype = static_cast<std::uint8_t>(o.dtype);
+  entry.op = static_cast<std::uint32_t>(o.op);
+  entry.root_or_peer = o.root_or_peer;
+  entry.count = o.count;
+  entry.sendbuff = address(o.sendbuff);
+  entry.recvbuff = o.window ? o.window->number() : address(o.recvbuff);
+  entry.stream = address(o.stream);
+  entry.offset = o.offset;
+  entry.signal = o.signal;
+  entry.context = o.context;
+}
+
+}  // namespace
+
+template <class Fill>
+[[gnu::always_inline]] inline void Trace::append_filled(Fill&& fill) {
+  OfThread& own = of_thread;
+  if (!own.log || own.generation != TraceState::generation()) [[unlikely]]
+    make_log();
+  for (;;) {
+    const TraceLog::Room room = own.log->append(fill);
+    if (room == TraceLog::Room::kEnough) [[likely]]
+      return;
+    if (room == TraceLog::Room::kHalf) return TraceState::get().wake();
+    TraceState::get().collect();
+  }
+}
+
+void Trace::append(const TraceEntry& entry) {
+  append_filled([&](TraceEntry& slot) { slot = entry; });
+}
+
+inline std::uint32_t Trace::number_of(Communicator& communicator) {
+  const std::uint64_t known = communicator.trace_number().load(std::memory_order_relaxed);
+  if (known >> 32 == TraceState::generation()) [[likely]]
+    return static_cast<std::uint32_t>(known);
+  return add_communicator(communicator);
+}
+
+// At its first use, with the windows that are open.
+std::uint32_t Trace::add_communicator(Communicator& communicator) {
+  const std::uint32_t number = TraceState::get().number_of(communicator);
+  const std::uint64_t generation = TraceState::generation();
+  communicator.trace_number().store(generation << 32 | number, std::memory_order_relaxed);
+  for (const auto& [address, memory] : communicator.window_memory())
+    if (memory.number != 0) open_window(communicator, {memory.number, address, memory.nbytes});
+  return number;
+}
+
+void Trace::open_window(Communicator& communicator, const WindowEvent& window) {
+  if (window.nbytes == 0) return;  // that of a device communicator
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kWindowOpen;
+  entry.communicator = number_of(communicator);
+  entry.called = precise_time();
+  entry.number = window.number;
+  entry.recvbuff = address(window.address);
+  entry.count = window.nbytes;
+  append(entry);
+}
+
+void Trace::close_window(Communicator& communicator, std::uint64_t number) {
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kWindowClose;
+  entry.communicator = number_of(communicator);
+  entry.called = precise_time();
+  entry.number = number;
+  append(entry);
+}
+
+class Trace::Sink final : public Observer {
+ public:
+  std::unique_ptr<Observation> called(const OperationEvent& event) override {
+    if (event.in_group) {
+      if (on()) TraceGroup::add(event.communicator, event.operation);
+      return nullptr;
+    }
+    if (recorded()) record(event);
+    if (!timed()) return nullptr;
+    return std::make_unique<TraceCall>(event);
+  }
+  void operation_failed(Communicator& communicator) override {
+    if (recorded()) record_failure(communicator);
+  }
+  void window_opened(Communicator& communicator, const WindowEvent& window) override {
+    if (on()) open_window(communicator, window);
+  }
+  void window_closed(Communicator& communicator, std::uint64_t number) override {
+    if (on()) close_window(communicator, number);
+  }
+  std::unique_ptr<Observation> waits(const WaitEvent& event) override {
+    auto wait = event.library ? std::make_unique<TraceWait>(event.what, *event.library,
+                                                            event.device, event.stream)
+                              : std::make_unique<TraceWait>(event.what, event.stream);
+    if (event.event) wait->of(*event.event);
+    return wait;
+  }
+  std::unique_ptr<Observation> launches(const LaunchEvent& event) override {
+    return std::make_unique<TraceLaunch>(event);
+  }
+};
+
+void Trace::observe() {
+  static Sink& sink = []() -> Sink& {
+    Sink& made = *new Sink;
+    Observers::add(made);
+    return made;
+  }();
+  static_cast<void>(sink);
+}
+
+void Trace::record(const OperationEvent& event) {
+  const FlightRecorder& recorder = event.communicator.deadlines().recorder();
+  const std::uint32_t number = number_of(event.communicator);
+  const auto fill = [&](TraceEntry& entry) {
+    describe(entry, event.kind, event.operation);
+    entry.flags = TraceEntry::kCalled;
+    entry.communicator = number;
+    entry.group = 0;
+    entry.called = event.time;
+    entry.returned = entry.began = entry.ended = 0;
+    entry.sequence = recorder.last();
+    entry.number = recorder.number_of_last();
+    entry.graph = 0;
+  };
+  if (plain(event.kind) == OperationKind::kWaitSignal) [[unlikely]] {
+    TraceEntry entry;
+    fill(entry);
+    append_signals(entry, event.operation);
+  }
+  append_filled(fill);
+}
+
+void Trace::record_failure(Communicator& communicator) {
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kFailure;
+  entry.communicator = number_of(communicator);
+  entry.called = precise_time();
+  entry.sequence = communicator.deadlines().recorder().last();
+  append(entry);
+}
+
+void Trace::start(std::uint64_t operations, bool graphs) {
+  observe();
+  TraceState::get().start(operations, graphs);
+}
+
+std::string Trace::stop(double seconds) { return TraceState::get().stop(seconds); }
+
+void Trace::start_recording(const std::string& path, std::uint64_t bytes) {
+  observe();
+  TraceState::get().start_recording(path, bytes);
+}
+
+std::string Trace::stop_recording() { return TraceState::get().stop_recording(); }
+
+std::uint64_t Trace::begin_range(const std::string& name, bool compute,
+                                 const std::shared_ptr<Library>& library, CUstream stream) {
+  if (!timed()) return 0;
+  static std::atomic<std::uint64_t> ranges = 0;
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kRangeBegin;
+  entry.sequence = ++ranges;
+  entry.count = TraceState::get().name(name);
+  if (compute) entry.flags |= TraceEntry::kCompute;
+  const std::uint64_t number = entry.sequence;
+  entry.stream = address(stream);
+  entry.called = precise_time();
+  mark_on_stream(entry, library, stream);
+  append(entry);
+  return number;
+}
+
+void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& library,
+                      CUstream stream) {
+  if (number == 0 || !timed()) return;
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kRangeEnd;
+  entry.sequence = number;
+  entry.stream = address(stream);
+  entry.called = precise_time();
+  mark_on_stream(entry, library, stream);
+  append(entry);
+}
+
+// The signals that a wait is for: a wait_signal has no other arguments.
+void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
+  const auto* const signals = static_cast<const ncclWaitSignalDesc_t*>(o.sendbuff);
+  for (std::size_t i = 0; i < o.count; ++i) {
+    TraceEntry entry = wait;
+    entry.type = TraceEntry::Type::kSignal;
+    entry.count = static_cast<std::uint64_t>(signals[i].opCnt);
+    entry.root_or_peer = signals[i].peer;
+    entry.signal = signals[i].sigIdx;
+    entry.context = signals[i].ctx;
+    append(entry);
+  }
+}
+
+TraceCall::TraceCall(const OperationEvent& event)
+    : communicator_(event.communicator),
+      operation_(event.operation),
+      now_(event.time),
+      kind_(event.kind) {
+  const FlightRecorder& recorder = communicator_.deadlines().recorder();
+  sequence_ = recorder.last();
+  number_ = recorder.number_of_last();
+  Trace::mark(kind_name(kind_), true);
+  if (!blocks(communicator_.library(), operation_.stream)) {
+    flags_ |= TraceEntry::kOnDevice;
+    graph_ = capture_of(communicator_.library(), operation_.stream);
+    if (graph_ == 0 || Trace::times_graphs())
+      times_ = times_of(communicator_.shared_library(), communicator_.device(), operation_.stream,
+                        graph_ != 0);
+  }
+  if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
+    TraceEntry entry;
+    fill(entry);
+    Trace::append_signals(entry, operation_);
+  }
+}
+
+void TraceCall::fill(TraceEntry& entry) const {
+  describe(entry, kind_, operation_);
+  entry.flags = flags_;
+  entry.communicator = Trace::number_of(communicator_);
+  entry.group = 0;
+  entry.called = now_;
+  entry.returned = entry.began = entry.ended = 0;
+  entry.sequence = sequence_;
+  entry.number = number_;
+  entry.graph = graph_;
+}
+
+void TraceCall::succeeded() { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }
+
+TraceCall::~TraceCall() {
+  TraceEntry entry;
+  fill(entry);
+  if ((flags_ & TraceEntry::kFailed) == 0) give_times(entry, times_, operation_.stream);
+  entry.returned = precise_time();
+  Trace::mark(kind_name(kind_), false);
+  Trace::append(entry);
+}
+
+TraceGroup::TraceGroup()
+    : number_([] {
+        static std::atomic<std::uint32_t> groups = 0;
+        return ++groups;
+      }()),
+      called_(Trace::timed() ? precise_time() : coarse_time()),
+      outer_(std::exchange(of_thread.group, this)) {
+  if (Trace::timed()) Trace::mark("group", true);
+}
+
+void TraceGroup::use(Communicator& communicator, CUstream stream) {
+  if (!Trace::timed()) return;
+  const Library& library = communicator.library();
+  const int device = communicator.device();
+  const auto same = [&](const Used& one) {  // a default stream is one for each device
+    return one.stream == stream && one.device == device && one.library == &library;
+  };
+  if (std::any_of(used_.begin(), used_.end(), same)) return;
+  Used used{&library, device, stream, blocks(library, stream), 0, nullptr};
+  if (!used.blocks) used.graph = capture_of(library, stream);
+  if (!used.blocks && (used.graph == 0 || Trace::times_graphs()))
+    used.times = times_of(communicator.shared_library(), device, stream, used.graph != 0);
+  used_.push_back(std::move(used));
+}
+
+void TraceGroup::add(Communicator& communicator, const Operation& o) {
+  const TraceGroup* const group = of_thread.group;
+  if (!group) return;
+  TraceEntry entry;
+  describe(entry, o.kind, o);
+  entry.communicator = Trace::number_of(communicator);
+  entry.called = group->called_;
+  entry.group = group->number_;
+  entry.sequence = communicator.deadlines().recorder().last();
+  entry.number = communicator.deadlines().recorder().number_of_last();
+  if (Trace::timed() && !blocks(communicator.library(), o.stream)) {
+    entry.flags |= TraceEntry::kOnDevice;
+    entry.graph = capture_of(communicator.library(), o.stream);
+  }
+  if (plain(o.kind) == OperationKind::kWaitSignal) Trace::append_signals(entry, o);
+  if (entry.graph != 0 && Trace::times_graphs()) TraceState::get().add_captured(entry, nullptr);
+  Trace::append(entry);
+}
+
+TraceGroup::~TraceGroup() {
+  of_thread.group = outer_;
+  TraceEntry entry;
+  entry.type = TraceEntry::Type::kGroupEnd;
+  entry.flags = flags_;
+  entry.group = number_;
+  entry.called = called_;
+  if (Trace::timed()) {
+    entry.returned = precise_time();
+    Trace::mark("group", false);
+  }
+  for (Used& used : used_) {
+    TraceEntry of_stream = entry;
+    of_stream.stream = address(used.stream);
+    if (!used.blocks) of_stream.flags |= TraceEntry::kOnDevice;
+    of_stream.graph = used.graph;
+    give_times(of_stream, used.times, used.stream);
+    Trace::append(of_stream);
+  }
+  if (used_.empty()) Trace::append(entry);
+}
+
+TraceLaunch::TraceLaunch(const LaunchEvent& event) : stream_(event.stream) {
+  entry_.type = TraceEntry::Type::kLaunch;
+  entry_.graph = event.graph;
+  entry_.stream = address(stream_);
+  entry_.called = precise_time();
+  if (blocks(*event.library, stream_)) return;
+  entry_.flags |= TraceEntry::kOnDevice;
+  if (Trace::times_graphs()) TraceState::get().before_launch(event.graph);
+  times_ = times_of(event.library, event.device, stream_);
+}
+
+TraceLaunch::~TraceLaunch() {
+  if (times_ && Trace::times_graphs())
+    TraceState::get().after_launch(entry_, times_->clock, stream_);
+  give_times(entry_, times_, stream_);
+  entry_.returned = precise_time();
+  Trace::append(entry_);
+}
+
+TraceWait::TraceWait(What what, CUstream waited_for) : on_(Trace::timed()) {
+  if (!on_) return;
+  entry_.type = TraceEntry::Type::kWait;
+  entry_.kind = static_cast<std::uint8_t>(what);
+  entry_.stream = address(waited_for);
+  entry_.called = precise_time();
+}
+
+TraceWait::TraceWait(What what, const std::shared_ptr<Library>& library, int device,
+                     CUstream stream)
+    : TraceWait(what, stream) {
+  if (!on_ || blocks(*library, stream)) return;
+  stream_ = stream;
+  if (capture_of(*library, stream) != 0) {
+    entry_.called = 0;  // it waits with each launch of the graph
+    return;
+  }
+  entry_.flags |= TraceEntry::kOnDevice;
+  library_ = library;
+  times_ = times_of(library, device, stream);
+}
+
+void TraceWait::of(Communicator& communicator, std::uint64_t sequence) {
+  if (!on_) return;
+  entry_.communicator = Trace::number_of(communicator);
+  entry_.sequence = sequence;
+}
+
+void TraceWait::of(const Event& event) {
+  if (!on_) return;
+  entry_.number = static_cast<std::uint64_t>(event.recorded_at());
+  entry_.recvbuff = address(event.recorded_on());
+}
+
+TraceWait::~TraceWait() {
+  if (!on_ || entry_.called == 0) return;
+  // The wait for an event of a capture joins it, and waits with each launch of the graph.
+  if (times_ && capture_of(*library_, stream_) != 0) return;
+  give_times(entry_, times_, stream_);
+  entry_.returned = precise_time();
+  Trace::append(entry_);
+}
+
+}  // namespace pynccl

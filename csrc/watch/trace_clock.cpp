@@ -1,0 +1,80 @@
+#include "watch/trace_clock.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "nccl/clock.h"
+#include "nccl/poll.h"
+
+namespace pynccl {
+namespace {
+
+constexpr std::int64_t kBaseInterval = 1'000'000'000;  // a float has 60 ns then
+constexpr double kBaseSeconds = 1;                     // for a base, which waits for nothing
+constexpr int kTries = 5;                              // for a base: the time of the best is taken
+
+}  // namespace
+
+TraceClock::TraceClock(std::shared_ptr<Library> library, int device)
+    : library_(std::move(library)),
+      device_(device),
+      events_(std::make_shared<EventPool>(library_, device, EventPool::Timing::kOn)) {
+  if (library_->memory() == Memory::kDevice) stream_.emplace(library_, device, 0);
+  add_base();
+}
+
+// An event that was reached between two times.
+std::optional<TraceClock::Base> TraceClock::take_base() const {
+  Base base{events_->take(), precise_time(), 0};
+  base.event->record(stream_ ? stream_->handle() : nullptr);
+  if (!poll_until(kBaseSeconds, [&] { return base.event->query(); })) return std::nullopt;
+  base.complete = precise_time();
+  return base;
+}
+
+// The chain of bases is smooth, and the clock of the process keeps it from drifting away.
+void TraceClock::add_base() {
+  std::optional<Base> best;
+  for (int i = 0; i < kTries; ++i) {
+    std::optional<Base> base = take_base();
+    if (!base) break;
+    if (!best || base->complete - base->time < best->complete - best->time)
+      best.emplace(std::move(*base));
+  }
+  if (!best) return;
+  const std::int64_t began = best->time;
+  const std::lock_guard lock(mutex_);
+  best->time += (best->complete - began) / 2;
+  if (!bases_.empty()) {
+    const Base& last = bases_.back();
+    const double since = last.event->elapsed_seconds(*best->event);
+    best->time =
+        std::clamp<std::int64_t>(last.time + std::llround(since * 1e9), began, best->complete);
+  }
+  bases_.push_back(std::move(*best));
+}
+
+void TraceClock::update() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!bases_.empty() && precise_time() < bases_.back().complete + kBaseInterval) return;
+  }
+  add_base();
+}
+
+void TraceClock::forget_before(std::int64_t called) {
+  const std::lock_guard lock(mutex_);
+  while (bases_.size() > 1 && bases_[1].complete <= called) bases_.pop_front();
+}
+
+std::int64_t TraceClock::time_of(const Event& event, std::int64_t called) const {
+  const std::lock_guard lock(mutex_);
+  if (bases_.empty()) return 0;
+  const auto later = std::find_if(std::next(bases_.begin()), bases_.end(),
+                                  [&](const Base& base) { return base.complete > called; });
+  const Base& base = *std::prev(later);
+  return base.time + std::llround(base.event->elapsed_seconds(event) * 1e9);
+}
+
+}  // namespace pynccl

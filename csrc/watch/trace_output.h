@@ -1,0 +1,103 @@
+// Where the entries of traces and recordings go. Both have the same form: docs/trace.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/new_file.h"
+#include "watch/trace_entry.h"
+
+namespace pynccl {
+
+class Deadlines;
+
+// What the numbers in entries stand for.
+class TraceTables {
+ public:
+  std::uint32_t add_communicator(const std::shared_ptr<Deadlines>& deadlines, const char* provider);
+  std::uint64_t add_name(const std::string& text);  // the same number for the same text
+  void update();  // what communicators are called may have changed
+
+  const std::vector<std::string>& communicators() const { return communicators_; }  // JSON
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  struct Source {
+    std::weak_ptr<Deadlines> deadlines;
+    const char* provider;
+  };
+  std::vector<Source> sources_;
+  std::vector<std::string> communicators_;
+  std::vector<std::string> names_;
+};
+
+// Makes the bytes.
+class TraceWriter {
+ public:
+  explicit TraceWriter(bool timed);
+
+  void write(const TraceEntry& entry) {
+    entries_.append(reinterpret_cast<const char*>(&entry), sizeof entry);
+  }
+  void drop() { ++dropped_; }
+  // What was written since: first what the numbers in it stand for, so that a part of a file is
+  // complete.
+  std::string take(const TraceTables& tables);
+  std::string take_last(const TraceTables& tables);
+
+ private:
+  void write_block(char type, std::string_view text);
+
+  std::string bytes_;
+  std::string entries_;
+  std::uint64_t dropped_ = 0;
+  std::vector<std::string> communicators_;
+  std::size_t names_ = 0;
+};
+
+// A trace: at most so many operations.
+class TraceMemory {
+ public:
+  explicit TraceMemory(std::uint64_t operations) : writer_(true), left_(operations) {}
+
+  bool full() const { return left_ == 0; }
+  // False where it is full.
+  bool reserve() {
+    if (left_ == 0) return writer_.drop(), false;
+    return --left_, true;
+  }
+  TraceWriter& writer() { return writer_; }
+
+ private:
+  TraceWriter writer_;
+  std::uint64_t left_;
+};
+
+// A recording: at most so many bytes.
+class TraceFile {
+ public:
+  TraceFile(std::string path, std::uint64_t bytes)
+      : path_(std::move(path)), writer_(false), left_(bytes) {}
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+
+  void write(const TraceEntry& entry);
+  void flush(const TraceTables& tables) noexcept;  // where there is anything
+  std::string finish(const TraceTables& tables);   // as Trace::stop_recording()
+
+ private:
+  void write_all(std::string_view bytes);
+
+  const std::string path_;
+  std::string name_;  // once there is the file
+  std::unique_ptr<common::NewFile> file_;
+  TraceWriter writer_;
+  std::uint64_t left_;
+  bool used_ = false;
+  int error_ = 0;
+};
+
+}  // namespace pynccl

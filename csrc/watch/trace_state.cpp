@@ -1,0 +1,306 @@
+#include "watch/trace_state.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "comm/observer.h"
+#include "common/per_process.h"
+#include "common/signals_blocked.h"
+#include "common/thread_id.h"
+#include "nccl/clock.h"
+#include "nccl/device.h"
+#include "nccl/poll.h"
+
+namespace pynccl {
+namespace {
+
+constexpr std::chrono::milliseconds kInterval(50);  // between two collections
+
+// Whether an entry is of interest for a recording.
+bool is_recorded(const TraceEntry& entry) {
+  switch (entry.type) {
+    case TraceEntry::Type::kOperation:
+      return (entry.flags & TraceEntry::kCalled) != 0 || entry.group != 0;
+    case TraceEntry::Type::kGroupEnd:
+    case TraceEntry::Type::kSignal:
+    case TraceEntry::Type::kFailure:
+    case TraceEntry::Type::kWindowOpen:
+    case TraceEntry::Type::kWindowClose:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void record(const Event& event, CUstream stream, bool in_graph) {
+  in_graph ? event.record_in_graph(stream) : event.record(stream);
+}
+
+}  // namespace
+
+TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph)
+    : clock(clock_of_device), in_graph(is_in_graph), began(clock.take()) {
+  record(*began, stream, in_graph);
+}
+
+// When a graph ends is not known.
+TraceTimes::~TraceTimes() {
+  if (!in_graph) return;
+  static auto& kept = *new std::deque<PooledEvent>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(began));
+  if (ended) kept.push_back(std::move(*ended));
+}
+
+void TraceTimes::end(CUstream stream) {
+  ended.emplace(clock.take());
+  record(**ended, stream, in_graph);
+}
+
+bool TraceTimes::done() const { return ended ? (*ended)->query() : began->query(); }
+
+void TraceTimes::read(TraceEntry& entry) const {
+  entry.began = clock.time_of(*began, entry.called);
+  if (ended) entry.ended = clock.time_of(**ended, entry.called);
+}
+
+TraceState& TraceState::get() { return common::per_process<TraceState>(); }
+
+TraceLog& TraceState::make_log() {
+  const std::lock_guard lock(logs_mutex_);
+  return *logs_.emplace_back(
+      std::make_unique<TraceLog>(static_cast<std::uint32_t>(common::thread_id())));
+}
+
+std::uint32_t TraceState::number_of(Communicator& communicator) {
+  const char* const provider = communicator.library().memory() == Memory::kHost ? "host" : "cuda";
+  const std::lock_guard lock(tables_mutex_);
+  return tables_.add_communicator(communicator.shared_deadlines(), provider);
+}
+
+std::uint64_t TraceState::name(const std::string& text) {
+  const std::lock_guard lock(tables_mutex_);
+  return tables_.add_name(text);
+}
+
+const TraceClock& TraceState::clock(const std::shared_ptr<Library>& library, int device) {
+  if (device < 0) device = DeviceScope(*library, device).device();
+  const std::lock_guard lock(clocks_mutex_);
+  for (const auto& clock : clocks_)
+    if (clock->device() == device && &clock->library() == library.get()) return *clock;
+  const RelaxedMode relaxed(*library);
+  return *clocks_.emplace_back(std::make_unique<TraceClock>(library, device));
+}
+
+void TraceState::add_captured(const TraceEntry& entry, std::unique_ptr<TraceTimes> times) {
+  const std::lock_guard lock(mutex_);
+  captured_[entry.graph].operations.push_back({entry, std::move(times)});
+}
+
+void TraceState::before_launch(std::uint64_t graph) {
+  const std::lock_guard lock(mutex_);
+  const auto found = captured_.find(graph);
+  if (found != captured_.end()) resolve_launch(found->second);
+}
+
+void TraceState::after_launch(const TraceEntry& launch, const TraceClock& clock, CUstream stream) {
+  const std::lock_guard lock(mutex_);
+  const auto found = captured_.find(launch.graph);
+  if (found == captured_.end()) return;
+  CapturedGraph& graph = found->second;
+  graph.called = launch.called;
+  graph.launched.reset();
+  try {
+    PooledEvent event = clock.take();
+    event->record(stream);
+    graph.launched.emplace(std::move(event));
+  } catch (const std::exception&) {  // the device has failed: its times remain unknown
+  }
+}
+
+// Whether it has been read, or never will be.
+bool TraceState::resolve_launch(CapturedGraph& graph) {
+  if (!graph.launched || !memory_) return true;
+  try {
+    if (!(*graph.launched)->query()) return false;
+    std::map<std::pair<std::uint32_t, std::uint64_t>, const TraceTimes*> groups;
+    for (const Pending& one : graph.operations)
+      if (one.entry.type == TraceEntry::Type::kGroupEnd)
+        groups[{one.entry.group, one.entry.stream}] = one.times.get();
+    for (const Pending& one : graph.operations) {
+      if (one.entry.type != TraceEntry::Type::kOperation) continue;
+      const TraceTimes* const times =
+          one.times ? one.times.get() : groups[{one.entry.group, one.entry.stream}];
+      TraceEntry entry = one.entry;
+      entry.type = TraceEntry::Type::kRun;
+      entry.called = graph.called;
+      if (times) times->read(entry);
+      if (memory_->reserve()) pending_.push_back({entry, nullptr});
+    }
+  } catch (const std::exception&) {  // the device has failed: its times remain unknown
+  }
+  graph.launched.reset();
+  return true;
+}
+
+bool TraceState::resolve_launches() {
+  bool all = true;
+  for (auto& [number, graph] : captured_)
+    if (!resolve_launch(graph)) all = false;
+  return all;
+}
+
+void TraceState::start(std::uint64_t operations, bool graphs) {
+  const std::lock_guard lock(mutex_);
+  if (memory_) throw std::invalid_argument("trace: there is one already");
+  collect_locked();  // discards what was left by calls that ended after the last trace
+  memory_.emplace(operations);
+  switch_on(TraceModes::kTimed | (graphs ? TraceModes::kGraphs : 0u));
+}
+
+std::string TraceState::stop(double seconds) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!memory_) throw std::invalid_argument("trace: there is none");
+    switch_off(TraceModes::kTimed | TraceModes::kGraphs);
+  }
+  poll_until(seconds, [this] {
+    const std::lock_guard lock(mutex_);
+    collect_locked();
+    return pending_.empty() && resolve_launches();
+  });
+  const std::lock_guard lock(mutex_);
+  resolve_launches();
+  resolve(true);
+  const std::lock_guard tables_lock(tables_mutex_);
+  tables_.update();
+  std::string bytes = memory_->writer().take_last(tables_);
+  memory_.reset();
+  return bytes;
+}
+
+void TraceState::start_recording(const std::string& path, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (file_) throw std::invalid_argument("recording: there is one already");
+  collect_locked();
+  file_.emplace(path, bytes);
+  switch_on(TraceModes::kRecorded);
+}
+
+std::string TraceState::stop_recording() {
+  const std::lock_guard lock(mutex_);
+  if (!file_) throw std::invalid_argument("recording: there is none");
+  switch_off(TraceModes::kRecorded);
+  collect_locked();
+  const std::lock_guard tables_lock(tables_mutex_);
+  tables_.update();
+  struct Reset {
+    std::optional<TraceFile>& file;
+    ~Reset() { file.reset(); }
+  } const reset{file_};
+  return file_->finish(tables_);
+}
+
+void TraceState::collect() {
+  const std::lock_guard lock(mutex_);
+  collect_locked();
+}
+
+void TraceState::collect_locked() {
+  {
+    const std::lock_guard lock(logs_mutex_);
+    std::erase_if(logs_, [this](const std::unique_ptr<TraceLog>& log) {
+      const bool ended = log->ended();  // before its last entry is taken
+      log->collect([this](const TraceEntry& entry) { take(entry); });
+      return ended;
+    });
+  }
+  if (file_) {
+    const std::lock_guard lock(tables_mutex_);
+    file_->flush(tables_);
+  }
+  resolve(false);
+}
+
+// The events of an entry are in the place of their times.
+void TraceState::take(const TraceEntry& from) {
+  TraceEntry entry = from;
+  std::unique_ptr<TraceTimes> times(
+      reinterpret_cast<TraceTimes*>(static_cast<std::uintptr_t>(std::exchange(entry.began, 0))));
+  const bool called = (entry.flags & TraceEntry::kCalled) != 0;
+  if (file_ && is_recorded(entry)) file_->write(entry);
+  if (memory_ && !called && entry.type != TraceEntry::Type::kFailure && memory_->reserve())
+    pending_.push_back({entry, std::move(times)});
+}
+
+void TraceState::resolve(bool last) {
+  while (!pending_.empty()) {
+    Pending& first = pending_.front();
+    try {
+      if (first.times) {
+        if (first.times->done())
+          first.times->read(first.entry);
+        else if (!last)
+          return;
+      }
+    } catch (const std::exception&) {  // the device has failed: its times remain unknown
+    }
+    if (memory_) memory_->writer().write(first.entry);
+    pending_.pop_front();
+  }
+}
+
+void TraceState::switch_on(unsigned mode) {
+  static const int registered = pthread_atfork(nullptr, nullptr, &reset_child);
+  static_cast<void>(registered);
+  Observers::observe_operations();
+  if ((mode & TraceModes::kTimed) != 0) Observers::observe_times();
+  TraceModes::modes_.fetch_or(mode);
+  if (std::exchange(running_, true)) return;
+  const common::SignalsBlocked blocked;  // inherited by the thread
+  std::thread([this] { run(); }).detach();
+}
+
+void TraceState::switch_off(unsigned mode) {
+  TraceModes::modes_.fetch_and(~mode);
+  Observers::stop_operations();
+  if ((mode & TraceModes::kTimed) != 0) Observers::stop_times();
+  changed_.notify_all();
+}
+
+void TraceState::reset_child() noexcept {
+  generation_.fetch_add(1);
+  const unsigned modes = TraceModes::modes_.exchange(0);
+  if ((modes & TraceModes::kRecorded) != 0) Observers::stop_operations();
+  if ((modes & TraceModes::kTimed) == 0) return;
+  Observers::stop_operations();
+  Observers::stop_times();
+}
+
+void TraceState::run() {
+  std::unique_lock lock(mutex_);
+  while (TraceModes::on()) {
+    changed_.wait_for(lock, kInterval);
+    lock.unlock();
+    std::vector<TraceClock*> clocks;
+    {
+      const std::lock_guard clocks_lock(clocks_mutex_);
+      for (const auto& clock : clocks_) clocks.push_back(clock.get());
+    }
+    for (TraceClock* clock : clocks) clock->update();
+    lock.lock();
+    collect_locked();
+    if (pending_.empty()) continue;
+    for (TraceClock* clock : clocks) clock->forget_before(pending_.front().entry.called);
+  }
+  running_ = false;
+}
+
+}  // namespace pynccl
