@@ -425,6 +425,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void end_expired(const std::optional<Deadlines::Entry>& call);
   void end_interrupted() noexcept;
   [[gnu::noinline]] void issue_observed(OperationKind kind, const Operation& operation);
+  [[gnu::noinline]] void issue_in_group_observed(const Operation& operation);
   void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);

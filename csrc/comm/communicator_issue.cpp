@@ -72,13 +72,22 @@ void Communicator::wait_issued(const char* function) {
 void Communicator::issue(const Operation& operation) { issue(operation.kind, operation); }
 
 void Communicator::issue_in_group(const Operation& operation) {
+  if (Observers::operations()) [[unlikely]]
+    return issue_in_group_observed(operation);
+  const ncclComm_t comm = handle();
+  const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation,
+                                  deadlines_->group_began(), deadlines_->group_limit());
+  call_nccl(operation.kind, comm, operation);
+}
+
+// What is observed of the call ends with that of the group.
+void Communicator::issue_in_group_observed(const Operation& operation) {
   const ncclComm_t comm = handle();
   const OperationEvent event{*this, operation.kind, operation, true, deadlines_->group_began()};
-  const bool observed = Observers::operations();
-  if (observed) Observers::before_operation(event);
+  Observers::before_operation(event);
   const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation, event.time,
                                   deadlines_->group_limit());
-  if (observed) static_cast<void>(Observers::called(event));  // the end of the group is another one
+  static_cast<void>(Observers::called(event));
   call_nccl(operation.kind, comm, operation);
 }
 

@@ -54,7 +54,7 @@ class Graph::Uses final : public Observer {
 void Graph::observe_communicators() {
   static Uses& observer = []() -> Uses& {
     Uses& made = *new Uses;
-    Observers::add(made);
+    Observers::add(made, Observers::kBefore);
     return made;
   }();
   static_cast<void>(observer);

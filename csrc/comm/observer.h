@@ -96,8 +96,10 @@ class Observer {
 // The observers of the process.
 class Observers {
  public:
-  // Adds an observer, which must live as long as the process. Once it is added it sees all events.
-  static void add(Observer& observer);
+  // Adds an observer, which must live as long as the process. before_operation() and called() are
+  // for those that ask for them: a call of an operation passes no other.
+  enum Operations : unsigned { kNone = 0, kBefore = 1, kCalled = 2 };
+  static void add(Observer& observer, unsigned operations = kNone);
 
   // Switches the events of operations and of windows on; each call is undone by one
   // stop_operations(). The same for times.
@@ -110,65 +112,70 @@ class Observers {
   static bool times() { return times_.load(std::memory_order_relaxed) != 0; }
 
   static void before_operation(const OperationEvent& event) {
-    each([&](Observer& one) { one.before_operation(event); });
+    each(before_, [&](Observer& one) { one.before_operation(event); });
   }
   static std::unique_ptr<Observation> called(const OperationEvent& event) {
-    return all_of([&](Observer& one) { return one.called(event); });
+    return all_of(called_, [&](Observer& one) { return one.called(event); });
   }
   static void succeeded(const std::unique_ptr<Observation>& first) {
     for (Observation* one = first.get(); one; one = one->next_.get()) one->succeeded();
   }
   static void operation_failed(Communicator& communicator) {
-    if (operations()) each([&](Observer& one) { one.operation_failed(communicator); });
+    if (operations()) each(all_, [&](Observer& one) { one.operation_failed(communicator); });
   }
   static void window_opened(Communicator& communicator, const WindowEvent& event) {
-    if (operations()) each([&](Observer& one) { one.window_opened(communicator, event); });
+    if (operations()) each(all_, [&](Observer& one) { one.window_opened(communicator, event); });
   }
   static void window_closed(Communicator& communicator, std::uint64_t number) {
-    if (operations()) each([&](Observer& one) { one.window_closed(communicator, number); });
+    if (operations()) each(all_, [&](Observer& one) { one.window_closed(communicator, number); });
   }
   static std::unique_ptr<Observation> waits(const WaitEvent& event) {
     if (!times()) [[likely]]
       return nullptr;
-    return all_of([&](Observer& one) { return one.waits(event); });
+    return all_of(all_, [&](Observer& one) { return one.waits(event); });
   }
   static std::unique_ptr<Observation> launches(const LaunchEvent& event) {
     if (!times()) [[likely]]
       return nullptr;
-    return all_of([&](Observer& one) { return one.launches(event); });
+    return all_of(all_, [&](Observer& one) { return one.launches(event); });
   }
   static void created(Communicator& communicator) {
-    each([&](Observer& one) { one.created(communicator); });
+    each(all_, [&](Observer& one) { one.created(communicator); });
   }
   static void before_close(const Communicator& communicator, bool aborted) {
-    each([&](Observer& one) { one.before_close(communicator, aborted); });
+    each(all_, [&](Observer& one) { one.before_close(communicator, aborted); });
   }
   static void failed(const std::string& text) {
-    each([&](Observer& one) { one.failed(text); });
+    each(all_, [&](Observer& one) { one.failed(text); });
   }
   static void work_failed(const Library& library, const WorkFailure& failure) {
-    each([&](Observer& one) { one.work_failed(library, failure); });
+    each(all_, [&](Observer& one) { one.work_failed(library, failure); });
   }
   static void driver_failed() {
-    each([](Observer& one) { one.driver_failed(); });
+    each(all_, [](Observer& one) { one.driver_failed(); });
   }
   static void deadlines_changed() {
-    each([](Observer& one) { one.deadlines_changed(); });
+    each(all_, [](Observer& one) { one.deadlines_changed(); });
   }
 
  private:
+  static constexpr std::size_t kMost = 8;
+  using List = std::array<std::atomic<Observer*>, kMost>;
+
+  static void add_to(List& list, Observer& observer);
+
   template <class Call>
-  static void each(Call&& call) {
-    for (const std::atomic<Observer*>& slot : observers_) {
+  static void each(const List& list, Call&& call) {
+    for (const std::atomic<Observer*>& slot : list) {
       Observer* const observer = slot.load(std::memory_order_acquire);
       if (!observer) return;
       call(*observer);
     }
   }
   template <class Call>
-  static std::unique_ptr<Observation> all_of(Call&& call) {
+  static std::unique_ptr<Observation> all_of(const List& list, Call&& call) {
     std::unique_ptr<Observation> all;
-    each([&](Observer& observer) {
+    each(list, [&](Observer& observer) {
       std::unique_ptr<Observation> one = call(observer);
       if (!one) return;
       one->next_ = std::move(all);
@@ -177,8 +184,7 @@ class Observers {
     return all;
   }
 
-  static constexpr std::size_t kMost = 8;
-  inline static std::array<std::atomic<Observer*>, kMost> observers_{};
+  inline static List all_{}, before_{}, called_{};
   inline static std::atomic<unsigned> operations_ = 0;
   inline static std::atomic<unsigned> times_ = 0;
 };

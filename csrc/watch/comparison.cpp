@@ -48,7 +48,7 @@ class Comparison::Sink final : public Observer {
 void Comparison::set_exchange(Exchange exchange) {
   if (std::exchange(exchange_, exchange)) return;
   static Sink& sink = *new Sink;
-  Observers::add(sink);
+  Observers::add(sink, Observers::kBefore);
 }
 
 std::vector<Comparison::Item> Comparison::collectives(const Operations& operations) {

@@ -1,6 +1,8 @@
 #include "watch/trace.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -16,6 +18,8 @@ struct OfThread {
   TraceLog* log = nullptr;
   std::uint32_t generation = 0;  // of the log
   TraceGroup* group = nullptr;
+  bool uses_room = false;
+  alignas(std::max_align_t) std::byte room[sizeof(TraceCall)]{};
 };
 constinit thread_local OfThread of_thread;
 
@@ -190,7 +194,7 @@ class Trace::Sink final : public Observer {
 void Trace::observe() {
   static Sink& sink = []() -> Sink& {
     Sink& made = *new Sink;
-    Observers::add(made);
+    Observers::add(made, Observers::kCalled);
     return made;
   }();
   static_cast<void>(sink);
@@ -317,6 +321,20 @@ void TraceCall::fill(TraceEntry& entry) const {
   entry.sequence = sequence_;
   entry.number = number_;
   entry.graph = graph_;
+}
+
+// An operation within another one, of the handler of a signal, has other memory.
+void* TraceCall::operator new(std::size_t bytes) {
+  OfThread& own = of_thread;
+  if (std::exchange(own.uses_room, true)) [[unlikely]]
+    return ::operator new(bytes);
+  return own.room;
+}
+
+void TraceCall::operator delete(void* memory) {
+  OfThread& own = of_thread;
+  if (memory != own.room) return ::operator delete(memory);
+  own.uses_room = false;
 }
 
 void TraceCall::succeeded() { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }

@@ -82,6 +82,10 @@ class TraceCall final : public Observation {
 
   void succeeded() override;
 
+  // In memory of the thread.
+  static void* operator new(std::size_t bytes);
+  static void operator delete(void* memory);
+
  private:
   void fill(TraceEntry& entry) const;
 
