@@ -29,6 +29,8 @@ __all__ = [
 
 # hostnccl is as strict as NCCL in all tests; tests/hostnccl/test_strict.py says what that means.
 os.environ.setdefault("HOSTNCCL_STRICT", "1")
+# Many tests have a first operation pending. tests/rules and the double connect ranks in the call.
+os.environ.setdefault("HOSTNCCL_CONNECT", "0")
 # The same thresholds in every run; tests/hostnccl/test_tuning.py measures them.
 os.environ.setdefault("HOSTNCCL_TUNING", "off")
 

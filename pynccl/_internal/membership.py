@@ -73,9 +73,16 @@ def connect_pair(
         }
     for comm in made.values():
         comm.timeout = timeout or None
-    if device.type != "cpu":  # hostnccl connects ranks when it creates a communicator
+    if device.type != "cpu" or _connects_in_calls():
         _exchange_byte(made, device)
     return made
+
+
+def _connects_in_calls() -> bool:
+    """Whether first messages on hostnccl wait for the other rank's call: in strict mode."""
+    parameters = nccl.params("host")
+    keys = ("HOSTNCCL_STRICT", "HOSTNCCL_CONNECT")
+    return all(parameters.get(key, "").upper() in {"1", "T", "TRUE"} for key in keys)
 
 
 def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> None:
@@ -87,14 +94,15 @@ def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> Non
     import torch
 
     memory = torch.empty(2, dtype=torch.uint8, device=device)
-    stream = nccl.Stream("cuda", device=device.index)
+    stream = None if device.type == "cpu" else nccl.Stream("cuda", device=device.index)
     with nccl.group():
         for sends, comm in comms.items():
             if sends:
                 comm.send(memory[:1], 1 - comm.rank, stream=stream)
             else:
                 comm.recv(memory[1:], 1 - comm.rank, stream=stream)
-    stream.synchronize()
+    if stream is not None:
+        stream.synchronize()
 
 
 def ordered_members(

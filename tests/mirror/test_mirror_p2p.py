@@ -39,6 +39,16 @@ def test_two_of_many(world: World, backend: str) -> None:
     world(4, _two_of_many, init={"backend": backend})
 
 
+@on_ranks(2, fixture="any_world", env={"HOSTNCCL_CONNECT": "1"})
+def test_both_ranks_may_send_first(dist: Any, rank: int, size: int) -> None:
+    """On hostnccl in strict mode, as on NCCL, a first message waits for the other rank's call."""
+    received = torch.zeros(4)
+    sends = dist.isend(torch.full((4,), rank + 1.0), 1 - rank)
+    dist.irecv(received, 1 - rank).wait()
+    sends.wait()
+    assert received.tolist() == [2.0 - rank] * 4
+
+
 @pytest.mark.parametrize("seed", range(4))
 @on_ranks(2)
 def test_messages_keep_their_order(dist: Any, rank: int, size: int, seed: int) -> None:

@@ -90,7 +90,16 @@ def test_a_mismatch_is_named_on_every_rank(rank: Rank, what: str, tmp_path: Path
     comm.close()
 
 
-@on_ranks(2, by="provider", timeout=40)
+def _connect(rank: Rank, comm: nccl.Communicator) -> None:
+    """NCCL's first message in a direction waits for the other rank's call."""
+    x, y, stream = rank.memory.put(np.ones(1)), rank.memory.put(np.ones(1)), rank.stream()
+    with nccl.group():
+        comm.send(x, 1 - rank.rank, stream=stream)
+        comm.recv(y, 1 - rank.rank, stream=stream)
+    stream.synchronize()
+
+
+@on_ranks(2, by="provider", ids=2, timeout=40)
 def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
     """On a stream that waits for a message, so that the engine does not compare before."""
     comm = rank.communicator(
@@ -98,7 +107,9 @@ def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
     )
     memory, stream = rank.memory, rank.stream()
     x, y = memory.put(np.ones(4, np.float32)), memory.put(np.ones(4, np.float32))
-    comm.recv(y, 1 - rank.rank, stream=stream)
+    other = rank.communicator(1)
+    _connect(rank, other)
+    other.recv(y, 1 - rank.rank, stream=stream)
     for number in range(1, 6):
         odd = rank.rank == _ODD and number == 5
         comm.all_reduce(x, nccl.MAX if odd else nccl.SUM, stream=stream)
@@ -106,6 +117,7 @@ def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match=text):
         comm.all_reduce(x, stream=stream)
     comm.abort()
+    other.abort()
     with contextlib.suppress(nccl.NcclError):
         stream.synchronize()  # x is used until then
 
@@ -122,7 +134,8 @@ def test_a_message_that_differs(rank: Rank, tmp_path: Path, receives_first: bool
     calls = {"send": comm.send, "recv": comm.recv}
     first, second = ("recv", "send") if receives_first else ("send", "recv")
     store = FolderStore(tmp_path)
-    for number in (1, 2):
+    _connect(rank, comm)
+    for number in (2, 3):
         if rank.rank == 0:
             calls[first](x, peer, stream=stream)
             store.set(f"called {number}", "")

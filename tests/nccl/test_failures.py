@@ -175,9 +175,12 @@ def _wait_for_a_failure(rank: Rank, failure: str, parts: tuple[str, ...]) -> dic
     timeout = _LIMIT if late else 20.0
     comm = rank.communicator(0)
     other = rank.communicator(1)
-    array = rank.memory.put(np.ones(4, np.float32))
+    array, received = (rank.memory.put(np.ones(4, np.float32)) for _ in range(2))
     stream = rank.stream()
     comm.all_reduce(array, stream=stream)
+    with nccl.group():  # NCCL's first message in a direction waits for the other rank's call
+        other.send(array, 1 - rank.rank, stream=stream)
+        other.recv(received, 1 - rank.rank, stream=stream)
     stream.synchronize()
     comm.timeout = timeout
     if rank.rank == 1:
@@ -271,6 +274,7 @@ def test_a_stream_reports_a_failure_once_and_an_event_always(rank: Rank) -> None
     """What is enqueued after a failure was reported does not have it; the event keeps it."""
     comm, other = rank.communicator(0), rank.communicator(1)
     stream, event, array = rank.stream(), rank.event(), rank.memory.put(np.ones(4))
+    comm.all_reduce(array, stream=stream)  # the first call waits for the other rank's
     if rank.rank == 1:
         other.all_reduce(array, stream=stream)
         stream.synchronize()
@@ -355,8 +359,10 @@ def test_every_thread_that_waits_raises(rank: Rank) -> None:
 @on_ranks(2, by="provider")
 def test_nothing_is_issued_between_the_expiry_and_the_revocation(rank: Rank) -> None:
     comm = rank.communicator(0)
-    comm.timeout = 0.3
     stream, other, array = rank.stream(), rank.stream(), rank.memory.put(np.ones(4))
+    comm.all_reduce(array, stream=stream)  # the first call waits for the other rank's
+    stream.synchronize()
+    comm.timeout = 0.3
     if rank.rank == 1:
         rank.wait_event("done", 0)
         comm.abort()

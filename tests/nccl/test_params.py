@@ -44,6 +44,7 @@ _HOST = {
     "HOSTNCCL_TUNING": ("const char*", "off"),  # as given
     "HOSTNCCL_TUNING_FILE": ("const char*", ""),
     "HOSTNCCL_STRICT": (None, "FALSE"),
+    "HOSTNCCL_CONNECT": (None, "TRUE"),
     "HOSTNCCL_DEADLOCK_MS": ("uint64_t", "1000"),
     "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
 }

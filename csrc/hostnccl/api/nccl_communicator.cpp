@@ -57,7 +57,7 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
   if (comm->state().finalized()) {
     fail(ncclInvalidArgument, "comm was finalized before by ncclCommFinalize");
   }
-  comm->check_usable();
+  comm->check_finalizable();
   if (Group::of_this_thread().uses(comm)) {
     fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group uses");
   }

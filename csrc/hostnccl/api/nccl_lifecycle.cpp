@@ -157,6 +157,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
       if (revoked->derivations().end(Creation::End::ParentRevoked)) return ncclSuccess;
       fail(ncclInvalidArgument, "comm is already revoked");
     }
+    if (revoked->settings().strict_calls && revoked->state().finalized())
+      fail(ncclInvalidArgument, "comm was finalized: it cannot be revoked, only destroyed");
     if (Group::of_this_thread().uses(revoked)) {
       fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group uses");
     }

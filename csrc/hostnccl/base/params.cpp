@@ -67,6 +67,9 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_STRICT", ParamType::Bool, false, 0, 1, "FALSE",
      "whether a new communicator refuses what NCCL leaves undefined, and runs one-sided operations "
      "in the order of NCCL; the ranks must agree"},
+    {"HOSTNCCL_CONNECT", ParamType::Bool, false, 0, 1, "TRUE",
+     "in strict mode: whether the calls of the first collective of a new communicator, and of the "
+     "first message between two ranks, wait for those of the other ranks, as NCCL's do"},
     {"HOSTNCCL_DEADLOCK_MS", ParamType::Uint64, true, 0, 1000000000, "1000",
      "milliseconds for which ranks wait for each other, none of which can continue, until that is "
      "an error; 0 never"},

@@ -32,6 +32,7 @@ enum class ParamId : uint8_t {
   Tuning,
   TuningFile,
   Strict,
+  Connect,
   DeadlockMs,
   DelaySeed,
 };

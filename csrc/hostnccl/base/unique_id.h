@@ -13,7 +13,7 @@
 namespace hostnccl {
 
 // Version of the ids, of the messages of a rendezvous and of the layouts in shared memory.
-inline constexpr uint32_t kProtocol = 5;
+inline constexpr uint32_t kProtocol = 6;
 
 // What all ranks of a rendezvous know and nobody else does: they find each other by its hash, and
 // prove to each other that they know it.

@@ -2,8 +2,8 @@
 //
 // It consists of these, each with its own header: CommState (state and error), OperationOrder
 // (sequence numbers), CollectiveState (steps, staging and scratch of the running collective),
-// ConsumedSignals, Agreement, Recovery, DerivedKeys and Derivations (for communicators derived from
-// it).
+// Connections, ConsumedSignals, Agreement, Recovery, DerivedKeys and Derivations (for communicators
+// derived from it).
 #pragma once
 
 #include <memory>
@@ -12,6 +12,7 @@
 #include "hostnccl/communicator/agreement.h"
 #include "hostnccl/communicator/collective_state.h"
 #include "hostnccl/communicator/comm_state.h"
+#include "hostnccl/communicator/connections.h"
 #include "hostnccl/communicator/consumed_signals.h"
 #include "hostnccl/communicator/derivations.h"
 #include "hostnccl/communicator/derived_keys.h"
@@ -47,14 +48,11 @@ class Communicator final : public WaitingCommunicator {
   // Throws the caller's error if no operation can be issued. Where others have made the
   // communicator fail, ranks that wait for this process elsewhere get to know why.
   void check_usable() const {
-    if (shares_with_ && shares_with_->state().aborted()) [[unlikely]]
-      fail_sharing();
-    try {
-      state_.check_usable();
-    } catch (const Error&) {
-      note_failure();
-      throw;
-    }
+    check([this] { state_.check_usable(); });
+  }
+  // The same for ncclCommFinalize, which a suspended one accepts.
+  void check_finalizable() const {
+    check([this] { state_.check_parent(); });
   }
   // Whether the rules of strict_calls apply to its calls.
   bool strict_calls() const { return !settings_.blocking && settings_.strict_calls; }
@@ -82,6 +80,7 @@ class Communicator final : public WaitingCommunicator {
   OperationOrder& order() { return order_; }
   CollectiveState& collective() { return collective_; }
   ConsumedSignals& consumed_signals() { return consumed_signals_; }
+  Connections& connections() { return connections_; }
   Agreement& agreement() { return agreement_; }
   Recovery& recovery() { return recovery_; }
   DerivedKeys& derived_keys() { return derived_keys_; }
@@ -109,6 +108,17 @@ class Communicator final : public WaitingCommunicator {
   void release_memory();  // see lifecycle/suspension.h
 
  private:
+  template <typename Check>
+  void check(Check&& check_state) const {
+    if (shares_with_ && shares_with_->state().aborted()) [[unlikely]]
+      fail_sharing();
+    try {
+      check_state();
+    } catch (const Error&) {
+      note_failure();
+      throw;
+    }
+  }
   std::shared_ptr<Segment> join_segment(const RendezvousKey& key, Rendezvous::Watch watch);
   void await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const;
   void end_setup(Segment& segment) const;
@@ -135,6 +145,7 @@ class Communicator final : public WaitingCommunicator {
   CommState state_;
   CollectiveState collective_;
   ConsumedSignals consumed_signals_;
+  Connections connections_;
   Agreement agreement_;
   Recovery recovery_;
   DerivedKeys derived_keys_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 
 #include "hostnccl/group/dispatch.h"
 #include "hostnccl/group/simulate.h"
@@ -13,6 +14,20 @@ namespace {
 bool is_message_to_self(const PendingOperation& pending) {
   return is_message(pending.operation.kind) &&
          pending.operation.root_or_peer == pending.comm->rank();
+}
+
+// In strict mode, waits until first operations have connected their ranks. All of a group begin
+// before any of them waits: several ranks may be this thread's.
+void connect_ranks(std::span<const PendingOperation> operations) {
+  std::vector<std::pair<Ref<Communicator>, std::vector<Wait>>> all;
+  for (const auto& [comm, operation, stream, event, window] : operations) {
+    if (!comm->settings().strict_calls) continue;
+    std::vector<Wait> waits = comm->connections().begin(*comm, operation);
+    const CommSettings& settings = comm->settings();
+    if (settings.blocking && settings.connects && !waits.empty())
+      all.emplace_back(comm, std::move(waits));
+  }
+  for (const auto& [comm, waits] : all) Connections::wait(*comm, waits);
 }
 
 // What NCCL runs, or keeps for the next group, although the group is simulated.
@@ -68,6 +83,7 @@ abi::ncclResult_t Group::submit(PendingOperation&& operation) {
     fail(abi::ncclInvalidUsage, "rank %d sends to or receives from itself: call both in one group",
          operation.comm->rank());
   }
+  connect_ranks({&operation, 1});
   dispatch(operation, inline_engine_);
   return operation.comm->begin_issuing() ? abi::ncclInProgress : abi::ncclSuccess;
 }
@@ -204,6 +220,7 @@ abi::ncclResult_t Group::start_all() {
     result = run_jobs(jobs.data(), jobs.size());
   }
   if (operations_.empty()) return result;
+  connect_ranks(operations_);
   dispatch(operations_, inline_engine_);
   bool continues = false;
   for (const PendingOperation& pending : operations_)

@@ -22,6 +22,8 @@ struct CommSettings {
   // In strict mode: calls of a non-blocking communicator are in progress when they return, refuse
   // the next one until then, and a refusal is the communicator's error for good.
   bool strict_calls = strict && strict_calls_on();
+  // First operations connect their ranks: see Connections.
+  bool connects = strict_calls && param_number(ParamId::Connect) != 0;
   bool split_share = false;   // of the children that split() makes, and shrink()
   bool shrink_share = false;  // both have an effect in strict mode only
   std::string name;

@@ -87,6 +87,7 @@ struct alignas(4096) RankState {
   ExchangeRecord records[2];
   Flag recovery_step;   // number of the last recovery that it takes part in
   SharedRanks left[2];  // its proposals for that recovery and the one before: who is left
+  Flag called;          // in strict mode, 1: it has called a collective
   std::atomic<uint64_t> given_up;  // the creation that it gave up last: see lifecycle/derive.cpp
   alignas(128) std::atomic<Presence> presence;
   std::atomic<uint32_t> accessing;  // 1 while this rank reads peers' buffers by pointer
@@ -137,6 +138,8 @@ struct CapturedSignal {
 struct alignas(4096) PairRing {
   alignas(128) Flag posted;  // cells that the sender has filled
   alignas(128) Flag taken;   // cells that the receiver has emptied
+  Flag sender_called;        // in strict mode, 1: it has called ncclSend
+  Flag receiver_called;      // ncclRecv
   alignas(128) Cell cells[kCells];
   alignas(128) Flag signals[kMaxSignals];
   alignas(128) CapturedSignal captured_signals[kMaxSignals];

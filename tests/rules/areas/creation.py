@@ -7,8 +7,9 @@ from typing import Any
 
 from tests.rules.api import UniqueId
 from tests.rules.rank import Rank, handle
-from tests.rules.rule import differs, rule
+from tests.rules.rule import differs, rule, stricter
 
+_TWICE = stricter(["success", "invalidUsage"], "a creation that never works is refused")
 _ID = "an ID that no call returned is a wrong argument; NCCL tries to connect to its address"
 
 
@@ -45,6 +46,8 @@ def id_zeros(rank: Rank) -> list[str]:
     nccl={"2.18": ["success", "systemError"], "2.24": "hang"},
     alone=True,
     seconds=4,
+    double=_TWICE,
+    host=_TWICE,
 )
 def id_used_twice(rank: Rank) -> list[str]:
     made = rank.id()

@@ -125,6 +125,7 @@ def two_ranks_of_a_thread(rank: Rank) -> list[str]:
     nccl={"2.18": ["success", "success", "done", "done"], "2.24": "hang"},
     env=_CONNECT,
     seconds=4,
+    host=stricter(["invalidUsage", "invalidUsage", "done", "done"], "the deadlock is reported"),
 )
 def two_ranks_without_group(rank: Rank) -> list[str]:
     comms, streams, memories = _two(rank)
@@ -163,6 +164,7 @@ def two_ranks_without_group_later(rank: Rank) -> list[str]:
     processes=True,
     seconds=4,
     env=_CONNECT,
+    host=stricter(["remoteError", "remoteError"], "the dead rank is reported"),
 )
 def first_operation_of_dead_peer(rank: Rank) -> list[str] | None:
     comm = rank.create()
