@@ -131,8 +131,9 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
     group.operations.clear();
   }
   for (const StreamRef& stream : streams) stream->after_work();
-  group.clear();
-  return result == ncclSuccess ? set_up : result;
+  const ncclResult_t created = group.clear();
+  if (result == ncclSuccess) result = set_up;
+  return result == ncclSuccess ? created : result;
 }
 
 ncclResult_t Call<&Table::ncclGroupSimulateEnd>::run(const char*, ncclSimInfo_t* simInfo) {

@@ -28,14 +28,30 @@ bool holds(const Rule& rule) {
   return text && *text ? std::atoi(text) != 0 : rule.otherwise;
 }
 
+bool may_share_gpus() {
+  const char* text = kNcclVersion < 23000 ? nullptr : std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return (text && std::atoi(text) != 0) || !holds(kRefuseSharedGpus);
+}
+
+void Communicator::enter(int size, int own_rank) {
+  constexpr int kMostRanks = 1024;
+  if (key.empty() || may_share_gpus()) return;
+  if (size < 2 || size > kMostRanks || own_rank < 0 || own_rank >= size) return;
+  peers = std::make_unique<Peers>(key, size, own_rank);
+  peers->place(device);
+}
+
 void Communicator::learn() {
   if (engine == nullptr || nranks != 0) return;
   int count = 0;
   if (nccl().ncclCommCount(engine, &count) != ncclSuccess) return;
   nccl().ncclCommUserRank(engine, &rank);
   nranks = count;
-  if (!key.empty() && (holds(kWaitForPeers) || holds(kConnect)))
+  if (!peers && !key.empty() && (holds(kWaitForPeers) || holds(kConnect)))
     peers = std::make_unique<Peers>(key, nranks, rank);
+  if (!peers || may_share_gpus() || !peers->share_gpu()) return;
+  creation_failed = true;
+  refused = ncclInvalidUsage;
 }
 
 void Communicator::connect(int peer) {

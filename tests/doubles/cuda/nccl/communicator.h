@@ -39,7 +39,8 @@ struct Communicator {
   std::atomic<bool> issuing{false};
   std::atomic<bool> stuck{false};   // in progress for good, after a group with non-blocking ones
   std::atomic<bool> called{false};  // a collective
-  std::mutex mutex;                 // of begun and unanswered
+  std::atomic<bool> creation_failed{false};
+  std::mutex mutex;                              // of begun and unanswered
   std::vector<std::pair<int, bool>> begun;       // messages: peers, and whether it sends
   std::vector<std::pair<int, bool>> unanswered;  // those of them that connect
   bool had_messages = false;                     // a group with messages has ended
@@ -48,7 +49,9 @@ struct Communicator {
   std::chrono::steady_clock::time_point child_ready{};
 
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
-  // Its number and rank from the engine, once that knows them.
+  // Before its ranks join.
+  void enter(int size, int own_rank);
+  // Its number and rank from the engine, once that knows them. Two ranks on one GPU fail it.
   void learn();
   void connect(int peer);
   // Notes the first collective, or the first message to or from a peer in a direction.
@@ -71,6 +74,8 @@ struct Communicator {
   bool makes_child();  // whether the call that makes the last child is under way
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;
+
+bool may_share_gpus();
 
 CommunicatorRef find_communicator(ncclComm_t handle);  // null: it is not one
 void publish(const CommunicatorRef& communicator);

@@ -84,7 +84,8 @@ void wait_while_in_progress(const Communicator& communicator) {
 // ready.
 template <class EngineCall>
 ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key, EngineCall&& call,
-                    const CommunicatorRef& parent = nullptr, bool later = false) {
+                    const CommunicatorRef& parent = nullptr, bool later = false, int nranks = 0,
+                    int rank = -1) {
   if (out == nullptr) return ncclInvalidArgument;
   Group& group = Group::of_this_thread();
   if (parent && !before_24() && parent->unready() != ncclSuccess) {
@@ -106,6 +107,7 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   made->device = device;
   made->blocking = blocking;
   made->key = std::move(key);
+  made->enter(nranks, rank);
   made->engine = untouched;
   publish(made);
   const DeviceScope scope(device);
@@ -123,7 +125,12 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   group.creations.push_back({out, made, later ? parent : nullptr, parent != nullptr});
   if (parent && !parent->blocking) parent->child = made;
   if (group.depth > 0) return result;
-  group.settle_creations();
+  if (group.settle_creations() != ncclSuccess) {
+    nccl().ncclCommAbort(made->engine);
+    withdraw(made->handle());
+    *out = nullptr;
+    return ncclInvalidUsage;
+  }
   if (!parent && !blocking) group.created = made;
   if (later) return ncclSuccess;
   if (result == ncclInProgress && waits) {
@@ -167,8 +174,10 @@ const char* Call<&Table::ncclGetErrorString>::run(const char*, ncclResult_t resu
 ncclResult_t Call<&Table::ncclCommInitRank>::run(const char*, ncclComm_t* comm, int nranks,
                                                  ncclUniqueId id, int rank) {
   if (comm != nullptr && nranks < 1 && before_24()) *comm = nullptr;
-  return create(comm, current_or_first().device(), true, text_of(id),
-                [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, nranks, id, rank); });
+  return create(
+      comm, current_or_first().device(), true, text_of(id),
+      [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, nranks, id, rank); }, nullptr,
+      false, nranks, rank);
 }
 
 ncclResult_t Call<&Table::ncclCommInitRankConfig>::run(const char*, ncclComm_t* comm, int nranks,
@@ -176,10 +185,12 @@ ncclResult_t Call<&Table::ncclCommInitRankConfig>::run(const char*, ncclComm_t* 
                                                        ncclConfig_t* config) {
   CreationConfig own(config);
   if (!own.valid()) return ncclInvalidArgument;
-  return create(comm, current_or_first().device(), own.blocking(true), text_of(id),
-                [&](ncclComm_t* out) {
-                  return nccl().ncclCommInitRankConfig(out, nranks, id, rank, own.get());
-                });
+  return create(
+      comm, current_or_first().device(), own.blocking(true), text_of(id),
+      [&](ncclComm_t* out) {
+        return nccl().ncclCommInitRankConfig(out, nranks, id, rank, own.get());
+      },
+      nullptr, false, nranks, rank);
 }
 
 ncclResult_t Call<&Table::ncclCommInitRankScalable>::run(const char*, ncclComm_t* comm, int nranks,
@@ -188,9 +199,12 @@ ncclResult_t Call<&Table::ncclCommInitRankScalable>::run(const char*, ncclComm_t
   const std::string key = ids && count > 0 ? text_of(*ids) : std::string();
   CreationConfig own(config);
   if (!own.valid()) return ncclInvalidArgument;
-  return create(comm, current_or_first().device(), own.blocking(true), key, [&](ncclComm_t* out) {
-    return nccl().ncclCommInitRankScalable(out, nranks, rank, count, ids, own.get());
-  });
+  return create(
+      comm, current_or_first().device(), own.blocking(true), key,
+      [&](ncclComm_t* out) {
+        return nccl().ncclCommInitRankScalable(out, nranks, rank, count, ids, own.get());
+      },
+      nullptr, false, nranks, rank);
 }
 
 ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, int count,
@@ -201,9 +215,7 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
     if (device < 0 || device >= device_count())
       return before_24() ? ncclUnhandledCudaError : ncclInvalidArgument;
     for (int j = 0; j < i && devices; ++j)
-      if (devices[j] == device && holds(kRefuseSharedGpus) &&
-          std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") == nullptr)
-        return ncclInvalidUsage;
+      if (devices[j] == device && !may_share_gpus()) return ncclInvalidUsage;
   }
   current_or_first();
   std::vector<ncclComm_t> made(static_cast<size_t>(count));
@@ -307,6 +319,7 @@ ncclResult_t Call<&Table::ncclCommDestroy>::run(const char*, ncclComm_t comm) {
   const CommunicatorRef communicator = find_communicator(comm);
   if (!communicator) return nccl().ncclCommDestroy(comm);
   ncclResult_t unready = communicator->unready();
+  if (communicator->creation_failed && kNcclVersion < 22800) unready = ncclSuccess;
   if (unready == ncclSuccess && !communicator->blocking && communicator->state() == ncclInProgress)
     unready = ncclInvalidArgument;
   if (unready == ncclSuccess && !before_24() && communicator->failed())
@@ -371,11 +384,11 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   const CommunicatorRef communicator = find_communicator(comm);
   const ncclResult_t result = nccl().ncclCommGetAsyncError(engine_handle(comm), error);
   if (!communicator || result != ncclSuccess) return result;
+  if (*error == ncclSuccess) communicator->learn();
   if (const ncclResult_t kept = communicator->refused.load(); kept != ncclSuccess) {
     *error = kept;
     return ncclSuccess;
   }
-  if (*error == ncclSuccess) communicator->learn();
   if (*error == ncclSuccess && communicator->makes_child()) *error = ncclInProgress;
   const bool busy =
       communicator->issuing.exchange(false) || communicator->connects() || communicator->stuck;

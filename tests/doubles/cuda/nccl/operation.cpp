@@ -184,7 +184,8 @@ bool Group::wait_connected() const {
   return connected;
 }
 
-void Group::settle_creations() {
+ncclResult_t Group::settle_creations() {
+  ncclResult_t result = ncclSuccess;
   for (const Creation& creation : creations) {
     if (creation.communicator->engine != nullptr && creation.parent) {
       follow(creation);
@@ -196,19 +197,21 @@ void Group::settle_creations() {
     } else {
       *creation.out = creation.communicator->handle();
       if (creation.communicator->blocking) creation.communicator->learn();
+      if (creation.communicator->creation_failed) result = ncclInvalidUsage;
     }
   }
   creations.clear();
+  return result;
 }
 
-void Group::clear() {
+ncclResult_t Group::clear() {
   for (Operation& operation : operations) operation.cancel();
   operations.clear();
   for (const CommunicatorRef& communicator : communicators) communicator->calls.fetch_sub(1);
   communicators.clear();
   one_sided.clear();
-  settle_creations();
   blocking = -1;
+  return settle_creations();
 }
 
 }  // namespace cuda_double

@@ -70,8 +70,8 @@ struct Group {
   bool creates() const;                   // the last creation is in progress
   bool begin_progress();  // of the communicators of its operations: whether one is in progress
   bool wait_connected() const;
-  void settle_creations();
-  void clear();
+  ncclResult_t settle_creations();  // an error: two ranks have one GPU
+  ncclResult_t clear();
 };
 
 }  // namespace cuda_double

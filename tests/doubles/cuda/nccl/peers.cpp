@@ -35,7 +35,7 @@ Peers::Peers(const std::string& key, int nranks, int rank)
   char name[40];
   std::snprintf(name, sizeof name, "/nccl-double-%016zx", std::hash<std::string>()(key));
   path_ = folder() + name;
-  bytes_ = sizeof(std::atomic<int>) * static_cast<size_t>(nranks * (2 * nranks + 4));
+  bytes_ = sizeof(std::atomic<int>) * static_cast<size_t>(nranks * (2 * nranks + 5));
   const int file = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes_)) != 0) {
     std::perror(path_.c_str());
@@ -44,6 +44,12 @@ Peers::Peers(const std::string& key, int nranks, int rank)
   void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
   words_ = static_cast<std::atomic<int>*>(memory);
+  // An earlier creation with this id may have failed.
+  for (auto* word : {&closed(rank), &set_up_word(rank), &called(rank), &gpu(rank)}) word->store(0);
+  for (int peer = 0; peer < nranks; ++peer) {
+    connected(rank, peer).store(0);
+    messages(rank, peer).store(0);
+  }
   pid(rank).store(getpid());
 }
 
@@ -53,6 +59,19 @@ Peers::~Peers() {
   for (int peer = 0; peer < nranks_; ++peer) last = last && pid(peer).load() != 0 && !in_use(peer);
   if (last) unlink(path_.c_str());
   munmap(words_, bytes_);
+}
+
+void Peers::place(int device) {
+  const char* host = std::getenv("NCCL_HOSTID");
+  const std::string text = std::to_string(device) + " of " + (host ? host : "this host");
+  gpu(rank_).store(static_cast<int>(std::hash<std::string>()(text) | 1));
+}
+
+bool Peers::share_gpu() const {
+  for (int rank = 0; rank < nranks_; ++rank)
+    for (int other = 0; other < rank; ++other)
+      if (gpu(rank).load() != 0 && gpu(rank).load() == gpu(other).load()) return true;
+  return false;
 }
 
 void Peers::connect(int peer) {

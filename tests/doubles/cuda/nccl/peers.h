@@ -16,6 +16,10 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
+  // The GPU of this rank, before all ranks have joined; then, whether two ranks have one.
+  void place(int device);
+  bool share_gpu() const;
+
   void connect(int peer);  // below 0: all
   void close();            // this rank's connections
   // Until no rank of another process that is alive is connected to this process's ranks. Returns at
@@ -45,11 +49,12 @@ class Peers {
   std::atomic<int>& closed(int rank) const { return words_[nranks_ + rank]; }
   std::atomic<int>& set_up_word(int rank) const { return words_[2 * nranks_ + rank]; }
   std::atomic<int>& called(int rank) const { return words_[3 * nranks_ + rank]; }
+  std::atomic<int>& gpu(int rank) const { return words_[4 * nranks_ + rank]; }
   std::atomic<int>& connected(int from, int to) const {
-    return words_[4 * nranks_ + from * nranks_ + to];
+    return words_[5 * nranks_ + from * nranks_ + to];
   }
   std::atomic<int>& messages(int from, int to) const {
-    return words_[(4 + nranks_) * nranks_ + from * nranks_ + to];
+    return words_[(5 + nranks_) * nranks_ + from * nranks_ + to];
   }
   bool in_use(int rank) const;
 

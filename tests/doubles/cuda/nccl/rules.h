@@ -44,8 +44,8 @@ inline constexpr Rule kParentLater{"NCCL_DOUBLE_PARENT_LATER", true};
 inline constexpr Rule kConnect{"NCCL_DOUBLE_CONNECT", false};
 // A kernel whose peer has died spins until the communicator is aborted, and NCCL does not notice.
 inline constexpr Rule kDeadPeersSpin{"NCCL_DOUBLE_DEAD_PEERS_SPIN", true};
-// ncclCommInitAll refuses two ranks on one GPU, unless NCCL_MULTI_RANK_GPU_ENABLE is set. Ranks of
-// several processes on one GPU are not refused.
+// Two ranks on one GPU are refused, unless they have different NCCL_HOSTIDs, or, from 2.30 on,
+// NCCL_MULTI_RANK_GPU_ENABLE is set. ncclCommInitAll does not look at the former.
 inline constexpr Rule kRefuseSharedGpus{"NCCL_DOUBLE_REFUSE_SHARED_GPUS", true};
 
 // Ranks can map each other's memory. Otherwise one-sided operations are refused.
