@@ -98,15 +98,10 @@ def _on_its_gpu(rank: int, size: int, name: str) -> None:
         torch.set_default_device(None)
 
 
-# Over a double whose first messages wait for the other rank's call, as NCCL's do.
-_FIRST_MESSAGES = ("ring", "small messages")
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", _SHARED)
 def test_every_operation(device_world: World, name: str) -> None:
-    env = {"NCCL_DOUBLE_CONNECT": str(int(name in _FIRST_MESSAGES))}
-    device_world(2, _on_its_gpu, name, init={"backend": "cpu:gloo,cuda:pynccl"}, env=env)
+    device_world(2, _on_its_gpu, name, init={"backend": "cpu:gloo,cuda:pynccl"})
 
 
 def _objects_and_barriers(rank: int, size: int) -> None:

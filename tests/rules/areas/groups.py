@@ -14,16 +14,12 @@ from tests.rules.rule import rule, stricter
 
 # Waiting
 
-# The double connects ranks in first operations only if it is asked to.
-_CONNECT = {"NCCL_DOUBLE_CONNECT": "1"}
-
 
 @rule(
     "AllReduce",
     "Since 2.24 the first collective of a communicator waits for the calls of the other ranks",
     nccl={"2.18": "returns success", "2.24": "waits success"},
     ranks=2,
-    env=_CONNECT,
 )
 def first_collective_waits(rank: Rank) -> str:
     comm = rank.create()
@@ -64,7 +60,6 @@ def _message(rank: Rank, comm: c.c_void_p, stream: c.c_void_p, memory: c.c_void_
     "The first message between two ranks waits for the peer's call",
     nccl="waits success",
     ranks=2,
-    env=_CONNECT,
 )
 def first_message_waits(rank: Rank) -> str:
     comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
@@ -123,7 +118,7 @@ def two_ranks_of_a_thread(rank: Rank) -> list[str]:
     "AllReduce",
     "Since 2.24 a first collective of two ranks of one thread without a group never returns",
     nccl={"2.18": ["success", "success", "done", "done"], "2.24": "hang"},
-    env=_CONNECT,
+    alone=True,
     seconds=4,
     host=stricter(["invalidUsage", "invalidUsage", "done", "done"], "the deadlock is reported"),
 )
@@ -163,7 +158,6 @@ def two_ranks_without_group_later(rank: Rank) -> list[str]:
     ranks=2,
     processes=True,
     seconds=4,
-    env=_CONNECT,
     host=stricter(["remoteError", "remoteError"], "the dead rank is reported"),
 )
 def first_operation_of_dead_peer(rank: Rank) -> list[str] | None:

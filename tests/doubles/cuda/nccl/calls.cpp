@@ -80,10 +80,27 @@ ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cuda
   return found.stream->before_work() == CUDA_SUCCESS ? ncclSuccess : ncclUnhandledCudaError;
 }
 
+ncclResult_t connect_and_issue(const Operation& operation,
+                               const std::function<ncclResult_t()>& issue) {
+  if (Group::of_this_thread().depth > 0) return issue();
+  nccl().ncclGroupStart();  // the engine's
+  const ncclResult_t result = issue();
+  bool connected = true;
+  if (result == ncclSuccess) {
+    operation.connect();
+    connected = operation.communicator()->wait_connected();
+    if (!connected) Group::fail_engine();
+  }
+  const ncclResult_t ended = nccl().ncclGroupEnd();
+  if (!connected) return ncclInternalError;
+  return result == ncclSuccess ? ended : result;
+}
+
 ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t result) {
   Group& group = Group::of_this_thread();
   if (result != ncclSuccess && result != ncclInProgress) {
     operation->cancel();
+    if (group.depth > 0) group.failed = true;
     return result;
   }
   if (group.depth > 0) {
@@ -94,9 +111,7 @@ ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t re
   }
   operation->finish();
   operation->stream()->after_work();
-  operation->connect();
-  if (operation->communicator()->begin_progress(operation->message())) return ncclInProgress;
-  return operation->communicator()->wait_connected() ? result : ncclInternalError;
+  return operation->communicator()->begin_progress(operation->message()) ? ncclInProgress : result;
 }
 
 ncclResult_t Call<&Table::ncclGroupStart>::run(const char*) {
@@ -119,17 +134,17 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
   for (const Operation& operation : group.operations)
     if (std::find(streams.begin(), streams.end(), operation.stream()) == streams.end())
       streams.push_back(operation.stream());
+  const bool connected = group.failed || group.connect();
+  if (!connected) Group::fail_engine();  // nothing is issued
   for (const StreamRef& stream : streams) stream->before_work();
   group.depth = 0;
   ncclResult_t result = nccl().ncclGroupEnd();
   if (result == ncclSuccess || result == ncclInProgress) {
     for (Operation& operation : group.operations) operation.finish();
-    if (group.begin_progress())
-      result = ncclInProgress;
-    else if (!group.wait_connected())
-      result = ncclInternalError;
+    if (group.begin_progress()) result = ncclInProgress;
     group.operations.clear();
   }
+  if (!connected) result = ncclInternalError;
   for (const StreamRef& stream : streams) stream->after_work();
   const ncclResult_t created = group.clear();
   if (result == ncclSuccess) result = set_up;

@@ -2,6 +2,7 @@
 // goes to the engine with the engine's handles; entries that a rule concerns have their own Call.
 #pragma once
 
+#include <functional>
 #include <tuple>
 #include <type_traits>
 
@@ -63,6 +64,10 @@ ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaSt
                            EngineCall&& call);
 ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
                              std::unique_ptr<Operation>& operation);
+// The ranks of a first operation connect when its arguments are good. If they cannot, it is not
+// issued.
+ncclResult_t connect_and_issue(const Operation& operation,
+                               const std::function<ncclResult_t()>& issue);
 ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t result);
 
 template <class EngineCall>
@@ -75,7 +80,8 @@ ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaSt
   std::unique_ptr<Operation> operation;
   ncclResult_t result = begin_operation(arguments, handle, stream, operation);
   if (result != ncclSuccess) return communicator->refuse(result);
-  result = call(communicator->engine, operation->stream()->queue());
+  const auto issue = [&] { return call(communicator->engine, operation->stream()->queue()); };
+  result = operation->connects() ? connect_and_issue(*operation, issue) : issue();
   return communicator->refuse(end_operation(std::move(operation), result));
 }
 

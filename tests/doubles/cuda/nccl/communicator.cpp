@@ -108,6 +108,11 @@ void Communicator::begin_message(int peer, bool sends) {
   unanswered.push_back(message);
 }
 
+bool Communicator::has_begun(int peer, bool sends) {
+  const std::lock_guard lock(mutex);
+  return std::find(begun.begin(), begun.end(), std::pair(peer, sends)) != begun.end();
+}
+
 bool Communicator::connects() {
   if (revoked || aborted || !peers) return false;
   const bool waits = holds(kConnect);

@@ -57,6 +57,7 @@ struct Communicator {
   // Notes the first collective, or the first message to or from a peer in a direction.
   void begin_collective();
   void begin_message(int peer, bool sends);
+  bool has_begun(int peer, bool sends);
   ncclResult_t state() const;  // the engine's
   bool failed() const;         // has an asynchronous error, as the engine sees it
   bool busy();  // non-blocking: an operation, or the making of a child, is in progress

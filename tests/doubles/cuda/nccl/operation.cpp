@@ -114,6 +114,11 @@ void Operation::finish() {
       new Finish{communicator_, std::move(use_)});
 }
 
+bool Operation::connects() const {
+  return message_ ? !communicator_->has_begun(peer_, sends_)
+                  : collective_ && !communicator_->called;
+}
+
 void Operation::connect() const {
   if (message_) communicator_->begin_message(peer_, sends_);
   if (collective_) communicator_->begin_collective();
@@ -140,6 +145,11 @@ ncclResult_t Group::join(bool comm_blocking) {
 
 // A call without a communicator is a mistake for the engine.
 void Group::fail() {
+  of_this_thread().failed = true;
+  fail_engine();
+}
+
+void Group::fail_engine() {
   nccl().ncclAllReduce(nullptr, nullptr, 0, ncclInt8, ncclSum, nullptr, nullptr);
 }
 
@@ -163,7 +173,6 @@ static void follow(const Group::Creation& creation) {
 bool Group::begin_progress() {
   std::map<Communicator*, bool> all;  // whether there are messages
   for (const Operation& operation : operations) {
-    operation.connect();
     bool& messages = all[operation.communicator().get()];
     messages = messages || operation.message();
   }
@@ -176,9 +185,10 @@ bool Group::begin_progress() {
   return continues;
 }
 
-// All ranks of the group have begun to connect: they may wait for each other.
-bool Group::wait_connected() const {
+// All ranks of the group begin to connect before one waits: they may wait for each other.
+bool Group::connect() const {
   bool connected = true;
+  for (const Operation& operation : operations) operation.connect();
   for (const Operation& operation : operations)
     connected = operation.communicator()->wait_connected() && connected;
   return connected;
@@ -211,6 +221,7 @@ ncclResult_t Group::clear() {
   communicators.clear();
   one_sided.clear();
   blocking = -1;
+  failed = false;
   return settle_creations();
 }
 

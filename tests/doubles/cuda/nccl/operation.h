@@ -28,7 +28,8 @@ class Operation {
   const CommunicatorRef& communicator() const { return communicator_; }
   const StreamRef& stream() const { return stream_; }
   bool message() const { return message_; }  // a send or a receive
-  void connect() const;                      // notes that it connects ranks, if it is the first one
+  bool connects() const;                     // it is the first one
+  void connect() const;                      // notes that, if it is
   // What is to run after the operation, on its stream: memory is checked, and the kernel of a dead
   // peer spins.
   void finish();
@@ -47,7 +48,8 @@ class Operation {
 // The calling thread's group.
 struct Group {
   int depth = 0;
-  int blocking = -1;  // of the communicators created in it; -1: none yet
+  int blocking = -1;    // of the communicators created in it; -1: none yet
+  bool failed = false;  // a call was refused
   std::vector<Operation> operations;
   std::vector<CommunicatorRef> communicators;  // in calls until the group ends
 
@@ -66,10 +68,11 @@ struct Group {
   static Group& of_this_thread();
   ncclResult_t set_up_one_sided();
   ncclResult_t join(bool comm_blocking);  // a creation
-  static void fail();                     // the engine's group has failed
+  static void fail();                     // a call was refused
+  static void fail_engine();              // the engine's group has failed
   bool creates() const;                   // the last creation is in progress
   bool begin_progress();  // of the communicators of its operations: whether one is in progress
-  bool wait_connected() const;
+  bool connect() const;   // false: its operations must not be issued
   ncclResult_t settle_creations();  // an error: two ranks have one GPU
   ncclResult_t clear();
 };

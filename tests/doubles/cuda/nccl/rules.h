@@ -39,9 +39,8 @@ inline constexpr Rule kInProgress{"NCCL_DOUBLE_IN_PROGRESS", true};
 inline constexpr Rule kParentLater{"NCCL_DOUBLE_PARENT_LATER", true};
 // The first collective of a communicator, from 2.24 on, and the first message between two ranks in
 // each direction connect their ranks: the call, or the end of its group, waits for the calls of the
-// others, without limit. A non-blocking communicator is in progress meanwhile. Off unless it is
-// asked for, as the table of rules does: pynccl's tests have not been run with it.
-inline constexpr Rule kConnect{"NCCL_DOUBLE_CONNECT", false};
+// others, without limit. A non-blocking communicator is in progress meanwhile.
+inline constexpr Rule kConnect{"NCCL_DOUBLE_CONNECT", true};
 // A kernel whose peer has died spins until the communicator is aborted, and NCCL does not notice.
 inline constexpr Rule kDeadPeersSpin{"NCCL_DOUBLE_DEAD_PEERS_SPIN", true};
 // Two ranks on one GPU are refused, unless they have different NCCL_HOSTIDs, or, from 2.30 on,
