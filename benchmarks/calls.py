@@ -15,19 +15,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import datetime
-import json
 import os
 import platform
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import callgrind, calls_rows
+from benchmarks import callgrind, calls_rows, report
 from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, Row
+from benchmarks.machine import cpu
 from tools import noop
 
 __all__ = ["Result", "main", "of_fake", "of_traces", "table"]
@@ -67,7 +65,7 @@ def main() -> int:
     options = _parse()
     with _nccl_in_search_path():
         rows, missing = calls_rows.rows()
-        print(f"{_machine()}\n{', '.join(_versions())}\n")
+        print(f"{cpu()}\n{', '.join(_versions())}\n")
         samples = _measure(rows, options.repeats, options.budget)
         counts = _count(options.instructions)
     results = [
@@ -192,31 +190,16 @@ def of_traces(results: list[Result]) -> list[str]:
 
 
 def _write(folder: Path, results: list[Result], missing: dict[str, str]) -> None:
-    from benchmarks.calls_plot import write_plot  # takes a second to import
+    from benchmarks.plot import bars  # takes a second to import
 
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.orig_argv),
-        "machine": _machine(),
-        "versions": _versions(),
-        "missing": missing,
-        "rows": [dataclasses.asdict(result) for result in results],
-    }
-    (folder / "calls.json").write_text(json.dumps(content, indent=1) + "\n")
-    write_plot(
-        folder / "calls.png",
+    rows = [dataclasses.asdict(result) for result in results]
+    path = folder / "calls.json"
+    report.write_json(path, rows, machine=cpu(), versions=_versions(), missing=missing)
+    bars(
+        path.with_suffix(".png"),
         [(r.name, r.operation, r.seconds) for r in results if r.operation != LOOP],
-        f"{_machine()}\n{', '.join(_versions())}",
+        f"{cpu()}\n{', '.join(_versions())}",
     )
-    for suffix in ("json", "png"):
-        print(f"wrote {folder / 'calls'}.{suffix}")
-
-
-def _machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line for line in lines if line.startswith("model name")), platform.machine())
-    return f"{model.rpartition(':')[2].strip()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _versions() -> list[str]:

@@ -13,8 +13,7 @@ result ends the run.
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -126,21 +125,22 @@ def _measure(settings: Settings) -> tuple[Machine, list[Row]]:
 
 
 def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) -> None:
-    from benchmarks.plot import write_plot  # takes a second to import
+    from benchmarks.plot import Point, lines  # takes a second to import
 
     print(report.summary(rows))
     stem = f"collectives-{settings.device}-{settings.nranks}ranks-{settings.dtype}"
-    report.write_json(
-        folder / f"{stem}.json",
-        settings,
-        machine,
-        rows,
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=shlex.join(sys.orig_argv),
-    )
-    write_plot(folder / f"{stem}.png", rows, report.describe(machine, settings))
-    print(f"numbers: {folder / stem}.json")
-    print(f"plot:    {folder / stem}.png")
+    about = dataclasses.asdict(settings)
+    for of_this_run in ("folder", "seconds"):
+        del about[of_this_run]
+    content = [{**dataclasses.asdict(row), "times_faster": row.times_faster} for row in rows]
+    path = folder / f"{stem}.json"
+    report.write_json(path, content, settings=about, machine=dataclasses.asdict(machine))
+    points = [
+        Point(row.collective, timing.library, row.nbytes, timing.seconds, timing.samples)
+        for row in rows
+        for timing in row.timings
+    ]
+    lines(path.with_suffix(".png"), points, report.describe(machine, settings))
 
 
 def _positive(text: str) -> int:

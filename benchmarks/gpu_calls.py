@@ -7,7 +7,6 @@ function of the loaded library; what a way takes beyond it is the cost of that w
 from __future__ import annotations
 
 import ctypes
-import statistics
 import tempfile
 import timeit
 from collections.abc import Callable, Iterator
@@ -17,14 +16,16 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import compiler
-from benchmarks.gpu_figures import BARE, CallCost
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import Note
+from benchmarks.results import Figure, Note
 from benchmarks.world import World
 from pynccl import nccl, raw
 
 __all__ = ["run"]
 
+_BARE = "NCCL's C function, from C"
+_TORCH = "torch.distributed"
+_ASYNC = ", async, wait"
 _ELEMENTS = 1024  # float32: small enough that the device is done before the next call
 _WARM_UP = 5
 # Calls in a sample. The device's queue must not fill up, or the host would wait for it.
@@ -34,7 +35,7 @@ _CALLS_SHARED = 10  # each takes several turns of some milliseconds
 Timer = Callable[[int], float]
 
 
-def run(world: World, repeats: int, calls: int | None = None) -> Iterator[CallCost | Note]:
+def run(world: World, repeats: int, calls: int | None = None) -> Iterator[Figure | Note]:
     """Measure every way there is.
 
     Args:
@@ -51,15 +52,17 @@ def run(world: World, repeats: int, calls: int | None = None) -> Iterator[CallCo
         for timer in ways.values():
             timer(_WARM_UP)
             world.synchronize()
-        samples: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(repeats):
-            for way, timer in ways.items():
-                world.barrier()
-                samples[way].append(timer(calls) / calls)
-                world.synchronize()
-    for way, seconds in samples.items():
-        slowest = world.maximum(seconds)
-        yield CallCost(world.nranks, way, tensor.nbytes, statistics.median(slowest), tuple(slowest))
+        # A call that is waited for is compared with one that is.
+        figures = world.compare(
+            {way: _sampler(timer, calls) for way, timer in ways.items()},
+            repeats,
+            lambda way: _TORCH + _ASYNC * way.endswith(_ASYNC),
+            bytes=tensor.nbytes,
+        )
+    bare = next((figure["seconds"] for figure in figures if figure["way"] == _BARE), None)
+    for figure in figures:
+        over = None if bare is None else figure["seconds"] - bare
+        yield {**figure, "over_c_seconds": over}
 
 
 def _ways(world: World, tensor: torch.Tensor, folder: Path) -> tuple[dict[str, Timer], str]:
@@ -69,7 +72,7 @@ def _ways(world: World, tensor: torch.Tensor, folder: Path) -> tuple[dict[str, T
     stream = torch.cuda.current_stream().cuda_stream if tensor.is_cuda else 0
     bare, note = _bare(world, tensor, stream, folder)
     if bare:
-        ways[BARE] = bare
+        ways[_BARE] = bare
     address = tensor.data_ptr()
     ways["pynccl.raw, integers"] = _timer(
         "all_reduce(address, address, count, dtype, op, comm, stream)",
@@ -89,24 +92,26 @@ def _ways(world: World, tensor: torch.Tensor, folder: Path) -> tuple[dict[str, T
     ways["pynccl plan of one"] = _timer("plan()", plan=plan)
     of_mirror = {"all_reduce": mirror.all_reduce, "tensor": tensor}
     ways["pynccl as dist"] = _timer("all_reduce(tensor)", **of_mirror)
-    ways["pynccl as dist, async, wait"] = _timer(
+    ways[f"pynccl as dist{_ASYNC}"] = _timer(
         "all_reduce(tensor, async_op=True).wait()", **of_mirror
     )
     if world.torch:
         of_torch = {"all_reduce": dist.all_reduce, "tensor": tensor}
-        ways["torch.distributed"] = _timer("all_reduce(tensor)", **of_torch)
-        ways["torch.distributed, async, wait"] = _timer(
-            "all_reduce(tensor, async_op=True).wait()", **of_torch
-        )
+        ways[_TORCH] = _timer("all_reduce(tensor)", **of_torch)
+        ways[f"{_TORCH}{_ASYNC}"] = _timer("all_reduce(tensor, async_op=True).wait()", **of_torch)
     for other in world.others:
         if other.group:
-            way = f"torch.distributed {other.name.removeprefix('torch ')}"
+            way = f"{_TORCH} {other.name.removeprefix('torch ')}"
             of_other = {"all_reduce": dist.all_reduce, "tensor": tensor, "group": other.group}
             ways[way] = _timer("all_reduce(tensor, group=group)", **of_other)
-            ways[f"{way}, async, wait"] = _timer(
+            ways[f"{way}{_ASYNC}"] = _timer(
                 "all_reduce(tensor, group=group, async_op=True).wait()", **of_other
             )
     return ways, note
+
+
+def _sampler(timer: Timer, calls: int) -> Callable[[], float]:
+    return lambda: timer(calls) / calls
 
 
 def _timer(statement: str, **names: object) -> Timer:

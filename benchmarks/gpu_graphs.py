@@ -6,17 +6,15 @@ the operations of a plan are. Each way is checked before it is timed.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.clock import Elapsed
-from benchmarks.gpu_figures import Sequence
 from benchmarks.peers import Call, all_gather_of
 from benchmarks.ranks import BenchmarkError
+from benchmarks.results import Figure
 from benchmarks.world import World
 from pynccl import nccl
 
@@ -30,7 +28,7 @@ _SIZES = (8, 64 << 10, 1 << 20)  # bytes
 _WARM_UP = 2
 
 
-def run(world: World, repeats: int, replays: int, without: Collection[str]) -> Iterator[Sequence]:
+def run(world: World, repeats: int, replays: int, without: Collection[str]) -> Iterator[Figure]:
     """Measure every way for each size.
 
     Args:
@@ -45,22 +43,14 @@ def run(world: World, repeats: int, replays: int, without: Collection[str]) -> I
         for way, call in ways.items():
             _check(world, whole, way, call)
         whole.zero_()
-        samples: dict[str, list[Elapsed]] = {way: [] for way in ways}
-        for _ in range(repeats):
-            for way, call in ways.items():
-                world.barrier()
-                samples[way].append(world.clock.measure(call, replays))
-        for way, elapsed in samples.items():
-            slowest = world.maximum([sample.seconds / _LENGTH for sample in elapsed])
-            yield Sequence(
-                nranks=world.nranks,
-                way=way,
-                collective="all_reduce" if world.nranks > 1 else "all_gather",
-                length=_LENGTH,
-                nbytes=nbytes,
-                seconds=statistics.median(slowest),
-                samples=tuple(slowest),
-            )
+        yield from world.compare(
+            {way: world.timer(call, replays, _LENGTH) for way, call in ways.items()},
+            repeats,
+            lambda way: "torch," + way.partition(",")[2],
+            collective="all_reduce" if world.nranks > 1 else "all_gather",
+            length=_LENGTH,
+            bytes=nbytes,
+        )
 
 
 def _ways(world: World, whole: torch.Tensor) -> Iterator[tuple[str, Callable[[], Call]]]:

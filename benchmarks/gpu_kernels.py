@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import statistics
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,25 +11,22 @@ from pathlib import Path
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from benchmarks.clock import Elapsed
-from benchmarks.gpu_figures import KernelTime
 from benchmarks.gpu_graphs import captured
 from benchmarks.kernels import CpuKernels, GpuKernels, compile_for_cpus
 from benchmarks.peers import Call
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import Absent
+from benchmarks.results import Figure, Note
 from benchmarks.world import World
 from pynccl.errors import LibraryNotFoundError, MissingFunctionError, NcclError
 
 __all__ = ["run"]
 
-_NAME = "kernels over pynccl/device.h"
 _SIZES = (4, 1 << 10, 4 << 10, 16 << 10, 64 << 10)  # bytes
 _BLOCKS = 8
 _CAPACITY = _SIZES[-1] // 4  # elements of each half of the scratch memory
 
 
-def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[KernelTime | Absent]:
+def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[Figure | Note]:
     """Measure each way for each size.
 
     Args:
@@ -42,13 +39,13 @@ def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[Ker
     try:
         lsa = comm.team_lsa().nranks
         if lsa < world.nranks:
-            yield Absent(_NAME, f"only {lsa} of the ranks reach each other's memory")
+            yield Note(f"not measured: only {lsa} of the ranks reach each other's memory")
             return
         kernels = _compile(world, folder)
         memory = comm.symmetric_empty(3 * _CAPACITY)
         device_comm = comm.device_comm(lsa_barriers=_BLOCKS)
     except (LibraryNotFoundError, MissingFunctionError, NcclError, ImportError) as error:
-        yield Absent(_NAME, str(error))
+        yield Note(f"not measured: {error}")
         return
     argument = device_comm.as_argument(kernels.version).tobytes()
     whole = from_dlpack(memory)
@@ -71,24 +68,16 @@ def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[Ker
             _check(world, way, call, source, out)
         if world.device.type == "cuda":
             calls |= {f"{way}, a CUDA graph": captured(call) for way, call in calls.items()}
-        yield from _time(world, calls, nbytes, repeats, launches)
+        yield from world.compare(
+            {way: world.timer(call, launches) for way, call in calls.items()},
+            repeats,
+            lambda way: re.sub(r"^kernel, [a-z ]+", "all_reduce", way),
+            bytes=nbytes,
+        )
     world.barrier()
     world.synchronize()
     device_comm.close()
     memory.close()
-
-
-def _time(
-    world: World, calls: dict[str, Call], nbytes: int, repeats: int, launches: int
-) -> Iterator[KernelTime]:
-    samples: dict[str, list[Elapsed]] = {way: [] for way in calls}
-    for _ in range(repeats):
-        for way, call in calls.items():
-            world.barrier()
-            samples[way].append(world.clock.measure(call, launches))
-    for way, elapsed in samples.items():
-        slowest = world.maximum([sample.seconds for sample in elapsed])
-        yield KernelTime(world.nranks, way, nbytes, statistics.median(slowest), tuple(slowest))
 
 
 def _compile(world: World, folder: Path) -> CpuKernels | GpuKernels:

@@ -1,7 +1,9 @@
-"""How much of an all_reduce a matrix product hides, and what the number of CTAs does to it.
+"""How much of an all_reduce a matrix product hides, what the number of CTAs does to it, and why the
+rest is exposed.
 
-Both are measured apart, then together: the collective on a stream of its own, the product on the
-current one. The product is repeated until it takes about as long as the collective.
+run() measures both apart, then together: the collective on a stream of its own, the product on the
+current one. The product is repeated until it takes about as long as the collective. sweep() is that
+of the overlap lab.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu_figures import Overlap
 from benchmarks.peers import all_gather_of
+from benchmarks.results import Figure
 from benchmarks.world import World
 from pynccl import nccl
+from pynccl.tools import lab
 
-__all__ = ["Work", "ctas_to_try", "run"]
+__all__ = ["Work", "run", "sweep"]
 
 _CTAS = (1, 4, 16)
 _MOST_PRODUCTS = 2000
@@ -39,7 +42,7 @@ class Work(NamedTuple):
     side: int
 
 
-def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
+def run(world: World, repeats: int, work: Work) -> Iterator[Figure]:
     """Measure every way: through the mirror, torch, and communicators of few and more CTAs."""
     product = _Product(world, work.side)
     collective = "all_reduce" if world.nranks > 1 else "all_gather"
@@ -53,18 +56,58 @@ def run(world: World, repeats: int, work: Work) -> Iterator[Overlap]:
         ways["torch.distributed"] = _asynchronous(dist, send, recv)
     comms = []
     # NCCL_MAX_CTAS, which is set where ranks share a GPU, overrides every configuration.
-    for ctas in ctas_to_try():
+    for ctas in _ctas_to_try():
         comm = world.communicator(nccl.Config(min_ctas=ctas, max_ctas=ctas))
         comms.append(comm)
         ways[f"pynccl, {ctas} CTA"] = _on_a_stream(world, comm, send, recv)
     for way, start in ways.items():
-        seconds = _measure(world, start, product, repeats)
-        yield Overlap(world.nranks, way, collective, work.nbytes, *seconds)
+        matmul, communication, together = _measure(world, start, product, repeats)
+        yield {
+            "way": way,
+            "collective": collective,
+            "bytes": work.nbytes,
+            "product_seconds": matmul,
+            "collective_seconds": communication,
+            "together_seconds": together,
+            "hidden": (matmul + communication - together) / min(matmul, communication),
+        }
     for comm in comms:
         comm.close()
 
 
-def ctas_to_try() -> tuple[int, ...]:
+def sweep(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iterator[Figure]:
+    """Measure every size with NCCL's choice of CTAs and with given ones; nothing with one rank.
+
+    Args:
+        world: the ranks.
+        repeats: rounds of a row, 3 at least.
+        sizes: of the all_reduce, in bytes.
+        side: of the matrices.
+    """
+    if world.nranks == 1:  # an all_reduce of one rank does nothing
+        return
+    comm = world.communicator()
+    ctas = ["default", *map(str, _ctas_to_try())] if world.provider == "cuda" else ["default"]
+    choices = {"ctas": ctas, "load": [f"gemm:{side}"], "nbytes": sizes}
+    for row in lab.sweep_overlaps(
+        comm, lab.combinations(choices), library="torch", repeats=max(3, repeats), limit=10.0
+    ):
+        yield {
+            "collective": row.setting["collective"],
+            "bytes": row.setting["nbytes"],
+            "ctas": row.setting["ctas"],
+            "product_seconds": row.compute.median,
+            "collective_seconds": row.communication.median,
+            "together_seconds": row.both.median,
+            "hidden": row.hidden,
+            "product_slowdown": row.compute_slowdown,
+            "collective_slowdown": row.communication_slowdown,
+            "verdict": str(row.verdict),
+        }
+    comm.close()
+
+
+def _ctas_to_try() -> tuple[int, ...]:
     """The numbers of CTAs to measure with: that of NCCL's environment, else few and more."""
     text = os.environ.get("NCCL_MAX_CTAS", "")
     return (int(text),) if text.isdigit() and int(text) else _CTAS

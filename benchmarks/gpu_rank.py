@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_calls, gpu_graphs, gpu_kernels, gpu_lab, gpu_overlap, runner
-from benchmarks.gpu_figures import Agenda, Done, Start
+from benchmarks import gpu_calls, gpu_graphs, gpu_kernels, gpu_overlap, runner
 from benchmarks.ranks import Report
-from benchmarks.results import Absent, Settings
+from benchmarks.results import Agenda, Done, Row, Settings, Start
 from benchmarks.world import World
 
 __all__ = ["run"]
@@ -35,36 +34,30 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
     world = World(rank, settings)
     report = report if rank == 0 else lambda value: None
     gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
-    report(Start(world.nranks, gpus, world.engine))
-    for library, reason in world.absent.items():
-        report(Absent(library, reason))
+    report(Start(gpus, world.engine, world.absent))
     full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
     replays = _REPLAYS_SHARED if world.shares else _REPLAYS[full]
     launches = _LAUNCHES_SHARED if world.shares else _LAUNCHES[full]
 
     work = _work(world)[full]
 
-    def report_all(figures: Iterator[object]) -> None:
-        for figure in figures:
-            report(figure)
-
-    sections: dict[str, Callable[[], None]] = {
-        "calls": lambda: report_all(gpu_calls.run(world, repeats, _CALLS[full])),
-        "kernels": lambda: report_all(
-            gpu_kernels.run(world, repeats, launches, Path(settings.folder))
+    sections: dict[str, Callable[[], Iterable[object]]] = {
+        "calls": lambda: gpu_calls.run(world, repeats, _CALLS[full]),
+        "kernels": lambda: gpu_kernels.run(world, repeats, launches, Path(settings.folder)),
+        "overlap": lambda: gpu_overlap.run(world, repeats, work),
+        "lab": lambda: gpu_overlap.sweep(
+            world, repeats, (*_LAB_SIZES[full], work.nbytes), work.side
         ),
-        "overlap": lambda: report_all(gpu_overlap.run(world, repeats, work)),
-        "lab": lambda: report_all(
-            gpu_lab.run(world, repeats, (*_LAB_SIZES[full], work.nbytes), work.side)
-        ),
-        "collectives": lambda: runner.measure(world, settings, report),
-        "sequences": lambda: report_all(gpu_graphs.run(world, repeats, replays, without)),
+        "collectives": lambda: runner.measure(world, settings),
+        "sequences": lambda: gpu_graphs.run(world, repeats, replays, without),
     }
     for name in agenda.sections:
         started = time.monotonic()
-        sections[name]()
+        for found in sections[name]():
+            for one in found.figures() if isinstance(found, Row) else [found]:
+                report(one)
         gc.collect()  # graphs go before the communicators that they use
-        report(Done(name, time.monotonic() - started))
+        report(Done(time.monotonic() - started))
     world.close()
 
 

@@ -18,11 +18,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Machine", "inspect", "rows", "scrub", "slug", "table"]
+__all__ = ["ROOT", "Machine", "cpu", "inspect", "rows", "scrub", "slug"]
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,13 +94,6 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
     ]
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
-    text = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    text += [f"| {' | '.join(map(str, line))} |" for line in lines]
-    return "\n".join(text)
-
-
 def slug(machine: Machine) -> str:
     """The machine's part of a file name: ``"h200"`` for an NVIDIA H200, ``"cpu"`` without a GPU."""
     if not machine.gpus:
@@ -144,6 +136,11 @@ def _commit() -> str:
 def _system() -> str:
     kernel = ".".join(platform.release().split(".")[:2])
     return f"{platform.system()} {kernel}, {' '.join(platform.libc_ver())}".rstrip(", ")
+
+
+def cpu() -> str:
+    """The processor and its cores that this process may use."""
+    return f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _cpu_model() -> str:

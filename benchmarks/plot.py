@@ -1,71 +1,132 @@
-"""The plot: time against size, a panel for each collective, a line for each library."""
+"""The plots: time against size for collectives, bars for calls."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
-from benchmarks.results import Row, Timing
-
-__all__ = ["write_plot"]
+__all__ = ["Point", "bars", "lines"]
 
 _TICKS = {4: "4 B", 2**8: "256 B", 2**14: "16 KB", 2**20: "1 MB", 2**26: "64 MB"}
+_FLOORS = ("copy", "one copy")  # are dotted
 
 
-def write_plot(path: Path, rows: list[Row], title: str) -> None:
-    """Draw rows into a PNG file.
+class Point(NamedTuple):
+    """A time of a library.
+
+    Attributes:
+        panel: the operation.
+        series: the library.
+        nbytes: the size.
+        seconds: the median of the samples.
+        samples: are shaded from the least to the greatest; may be empty.
+    """
+
+    panel: str
+    series: str
+    nbytes: int
+    seconds: float
+    samples: Sequence[float] = ()
+
+
+def lines(
+    path: Path, points: Sequence[Point], title: str, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Draw time against size, a panel for each operation and a line for each library.
 
     Args:
-        path: the file.
-        rows: of any collectives, at least one.
+        path: the PNG file.
+        points: at least one.
         title: stands above the panels.
+        metadata: of the file.
     """
-    collectives = list(dict.fromkeys(row.collective for row in rows))
-    libraries = list(dict.fromkeys(timing.library for row in rows for timing in row.timings))
-    least, most = min(row.nbytes for row in rows), max(row.nbytes for row in rows)
-    ticks = {nbytes: text for nbytes, text in _TICKS.items() if least <= nbytes <= most}
-    columns = min(3, len(collectives))
-    lines = math.ceil(len(collectives) / columns)
-    figure, axes = plt.subplots(
-        lines,
+    names = list(dict.fromkeys(point.panel for point in points))
+    libraries = list(dict.fromkeys(point.series for point in points))
+    sizes = [point.nbytes for point in points]
+    ticks = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
+    columns = min(3, len(names))
+    height = math.ceil(len(names) / columns)
+    figure, panels = plt.subplots(
+        height,
         columns,
-        figsize=(4.2 * columns, 3.1 * lines + 0.6),
-        sharex=True,
-        sharey=True,
+        figsize=(4.2 * columns, 3.1 * height + 0.6),
         squeeze=False,
         layout="constrained",
     )
-    for panel, collective in zip(axes.flat, collectives, strict=False):
-        points: dict[str, list[tuple[int, Timing]]] = {}
-        for row in rows:
-            for timing in row.timings:
-                if row.collective == collective:
-                    points.setdefault(timing.library, []).append((row.nbytes, timing))
-        for library, timings in points.items():
-            sizes = [nbytes for nbytes, _ in timings]
-            color = f"C{libraries.index(library)}"
-            medians = [timing.seconds * 1e6 for _, timing in timings]
-            panel.plot(sizes, medians, marker="o", markersize=3, color=color, label=library)
-            fastest = [min(timing.samples) * 1e6 for _, timing in timings]
-            slowest = [max(timing.samples) * 1e6 for _, timing in timings]
-            panel.fill_between(sizes, fastest, slowest, color=color, alpha=0.2, linewidth=0)
-        panel.set_title(collective, fontsize=10)
+    for panel in panels.flat[len(names) :]:
+        panel.set_visible(False)
+    for panel, name in zip(panels.flat, names, strict=False):
+        for number, library in enumerate(libraries):
+            chosen = [one for one in points if (one.panel, one.series) == (name, library)]
+            x = [one.nbytes for one in chosen]
+            color, style = ("0.6", ":") if library in _FLOORS else (f"C{number}", "o-")
+            medians = [one.seconds * 1e6 for one in chosen]
+            panel.plot(x, medians, style, markersize=3, color=color, label=library)
+            samples = [[one * 1e6 for one in point.samples or [point.seconds]] for point in chosen]
+            fastest, slowest = list(map(min, samples)), list(map(max, samples))
+            panel.fill_between(x, fastest, slowest, color=color, alpha=0.2, linewidth=0)
+        panel.set_title(name, fontsize=10)
         panel.set_xscale("log", base=2)
         panel.set_xticks(list(ticks), list(ticks.values()))
         panel.set_yscale("log")
         panel.grid(alpha=0.3)
-    for panel in axes.flat[len(collectives) :]:
-        panel.set_visible(False)
-    axes.flat[0].legend(fontsize=8)
+    panels.flat[0].legend(fontsize=8)
     figure.supxlabel("bytes", fontsize=10)
-    figure.supylabel("microseconds: median of the samples, all of them shaded", fontsize=10)
+    figure.supylabel("microseconds: the median, samples shaded", fontsize=10)
+    _save(figure, path, title, metadata)
+
+
+def bars(
+    path: Path,
+    rows: Sequence[tuple[str, str, float]],
+    title: str,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Draw a bar for each call and a panel for each operation.
+
+    Args:
+        path: the PNG file.
+        rows: name, operation and seconds of each call.
+        title: stands above the panels.
+        metadata: of the file.
+    """
+    operations = list(dict.fromkeys(operation for _, operation, _ in rows))
+    figure, panels = plt.subplots(
+        len(operations),
+        1,
+        figsize=(9, 0.4 * len(rows) + 1.8),
+        height_ratios=[sum(o == operation for _, o, _ in rows) for operation in operations],
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, operation in zip(panels.flat, operations, strict=True):
+        chosen = [(name, seconds * 1e9) for name, o, seconds in rows if o == operation][::-1]
+        colors = ["C0" if name.startswith("pynccl") else "C1" for name, _ in chosen]
+        drawn = panel.barh(*zip(*chosen, strict=True), color=colors)
+        panel.bar_label(drawn, fmt="%.0f", padding=3, fontsize=8)
+        panel.set_xscale("log")
+        panel.margins(x=0.15)
+        panel.set_title(operation, fontsize=10)
+    figure.supxlabel("nanoseconds of one call", fontsize=10)
+    _save(figure, path, title, metadata)
+
+
+def _save(
+    figure: Figure, path: Path, title: str, metadata: Mapping[str, str] | None = None
+) -> None:
     figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata=dict(metadata or {}))
     plt.close(figure)
+    print(f"wrote {os.path.relpath(path)}", flush=True)

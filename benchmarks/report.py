@@ -1,22 +1,34 @@
-"""The table on the terminal, and the JSON file."""
+"""Results as tables and JSON files."""
 
 from __future__ import annotations
 
-import dataclasses
+import datetime
 import json
 import math
+import os
+import re
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from benchmarks.machine import Machine
+from benchmarks.machine import Machine, scrub
 from benchmarks.results import Plan, Row, Settings, Timing
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Table", "describe", "summary", "write_json"]
+__all__ = [
+    "Table",
+    "describe",
+    "microseconds",
+    "size",
+    "summary",
+    "table",
+    "write_json",
+]
 
 
 class Table:
@@ -65,9 +77,8 @@ class Table:
     def _cells(self, timing: Timing | None) -> str:
         if timing is None:
             return f"{'-':>12}{'-' * self._hosts:>{10 * self._hosts}}{'-':>9}{'-':>9}"
-        host = "" if timing.host_seconds is None else f"{_digits(timing.host_seconds * 1e6):>10}"
-        microseconds = _digits(timing.seconds * 1e6)
-        return f"{microseconds:>12}{host}{timing.algbw:>9.2f}{timing.busbw:>9.2f}"
+        host = f"{microseconds(timing.host_seconds):>10}" if self._hosts else ""
+        return f"{microseconds(timing.seconds):>12}{host}{timing.algbw:>9.2f}{timing.busbw:>9.2f}"
 
     def _print(self, line: str) -> None:
         if self._progress:
@@ -96,12 +107,6 @@ def _progress() -> Progress:
     )
 
 
-def _digits(value: float) -> str:
-    """Three significant digits, or as many as stand before the point."""
-    places = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 2
-    return f"{value:.{places}f}"
-
-
 def describe(machine: Machine, settings: Settings) -> str:
     """The run in two lines."""
     place = f"{machine.cpu}, {machine.cores} cores"
@@ -124,18 +129,63 @@ def summary(rows: list[Row]) -> str:
     )
 
 
-def write_json(
-    path: Path, settings: Settings, machine: Machine, rows: list[Row], **about: object
-) -> None:
-    """Write everything that is known of a run."""
-    settings_ = dataclasses.asdict(settings)
-    for of_this_run in ("folder", "seconds"):
-        del settings_[of_this_run]
+def write_json(path: Path, rows: Sequence[object], **about: object) -> None:
+    """Write the results of a run, with its date, its command and what is known about it.
+
+    Args:
+        path: the file; its folder is created.
+        rows: what was measured.
+        **about: other entries.
+    """
     content = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": scrub(shlex.join(sys.orig_argv)),
         **about,
-        "settings": settings_,
-        "machine": dataclasses.asdict(machine),
-        "rows": [{**dataclasses.asdict(row), "times_faster": row.times_faster} for row in rows],
+        "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"wrote {os.path.relpath(path)}", flush=True)
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """A table in Markdown, with a column for each key but those of sequences.
+
+    The key decides the unit: of ``seconds`` and ``..._seconds`` the cells are microseconds, of
+    ``bytes`` sizes, of ``hidden`` percents. A column that is None in all rows is left out.
+    """
+    keys = dict.fromkeys(key for row in rows for key in row if key != "samples")
+    keys = {key: None for key in keys if any(row.get(key) is not None for row in rows)}
+    heads = (re.sub(r"seconds$", "us", key).replace("_", " ") for key in keys)
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(keys)}"]
+    lines += [f"| {' | '.join(_cell(key, row.get(key)) for key in keys)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(key: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if key == "bytes" and isinstance(value, int):
+        return size(value)
+    if not isinstance(value, float):
+        return str(value)
+    if key == "hidden":
+        return f"{value:.0%}"
+    return microseconds(value) if key.endswith("seconds") else f"{value:.2f}"
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes with a unit."""
+    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"
+
+
+def microseconds(seconds: float | None) -> str:
+    """Three significant digits, or as many as stand before the point; "-" for None."""
+    if seconds is None:
+        return "-"
+    value = seconds * 1e6
+    places = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
+    return f"{value:.{places}f}"

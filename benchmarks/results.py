@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from benchmarks.machine import Machine
 
-__all__ = ["DTYPES", "Absent", "Note", "Plan", "Row", "Settings", "Timing"]
+__all__ = [
+    "DTYPES",
+    "SECTIONS",
+    "Agenda",
+    "Done",
+    "Figure",
+    "Note",
+    "Plan",
+    "Row",
+    "Settings",
+    "Start",
+    "Timing",
+]
+
+# A row of a section of benchmarks.gpu, by column; report.table() prints it.
+Figure: TypeAlias = dict[str, Any]
+
+# Those of benchmarks.gpu, in their order.
+SECTIONS = ("calls", "kernels", "overlap", "lab", "collectives", "sequences")
 
 # Those in which the checks are exact.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -45,6 +65,57 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Agenda:
+    """What the ranks of a world of benchmarks.gpu have to measure.
+
+    Attributes:
+        sections: of SECTIONS, in their order.
+        without: ways of the section "sequences" to leave out.
+        quick: little of everything.
+    """
+
+    sections: tuple[str, ...]
+    without: frozenset[str]
+    quick: bool
+
+    def after(self, done: set[str], fallbacks: Sequence[str]) -> Agenda | None:
+        """What to do when the first section that is not done has failed; None for no more.
+
+        Args:
+            done: sections that are complete.
+            fallbacks: ways of "sequences" that are given up one by one, before all of it is.
+        """
+        failed, *rest = [section for section in self.sections if section not in done] or [""]
+        if failed == "sequences":
+            for way in fallbacks:
+                if way not in self.without:
+                    return Agenda((failed, *rest), self.without | {way}, self.quick)
+        return Agenda(tuple(rest), self.without, self.quick) if rest else None
+
+
+@dataclass(frozen=True)
+class Start:
+    """A world has come up.
+
+    Attributes:
+        gpus: how many GPUs its ranks have.
+        engine: of torch.distributed, to which the others are compared.
+        absent: the libraries that cannot be measured, and why.
+    """
+
+    gpus: int
+    engine: str
+    absent: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The next section of the agenda is complete, after so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """What the ranks are about to do."""
 
@@ -58,19 +129,6 @@ class Note:
     """A line for the reader."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class Absent:
-    """A library that was to be measured.
-
-    Attributes:
-        library: its name.
-        reason: why it could not be.
-    """
-
-    library: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -122,3 +180,26 @@ class Row:
     def times_faster(self) -> float | None:
         """How many times the time of pynccl torch.distributed takes."""
         return self.torch.seconds / self.pynccl.seconds if self.torch else None
+
+    def figures(self) -> Iterator[Figure]:
+        """The row as figures, one for each library."""
+        torch, torch_host = (
+            (self.torch.seconds, self.torch.host_seconds) if self.torch else (None, None)
+        )
+        for timing in self.timings:
+            yield {
+                "collective": self.collective,
+                "bytes": self.nbytes,
+                "library": timing.library,
+                "seconds": timing.seconds,
+                "times_faster": _ratio(torch, timing.seconds),
+                "host_seconds": timing.host_seconds,
+                "host_times_faster": _ratio(torch_host, timing.host_seconds),
+                "algbw": timing.algbw,
+                "busbw": timing.busbw,
+                "samples": timing.samples,
+            }
+
+
+def _ratio(theirs: float | None, ours: float | None) -> float | None:
+    return theirs / ours if theirs and ours else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -25,30 +26,32 @@ __all__ = ["measure", "run"]
 def run(rank: int, report: Report, settings: Settings) -> None:
     """Measure everything; rank 0 reports the plan, the notes and the rows."""
     world = World(rank, settings)
-    measure(world, settings, report if rank == 0 else lambda value: None)
+    for found in measure(world, settings):
+        if rank == 0:
+            report(found)
     world.close()
 
 
-def measure(world: World, settings: Settings, report: Report) -> None:
-    """Measure every collective and size in an existing world; reports the plan and the rows."""
-    _Runner(world, settings, report).run()
+def measure(world: World, settings: Settings) -> Iterator[Plan | Note | Row]:
+    """Measure every collective and size in an existing world: the plan, the notes and the rows."""
+    return _Runner(world, settings).run()
 
 
 class _Runner:
-    def __init__(self, world: World, settings: Settings, report: Report) -> None:
+    def __init__(self, world: World, settings: Settings) -> None:
         self._world = world
         self._settings = settings
-        self._report = report
+        self._notes: list[Note] = []  # that are not reported yet
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._missing: set[tuple[str, str]] = set()  # what a library lacks of the collectives
 
-    def run(self) -> None:
+    def run(self) -> Iterator[Plan | Note | Row]:
         cases = self._cases()
         torch_name = self._world.torch.name if self._world.torch else "torch"
         machine = self._world.machine()
-        self._report(Plan(len(cases), (self._world.pynccl.name, torch_name), machine))
+        yield Plan(len(cases), (self._world.pynccl.name, torch_name), machine)
         if self._world.refusal:
-            self._report(Note(self._world.refusal))
+            yield Note(self._world.refusal)
         # A collection inside a sample would be measured, on every rank that waits for this one.
         gc.disable()
         gc.freeze()
@@ -56,10 +59,13 @@ class _Runner:
         for number, (collective, nbytes) in enumerate(cases):
             if self._world.maximum([float(time.monotonic() > stop)]) != [0.0]:
                 left = ", ".join(f"{name} of {size}" for name, size in cases[number:])
-                self._report(Note(f"not measured, the time was up: {left} bytes"))
+                yield Note(f"not measured, the time was up: {left} bytes")
                 return
             gc.collect()
-            self._report(self._row(collective, nbytes))
+            row = self._row(collective, nbytes)
+            while self._notes:
+                yield self._notes.pop(0)
+            yield row
 
     def _cases(self) -> list[tuple[str, int]]:
         """Collectives and sizes, each once."""
@@ -121,7 +127,7 @@ class _Runner:
             return True
         self._missing.add((library.name, buffers.collective))
         reason = reason or "it failed on another rank"
-        self._report(Note(f"{buffers.collective} by {library.name}: {reason}"))
+        self._notes.append(Note(f"{buffers.collective} by {library.name}: {reason}"))
         return False
 
     def _calibrate(self, call: Call) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import statistics
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +17,9 @@ import pynccl
 from benchmarks import engines
 from benchmarks.clock import Clock, CudaClock, HostClock
 from benchmarks.machine import Machine, inspect
-from benchmarks.peers import Distributed, Pynccl
+from benchmarks.peers import Call, Distributed, Pynccl
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import Settings
+from benchmarks.results import Figure, Settings
 from pynccl import nccl
 
 __all__ = ["World"]
@@ -115,6 +117,50 @@ class World:
         """Wait until what was enqueued on the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+    def timer(self, call: Call, iterations: int, operations: int = 1) -> Callable[[], float]:
+        """What takes a sample for compare(): seconds of one of a call's operations."""
+        return lambda: self.clock.measure(call, iterations).seconds / operations
+
+    def compare(
+        self,
+        timers: Mapping[str, Callable[[], float]],
+        repeats: int,
+        baseline: Callable[[str], str],
+        **about: object,
+    ) -> list[Figure]:
+        """Sample each way in turns, a barrier before each sample. All ranks call it.
+
+        Args:
+            timers: by way, what takes a sample and returns its seconds.
+            repeats: samples of each way.
+            baseline: from a way to the one that it is compared with.
+            **about: what the figures have besides.
+
+        Returns:
+            A figure for each way: samples are maxima over the ranks, seconds their median, and
+            times_faster the baseline's seconds over the way's.
+        """
+        samples: dict[str, list[float]] = {way: [] for way in timers}
+        for _ in range(repeats):
+            for way, timer in timers.items():
+                self.barrier()
+                samples[way].append(timer())
+                self.synchronize()
+        slowest = {way: self.maximum(seconds) for way, seconds in samples.items()}
+        medians = {way: statistics.median(seconds) for way, seconds in slowest.items()}
+        return [
+            {
+                "way": way,
+                **about,
+                "seconds": seconds,
+                "times_faster": medians[baseline(way)] / seconds
+                if baseline(way) in medians
+                else None,
+                "samples": slowest[way],
+            }
+            for way, seconds in medians.items()
+        ]
 
     def close(self) -> None:
         self.barrier()

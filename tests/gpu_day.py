@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, report
 
 _WORKERS = "2"  # ranks share the GPU
 _EACH = 60  # seconds of a test
@@ -168,18 +168,18 @@ class Day:
         yield f"# A day on {where}, {date}"
         if self.facts:
             facts = {**self.facts, "gpus": tuple(self.facts["gpus"])}
-            yield machine.table(("what", "which"), machine.rows(machine.Machine(**facts)))
-        yield machine.table(
-            ("step", "status", "seconds", "tests"),
+            rows = machine.rows(machine.Machine(**facts))
+            yield report.table([{"what": what, "which": which} for what, which in rows])
+        yield report.table(
             [
-                (
-                    step["step"],
-                    step["status"],
-                    f"{step['seconds']:.0f}",
-                    ", ".join(f"{n} {what}" for what, n in step["tests"].items()),
-                )
+                {
+                    "step": step["step"],
+                    "status": step["status"],
+                    "time": f"{step['seconds']:.0f} s",
+                    "tests": ", ".join(f"{n} {what}" for what, n in step["tests"].items()),
+                }
                 for step in self.done
-            ],
+            ]
         )
         for step in self.done:
             if step["status"] != "passed" or step["step"] == "rules":

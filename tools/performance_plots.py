@@ -24,6 +24,7 @@ PICTURES = {
     _FOLDER / "host-2-ranks.png": "| 2 ranks, us | bytes |",
     _FOLDER / "host-4-ranks.png": "| 4 ranks, us | bytes |",
 }
+_LIBRARIES = ("hostnccl", "MPICH", "gloo", "one copy")
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20}
 
 
@@ -74,85 +75,41 @@ def _bytes(text: str) -> int:
     return int(found[1]) * _UNITS[found[2] or ""]
 
 
-def _draw_calls(path: Path, header: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    operations: dict[str, list[tuple[str, float]]] = {}
-    operation = ""
+def _calls(header: str) -> list[tuple[str, str, float]]:
+    """The name, operation and seconds of each call."""
+    operation, calls = "", []
     for name, nanoseconds, *_ in table(header):
         if name.startswith("**"):
             operation = name.strip("*")
         else:
-            operations.setdefault(operation, []).append((name, float(nanoseconds)))
-    sizes = [len(rows) for rows in operations.values()]
-    figure, panels = plt.subplots(
-        len(operations),
-        1,
-        figsize=(9, 0.3 * sum(sizes) + 1.5),
-        height_ratios=sizes,
-        sharex=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for panel, (title, rows) in zip(panels.flat, operations.items(), strict=True):
-        colors = ["C0" if name.startswith("pynccl") else "C1" for name, _ in rows[::-1]]
-        bars = panel.barh(*zip(*rows[::-1], strict=True), color=colors)
-        panel.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
-        panel.set_xscale("log")
-        panel.margins(x=0.15)
-        panel.set_title(title, fontsize=10)
-    figure.supxlabel("nanoseconds of one call", fontsize=10)
-    figure.savefig(path, dpi=100, metadata={"Description": checksum(header)})
-    plt.close(figure)
+            calls.append((name, operation, float(nanoseconds) * 1e-9))
+    return calls
 
 
-def _draw_sizes(path: Path, header: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = ("hostnccl", "MPICH", "gloo", "one copy")
-    operations: dict[str, list[tuple[int, list[float | None]]]] = {}
-    for operation, size, *cells in table(header):
-        values = [
-            float(cell) if re.match(r"[\d.]+$", cell) else None for cell in cells[: len(names)]
-        ]
-        operations.setdefault(operation, []).append((_bytes(size), values))
-    operations = {name: rows for name, rows in operations.items() if len(rows) > 1}
-    columns = 3
-    lines = -(-len(operations) // columns)
-    figure, panels = plt.subplots(
-        lines, columns, figsize=(10, 2.6 * lines + 0.6), squeeze=False, layout="constrained"
-    )
-    for panel in panels.flat[len(operations) :]:
-        panel.set_axis_off()
-    for panel, (operation, rows) in zip(panels.flat, operations.items(), strict=False):
-        for i, name in enumerate(names):
-            points = [(size, values[i]) for size, values in rows if values[i] is not None]
-            if points:
-                style = "k:" if name == "one copy" else f"C{i}o-"
-                panel.plot(*zip(*points, strict=True), style, label=name, markersize=3)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_title(operation, fontsize=10)
-        panel.grid(alpha=0.3)
-    panels[0][0].legend(fontsize=8)
-    figure.supxlabel("bytes", fontsize=10)
-    figure.supylabel("microseconds", fontsize=10)
-    figure.savefig(path, dpi=100, metadata={"Description": checksum(header)})
-    plt.close(figure)
+def _points(header: str) -> list[tuple[str, str, int, float]]:
+    """The operation, library, bytes and seconds of each cell, of operations of several sizes."""
+    points = [
+        (operation, library, _bytes(size), float(cell) * 1e-6)
+        for operation, size, *cells in table(header)
+        for library, cell in zip(_LIBRARIES, cells, strict=False)
+        if re.match(r"[\d.]+$", cell)
+    ]
+    sizes: dict[str, set[int]] = {}
+    for operation, _, nbytes, _ in points:
+        sizes.setdefault(operation, set()).add(nbytes)
+    return [point for point in points if len(sizes[point[0]]) > 1]
 
 
 def main() -> None:
     """Draw all of them."""
-    _FOLDER.mkdir(parents=True, exist_ok=True)
+    from benchmarks.plot import Point, bars, lines
+
     for path, header in PICTURES.items():
-        draw = _draw_calls if path.stem == "calls" else _draw_sizes
-        draw(path, header)
+        metadata = {"Description": checksum(header)}
+        if path.stem == "calls":
+            bars(path, _calls(header), "", metadata)
+        else:
+            lines(path, [Point(*point) for point in _points(header)], "", metadata)
 
 
 if __name__ == "__main__":
