@@ -14,16 +14,25 @@ notice the death. Each of its repeats has processes of its own.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
 
 from benchmarks import machine
-from benchmarks.recovery_rank import COLUMNS, Times, measure
-from pynccl.testing import Launcher
+from pynccl import nccl, testing
 
-__all__ = ["main", "table"]
+__all__ = ["COLUMNS", "main", "table"]
 
+Times: TypeAlias = dict[str, list[float]]
+
+COLUMNS = ("init", "shrink", "grow", "abort + init", "recover", "killed to recovered")
+_AHEAD = 0.3  # seconds until the last rank is killed
 _TIMEOUT = 300.0  # seconds for the processes of one repeat
 
 
@@ -40,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, value in machine.rows(machine.inspect("host")):
         print(f"{name}: {value}")
     sizes = [int(size) for size in arguments.ranks.split(",")]
-    print("\n" + "\n".join(table({size: _measure(size, arguments.repeats) for size in sizes})))
+    print("\n" + "\n".join(table({size: _repeat(size, arguments.repeats) for size in sizes})))
     return 0
 
 
@@ -53,13 +62,13 @@ def table(measured: dict[int, Times]) -> list[str]:
     return lines
 
 
-def _measure(size: int, repeats: int) -> Times:
+def _repeat(size: int, repeats: int) -> Times:
     """The slowest rank's seconds for each repeat, by column."""
     slowest: Times = {}
-    with Launcher() as launcher:
+    with testing.Launcher() as launcher:
         for _ in range(repeats):
             with launcher.start(
-                size, measure, fresh=True, timeout=_TIMEOUT, grace=_TIMEOUT, unique_ids=4
+                size, _measure, fresh=True, timeout=_TIMEOUT, grace=_TIMEOUT, unique_ids=4
             ) as run:
                 outcomes = run.outcomes()
             for outcome in outcomes[:-1]:  # the last rank is killed
@@ -73,6 +82,85 @@ def _measure(size: int, repeats: int) -> Times:
 
 def _milliseconds(seconds: list[float]) -> str:
     return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else ""
+
+
+def _measure(rank: testing.Rank) -> Times:
+    """Seconds of this rank by column. The last rank of the world ends by SIGKILL.
+
+    Args:
+        rank: this rank; its world has four unique ids.
+    """
+    times: Times = {}
+    comm = rank.comm
+    is_last = rank.rank == rank.world_size - 1
+
+    def timed(column: str, change: Callable[[], nccl.Communicator]) -> nccl.Communicator:
+        began = time.perf_counter()
+        made = change()
+        times[column] = [time.perf_counter() - began]
+        return made
+
+    _meet(comm)
+    made = timed("init", lambda: rank.communicator(1))
+    _check(made)
+    _meet(comm)
+
+    def replace() -> nccl.Communicator:
+        made.abort()
+        return rank.communicator(2)
+
+    replaced = timed("abort + init", replace)
+    _check(replaced)
+    _meet(comm)
+    if not is_last:
+        smaller = timed("shrink", lambda: replaced.shrink([rank.world_size - 1], abort=True))
+        _check(smaller)
+    replaced.abort()
+
+    unique_id = np.zeros(128, np.uint8)
+    if rank.rank == 0:
+        unique_id[:] = np.frombuffer(bytes(smaller.get_unique_id()), np.uint8)
+    comm.broadcast(unique_id, 0)
+    id_of_root = unique_id.tobytes() if rank.rank == 0 else None
+    _meet(comm)
+    if is_last:
+        whole = nccl.Communicator.join(
+            rank.world_size, unique_id.tobytes(), rank.rank, provider=rank.provider
+        )
+    else:
+        whole = timed("grow", lambda: smaller.grow(rank.world_size, id_of_root))
+        smaller.close()
+    _check(whole)
+
+    moment = np.array([time.monotonic() + _AHEAD])
+    comm.broadcast(moment, 0)
+    if is_last:
+        time.sleep(max(0.0, moment[0] - time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            whole.all_reduce(np.ones(1, np.float32))
+    except nccl.NcclRemoteError:
+        pass
+    recovered = timed("recover", whole.recover)
+    times["killed to recovered"] = [time.monotonic() - moment[0]]
+    _check(recovered)
+    recovered.close()
+    comm.abort()
+    return times
+
+
+def _meet(comm: nccl.Communicator) -> None:
+    for _ in range(3):
+        comm.all_reduce(np.ones(1, np.float32))
+
+
+def _check(comm: nccl.Communicator) -> None:
+    ranks = np.full(1000, comm.rank, np.int64)
+    comm.all_reduce(ranks)
+    expected = comm.nranks * (comm.nranks - 1) // 2
+    if not (ranks == expected).all():
+        raise RuntimeError(f"an all_reduce of {comm.nranks} ranks gave {ranks[0]}, not {expected}")
 
 
 if __name__ == "__main__":

@@ -18,21 +18,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
-import shlex
 import statistics
 import sys
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks import machine
-from benchmarks.ranks import describe
-from benchmarks.train_rank import BACKENDS, WAYS, Settings, Times, measure
-from pynccl.testing import LaunchError, launch
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-__all__ = ["COLUMNS", "Result", "main", "table"]
+from benchmarks import machine, report
+from benchmarks.engines import engine
+from benchmarks.ranks import BenchmarkError, describe
+from pynccl.testing import LaunchError, Rank, launch
+
+__all__ = ["COLUMNS", "Result", "check_losses", "main", "table"]
 
 COLUMNS = (
     "step, gloo",
@@ -44,6 +47,116 @@ COLUMNS = (
 )
 _OUT = Path(__file__).parent / "out"
 _TIMEOUT = 600.0  # seconds for the processes of one number of ranks
+
+# torch's fake backend moves nothing between ranks: its step has the computation of the others.
+BACKENDS = ("fake", "gloo", "pynccl")
+_REAL = BACKENDS[1:]
+_TOKENS = 64  # different ones
+_RATE = 0.01
+_TOLERANCE = 1e-3  # of losses: the backends sum in different orders, which steps amplify
+
+# Seconds of this rank's steps, by the way of training and the backend.
+Times = dict[str, dict[str, list[float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is trained.
+
+    Attributes:
+        layers: of the encoder.
+        width: elements of a token between the layers.
+        length: tokens of a sequence.
+        batch: sequences of a rank in a step.
+        steps: that are measured, of each backend.
+        warm: steps before them.
+    """
+
+    layers: int = 4
+    width: int = 256
+    length: int = 32
+    batch: int = 2
+    steps: int = 40
+    warm: int = 3
+
+
+class _Transformer(nn.Module):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        width = settings.width
+        self.embedding = nn.Embedding(_TOKENS, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, 4, dim_feedforward=4 * width, dropout=0.0, batch_first=True
+            )
+            for _ in range(settings.layers)
+        )
+        self.head = nn.Linear(width, _TOKENS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        logits: torch.Tensor = self.head(hidden)
+        return logits
+
+
+def _ddp(model: _Transformer, group: dist.ProcessGroup) -> nn.Module:
+    ddp = nn.parallel.DistributedDataParallel(
+        model, process_group=group, gradient_as_bucket_view=True
+    )
+    if dist.get_backend(group) == "fake":  # whose futures have no value, which DDP reads
+        ddp.register_comm_hook(None, noop_hook)
+    return ddp
+
+
+def _fsdp2(model: _Transformer, group: dist.ProcessGroup) -> nn.Module:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+WAYS: dict[str, Callable[[_Transformer, dist.ProcessGroup], nn.Module]] = {
+    "DDP": _ddp,
+    "FSDP2": _fsdp2,
+}
+
+
+class _Training:
+    """A model with its optimizer and its batches, which are the same for each backend."""
+
+    def __init__(self, way: str, group: dist.ProcessGroup, settings: Settings, rank: int) -> None:
+        torch.manual_seed(0)
+        self._settings = settings
+        self._model = WAYS[way](_Transformer(settings), group)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE)
+        self._generator = torch.Generator().manual_seed(rank)
+
+    def step(self, begin: Callable[[], None]) -> tuple[float, float]:
+        """A step.
+
+        Args:
+            begin: called before, when the batch is there.
+
+        Returns:
+            Its seconds and its loss.
+        """
+        shape = (self._settings.batch, self._settings.length)
+        tokens = torch.randint(_TOKENS, shape, generator=self._generator)
+        begin()
+        began = time.perf_counter()
+        self._optimizer.zero_grad()
+        logits = self._model(tokens)
+        # What to find out: the tokens in reverse.
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flip(1).flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return time.perf_counter() - began, loss.item()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,23 +197,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(f"{name}: {value}" for name, value in facts))
     print(", ".join(f"{name} {value}" for name, value in dataclasses.asdict(settings).items()))
     try:
-        results = [result for nranks in options.ranks for result in _measure(nranks, settings)]
+        results = [result for nranks in options.ranks for result in _train(nranks, settings)]
     except LaunchError as error:
         print(f"error: {describe(error)}", file=sys.stderr)
         return 1
     print(f"torch.distributed over {', '.join(results[0].engines.values())}")
     print("\n" + "\n".join(table(results)))
-    options.out.mkdir(parents=True, exist_ok=True)
-    content = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.orig_argv),
-        "machine": dict(facts),
-        "settings": dataclasses.asdict(settings),
-        "rows": [dataclasses.asdict(result) for result in results],
-    }
-    path = options.out / "train.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}")
+    report.write_json(
+        options.out / "train.json",
+        [dataclasses.asdict(result) for result in results],
+        machine=dict(facts),
+        settings=dataclasses.asdict(settings),
+    )
     return 0
 
 
@@ -140,20 +248,19 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _measure(nranks: int, settings: Settings) -> list[Result]:
+def _train(nranks: int, settings: Settings) -> list[Result]:
     """The ways of training on a number of ranks."""
     from pynccl.c10d.build import build
 
     build()  # takes longer than the ranks may wait for each other
-    with tempfile.TemporaryDirectory(prefix="pynccl-train-") as folder:
-        of_ranks: list[tuple[Times, Times, dict[str, str]]] = launch(
-            nranks,
-            measure,
-            (f"file://{folder}/store", settings),
-            unique_ids=0,
-            timeout=_TIMEOUT,
-            env={"OMP_NUM_THREADS": "1"},
-        )
+    of_ranks: list[tuple[Times, Times, dict[str, str]]] = launch(
+        nranks,
+        _measure,
+        (settings,),
+        unique_ids=0,
+        timeout=_TIMEOUT,
+        env={"OMP_NUM_THREADS": "1"},
+    )
     results = []
     for way in WAYS:
         seconds = {
@@ -163,6 +270,76 @@ def _measure(nranks: int, settings: Settings) -> list[Result]:
         _, losses, engines = of_ranks[0]
         results.append(Result(nranks, way, seconds, losses[way]["pynccl"][-1], engines))
     return results
+
+
+def _measure(rank: Rank, settings: Settings) -> tuple[Times, Times, dict[str, str]]:
+    """Train in each way over each backend.
+
+    Args:
+        rank: this rank.
+        settings: what to train.
+
+    Returns:
+        The seconds of the measured steps, their losses without those of the fake backend, and the
+        engine of torch.distributed behind each backend.
+
+    Raises:
+        BenchmarkError: a loss differs between the backends.
+    """
+    import torch.testing._internal.distributed.fake_pg  # registers the fake backend
+
+    import pynccl.c10d  # noqa: F401 - it registers the backend
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # the fake backend leaves any numbers in its results
+    dist.init_process_group(
+        "gloo", init_method=rank.init_method, rank=rank.rank, world_size=rank.world_size
+    )
+    try:
+        groups: dict[str, Any] = {name: dist.new_group(backend=name) for name in BACKENDS}
+        seconds: Times = {}
+        losses: Times = {}
+        for way in WAYS:
+            seconds[way], losses[way] = _measure_way(way, groups, settings, rank.rank)
+        cpu = torch.device("cpu")
+        return seconds, losses, {name: engine(group, cpu) for name, group in groups.items()}
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure_way(
+    way: str, groups: dict[str, Any], settings: Settings, rank: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    trainings = {name: _Training(way, group, settings, rank) for name, group in groups.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in trainings}
+    losses: dict[str, list[float]] = {name: [] for name in _REAL}
+
+    def meet() -> None:
+        dist.barrier(groups["pynccl"])
+
+    for number in range(-settings.warm, settings.steps):
+        # Another one is first in every round.
+        names = sorted(trainings, key=lambda name: (BACKENDS.index(name) + number) % len(BACKENDS))
+        for name in names:
+            took, loss = trainings[name].step(meet)
+            if name in losses:
+                losses[name].append(loss)
+            if number >= 0:
+                seconds[name].append(took)
+        check_losses(way, number, losses["gloo"][-1], losses["pynccl"][-1])
+    return seconds, losses
+
+
+def check_losses(way: str, step: int, gloo: float, ours: float) -> None:
+    """Compare the losses of a step over both backends.
+
+    Raises:
+        BenchmarkError: they differ by more than rounding.
+    """
+    if not abs(ours - gloo) <= _TOLERANCE * abs(gloo):
+        raise BenchmarkError(
+            f"{way}, step {step}: the loss over pynccl is {ours}, over gloo {gloo}"
+        )
 
 
 if __name__ == "__main__":

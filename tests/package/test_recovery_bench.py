@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks.recovery import table
-from benchmarks.recovery_rank import COLUMNS
+from benchmarks.recovery import COLUMNS, table
 from tests.support.commands import run_command
 
 _ROOT = Path(__file__).parents[2]

@@ -51,7 +51,7 @@ def test_table() -> None:
 
 def test_losses_that_differ_are_refused() -> None:
     from benchmarks.ranks import BenchmarkError
-    from benchmarks.train_rank import check_losses
+    from benchmarks.train import check_losses
 
     check_losses("DDP", 3, 1.0, 1.0000001)
     for wrong in (1.1, float("nan")):
