@@ -15,20 +15,37 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import metrics, report
+from benchmarks import report
 from benchmarks.machine import Machine
 from benchmarks.ranks import BenchmarkError, run_ranks
 from benchmarks.results import DTYPES, Note, Plan, Row, Settings
 from pynccl.libraries import default_provider
 from pynccl.testing import Rank
+from pynccl.tools.lab.sizes import parse_size
+from pynccl.tools.trace.bandwidth import BUS_FACTORS
 
 __all__ = ["main"]
 
 _OUT = Path(__file__).parent / "out"
+_KIB, _MIB = 2**10, 2**20
+
+_FULL_SIZES = (
+    4,
+    256,
+    4 * _KIB,
+    16 * _KIB,
+    64 * _KIB,
+    256 * _KIB,
+    _MIB,
+    4 * _MIB,
+    16 * _MIB,
+    64 * _MIB,
+)
+_DEFAULT_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
+_QUICK_SIZES = (4, 64 * _KIB, 4 * _MIB)
 
 
 class _Effort(NamedTuple):
@@ -39,24 +56,23 @@ class _Effort(NamedTuple):
     budget: float
 
 
-_FULL = _Effort(metrics.FULL_SIZES, 11, 0.05)
-_DEFAULT = _Effort(metrics.DEFAULT_SIZES, 7, 0.02)
-_QUICK = _Effort(metrics.QUICK_SIZES, 5, 0.02)
+_FULL = _Effort(_FULL_SIZES, 11, 0.05)
+_DEFAULT = _Effort(_DEFAULT_SIZES, 7, 0.02)
+_QUICK = _Effort(_QUICK_SIZES, 5, 0.02)
 _SILENCE = 180.0  # seconds without a row
 
 
 def main() -> int:
     """Run the benchmark; the exit status."""
     options = _parse()
-    with tempfile.TemporaryDirectory(prefix="pynccl-bench-") as folder:
-        settings = _settings(options, folder)
-        try:
-            machine, rows = _measure(settings)
-        except BenchmarkError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            return 130
+    settings = _settings(options)
+    try:
+        machine, rows = _measure(settings)
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     _write(options.out, settings, machine, rows)
     return 0
 
@@ -76,14 +92,14 @@ def _parse() -> argparse.Namespace:
     )
     add("--sizes", type=_sizes, help="bytes, as 4,64K,16M (default: five, 4 to 16M)")
     add("--max-bytes", type=_size, help="leaves out the sizes above")
-    add("--collectives", type=_names, help=f"of {','.join(metrics.BUS_FACTORS)} (default: all)")
+    add("--collectives", type=_names, help=f"of {','.join(BUS_FACTORS)} (default: all)")
     add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
     add("--repeats", type=_positive, help="samples of each library (default: 7)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     return parser.parse_args()
 
 
-def _settings(options: argparse.Namespace, folder: str) -> Settings:
+def _settings(options: argparse.Namespace) -> Settings:
     effort = _FULL if options.full else _QUICK if options.quick else _DEFAULT
     sizes = options.sizes or effort.sizes
     if options.max_bytes:
@@ -92,18 +108,17 @@ def _settings(options: argparse.Namespace, folder: str) -> Settings:
         nranks=options.ranks,
         device=options.device or ("cuda" if default_provider() == "cuda" else "cpu"),
         dtype=options.dtype,
-        collectives=options.collectives or tuple(metrics.BUS_FACTORS),
+        collectives=options.collectives or tuple(BUS_FACTORS),
         sizes=sizes,
         repeats=options.repeats or effort.repeats,
         budget=effort.budget,
-        folder=folder,
     )
 
 
 def _rank(rank: Rank, settings: Settings) -> None:
     from benchmarks.runner import run  # torch, which only the ranks need
 
-    run(rank.rank, rank.report, settings)
+    run(rank, settings)
 
 
 def _measure(settings: Settings) -> tuple[Machine, list[Row]]:
@@ -130,8 +145,7 @@ def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) 
     print(report.summary(rows))
     stem = f"collectives-{settings.device}-{settings.nranks}ranks-{settings.dtype}"
     about = dataclasses.asdict(settings)
-    for of_this_run in ("folder", "seconds"):
-        del about[of_this_run]
+    del about["seconds"]
     content = [{**dataclasses.asdict(row), "times_faster": row.times_faster} for row in rows]
     path = folder / f"{stem}.json"
     report.write_json(path, content, settings=about, machine=dataclasses.asdict(machine))
@@ -152,7 +166,7 @@ def _positive(text: str) -> int:
 
 def _size(text: str) -> int:
     try:
-        return metrics.parse_size(text)
+        return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -164,10 +178,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
-        if name not in metrics.BUS_FACTORS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is none of {', '.join(metrics.BUS_FACTORS)}"
-            )
+        if name not in BUS_FACTORS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(BUS_FACTORS)}")
     return names
 
 

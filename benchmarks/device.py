@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import statistics
-import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-import pynccl
 from benchmarks import machine
+from benchmarks.kernels import compile_for_cpus
 from pynccl import nccl
 from pynccl.testing import Rank, launch
 
@@ -28,7 +26,6 @@ __all__ = ["main"]
 _SIZES = (4, 1024, 4096, 16384, 65536)  # bytes
 _CALLS = ("ncclAllReduce", "one_shot", "buffered")
 _CAPACITY = 65536  # bytes of scratch memory for each half
-_COMPILE_SECONDS = 120.0
 
 
 class _Arguments(ctypes.Structure):
@@ -55,16 +52,6 @@ class _Buffered(ctypes.Structure):
         ("recv", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
     ]
-
-
-def _compile(folder: str) -> str:
-    target = str(Path(folder) / "device_loop.so")
-    here = Path(__file__).parent
-    kernels = here.parent / "examples" / "device" / "kernels"
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-march=native", "-shared"]
-    command += ["-fPIC", f"-I{pynccl.get_include()}", f"-I{kernels}", "-o", target]
-    subprocess.run([*command, str(here / "device_loop.cpp")], check=True, timeout=_COMPILE_SECONDS)
-    return target
 
 
 def _measure(rank: Rank, module: str, passes: int, seconds: float) -> list[list[list[float]]]:
@@ -137,7 +124,8 @@ def main() -> None:
     where = machine.inspect("host")
     print(f"{where.cpu}, {where.cores} cores; {where.versions}")
     with tempfile.TemporaryDirectory() as folder:
-        module = _compile(folder)
+        loops = Path(__file__).with_name("device_loop.cpp")
+        module = str(compile_for_cpus(Path(folder, "loops.so"), f'#include "{loops}"\n'))
         for nranks in map(int, arguments.ranks.split(",")):
             results = launch(
                 nranks, _measure, (module, arguments.passes, arguments.budget), timeout=300

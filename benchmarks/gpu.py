@@ -19,7 +19,6 @@ import argparse
 import dataclasses
 import datetime
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,34 +205,32 @@ def _run(
 ) -> None:
     """Run a world; the files of a section are written when it is done."""
     nranks, gpus = sections[0].nranks, len(sections[0].machine.gpus)
-    with tempfile.TemporaryDirectory(prefix="pynccl-bench-") as folder:
-        settings = Settings(
-            nranks=nranks,
-            device=options.device,
-            dtype="float32",
-            collectives=tuple(BUS_FACTORS),
-            sizes=_sizes(options, nranks, gpus),
-            repeats=options.repeats or (3 if options.quick else 7),
-            budget=0.002 if options.quick else 0.01,
-            folder=folder,
-            seconds=(deadline - time.monotonic()) * 0.6,
-            others=others,
-            unbuilt=options.unbuilt,
-        )
-        left = iter(sections)
-        current = next(left)
-        for message in run_ranks(nranks, _rank, (settings, agenda), _SILENCE):
-            if isinstance(message, Start):
-                for section in sections:
-                    section.start = message
-                print(f"  up, on {message.gpus or 'no'} GPU", flush=True)
-            current.take(message)
-            if isinstance(message, Done):
-                current.write(options.out, plots=options.plots)
-                print(f"  {current.name}: {message.seconds:.1f} s", flush=True)
-                current = next(left, current)
-            if time.monotonic() > deadline:
-                raise BenchmarkError("its time was over")
+    settings = Settings(
+        nranks=nranks,
+        device=options.device,
+        dtype="float32",
+        collectives=tuple(BUS_FACTORS),
+        sizes=_sizes(options, nranks, gpus),
+        repeats=options.repeats or (3 if options.quick else 7),
+        budget=0.002 if options.quick else 0.01,
+        seconds=(deadline - time.monotonic()) * 0.6,
+        others=others,
+        unbuilt=options.unbuilt,
+    )
+    left = iter(sections)
+    current = next(left)
+    for message in run_ranks(nranks, _rank, (settings, agenda), _SILENCE):
+        if isinstance(message, Start):
+            for section in sections:
+                section.start = message
+            print(f"  up, on {message.gpus or 'no'} GPU", flush=True)
+        current.take(message)
+        if isinstance(message, Done):
+            current.write(options.out, plots=options.plots)
+            print(f"  {current.name}: {message.seconds:.1f} s", flush=True)
+            current = next(left, current)
+        if time.monotonic() > deadline:
+            raise BenchmarkError("its time was over")
 
 
 def _build_backend() -> str:
@@ -250,7 +247,7 @@ def _build_backend() -> str:
 def _rank(rank: Rank, settings: Settings, agenda: Agenda) -> None:
     from benchmarks.gpu_rank import run  # torch, which only the ranks need
 
-    run(rank.rank, rank.report, settings, agenda)
+    run(rank, settings, agenda)
 
 
 def _sizes(options: argparse.Namespace, nranks: int, gpus: int) -> tuple[int, ...]:

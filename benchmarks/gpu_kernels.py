@@ -6,7 +6,6 @@ import functools
 import re
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -26,14 +25,13 @@ _BLOCKS = 8
 _CAPACITY = _SIZES[-1] // 4  # elements of each half of the scratch memory
 
 
-def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[Figure | Note]:
+def run(world: World, repeats: int, launches: int) -> Iterator[Figure | Note]:
     """Measure each way for each size.
 
     Args:
         world: this rank's.
         repeats: samples of each way.
         launches: calls in a sample.
-        folder: of all ranks, for files.
     """
     comm = world.comm
     try:
@@ -41,7 +39,7 @@ def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[Fig
         if lsa < world.nranks:
             yield Note(f"not measured: only {lsa} of the ranks reach each other's memory")
             return
-        kernels = _compile(world, folder)
+        kernels = _compile(world)
         memory = comm.symmetric_empty(3 * _CAPACITY)
         device_comm = comm.device_comm(lsa_barriers=_BLOCKS)
     except (LibraryNotFoundError, MissingFunctionError, NcclError, ImportError) as error:
@@ -80,10 +78,10 @@ def run(world: World, repeats: int, launches: int, folder: Path) -> Iterator[Fig
     memory.close()
 
 
-def _compile(world: World, folder: Path) -> CpuKernels | GpuKernels:
+def _compile(world: World) -> CpuKernels | GpuKernels:
     if world.device.type == "cuda":
         return GpuKernels(world.device.index)
-    library = folder / "kernels.so"
+    library = world.folder / "kernels.so"
     if world.rank == 0:
         compile_for_cpus(library)
     world.barrier()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
 
 from benchmarks import gpu_calls, gpu_graphs, gpu_kernels, gpu_overlap, runner
-from benchmarks.ranks import Report
 from benchmarks.results import Agenda, Done, Row, Settings, Start
 from benchmarks.world import World
+from pynccl.testing import Rank
 
 __all__ = ["run"]
 
@@ -28,11 +27,11 @@ _WORK_ON_GPUS = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(256 << 20, 409
 _WORK_ON_A_SHARED_GPU = (gpu_overlap.Work(1 << 20, 512), gpu_overlap.Work(16 << 20, 4096))
 
 
-def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
+def run(rank: Rank, settings: Settings, agenda: Agenda) -> None:
     """Measure what is on the agenda; rank 0 reports the figures as they are found."""
-    torch.manual_seed(rank)
+    torch.manual_seed(rank.rank)
     world = World(rank, settings)
-    report = report if rank == 0 else lambda value: None
+    report = rank.report if rank.rank == 0 else lambda value: None
     gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
     report(Start(gpus, world.engine, world.absent))
     full, repeats, without = int(not agenda.quick), settings.repeats, agenda.without
@@ -43,7 +42,7 @@ def run(rank: int, report: Report, settings: Settings, agenda: Agenda) -> None:
 
     sections: dict[str, Callable[[], Iterable[object]]] = {
         "calls": lambda: gpu_calls.run(world, repeats, _CALLS[full]),
-        "kernels": lambda: gpu_kernels.run(world, repeats, launches, Path(settings.folder)),
+        "kernels": lambda: gpu_kernels.run(world, repeats, launches),
         "overlap": lambda: gpu_overlap.run(world, repeats, work),
         "lab": lambda: gpu_overlap.sweep(
             world, repeats, (*_LAB_SIZES[full], work.nbytes), work.side

@@ -29,10 +29,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import host_report as report
+from benchmarks.host_ranks import World, find_mpiexec
 from benchmarks.host_rows import DTYPES, OPERATIONS, Row, exact_row
-from benchmarks.host_world import World, find_mpiexec
-from benchmarks.metrics import parse_size
 from benchmarks.ranks import BenchmarkError
+from pynccl.tools.lab.sizes import parse_size
 
 __all__ = ["main"]
 

@@ -114,11 +114,13 @@ class Objects:
     """hostnccl through pynccl.nccl; buffers are arrays, which each call reads."""
 
     def __init__(self, arrays: str, rank: int, nranks: int, rendezvous: Path) -> None:
+        from benchmarks.peers import Pynccl
         from pynccl import nccl
 
-        self._arrays, self._nccl = arrays, nccl
+        self._arrays = arrays
         unique_id = _shared_id(rank, rendezvous, lambda: bytes(nccl.get_unique_id("host")))
         self._comm = nccl.Communicator(nranks, unique_id, rank, provider="host")
+        self._pynccl = Pynccl(self._comm)
         self._word = self._view(np.zeros(4, np.uint8), "float32")
         self.version = importlib.import_module(arrays).__version__
 
@@ -136,14 +138,8 @@ class Objects:
         return memory.view(dtype)
 
     def call(self, buffers: Buffers) -> Call | None:
-        comm, row, rank, group = self._comm, buffers.row, buffers.rank, self._nccl.group
-        send, recv = (self._view(part, row.dtype) for part in (buffers.send, buffers.recv))
-        following, previous = (rank + 1) % row.nranks, (rank - 1) % row.nranks
-
-        def ring() -> None:
-            with group():
-                comm.send(send, following)
-                comm.recv(recv, previous)
+        comm, rank, dtype = self._comm, buffers.rank, buffers.row.dtype
+        send, recv = (self._view(part, dtype) for part in (buffers.send, buffers.recv))
 
         def first() -> None:
             comm.send(send, 1)
@@ -153,18 +149,12 @@ class Objects:
             comm.recv(recv, 0)
             comm.send(send, 0)
 
-        calls: dict[str, Call] = {
-            "all_reduce": lambda: comm.all_reduce(send, out=recv),
-            "all_gather": lambda: comm.all_gather(send, out=recv),
-            "reduce_scatter": lambda: comm.reduce_scatter(send, out=recv),
-            "broadcast": lambda: comm.broadcast(recv, ROOT),
-            "reduce": lambda: comm.reduce(send, ROOT, out=recv),
-            "all_to_all": lambda: comm.all_to_all(send, out=recv),
-            "ping_pong": (first, second, _nothing)[min(rank, 2)],
-            "ring": ring,
-            "barrier": self.barrier,
-        }
-        return calls[row.operation]
+        match buffers.row.operation:
+            case "ping_pong":
+                return (first, second, _nothing)[min(rank, 2)]
+            case "barrier":
+                return self.barrier
+        return self._pynccl.call(_Operands(buffers, send, recv))
 
 
 class Mpich:
@@ -222,6 +212,7 @@ class Gloo:
         import torch.distributed as dist
 
         from benchmarks.engines import engine
+        from benchmarks.peers import Distributed
 
         torch.set_num_threads(1)  # more would disturb the other ranks
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -229,32 +220,19 @@ class Gloo:
             "gloo", init_method=rendezvous.as_uri(), rank=rank, world_size=nranks
         )
         self._torch, self._dist = torch, dist
+        self._distributed = Distributed("gloo", dist)
         self.version = f"{engine(None, torch.device('cpu'))} of torch {torch.__version__}"
 
     def barrier(self) -> object:
         return self._dist.barrier()
 
     def call(self, buffers: Buffers) -> Call | None:
-        dist, row, rank = self._dist, buffers.row, buffers.rank
+        dist, row = self._dist, buffers.row
+        barrier: Call = dist.barrier
         dtype = getattr(self._torch, row.dtype)
         send, recv = (
             self._torch.from_numpy(part).view(dtype) for part in (buffers.send, buffers.recv)
         )
-        if row.operation in ("all_reduce", "reduce"):
-            recv.copy_(send)  # torch's are in place
-        # torch 2.13 renamed the two, and warns at every call of the old names.
-        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        messages = []
-        if row.operation == "ring":
-            messages = [
-                dist.P2POp(dist.isend, send, (rank + 1) % row.nranks),
-                dist.P2POp(dist.irecv, recv, (rank - 1) % row.nranks),
-            ]
-
-        def ring() -> None:
-            for work in dist.batch_isend_irecv(messages):
-                work.wait()
 
         def first() -> None:
             dist.send(send, 1)
@@ -264,18 +242,24 @@ class Gloo:
             dist.recv(recv, 0)
             dist.send(send, 0)
 
-        calls: dict[str, Call] = {
-            "all_reduce": lambda: dist.all_reduce(recv),
-            "all_gather": lambda: all_gather(recv, send),
-            "reduce_scatter": lambda: reduce_scatter(recv, send),
-            "broadcast": lambda: dist.broadcast(recv, ROOT),
-            "reduce": lambda: dist.reduce(recv, ROOT),
-            "all_to_all": lambda: dist.all_to_all_single(recv, send),
-            "ping_pong": (first, second, _nothing)[min(rank, 2)],
-            "ring": ring,
-            "barrier": dist.barrier,
-        }
-        return calls[row.operation]
+        match row.operation:
+            case "ping_pong":
+                return (first, second, _nothing)[min(buffers.rank, 2)]
+            case "barrier":
+                return barrier
+            case "all_reduce" | "reduce":
+                recv.copy_(send)  # torch's are in place
+        return self._distributed.call(_Operands(buffers, send, recv))
+
+
+class _Operands:
+    """The arrays of a row, as benchmarks.peers takes them."""
+
+    def __init__(self, buffers: Buffers, send: Any, recv: Any) -> None:  # noqa: ANN401
+        operation = buffers.row.operation
+        self.collective = "send_recv" if operation == "ring" else operation
+        self.rank, self.nranks = buffers.rank, buffers.row.nranks
+        self.send, self.recv = send, recv
 
 
 def _nothing() -> None:

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "OPERATIONS", "ROOT", "Buffers", "Row", "exact_row"]
+__all__ = [
+    "DTYPES",
+    "MODULUS",
+    "OPERATIONS",
+    "ROOT",
+    "Buffers",
+    "Row",
+    "exact_row",
+    "expected",
+    "sent",
+]
 
 ROOT = 0
 
@@ -20,7 +30,7 @@ ROOT = 0
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 _PERIOD = 1009  # a prime: no block of a usual size begins where the values repeat
-_MODULUS = 8
+MODULUS = 8  # of the values
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class Buffers:
     def fill(self) -> None:
         """Write what this rank sends."""
         count = self.send.nbytes // DTYPES[self.row.dtype]
-        self.send[:] = self._bytes(_sequence(_values(self.rank), 0, count))
+        self.send[:] = self._bytes(sent(self.rank, count))
         self.recv[:] = 0xFF
         if self.row.operation == "broadcast" and self.rank == ROOT:
             self.recv[:] = self.send  # it is in place, with every library
@@ -94,42 +104,14 @@ class Buffers:
 
     def wrong(self) -> int:
         """How many bytes of what was received are not as they must be."""
-        expected = self._expected()
-        return 0 if expected is None else int(np.count_nonzero(self.recv != expected))
+        values = expected(self.row.operation, self.rank, self.row.nranks, self.row.count)
+        return 0 if values is None else int(np.count_nonzero(self.recv != self._bytes(values)))
 
-    def _expected(self) -> NDArray[np.uint8] | None:
-        operation, nranks, rank, count = (
-            self.row.operation,
-            self.row.nranks,
-            self.rank,
-            self.row.count,
-        )
-        if operation == "barrier":
-            return None
-        if operation == "reduce" and rank != ROOT:
-            return None
-        if operation == "ping_pong" and rank > 1:
-            return None
-        sent = [_values(peer) for peer in range(nranks)]
-        total = np.sum(sent, axis=0)
-        # The sequences that the result is made of, and where in them it begins.
-        sources, begin = {
-            "all_reduce": ([total], 0),
-            "reduce": ([total], 0),
-            "reduce_scatter": ([total], rank * count),
-            "broadcast": ([sent[ROOT]], 0),
-            "all_gather": (sent, 0),
-            "all_to_all": (sent, rank * count),
-            "ping_pong": ([sent[1 - rank] if rank < 2 else total], 0),
-            "ring": ([sent[rank - 1]], 0),
-        }[operation]
-        return np.concatenate([self._bytes(_sequence(values, begin, count)) for values in sources])
-
-    def _bytes(self, values: NDArray[np.int8]) -> NDArray[np.uint8]:
+    def _bytes(self, values: NDArray[np.int16]) -> NDArray[np.uint8]:
         """Small whole numbers in the dtype of the row."""
         match self.row.dtype:
             case "int8":
-                return values.view(np.uint8)
+                return values.astype(np.int8).view(np.uint8)
             case "bfloat16":  # the upper half of a float32
                 return (values.astype(np.float32).view(np.uint32) >> 16).astype("<u2").view("u1")
             case _:
@@ -144,11 +126,50 @@ def _pages(nbytes: int) -> NDArray[np.uint8]:
     return memory[start : start + nbytes]
 
 
-def _values(rank: int) -> NDArray[np.int8]:
+def sent(rank: int, count: int) -> NDArray[np.int16]:
+    """The values that a rank sends."""
+    return _sequence(_values(rank), 0, count)
+
+
+def expected(operation: str, rank: int, nranks: int, count: int) -> NDArray[np.int16] | None:
+    """The values that a rank receives; None where it receives nothing.
+
+    Args:
+        operation: of OPERATIONS, or a collective of benchmarks.operations.
+        rank: the receiver.
+        nranks: how many there are.
+        count: elements of one block.
+    """
+    if (
+        operation == "barrier"
+        or (operation in ("reduce", "gather") and rank != ROOT)
+        or (operation == "ping_pong" and rank > 1)
+    ):
+        return None
+    values = [_values(peer) for peer in range(nranks)]
+    total = np.sum(values, axis=0)
+    # The sequences that the result is made of, and where in them it begins.
+    sources, begin = {
+        "all_reduce": ([total], 0),
+        "reduce": ([total], 0),
+        "reduce_scatter": ([total], rank * count),
+        "broadcast": ([values[ROOT]], 0),
+        "all_gather": (values, 0),
+        "all_to_all": (values, rank * count),
+        "gather": (values, 0),
+        "scatter": ([values[ROOT]], rank * count),
+        "ping_pong": ([values[1 - rank] if rank < 2 else total], 0),
+        "ring": ([values[rank - 1]], 0),
+        "send_recv": ([values[rank - 1]], 0),
+    }[operation]
+    return np.concatenate([_sequence(source, begin, count) for source in sources])
+
+
+def _values(rank: int) -> NDArray[np.int16]:
     """What a rank sends, over and over."""
-    return (np.arange(1, _PERIOD + 1) * (rank + 1) % _PERIOD % _MODULUS).astype(np.int8)
+    return (np.arange(1, _PERIOD + 1) * (rank + 1) % _PERIOD % MODULUS).astype(np.int16)
 
 
-def _sequence(values: NDArray[np.int8], start: int, count: int) -> NDArray[np.int8]:
+def _sequence(values: NDArray[np.int16], start: int, count: int) -> NDArray[np.int16]:
     """Elements [start, start + count) of the endless repetition of values."""
-    return np.resize(np.roll(values.astype(np.int8), -(start % _PERIOD)), count)
+    return np.resize(np.roll(values.astype(np.int16), -(start % _PERIOD)), count)

@@ -22,10 +22,14 @@ def source() -> str:
     return "".join(f'#include "{path.name}"\n' for path in sorted(FOLDER.glob("*.cu")))
 
 
-def compile_for_cpus(target: Path) -> Path:
-    """Compile them as a shared library; raises subprocess.CalledProcessError."""
+def compile_for_cpus(target: Path, text: str = "") -> Path:
+    """Compile them, or a text that includes them, as a shared library.
+
+    Raises:
+        subprocess.CalledProcessError: they do not compile.
+    """
     file = target.with_suffix(".cpp")
-    file.write_text(source())
+    file.write_text(text or source())
     command = [os.environ.get("CXX", "c++"), "-O3", "-march=native", "-shared", "-fPIC"]
     command += [*headers.options("c++"), f"-I{FOLDER}", str(file), "-o", str(target)]
     subprocess.run(command, check=True, timeout=_COMPILE_SECONDS)

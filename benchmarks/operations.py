@@ -11,14 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.host_rows import MODULUS, expected, sent
 from benchmarks.ranks import BenchmarkError
 
-__all__ = ["COLLECTIVES", "ROOT", "Buffers", "Shape", "WrongResultError", "check", "exact_size"]
-
-ROOT = 0
-
-_PERIOD = 1009  # a prime: no block of a usual size begins where the values repeat
-_MODULUS = 8
+__all__ = ["COLLECTIVES", "Buffers", "Shape", "WrongResultError", "check", "exact_size"]
 
 
 @dataclass(frozen=True)
@@ -92,8 +88,8 @@ class Buffers:
 
     def fill(self) -> None:
         """Fill in what the check expects, and in what is received what must not be left."""
-        self.recv.fill_(_MODULUS * self.nranks)
-        self.send.copy_(_sequence(_values(self.rank), 0, self.send.numel()))
+        self.recv.fill_(MODULUS * self.nranks)
+        self.send.copy_(torch.from_numpy(sent(self.rank, self.send.numel())))
 
     def clear(self) -> None:
         """Zeros: summed in place as often as wanted, they neither overflow nor slow down."""
@@ -102,24 +98,8 @@ class Buffers:
 
     def expected(self) -> torch.Tensor | None:
         """The expected contents of recv; None where this rank receives nothing."""
-        if self.collective in ("reduce", "gather") and self.rank != ROOT:
-            return None
-        sent = [_values(rank) for rank in range(self.nranks)]
-        total = torch.stack(sent).sum(0)
-        start, count = self.rank * self._count, self._count
-        # The sequences that recv is made of, and where in them it begins.
-        sources, begin = {
-            "all_reduce": ([total], 0),
-            "broadcast": ([sent[ROOT]], 0),
-            "reduce": ([total], 0),
-            "all_gather": (sent, 0),
-            "reduce_scatter": ([total], start),
-            "all_to_all": (sent, start),
-            "gather": (sent, 0),
-            "scatter": ([sent[ROOT]], start),
-            "send_recv": ([sent[self.rank - 1]], 0),
-        }[self.collective]
-        return torch.cat([_sequence(values, begin, count) for values in sources])
+        values = expected(self.collective, self.rank, self.nranks, self._count)
+        return None if values is None else torch.from_numpy(values)
 
 
 def check(buffers: Buffers, library: str) -> None:
@@ -128,27 +108,16 @@ def check(buffers: Buffers, library: str) -> None:
     Raises:
         WrongResultError: they differ; says where, on which rank and in which library.
     """
-    expected = buffers.expected()
-    if expected is None:
+    values = buffers.expected()
+    if values is None:
         return
-    expected = expected.to(buffers.recv)
-    if torch.equal(buffers.recv, expected):
+    values = values.to(buffers.recv)
+    if torch.equal(buffers.recv, values):
         return
-    wrong = (buffers.recv != expected).nonzero().flatten()
+    wrong = (buffers.recv != values).nonzero().flatten()
     first = int(wrong[0])
     raise WrongResultError(
         f"{buffers.collective} of {buffers.nbytes} bytes by {library} is wrong on rank "
         f"{buffers.rank} of {buffers.nranks}: element {first} is {buffers.recv[first].item()}, "
-        f"must be {expected[first].item()} ({len(wrong)} of {expected.numel()} elements differ)"
+        f"must be {values[first].item()} ({len(wrong)} of {values.numel()} elements differ)"
     )
-
-
-def _values(rank: int) -> torch.Tensor:
-    """What a rank sends, over and over."""
-    return torch.arange(1, _PERIOD + 1) * (rank + 1) % _PERIOD % _MODULUS
-
-
-def _sequence(values: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """Elements [start, start + count) of the endless repetition of values."""
-    values = values.to(torch.int16).roll(-(start % _PERIOD))
-    return values.repeat(-(-count // _PERIOD))[:count]

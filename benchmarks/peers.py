@@ -1,7 +1,7 @@
 """The compared libraries: each gives the call for a collective on given buffers.
 
 A call does the whole operation as a user would write it; what can be made beforehand and used again
-(lists of chunks, P2POps) is made beforehand.
+(lists of chunks, P2POps) is made beforehand. torch is imported by neither of them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,28 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
-import torch.distributed as dist
-
-from benchmarks.operations import ROOT, Buffers
+from benchmarks.host_rows import ROOT
 from pynccl import nccl
 
-__all__ = ["Call", "Distributed", "Library", "Pynccl", "all_gather_of"]
+__all__ = ["Call", "Distributed", "Library", "Operands", "Pynccl", "all_gather_of"]
 
 Call = Callable[[], object]
+
+
+class Operands(Protocol):
+    """What a rank runs a collective on.
+
+    Attributes:
+        collective: its name.
+        rank, nranks: this rank and how many there are.
+        send, recv: the arrays; the same object where the collective works in place.
+    """
+
+    collective: str
+    rank: int
+    nranks: int
+    send: Any
+    recv: Any
 
 
 class Library(Protocol):
@@ -25,8 +39,8 @@ class Library(Protocol):
 
     name: str
 
-    def call(self, buffers: Buffers) -> Call:
-        """The call that runs the buffers' collective once."""
+    def call(self, operands: Operands) -> Call:
+        """The call that runs the collective once."""
 
 
 class Pynccl:
@@ -36,9 +50,9 @@ class Pynccl:
         self.name = "pynccl"
         self._comm = comm
 
-    def call(self, buffers: Buffers) -> Call:
-        comm, send, recv = self._comm, buffers.send, buffers.recv
-        rank, nranks = buffers.rank, buffers.nranks
+    def call(self, operands: Operands) -> Call:
+        comm, send, recv = self._comm, operands.send, operands.recv
+        rank, nranks = operands.rank, operands.nranks
         following, previous = (rank + 1) % nranks, (rank - 1) % nranks
         at_root = rank == ROOT
 
@@ -47,10 +61,14 @@ class Pynccl:
                 comm.send(send, following)
                 comm.recv(recv, previous)
 
-        calls: dict[str, Call] = {
+        in_place: dict[str, Call] = {
             "all_reduce": lambda: comm.all_reduce(recv),
-            "broadcast": lambda: comm.broadcast(recv, ROOT),
             "reduce": lambda: comm.reduce(recv, ROOT),
+        }
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: comm.all_reduce(send, out=recv),
+            "broadcast": lambda: comm.broadcast(recv, ROOT),
+            "reduce": lambda: comm.reduce(send, ROOT, out=recv),
             "all_gather": lambda: comm.all_gather(send, out=recv),
             "reduce_scatter": lambda: comm.reduce_scatter(send, out=recv),
             "all_to_all": lambda: comm.all_to_all(send, out=recv),
@@ -58,11 +76,14 @@ class Pynccl:
             "scatter": lambda: comm.scatter(send if at_root else None, ROOT, out=recv),
             "send_recv": ring,
         }
-        return calls[buffers.collective]
+        if send is recv:
+            calls |= in_place
+        return calls[operands.collective]
 
 
 class Distributed:
-    """The functions of torch.distributed, or of pynccl in its place.
+    """The functions of torch.distributed, or of pynccl in its place. Where torch's functions work
+    in place, the operands do.
 
     Args:
         name: of the library.
@@ -70,17 +91,17 @@ class Distributed:
         group: a process group of torch.distributed with all ranks; None is the default group.
     """
 
-    def __init__(self, name: str, module: Any = dist, group: Any = None) -> None:  # noqa: ANN401 two modules alike
+    def __init__(self, name: str, module: Any, group: Any = None) -> None:  # noqa: ANN401 two modules alike
         self.name = name
         self.group = group
         self._module = module
         self._all_gather = all_gather_of(module)
         self._reduce_scatter = _first_of(module, "reduce_scatter_single", "reduce_scatter_tensor")
 
-    def call(self, buffers: Buffers) -> Call:
+    def call(self, operands: Operands) -> Call:
         dist, group = self._module, self.group
-        send, recv = buffers.send, buffers.recv
-        rank, nranks = buffers.rank, buffers.nranks
+        send, recv = operands.send, operands.recv
+        rank, nranks = operands.rank, operands.nranks
         blocks_to, blocks_from = (
             list(tensor.chunk(nranks)) if rank == ROOT else None for tensor in (recv, send)
         )
@@ -90,7 +111,7 @@ class Distributed:
                 work.wait()
 
         messages = []
-        if buffers.collective == "send_recv":
+        if operands.collective == "send_recv":
             messages = [
                 dist.P2POp(dist.isend, send, (rank + 1) % nranks, group=group),
                 dist.P2POp(dist.irecv, recv, (rank - 1) % nranks, group=group),
@@ -106,7 +127,7 @@ class Distributed:
             "scatter": lambda: dist.scatter(recv, blocks_from, ROOT, group=group),
             "send_recv": ring,
         }
-        return calls[buffers.collective]
+        return calls[operands.collective]
 
 
 def all_gather_of(module: ModuleType) -> Callable[..., Any]:

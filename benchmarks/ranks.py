@@ -7,9 +7,7 @@ from typing import Any
 
 from pynccl.testing import Launcher, LaunchError
 
-__all__ = ["BenchmarkError", "RankError", "Report", "describe", "run_ranks"]
-
-Report = Callable[[object], None]
+__all__ = ["BenchmarkError", "RankError", "describe", "run_ranks"]
 
 _GRACE = 1.0  # seconds that the other ranks have when one has failed
 

@@ -45,7 +45,6 @@ class Settings:
         sizes: bytes.
         repeats: samples of each library in a row.
         budget: seconds that a sample should last.
-        folder: an empty one, for the rendezvous of the ranks.
         seconds: after which no new row begins.
         others: whether to measure pynccl as dist and the other backends of torch.distributed, too.
         unbuilt: why pynccl's backend cannot be measured, or ''.
@@ -58,7 +57,6 @@ class Settings:
     sizes: tuple[int, ...]
     repeats: int
     budget: float
-    folder: str
     seconds: float = math.inf
     others: bool = False
     unbuilt: str = ""

@@ -12,23 +12,24 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks import metrics
 from benchmarks.clock import Elapsed
 from benchmarks.operations import Buffers, check, exact_size
 from benchmarks.peers import Call, Library
-from benchmarks.ranks import BenchmarkError, Report
+from benchmarks.ranks import BenchmarkError
 from benchmarks.results import Note, Plan, Row, Settings, Timing
 from benchmarks.world import World
+from pynccl.testing import Rank
+from pynccl.tools.trace.bandwidth import bandwidth
 
 __all__ = ["measure", "run"]
 
 
-def run(rank: int, report: Report, settings: Settings) -> None:
+def run(rank: Rank, settings: Settings) -> None:
     """Measure everything; rank 0 reports the plan, the notes and the rows."""
     world = World(rank, settings)
     for found in measure(world, settings):
-        if rank == 0:
-            report(found)
+        if world.rank == 0:
+            rank.report(found)
     world.close()
 
 
@@ -151,9 +152,7 @@ class _Runner:
         slowest = self._world.maximum([sample.seconds for sample in samples])
         hosts = self._world.maximum([sample.host or 0.0 for sample in samples])
         seconds = statistics.median(slowest)
-        algbw, busbw = metrics.bandwidth(
-            buffers.collective, buffers.nbytes, seconds, buffers.nranks
-        )
+        algbw, busbw = bandwidth(buffers.collective, buffers.nbytes, seconds, buffers.nranks)
         return Timing(
             library=library,
             seconds=seconds,

@@ -21,6 +21,7 @@ from benchmarks.peers import Call, Distributed, Pynccl
 from benchmarks.ranks import BenchmarkError
 from benchmarks.results import Figure, Settings
 from pynccl import nccl
+from pynccl.testing import Rank
 
 __all__ = ["World"]
 
@@ -43,15 +44,15 @@ class World:
         clock: how calls on it are timed.
     """
 
-    def __init__(self, rank: int, settings: Settings) -> None:
-        self.rank = rank
-        self.nranks = settings.nranks
+    def __init__(self, rank: Rank, settings: Settings) -> None:
+        self.rank = rank.rank
+        self.nranks = rank.world_size
         self.provider = "cuda" if settings.device == "cuda" else "host"
-        self._folder = Path(settings.folder)
+        self._url = rank.init_method
         # Both libraries take one thread of a rank; more would disturb the other ranks.
         torch.set_num_threads(1)
         if settings.device == "cuda":
-            self.device = _take_gpu(rank, settings.nranks)
+            self.device = _take_gpu(self.rank, self.nranks)
             self.clock: Clock = CudaClock()
         else:
             self.device = torch.device("cpu")
@@ -60,14 +61,14 @@ class World:
         backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
         dist.init_process_group(
             backend,
-            init_method=(Path(settings.folder) / "store").as_uri(),
-            rank=rank,
-            world_size=settings.nranks,
+            init_method=self._url,
+            rank=self.rank,
+            world_size=self.nranks,
         )
         self.comm = self.communicator()
         self.pynccl = Pynccl(self.comm)
         self.engine = engines.engine(None, self.device)
-        self.torch: Distributed | None = Distributed(f"torch {self.engine}")
+        self.torch: Distributed | None = Distributed(f"torch {self.engine}", dist)
         self.refusal = self._first_of_torch() if settings.device == "cuda" else ""
         if self.refusal:
             self.torch = None
@@ -82,12 +83,17 @@ class World:
         """Whether ranks share a GPU."""
         return self.device.type == "cuda" and self.nranks > torch.cuda.device_count()
 
+    @property
+    def folder(self) -> Path:
+        """A folder of all ranks, for files."""
+        return Path(self._url.removeprefix("file://")).parent
+
     @functools.cached_property
     def mirror(self) -> ModuleType:
         """Put pynccl in the place of torch.distributed, initialised. All ranks ask for it."""
         pynccl.init_process_group(
             "nccl" if self.provider == "cuda" else "host",
-            init_method=(self._folder / "mirror").as_uri(),
+            init_method=f"{self._url}-mirror",
             rank=self.rank,
             world_size=self.nranks,
         )
@@ -222,7 +228,7 @@ class World:
         reason = self._agree(reason) or self._first_of_torch(group)
         if not reason:
             name = f"torch {engines.engine(group, self.device)}"
-            self.others.append(Distributed(name, group=group))
+            self.others.append(Distributed(name, dist, group))
         return reason
 
 

@@ -1,29 +1,38 @@
-"""The ranks of one library, as processes, seen from the process that runs the benchmark.
+"""The ranks of one library, which follow the orders of the process that runs the benchmark.
 
-pynccl.testing launches them; only those of MPICH, which must come from mpiexec, are started here.
+    python -m benchmarks.host_ranks NRANKS FOLDER bind|free     # a rank of MPICH, from mpiexec
+
+pynccl.testing launches the ranks; only those of MPICH must come from mpiexec. Orders and answers
+pass a socket: a Row is to be prepared, (iterations, warm) is a sample of it. A rank that waits for
+its next order sleeps in a read, so that the library that is timed has the machine for itself.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from multiprocessing.connection import Connection, Listener, wait
+import time
+import traceback
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.host_orders import SOCKET, Failed, Ready, Sample
-from benchmarks.host_rank import serve
-from benchmarks.host_rows import Row
+from benchmarks.host_libraries import LIBRARIES, Call, Library
+from benchmarks.host_rows import Buffers, Row
 from benchmarks.ranks import BenchmarkError, RankError
-from pynccl.testing import Launcher, Run
+from pynccl import testing
 
-__all__ = ["World", "find_mpiexec"]
+__all__ = ["World", "find_mpiexec", "main"]
 
 _SILENCE = 300.0  # seconds without an answer
+_SOCKET = "socket"  # in the folder of the run
 _START = 120.0
+# For torch, NumPy and others that use a thread for every CPU.
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def find_mpiexec() -> str | None:
@@ -44,8 +53,8 @@ class World:
         self._bind = bind
         self._nranks = nranks
         self._folder = tempfile.TemporaryDirectory(prefix="hostbench-")
-        self._launcher = Launcher()
-        self._run: Run | None = None
+        self._launcher = testing.Launcher()
+        self._run: testing.Run | None = None
         self._mpiexec: subprocess.Popen[bytes] | None = None
         self._ranks: list[Connection] = []
         try:
@@ -56,17 +65,24 @@ class World:
 
     def _start(self) -> str:
         folder, nranks = self._folder.name, self._nranks
-        with Listener(str(Path(folder, SOCKET)), "AF_UNIX", backlog=nranks) as listener:
+        with Listener(str(Path(folder, _SOCKET)), "AF_UNIX", backlog=nranks) as listener:
             if self.library == "mpich":
                 mpiexec = find_mpiexec()
                 assert mpiexec
-                command = [mpiexec, "-n", str(nranks), sys.executable, "-m", "benchmarks.host_rank"]
+                command = [
+                    mpiexec,
+                    "-n",
+                    str(nranks),
+                    sys.executable,
+                    "-m",
+                    "benchmarks.host_ranks",
+                ]
                 command += [str(nranks), folder, "bind" if self._bind else "free"]
                 self._mpiexec = subprocess.Popen(command, env={**os.environ, **_THREADS})
             else:
                 self._run = self._launcher.start(
                     nranks,
-                    serve,
+                    _serve_world,
                     (self.library, folder, self._bind),
                     unique_ids=0,
                     timeout=None,
@@ -77,7 +93,7 @@ class World:
                 self._ranks = [listener.accept() for _ in range(nranks)]
             except TimeoutError:
                 raise self._error(f"not all ranks have connected within {_START:g} s") from None
-        return next(answer.version for answer in self._answers() if isinstance(answer, Ready))
+        return str(self._answers()[0])
 
     def prepare(self, row: Row) -> bool:
         """Check a row; false where the library has no such operation.
@@ -94,7 +110,7 @@ class World:
 
     def sample(self, iterations: int, *, warm: bool) -> float:
         """Seconds of one call: the mean over iterations, the maximum over ranks."""
-        return max(float(str(answer)) for answer in self._ask(Sample(iterations, warm)))
+        return max(float(str(answer)) for answer in self._ask((iterations, warm)))
 
     def close(self) -> None:
         """Close the connections, at which ranks end, and kill those that do not."""
@@ -147,12 +163,92 @@ class World:
                     answer = connection.recv()
                 except (EOFError, ConnectionResetError):
                     raise self._error("a rank has died") from None
-                if isinstance(answer, Failed):
-                    raise RankError(answer.text)
+                if isinstance(answer, RankError):
+                    raise answer
                 answers.append(answer)
                 waiting.remove(connection)
         return answers
 
 
-# For torch, NumPy and others that use a thread for every CPU.
-_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+class _Rank:
+    def __init__(self, library: Library, rank: int) -> None:
+        self._library = library
+        self._rank = rank
+        self._call: Call | None = None
+
+    def obey(self, order: object) -> object:
+        match order:
+            case Row():
+                return self._prepare(order)
+            case int(iterations), bool(warm):
+                return self._measure(iterations, warm=warm)
+        raise TypeError(f"no such order: {order!r}")
+
+    def _prepare(self, row: Row) -> str | None:
+        """Make the buffers and check one call on them; what is wrong, or '', or None: no call."""
+        self._call = None
+        gc.collect()
+        buffers = Buffers(row, self._rank)
+        buffers.fill()
+        call = self._library.call(buffers)
+        if call is None:
+            return None
+        self._library.barrier()
+        call()
+        wrong = buffers.wrong()
+        buffers.clear()
+        self._call, self._buffers = call, buffers
+        return f"{wrong} bytes are wrong on rank {self._rank}" if wrong else ""
+
+    def _measure(self, iterations: int, *, warm: bool) -> float:
+        """Seconds of one call on average."""
+        call = self._call
+        assert call is not None
+        if warm:
+            call()
+        self._library.barrier()
+        start = time.perf_counter()
+        for _ in range(iterations):
+            call()
+        return (time.perf_counter() - start) / iterations
+
+
+def main() -> None:
+    """Serve as a rank of MPICH."""
+    from mpi4py import MPI
+
+    nranks, folder, bind = sys.argv[1:]
+    _serve("mpich", MPI.COMM_WORLD.rank, int(nranks), Path(folder), bind=bind == "bind")
+
+
+def _serve_world(rank: testing.Rank, name: str, folder: str, bind: bool) -> None:
+    """Serve as a rank of another library, until the benchmark closes its end of the socket."""
+    _serve(name, rank.rank, rank.world_size, Path(folder), bind=bind)
+
+
+def _serve(name: str, rank: int, nranks: int, folder: Path, *, bind: bool) -> None:
+    if bind:
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+    connection = Client(str(folder / _SOCKET), "AF_UNIX")
+    try:
+        library = LIBRARIES[name](rank, nranks, folder / f"{name}-{nranks}")
+        connection.send(library.version)
+        gc.disable()
+        gc.freeze()
+        _follow_orders(connection, _Rank(library, rank))
+    except Exception:
+        connection.send(RankError(f"{name}, rank {rank}: {traceback.format_exc()}"))
+
+
+def _follow_orders(connection: Connection, rank: _Rank) -> None:
+    while True:
+        try:
+            order = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        connection.send(rank.obey(order))
+
+
+if __name__ == "__main__":
+    main()
