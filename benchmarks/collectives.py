@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from benchmarks import report
 from benchmarks.machine import Machine
+from benchmarks.options import positive, size, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
 from benchmarks.results import DTYPES, Note, Plan, Row, Settings
 from pynccl.libraries import default_provider
 from pynccl.testing import Rank
-from pynccl.tools.lab.sizes import parse_size
 from pynccl.tools.trace.bandwidth import BUS_FACTORS
 
 __all__ = ["main"]
@@ -83,18 +83,22 @@ def _parse() -> argparse.Namespace:
         description="Times pynccl compared with torch.distributed.",
     )
     add = parser.add_argument
-    add("--ranks", type=_positive, default=2, help="processes (default: %(default)s)")
+    add("--ranks", type=positive, default=2, help="processes (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU can be used")
     effort = parser.add_mutually_exclusive_group()
     effort.add_argument("--full", action="store_true", help="ten sizes and more, longer samples")
     effort.add_argument(
         "--quick", action="store_true", help="three sizes, less and shorter samples"
     )
-    add("--sizes", type=_sizes, help="bytes, as 4,64K,16M (default: five, 4 to 16M)")
-    add("--max-bytes", type=_size, help="leaves out the sizes above")
-    add("--collectives", type=_names, help=f"of {','.join(BUS_FACTORS)} (default: all)")
+    add("--sizes", type=tuple_of(size), help="bytes, as 4,64K,16M (default: five, 4 to 16M)")
+    add("--max-bytes", type=size, help="leaves out the sizes above")
+    add(
+        "--collectives",
+        type=tuple_of(str, BUS_FACTORS),
+        help=f"of {','.join(BUS_FACTORS)} (default: all)",
+    )
     add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
-    add("--repeats", type=_positive, help="samples of each library (default: 7)")
+    add("--repeats", type=positive, help="samples of each library (default: 7)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     return parser.parse_args()
 
@@ -128,14 +132,14 @@ def _measure(settings: Settings) -> tuple[Machine, list[Row]]:
     assert isinstance(plan, Plan)
     print(report.describe(plan.machine, settings), flush=True)
     rows: list[Row] = []
-    with report.Table(plan, settings.device) as table:
-        for message in messages:
-            match message:
-                case Row():
-                    rows.append(message)
-                    table.row(message)
-                case Note():
-                    table.note(message.text)
+    print(report.heading(plan, settings.device), flush=True)
+    for message in messages:
+        match message:
+            case Row():
+                rows.append(message)
+                print(report.line(message, settings.device), flush=True)
+            case Note(text):
+                print(f"note: {text}", flush=True)
     return plan.machine, rows
 
 
@@ -155,32 +159,6 @@ def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) 
         for timing in row.timings
     ]
     lines(path.with_suffix(".png"), points, report.describe(machine, settings))
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(map(_size, text.split(",")))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in BUS_FACTORS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(BUS_FACTORS)}")
-    return names
 
 
 if __name__ == "__main__":

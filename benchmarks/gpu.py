@@ -25,6 +25,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.machine import ROOT, Machine, inspect, rows, scrub, slug
+from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
 from benchmarks.results import SECTIONS, Agenda, Done, Figure, Note, Settings, Start
 from pynccl.testing import Rank
@@ -264,20 +265,13 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
-    add("--ranks", type=_numbers, default=(1, 2, 4), help="of each run (default: 1,2,4)")
+    add("--ranks", type=tuple_of(positive), default=(1, 2, 4), help="of each run (default: 1,2,4)")
     add("--quick", action="store_true", help="little of everything, to see that it works")
     add("--repeats", type=int, help="samples of each way (default: 7, quick: 3)")
     add("--total", type=float, default=430.0, help="seconds for all (default: %(default)g)")
     add("--out", type=Path, help="folder (default: docs/results/..., build/results/... for cpu)")
     add("--no-plots", dest="plots", action="store_false", help="only the tables and the figures")
     return parser.parse_args()
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    numbers = tuple(map(int, text.split(",")))
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
-    return numbers
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,8 @@ import numpy as np
 from benchmarks import host_report as report
 from benchmarks.host_ranks import World, find_mpiexec
 from benchmarks.host_rows import DTYPES, OPERATIONS, Row, exact_row
+from benchmarks.options import positive, size, tuple_of
 from benchmarks.ranks import BenchmarkError
-from pynccl.tools.lab.sizes import parse_size
 
 __all__ = ["main"]
 
@@ -80,15 +80,19 @@ def _parse() -> argparse.Namespace:
         prog="python -m benchmarks.host",
         description="Times hostnccl and compares it with MPICH and gloo.",
     )
-    names = _list_of
     add = parser.add_argument
-    add("--ranks", type=names(int), default=[2, 4, 8], help="worlds (default: 2,4,8)")
-    add("--operations", type=names(str, OPERATIONS), default=list(OPERATIONS), help="default: all")
-    add("--dtypes", type=names(str, DTYPES), help="default: float32; full: all")
-    add("--sizes", type=names(parse_size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
+    add("--ranks", type=tuple_of(positive), default=(2, 4, 8), help="worlds (default: 2,4,8)")
+    add(
+        "--operations",
+        type=tuple_of(str, OPERATIONS),
+        default=list(OPERATIONS),
+        help="default: all",
+    )
+    add("--dtypes", type=tuple_of(str, DTYPES), help="default: float32; full: all")
+    add("--sizes", type=tuple_of(size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
     add("--quick", action="store_true", help="five sizes, shorter samples")
     add("--full", action="store_true", help="all dtypes")
-    add("--libraries", type=names(str, _LIBRARIES), help="default: all")
+    add("--libraries", type=tuple_of(str, _LIBRARIES), help="default: all")
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--bind", action="store_true", help="bind the ranks of every library to CPUs in turn")
@@ -99,24 +103,11 @@ def _parse() -> argparse.Namespace:
     options.dtypes = options.dtypes or (list(DTYPES) if options.full else ["float32"])
     options.repeats = options.repeats or (5 if options.quick else 9)
     options.budget = options.budget or (0.005 if options.quick else 0.02)
-    options.libraries = _installed(options.libraries or list(_LIBRARIES))
+    options.libraries = _installed(options.libraries or _LIBRARIES)
     return options
 
 
-def _list_of(
-    convert: Callable[[str], object], known: Collection[str] = ()
-) -> Callable[[str], list[object]]:
-    def convert_all(text: str) -> list[object]:
-        parts = text.split(",")
-        for part in parts:
-            if known and part not in known:
-                raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(known)}")
-        return [convert(part) for part in parts]
-
-    return convert_all
-
-
-def _installed(libraries: list[str]) -> list[str]:
+def _installed(libraries: Iterable[str]) -> list[str]:
     there = []
     for name in libraries:
         missing = [part for part in _NEEDS.get(name, ()) if importlib.util.find_spec(part) is None]
@@ -162,9 +153,9 @@ class _Run:
         for dtype in self._options.dtypes:
             for operation in self._options.operations:
                 sizes = [4] if operation == "barrier" else self._options.sizes
-                for size in sizes:
+                for nbytes in sizes:
                     if operation != "barrier" or dtype == self._options.dtypes[0]:
-                        rows[exact_row(operation, dtype, self._nranks, size)] = None
+                        rows[exact_row(operation, dtype, self._nranks, nbytes)] = None
         return list(rows)
 
     def _measure(self, row: Row, worlds: list[World]) -> report.Result:

@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import machine, report
 from pynccl import nccl, testing
 
 __all__ = ["COLUMNS", "main", "table"]
@@ -55,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def table(measured: dict[int, Times]) -> list[str]:
     """The lines of a table in Markdown: a row for each number of ranks."""
-    lines = ["| ranks | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for size, times in measured.items():
-        cells = [_milliseconds(times.get(column, [])) for column in COLUMNS]
-        lines.append(f"| {size} | " + " | ".join(cells) + " |")
-    return lines
+    rows = [
+        {"ranks": size, **{column: _milliseconds(times.get(column, [])) for column in COLUMNS}}
+        for size, times in measured.items()
+    ]
+    return report.table(rows).splitlines()
 
 
 def _repeat(size: int, repeats: int) -> Times:

@@ -11,18 +11,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from benchmarks.machine import Machine, scrub
 from benchmarks.results import Plan, Row, Settings, Timing
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 __all__ = [
-    "Table",
     "describe",
+    "heading",
+    "line",
     "microseconds",
     "size",
     "summary",
@@ -31,80 +27,28 @@ __all__ = [
 ]
 
 
-class Table:
-    """Prints rows as they come; on a terminal a progress bar stands below them."""
-
-    def __init__(self, plan: Plan, device: str) -> None:
-        self._rows = plan.rows
-        self._hosts = device == "cuda"
-        self._progress = _progress() if sys.stdout.isatty() else None
-        if self._progress:
-            self._task = self._progress.add_task("measuring", total=plan.rows)
-        width = len(self._columns())
-        names = "".join(f"{name:>{width}}" for name in plan.libraries)
-        self._print(f"{'':28}{names}")
-        self._print(f"{'collective':<15}{'bytes':>13}{self._columns() * 2}{'times faster':>15}")
-
-    def __enter__(self) -> Table:
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._progress:
-            self._progress.stop()
-
-    def row(self, row: Row) -> None:
-        ratio = "-" if row.times_faster is None else f"{row.times_faster:.2f}"
-        cells = self._cells(row.pynccl) + self._cells(row.torch)
-        self._print(f"{row.collective:<15}{row.nbytes:>13}{cells}{ratio:>15}")
-        if self._progress:
-            self._progress.advance(self._task)
-
-    def note(self, text: str) -> None:
-        self._print(f"note: {text}")
-
-    def _columns(self) -> str:
-        return f"{'us':>12}{'host us' if self._hosts else '':>{10 * self._hosts}}" + (
-            f"{'algbw':>9}{'busbw':>9}"
-        )
-
-    def _cells(self, timing: Timing | None) -> str:
-        if timing is None:
-            return f"{'-':>12}{'-' * self._hosts:>{10 * self._hosts}}{'-':>9}{'-':>9}"
-        host = f"{microseconds(timing.host_seconds):>10}" if self._hosts else ""
-        return f"{microseconds(timing.seconds):>12}{host}{timing.algbw:>9.2f}{timing.busbw:>9.2f}"
-
-    def _print(self, line: str) -> None:
-        if self._progress:
-            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(line, flush=True)
+def heading(plan: Plan, device: str) -> str:
+    """The two lines above the rows of both libraries."""
+    columns = f"{'us':>12}{'host us':>10}" if device == "cuda" else f"{'us':>12}"
+    columns += f"{'algbw':>9}{'busbw':>9}"
+    names = "".join(f"{name:>{len(columns)}}" for name in plan.libraries)
+    return f"{'':28}{names}\n{'collective':<15}{'bytes':>13}{columns * 2}{'times faster':>15}"
 
 
-def _progress() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
+def line(row: Row, device: str) -> str:
+    """A row of both libraries."""
+    ratio = "-" if row.times_faster is None else f"{row.times_faster:.2f}"
+    cells = "".join(_cells(timing, device) for timing in (row.pynccl, row.torch))
+    return f"{row.collective:<15}{row.nbytes:>13}{cells}{ratio:>15}"
+
+
+def _cells(timing: Timing | None, device: str) -> str:
+    host = (
+        f"{microseconds(timing.host_seconds if timing else None):>10}" if device == "cuda" else ""
     )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        transient=True,
-    )
+    if timing is None:
+        return f"{'-':>12}{host}{'-':>9}{'-':>9}"
+    return f"{microseconds(timing.seconds):>12}{host}{timing.algbw:>9.2f}{timing.busbw:>9.2f}"
 
 
 def describe(machine: Machine, settings: Settings) -> str:
@@ -157,9 +101,9 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     keys = dict.fromkeys(key for row in rows for key in row if key != "samples")
     keys = {key: None for key in keys if any(row.get(key) is not None for row in rows)}
     heads = (re.sub(r"seconds$", "us", key).replace("_", " ") for key in keys)
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(keys)}"]
-    lines += [f"| {' | '.join(_cell(key, row.get(key)) for key in keys)} |" for row in rows]
-    return "\n".join(lines)
+    text = [f"| {' | '.join(heads)} |", f"|{'---|' * len(keys)}"]
+    text += [f"| {' | '.join(_cell(key, row.get(key)) for key in keys)} |" for row in rows]
+    return "\n".join(text)
 
 
 def _cell(key: str, value: object) -> str:

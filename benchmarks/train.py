@@ -32,6 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 
 from benchmarks import machine, report
 from benchmarks.engines import engine
+from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, describe
 from pynccl.testing import LaunchError, Rank, launch
 
@@ -214,17 +215,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def table(results: Sequence[Result]) -> list[str]:
     """The lines of a table in Markdown: milliseconds, and the ratio of the communication."""
-    lines = [
-        "| ranks | training | " + " | ".join(COLUMNS) + " |",
-        "|---|---" + "|---:" * len(COLUMNS) + "|",
-    ]
+    rows = []
     for result in results:
         gloo, ours = (result.communication(name) for name in ("gloo", "pynccl"))
         times = [*(result.step(name) for name in ("gloo", "pynccl", "fake")), gloo, ours]
         cells = [f"{seconds * 1e3:.2f}" for seconds in times]
-        ratio = f"{ours / gloo:.2f}" if gloo > 0 else ""
-        lines.append(f"| {result.nranks} | {result.way} | {' | '.join(cells)} | {ratio} |")
-    return lines
+        cells.append(f"{ours / gloo:.2f}" if gloo > 0 else "")
+        named = dict(zip(COLUMNS, cells, strict=True))
+        rows.append({"ranks": result.nranks, "training": result.way, **named})
+    return report.table(rows).splitlines()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -234,7 +233,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     default = Settings()
-    add("--ranks", type=_numbers, default=[2, 4], help="world sizes (default: 2,4)")
+    add("--ranks", type=tuple_of(positive), default=(2, 4), help="world sizes (default: 2,4)")
     add("--steps", type=int, default=default.steps, help="of each backend (default: %(default)s)")
     add("--layers", type=int, default=default.layers, help="of the model (default: %(default)s)")
     add("--width", type=int, default=default.width, help="of a token (default: %(default)s)")
@@ -242,10 +241,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--batch", type=int, default=default.batch, help="sequences (default: %(default)s)")
     add("--out", type=Path, default=_OUT, help="folder for the JSON file (default: %(default)s)")
     return parser.parse_args(argv)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _train(nranks: int, settings: Settings) -> list[Result]:

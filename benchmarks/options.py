@@ -1,0 +1,44 @@
+"""Types of command-line options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from pynccl.tools.lab.sizes import parse_size
+
+__all__ = ["positive", "size", "tuple_of"]
+
+T = TypeVar("T")
+
+
+def positive(text: str) -> int:
+    """An integer above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def size(text: str) -> int:
+    """Bytes, as 4, 64K or 16M."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def tuple_of(
+    convert: Callable[[str], T], known: Collection[str] = ()
+) -> Callable[[str], tuple[T, ...]]:
+    """Values separated by commas; each is one of the known ones if there are any."""
+
+    def convert_all(text: str) -> tuple[T, ...]:
+        parts = text.split(",")
+        for part in parts:
+            if known and part not in known:
+                raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(known)}")
+        return tuple(map(convert, parts))
+
+    return convert_all
