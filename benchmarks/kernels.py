@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pynccl.device import headers
 
-__all__ = ["FOLDER", "CpuKernels", "GpuKernels", "compile_for_cpus", "compile_for_gpus", "source"]
+__all__ = ["FOLDER", "CpuKernels", "GpuKernels", "Nvrtc", "compile_for_cpus", "source"]
 
 FOLDER = Path(__file__).parents[1] / "examples" / "device" / "kernels"
 
@@ -36,29 +36,43 @@ def compile_for_cpus(target: Path, text: str = "") -> Path:
     return target
 
 
-def compile_for_gpus(architecture: int) -> bytes:
-    """Compile them by NVRTC, with the headers of the loaded NCCL.
+class Nvrtc:
+    """NVIDIA's run-time compiler for CUDA C++, which needs no GPU."""
 
-    Args:
-        architecture: 90 for sm_90.
+    def __init__(self) -> None:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
 
-    Raises:
-        LibraryNotFoundError: there are no headers of this version.
-        RuntimeError: they do not compile.
-    """
-    nvrtc = _load_nvrtc()
-    program = ctypes.c_void_p()
-    _check("nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), source().encode(), b"kernels.cu", 0, None, None
-    ))  # fmt: skip
-    words = [f"--gpu-architecture=sm_{architecture}", *headers.options("nvrtc"), f"-I{FOLDER}"]
-    array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-    try:
-        if nvrtc.nvrtcCompileProgram(program, len(words), array):
-            raise RuntimeError(_fetch(nvrtc, program, "ProgramLog").decode())
-        return _fetch(nvrtc, program, "CUBIN")
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        self._library = ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
+
+    def compile(self, source: str, architecture: int, *options: str) -> bytes:
+        """Machine code for an architecture.
+
+        Args:
+            source: the program.
+            architecture: 90 for sm_90.
+            *options: of the compiler.
+
+        Raises:
+            ValueError: the source does not compile; the text is the compiler's.
+        """
+        program, lib = ctypes.c_void_p(), self._library
+        code = lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
+        _check("nvrtcCreateProgram", code)
+        try:
+            words = [f"--gpu-architecture=sm_{architecture}", *options]
+            array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+            if lib.nvrtcCompileProgram(program, len(words), array) != 0:
+                raise ValueError(self._fetch(program, "ProgramLog").decode())
+            return self._fetch(program, "CUBIN")
+        finally:
+            lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _fetch(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        _check(what, self._library[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        _check(what, self._library[f"nvrtcGet{what}"](program, buffer))
+        return buffer.raw
 
 
 class CpuKernels:
@@ -95,7 +109,8 @@ class GpuKernels:
             self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
             parts.append(value.value)
         self._module = ctypes.c_void_p()
-        cubin = compile_for_gpus(10 * parts[0] + parts[1])
+        options = (*headers.options("nvrtc"), f"-I{FOLDER}")
+        cubin = Nvrtc().compile(source(), 10 * parts[0] + parts[1], *options)
         self._call("cuModuleLoadData", ctypes.byref(self._module), cubin)
         self._functions: dict[str, ctypes.c_void_p] = {}
         address, size, version = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
@@ -122,20 +137,6 @@ class GpuKernels:
 
     def _call(self, name: str, *arguments: object) -> None:
         _check(name, self._driver[name](*arguments))
-
-
-def _load_nvrtc() -> ctypes.CDLL:
-    from cuda.pathfinder import load_nvidia_dynamic_lib
-
-    return ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
-
-
-def _fetch(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
-    size = ctypes.c_size_t()
-    _check(what, nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
-    content = ctypes.create_string_buffer(size.value)
-    _check(what, nvrtc[f"nvrtcGet{what}"](program, content))
-    return content.raw
 
 
 def _check(name: str, code: int) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import pynccl
+from benchmarks.kernels import Nvrtc
 from tests.device import builds
-from tests.support.nvrtc import Nvrtc
 from tests.support.tier import FULL
 
 _HEADERS = {v: path for v, path in builds.nccl_headers().items() if v >= 22807}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nvrtc import Nvrtc
+from benchmarks.kernels import Nvrtc
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _ARCHITECTURES = [80, 90, 100]
