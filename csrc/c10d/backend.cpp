@@ -1,4 +1,4 @@
-// The lanes of the backend, coalescing, and its life.
+// Lanes, coalescing and lifetime of the backend.
 #include "backend.h"
 
 #include <pybind11/stl.h>
@@ -10,7 +10,7 @@
 namespace pynccl::dist {
 namespace {
 
-constexpr std::chrono::milliseconds kGrace{2000};  // for operations that nobody has waited for
+constexpr std::chrono::milliseconds kGrace{2000};  // for operations that were not waited for
 
 }  // namespace
 
@@ -140,7 +140,7 @@ bool PyncclBackend::sends_on_group(const at::Device& device) {
 
 void PyncclBackend::startCoalescing() {
   const std::scoped_lock lock(mutex_);
-  TORCH_CHECK_VALUE(!coalesced_, "coalescing: it has begun already");
+  TORCH_CHECK_VALUE(!coalesced_, "coalescing: already started");
   coalesced_.emplace();
   coalescing_ = true;
 }
@@ -152,7 +152,7 @@ WorkPtr PyncclBackend::endCoalescing() {
     std::swap(all, coalesced_);
     coalescing_ = false;
   }
-  TORCH_CHECK_VALUE(all, "coalescing: it has not begun");
+  TORCH_CHECK_VALUE(all, "coalescing: not started");
   if (!all->device) return nullptr;
   all->operation.type = c10d::OpType::COALESCED;
   all->operation.title = "pynccl:coalesced";
@@ -184,7 +184,7 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
           py::arg("name") = own->group_name, py::arg("timeout") = seconds(own->timeout),
           py::arg("config") = own->config ? *own->config : py::none());
       if (made.is_none()) return;
-      const py::tuple parts = made;  // the connector of the new group, its communicator
+      const py::tuple parts = made;  // the new group's connector and communicator
       backend =
           c10::make_intrusive<PyncclBackend>(parts[0], rank, static_cast<int>(ranks.size()), own);
       backend->group_lane(device).connection().adopt(parts[1]);
@@ -203,7 +203,7 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
 void PyncclBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   const std::vector<Lane*> all = lanes();
-  const py::gil_scoped_acquire gil;  // after mutex_, which others take while they have it
+  const py::gil_scoped_acquire gil;  // not while locking mutex_, which others do with the GIL
   connector()->attr("timeout") = seconds(timeout);
   for (Lane* lane : all) {
     const py::object communicator = lane->connection().communicator();
@@ -289,12 +289,12 @@ std::vector<Lane*> PyncclBackend::lanes() {
   return all;
 }
 
-// Those that wait for other ranks to connect stop.
+// Cancels connections that wait for other ranks.
 void PyncclBackend::cancel() {
   if (Py_IsInitialized()) with_gil([this] { connector()->attr("cancel")(); });
 }
 
-// drains: lets what was issued finish first.
+// drains: whether to finish pending operations first.
 void PyncclBackend::end(const std::string& reason, bool drains) {
   {
     const std::scoped_lock lock(mutex_);
@@ -310,7 +310,7 @@ void PyncclBackend::end(const std::string& reason, bool drains) {
     try {
       const auto limit = lane->connection().device().is_cpu() ? grace : options_->timeout;
       done = waits && lane->drain(limit);
-    } catch (...) {  // by a signal handler
+    } catch (...) {  // from a signal handler
       error = std::current_exception();
       waits = false;
     }

@@ -1,4 +1,4 @@
-// PyncclBackend: the operations of torch.distributed over communicators of pynccl.
+// PyncclBackend: a backend of torch.distributed over pynccl communicators.
 #pragma once
 
 #include <atomic>
@@ -19,14 +19,14 @@ namespace pynccl::dist {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
-// Why no operation can be issued before the first reconfiguration.
+// The error of operations before the first reconfiguration.
 inline constexpr const char* kNotConfigured =
     "The process group has not been initialized. Call reconfigure() before issuing collectives "
     "when enable_reconfigure=True.";
 
 class PyncclBackend final : public c10d::Backend {
  public:
-  // connector: makes the communicators, see pynccl/c10d/connector.py.
+  // connector: creates the communicators, see pynccl/c10d/connector.py.
   PyncclBackend(py::object connector, int rank, int size,
                 c10::intrusive_ptr<PyncclOptions> options);
   ~PyncclBackend() override;
@@ -40,7 +40,7 @@ class PyncclBackend final : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
   void eagerConnectSingleDevice(at::Device device) override;
 
-  // Memory of ncclMemAlloc; an index below 0 is that of CPUs.
+  // Memory from ncclMemAlloc; a negative index is the CPU.
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -72,7 +72,7 @@ class PyncclBackend final : public c10d::Backend {
   void resume() override;
   std::unordered_map<std::string, std::uint64_t> getMemoryStats() override;
 #endif
-  virtual bool isInitialized();  // torch has it since version 2.15
+  virtual bool isInitialized();  // since torch 2.15
   c10d::ErrorType getError() override;
   void setGroupUid(const std::string& uid) override;
   void waitForPendingWorks() override;
@@ -117,7 +117,7 @@ class PyncclBackend final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
   bool supportsTimeEstimation() const override { return true; }
-  // Virtual since torch 2.15; in earlier versions the module binds them.
+  // Virtual since torch 2.15; for earlier versions, the module binds them.
   void startTimeEstimate();
   float endTimeEstimate();
 
@@ -130,7 +130,7 @@ class PyncclBackend final : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  void setSequenceNumberForGroup() override {}  // every rank counts from 0
+  void setSequenceNumberForGroup() override {}  // every rank starts at 0
   std::uint64_t getSequenceNumberForGroup() override { return number_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
 #if PYNCCL_TORCH_SINCE(2, 14)
@@ -139,13 +139,13 @@ class PyncclBackend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-  // The communicator of the group for a device, None where it is not made. Needs the GIL.
+  // Returns the communicator of the group for a device, None if not created yet. Requires the GIL.
   py::object communicator(const at::Device& device);
 
  private:
   friend class PyncclWindow;
 
-  // More time for the operations from its first one on, until that is complete.
+  // Extends the timeout of operations, from the first until that is complete.
   struct Extension {
     std::chrono::milliseconds by;
     WorkPtr first;
@@ -153,7 +153,7 @@ class PyncclBackend final : public c10d::Backend {
 
   struct Coalesced {
     Operation operation;
-    bool messages = true;  // only
+    bool messages = true;  // whether all are messages
     std::optional<at::Device> device;
   };
 
@@ -162,38 +162,38 @@ class PyncclBackend final : public c10d::Backend {
     Operation operation;
   };
 
-  // Gives an operation its number. Messages have numbers of their own, as they are not of all
-  // ranks.
+  // Assigns the number of an operation. Messages are numbered separately, because they do not
+  // involve all ranks.
   void prepare(Operation& operation);
-  // Issues an operation of all ranks, or adds it to the coalesced ones.
+  // Issues a collective, or adds it to the coalesced operations.
   WorkPtr issue(const at::Device& device, Operation operation);
-  // Issues an operation of a window.
+  // Issues a window operation.
   WorkPtr issue_one_sided(const at::Device& device, Operation operation);
-  // Adds an operation to those of the time estimate.
+  // Adds an operation to the time estimate.
   WorkPtr estimated(const at::Device& device, Operation operation);
   WorkPtr message(Tensors& tensors, int peer, bool sends);
   WorkPtr issue(Lane& lane, Operation operation);
   std::chrono::milliseconds timeout_of(const Operation& operation) const;
-  // Adds what addEphemeralTimeout() has given and is in force.
+  // Applies the extensions by addEphemeralTimeout() that are in force.
   void extend(Operation& operation);
-  // Whether messages use the communicator of the group: coalesced ones do, and those on the bound
-  // device. For others each direction between two ranks has a communicator of its own, so that a
-  // rank can receive while it sends.
+  // Whether messages use the group's communicator, as coalesced messages and those on the bound
+  // device do. Otherwise each direction between two ranks has its own communicator, so a rank can
+  // send and receive concurrently.
   bool sends_on_group(const at::Device& device);
   Lane& lane(Route route);
   Lane& group_lane(const at::Device& device);
-  // The accelerator that collectives have used, of several the first; the CPU where there is none.
+  // The first accelerator that collectives have used, or the CPU if there is none.
   at::Device device_of_collectives();
-  std::vector<Lane*> lanes();               // they live as long as the backend
-  std::vector<py::object> communicators();  // those that are made; needs the GIL
+  std::vector<Lane*> lanes();               // valid as long as the backend
+  std::vector<py::object> communicators();  // created so far; requires the GIL
   Held connector() const;
-  // The options of a group that is made from this one.
+  // The options of a group derived from this one.
   c10::intrusive_ptr<PyncclOptions> derived(
       const c10::intrusive_ptr<c10d::Backend::Options>& options) const;
   std::vector<int> checked_exclusion(const std::vector<std::int64_t>& ranks, int flags) const;
   void drain(const char* what);
   void suspend_or_resume(bool suspends);
-  // Ends all communicators, and makes operations fail with this text.
+  // Ends all communicators, and makes further operations fail with this reason.
   void retire(const std::string& reason, const std::string& waits);
   void cancel();
   void end(const std::string& reason, bool drains);
@@ -202,24 +202,24 @@ class PyncclBackend final : public c10d::Backend {
   const c10::intrusive_ptr<PyncclOptions> options_;
   std::atomic<std::uint64_t> number_ = 0;  // of collectives so far
   std::atomic<std::uint64_t> messages_ = 0;
-  std::atomic<std::uint64_t> configuration_ = 0;  // how often reconfigure() has begun
+  std::atomic<std::uint64_t> configuration_ = 0;  // number of reconfigurations started
   std::atomic<bool> timing_ = false;
-  std::atomic<Lane*> host_lane_ = nullptr;  // of the group on CPUs, once it is made
+  std::atomic<Lane*> host_lane_ = nullptr;  // the group's lane on CPUs, once created
   std::atomic<bool> coalescing_ = false;    // whether coalesced_ has a value
   std::atomic<bool> extended_ = false;      // whether there are extensions_
   std::atomic<bool> estimating_ = false;    // between startTimeEstimate() and endTimeEstimate()
   const std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
-  std::mutex changing_;       // while the group is reconfigured, suspended or resumed
-  mutable std::mutex mutex_;  // of the following
+  std::mutex changing_;       // held to reconfigure, suspend or resume the group
+  mutable std::mutex mutex_;  // guards the following
   Held connector_;
-  // By the ranks of a communicator and whether the lower one sends: all ranks close communicators
-  // in the same order, since a close waits for the other ranks.
+  // Keyed by the ranks of a communicator and whether the lower one sends, so that all ranks close
+  // communicators in the same order: closing waits for the other ranks.
   std::map<std::tuple<at::DeviceType, int, int, bool, int>, std::unique_ptr<Lane>> lanes_;
-  std::vector<std::unique_ptr<Lane>> retired_;  // other threads may be in them
+  std::vector<std::unique_ptr<Lane>> retired_;  // may still be in use by other threads
   std::optional<Coalesced> coalesced_;
   std::vector<Extension> extensions_;
   std::vector<Estimated> estimated_;
-  std::string ended_;  // why no operation can be issued
+  std::string ended_;  // why operations cannot be issued
   std::string waits_;  // the same, until reconfigure() or resume()
   bool suspended_ = false;
   bool shut_down_ = false;

@@ -1,5 +1,5 @@
-// The operations of the backend: each checks its arguments, and issues one call of NCCL or, for
-// lists of tensors, a group of calls directly on the tensors of the user.
+// The backend's operations. Each checks its arguments and issues one NCCL call or, for lists of
+// tensors, a group of calls directly on the user's tensors.
 #include <numeric>
 
 #include "backend.h"
@@ -41,14 +41,14 @@ Operation operation(OpType type, const char* title, const Options& options, Tens
   return made;
 }
 
-// All calls of the operation use the factor of its reduction, if there is one.
+// Sets the factor of the reduction, if any, for all calls of the operation.
 void set_factor(Operation& operation, std::optional<Factor> factor) {
   if (!factor) return;
   factor->end = operation.calls.size();
   operation.factors.push_back(std::move(*factor));
 }
 
-// The list of a collective for one device in each process.
+// Returns the only list, as each process uses one device.
 Tensors& only_list(const char* name, std::vector<Tensors>& lists) {
   TORCH_CHECK_VALUE(lists.size() == 1, name, ": expected one list of tensors, got ", lists.size());
   return lists.front();
@@ -83,8 +83,8 @@ Parts parts_of(const char* name, const at::Tensor& tensor, const std::vector<std
   check_length(name, sizes.size(), static_cast<std::size_t>(size));
   const std::int64_t sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
   TORCH_CHECK_VALUE(sum == length && *std::min_element(sizes.begin(), sizes.end()) >= 0, name,
-                    ": the split sizes must be its first dimension, ", length,
-                    ", in sum; they are ", sizes);
+                    ": the split sizes must add up to its first dimension, ", length, "; they are ",
+                    sizes);
   const std::int64_t row = length == 0 ? 0 : tensor.numel() / length;
   Parts parts;
   std::int64_t offset = 0;
@@ -96,7 +96,7 @@ Parts parts_of(const char* name, const at::Tensor& tensor, const std::vector<std
   return parts;
 }
 
-// A part of a tensor, as NCCL counts it.
+// Returns NCCL's dtype and count for a part of a tensor.
 Elements part(const at::Tensor& tensor, std::int64_t size) {
   Elements elements = moved(tensor);
   const std::int64_t all = tensor.numel();
@@ -169,7 +169,7 @@ WorkPtr PyncclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   return issue(tensor.device(), std::move(made));
 }
 
-// From each rank a broadcast to the output that is for it.
+// Issued as a broadcast from each rank into its output.
 WorkPtr PyncclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::AllgatherOptions& options) {
   Tensors& list = only_list("tensor_list", outputs);
@@ -180,7 +180,7 @@ WorkPtr PyncclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   return allgather_coalesced(by_rank, inputs, options);
 }
 
-// outputs: for each rank a list with a tensor for each input.
+// outputs: for each rank, a list with one tensor per input.
 WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                            const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(!inputs.empty(), "tensor: there is none");
@@ -229,7 +229,7 @@ WorkPtr PyncclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
   return issue(device, std::move(made));
 }
 
-// To each rank a reduction.
+// Issued as a reduction to each rank.
 WorkPtr PyncclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                       const c10d::ReduceScatterOptions& options) {
   at::Tensor& output = only("output", outputs);
@@ -333,7 +333,7 @@ WorkPtr PyncclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
       made.calls.push_back(receive_from(peer, list[static_cast<std::size_t>(peer)]));
     made.outputs = list;
   } else {
-    TORCH_CHECK_VALUE(outputs.empty(), "gather_list: it is given on a rank that is not dst");
+    TORCH_CHECK_VALUE(outputs.empty(), "gather_list: must not be passed on ranks other than dst");
   }
   made.calls.push_back(send_to(root, input));
   return issue(input.device(), std::move(made));
@@ -371,7 +371,7 @@ WorkPtr PyncclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
       made.calls.push_back(send_to(peer, list[static_cast<std::size_t>(peer)]));
     made.tensors = list;
   } else {
-    TORCH_CHECK_VALUE(inputs.empty(), "scatter_list: it is given on a rank that is not src");
+    TORCH_CHECK_VALUE(inputs.empty(), "scatter_list: must not be passed on ranks other than src");
   }
   made.calls.push_back(receive_from(root, output));
   return issue(output.device(), std::move(made));
@@ -385,7 +385,7 @@ WorkPtr PyncclBackend::recv(Tensors& tensors, int peer, int /*tag*/) {
   return message(tensors, checked_root("src", peer), false);
 }
 
-// NCCL cannot receive from any rank; in a group of two there is only one.
+// NCCL cannot receive from any source, but in a group of two there is only one.
 WorkPtr PyncclBackend::recvAnysource(Tensors& tensors, int /*tag*/) {
   TORCH_CHECK_VALUE(size_ == 2, "src: NCCL cannot receive from any of ", size_ - 1,
                     " ranks; name the source");
@@ -407,10 +407,10 @@ WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
 }
 
 WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
-  // Torch does not pass on the device of options that Python has set.
+  // torch does not forward the device of options set in Python.
   at::Device device =
       options.device ? *options.device : bound_device_id_.value_or(device_of_collectives());
-  // They number accelerators; where there is none, they say nothing.
+  // They refer to accelerators, and are ignored without one.
   if (!options.device_ids.empty() && (!device.is_cpu() || at::hasCUDA()))
     device = at::Device(device.is_cpu() ? at::kCUDA : device.type(),
                         static_cast<c10::DeviceIndex>(options.device_ids.front()));

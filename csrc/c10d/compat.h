@@ -1,4 +1,4 @@
-// The headers of torch's c10d. What differs between versions of torch belongs here.
+// torch's c10d headers, and the differences between torch versions.
 #pragma once
 
 #include <torch/version.h>
@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-// Whether torch has this version at least.
+// Whether this is at least the given version of torch.
 #define PYNCCL_TORCH_SINCE(major, minor) \
   (TORCH_VERSION_MAJOR > (major) ||      \
    (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))

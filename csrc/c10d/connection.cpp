@@ -21,7 +21,7 @@ CommunicatorRef& Connection::get() {
       throw_python_error(error);
     }
   });
-  if (ended_.load()) end(false, "");  // while it connected
+  if (ended_.load()) end(false, "");  // ended while connecting
   check_open();
   return ref_;
 }
@@ -95,7 +95,7 @@ void Connection::issue_with_factors(CommunicatorRef& comm, Operation& operation)
   const auto destroy = [&] {
     try {
       for (const auto op : made) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
-    } catch (const std::invalid_argument&) {  // the operation's failure has ended the communicator
+    } catch (const std::invalid_argument&) {  // a failed operation has ended the communicator
     }
   };
   try {

@@ -1,5 +1,5 @@
-// Connection: a communicator that Python makes when it is first needed, and the issue of operations
-// on it. Connector: the Python object that makes communicators.
+// Connection: a communicator created by Python on first use, and how operations are issued on it.
+// Connector: the Python object that creates communicators.
 #pragma once
 
 #include <atomic>
@@ -16,25 +16,25 @@ inline double seconds(std::chrono::milliseconds duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// A DistBackendError: the operation took longer than its time limit.
+// A DistBackendError: the operation exceeded its time limit.
 struct TimeLimitError : c10::DistBackendError {
   using DistBackendError::DistBackendError;
 };
 
-// Which communicator: of the group, or of one direction between two ranks of it.
+// Identifies a communicator: the group's, or that of one direction between two of its ranks.
 struct Route {
   at::Device device;
-  int peer = -1;  // below 0: of the group
+  int peer = -1;  // negative: the group's communicator
   bool sends = false;
 };
 
 class Connection {
  public:
-  // connector.connect(device, peer, sends) makes the communicator.
+  // connector.connect(device, peer, sends) creates the communicator.
   Connection(Held connector, Route route) : connector_(std::move(connector)), route_(route) {}
 
-  // The relaxed capture mode of this thread for the length of a scope. In another mode the query of
-  // an event or stream invalidates the capture of a graph on another thread.
+  // Sets this thread's relaxed capture mode for a scope. In other modes, querying an event or
+  // stream invalidates a graph capture on another thread.
   class RelaxedCapture {
    public:
     explicit RelaxedCapture(const Connection& connection);
@@ -51,10 +51,10 @@ class Connection {
     abi::CUstreamCaptureMode mode_ = abi::CU_STREAM_CAPTURE_MODE_RELAXED;
   };
 
-  // A wait for an operation, in traces.
+  // Traces a wait for an operation.
   class Wait {
    public:
-    Wait(const Connection* connection, void* stream);  // null: nothing is traced
+    Wait(const Connection* connection, void* stream);  // null: not traced
     ~Wait() {
       if (wait_) connection_->ref_.end_wait(wait_, sequence_);
     }
@@ -68,34 +68,34 @@ class Connection {
     void* wait_ = nullptr;
     unsigned long long sequence_ = 0;
   };
-  // Of the last operation that issue() has enqueued on this thread; 0 where it is not known.
+  // The sequence number of the last operation that issue() enqueued on this thread, 0 if unknown.
   unsigned long long last_operation() const { return made() ? ref_.last_operation() : 0; }
 
   const at::Device& device() const { return route_.device; }
-  // The communicator, which the first call makes; that waits for the other ranks. Throws
-  // DistBackendError. Call it without the GIL.
+  // Returns the communicator. The first call creates it, waiting for the other ranks. Throws
+  // DistBackendError. Call without the GIL.
   CommunicatorRef& get();
-  // Takes over a communicator that was made elsewhere. Needs the GIL.
+  // Takes ownership of an existing communicator. Requires the GIL.
   void adopt(py::object communicator);
   bool of_group() const { return route_.peer < 0; }
   bool made() const { return made_.load(std::memory_order_acquire); }
-  // The pynccl.nccl.Communicator, null where it is not made. Needs the GIL.
+  // Returns the pynccl.nccl.Communicator, null if not created yet. Requires the GIL.
   py::object communicator() const;
 
   // Issues the operation on a stream of the device's library. Throws DistBackendError.
   void issue(Operation& operation, void* stream);
 
-  // Why operations that were issued cannot succeed; "" where nothing is known. From any thread.
+  // Why issued operations cannot succeed, or "" if no failure is known. Callable from any thread.
   std::string failure() const;
-  // Whether the communicator has failed by itself. From any thread.
+  // Whether the communicator has failed on its own. Callable from any thread.
   bool failed() const { return !given_up_ && !failure_of_communicator().empty(); }
-  // The group gives the communicator up: that is no failure.
+  // The group gives up the communicator, which does not count as a failure.
   void give_up() { given_up_ = true; }
-  // The same, but true only once.
+  // Like failed(), but true only once.
   bool take_failure() { return failed() && !failure_taken_.exchange(true); }
 
-  // Frees the communicator: by connector.close(), where what was issued is done, else by
-  // connector.abort(). From then on get() throws with the reason. Call it without the GIL.
+  // Frees the communicator, by connector.close() if its operations are done, else by
+  // connector.abort(). Afterwards get() throws with the reason. Call without the GIL.
   void end(bool done, const std::string& reason);
 
  private:
@@ -111,9 +111,9 @@ class Connection {
   std::atomic<bool> failure_taken_ = false;
   std::atomic<bool> given_up_ = false;
   std::mutex making_;
-  mutable std::mutex mutex_;  // of the following
+  mutable std::mutex mutex_;  // guards the following
   std::string reason_;        // why it was ended
-  bool aborted_ = false;      // before what was issued was done
+  bool aborted_ = false;      // with operations pending
   Held communicator_;
   CommunicatorRef ref_;
 };

@@ -1,5 +1,5 @@
-// The lane of a communicator of a device: asynchronous operations run on a stream of the lane, each
-// between two events.
+// The lane of a communicator for a device. Asynchronous operations run on a stream of the lane,
+// each between two events.
 #include <c10/core/DeviceGuard.h>
 
 #include <mutex>
@@ -31,7 +31,7 @@ class DeviceLane final : public Lane {
       callers_ = current;
       return work(std::move(operation), rank, timeout, current, std::nullopt, std::move(times));
     }
-    connection_->get();  // which can wait for other ranks, before the event
+    connection_->get();  // may wait for other ranks, so before the event
     c10::Event ready(device().type());
     ready.record(current);
     ready.block(stream_);
@@ -72,7 +72,7 @@ class DeviceLane final : public Lane {
  private:
   const at::Device& device() const { return connection_->device(); }
 
-  // Between two events with times, where the operation is timed.
+  // If the operation is timed, it is enqueued between two timing events.
   std::optional<Times> issue_on(const c10::Stream& stream, Operation& operation) {
     std::optional<Times> times;
     if (operation.timed) {
@@ -91,7 +91,7 @@ class DeviceLane final : public Lane {
                                       std::optional<c10::Event> done, std::optional<Times> times) {
     auto work = c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_,
                                                 stream, std::move(done), std::move(times));
-    // Events of a capture cannot be asked.
+    // Captured events cannot be queried.
     if (hooks_->report_completions() && !is_capturing(stream)) {
       c10::Event done_for_hooks(device().type());
       done_for_hooks.record(stream);
@@ -111,8 +111,8 @@ class DeviceLane final : public Lane {
   const c10::impl::VirtualGuardImpl impl_;
   const c10::Stream stream_;
   std::mutex order_;
-  std::mutex callers_mutex_;            // of the following
-  std::optional<c10::Stream> callers_;  // of the last synchronous operation
+  std::mutex callers_mutex_;            // guards the following
+  std::optional<c10::Stream> callers_;  // the stream of the last synchronous operation
 };
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace pynccl::dist {
 namespace {
 
-// The thread that looks. It ends with the process.
+// The polling thread. It ends with the process.
 class Watch {
  public:
   static Watch& get() {
@@ -27,7 +27,7 @@ class Watch {
     state_->changed.notify_all();
     if (!thread_.joinable()) return;
     std::unique_lock lock(state_->mutex);
-    // A hook may wait for the GIL for ever.
+    // A hook may wait for the GIL forever.
     const bool left = state_->changed.wait_for(lock, kStop, [this] { return state_->left; });
     lock.unlock();
     if (left)
@@ -78,7 +78,7 @@ void call_all(const std::map<std::int64_t, std::shared_ptr<const Hook>>& hooks,
     try {
       or_sleep([&] { (*hook)(arguments...); });
     } catch (const std::exception& error) {
-      TORCH_WARN("pynccl: a hook has failed: ", error.what());
+      TORCH_WARN("pynccl: a hook failed: ", error.what());
     }
   }
 }
@@ -153,7 +153,7 @@ void Hooks::look() noexcept {
   std::vector<Pending> pending = std::exchange(pending_, {});
   const auto watched = watched_;
   lock.unlock();
-  // The kernels of a communicator that has failed end, too.
+  // The kernels of a failed communicator also end.
   const auto is_over = [this](Pending& operation) {
     try {
       const Connection::RelaxedCapture relaxed(*operation.connection);

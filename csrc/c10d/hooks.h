@@ -1,6 +1,6 @@
-// Hooks: what torch calls when an operation is complete, and when a communicator has failed. A
-// thread of the process looks for both where no call of the user sees them: operations of GPUs, and
-// communicators that other ranks made fail.
+// Hooks: torch's callbacks for completed operations and failed communicators. A thread of the
+// process polls for events that no user call detects: completion of GPU operations, and
+// communicators that other ranks have failed.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -20,27 +20,27 @@ class Connection;
 
 class Hooks : public std::enable_shared_from_this<Hooks> {
  public:
-  // key: that of the Work; milliseconds: how long the operation ran, where it was measured.
+  // key: the key of the Work; milliseconds: the duration of the operation, if measured.
   using Completed = std::function<void(std::uint64_t key, std::optional<float> milliseconds)>;
   using Failed = std::function<void()>;
 
-  // id: the caller's, for remove_...().
+  // id: chosen by the caller, for remove_...().
   void add_completed(std::int64_t id, Completed hook);
   void add_failed(std::int64_t id, Failed hook);
   void remove_completed(std::int64_t id);
   void remove_failed(std::int64_t id);
 
-  // Whether completions are reported to anybody.
+  // Whether any hook receives completions.
   bool report_completions() const { return completions_.load(std::memory_order_relaxed); }
 
   void completed(std::uint64_t key, std::optional<float> milliseconds = std::nullopt) noexcept;
   void failed() noexcept;
 
-  // The operation of the connection is complete when the event is.
+  // Reports the operation as complete when the event is.
   void complete_at(c10::Event event, std::uint64_t key, std::shared_ptr<Connection> connection);
-  // The thread looks whether the communicator has failed.
+  // Makes the thread check whether the communicator has failed.
   void watch(std::weak_ptr<Connection> connection);
-  // For that thread.
+  // Called by that thread.
   void look() noexcept;
 
  private:
@@ -54,8 +54,8 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
 
   bool started_ = false;
   std::atomic<bool> completions_ = false;
-  // Of the following. No hook is called, copied or destroyed under it: a function of Python takes
-  // the GIL then.
+  // Guards the following. Hooks must not be called, copied or destroyed under it, because a Python
+  // function then acquires the GIL.
   std::mutex mutex_;
   std::map<std::int64_t, std::shared_ptr<const Completed>> completed_;
   std::map<std::int64_t, std::shared_ptr<const Failed>> failed_;
@@ -63,7 +63,7 @@ class Hooks : public std::enable_shared_from_this<Hooks> {
   std::vector<std::weak_ptr<Connection>> watched_;
 };
 
-// A number that no other Work of the process has.
+// Returns a number that is unique to a Work in the process.
 std::uint64_t new_completion_key();
 
 }  // namespace pynccl::dist

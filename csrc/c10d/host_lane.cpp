@@ -1,5 +1,5 @@
-// The lane of a communicator of CPU memory: a call on the null stream returns when its operation is
-// done, so asynchronous operations are calls on a thread of the lane.
+// The lane of a communicator for CPU memory. A call on the null stream returns when its operation
+// is complete, so asynchronous operations are calls on a thread of the lane.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -14,9 +14,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kStopLimit{100};  // for a thread to see that it is to stop
-constexpr std::chrono::seconds kFinishLimit{2};       // for operations when the interpreter ends
-constexpr std::chrono::seconds kAbortLimit{1};        // for those that were aborted
+constexpr std::chrono::milliseconds kStopLimit{100};  // for a thread to notice the stop request
+constexpr std::chrono::seconds kFinishLimit{2};       // for pending operations at finalization
+constexpr std::chrono::seconds kAbortLimit{1};        // for aborted operations
 constexpr std::chrono::milliseconds kHandover{5};
 
 class HostLane final : public Lane {
@@ -27,8 +27,7 @@ class HostLane final : public Lane {
   ~HostLane() override {
     queue_->stop();
     if (!thread_.joinable()) return;
-    // When the interpreter ends the thread may wait for the GIL for ever, and NCCL may connect
-    // until its time limit.
+    // At finalization, the thread may wait for the GIL forever, or in NCCL for a connection.
     const bool may_stay = !connection_->made() || Ending::begun();
     const bool stays = may_stay && !queue_->finish(Clock::now() + kStopLimit);
     if (stays || !Py_IsInitialized() || thread_.get_id() == std::this_thread::get_id())
@@ -41,7 +40,7 @@ class HostLane final : public Lane {
                                        std::chrono::milliseconds timeout) override {
     auto work = c10::make_intrusive<HostWork>(rank, operation, timeout, connection_);
     Task task{connection_, hooks_, std::move(operation), work};
-    // A callback that waits for its own operation is on the thread that would run it.
+    // A callback that waits for its own operation runs on the thread that would execute it.
     if (task.operation.async && !queue_->on_its_thread()) {
       start_thread();
       queue_->add(std::move(task));
@@ -93,12 +92,12 @@ class HostLane final : public Lane {
     }
   };
 
-  // The operations that wait, and whether one runs.
+  // The pending operations, and whether one is running.
   class Queue {
    public:
     void add(Task task) {
       std::unique_lock lock(mutex_);
-      if (stopped_) {  // there is no thread; the communicator has ended, so it fails at once
+      if (stopped_) {  // no thread; the communicator has ended, so it fails at once
         lock.unlock();
         return task.run();
       }
@@ -118,7 +117,7 @@ class HostLane final : public Lane {
       return wait_with_signals(changed_, lock, Clock::now() + timeout, [this] { return idle(); });
     }
 
-    // Waits until the thread of the lane has nothing to do.
+    // Waits until the thread of the lane is idle.
     bool finish(Clock::time_point until) {
       std::unique_lock lock(mutex_);
       const Waiter waiter(*this);
@@ -130,7 +129,7 @@ class HostLane final : public Lane {
       return runner_ == std::this_thread::get_id();
     }
 
-    // The thread of the lane.
+    // The main function of the lane's thread.
     void run() {
       Ending::exempt_thread();
       std::unique_lock lock(mutex_);
@@ -151,8 +150,8 @@ class HostLane final : public Lane {
       }
     }
 
-    // The turn of a synchronous operation, after what was issued before. A callback of a future,
-    // which runs on the thread of the lane, has it at once.
+    // Waits for the turn of a synchronous operation, after previously issued ones. A future's
+    // callback, which runs on the thread of the lane, does not wait.
     class Turn {
      public:
       explicit Turn(Queue& queue) : queue_(queue) {
@@ -169,7 +168,7 @@ class HostLane final : public Lane {
         if (nested_) return;
         const std::scoped_lock lock(queue_.mutex_);
         queue_.busy_ = false;
-        // Else it would wake the thread of the lane for nothing, at every synchronous operation.
+        // Avoids a needless wake-up of the lane's thread for every synchronous operation.
         if (queue_.waiters_ > 0 || queue_.stopped_ || !queue_.tasks_.empty())
           queue_.changed_.notify_all();
       }
@@ -182,7 +181,7 @@ class HostLane final : public Lane {
     };
 
    private:
-    // Counts who waits until the queue is idle; made and destroyed with the lock.
+    // Counts the waiters for an idle queue. Constructed and destroyed under the lock.
     struct Waiter {
       explicit Waiter(Queue& queue) : count_(queue.waiters_) { ++count_; }
       ~Waiter() { --count_; }
@@ -197,17 +196,17 @@ class HostLane final : public Lane {
     std::condition_variable changed_;
     std::deque<Task> tasks_;
     bool busy_ = false;
-    bool running_ = false;  // busy with an operation of the thread
+    bool running_ = false;  // the thread is running an operation
     bool stopped_ = false;
     int waiters_ = 0;
     std::thread::id runner_;
   };
 
-  // What the end of the interpreter needs of a lane with a thread.
+  // A lane with a thread, for finalization of the interpreter.
   struct Started {
     std::weak_ptr<Queue> queue;
     std::weak_ptr<Connection> connection;
-    pid_t process = getpid();  // the child of a fork does not have its thread
+    pid_t process = getpid();  // a forked child lacks the thread
   };
 
   struct AllStarted {
@@ -216,7 +215,7 @@ class HostLane final : public Lane {
   };
 
   static AllStarted& all_started() {
-    static auto* all = new AllStarted;  // threads of the process use it until its end
+    static auto* all = new AllStarted;  // never freed: threads use it until the process ends
     return *all;
   }
 
@@ -241,7 +240,7 @@ void HostLane::leave(const std::function<void()>& cancel) {
     const std::scoped_lock lock(all.mutex);
     return all.lanes;
   };
-  // Aborts the lanes that have not finished at the end of the time, if they are to be aborted.
+  // Waits for lanes to finish until a time; then aborts the remaining ones if requested.
   const auto finish = [&started](Clock::time_point until, bool aborts) {
     bool finished = true;
     for (const Started& one : started()) {
@@ -251,7 +250,7 @@ void HostLane::leave(const std::function<void()>& cancel) {
       if (const auto connection = one.connection.lock(); aborts && connection) {
         try {
           connection->end(false, "the interpreter ends");
-        } catch (const std::exception&) {  // the operation fails in any case
+        } catch (const std::exception&) {  // the operation fails anyway
         }
       }
     }
@@ -262,7 +261,7 @@ void HostLane::leave(const std::function<void()>& cancel) {
     finish(Clock::now(), true);
     finish(Clock::now() + kAbortLimit, false);
   }
-  // Threads that return from the backend at this moment get the GIL once more.
+  // Threads that are returning from the backend acquire the GIL once more.
   std::this_thread::sleep_for(kHandover);
 }
 

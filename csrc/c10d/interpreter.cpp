@@ -7,19 +7,19 @@ namespace pynccl::dist {
 
 Held hold(py::object object) {
   return Held(new py::object(std::move(object)), [](py::object* held) {
-    if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
+    if (!Py_IsInitialized()) return;  // objects cannot be freed after finalization
     with_gil([held] { delete held; });
   });
 }
 
 void Ending::stay() {
   if (exempt_ || std::this_thread::get_id() == main_.load()) return;
-  if (Py_IsInitialized() && PyGILState_Check()) return;  // it must not keep the GIL
+  if (Py_IsInitialized() && PyGILState_Check()) return;  // it must not hold the GIL
   while (true) pause();
 }
 
 void run_signal_handlers() {
-  // Python runs handlers in its main thread, which is that of the process.
+  // Python runs signal handlers in the main thread of the process.
   if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
   with_gil([] {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();

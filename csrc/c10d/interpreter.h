@@ -1,4 +1,4 @@
-// The Python interpreter: the GIL, its signals, its end, and its objects in threads of C++.
+// The Python interpreter: the GIL, signals, finalization, and objects in C++ threads.
 #pragma once
 
 #include <cxxabi.h>
@@ -20,8 +20,8 @@ namespace pynccl::dist {
 using Held = std::shared_ptr<py::object>;
 Held hold(py::object object);
 
-// Calls body, in which Python may end this thread by pthread_exit because the interpreter ends: the
-// thread sleeps then, since it must not unwind through destructors.
+// Calls body. If Python ends this thread by pthread_exit during finalization, the thread sleeps
+// instead, because it must not unwind through destructors.
 template <class Body>
 auto or_sleep(Body&& body) {
   try {
@@ -40,7 +40,7 @@ auto with_gil(Body&& body) {
   });
 }
 
-// The GIL is released for the length of a scope, if the thread has it.
+// Releases the GIL for a scope, if the thread holds it.
 class GilReleased {
  public:
   GilReleased()
@@ -55,26 +55,26 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
-// Calls body without the GIL, whether the caller has it or not.
+// Calls body without the GIL, whether or not the caller holds it.
 template <class Body>
 void without_gil(Body&& body) {
   const GilReleased released;
   body();
 }
 
-// The end of the interpreter. When it has begun only daemon threads and the main thread run Python.
-// Before 3.14 Python ends a daemon thread that needs the GIL by pthread_exit, which unwinds through
-// the destructors of torch's bindings and so aborts the process.
+// Finalization of the interpreter, during which only daemon threads and the main thread run Python.
+// Before 3.14, Python ends a daemon thread that acquires the GIL by pthread_exit, which unwinds
+// through the destructors of torch's bindings and aborts the process.
 class Ending {
  public:
-  // In the main thread, by an atexit function.
+  // Called in the main thread, by an atexit function.
   static void begin() { main_.store(std::this_thread::get_id()); }
   static bool begun() { return main_.load() != std::thread::id(); }
-  // This thread is one of the backend's, which ends in time.
+  // Marks this thread as one of the backend's, which end in time.
   static void exempt_thread() { exempt_ = true; }
 
-  // Around a call of the backend without the GIL: a thread that would return to Python after the
-  // end has begun sleeps until the process has ended.
+  // Guards a call of the backend without the GIL: a thread that would return to Python during
+  // finalization sleeps until the process has ended.
   class Call {
    public:
     Call() = default;
@@ -93,13 +93,13 @@ class Ending {
   inline static thread_local bool exempt_ = false;
 };
 
-// Runs the handlers of signals, if this is the main thread. Throws what they raise. Call it without
-// the GIL and without locks.
+// Runs pending signal handlers, if this is the main thread, and throws their exceptions. Call
+// without the GIL and without locks.
 void run_signal_handlers();
 
 inline constexpr std::chrono::milliseconds kBetweenSignals{50};
 
-// For a wait that looks more often: the same, at most every 50 ms.
+// The same for polling loops, at most every 50 ms.
 class SignalPoll {
  public:
   void look() {
@@ -113,8 +113,8 @@ class SignalPoll {
   std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kBetweenSignals;
 };
 
-// Waits until done() is true, which is false at the end of the time; none is no limit. Meanwhile
-// the main thread runs the handlers of signals, without the lock. Throws what they raise.
+// Waits until done() is true; returns false if the time (if any) expires first. The main thread
+// runs signal handlers while waiting, without the lock, and throws their exceptions.
 template <class Done>
 bool wait_with_signals(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                        std::optional<std::chrono::steady_clock::time_point> until, Done&& done) {
@@ -138,8 +138,8 @@ bool wait_with_signals(std::condition_variable& changed, std::unique_lock<std::m
 
 // Throws DistBackendError.
 [[noreturn]] void throw_backend_error(const std::string& text);
-// The same, with the text of an exception of Python, in a handler of it. What is not an Exception,
-// as KeyboardInterrupt, is thrown as it is. Needs the GIL.
+// The same with the text of the Python exception being handled. One that is not an Exception, such
+// as KeyboardInterrupt, is rethrown. Requires the GIL.
 [[noreturn]] void throw_python_error(const py::error_already_set& error);
 
 }  // namespace pynccl::dist

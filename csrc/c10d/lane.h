@@ -1,5 +1,5 @@
-// Lane: the operations of one communicator, in the order in which they were issued. On a CPU
-// asynchronous ones run on a thread of the lane, on another device on a stream of it.
+// Lane: the operations of one communicator, in issue order. Asynchronous operations run on a thread
+// of the lane for CPUs, and on a stream of the lane for other devices.
 #pragma once
 
 #include <functional>
@@ -20,18 +20,18 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  // A synchronous operation is ordered with the work on the current stream of the device: on a CPU
-  // it is done when issue() returns.
+  // A synchronous operation is ordered with the device's current stream; on a CPU it is complete
+  // when issue() returns.
   virtual c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
                                                std::chrono::milliseconds timeout) = 0;
-  // The work of an operation that is not issued: it is done.
+  // Returns a completed work for an operation that is not issued.
   virtual c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
                                                             std::chrono::milliseconds timeout) = 0;
-  // Calls body on this thread, in order with the issue of operations: it uses the communicator.
+  // Calls body, which uses the communicator, on this thread and ordered with issued operations.
   virtual void run(const std::function<void()>& body) = 0;
-  // Waits until what was issued is done; false where that takes longer.
+  // Waits for pending operations; returns false on timeout.
   virtual bool drain(std::chrono::milliseconds timeout) = 0;
-  // Its communicator has ended: frees what is not needed for that. What is issued still fails.
+  // Frees resources after the communicator has ended. Further operations still fail.
   virtual void retire() {}
 
   Connection& connection() { return *connection_; }
@@ -43,8 +43,9 @@ class Lane {
 
 std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection,
                                      std::shared_ptr<Hooks> hooks);
-// When the interpreter ends: lets the threads of lanes finish what they have to do, else calls
-// cancel, which ends what waits to connect, and aborts the others. Call it without the GIL.
+// Called at finalization of the interpreter: waits for the threads of lanes to finish. After a time
+// limit, calls cancel, which ends pending connections, and aborts the remaining lanes. Call without
+// the GIL.
 void leave_host_lanes(const std::function<void()>& cancel);
 std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection,
                                        std::shared_ptr<Hooks> hooks, bool high_priority);

@@ -1,5 +1,4 @@
-// What changes the ranks of a group or stops it for a while: merge, shrink, reconfigure, suspend;
-// and what torch asks about its state.
+// Changes of the group's ranks and state: merge, shrink, reconfigure, suspend; and state queries.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -13,7 +12,7 @@ namespace {
 
 constexpr int kShrinkDefault = 0, kShrinkAbort = 1;  // torch's SHRINK_DEFAULT and SHRINK_ABORT
 
-// Calls body, in which the GIL is held; a ValueError or TypeError of Python stays one.
+// Calls body with the GIL held; Python's ValueError and TypeError are preserved.
 template <class Body>
 auto in_python(Body&& body) {
   return with_gil([&] {
@@ -45,7 +44,7 @@ c10::intrusive_ptr<PyncclOptions> PyncclBackend::derived(
   TORCH_CHECK_TYPE(given, "options: expected the options of pynccl, got those of ",
                    options ? options->backend : "no backend");
   auto own = c10::make_intrusive<PyncclOptions>(*given);
-  // Without a copy torch has written those of the new group into the options of this one.
+  // Without a copy, torch has written the new group's options into this group's.
   if (given == options_) {
     if (!getGroupUid().empty()) options_->group_name = getGroupUid();
     const auto own_limit = std::chrono::duration<double>(
@@ -53,24 +52,24 @@ c10::intrusive_ptr<PyncclOptions> PyncclBackend::derived(
     options_->timeout = std::chrono::duration_cast<std::chrono::milliseconds>(own_limit);
   }
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-  own->enable_reconfigure = false;  // the new group has its ranks
+  own->enable_reconfigure = false;  // the new group already has its ranks
 #endif
   return own;
 }
 
-// Waits for the operations that were issued.
+// Waits for pending operations.
 void PyncclBackend::drain(const char* what) {
   const auto until = std::chrono::steady_clock::now() + options_->timeout;
   for (Lane* lane : lanes()) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         until - std::chrono::steady_clock::now());
     if (!lane->drain(std::max(left, std::chrono::milliseconds(0))))
-      throw_backend_error(std::string(what) + ": operations are still under way after " +
+      throw_backend_error(std::string(what) + ": operations are still running after " +
                           std::to_string(options_->timeout.count()) + " ms");
   }
 }
 
-// Its ranks meet in the store at the first operation.
+// The ranks rendezvous through the store at the first operation.
 c10::intrusive_ptr<c10d::Backend> PyncclBackend::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank, const int& size) {
@@ -104,7 +103,7 @@ std::vector<int> PyncclBackend::checked_exclusion(const std::vector<std::int64_t
   return excluded;
 }
 
-// Communicators of messages between two ranks are not shrunk: the new group makes its own.
+// Communicators for messages between two ranks are not shrunk; the new group creates its own.
 c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
     const std::vector<std::int64_t>& ranks_to_exclude, int shrink_flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) {
@@ -123,7 +122,7 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
   }
   own->global_ranks_in_group = std::move(global_ranks);
   const Held old = connector();
-  // Before what can fail on one rank alone: the ranks count the attempts.
+  // Before anything that can fail on one rank alone, because the ranks count the attempts.
   const Held next = in_python([&] {
     return hold(old->attr("shrunk")(excluded, rank, py::arg("name") = own->group_name,
                                     py::arg("timeout") = seconds(own->timeout),
@@ -247,7 +246,7 @@ WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
         number_ = 0;
         messages_ = 0;
       }
-      // Where the device is not known, the ranks connect at the first operation.
+      // If the device is unknown, the ranks connect at the first operation.
       if (bound_device_id_ || !at::hasCUDA())
         group_lane(bound_device_id_.value_or(at::Device(at::kCPU))).connection().get();
     } catch (...) {
@@ -279,7 +278,7 @@ void PyncclBackend::suspend_or_resume(bool suspends) {
                                                         : ": the process group is not suspended"));
     if (suspends) {
       if (!waits_.empty()) throw_backend_error(waits_);
-      waits_ = "The process group is suspended; resume() makes it usable again.";
+      waits_ = "The process group is suspended; call resume() first.";
       host_lane_ = nullptr;
     }
     suspended_ = suspends;
@@ -318,8 +317,8 @@ std::unordered_map<std::string, std::uint64_t> PyncclBackend::getMemoryStats() {
 
 #endif
 
-// Whether operations can be issued. torch refuses to split a group that is not initialized; here
-// split() makes the communicator where there is none.
+// Whether operations can be issued. torch refuses to split an uninitialized group, but here split()
+// creates a missing communicator.
 bool PyncclBackend::isInitialized() {
   const std::scoped_lock lock(mutex_);
   return ended_.empty() && waits_.empty();

@@ -27,14 +27,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::module_::import("torch._C._distributed_c10d");
 
   m.def("_leave", &leave, py::arg("cancel"),
-        "At the end of the interpreter, while threads can run Python: end the threads of lanes.");
+        "End the threads of lanes at exit, while threads can still run Python.");
 
   py::class_<PyncclOptions, c10::intrusive_ptr<PyncclOptions>, c10d::Backend::Options>(
-      m, "Options",
-      "The options of the backend: its timeout, its streams, the configuration of NCCL.")
+      m, "Options", "The options of the backend: timeout, stream priority and NCCL configuration.")
       .def(py::init<>())
       .def_readwrite("is_high_priority_stream", &PyncclOptions::high_priority,
-                     "Whether asynchronous operations run on streams of high priority.")
+                     "Whether asynchronous operations run on high-priority streams.")
       .def_property(
           "config", [](const PyncclOptions& o) { return o.config ? *o.config : py::none(); },
           [](PyncclOptions& o, const py::object& config) {
@@ -45,20 +44,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("__deepcopy__", [](const PyncclOptions& o, const py::dict&) { return copied(o); });
 
   py::class_<PyncclBackend, c10::intrusive_ptr<PyncclBackend>, c10d::Backend>(
-      m, "PyncclBackend", "The backend of a process group over communicators of pynccl.")
+      m, "PyncclBackend", "The backend of a process group over pynccl communicators.")
       .def(py::init<py::object, int, int, c10::intrusive_ptr<PyncclOptions>>(),
            py::arg("connector"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def_property_readonly("options", &PyncclBackend::getBackendOptions, "Its Options.")
       .def("communicator", &PyncclBackend::communicator, py::arg("device"),
-           "The communicator of the group for a device; None where it is not made yet.")
+           "Return the group's communicator for a device, or None if not created yet.")
       .def("_start_time_estimate", &PyncclBackend::startTimeEstimate,
-           "Begin a time estimate: operations are not run until its end.")
+           "Start a time estimate: operations are not run until it ends.")
       .def("_end_time_estimate", &PyncclBackend::endTimeEstimate,
-           "The sum of NCCL's estimates of the operations since the beginning, in microseconds.")
+           "Return the sum of NCCL's estimates since the start, in microseconds.")
       .def("get_error", &PyncclBackend::getError, py::call_guard<py::gil_scoped_release>(),
-           "The c10d::ErrorType of the communicators; torch has it since version 2.14.")
+           "Return the c10d::ErrorType of the communicators. Available since torch 2.14.")
       .def("_is_initialized", &PyncclBackend::isInitialized,
-           "Whether operations can be issued: the group is open, configured and not suspended.")
+           "Return whether operations can be issued: the group is open, configured and not "
+           "suspended.")
       .def(
           "perform_nocolor_split", [](PyncclBackend&, const at::Device&) {},
           "Do nothing: a new group does not split this one.");

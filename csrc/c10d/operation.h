@@ -1,4 +1,4 @@
-// Operation: one call of the backend, checked and ready to be issued on a lane.
+// Operation: one backend call, validated and ready to be issued on a lane.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -12,9 +12,9 @@
 
 namespace pynccl::dist {
 
-// The factor of PREMUL_SUM, for which an operator is made when the operation is issued.
+// The factor of PREMUL_SUM, for which an operator is created when the operation is issued.
 struct Factor {
-  at::Tensor tensor;               // of one element, of the dtype of the operation
+  at::Tensor tensor;               // one element, of the operation's dtype
   int dtype;                       // an ncclDataType_t
   std::size_t first = 0, end = 0;  // the calls that use it
 };
@@ -22,16 +22,16 @@ struct Factor {
 struct Operation {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = "";                      // for the profiler: "pynccl:all_reduce"
-  c10::SmallVector<PyncclOperation, 1> calls;  // more than one are a group of NCCL
-  std::vector<at::Tensor> tensors;  // what is read and not written; held until it is done
-  std::vector<at::Tensor> outputs;  // what is written: the result
+  c10::SmallVector<PyncclOperation, 1> calls;  // several are issued as an NCCL group
+  std::vector<at::Tensor> tensors;             // read-only inputs, kept alive until it is done
+  std::vector<at::Tensor> outputs;             // written: the result
   std::vector<Factor> factors;
-  std::shared_ptr<void> held;  // what the calls point to, besides tensors
-  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // its own
+  std::shared_ptr<void> held;                               // other objects that the calls point to
+  std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // of this operation
   bool async = true;
-  bool blocks = false;    // wait() returns when the operation is done, on GPUs too
-  bool timed = false;     // whether its duration is taken
-  bool messages = false;  // no operation of all ranks, whatever its type
+  bool blocks = false;    // wait() blocks until it is complete, even on GPUs
+  bool timed = false;     // whether to measure its duration
+  bool messages = false;  // whether it is not collective, whatever its type
   int peer = -1;          // of a message
   std::uint64_t number = 0;
 };

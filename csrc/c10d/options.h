@@ -1,4 +1,4 @@
-// PyncclOptions: the timeout, the priority of its streams, the configuration of NCCL.
+// PyncclOptions: timeout, stream priority and NCCL configuration.
 #pragma once
 
 #include "compat.h"

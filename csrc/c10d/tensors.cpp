@@ -11,7 +11,7 @@ namespace {
 
 using at::ScalarType;
 
-// The ncclDataType_t of a dtype; below 0 where NCCL has none.
+// Returns the ncclDataType_t of a dtype, negative if NCCL has none.
 int nccl_dtype(ScalarType type) {
   switch (type) {
     case ScalarType::Char:
@@ -51,7 +51,7 @@ struct ArgumentNames {
   std::string_view output, input;
 };
 
-// The arguments of an operation by its name.
+// Returns the argument names of an operation.
 ArgumentNames argument_names(std::string_view operation) {
   constexpr std::pair<std::string_view, ArgumentNames> kNames[] = {
       {"all_gather", {"tensor_list", "tensor"}},
@@ -167,9 +167,9 @@ Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor) {
                     "op: complex tensors can be reduced by SUM, AVG and PREMUL_SUM only");
   switch (op.op_) {
     case ReduceOp::SUM:
-      return {static_cast<int>(boolean ? types::ncclMax : types::ncclSum), {}};  // "or"
+      return {static_cast<int>(boolean ? types::ncclMax : types::ncclSum), {}};  // logical or
     case ReduceOp::PRODUCT:
-      return {static_cast<int>(boolean ? types::ncclMin : types::ncclProd), {}};  // "and"
+      return {static_cast<int>(boolean ? types::ncclMin : types::ncclProd), {}};  // logical and
     case ReduceOp::MIN:
       return {types::ncclMin, {}};
     case ReduceOp::MAX:

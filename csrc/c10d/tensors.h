@@ -1,5 +1,5 @@
-// The checks of tensors, and their types and reduction operators as NCCL has them. A wrong argument
-// is a ValueError or a TypeError that names it, before anything is sent.
+// Checks of tensors, and NCCL's dtypes and reduction operators for them. A wrong argument raises a
+// ValueError or TypeError that names it, before anything is sent.
 #pragma once
 
 #include <optional>
@@ -10,13 +10,13 @@
 
 namespace pynccl::dist {
 
-// The elements of a tensor as NCCL counts them.
+// The dtype and the number of elements that NCCL uses for a tensor.
 struct Elements {
   int dtype;  // an ncclDataType_t
   std::size_t count;
 };
 
-// A device with the index that it means: one of an accelerator without an index is the current one.
+// Returns the device with an index; an accelerator without one is the current device.
 at::Device with_index(const at::Device& device);
 
 // Throws unless the tensor is dense, contiguous and on a device of this type and index.
@@ -27,18 +27,18 @@ void check_tensors(const char* name, const std::vector<at::Tensor>& tensors,
 void check_same_dtype(const char* name, const at::Tensor& tensor, const at::Tensor& other);
 void check_length(const char* name, std::size_t length, std::size_t expected);
 void check_count(const char* name, const at::Tensor& tensor, std::int64_t expected);
-// The only tensor of a list that must have one.
+// Returns the only tensor of a list, which must have one.
 at::Tensor& only(const char* name, std::vector<at::Tensor>& tensors);
 
-// Throws where tensors of the operation overlap in a position that NCCL does not define.
+// Throws if tensors of the operation overlap in a way that NCCL does not define.
 void check_overlap(const Operation& operation, int rank, int size);
 
-// For an operation that moves elements: of any dtype, those that NCCL lacks as bytes.
+// For operations that only move data: any dtype is valid, dtypes that NCCL lacks are sent as bytes.
 Elements moved(const at::Tensor& tensor);
-// For a reduction.
+// For reductions.
 Elements reduced(const char* name, const at::Tensor& tensor);
 
-// The operator of a reduction: an ncclRedOp_t, or a factor for one to be made.
+// A reduction operator: an ncclRedOp_t, or the factor to create one.
 struct Reduction {
   int op = 0;
   std::optional<Factor> factor;

@@ -1,5 +1,5 @@
-// Time estimates: the operations between startTimeEstimate() and endTimeEstimate() are not run,
-// NCCL estimates the time of each.
+// Time estimates: operations between startTimeEstimate() and endTimeEstimate() are not run; NCCL
+// estimates their time.
 #include "backend.h"
 
 namespace pynccl::dist {
@@ -13,14 +13,13 @@ double seconds_of(const Operation& operation, CommunicatorRef& comm) {
   } catch (const NcclError& error) {
     throw_backend_error(name + ": " + error.what());
   }
-  if (seconds < 0) throw_backend_error(name + ": NCCL has none for it");
+  if (seconds < 0) throw_backend_error(name + ": NCCL does not provide one");
   return seconds;
 }
 
 }  // namespace
 
-// Drops an estimate without an end: torch's _time_estimator does not end one that an exception
-// leaves.
+// Discards an unfinished estimate: torch's _time_estimator does not end it after an exception.
 void PyncclBackend::startTimeEstimate() {
   std::vector<Estimated> before;  // destroyed without the lock
   const std::scoped_lock lock(mutex_);
@@ -30,7 +29,7 @@ void PyncclBackend::startTimeEstimate() {
 
 WorkPtr PyncclBackend::estimated(const at::Device& device, Operation operation) {
   const auto timeout = timeout_of(operation);
-  Operation done;  // its results are those of the operation, unchanged
+  Operation done;  // its results are the operation's outputs, unchanged
   done.type = operation.type;
   done.title = operation.title;
   done.outputs = operation.outputs;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kNoTensor = "window: no tensor is registered with it";
 
-// ValueError, or DistBackendError. Needs the GIL.
+// Throws ValueError or DistBackendError. Requires the GIL.
 [[noreturn]] void throw_registration_error(const py::error_already_set& error) {
   if (error.matches(PyExc_ValueError))
     C10_THROW_ERROR(ValueError, py::str(error.value()).cast<std::string>());
@@ -22,7 +22,7 @@ void check_window_tensor(const at::Tensor& tensor, const at::Device& device) {
                     ", strides ", tensor.strides());
 }
 
-// A one-sided operation: one call.
+// Creates a one-sided operation with one call.
 template <class Options>
 Operation one_sided(PyncclOperationKind kind, const char* title, int peer, bool async,
                     const Options& options) {
@@ -62,7 +62,7 @@ std::shared_ptr<const PyncclWindow::Registered> PyncclWindow::registered() const
   return registered_;
 }
 
-// An all-gather, which is in order with the operations of the group.
+// An all-gather, ordered with the group's operations.
 std::vector<PyncclWindow::Part> PyncclWindow::exchange(const at::Tensor& tensor) {
   const auto own = at::tensor({static_cast<std::int64_t>(tensor.nbytes()),
                                static_cast<std::int64_t>(tensor.scalar_type())})
@@ -103,7 +103,7 @@ void PyncclWindow::change(bool registers, Body&& body) {
   try {
     without_gil([&] {
       std::shared_ptr<const Registered> changed = body();
-      locked([&] { registered_.swap(changed); });  // the old one is destroyed without the lock
+      locked([&] { registered_.swap(changed); });  // destroys the old one without the lock
     });
   } catch (...) {
     locked([&] { changing_ = false; });
@@ -138,7 +138,7 @@ void PyncclWindow::tensor_deregister() {
   change(false, [&]() -> std::shared_ptr<const Registered> {
     {
       const std::scoped_lock lock(mutex_);
-      // Its communicator has ended, and the window with it.
+      // The window has ended with its communicator.
       if (registered_->configuration != backend_->configuration_) return nullptr;
     }
     const auto window = registered();
@@ -173,7 +173,8 @@ WorkPtr PyncclWindow::put(const at::Tensor& tensor, std::int64_t rank, std::int6
   const Part& part = window->parts[static_cast<std::size_t>(peer)];
   TORCH_CHECK_VALUE(tensor.scalar_type() == part.dtype, "tensor: it has dtype ",
                     tensor.scalar_type(), ", the window of rank ", rank, " has ", part.dtype);
-  TORCH_CHECK_VALUE(tensor.numel() != 0, "tensor: it has no elements; signal() signals alone");
+  TORCH_CHECK_VALUE(tensor.numel() != 0,
+                    "tensor: it has no elements; use signal() to send only a signal");
   const auto size = static_cast<std::int64_t>(tensor.element_size());
   const std::int64_t elements = part.nbytes / size;
   TORCH_CHECK_VALUE(offset >= 0 && offset <= elements && tensor.numel() <= elements - offset,
@@ -240,7 +241,7 @@ PyncclWindow::Mapped PyncclWindow::map(const std::shared_ptr<const Registered>& 
                  "ncclGetPeerDevicePointer");
       mapped.owner = std::const_pointer_cast<Registered>(window);
     }
-  } catch (const std::runtime_error& error) {  // the library does not have the function, or fails
+  } catch (const std::runtime_error& error) {  // the library lacks the function, or it failed
     throw_backend_error(std::string("map_remote_tensor: ") + error.what());
   }
   return mapped;
@@ -263,7 +264,7 @@ at::Tensor PyncclWindow::map_remote_tensor(std::int64_t rank) {
 c10d::WindowAttr PyncclWindow::get_attr(std::int64_t rank) {
   const auto window = registered();
   backend_->checked_root("peer_rank", rank);
-  // On CPUs all ranks are in one machine, whose memory is coherent.
+  // On CPUs, all ranks share one machine with coherent memory.
   return {window->device.is_cpu() ? c10d::WindowAccessType::UNIFIED
                                   : c10d::WindowAccessType::SEPARATE};
 }

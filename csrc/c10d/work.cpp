@@ -15,8 +15,7 @@ c10::impl::VirtualGuardImpl guard_of(const c10::Device& device) {
 }
 
 [[noreturn]] void throw_not_timed(const char* name) {
-  TORCH_CHECK(false, "getDuration: ", name,
-              " was not timed; enableCollectivesTiming() starts that");
+  TORCH_CHECK(false, "getDuration: ", name, " was not timed; call enableCollectivesTiming() first");
 }
 
 }  // namespace
@@ -31,7 +30,7 @@ void PyncclWork::end_record() {
 }
 
 bool HostWork::wait(std::chrono::milliseconds timeout) {
-  const GilReleased released;  // torch's binding of synchronize() keeps the GIL
+  const GilReleased released;  // torch's binding of synchronize() holds the GIL
   const Ending::Call call;
   Connection::Wait traced(connection_.get(), nullptr);
   std::unique_lock lock(mutex_);
@@ -87,7 +86,7 @@ void HostWork::run(Operation& operation) {
 }
 
 void HostWork::settle(std::exception_ptr error) {
-  end_record();  // before the wait ends: the profiler may stop then, and frees the event
+  end_record();  // before wait() returns, after which the profiler may free it
   std::unique_lock lock(mutex_);
   completed_ = true;
   exception_ = std::move(error);
@@ -137,7 +136,7 @@ DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds 
     if (factor.tensor.device() == stream_.device()) held_.push_back(factor.tensor);
 }
 
-// The allocator must not reuse memory that the stream still uses.
+// The allocator must not reuse memory that the stream is still using.
 DeviceWork::~DeviceWork() {
   for (const at::Tensor& tensor : held_)
     guard_of(stream_.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream_);
@@ -188,7 +187,7 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
   SignalPoll signals;
   auto now = std::chrono::steady_clock::now();
   const auto until = now + timeout;
-  auto look = now + kBetweenLooks;  // at the communicator
+  auto look = now + kBetweenLooks;  // checks of the communicator
   for (; !done(); now = std::chrono::steady_clock::now()) {
     if (now > look) {
       check();
@@ -198,7 +197,7 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
     if (now > until) throw_timed_out(name_, rank_, timeout);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  check();  // the kernels of a communicator that has failed end, too
+  check();  // the kernels of a failed communicator also end
 }
 
 float DeviceWork::getDuration() const {
@@ -207,7 +206,7 @@ float DeviceWork::getDuration() const {
   return static_cast<float>(times_->began.elapsedTime(times_->ended));
 }
 
-// Complete at once: waiting for it makes a stream wait for ours.
+// Complete immediately; a stream that waits for it waits for the operation.
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{stream_.device()});

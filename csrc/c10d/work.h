@@ -1,4 +1,4 @@
-// HostWork and DeviceWork: the handles of operations.
+// HostWork and DeviceWork: handles of asynchronous operations.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -11,13 +11,13 @@
 
 namespace pynccl::dist {
 
-// Throws the error of a wait that takes too long.
+// Throws the error of a timed-out wait.
 [[noreturn]] void throw_timed_out(const char* name, int rank, std::chrono::milliseconds timeout);
 
-// What both have in common.
+// The common base class.
 class PyncclWork : public c10d::Work {
  public:
-  // Takes the outputs of the operation, and holds the connection that it is issued on.
+  // Moves the outputs from the operation, and keeps its connection alive.
   PyncclWork(int rank, Operation& operation, std::chrono::milliseconds timeout,
              std::shared_ptr<Connection> connection)
       : Work(rank, operation.type, operation.title),
@@ -40,19 +40,19 @@ class PyncclWork : public c10d::Work {
 #endif
 
  protected:
-  void end_record();  // of the profiler
+  void end_record();  // ends the profiler's record
 
   const char* const name_;
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t number_;
   const int peer_;
-  const std::chrono::milliseconds timeout_;  // of the operation, else of the group
+  const std::chrono::milliseconds timeout_;  // the operation's, else the group's
   const std::uint64_t key_ = new_completion_key();
-  const std::shared_ptr<Connection> connection_;  // null where nothing is issued
+  const std::shared_ptr<Connection> connection_;  // null if nothing is issued
   unsigned long long sequence_ = 0;               // of its last operation, for traces
 };
 
-// An operation on CPU memory, which a thread runs.
+// An operation on CPU memory, run by a thread.
 class HostWork final : public PyncclWork {
  public:
   using PyncclWork::PyncclWork;
@@ -60,20 +60,20 @@ class HostWork final : public PyncclWork {
   bool isSuccess() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
-  void blockCurrentStream() override { wait(); }  // the stream of a CPU is the caller
+  void blockCurrentStream() override { wait(); }  // a CPU's current stream is the caller
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;  // in milliseconds
 
   std::optional<float> duration() const { return duration_; }  // for the thread that ran it
-  // Issues the operation, and measures how long it takes where it is timed.
+  // Issues the operation, and measures its duration if it is timed.
   void run(Operation& operation);
-  // The operation has ended.
+  // Marks the operation as ended.
   void settle(std::exception_ptr error);
 
  private:
   using Mark = void (HostWork::*)(c10::ivalue::Future&) const;
-  // The future, made at the first call; it is marked when the operation has ended.
+  // Returns the future, created on the first call and completed when the operation has ended.
   c10::intrusive_ptr<c10::ivalue::Future> future(c10::intrusive_ptr<c10::ivalue::Future>& kept,
                                                  const c10::TypePtr& type, Mark mark);
   void mark(c10::ivalue::Future& future) const;
@@ -89,11 +89,11 @@ struct Times {
   c10::Event began, ended;
 };
 
-// An operation on a stream of a device.
+// An operation on a device stream.
 class DeviceWork final : public PyncclWork {
  public:
-  // stream: where the operation was enqueued; done: recorded after it, none where stream is the
-  // caller's current one.
+  // stream: the stream of the operation; done: recorded after it, none if stream is the caller's
+  // current stream.
   DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
              std::shared_ptr<Connection> connection, c10::Stream stream,
              std::optional<c10::Event> done, std::optional<Times> times);
@@ -110,14 +110,14 @@ class DeviceWork final : public PyncclWork {
 
  private:
   bool done() const;
-  void check() const;  // throws where the communicator has failed
+  void check() const;  // throws if the communicator has failed
   void wait_on_host(std::chrono::milliseconds timeout);
 
   const c10::Stream stream_;
   const bool blocks_;
   std::optional<c10::Event> done_;
   const std::optional<Times> times_;
-  std::vector<at::Tensor> held_;  // until a stream of the caller is ordered after the operation
+  std::vector<at::Tensor> held_;  // until a caller's stream is ordered after it
 };
 
 }  // namespace pynccl::dist
