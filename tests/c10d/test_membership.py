@@ -478,7 +478,7 @@ def _suspended(rank: int, size: int) -> dict[str, int]:
             lambda: dist.isend(torch.ones(1), (rank + 1) % size),
             lambda: dist.shrink_group([(rank + 1) % size]),
         ):
-            with pytest.raises(dist.DistBackendError, match=r"suspended; resume\(\) makes it"):
+            with pytest.raises(dist.DistBackendError, match=r"suspended; call resume\(\) first"):
                 use()
         with pytest.raises(dist.DistBackendError, match=r"suspend.* suspended already"):
             backend.suspend()

@@ -61,7 +61,7 @@ for comm in (borrowed, again):
     assert comm.closed
 refused(lambda: unknown.all_reduce(np.ones(1)), nccl.NcclInvalidArgumentError, "comm")
 unknown.close()
-refused(lambda: nccl.Communicator.borrow(owner), ValueError, "closed or not made yet")
+refused(lambda: nccl.Communicator.borrow(owner), ValueError, "closed or not created yet")
 
 # What pynccl lends.
 library = str(libraries.hostnccl_preload())

@@ -27,7 +27,7 @@ handle = 0
 backend_class: Any = FakeProcessGroup
 backend_class._comm_ptr = lambda self: handle
 backend = backend_class._create_internal(rank, nranks)
-refused(lambda: nccl.Communicator.borrow(backend), ValueError, "closed or not made yet")
+refused(lambda: nccl.Communicator.borrow(backend), ValueError, "closed or not created yet")
 handle = owner.comm
 with nccl.Communicator.borrow(backend) as comm:
     tensor = torch.full((1000,), rank + 1.0)

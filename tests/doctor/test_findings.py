@@ -122,7 +122,7 @@ def test_a_sound_provider() -> None:
     ("error", "advice"),
     [
         ("libnccl.so.2 was not found; install", "pip install nvidia-nccl-cu13 (the extra cuda13)"),
-        ("... cuda-pathfinder, which searches it, is not installed", "pip install cuda-pathfinder"),
+        ("... cuda-pathfinder, which locates it, is not installed", "pip install cuda-pathfinder"),
         ("/x is NCCL 2.17.1; pynccl needs 2.18.0 or newer", "pip install --upgrade nvidia-nccl"),
     ],
 )
