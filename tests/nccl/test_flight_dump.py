@@ -184,7 +184,7 @@ def test_the_path_and_the_format_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYNCCL_FLIGHT_FILE", raising=False)
-    with pytest.raises(ValueError, match="path: None requires PYNCCL_FLIGHT_FILE, which is not set"):
+    with pytest.raises(ValueError, match="path: None requires PYNCCL_FLIGHT_FILE, "):
         nccl.dump_flight_record()
     with pytest.raises(ValueError, match="format: 'xml'"):
         nccl.dump_flight_record(tmp_path / "dump", format="xml")  # type: ignore[arg-type]
