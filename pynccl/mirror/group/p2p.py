@@ -55,8 +55,8 @@ def _check_peer(group: BaseGroup, peer: int, name: str) -> None:
         raise ValueError(f"{name}: rank {peer} is out of range for a group of size {group.size()}")
     if peer == group.rank():
         raise ValueError(
-            f"{name}: rank {peer} of the group is this one; NCCL moves data from a rank to itself "
-            "only where send and receive are issued together: pass both to batch_isend_irecv"
+            f"{name}: rank {peer} of the group is this rank; NCCL transfers data from a rank to "
+            "itself only if send and receive are grouped: pass both to batch_isend_irecv"
         )
 
 
@@ -68,7 +68,7 @@ def source_in(group: BaseGroup) -> int:
     """
     if group.size() != 2:
         raise ValueError(
-            "recv without a source: NCCL has no receive from any source; name the "
-            f"source (only in a group of two ranks it is known, this one has {group.size()})"
+            "recv without a source: NCCL has no receive from any source; pass the "
+            f"source (it is implied only in a group of two ranks; this one has {group.size()})"
         )
     return 1 - group.rank()
