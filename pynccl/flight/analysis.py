@@ -72,7 +72,7 @@ class Report:
             lines.append(f"{communicator['text']}")
             own = [one for one in self.findings if one.communicator == communicator["id"]]
             lines += [f"  {finding.text}" for finding in own]
-            lines += [] if own else ["  no rank waits for another one"]
+            lines += [] if own else ["  no rank waits for another"]
         return "\n".join(lines) if lines else "there is no communicator in these files"
 
 
@@ -182,7 +182,7 @@ def _mismatch(one: Merged, number: int, records: dict[int, Record]) -> Finding:
     skipped = [rank for rank in wrong if _has_skipped(one, rank, usual[0], number)]
     if skipped:
         text += (
-            f"; from there on the calls of {ranks_text(skipped)} are those that follow on the "
+            f"; from there on, the calls of {ranks_text(skipped)} match the next calls of the "
             f"others: {'it has' if len(skipped) == 1 else 'they have'} skipped #{number}"
         )
     kind = "skipped" if skipped == wrong else "mismatch"
@@ -235,7 +235,7 @@ def _behind(one: Merged, everything: Sequence[Merged]) -> Iterator[Finding]:
 
 def _last(one: Merged, ranks: Sequence[int], head: int) -> str:
     if head == 0:
-        return "no collective was called there"
+        return "no collective was called so far"
     records = [one.members[rank].collectives.get(head) for rank in ranks]
     states = sorted({record.state for record in records if record is not None})
     its = "its" if len(ranks) == 1 else "their"

@@ -97,7 +97,7 @@ def merge(dumps: Sequence[Dump]) -> list[Merged]:
             if rank in one.members:
                 other = one.members[rank].dump.path
                 raise DumpError(
-                    f"{dump.path}: rank {rank} of communicator {name} is in {other}, too"
+                    f"{dump.path}: rank {rank} of communicator {name} is also in {other}"
                 )
             one.members[rank] = Member(dump, communicator)
     for one in merged.values():

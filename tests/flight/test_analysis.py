@@ -31,7 +31,7 @@ def _finding(*programs: list[dict[str, Any]], missing: int = 0, **fields: object
 def test_what_is_done_on_all_ranks_is_no_finding() -> None:
     report = _report(_LOOP, _LOOP)
     assert not report.findings
-    assert "no rank waits for another one" in report.text()
+    assert "no rank waits for another" in report.text()
 
 
 def test_a_rank_that_is_behind() -> None:
@@ -54,7 +54,7 @@ def test_ranks_that_are_behind_each_other() -> None:
 def test_a_rank_that_has_called_nothing() -> None:
     finding = _finding([record("broadcast", "called", age=2)], [])
     assert "rank 1 has not issued #1 broadcast(float32, count=4, root=0)" in finding.text
-    assert "no collective was called there" in finding.text
+    assert "no collective was called so far" in finding.text
 
 
 def test_where_the_rank_that_is_behind_waits() -> None:
@@ -226,7 +226,7 @@ def test_ranks_of_processes_are_named() -> None:
 
 
 def test_files_that_do_not_belong_together_are_refused() -> None:
-    with pytest.raises(DumpError, match=r"rank 0 of communicator a+ is in flight_0, too"):
+    with pytest.raises(DumpError, match=r"rank 0 of communicator a+ is also in flight_0"):
         analyse([dump(0, communicator(0, 2, [])), dump(1, communicator(0, 2, []))])
     with pytest.raises(DumpError, match=r"flight_1: rank 1 of 3 .* which has 2 ranks"):
         analyse([dump(0, communicator(0, 2, [])), dump(1, communicator(1, 3, []))])
