@@ -1,7 +1,7 @@
-// The parameter list of an entry of nccl_functions.inc or driver_functions.inc, walked by a macro.
-// For an entry that is used twice: IN, OUT and the others are not macros here but are pasted to a
-// prefix, DECLARE_ for the declarations and one of the includer for its own use. The number of SCAN
-// levels suffices for 27 parameters.
+// Walks the parameter list of an entry of nccl_functions.inc or driver_functions.inc by a macro. An
+// entry can be used twice: IN, OUT and the others are not macros here but are pasted to a prefix,
+// DECLARE_ for the declarations and one of the includer for its own use. The number of SCAN levels
+// suffices for 27 parameters.
 #pragma once
 
 #define ABI_PARENTHESES ()
@@ -25,5 +25,5 @@
 #define DECLARE_BUFFER(name, size, n) void* name
 #define DECLARE_STRINGS(name, n) const char*** name
 
-// The parameters as a C declaration has them.
+// The parameters as in a C declaration.
 #define ABI_DECLARATIONS(...) ABI_EACH(ABI_DECLARE __VA_OPT__(, ) __VA_ARGS__)

@@ -80,7 +80,7 @@ struct ncclLLA2AHandle {
 struct ncclSegmentWindow;
 struct ncclDevCommWindowTable;
 
-// What an ncclWindow_t points to, in memory that kernels read.
+// The target of an ncclWindow_t, in memory that kernels read.
 struct ncclWindow_vidmem {
   void* winHost;
   char* lsaFlatBase;  // the memory of LSA rank 0; that of rank r is r * stride4G * 4 GiB further
@@ -148,7 +148,7 @@ struct ncclDevComm {
 };
 using ncclDevComm_t = ncclDevComm;
 
-// Memory and signals that a device communicator shall have; a list.
+// Memory and signals that a device communicator requires; a linked list.
 struct ncclDevResourceRequirements_t {
   ncclDevResourceRequirements_t* next = nullptr;
   size_t bufferSize = 0;
@@ -167,8 +167,8 @@ struct ncclTeamRequirements_t {
   ncclMultimemHandle* outMultimemHandle = nullptr;
 };
 
-// As with ncclConfig_t NCCL only appends fields, from 2.29 on: device_requirements_fields.inc
-// and comm_properties_fields.inc have the first version of each.
+// As with ncclConfig_t, NCCL only appends fields, from 2.29 on: device_requirements_fields.inc and
+// comm_properties_fields.inc list the first version of each.
 struct ncclDevCommRequirements_t {
   size_t size = sizeof(ncclDevCommRequirements_t);
   unsigned magic = kDeviceMagic;

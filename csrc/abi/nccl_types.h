@@ -107,7 +107,7 @@ enum ncclNvlsHostMode_t : int {
 };
 
 // NCCL only appends fields to the versioned structs. A struct for an older library must have the
-// size and version of that library; config_fields.inc has the first version of each field.
+// size and version of that library; config_fields.inc lists the first version of each field.
 struct ncclConfig_t {
   size_t size = sizeof(ncclConfig_t);
   unsigned magic = kApiMagic;

@@ -1,6 +1,6 @@
-// A file that takes the place of any earlier one of its name, in folders to which other users may
-// write: it is created under a name that cannot be guessed, where nothing was before, and then
-// renamed. No link is followed.
+// A file that replaces any earlier one of its name, in directories to which other users may write:
+// it is created under an unpredictable name that did not exist before, and then renamed. No link is
+// followed.
 #pragma once
 
 #include <fcntl.h>
@@ -20,8 +20,8 @@ namespace common {
 
 class NewFile {
  public:
-  /// @param mode at most: readable for others if the umask permits it, but writable for nobody
-  /// else. Throws std::system_error if there is a link, folder or device of that name.
+  /// @param mode upper limit: the umask may permit others to read it, but only the owner can write.
+  ///   Throws std::system_error if a link, directory or device of that name exists.
   explicit NewFile(std::string path, mode_t mode = 0644) : path_(std::move(path)) {
     struct stat info;
     if (lstat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
@@ -55,7 +55,7 @@ class NewFile {
     }
   }
 
-  /// Gives the file its name. One that never gets it is removed.
+  /// Renames the file to its final name. Without this call it is removed.
   void publish() {
     if (rename(temporary_.c_str(), path_.c_str()) != 0) throw_error(path_);
     temporary_.clear();

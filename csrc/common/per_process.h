@@ -1,5 +1,5 @@
-// An object of the process, made at its first use and never destroyed. The child of a fork has a
-// new one: the threads that use it are gone, and may have been changing it.
+// A per-process object, created at its first use and never destroyed. A forked child gets a new
+// one: the threads that use the parent's are gone, and may have been modifying it.
 #pragma once
 
 #include <pthread.h>
@@ -9,12 +9,12 @@
 
 namespace common {
 
-// Both are made when the library is loaded: in the child of a fork nobody could finish a static of
-// a function that another thread was making.
+// Both are initialised when the library is loaded: in a forked child, no thread could complete a
+// function-local static whose construction another thread had begun.
 template <typename T>
 struct OfProcess {
   static inline constinit std::atomic<T*> instance{nullptr};
-  // Nothing is made in the child: other threads may have had locks that a constructor takes.
+  // Nothing is constructed in the child: other threads may hold locks that a constructor takes.
   static inline const int registered =
       pthread_atfork(nullptr, nullptr, [] { instance.store(nullptr); });
 };

@@ -1,6 +1,5 @@
-// SignalsBlocked: no signal but those of its own faults runs its handler in this thread, nor in
-// the threads that it starts, from construction to destruction. Signals are for the threads of the
-// user.
+// SignalsBlocked: from construction to destruction, no signal except those of its own faults runs
+// its handler in this thread or in the threads that it starts. Signals are for the user's threads.
 #pragma once
 
 #include <signal.h>

@@ -1,5 +1,5 @@
-// The kernel's number of the calling thread. glibc has gettid() only from 2.30 on, and the wheels
-// are for 2.28.
+// The kernel's id of the calling thread. glibc provides gettid() only from 2.30 on, and the wheels
+// target 2.28.
 #pragma once
 
 #include <sys/syscall.h>

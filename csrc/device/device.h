@@ -6,24 +6,25 @@
 //       pynccl::device::all_reduce_one_shot(block, a.comm, a.window, 0, a.out, a.count);
 //     }
 //
-// CUDA C++17, nvcc or NVRTC: on NCCL's <nccl_device.h>, version 2.28.7 or later. `total` is a
+// CUDA C++17, nvcc or NVRTC: uses NCCL's <nccl_device.h>, version 2.28.7 or later. `total` is a
 // __global__ function that takes Arguments by value.
-// C++20 for CPUs: on device communicators of hostnccl. The function is then
-// `extern "C" void total(void*)` and takes the address of Arguments. ncclDevComm, ncclWindow_t and
-// ncclTeam are pynccl's declarations of the same ABI; if nccl.h is used as well, include it first.
+// C++20 for CPUs: uses device communicators of hostnccl. The function is then `extern "C" void
+// total(void*)` and takes the address of Arguments. ncclDevComm, ncclWindow_t and ncclTeam are
+// pynccl's declarations of the same ABI; if nccl.h is used as well, include it first.
 //
-// Calls. All threads of a block call a function together, with the same arguments, as with
-// ncclLsaBarrierSession. Functions that only compute an address are an exception: any thread.
-// Ranks are those of the LSA team, whose memory a kernel can load and store; size() of them. In
-// hostnccl these are all ranks.
+// Calls. All threads of a block must call a function together, with the same arguments, as with
+// ncclLsaBarrierSession. Functions that only compute an address are an exception: any thread may
+// call them. Ranks are those of the LSA team, whose memory a kernel can load and store; size() is
+// their number. In hostnccl these are all ranks.
 //
 // Order. Stores of copy(), put() and the caller are visible to a peer after signal() or the
-// barrier's arrive(), which release them, and wait(), which acquires them. Nothing else orders.
+// barrier's arrive(), which release them, and wait(), which acquires them. Nothing else orders
+// them.
 //
-// Failure. On CPUs functions that wait return false if the wait cannot end any more: the
-// communicator was aborted or has failed. The memory has no defined content then, and the kernel
-// should return. On GPUs a kernel does not see an abort, since NCCL gives the device communicators
-// of programs no abort flag: wait() and barriers end only with their signal. wait_for() has a limit
+// Failure. On CPUs, functions that wait return false if the wait can no longer end: the
+// communicator was aborted or has failed. The memory is then undefined, and the kernel should
+// return. On GPUs a kernel does not detect an abort, since NCCL's device communicators for programs
+// have no abort flag: wait() and barriers end only with their signal. wait_for() has a time limit
 // on both sides.
 #pragma once
 
@@ -35,28 +36,29 @@
 
 namespace pynccl::device {
 
-// The ranks that can load and store each other's memory, and this rank's number among them.
+// The number of ranks that can load and store each other's memory, and this rank's index among
+// them.
 PYNCCL_DEVICE inline int size(const ncclDevComm& comm) { return comm.lsaSize; }
 PYNCCL_DEVICE inline int rank(const ncclDevComm& comm) { return comm.lsaRank; }
 
-// All ranks of the communicator, and this rank's number among them.
+// The number of ranks of the communicator, and this rank's index among them.
 PYNCCL_DEVICE inline int world_size(const ncclDevComm& comm) { return comm.nRanks; }
 PYNCCL_DEVICE inline int world_rank(const ncclDevComm& comm) { return comm.rank; }
 
-// Copies bytes to the memory of a rank of the LSA team. `source` is this rank's memory.
+// Copies bytes to the memory of a rank of the LSA team. `source` is in this rank's memory.
 PYNCCL_DEVICE inline void put(const Block& block, ncclWindow_t window, size_t offset, int rank,
                               const void* source, size_t bytes) {
   copy(block, lsa(window, offset, rank), source, bytes);
 }
 
-// Copies bytes from the memory of a rank of the LSA team. `target` is this rank's memory.
+// Copies bytes from the memory of a rank of the LSA team. `target` is in this rank's memory.
 PYNCCL_DEVICE inline void get(const Block& block, void* target, ncclWindow_t window, size_t offset,
                               int rank, size_t bytes) {
   copy(block, target, lsa(window, offset, rank), bytes);
 }
 
-// The part of `count` elements that a block of the grid works on: whole groups of 16 bytes, apart
-// from the end.
+// The part of `count` elements that a block of the grid works on: whole groups of 16 bytes, except
+// at the end.
 struct Slice {
   size_t begin;
   size_t count;
@@ -71,13 +73,13 @@ PYNCCL_DEVICE inline Slice slice(const Block& block, size_t count) {
   return {begin, count - begin < each ? count - begin : each};
 }
 
-// The following three use one barrier for each block: those from `barrier` to
-// barrier + block.count() - 1. ncclDevCommRequirements::lsaBarrierCount is the number of them.
-// The window's memory may be written again after the call, in the kernel or later in the stream.
+// The following three use one barrier per block: those from `barrier` to barrier + block.count() -
+// 1. ncclDevCommRequirements::lsaBarrierCount is the number of barriers. The window's memory may be
+// overwritten after the call, in the kernel or later in the stream.
 
-// out[i] on every rank = sum over the ranks of the i-th element at `offset` of their windows.
-// The sum has the order of the ranks: it is bitwise the same on all of them. Half-width floats are
-// added in float. `out` must not overlap the window's elements.
+// out[i] on every rank = sum over the ranks of the i-th element at `offset` of their windows. The
+// sum is in rank order, so it is bitwise the same on all ranks. Half-width floats are added in
+// float. `out` must not overlap the window's elements.
 //   offset: bytes, the same on all ranks; count: elements.
 template <typename T>
 PYNCCL_DEVICE inline bool all_reduce_one_shot(const Block& block, const ncclDevComm& comm,
@@ -92,7 +94,7 @@ PYNCCL_DEVICE inline bool all_reduce_one_shot(const Block& block, const ncclDevC
 
 // The same for elements anywhere in this rank's memory, with one barrier instead of two: for the
 // smallest messages. `in` is copied to scratch memory of the window, of which successive calls use
-// two halves in turns. `out` may be `in`.
+// two halves alternately. `out` may be `in`.
 //   scratch: bytes, the offset of 2 * capacity elements; capacity: elements, at least `count`; both
 //   in multiples of 16 bytes. Calls with one scratch memory have the same capacity, barrier and
 //   grid.
@@ -101,7 +103,8 @@ PYNCCL_DEVICE inline bool all_reduce_buffered(const Block& block, const ncclDevC
                                               ncclWindow_t window, size_t scratch, size_t capacity,
                                               const T* in, T* out, size_t count, int barrier = 0) {
   LsaBarrier session(block, comm, barrier + block.index());
-  // The slices are those of the capacity, so that a block has the same scratch memory in all calls.
+  // The slices are those of the capacity, so that a block uses the same scratch memory in all
+  // calls.
   Slice own = slice<T>(block, capacity);
   own.count = own.begin >= count              ? 0
               : own.begin + own.count < count ? own.count
@@ -109,8 +112,8 @@ PYNCCL_DEVICE inline bool all_reduce_buffered(const Block& block, const ncclDevC
   const size_t offset = scratch + (session.phase() * capacity + own.begin) * sizeof(T);
   copy(block, local(window, offset), in + own.begin, own.count * sizeof(T));
   if (!session.sync()) return false;
-  // A rank that writes this half again has passed the barrier of the call after this one, where
-  // this rank arrives when it has read it.
+  // A rank that overwrites this half has passed the barrier of the next call, at which this rank
+  // arrives once it has read the half.
   sum(block, comm, window, offset, out + own.begin, own.count);
   return true;
 }

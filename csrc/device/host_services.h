@@ -1,9 +1,9 @@
-// What device communicators of hostnccl have beside NCCL's fields, for the CPU side of
-// <pynccl/device.h>: how a thread waits for a word that a peer changes, and where barriers are.
+// The additional fields of hostnccl's device communicators, for the CPU side of <pynccl/device.h>:
+// how a thread waits for a word that a peer changes, and where barriers are.
 //
-// Waiting: a thread spins on the word first. Before it sleeps it calls wait(), which counts it
-// among the sleepers of its rank. Who changes a word reads the count of the rank that may wait for
-// it, and calls wake() if it is not 0.
+// A thread first spins on the word. Before it sleeps, it calls wait(), which counts it among the
+// sleepers of its rank. A thread that changes a word reads the count of the rank that may wait for
+// it, and calls wake() if the count is not 0.
 #pragma once
 
 #include <atomic>
@@ -18,9 +18,9 @@ inline constexpr uint32_t kHostServicesVersion = 1;
 struct HostServices {
   uint32_t version;
   void* context;
-  // Returns when the word of 32 or 64 bits is at least the value, also after a wrap-around: true.
-  // False when it cannot be any more: the communicator was aborted or revoked, has failed, or a
-  // rank has died.
+  // Returns true when the word of 32 or 64 bits is at least the value, even after a wrap-around.
+  // Returns false if it can no longer become so: the communicator was aborted or revoked, has
+  // failed, or a rank has died.
   bool (*wait)(void* context, const void* word, int bits, uint64_t least);
   // Wakes the threads of all processes that sleep on the word.
   void (*wake)(const void* word);
@@ -31,8 +31,8 @@ struct alignas(128) ResourceHeader {
   std::atomic<uint32_t> sleepers;
 };
 
-// A barrier of a team of n ranks is n + 1 cells at consecutive places of the owner's memory: one
-// for each rank to signal its arrival in, and one for the owner's own count.
+// A barrier of a team of n ranks is n + 1 consecutive cells in the owner's memory: one for each
+// rank to signal its arrival, and one for the owner's own count.
 struct alignas(64) BarrierCell {
   std::atomic<uint32_t> count;
 };

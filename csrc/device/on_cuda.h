@@ -11,13 +11,13 @@
 #endif
 
 #ifdef __CUDACC_RTC__
-// The parts of nccl_device.h that are used here: GIN's need headers of Linux. NVRTC refuses
-// functions for hosts, of which NCCL 2.28 declares some.
+// The parts of nccl_device.h that are used here: GIN's need Linux headers. NVRTC rejects host
+// functions, some of which NCCL 2.28 declares.
 #undef __host__
 #define __host__
 #include <nccl_device/utility.h>
 #if NCCL_VERSION_CODE < 23102
-// The general one has arrays without elements, which NVRTC refuses.
+// The general one has arrays without elements, which NVRTC rejects.
 namespace nccl::utility {
 template <>
 __device__ inline char* loadConst(char* const* p) {
@@ -47,7 +47,7 @@ __device__ inline int loadConst(const int* p) {
 #include <string>
 #endif
 
-// Before a function that kernels call.
+// Precedes a function that kernels call.
 #define PYNCCL_DEVICE __device__
 
 // Defines a kernel: PYNCCL_KERNEL(name, Arguments, block, a) { body }. The body gets the block as
@@ -96,14 +96,14 @@ using Word = cuda::atomic_ref<T, cuda::thread_scope_system>;
 template <typename T>
 inline constexpr bool is_word = T(-1) > T(0) && (sizeof(T) == 4 || sizeof(T) == 8);
 
-// Also after a wrap-around.
+// Correct even after a wrap-around.
 template <typename T>
 __device__ inline bool reached(const T* word, T least) {
   const T value = Word<T>(*const_cast<T*>(word)).load(cuda::memory_order_acquire);
   return value - least <= T(-1) / 2;
 }
 
-// The flag is that of NCCL's own kernels. Device communicators of programs have had none so far
+// The flag is that of NCCL's own kernels. Device communicators of programs do not have one so far
 // (NCCL 2.28 to 2.32).
 __device__ inline bool aborted(const ncclDevComm& comm) {
 #if NCCL_VERSION_CODE >= 22907
@@ -146,9 +146,9 @@ __device__ inline bool wait_until(const ncclDevComm& comm, const T* word, T leas
 }  // namespace detail
 
 #if !defined(__CUDACC_RTC__) && NCCL_VERSION_CODE > 22907
-// Whether a kernel that was compiled with this nccl_device.h can use the device communicator: for
-// host code, before a launch. Before NCCL 2.30 device communicators have no version.
-// Raises: std::runtime_error that names both versions.
+// Checks whether a kernel that was compiled with this nccl_device.h can use the device
+// communicator: for host code, before a launch. Before NCCL 2.30 device communicators have no
+// version. Throws std::runtime_error that names both versions.
 inline void check_version(const ncclDevComm& comm) {
   constexpr unsigned kMagic = 0xcafebeef;
   const auto version = static_cast<int>(comm.version);
@@ -203,8 +203,8 @@ __device__ inline size_t copy_units(const Block& block, char* target, const char
 }
 }  // namespace detail
 
-// Copies bytes between memory of any ranks by the threads of a block; the ranges must not overlap.
-// 16 bytes at a time if both addresses are multiples of 16, else 4 or 1.
+// Copies bytes between memory of any ranks, using the threads of a block; the ranges must not
+// overlap. Copies 16 bytes at a time if both addresses are multiples of 16, else 4 or 1.
 __device__ inline void copy(const Block& block, void* target, const void* source, size_t bytes) {
   auto* to = static_cast<char*>(target);
   const auto* from = static_cast<const char*>(source);
@@ -213,8 +213,8 @@ __device__ inline void copy(const Block& block, void* target, const void* source
   detail::copy_units<char>(block, to + done, from + done, bytes - done);
 }
 
-// Sets a word in the memory of an LSA rank: uint32_t or uint64_t, aligned. Release: what this block
-// has written before is visible to a rank that waits for the value.
+// Sets a word in the memory of an LSA rank: uint32_t or uint64_t, aligned. Release: earlier writes
+// of this block are visible to a rank that waits for the value.
 template <typename T>
 __device__ inline void signal(const Block& block, const ncclDevComm&, int, T* word,
                               detail::Given<T> value) {
@@ -232,8 +232,9 @@ __device__ inline void add_signal(const Block& block, const ncclDevComm&, int, T
   if (block.thread() == 0) detail::Word<T>(*word).fetch_add(value, cuda::memory_order_release);
 }
 
-// Waits until a word in this rank's memory is at least a value, also after a wrap-around. Acquire.
-// Only words that are set by signal() and add_signal(): on CPUs a plain store wakes nobody.
+// Waits until a word in this rank's memory is at least a value, even after a wrap-around. Acquire.
+// Use it only for words that are set by signal() and add_signal(): on CPUs a plain store does not
+// wake the waiting rank.
 template <typename T>
 [[nodiscard]] __device__ inline bool wait(const Block& block, const ncclDevComm& comm,
                                           const T* word, detail::Given<T> least) {
@@ -241,7 +242,7 @@ template <typename T>
   return __syncthreads_and(block.thread() != 0 || detail::wait(comm, word, least)) != 0;
 }
 
-// The same for at most a time in nanoseconds: false also when it is over.
+// The same with a time limit in nanoseconds: also returns false when the time is over.
 template <typename T>
 [[nodiscard]] __device__ inline bool wait_for(const Block& block, const ncclDevComm& comm,
                                               const T* word, detail::Given<T> least,
@@ -251,10 +252,10 @@ template <typename T>
   return __syncthreads_and(block.thread() != 0 || detail::wait_until(comm, word, least, end)) != 0;
 }
 
-// A barrier of the LSA team: ncclLsaBarrierSession. arrive() releases, wait() acquires, and both
-// are called in turns. `index` counts the barriers of the device communicator; blocks with the same
-// index on all ranks meet. One session at a time uses a barrier. wait() and sync() end when all
-// ranks have arrived, and do not see that the communicator was aborted.
+// A barrier of the LSA team: ncclLsaBarrierSession. arrive() releases, wait() acquires, and they
+// must be called alternately. `index` numbers the barriers of the device communicator; blocks with
+// the same index on all ranks meet. One session at a time uses a barrier. wait() and sync() end
+// when all ranks have arrived, and do not detect that the communicator was aborted.
 class LsaBarrier {
  public:
   __device__ LsaBarrier(const Block&, const ncclDevComm& comm, int index)
@@ -262,7 +263,7 @@ class LsaBarrier {
   LsaBarrier(const LsaBarrier&) = delete;
   LsaBarrier& operator=(const LsaBarrier&) = delete;
 
-  // 0 and 1 in turns, with each barrier; the same on all ranks.
+  // Alternates between 0 and 1 with each barrier; the same on all ranks.
   __device__ int phase() const { return static_cast<int>(session_.epoch % 2); }
 
   __device__ void arrive() { session_.arrive(ncclCoopCta(), cuda::memory_order_release); }
@@ -283,8 +284,8 @@ class LsaBarrier {
 
 namespace detail {
 
-// The type in which elements are added. The conversions of half-width floats are named: compilers'
-// options may forbid the implicit ones.
+// The type in which elements are added. Conversions of half-width floats are explicit, because
+// compiler options may forbid the implicit ones.
 template <typename T>
 struct Sum {
   using type = T;
@@ -336,9 +337,9 @@ __device__ inline void sum_of(const Block& block, int ranks, ncclWindow_t window
 }  // namespace detail
 
 // out[i] = sum over the LSA ranks, in their order, of element i at `offset` of their windows. `out`
-// must not overlap any of them. 16 bytes at a time if `offset` and `out` are multiples of 16.
-//   offset: bytes; count: elements. No synchronization: what the peers have written must be
-//   visible.
+// must not overlap any of them. Processes 16 bytes at a time if `offset` and `out` are multiples of
+// 16.
+//   offset: bytes; count: elements. It does not synchronize: the peers' writes must be visible.
 template <typename T>
 __device__ inline void sum(const Block& block, const ncclDevComm& comm, ncclWindow_t window,
                            size_t offset, T* out, size_t count) {

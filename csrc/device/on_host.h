@@ -30,12 +30,12 @@ static_assert(sizeof(ncclDevComm) == sizeof(pynccl::abi::ncclDevComm),
               "nccl_device.h has another layout of ncclDevComm than hostnccl");
 #endif
 
-// Before a function that kernels call.
+// Precedes a function that kernels call.
 #define PYNCCL_DEVICE
 
 // Defines a kernel: PYNCCL_KERNEL(name, Arguments, block, a) { body }. The body gets the block as
 // `block` and the arguments as `a`, a constant reference. An argument `comm` is compared with the
-// version that the kernel was compiled for: std::runtime_error.
+// version that the kernel was compiled for: std::runtime_error if they differ.
 #define PYNCCL_KERNEL(name, Arguments, block, a)                                     \
   static void name##_body(const ::pynccl::device::Block& block, const Arguments& a); \
   extern "C" __attribute__((visibility("default"))) void name(void* arguments) {     \
@@ -52,14 +52,14 @@ extern const int pynccl_device_version __attribute__((weak, visibility("default"
 __attribute__((used)) const int pynccl_device_version = pynccl::abi::kDeviceVersion;
 }
 
-// Modules that were compiled with several versions may be in one process, and can be unloaded.
+// Modules compiled with different versions may be in one process, and can be unloaded.
 #pragma GCC visibility push(hidden)
 namespace pynccl::device {
 
 inline constexpr int kVersion = abi::kDeviceVersion;  // NCCL_VERSION_CODE of the layouts
 
-// A block of cooperating threads: on CPUs one thread. A kernel has one block, unless a launcher in
-// C++ calls a function of its own with several.
+// A block of cooperating threads: on CPUs one thread. A kernel has one block, unless a C++ launcher
+// calls a function of its own with several.
 class Block {
  public:
   explicit Block(int index = 0, int count = 1) : index_(index), count_(count) {}
@@ -96,7 +96,7 @@ inline const HostServices& services(const abi::ncclDevComm& comm) {
   return *static_cast<const HostServices*>(comm.ginHandles[0]);
 }
 
-// Has to follow a store to `word` with sequential consistency: either this sees a rank that goes to
+// Must follow a sequentially consistent store to `word`: either this sees a rank that goes to
 // sleep, or that rank sees the store.
 inline void wake_sleepers(const abi::ncclDevComm& comm, int rank, const void* word) {
   const auto* header = reinterpret_cast<const ResourceHeader*>(resources(comm, rank));
@@ -116,7 +116,7 @@ inline void relax() {
 template <typename T>
 inline constexpr bool is_word = std::is_unsigned_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
 
-// Also after a wrap-around.
+// Correct even after a wrap-around.
 template <typename T>
 inline bool reached(const T* word, T least) {
   std::atomic_ref<T> value(*const_cast<T*>(word));
@@ -167,8 +167,8 @@ inline bool wait(const abi::ncclDevComm& comm, const T* word, T least) {
 
 }  // namespace detail
 
-// Whether a kernel with this version of the header can use the device communicator.
-// Raises: std::runtime_error that names both versions.
+// Checks whether a kernel with this version of the header can use the device communicator. Throws
+// std::runtime_error that names both versions.
 inline void check_version(const ncclDevComm& comm) {
   const abi::ncclDevComm& found = detail::fields(comm);
   if (found.magic != abi::kDeviceMagic) {
@@ -229,8 +229,8 @@ inline void copy(const Block&, void* target, const void* source, size_t bytes) {
   std::memcpy(target, source, bytes);
 }
 
-// Sets a word in the memory of an LSA rank: uint32_t or uint64_t, aligned. Release: what this block
-// has written before is visible to a rank that waits for the value.
+// Sets a word in the memory of an LSA rank: uint32_t or uint64_t, aligned. Release: earlier writes
+// of this block are visible to a rank that waits for the value.
 template <typename T>
 inline void signal(const Block&, const ncclDevComm& comm, int rank, T* word,
                    std::type_identity_t<T> value) {
@@ -248,8 +248,9 @@ inline void add_signal(const Block&, const ncclDevComm& comm, int rank, T* word,
   detail::wake_sleepers(detail::fields(comm), rank, word);
 }
 
-// Waits until a word in this rank's memory is at least a value, also after a wrap-around. Acquire.
-// Only words that are set by signal() and add_signal(): a plain store wakes nobody.
+// Waits until a word in this rank's memory is at least a value, even after a wrap-around. Acquire.
+// Use it only for words that are set by signal() and add_signal(): a plain store does not wake the
+// waiting rank.
 template <typename T>
 [[nodiscard]] inline bool wait(const Block&, const ncclDevComm& comm, const T* word,
                                std::type_identity_t<T> least) {
@@ -257,8 +258,8 @@ template <typename T>
   return detail::wait(detail::fields(comm), word, least);
 }
 
-// The same for at most a time in nanoseconds: false also when it is over. It does not sleep, and on
-// CPUs does not see failures.
+// The same with a time limit in nanoseconds: also returns false when the time is over. It does not
+// sleep, and on CPUs it does not detect failures.
 template <typename T>
 [[nodiscard]] inline bool wait_for(const Block&, const ncclDevComm&, const T* word,
                                    std::type_identity_t<T> least, uint64_t nanoseconds) {
@@ -279,10 +280,10 @@ inline int checked_barrier(const abi::ncclDevComm& comm, int index) {
 }
 }  // namespace detail
 
-// A barrier of the LSA team, as ncclLsaBarrierSession: arrive() releases, wait() acquires, and both
-// are called in turns. `index` counts the barriers of the device communicator; blocks with the same
-// index on all ranks meet. One session at a time uses a barrier.
-// Raises: std::out_of_range if the device communicator has no such barrier.
+// A barrier of the LSA team, like ncclLsaBarrierSession: arrive() releases, wait() acquires, and
+// they must be called alternately. `index` numbers the barriers of the device communicator; blocks
+// with the same index on all ranks meet. One session at a time uses a barrier. Throws
+// std::out_of_range if the device communicator has no such barrier.
 class LsaBarrier {
  public:
   LsaBarrier(const Block&, const ncclDevComm& comm, int index)
@@ -293,7 +294,7 @@ class LsaBarrier {
   LsaBarrier& operator=(const LsaBarrier&) = delete;
   ~LsaBarrier() { own().store(epoch_, std::memory_order_relaxed); }
 
-  // 0 and 1 in turns, with each barrier; the same on all ranks.
+  // Alternates between 0 and 1 with each barrier; the same on all ranks.
   int phase() const { return static_cast<int>(epoch_ % 2); }
 
   void arrive() {
@@ -363,8 +364,7 @@ inline void sum_of(const T* const* sources, T* __restrict out, size_t count) {
 
 // out[i] = sum over the LSA ranks, in their order, of element i at `offset` of their windows. `out`
 // must not overlap any of them.
-//   offset: bytes; count: elements. No synchronization: what the peers have written must be
-//   visible.
+//   offset: bytes; count: elements. It does not synchronize: the peers' writes must be visible.
 template <typename T>
 inline void sum(const Block&, const ncclDevComm& comm, ncclWindow_t window, size_t offset, T* out,
                 size_t count) {

@@ -2,8 +2,8 @@
 // complete binary interface between pynccl and an extension. pynccl.h wraps it in C++.
 //
 // New fields are only added at the end; size is the size in bytes of the struct that pynccl filled
-// in. An incompatible change gets another capsule name. Functions are looked up by name, so that
-// the two sides need not agree on a table.
+// in. An incompatible change gets another capsule name. Functions are looked up by name, so the two
+// sides need not agree on a table.
 #pragma once
 
 #include <stddef.h>
@@ -24,19 +24,20 @@ enum PyncclOperationKind {
   PYNCCL_SCATTER = 7,
   PYNCCL_SEND = 8,
   PYNCCL_RECV = 9,
-  // Where size says that in_symmetric_window is there:
+  // Available if size includes in_symmetric_window:
   PYNCCL_PUT_SIGNAL = 10,   // recvbuff: a PyncclTarget; signal 0 of context 0, as for the next two
   PYNCCL_SIGNAL = 11,       // to the peer
   PYNCCL_WAIT_SIGNAL = 12,  // for count signals of the peer
 };
 
-// Where a put writes.
+// The destination of a put.
 struct PyncclTarget {
   const void* window;  // the address of this rank's memory of an open window (Window.address)
   size_t offset;       // bytes from the beginning of the peer's memory
 };
 
-// An operation with the arguments of its function. What the function does not have is ignored.
+// An operation with the arguments of its function. Fields that the function does not have are
+// ignored.
 struct PyncclOperation {
   int kind;          // a PyncclOperationKind
   int dtype;         // an ncclDataType_t
@@ -51,20 +52,20 @@ struct PyncclOperation {
 struct PyncclCommunicator {
   size_t size;  // bytes
 
-  // Reference counting. The capsule holds one reference; code that keeps the pointer longer takes
-  // its own. Any thread can call them, with or without the GIL.
+  // Reference counting. The capsule holds one reference; code that stores the pointer must take its
+  // own. Any thread can call them, with or without the GIL.
   void (*retain)(struct PyncclCommunicator* self);
   void (*release)(struct PyncclCommunicator* self);
 
   // The ncclComm_t; null once the communicator is closed or aborted.
   void* (*handle)(const struct PyncclCommunicator* self);
 
-  // The address of a function of nccl.h ("ncclAllReduce") in the communicator's library; null where
-  // the library does not have it.
+  // The address of an nccl.h function ("ncclAllReduce") in the communicator's library; null if the
+  // library lacks it.
   void* (*function)(const struct PyncclCommunicator* self, const char* name);
 
   // The same for the stream calls of abi/driver_functions.inc, by their names in cuda.h
-  // ("cuLaunchHostFunc"). On hostnccl they are hostnccl's functions for its streams.
+  // ("cuLaunchHostFunc"). With hostnccl, they are hostnccl's functions for its streams.
   void* (*driver_function)(const struct PyncclCommunicator* self, const char* name);
 
   int rank;
@@ -74,37 +75,36 @@ struct PyncclCommunicator {
   int on_device;     // 1: buffers are in GPU memory; 0: in host memory
   const char* path;  // the path of the library
 
-  // Issues operations as the methods of Communicator do: they have its deadlines and are in its
-  // flight record. More than one are a group of NCCL. seconds: their time limit in place of the
-  // communicator's; 0 for none of their own. The result is an ncclResult_t; where it is not
-  // ncclSuccess, report was called with context and pynccl's text. Call it without the GIL where
-  // the operations can block.
+  // Issues operations like the methods of Communicator: its deadlines and its flight record apply.
+  // Several operations form an NCCL group. seconds: a time limit that replaces the communicator's;
+  // 0 for none. The result is an ncclResult_t; if it is not ncclSuccess, report was called with
+  // context and pynccl's text. Call it without the GIL if the operations can block.
   int (*issue)(struct PyncclCommunicator* self, const struct PyncclOperation* operations,
                size_t count, double seconds, void (*report)(void* context, const char* text),
                void* context);
 
-  // The same for the estimated duration of the operations as one group, in seconds, below 0 where
-  // the library has no estimate; they are not run (nccl.simulate()). All ranks call it.
+  // The estimated duration of the operations as one group, in seconds, without running them
+  // (nccl.simulate()); negative if the library has no estimate. All ranks must call it.
   int (*simulate)(struct PyncclCommunicator* self, const struct PyncclOperation* operations,
                   size_t count, double* duration, void (*report)(void* context, const char* text),
                   void* context);
 
-  // Whether the communicator has failed, expired or was closed; the result is as that of issue().
-  // Any thread can call it, also while another thread closes the communicator.
+  // Whether the communicator has failed, expired or was closed; the result is like that of issue().
+  // Any thread can call it, even while another thread closes the communicator.
   int (*state)(struct PyncclCommunicator* self, void (*report)(void* context, const char* text),
                void* context);
 
-  // 1 where memory is completely in an open symmetric window of the communicator, as what a put
-  // sends must be; else 0.
+  // 1 if memory lies completely in an open symmetric window of the communicator, as required for
+  // the source of a put; else 0.
   int (*in_symmetric_window)(const struct PyncclCommunicator* self, const void* data,
                              size_t nbytes);
 
   // For traces: the sequence number of the last operation that was issued.
   unsigned long long (*last_operation)(const struct PyncclCommunicator* self);
 
-  // For traces, around a wait for an operation: of the calling thread, or of a stream of a device.
-  // begin_wait gives null where nothing is traced; else what end_wait takes. sequence: of the
-  // operation; 0 where it is not known.
+  // For traces, around a wait for an operation, by the calling thread or by a device stream.
+  // begin_wait returns null if nothing is traced, else the argument of end_wait. sequence: of the
+  // operation; 0 if unknown.
   void* (*begin_wait)(struct PyncclCommunicator* self, void* stream);
   void (*end_wait)(struct PyncclCommunicator* self, void* wait, unsigned long long sequence);
 };

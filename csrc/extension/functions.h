@@ -1,4 +1,4 @@
-// The types of the functions of nccl.h and of the stream calls under their own names, in
+// The types of the nccl.h functions and of the stream calls under their own names, in
 // pynccl::abi::functions; for pynccl.h.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The memory that operations read and write, and where it may overlap: in the positions that NCCL
-// defines as in place. All front ends search here before they issue an operation or a group.
+// Detects operations whose memory overlaps in positions that NCCL does not define as in place. All
+// front ends search here before they issue an operation or a group.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct OperationMemory {
   bool reads = true, writes = true;  // whether this rank does: not of a reduction elsewhere
   std::optional<std::ptrdiff_t> in_place = 0;  // from output to input, where NCCL defines it
 
-  // Whether the buffers are apart, or in the position that NCCL defines as in place.
+  // Whether the buffers are disjoint, or in the position that NCCL defines as in place.
   bool is_defined() const {
     return !input.overlaps(output) ||
            (in_place &&
@@ -77,15 +77,15 @@ struct OperationMemory {
   }
 }
 
-// Memory that an operation of a group writes, and that another one reads or writes; or both buffers
-// of one operation, in a position that NCCL does not define.
+// Memory that one operation of a group writes and another reads or writes; or both buffers of one
+// operation, in a position that NCCL does not define.
 struct Overlap {
   std::size_t writer, other;  // the indices of the operations in the group
   bool other_writes;
 };
 
 // Searches the operations of a group, which run in any order. Inputs may overlap inputs. A message
-// of a rank to itself may be in place.
+// from a rank to itself may be in place.
 class OverlapSearch {
  public:
   void reserve(std::size_t operations) {
@@ -93,7 +93,7 @@ class OverlapSearch {
     writes_.reserve(operations);
   }
 
-  // kind, root_or_peer and rank: as for memory_of(); communicator: whose message to itself it is.
+  // kind, root_or_peer and rank: see memory_of(); communicator: identifies messages to itself.
   void add(const OperationMemory& memory, int kind, const void* communicator, bool to_itself) {
     const std::size_t index = added_++;
     std::size_t message = 0;
@@ -118,7 +118,7 @@ class OverlapSearch {
         return Overlap{last, first, true};
       }
     for (const Access& read : reads_) {
-      // Of the written ranges, which are apart, those that begin before the end of this one.
+      // Among the written ranges, which are disjoint, those that begin before the end of this one.
       auto write = std::lower_bound(
           writes_.begin(), writes_.end(), read.memory.end(),
           [](const Access& one, std::uintptr_t end) { return one.memory.begin < end; });

@@ -7,18 +7,18 @@
 //                  "ncclAllReduce");
 //     }
 //
-// Types. Where nccl.h is included before this file, they are nccl.h's, otherwise pynccl's
-// declarations of the same ABI. pynccl::types has the common ones in both cases. The same holds for
-// cuda.h and PYNCCL_GET_DRIVER.
+// Types. If nccl.h is included before this file, they are nccl.h's, otherwise pynccl's declarations
+// of the same ABI. pynccl::types contains the common ones in both cases. The same holds for cuda.h
+// and PYNCCL_GET_DRIVER.
 //
 // Lifetime. A CommunicatorRef keeps the Python object alive but not open: after close() or abort(),
-// handle() throws. The rules of NCCL apply to calls with a handle: one thread at a time uses a
+// handle() throws. NCCL's rules apply to calls with a handle: only one thread at a time may use a
 // communicator, and it must not be closed during a call. Destroy all references before the
-// interpreter ends.
+// interpreter exits.
 //
 // Order. Work that is enqueued on a stream through this header is ordered with pynccl's work on
-// that stream. Inside Python's group() pynccl collects its operations and calls NCCL at the end; a
-// call through this header goes to NCCL at once.
+// that stream. Inside Python's group(), pynccl collects its operations and calls NCCL at the end; a
+// call through this header goes to NCCL immediately.
 #pragma once
 
 #include <Python.h>
@@ -46,7 +46,7 @@
 #define PYNCCL_DRIVER_FUNCTION(name) ::pynccl::abi::functions::name
 #endif
 
-// The function of nccl.h with this name and its type. A look-up takes longer than the call: keep
+// The nccl.h function with this name and its type. A look-up takes longer than the call, so store
 // the pointer; it is valid as long as the CommunicatorRef.
 #define PYNCCL_GET(comm, name) ((comm).get<PYNCCL_NCCL_FUNCTION(name)>(#name))
 // The same for a stream call of cuda.h.
@@ -123,8 +123,8 @@ class CommunicatorRef {
  public:
   CommunicatorRef() = default;  // empty: all functions throw
 
-  // Needs the GIL. Throws std::invalid_argument where the object is not a Communicator, or is
-  // closed or not ready.
+  // Needs the GIL. Throws std::invalid_argument if the object is not a Communicator, or is closed
+  // or not ready.
   explicit CommunicatorRef(PyObject* communicator) {
     PyObject* capsule = PyObject_CallMethod(communicator, "__pynccl_communicator__", nullptr);
     void* pointer = capsule ? PyCapsule_GetPointer(capsule, PYNCCL_CAPSULE_NAME) : nullptr;
@@ -149,7 +149,7 @@ class CommunicatorRef {
     if (target_) target_->release(target_);
   }
 
-  // Throws std::invalid_argument where the communicator is closed.
+  // Throws std::invalid_argument if the communicator is closed.
   types::ncclComm_t handle() const {
     void* handle = target().handle(target_);
     if (!handle) throw std::invalid_argument("communicator: it is closed");
@@ -163,8 +163,8 @@ class CommunicatorRef {
   bool on_device() const { return target().on_device != 0; }
   const char* library_path() const { return target().path; }
 
-  // A function by name and type; PYNCCL_GET fills in both. Throws std::runtime_error where the
-  // library does not have it.
+  // A function by name and type; PYNCCL_GET fills in both. Throws std::runtime_error if the library
+  // lacks it.
   template <class Function>
   Function* get(const char* name) const {
     return found<Function>(target().function(target_, name), name);
@@ -174,9 +174,9 @@ class CommunicatorRef {
     return found<Function>(target().driver_function(target_, name), name);
   }
 
-  // Issues operations as the methods of Communicator do, several as one group: they have its
-  // deadlines and are in its flight record. seconds: their time limit in place of the
-  // communicator's; 0 for none of their own. Throws NcclError with pynccl's text.
+  // Issues operations like the methods of Communicator, several of them as one group: its deadlines
+  // and its flight record apply. seconds: a time limit that replaces the communicator's; 0 for
+  // none. Throws NcclError with pynccl's text.
   void issue(const PyncclOperation* operations, std::size_t count, double seconds = 0) {
     require(offsetof(PyncclCommunicator, issue), "issue");
     std::string text;
@@ -184,15 +184,15 @@ class CommunicatorRef {
                    text);
   }
 
-  // Throws NcclError with pynccl's text where the communicator has failed, expired or was closed.
+  // Throws NcclError with pynccl's text if the communicator has failed, expired or was closed.
   void check_state() const {
     require(offsetof(PyncclCommunicator, state), "check_state");
     std::string text;
     check_reported(target_->state(target_, &keep_text, &text), "check_state", text);
   }
 
-  // NCCL's estimate in seconds of the duration of operations as one group, without running them;
-  // below 0 where it has none. All ranks call it. Throws NcclError with pynccl's text.
+  // NCCL's estimate, in seconds, of the duration of operations as one group, without running them;
+  // negative if it has none. All ranks must call it. Throws NcclError with pynccl's text.
   double simulate(const PyncclOperation* operations, std::size_t count) {
     require(offsetof(PyncclCommunicator, simulate), "simulate");
     std::string text;
@@ -202,15 +202,16 @@ class CommunicatorRef {
     return duration;
   }
 
-  // Whether memory is completely in an open symmetric window, as what a put sends must be.
+  // Whether memory lies completely in an open symmetric window, as required for the source of a
+  // put.
   bool in_symmetric_window(const void* data, std::size_t nbytes) const {
     require(offsetof(PyncclCommunicator, in_symmetric_window), "in_symmetric_window");
     return target_->in_symmetric_window(target_, data, nbytes) != 0;
   }
 
   // For nccl.trace(): the sequence number of the last operation that was issued, and waits for an
-  // operation, of the calling thread or of a stream of a device. begin_wait() gives null where
-  // nothing is traced, else what end_wait() takes; sequence is 0 where it is not known.
+  // operation, by the calling thread or by a device stream. begin_wait() returns null if nothing is
+  // traced, else the argument of end_wait(); sequence is 0 if unknown.
   unsigned long long last_operation() const {
     require(offsetof(PyncclCommunicator, last_operation), "last_operation");
     return target_->last_operation(target_);
@@ -284,7 +285,7 @@ struct type_caster<pynccl::CommunicatorRef> {
 }  // namespace pybind11::detail
 
 namespace pynccl {
-// For the body of a module: translates NcclError into pynccl's exception for that result.
+// For the body of a module: translates NcclError into pynccl's exception for its result.
 inline void translate_exceptions() {
   namespace py = pybind11;
   py::register_local_exception_translator([](std::exception_ptr raised) {

@@ -1,5 +1,5 @@
-// For NVRTC, which has no C headers: as much of limits.h as NCCL's headers use, with
-// the values that libcu++ gives the same macros.
+// For NVRTC, which has no C headers: the part of limits.h that NCCL's headers use, with the values
+// that libcu++ assigns to the same macros.
 #pragma once
 
 #ifndef INT_MAX

@@ -1,2 +1,2 @@
-// For NVRTC, which has no C headers; C++ needs nothing of it.
+// For NVRTC, which has no C headers; C++ needs no definitions from it.
 #pragma once

@@ -1,2 +1,2 @@
-// For NVRTC, which has no C headers; NCCL uses nothing of it.
+// For NVRTC, which has no C headers; NCCL includes it without using it.
 #pragma once

@@ -9,7 +9,7 @@
 
 namespace hostnccl {
 
-// Calls body. In strict mode its error is that of a non-blocking communicator, for good.
+// Calls body. In strict mode, its error becomes the permanent error of a non-blocking communicator.
 template <typename Body>
 abi::ncclResult_t noting_refusal(const Ref<Communicator>& comm, Body&& body) {
   try {

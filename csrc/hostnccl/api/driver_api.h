@@ -1,6 +1,6 @@
 // Declarations of hostnccl's driver API, for the files that define it (driver_*.cpp), and the guard
-// and handle checks of their functions. These are the calls of the CUDA driver API that pynccl
-// uses, for CPU memory: the same meaning, with host in place of cu in the name.
+// and handle checks of their functions. These are the CUDA driver calls that pynccl uses, for CPU
+// memory: the same semantics, with host in place of cu in the name.
 #pragma once
 
 #include <utility>

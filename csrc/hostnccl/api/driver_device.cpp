@@ -138,7 +138,7 @@ CUresult hostPointerGetAttribute(void* data, CUpointer_attribute attribute, CUde
   });
 }
 
-// Of the allocations of ncclMemAlloc.
+// Only for allocations of ncclMemAlloc.
 CUresult hostMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr ptr) {
   return driver_guarded([=] {
     const auto allocation = find_allocation(reinterpret_cast<const void*>(ptr), 1);
@@ -148,7 +148,8 @@ CUresult hostMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pt
   });
 }
 
-// An allocation is its own handle. Nothing is retained: memory files are not shared by handles.
+// An allocation is its own handle. Nothing is retained: memory files are not shared through
+// handles.
 CUresult hostMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   return driver_guarded([=] {
     const auto allocation = find_allocation(address, 1);

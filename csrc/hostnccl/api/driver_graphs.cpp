@@ -70,7 +70,7 @@ CUresult hostGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigne
   });
 }
 
-// There is no other memory to upload a graph to.
+// Does nothing: there is no other memory to upload a graph to.
 CUresult hostGraphUpload(CUgraphExec exec, CUstream stream) {
   return driver_guarded([=] {
     Capture::check_not_capturing(stream_of(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);

@@ -7,7 +7,7 @@ using namespace hostnccl;
 namespace pynccl::abi {
 namespace {
 
-// A query and a synchronization cannot be captured.
+// Queries and synchronizations cannot be captured.
 void check_capture_allows_sync(const Ref<Stream>& stream) {
   Capture::check_not_capturing(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   Capture::check_unsafe_call();

@@ -1,5 +1,5 @@
 // hostSetInterruptCheck(): for bindings of languages whose signal handlers run between two
-// instructions, as Python's do.
+// instructions, as in Python.
 #include "hostnccl/base/interrupt.h"
 
 extern "C" [[gnu::visibility("default")]] void hostSetInterruptCheck(int (*check)()) {

@@ -1,5 +1,5 @@
-// hostCommAgree(): the ranks of a communicator that are left agree on who they are. NCCL has no
-// such function: there a launcher or a store has to know.
+// hostCommAgree(): the surviving ranks of a communicator agree on the membership. NCCL has no such
+// function: there, a launcher or a store must know.
 #include <algorithm>
 
 #include "hostnccl/api/arguments.h"
@@ -7,9 +7,9 @@
 
 using namespace hostnccl;
 
-// Every rank that is left calls it, after ncclCommRevoke, before it makes another communicator by
-// ncclCommShrink or, where no rank is excluded, ncclCommSplit.
-// excluded has room for all ranks; on entry it has the ranks that need not be waited for.
+// Every surviving rank calls it, after ncclCommRevoke, before it creates another communicator with
+// ncclCommShrink or, if no rank is excluded, ncclCommSplit. excluded has room for all ranks; on
+// entry it lists the ranks that need not be waited for.
 extern "C" [[gnu::visibility("default")]] ncclResult_t hostCommAgree(ncclComm_t comm,
                                                                      double seconds, int* excluded,
                                                                      int* count) {

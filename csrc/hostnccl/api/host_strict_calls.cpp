@@ -1,5 +1,5 @@
-// hostSetStrictCalls(): the test double of NCCL has the rules of non-blocking calls itself, by
-// release.
+// hostSetStrictCalls(): NCCL's test double implements the rules of non-blocking calls itself,
+// depending on the release.
 #include "hostnccl/segment/comm_settings.h"
 
 extern "C" [[gnu::visibility("default")]] void hostSetStrictCalls(int on) {

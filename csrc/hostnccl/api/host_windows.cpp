@@ -6,7 +6,7 @@
 
 using namespace hostnccl;
 
-// *mapping keeps the memory mapped, also after the window is deregistered, until hostWindowUnmap().
+// *mapping keeps the memory mapped, even after the window is deregistered, until hostWindowUnmap().
 extern "C" [[gnu::visibility("default")]] ncclResult_t hostWindowMap(ncclComm_t comm,
                                                                      ncclWindow_t win, int peer,
                                                                      void** address,

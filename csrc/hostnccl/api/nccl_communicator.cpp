@@ -28,7 +28,7 @@ ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUni
   return Group::of_this_thread().submit(init_job(comm, nranks, rank, key, settings));
 }
 
-// Closes the handle of a communicator. Calls that are under way keep it alive by their references.
+// Closes the handle of a communicator. Calls in progress keep it alive by their references.
 Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
   Ref<Communicator> comm = open_comm(handle);
   if (Group::of_this_thread().uses(comm)) {
@@ -40,7 +40,7 @@ Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
   return comm;
 }
 
-// In NCCL the thread is in a group afterwards.
+// In NCCL the thread is inside a group afterwards.
 void check_destroyable(const Communicator& comm) {
   if (!comm.strict_calls() || !comm.state().of_this_process()) return;
   const ncclResult_t state = comm.state().async_error();
@@ -119,7 +119,7 @@ ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
   });
 }
 
-// NCCL reads its debug settings again. hostnccl prints nothing and has none.
+// NCCL reads its debug settings again. hostnccl does not print and has no such settings.
 void ncclResetDebugInit() {}
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
@@ -131,7 +131,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId c
   return group_guarded([&] { return init(comm, nranks, rank, 1, &commId, config); });
 }
 
-// Only the first id is used: on one machine several rendezvous would not be faster.
+// Only the first id is used: on one machine, several rendezvous would not be faster.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
                                       ncclUniqueId* commIds, ncclConfig_t* config) {
   return group_guarded([&] { return init(newcomm, nranks, myrank, nId, commIds, config); });

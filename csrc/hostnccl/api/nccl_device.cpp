@@ -1,5 +1,5 @@
-// NCCL's C API: what host code calls for kernels that communicate themselves. All ranks are in one
-// LSA team; there is no multicast memory, no GIN and no CFT.
+// NCCL's C API: host calls for kernels that communicate themselves. All ranks are in one LSA team;
+// there is no multicast memory, no GIN and no CFT.
 #include <algorithm>
 #include <cstring>
 
@@ -37,7 +37,7 @@ void check_head(const char* name, unsigned magic, unsigned version, unsigned old
   }
 }
 
-// A window by its handle alone, as kernels have it.
+// A window by its handle alone, as kernels pass it.
 Ref<Window> window_argument(ncclWindow_t handle) {
   Ref<Window> window = find_window(non_null(handle, "window"));
   if (!window) {
@@ -63,7 +63,7 @@ ncclResult_t pointer_of_rank(const char* name, ncclWindow_t handle, size_t offse
   });
 }
 
-// What every window has none of.
+// Information that no window has.
 ncclResult_t no_le_info(ncclWindow_t handle) {
   return guarded([=]() -> ncclResult_t {
     window_argument(handle);
@@ -171,7 +171,7 @@ ncclResult_t ncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle
     if (nSlots < 0) fail(ncclInvalidArgument, "nSlots=%d is negative", nSlots);
     non_null(outHandle, "outHandle")->nSlots = static_cast<uint32_t>(nSlots);
     *non_null(outReq, "outReq") = {};
-    // For each block a counter, and two sets of slots that alternate; all of 16 bytes.
+    // Per block, a counter and two alternating sets of slots; 16 bytes each.
     const size_t bytes_of_block = (1 + 2 * static_cast<size_t>(nSlots)) * 16;
     if (__builtin_mul_overflow(static_cast<size_t>(nBlocks), bytes_of_block, &outReq->bufferSize)) {
       fail(ncclInvalidArgument, "nBlocks=%d and nSlots=%d need more memory than there can be",

@@ -25,7 +25,7 @@ void check_not_growing(Communicator& comm) {
   fail(ncclInvalidUsage, "ncclCommGrow must come first: comm has an id of ncclCommGetUniqueId");
 }
 
-// A sorted copy. As in NCCL the caller's list is sorted, too.
+// A sorted copy. As in NCCL, the caller's list is sorted as well.
 std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
   const int nranks = comm.nranks();
   if (count < 1 || count >= nranks) {
@@ -95,7 +95,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
   return group_guarded([&] {
     *non_null(newcomm, "newcomm") = nullptr;
     const Ref<Communicator> parent = parent_comm(comm);
-    // NCCL takes any other negative color like all others, against its documentation.
+    // NCCL treats any negative color the same, contrary to its documentation.
     if (color < 0 && color != kSplitNoColor && !parent->settings().strict) {
       fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
     }

@@ -15,7 +15,8 @@ using namespace hostnccl;
 
 namespace {
 
-// The id of a parameter whose value is wanted. Thresholds measured earlier are known from here on.
+// The id of a parameter whose value is requested. From here on, thresholds measured earlier are
+// known.
 ParamId id_of(const Param& param) {
   known_measurements();
   return static_cast<ParamId>(&param - all_params().data());
@@ -45,7 +46,7 @@ const char* name_of(ParamSource source) {
   return kNames[static_cast<size_t>(source)];
 }
 
-// As in NCCL, a parameter is read as exactly its own type.
+// As in NCCL, a parameter can only be read as exactly its own type.
 template <typename T>
 constexpr bool is_type(ParamType type) {
   return (std::is_same_v<T, int64_t> && type == ParamType::Int64) ||

@@ -23,7 +23,7 @@ ncclResult_t ncclMemFree(void* ptr) {
 
 ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t size, void** handle) {
   return guarded([=] {
-    // As in NCCL in any state: a communicator in progress, finalized, revoked or suspended.
+    // As in NCCL, in any state: a communicator in progress, finalized, revoked or suspended.
     const Ref<Communicator> owner = open_comm(comm);
     non_null(buff, "buff");
     *non_null(handle, "handle") = owner->registrations().add(buff, size);

@@ -197,7 +197,7 @@ ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclCo
     std::vector<PendingOperation> waits;
     waits.reserve(static_cast<size_t>(nDesc));
     for (int i = 0; i < nDesc; ++i) waits.push_back(make_wait(signalDescs, i, comm, stream));
-    // One group: the waits run one after the other in one progress engine.
+    // One group: the waits run one after the other in a single progress engine.
     group.start();
     for (PendingOperation& wait : waits) group.submit(std::move(wait));
     return group.end();

@@ -1,6 +1,6 @@
-// Random pauses before work, a test mode switched on by HOSTNCCL_DELAY_SEED. They make a program
-// with a missing wait read wrong bytes. The pauses follow from the seed, the number of the stream
-// or thread, and the rank that this process initialised last.
+// Random pauses before work, a test mode enabled by HOSTNCCL_DELAY_SEED. They make a program with a
+// missing wait read wrong bytes. The pauses are a function of the seed, the number of the stream or
+// thread, and the rank that this process initialised last.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace hostnccl {
 class Delay {
  public:
   // Reads the environment: 0, empty or absent is off. Called when a stream or a communicator is
-  // created, so that one process can run many seeds. A new seed restarts the numbers of threads.
+  // created, so that one process can run many seeds. A new seed restarts the numbering of threads.
   static void read_seed();
   static void set_rank(int rank) { rank_.store(rank, std::memory_order_relaxed); }
 

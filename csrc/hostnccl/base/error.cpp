@@ -27,15 +27,15 @@ std::string vformat(const char* pattern, va_list arguments) {
   return text;
 }
 
-// The beginning of the exception state of a thread, as the C++ ABI lays it out.
+// The beginning of a thread's exception state, as laid out by the C++ ABI.
 struct ExceptionState {
   void* caught;
   unsigned int uncaught;
 };
 
-// Balances the counts of uncaught exceptions. One that a function of the program has thrown comes
-// from another C++ runtime than ours, which is linked in: it was counted there when it was thrown,
-// and subtracted here when it was caught.
+// Balances the counts of uncaught exceptions. An exception thrown by a function of the program
+// comes from another C++ runtime than ours, which is linked in: it was counted there when it was
+// thrown, and subtracted here when it was caught.
 void balance_uncaught() noexcept {
   if (std::uncaught_exceptions() >= 0) return;
   ++reinterpret_cast<ExceptionState*>(::__cxxabiv1::__cxa_get_globals())->uncaught;
@@ -52,7 +52,7 @@ std::string& last_text() {
   return text;
 }
 
-// Of any thread.
+// The latest error of any thread.
 struct Latest {
   std::mutex mutex;
   std::string text;

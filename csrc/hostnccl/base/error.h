@@ -1,5 +1,5 @@
 // Errors of the engine: a result code and a text. They are thrown as Error; guarded(), at the C
-// API, turns them into an ncclResult_t. ncclGetLastError returns the text of a thread's last one.
+// API, turns them into an ncclResult_t. ncclGetLastError returns the text of a thread's last error.
 #pragma once
 
 #include <exception>
@@ -17,8 +17,8 @@ class Error : public std::exception {
   Error(abi::ncclResult_t code, std::string text) : code_(code), text_(std::move(text)) {}
   abi::ncclResult_t code() const { return code_; }
   const std::string& text() const { return text_; }
-  // What has failed, as a client knows it: the handle of a communicator, or what a client has
-  // passed to hostFailFunction(). Null: unknown.
+  // The failed object, as a client knows it: the handle of a communicator, or the argument that a
+  // client passed to hostFailFunction(). Null if unknown.
   const void* origin() const { return origin_; }
   Error& set_origin(const void* origin) {
     origin_ = origin;
@@ -43,7 +43,7 @@ class Error : public std::exception {
 Error current_error() noexcept;
 
 void remember_error(const std::string& text) noexcept;  // as this thread's last error
-// This thread's last error; where it has none, the last one of all threads, if asked.
+// This thread's last error; if it has none, the last one of all threads, if requested.
 const char* last_error(bool of_all_threads) noexcept;
 
 // Runs body, which returns an ncclResult_t. No exception leaves it.

@@ -17,7 +17,7 @@ namespace hostnccl {
 namespace {
 
 constexpr size_t kMaxFlags = 128;  // of one futex_waitv
-// Ceiling of a sleep that does not watch all of its flags.
+// Upper bound of a sleep that does not watch all of its flags.
 constexpr auto kPartialSleep = std::chrono::milliseconds(1);
 
 // struct futex_waitv of linux/futex.h, which older kernel headers lack.
@@ -45,7 +45,7 @@ timespec to_timespec(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-// One sleep. Registers as a waiter on every flag for its lifetime.
+// One sleep. Registers as a waiter on every flag during its lifetime.
 class Sleep {
  public:
   Sleep(const WaitCondition* conditions, size_t count) : conditions_(conditions), count_(count) {

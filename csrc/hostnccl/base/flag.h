@@ -23,7 +23,7 @@ class Flag {
   }
 
   // Both sides are sequentially consistent: either the writer sees the waiter, or the waiter, which
-  // reads the value once more before it sleeps, sees the new value. So no wake-up is lost.
+  // reads the value once more before it sleeps, sees the new value. No wake-up is lost.
   void signal(uint32_t value) {
     value_.store(value, std::memory_order_seq_cst);
     if (waiters_.load(std::memory_order_seq_cst) != 0) wake();
@@ -52,7 +52,7 @@ inline void sleep_on(const WaitCondition& condition, std::chrono::nanoseconds ce
   sleep_on(&condition, 1, ceiling);
 }
 
-// Busy-waiting before a sleep: spins, and yields the CPU now and then, more often when ranks are
+// Busy-waiting before a sleep: spins and occasionally yields the CPU, more often if ranks are
 // oversubscribed.
 class SpinBackoff {
  public:

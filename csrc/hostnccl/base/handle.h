@@ -1,6 +1,6 @@
 // Handles of the C API, which may be null, stale or invented. A handle points to a slot of a table
-// that is never unmapped, so a wrong one is detected without a lock and without an access to freed
-// memory. A Ref keeps the object of a slot alive, also after its handle is closed.
+// that is never unmapped, so a wrong one is detected without a lock and without accessing freed
+// memory. A Ref keeps the object of a slot alive, even after its handle is closed.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,7 +16,7 @@
 
 namespace hostnccl {
 
-// What a slot has beside the object, for readers that have no Ref; never unmapped either.
+// A slot's fields beside the object, for readers that have no Ref; never unmapped either.
 template <typename T>
 struct SlotView {};
 

@@ -9,10 +9,10 @@
 namespace hostnccl {
 
 // The check is called in waiting threads, between two sleeps and when a signal ends one. The wait
-// ends where it returns a value other than 0. Null for no check.
+// ends if it returns a value other than 0. Null disables the check.
 void set_interrupt_check(int (*check)());
 
-// Whether the check ends the wait of this thread; if it does, the error, as a predicate of its
+// Whether the check ends the wait of this thread; if it does, sets the error, as a predicate of its
 // rank.
 bool interrupted();
 std::optional<Error> interruption();

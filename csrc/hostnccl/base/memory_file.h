@@ -1,5 +1,6 @@
-// Memory files (memfd) and mappings: memory that other processes can map. A memory file has no
-// name in the file system and ends with its last descriptor and mapping, however a process ends.
+// Memory files (memfd) and mappings: memory that other processes can map. A memory file has no name
+// in the file system and ends with its last descriptor and mapping, regardless of how a process
+// ends.
 #pragma once
 
 #include <cstddef>

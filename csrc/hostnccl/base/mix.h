@@ -1,4 +1,4 @@
-// The finaliser of SplitMix64: spreads the bits of a number.
+// The finaliser of SplitMix64, which mixes the bits of a number.
 #pragma once
 
 #include <cstdint>

@@ -87,7 +87,7 @@ std::optional<std::string> from_environment(const char* key) {
   return text;
 }
 
-// The text that the environment holds for a parameter itself.
+// The environment's own text for a parameter.
 std::optional<std::string> environment_text(ParamId id) {
   struct Cache {
     std::once_flag once;
@@ -215,9 +215,9 @@ uint64_t param_number(ParamId id) {
 std::string param_text(ParamId id) {
   if (row_of(id).type == ParamType::Bool) return param_number(id) != 0 ? "TRUE" : "FALSE";
   given_choice(id);
-  // The instruction set in use: HOSTNCCL_ISA may name one that this CPU does not have.
+  // The instruction set in use: HOSTNCCL_ISA may name one that this CPU lacks.
   if (id == ParamId::Isa) return kernel_isa();
-  // What was measured, also if "on" is given; nothing is with "off".
+  // The measured values, even if "on" is set; with "off" there are none.
   if (const auto measured = measured_text(id); measured && id == ParamId::Tuning) return *measured;
   return row_of(id).type == ParamType::Text ? text_in_use(id) : std::to_string(param_number(id));
 }

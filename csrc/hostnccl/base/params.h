@@ -1,8 +1,8 @@
 // Environment parameters: one table of the HOSTNCCL_* variables, their types and their defaults.
 // The engine reads its values here, and ncclParam* shows the same values.
 //
-// A cached parameter is read once per process, any other one each time it is needed. What a caller
-// sets for one communicator is in segment/comm_settings.h.
+// A cached parameter is read once per process, any other one each time it is needed. Settings of a
+// single communicator are in segment/comm_settings.h.
 #pragma once
 
 #include <cstdint>
@@ -46,26 +46,26 @@ struct Param {
   uint64_t min, max;         // of a number
   const char* default_text;  // null for HOSTNCCL_ISA, whose default depends on the CPU
   const char* description;
-  // Of a Text: what the environment may hold, separated by spaces; null for anything.
+  // For a Text: the allowed values, separated by spaces; null for any.
   const char* choices = nullptr;
-  // If the environment does not set this parameter, the value that it sets for that one applies.
+  // If the environment does not set this parameter, the value of that one applies.
   std::optional<ParamId> inherits = std::nullopt;
 };
 
 std::span<const Param> all_params();       // in the order of ParamId
 const Param* find_param(const char* key);  // null if there is no such parameter
 
-// Throws ncclInvalidArgument if the environment holds a value that a parameter cannot have. A new
-// communicator checks them all, so that later calls, some of which cannot fail, find none.
+// Throws ncclInvalidArgument if the environment holds an invalid value for any parameter. A new
+// communicator checks them all, so that later calls, some of which cannot fail, encounter none.
 void check_params();
 
 enum class ParamSource : uint8_t { Default, Measured, Environment };
 
-// Replaces the default of a parameter by what was measured (base/tuning.h).
+// Replaces the default of a parameter by a measured value (base/tuning.h).
 void set_measured(ParamId id, const std::string& text);
 
-// Where the value comes from, what the environment holds, and the value in use. The last ones throw
-// ncclInvalidArgument if the environment holds a value that the type cannot.
+// The source of the value, the environment's text, and the value in use. The latter functions throw
+// ncclInvalidArgument if the environment holds a value that the type cannot represent.
 ParamSource param_source(ParamId id);
 std::optional<std::string> given_text(ParamId id);
 std::optional<std::string> given_choice(ParamId id);  // of a Text

@@ -27,7 +27,7 @@ ucred credentials(int fd) {
   return peer;
 }
 
-// Takes ownership of the descriptors of a message: more than one were not asked for.
+// Takes ownership of the descriptors of a message; at most one was requested.
 void take_descriptors(msghdr& header, Fd& passed) {
   for (cmsghdr* item = CMSG_FIRSTHDR(&header); item; item = CMSG_NXTHDR(&header, item)) {
     if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
@@ -66,7 +66,7 @@ Fd try_bind(const SocketName& name) {
 Fd try_connect(const SocketName& name) {
   Fd fd = make_socket();
   if (connect(fd.get(), name.get(), name.length()) == 0) return fd;
-  // Nobody listens, or not yet, or the queue is full.
+  // There is no listener, or not yet, or the queue is full.
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   fail_errno("connect to the socket of another rank");
 }
@@ -120,7 +120,8 @@ Received receive_record(int socket, std::span<std::byte> buffer, size_t& length,
     return recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
   };
   ssize_t received = receive();
-  // Reported once, before what the peer sent until it closed its end with records unread.
+  // This error is reported once, before the records that the peer sent until it closed its end with
+  // records unread.
   if (received < 0 && errno == ECONNRESET) received = receive();
   if (received < 0 && (errno == EAGAIN || errno == EINTR)) return Received::Nothing;
   if (received <= 0) return Received::Closed;

@@ -1,7 +1,7 @@
 // Unix sockets with abstract names that carry records, each optionally with a file descriptor. Such
-// a socket has no file and ends with its last descriptor, however a process ends.
+// a socket has no file and ends with its last descriptor, regardless of how a process ends.
 //
-// Every user of the machine can connect to an abstract name, and bind one that nobody has bound.
+// Every user of the machine can connect to an abstract name, and can bind an unused one.
 #pragma once
 
 #include <sys/socket.h>
@@ -16,7 +16,7 @@
 
 namespace hostnccl {
 
-// The name of a key is a hash of it, because all users see names in /proc/net/unix.
+// The socket name for a key is a hash of it, because all users see names in /proc/net/unix.
 class SocketName {
  public:
   explicit SocketName(const RendezvousKey& key);
@@ -32,11 +32,11 @@ class SocketName {
 Fd try_bind(const SocketName& name);     // a listening socket; empty if the name is bound already
 Fd try_connect(const SocketName& name);  // empty if nobody listens, or the queue is full
 
-// The next connection of this user; those of others are closed. Empty if there is none, or after a
-// number of others.
+// The next connection of this user; those of other users are closed. Empty if there is none, or
+// after a number of others.
 Fd try_accept(int listener);
 
-// The process that has connected, or that listens.
+// The process that connected, or that listens.
 pid_t peer_pid(int connection);
 bool peer_is_same_user(int connection);
 
@@ -45,8 +45,9 @@ bool send_record(int socket, std::span<const std::byte> record, int passed_fd = 
 
 enum class Received { Message, Nothing, Closed };
 
-// Receives a record into the buffer and sets its length; one that is longer than the buffer is cut.
-// Descriptors that come with it are closed, except a single one if passed_fd is not null.
+// Receives a record into the buffer and sets its length; a record longer than the buffer is
+// truncated. Descriptors that come with it are closed, except a single one if passed_fd is not
+// null.
 Received receive_record(int socket, std::span<std::byte> buffer, size_t& length, Fd* passed_fd);
 
 }  // namespace hostnccl

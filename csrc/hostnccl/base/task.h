@@ -11,7 +11,7 @@
 
 namespace hostnccl {
 
-// What a suspended task waits for, and the rank that signals that flag.
+// The condition that a suspended task waits for, and the rank that signals the flag.
 struct Blocked {
   WaitCondition condition;
   int owner = 0;

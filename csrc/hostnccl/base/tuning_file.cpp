@@ -54,7 +54,7 @@ bool is_ours(int fd) {
 }  // namespace
 
 std::optional<Measurements> load_measurements() {
-  // A pipe or a device must not block; a link may lead to a file that another user has chosen.
+  // A pipe or a device must not block; a link may lead to a file chosen by another user.
   const Fd file(open(path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   Content content;
   if (!file || !is_ours(file.get()) ||

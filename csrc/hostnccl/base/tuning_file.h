@@ -1,4 +1,4 @@
-// The file that keeps what was measured until the machine boots again.
+// The file that stores measurements until the machine boots again.
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 namespace hostnccl {
 
 // HOSTNCCL_TUNING_FILE, else hostnccl-tuning in XDG_RUNTIME_DIR, else /tmp/hostnccl-tuning-UID. A
-// file is used only if it is regular, belongs to this user, nobody else has any right to it, and it
-// was written since the machine booted. Errors are not reported: it is measured again then.
+// file is used only if it is regular, belongs to this user, is inaccessible to all others, and was
+// written since the machine booted. Errors are not reported; the measurement is then repeated.
 std::optional<Measurements> load_measurements();
 void save_measurements(const Measurements& measured);
 

@@ -53,14 +53,14 @@ bool plausible(const Measurements& measured) {
 }
 
 Thresholds thresholds_of(const Measurements& measured) {
-  // A copy past the caches takes the same time wherever the two CPUs are, one through the caches
-  // takes up to twice as long when the host of a virtual machine has moved them apart. So the
-  // latter has to be clearly faster.
+  // A copy past the caches takes the same time wherever the two CPUs are. A copy through the caches
+  // takes up to twice as long when the host of a virtual machine has moved them apart. The latter
+  // must therefore be clearly faster.
   constexpr double kStreamShare = 0.8;
   // A direct collective has more steps and ends when the slowest reader has read everything; in a
-  // message alone two CPUs copy pieces, one reads directly. What is measured fits into the caches:
-  // from some MiB on a direct read takes less time, from fewer where every rank copies than where
-  // one sends.
+  // single message two CPUs copy pieces, one reads directly. The measured sizes fit into the
+  // caches: from some MiB on, a direct read takes less time, and from smaller sizes on if every
+  // rank copies than if one sends.
   constexpr double kDirectShare = 1.25;
   constexpr double kMostExchange = 4 * kMiB;
   constexpr double kMostFromOne = 32 * kMiB;

@@ -1,4 +1,4 @@
-// How the thresholds follow from what two ranks measure (segment/calibration.h).
+// Derives the thresholds from the measurements of two ranks (segment/calibration.h).
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,16 @@ struct Measurements {
 
   double round_trip;  // of a cache line between the two CPUs
   // Through shared memory; [1]: copied past the caches. A message in one direction, messages in
-  // both at once, and a block of each rank in a collective, which is copied in before it is copied
-  // out.
+  // both directions at once, and a block of each rank in a collective, which is copied in before it
+  // is copied out.
   Time message[2];
   Time exchange[2];
   Time blocks[2];
   Time direct;  // both ranks read each other's memory; 0 if they cannot
 };
 
-// Whether a machine can have these values. Wrong ones come from preempted ranks and damaged files.
+// Whether a machine can have these values. Wrong ones result from preempted ranks and damaged
+// files.
 bool plausible(const Measurements& measured);
 
 // In bytes; see base/params.cpp.

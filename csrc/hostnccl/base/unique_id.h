@@ -1,5 +1,5 @@
-// Content of an ncclUniqueId: the random key of a rendezvous on this machine. An id owns nothing;
-// nothing exists for it until the first rank joins.
+// Content of an ncclUniqueId: the random key of a rendezvous on this machine. An id owns no
+// resources, and none exist for it until the first rank joins.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ namespace hostnccl {
 // Version of the ids, of the messages of a rendezvous and of the layouts in shared memory.
 inline constexpr uint32_t kProtocol = 6;
 
-// What all ranks of a rendezvous know and nobody else does: they find each other by its hash, and
-// prove to each other that they know it.
+// The secret of a rendezvous, known to its ranks only: they find each other by its hash, and prove
+// to each other that they know it.
 using RendezvousKey = std::array<uint8_t, 16>;
 
 enum class Purpose : uint32_t { Init, Grow };
@@ -39,7 +39,7 @@ RendezvousKey rendezvous_key(const pynccl::abi::ncclUniqueId& id);  // of a comm
 
 RendezvousKey random_key();
 
-// A key that follows from a secret and a text which need not be secret.
+// A key derived from a secret and a text that need not be secret.
 RendezvousKey derive_key(const Secret& from, const std::string& text);
 
 }  // namespace hostnccl

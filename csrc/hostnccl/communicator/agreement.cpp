@@ -28,7 +28,7 @@ void Agreement::check(const Creation& creation, const std::string& awaited) cons
   throw Error(reason->code(), segment_->name_of(rank_) + " " + reason->text() + ": " + awaited);
 }
 
-// Outside the order of operations for a creation.
+// Outside the order of operations if it is for a creation.
 void Agreement::await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const {
   for (int peer = 0; peer < segment_->nranks(); ++peer) {
     const WaitCondition condition{&(segment_->rank_state(peer).*flag), target};

@@ -174,8 +174,8 @@ void CommState::abort(const std::string& cause) {
     error_text_ = "the communicator was aborted by ncclCommAbort";
     error_code_ = abi::ncclInvalidUsage;  // from here on no operation begins
   }
-  // Before aborted_, which frees this rank's threads: the first error that reaches the segment has
-  // to name this rank.
+  // Before aborted_, which releases this rank's threads: the first error that reaches the segment
+  // must name this rank.
   if (segment_ != nullptr && order_.in_flight()) segment_->fail(abort_for_others());
   aborted_ = true;
   creation_.end(Creation::End::Aborted);
@@ -186,8 +186,8 @@ void CommState::revoke(RevokedBy by, const Reason& reason) {
   if (revoked()) return;
   revoked_by_ = by;
   reason_ = reason;
-  // Before revoked_, which frees this rank's threads: the first error that reaches the segment has
-  // to name this rank. Ranks that do not wait for this one continue.
+  // Before revoked_, which releases this rank's threads: the first error that reaches the segment
+  // must name this rank. Ranks that do not wait for this one continue.
   if (order_.in_flight()) segment_->fail(revocation_for_others());
   segment_->leave(rank_, by == RevokedBy::Revoke ? Presence::Revoked : Presence::Shrunk);
   issuing_ = Issuing::None;
