@@ -12,7 +12,7 @@ namespace hostnccl {
 // ends if it returns a value other than 0. Null disables the check.
 void set_interrupt_check(int (*check)());
 
-// Whether the check ends the wait of this thread; if it does, sets the error, as a predicate of its
+// Whether the check ends the wait of this thread, and the error if it does, as a predicate of its
 // rank.
 bool interrupted();
 std::optional<Error> interruption();

@@ -59,11 +59,12 @@ class CommState {
   // all ranks.
   void fail(const Error& error) noexcept;
 
-  // A refused call of a non-blocking communicator is its error, of this rank alone.
+  // A refused call of a non-blocking communicator becomes its error, on this rank only.
   void refuse(const Error& error) noexcept;
 
   // In strict mode, an operation of a non-blocking communicator is in progress when it returns,
-  // until its state is asked for; a blocking one stays in progress after a group with those.
+  // until the state is queried; a blocking one stays in progress after a group with such
+  // operations.
   void begin_issuing(bool for_good) {
     issuing_ = for_good ? Issuing::ForGood : Issuing::UntilAsked;
   }
@@ -94,12 +95,12 @@ class CommState {
              (cause.empty() ? "" : "; " + cause);
     }
   };
-  // Frees the blocked threads of this rank. Operations in flight fail on the other ranks.
+  // Releases the blocked threads of this rank. Operations in flight fail on the other ranks.
   void abort(const std::string& cause);
-  // After this no operation runs any more, on this rank; operations in flight end with an error on
-  // all ranks. The communicator can still be split and shrunk, even when ranks are dead.
+  // Afterwards no operation runs on this rank; operations in flight end with an error on all ranks.
+  // The communicator can still be split and shrunk, even if ranks are dead.
   void revoke(RevokedBy by, const Reason& reason);
-  // An error of an operation of this rank, as the other ranks get it.
+  // An error of an operation of this rank, as reported to the other ranks.
   Error for_others(const Error& error) const;
 
   // While suspension or resumption runs: ncclInProgress.
@@ -117,7 +118,7 @@ class CommState {
   bool suspension_changing() const {
     return suspension_changes_.load(std::memory_order_acquire) != 0;
   }
-  // The errors of this rank, and those that the other ranks get.
+  // The errors of this rank, and those reported to the other ranks.
   Error revocation() const;
   Error revocation_for_others() const;
   Error abort_for_others() const;

@@ -132,7 +132,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
   return segment;
 }
 
-// All ranks have taken both steps, unless one has given up before it saw that.
+// All ranks have completed both steps, unless one gave up before it saw that.
 void Communicator::end_setup(Segment& segment) const {
   if (segment.end_setup(Header::Complete)) return;
   const auto end = Clock::now() + std::chrono::seconds(1);  // for its reason
@@ -140,8 +140,8 @@ void Communicator::end_setup(Segment& segment) const {
   throw segment.failure();
 }
 
-// Returns when rank 0 has published what was measured of this machine. If nobody has measured it
-// since it booted, the ranks 0 and 1 do it now.
+// Returns when rank 0 has published the measurements of this machine. If none exist since it
+// booted, ranks 0 and 1 measure it now.
 void Communicator::await_tuning(Segment& segment, const Rendezvous& rendezvous) const {
   const WaitCondition tuned{&segment.tuned(), 1};
   if (!tuned.met() && rank_ == 0) {
@@ -202,7 +202,7 @@ void Communicator::drain() {
   }
 }
 
-// The parent that it has shared resources with until now.
+// The parent that it has shared resources with so far.
 Ref<Communicator> Communicator::end_sharing() {
   if (!shares_.exchange(false)) return {};
   --shares_with_->sharing_children_;
@@ -223,7 +223,7 @@ void Communicator::destroy() {
 
 void Communicator::abort() {
   if (!state_.of_this_process()) return;
-  // NCCL has one abort flag for both; the operations of the parent would end without a result.
+  // NCCL uses one abort flag for both; the operations of the parent would end without a result.
   if (const Ref<Communicator> parent = end_sharing(); parent && parent.slot()->open) {
     parent->state().fail(Error(abi::ncclInternalError,
                                "a communicator that shares the resources of comm was aborted"));
@@ -244,7 +244,7 @@ void Communicator::leave(Presence how) {
 
 void Communicator::revoke(CommState::RevokedBy by) {
   const CommState::Reason reason = segment_ ? why_it_waits() : CommState::Reason();
-  // Before the operations end: their threads may then make a communicator from this one.
+  // Before the operations end: their threads may then create a communicator from this one.
   if (by == CommState::RevokedBy::Revoke) derivations_.end(Creation::End::ParentRevoked);
   state_.revoke(by, reason);
 }

@@ -1,4 +1,4 @@
-// One rank's communicator: what an ncclComm_t stands for.
+// One rank's communicator: the object behind an ncclComm_t.
 //
 // It consists of these, each with its own header: CommState (state and error), OperationOrder
 // (sequence numbers), CollectiveState (steps, staging and scratch of the running collective),
@@ -42,11 +42,11 @@ class Communicator final : public WaitingCommunicator {
   void finalize();  // after state().start_finalizing(); blocks until issued operations are complete
   void destroy();   // throws the communicator's error after it, if it has one
   void abort();
-  // After this no operation runs any more: see CommState. Its errors say what this rank waits for.
+  // Afterwards no operation runs: see CommState. Its errors say what this rank waits for.
   void revoke(CommState::RevokedBy by);
 
-  // Throws the caller's error if no operation can be issued. Where others have made the
-  // communicator fail, ranks that wait for this process elsewhere get to know why.
+  // Throws the caller's error if no operation can be issued. If other ranks made the communicator
+  // fail, ranks that wait for this process elsewhere learn the reason.
   void check_usable() const {
     check([this] { state_.check_usable(); });
   }
@@ -56,13 +56,13 @@ class Communicator final : public WaitingCommunicator {
   }
   // Whether the rules of strict_calls apply to its calls.
   bool strict_calls() const { return !settings_.blocking && settings_.strict_calls; }
-  // After an operation was issued: whether it is in progress.
+  // Called after an operation was issued; returns whether it is in progress.
   bool begin_issuing() {
     if (!strict_calls() || nranks_ == 1) return false;
     state_.begin_issuing(false);
     return true;
   }
-  // Before an operation of the thread is issued: see WaitingThread.
+  // Called before an operation of the thread is issued: see WaitingThread.
   void note_use(WaitingThread& thread) {
     if (user_.load(std::memory_order_relaxed) != thread.number()) [[unlikely]]
       add_user(thread);
@@ -92,14 +92,14 @@ class Communicator final : public WaitingCommunicator {
   // Whether it shares resources with its parent, or an open child with it. In strict mode only.
   bool shares() const { return shares_ || sharing_children_ != 0; }
 
-  // The ranks that have not done what an operation waits for.
+  // The ranks that have not yet done what an operation waits for.
   std::vector<int> missing_in(const Wait& wait) const;
   void describe(const Wait& wait, PublishedWait& published) const override;
   // An operation of this rank has ended with the error: see Deadlocks.
   void note_failure(const Error& error) const noexcept;
 
   // Brackets the operations of this rank that run together. begin throws the communicator's error
-  // when none may run any more.
+  // if none may run any more.
   void begin_operations();
   void end_operations() { order_.end_running(); }
 

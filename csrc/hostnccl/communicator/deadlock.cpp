@@ -36,7 +36,7 @@ struct Earlier {
 using Processes = std::map<ProcessId, ProcessWaits, Earlier>;
 using ProcessSet = std::set<ProcessId, Earlier>;
 
-// The processes of the set of which every thread waits for one of the set.
+// The processes of the set in which every thread waits for a process of the set.
 ProcessSet deadlocked(const Processes& known) {
   ProcessSet set;
   for (const auto& [process, waits] : known) set.insert(process);
@@ -54,7 +54,7 @@ ProcessSet deadlocked(const Processes& known) {
   return set;
 }
 
-// One wait after the other, from this process on, until a process comes again.
+// One wait after the other, from this process on, until a process repeats.
 std::string chain_text(const Processes& known, const ProcessSet& set, ProcessId process) {
   std::set<const PublishedWait*> used;
   const auto next = [&]() -> const PublishedWait* {
@@ -150,7 +150,7 @@ class Detector {
     int rank;
   };
 
-  // Those that wait for this process in a communicator.
+  // The communicators in which ranks wait for this process.
   void pass_on(const Error& error) const {
     for (const Member& member : members_) {
       for (int rank = 0; rank < member.segment->nranks(); ++rank) {
@@ -164,7 +164,7 @@ class Detector {
     }
   }
 
-  // Waits that have been seen lately. A process that is stopped publishes nothing.
+  // Whether waits were seen recently. A stopped process publishes nothing.
   bool is_current(const ProcessWaits& process, int64_t time) const {
     return process.confirmed >= time - stable_ / 2;
   }
@@ -196,14 +196,14 @@ class Detector {
   }
 
   void look(int64_t time) {
-    // The others of the deadlock may have to read what this process has published.
+    // The other processes of the deadlock may need to read what this process has published.
     if (found_ && time < found_at_ + stable_ / 2) return;
     found_.reset();
     std::optional<ProcessWaits> own = waits_of_this_process(time);
     if (!own) return;
     Processes known = reachable(*own);
     publish(*own, known);
-    // All slept at this moment and, since a thread may come that has not used a communicator yet,
+    // All slept at this moment and, since a thread that has not used a communicator yet may appear,
     // for some time after it.
     const int64_t moment = time - stable_;
     std::erase_if(known, [&](const auto& process) {
@@ -224,7 +224,7 @@ class Detector {
     bool complete = true;
     std::map<uint64_t, int> of_thread;
     const auto since = WaitingThread::all_asleep([&](uint64_t thread, const Wait& wait) {
-      // One wait that lasts is enough for a thread not to continue.
+      // One lasting wait is enough to keep a thread from continuing.
       if (++of_thread[thread] > kWaitsOfThread) return;
       complete = complete && own.count < kPublishedWaits;
       if (complete) own.waits[own.count++] = describe(thread, wait);
@@ -242,8 +242,8 @@ class Detector {
     return published;
   }
 
-  // Those of this process in which ranks of the set wait. Where this process takes part in none,
-  // the others find the deadlock themselves.
+  // The communicators of this process in which ranks of the set wait. If this process takes part in
+  // none, the others detect the deadlock themselves.
   void fail_communicators(const Processes& known, const ProcessSet& set) const {
     for (const ProcessId& process : set) {
       for (const PublishedWait& wait : known.at(process).all()) {

@@ -1,4 +1,4 @@
-// The making of communicators from this one, which its revocation and its abort end.
+// Derivations of communicators from this one, which its revocation and its abort end.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace hostnccl {
 
 class Derivations {
  public:
-  // One of them, from construction to destruction; not in the operations before the rendezvous,
+  // Marks one derivation during its lifetime; not used in the operations before the rendezvous,
   // which wait for the ranks of this communicator and end with its own.
   class Scope {
    public:

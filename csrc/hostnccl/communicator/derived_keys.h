@@ -1,4 +1,4 @@
-// Rendezvous keys of the communicators that are derived from one by shrink and grow.
+// Rendezvous keys of the communicators derived from one by shrink and grow.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace hostnccl {
 
 class DerivedKeys {
  public:
-  // Equal on all survivors without communication: it follows from the parent's secret, the
-  // excluded ranks and the number of earlier shrinks that excluded the same ranks.
-  // They count the shrinks after the last recovery, whose number is part of the key.
+  // Equal on all survivors without communication: it is derived from the parent's secret, the
+  // excluded ranks and the number of earlier shrinks that excluded the same ranks. Only the shrinks
+  // after the last recovery count; the recovery's number is part of the key.
   RendezvousKey shrink_key(const Secret& parent, const std::vector<int>& excluded);
 
   void begin_recovery(uint32_t number);
 
-  // The id of ncclCommGetUniqueId, of which one can be unused at a time.
+  // The id of ncclCommGetUniqueId. At most one can be unused at a time.
   abi::ncclUniqueId make_grow_id();
   void check_grow_id(const RendezvousKey& key) const;  // throws if it is not that id
   void use_grow_id();

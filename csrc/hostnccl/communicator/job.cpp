@@ -55,7 +55,7 @@ std::optional<Error> run(const Job& job) {
   }
 }
 
-// Threads of blocking jobs. While they run, the calling thread looks for its interruption.
+// Threads of blocking jobs. While they run, the calling thread checks for interruption.
 class JobThreads {
  public:
   void start(const Job& job, std::optional<Error>& error, std::shared_ptr<RunningJob> running) {

@@ -1,7 +1,7 @@
-// A job: a call that blocks until ranks have joined or agreed, such as making, splitting or
+// A job: a call that blocks until ranks have joined or agreed, such as creating, splitting or
 // suspending a communicator.
 //
-// Several jobs of a group, and those of non-blocking communicators, run in threads of their own.
+// Several jobs of a group, and those of non-blocking communicators, run in their own threads.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,13 @@ struct Job {
 
   bool makes_parent_busy() const { return late && !blocking; }
 
-  // Closes the handle of a communicator that cannot be made and sets the caller's variable to null.
+  // Closes the handle of a communicator that cannot be created and sets the caller's variable to
+  // null.
   void discard();
 };
 
-// Runs jobs. Returns ncclSuccess when all are complete, ncclInProgress when some continue in the
-// background. Throws the first error of those that it waited for.
+// Runs jobs. Returns ncclSuccess when all are complete, or ncclInProgress if some continue in the
+// background. Throws the first error of the jobs that it waited for.
 abi::ncclResult_t run_jobs(Job* jobs, size_t count);
 
 // Counts a job as running on its communicator; abort and destroy wait for it.

@@ -1,5 +1,5 @@
-// One operation: a call of a collective, a message or a one-sided function, with its arguments
-// checked. And the table of the collectives' traits.
+// One operation: a call of a collective, a message or a one-sided function, with checked arguments.
+// Also the table of the collectives' traits.
 #pragma once
 
 #include <cstddef>

@@ -26,7 +26,7 @@ class OperationOrder {
   bool reached(uint32_t sequence) const { return completed_.reached(sequence); }
   void complete(uint32_t sequence) { completed_.signal(sequence + 1); }
 
-  // Operations and jobs of this rank that run now. Abort and destroy wait for them.
+  // Operations and jobs of this rank that are running. Abort and destroy wait for them.
   void begin_running() { running_.fetch_add(1, std::memory_order_seq_cst); }
   void end_running() { running_.fetch_sub(1, std::memory_order_acq_rel); }
   bool running() const { return running_.load(std::memory_order_seq_cst) != 0; }
@@ -48,8 +48,9 @@ class OperationOrder {
   std::mutex enqueuing_;
 };
 
-// Held while operations take their sequence numbers and are enqueued on streams: a stream gets the
-// operations of a communicator in the order of their numbers, whatever threads issue them.
+// Held while operations take their sequence numbers and are enqueued on streams, so that a stream
+// gets the operations of a communicator in the order of their numbers, regardless of the issuing
+// threads.
 class EnqueueLock {
  public:
   explicit EnqueueLock(std::vector<OperationOrder*> orders);

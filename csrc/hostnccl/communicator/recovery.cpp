@@ -65,7 +65,7 @@ std::vector<int> Recovery::agree(const std::vector<int>& lost, Limit limit) {
   return excluded;
 }
 
-// The first rank that has not come and may still do so.
+// The first rank that has not arrived and may still do so.
 std::optional<int> Recovery::awaited(const RankSet& lost) const {
   for (int rank = 0; rank < segment_->nranks(); ++rank) {
     const bool expected = members_.test(size_t(rank)) && !lost.test(size_t(rank));
@@ -92,14 +92,14 @@ void Recovery::propose() {
     segment_->rank_state(rank).recovery_step.wake();
 }
 
-// The result of this recovery, or of a later one, which then is without this rank.
+// The result of this recovery, or of a later one, which then excludes this rank.
 std::optional<RankSet> Recovery::decided() const {
   for (;;) {
     const uint64_t decision = segment_->recovery().load();
     const uint32_t number = uint32_t(decision >> 32);
     if (number == number_) return std::nullopt;
     const RankSet members = load(segment_->rank_state(int(uint32_t(decision))).left[number & 1]);
-    // Otherwise there was another one, and the proposal may have been overwritten.
+    // Otherwise there was another recovery, and the proposal may have been overwritten.
     if (segment_->recovery().load() == decision) return members;
   }
 }

@@ -1,9 +1,10 @@
-// Recovery: the ranks of a communicator that are left agree on who they are, before they make
+// Recovery: the surviving ranks of a communicator agree on the membership before they create
 // another one without the others.
 //
-// A rank proposes those that have come when all others are gone, or when its time is over. The
-// first proposal holds for all: a compare-and-swap decides. So no two ranks get different results,
-// whichever dies meanwhile, and a rank that is not among them learns it when it comes.
+// A rank proposes the ranks that have arrived, once all others are gone or its time is over. The
+// first proposal is binding for all: a compare-and-swap decides. Thus no two ranks get different
+// results, whichever rank dies in the meantime, and a rank that is not included learns it when it
+// arrives.
 #pragma once
 
 #include <chrono>
@@ -24,11 +25,11 @@ class Recovery {
   explicit Recovery(const CommState& state) : state_(state) {}
   void attach(Segment& segment, int rank);
 
-  // Returns which ranks are not left, sorted. Waits for those that are neither gone nor in lost, as
-  // long as the limit. Throws where the others have gone on without this rank.
+  // Returns the ranks that did not survive, sorted. Waits, up to the limit, for those that are
+  // neither gone nor in lost. Throws if the others have continued without this rank.
   std::vector<int> agree(const std::vector<int>& lost, Limit limit);
 
-  // Of the last one that this rank has agreed in.
+  // The number of the last recovery that this rank has agreed in.
   uint32_t number() const { return number_; }
 
  private:

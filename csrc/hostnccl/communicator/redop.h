@@ -1,6 +1,6 @@
-// The custom reduction operators (PreMulSum) of a communicator. A handle is never used twice, so a
-// destroyed operator and one of another communicator are detected. In strict mode it is, as in
-// NCCL.
+// The custom reduction operators (PreMulSum) of a communicator. A handle is never reused, so a
+// destroyed operator and one of another communicator are detected. In strict mode it is reused, as
+// in NCCL.
 #pragma once
 
 #include <mutex>
@@ -17,7 +17,7 @@ class RedOps {
 
   abi::ncclRedOp_t add(const Multiplier& multiplier, abi::ncclDataType_t dtype);
   void remove(abi::ncclRedOp_t op);
-  // Throws if op is not an operator of this communicator, or was made for another datatype.
+  // Throws if op is not an operator of this communicator, or was created for another datatype.
   Multiplier find(abi::ncclRedOp_t op, abi::ncclDataType_t dtype) const;
 
  private:

@@ -1,6 +1,6 @@
 // The handles of ncclCommRegister on a communicator. Registration has no effect on performance
-// here, but an invalid handle and one that is deregistered twice are detected. As in NCCL the same
-// memory has the same handle, to be deregistered as often as it was registered.
+// here, but an invalid handle and a double deregistration are detected. As in NCCL, the same memory
+// has the same handle, which must be deregistered as often as it was registered.
 #pragma once
 
 #include <cstddef>

@@ -102,7 +102,7 @@ void WaitingThread::visit_waits(const Visitor& visit) {
 }
 
 std::optional<int64_t> WaitingThread::all_asleep(const Visitor& visit) {
-  // A thread that falls asleep later may have woken one that was looked at before.
+  // A thread that falls asleep later may have woken one that was checked before.
   const int64_t began = Clock::now().time_since_epoch().count();
   int64_t since = 0;
   Registry& all = registry();

@@ -1,5 +1,5 @@
-// What the threads of this process wait for while they sleep in the engine. Revocations name it in
-// their errors, and the detection of deadlocks (deadlock.h) reads it.
+// The waits of this process's threads while they sleep in the engine. Errors of revocations name
+// them, and deadlock detection (deadlock.h) reads them.
 #pragma once
 
 #include <atomic>
@@ -52,11 +52,11 @@ class WaitingThread {
   // For a thread that is about to start: it counts as running from now on. The thread adopts it.
   static std::shared_ptr<WaitingThread> make_worker();
   static void adopt(std::shared_ptr<WaitingThread> worker);
-  // A worker without work does nothing that others could wait for.
+  // An idle worker does nothing that others could wait for.
   void set_idle();
   void set_running();  // if it is idle
 
-  // The thread sleeps until all the conditions are met; one after the other may be.
+  // The thread sleeps until all conditions are met, possibly one after the other.
   void sleep(std::span<const Wait> waits);
   void wake();
   int64_t asleep_since() const { return since_.load(std::memory_order_relaxed); }
@@ -64,7 +64,7 @@ class WaitingThread {
   uint64_t number() const { return number_; }
   bool ended() const { return ended_; }
   // Whether other ranks may depend on what the thread does next: it has issued operations of open
-  // communicators, or has made some of which no thread has issued any.
+  // communicators, or has created communicators on which no thread has issued any.
   bool matters() const { return unused_ != 0 || (!ended_ && (worker_ || used_ != 0)); }
   void add_used(int communicators) { used_.fetch_add(communicators); }
   void add_unused(int communicators) { unused_.fetch_add(communicators); }
@@ -73,8 +73,8 @@ class WaitingThread {
   using Visitor = std::function<void(uint64_t thread, const Wait& wait)>;
   static void visit_waits(const Visitor& visit);
 
-  // Whether all threads that matter sleep and can't continue, or are idle; visits their waits.
-  // Returns from when on, in nanoseconds of Clock.
+  // Whether all threads that matter sleep and cannot continue, or are idle; visits their waits.
+  // Returns since when, in nanoseconds of Clock.
   static std::optional<int64_t> all_asleep(const Visitor& visit);
 
  private:

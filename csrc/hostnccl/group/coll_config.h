@@ -1,5 +1,5 @@
 // The per-call configuration of a collective (ncclCollConfig_t). Options for GPU kernels (CTAs,
-// clusters, CTA policy) are checked as NCCL checks them and have no effect: a rank is one thread.
+// clusters, CTA policy) are checked as in NCCL and have no effect: a rank is one thread.
 #pragma once
 
 #include "hostnccl/communicator/communicator.h"

@@ -40,8 +40,8 @@ void record_all(const Events& events, const Ref<Stream>& stream) {
   for (const Ref<Event>& event : events) event->record(stream);
 }
 
-// The engine starts when all streams have reached this point; later work of each waits for its end,
-// and each has the failures of all.
+// The engine starts when all streams have reached this point. Later work of each stream waits for
+// its end, and each stream inherits the failures of all.
 void prepare_on_all(std::vector<Stream::Prepared>& prepared, const Streams& streams,
                     std::shared_ptr<ProgressEngine> engine, const Events& launch_events) {
   for (size_t i = 1; i < streams.size(); ++i) stream_wait(streams[0], record_new_event(streams[i]));
@@ -96,7 +96,7 @@ struct Component {
   }
 };
 
-// For each operation the index of one that represents its component (union-find).
+// For each operation, the index of the representative of its component (union-find).
 std::vector<size_t> find_components(const std::vector<PendingOperation>& operations) {
   std::vector<size_t> parent(operations.size());
   std::iota(parent.begin(), parent.end(), size_t{0});
@@ -181,8 +181,8 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
     Capture::add_node(component.streams, std::move(component.captured));
   }
 
-  // All that can fail comes before the first sequence number: a number without its operation would
-  // block the communicator.
+  // Everything that can fail comes before the first sequence number: a number without its operation
+  // would block the communicator.
   inline_engine.prepare();
   std::vector<OperationOrder*> orders;
   std::vector<Stream::Prepared> prepared;
@@ -205,7 +205,7 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
     }
     for (Stream::Prepared& callback : prepared) callback.enqueue();
   }
-  // The operations run also after a failure: they have their numbers.
+  // The operations run even after a failure, because they have their numbers.
   std::optional<Error> failure;
   try {
     for (const auto& record : earlier) {

@@ -1,5 +1,5 @@
-// Dispatch: assigns operations to progress engines and starts these on their streams or in the
-// calling thread.
+// Dispatch: assigns operations to progress engines and starts the engines on their streams or in
+// the calling thread.
 #pragma once
 
 #include <vector>

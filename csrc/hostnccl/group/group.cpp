@@ -101,7 +101,7 @@ abi::ncclResult_t Group::submit(Job job) {
   return abi::ncclSuccess;
 }
 
-// NCCL refuses a blocking creation beside a non-blocking one.
+// NCCL refuses a blocking creation together with a non-blocking one.
 void Group::check_alike(const Job& job) const {
   const auto creates = [](const Job& one) { return one.comm && !one.parent; };
   if (!creates(job) || !job.comm->settings().strict_calls) return;
@@ -141,7 +141,7 @@ std::optional<double> Group::end_simulated() {
     }
     for (const PendingOperation& pending : operations_) check_simulated(pending);
     std::optional<double> microseconds;
-    // NCCL copies at once in a communicator of one rank.
+    // NCCL copies immediately in a communicator of one rank.
     const auto copies = [](const PendingOperation& pending) {
       return pending.comm->settings().strict && pending.comm->nranks() == 1;
     };
@@ -186,8 +186,8 @@ void Group::check() const {
   if (has_events) check_launch_events();
 }
 
-// A send to the own rank needs its receive in the same group: a later one starts only after this
-// group has ended.
+// A send to the own rank needs its receive in the same group: a later receive starts only after
+// this group has ended.
 void Group::check_messages_to_self() const {
   std::map<Communicator*, int> balance;  // sends minus receives
   for (const PendingOperation& pending : operations_) {
@@ -202,7 +202,7 @@ void Group::check_messages_to_self() const {
   }
 }
 
-// As in NCCL, where the operations of one communicator in a group are one kernel launch.
+// As in NCCL, where the operations of one communicator in a group are a single kernel launch.
 void Group::check_launch_events() const {
   std::set<Communicator*> seen;
   for (const PendingOperation& pending : operations_) {

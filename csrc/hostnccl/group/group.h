@@ -1,7 +1,7 @@
 // The group of a thread: the operations and jobs called between ncclGroupStart and ncclGroupEnd.
-// The outermost ncclGroupEnd starts them: the jobs first (several blocking ones each in a thread, a
+// The outermost ncclGroupEnd starts them: first the jobs (several blocking ones each in a thread, a
 // single one in this thread), then the operations (dispatch.h). Outside a group a call is started
-// at once.
+// immediately.
 #pragma once
 
 #include <optional>
@@ -21,12 +21,12 @@ class Group {
   void start() { ++depth_; }
   abi::ncclResult_t end();
   // Ends the group without starting anything. Returns the estimated time of the operations in
-  // microseconds; nothing for a nested group and for a group without operations.
+  // microseconds, or nothing for a nested group and for a group without operations.
   std::optional<double> end_simulated();
   void set_error(const Error& error);  // of a call in the group; the first one stays
   bool uses(const Ref<Communicator>& comm) const;
 
-  // Starts the operation or job at once outside a group, else adds it to the group.
+  // Starts the operation or job immediately outside a group, else adds it to the group.
   abi::ncclResult_t submit(PendingOperation&& operation);
   abi::ncclResult_t submit(Job job);
 

@@ -1,4 +1,4 @@
-// An estimate of the time that operations take, for ncclGroupSimulateEnd.
+// Estimates the time that operations take, for ncclGroupSimulateEnd.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@ namespace hostnccl {
 
 struct PendingOperation;
 
-// Microseconds for all operations one after the other, from a model of latency and bandwidth. Its
+// Microseconds for all operations in sequence, from a model of latency and bandwidth whose
 // constants were measured on one machine (simulate.cpp). It ignores other load.
 double estimate_microseconds(const std::vector<PendingOperation>& operations);
 

@@ -16,7 +16,7 @@ void copy_streaming(void* to, const void* from, size_t bytes) {
   constexpr size_t kLine = 64;
   char* target = static_cast<char*>(to);
   const char* source = static_cast<const char*>(from);
-  // Lines are written whole; a part of one would be merged in memory.
+  // Lines are written whole; a partial line would be merged in memory.
   const size_t head = std::min(bytes, -reinterpret_cast<uintptr_t>(target) % kLine);
   std::memcpy(target, source, head);
   target += head;

@@ -6,10 +6,10 @@
 
 namespace hostnccl {
 
-// As memcpy, with stores that bypass the caches of this CPU where it has such stores. A normal
-// store first takes the line back from the cache of the CPU that has read it, and leaves it in this
-// CPU's cache, where the reader must fetch it. A thread that
-// acquires a later store of this one sees the data.
+// Like memcpy, with stores that bypass this CPU's caches if it supports them. A normal store first
+// takes the line back from the cache of the CPU that has read it, and leaves it in this CPU's
+// cache, where the reader must fetch it. A thread that acquires a later store of this one sees the
+// data.
 void copy_streaming(void* to, const void* from, size_t bytes);
 
 inline void stage(void* to, const void* from, size_t bytes, bool streams) {

@@ -5,8 +5,9 @@
 
 namespace hostnccl {
 
-// Sets IEEE 754's defaults for its lifetime: round to nearest even, keep subnormals, no traps. The
-// caller may have other modes, from torch.set_flush_denormal or a library built with -ffast-math.
+// Sets IEEE 754's defaults during its lifetime: round to nearest even, preserve subnormals, no
+// traps. The caller may use other modes, set by torch.set_flush_denormal or a library built with
+// -ffast-math.
 class FloatEnvironment {
  public:
   FloatEnvironment() : saved_(get()) {

@@ -99,7 +99,7 @@ class Divider {
 };
 
 // Replaces a NaN by one bit pattern: the NaN that an operation returns depends on the CPU and on
-// the order in which the compiler puts the operands.
+// the order in which the compiler arranges the operands.
 template <typename T>
 inline T canonical(T value) {
   if constexpr (std::is_same_v<T, float>) {

@@ -24,8 +24,8 @@ void reduce(void* dst, const void* const* sources, const Scalar* scalars, int ns
 // The element at address, converted to a Scalar.
 Scalar load_scalar(const void* address, pynccl::abi::ncclDataType_t dtype);
 
-// The instruction set in use: "baseline", "avx2" or "avx512". It is the best that this CPU has, or
-// the older one that HOSTNCCL_ISA names.
+// The instruction set in use: "baseline", "avx2" or "avx512". It is the best one that this CPU
+// supports, or the older one that HOSTNCCL_ISA names.
 const char* kernel_isa();
 
 }  // namespace hostnccl

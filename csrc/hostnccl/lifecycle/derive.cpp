@@ -13,7 +13,7 @@
 namespace hostnccl {
 namespace {
 
-// A creation as RankState::given_up has it: before the ranks know its key, and then.
+// Identifies a creation in RankState::given_up: before the ranks know its key, and afterwards.
 uint64_t mark_of(const Job& job) {
   return job.agreement != 0 ? uint64_t{2} << 32 | job.agreement : uint64_t{1} << 32 | job.sequence;
 }
@@ -24,7 +24,7 @@ uint64_t mark_of(const RendezvousKey& key) {
   return mark;
 }
 
-// Runs a step of the creation. Where it fails, ranks that wait for this one in a later step see it.
+// Runs a step of the creation. If it fails, ranks that wait for this one in a later step see it.
 template <typename Step>
 auto take_step(const Job& job, uint64_t mark, Step&& step) {
   try {
@@ -35,7 +35,7 @@ auto take_step(const Job& job, uint64_t mark, Step&& step) {
   }
 }
 
-// Throws when a missing rank of the new communicator is a parent's rank that died, left or gave up.
+// Throws if a missing rank of the new communicator is a parent's rank that died, left or gave up.
 // members are the parent's ranks, in the order of their new ranks; the ranks after them join from
 // outside.
 Rendezvous::Watch watch_members(const Job& job, std::vector<int> members,
@@ -77,7 +77,7 @@ std::vector<ExchangeRecord> exchange_records(const Job& job, Kind kind, const Ex
 }
 
 void split(const Job& job, int color, int key) {
-  // Every rank proposes a random key; the one of the new rank 0 is used.
+  // Every rank proposes a random key; that of the new rank 0 is used.
   const std::vector<ExchangeRecord> all =
       exchange_records(job, Kind::Split, {color, key, random_key()});
   if (!job.comm) return;

@@ -14,7 +14,7 @@ namespace hostnccl {
 Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, int key,
               const CommSettings& settings);
 
-// Only the ranks that stay take part; excluded is sorted. With aborts the parent is revoked first.
+// Only the surviving ranks take part; excluded is sorted. With aborts the parent is revoked first.
 Job shrink_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, std::vector<int> excluded,
                bool aborts, const CommSettings& settings);
 

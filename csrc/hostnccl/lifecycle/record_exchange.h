@@ -1,6 +1,6 @@
 // Exchange of one ExchangeRecord per rank, in the order of a communicator's operations.
 //
-// It is an all-gather, so a rank that makes a different call at the same place gets the error of
+// It is an all-gather, so a rank that makes a different call at the same position gets the error of
 // mismatched collectives.
 #pragma once
 

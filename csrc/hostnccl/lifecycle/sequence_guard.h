@@ -8,8 +8,8 @@ namespace hostnccl {
 
 class SequenceGuard {
  public:
-  // Waits for the earlier operations. Throws, as an operation does, when they cannot complete;
-  // where this rank gives up the creation, comm fails: no later operation can run.
+  // Waits for the earlier operations. Throws, like an operation, if they cannot complete. If this
+  // rank gives up the creation, comm fails: no later operation can run.
   SequenceGuard(Communicator& comm, uint32_t sequence, const Creation* creation = nullptr)
       : order_(comm.order()), sequence_(sequence) {
     constexpr auto kCheckInterval = std::chrono::milliseconds(50);

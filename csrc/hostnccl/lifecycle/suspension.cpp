@@ -6,8 +6,8 @@
 namespace hostnccl {
 namespace {
 
-// The exchange of records runs through the staging buffers, which are released here. After the
-// first barrier no rank is in the exchange any more; after the second all memory is released.
+// The exchange of records uses the staging buffers, which are released here. After the first
+// barrier no rank is in the exchange any more; after the second all memory is released.
 void suspend(const Job& job) {
   Communicator& comm = *job.comm;
   exchange_records(job.comm, Kind::Suspend, {}, job.sequence);

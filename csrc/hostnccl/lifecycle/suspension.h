@@ -1,6 +1,7 @@
-// Suspension of a communicator: ncclCommSuspend gives its shared memory back to the system, except
-// for messages that are sent and not yet received; ncclCommResume makes it usable again.
+// Suspension of a communicator: ncclCommSuspend returns its shared memory to the system, except for
+// messages that were sent and not yet received; ncclCommResume makes it usable again.
 //
+// Both are collective: their jobs end when all ranks have taken part.
 // Both are collective: their jobs end when all ranks have taken part.
 #pragma once
 

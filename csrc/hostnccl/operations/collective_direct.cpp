@@ -1,4 +1,5 @@
-// The direct path of a collective: receivers read the sources' buffers without a copy in between.
+// The direct path of a collective: receivers read the sources' buffers without an intermediate
+// copy.
 //
 // Every source publishes the addresses of its buffers; every receiver reads from there; a source
 // returns when all its readers are done. An all-reduce has one more step: each rank reduces one
@@ -111,8 +112,8 @@ Task run_direct(Communicator& comm, const Operation& operation,
       if (call.check_descriptor(peer, own).windows != own.windows) all_direct = false;
     }
     if (!all_direct) {
-      // A peer took the staged path. It skips the round in which it has seen this descriptor, so
-      // both start the first round of the staged path now.
+      // A peer took the staged path. It skips the round in which it saw this descriptor, so both
+      // start the first round of the staged path now.
       Task staged = run_staged(comm, operation);
       while (!staged.resume()) co_await Until{staged.blocked()};
       exposure.close();

@@ -1,5 +1,5 @@
 // The two paths of a collective's data, staged and direct, and the description of a call that both
-// use. All ranks choose the path by values that they agree on, so all choose the same.
+// use. All ranks choose the path by values that they agree on, so all of them choose the same.
 #pragma once
 
 #include "hostnccl/base/task.h"
@@ -41,12 +41,12 @@ struct CollectiveCall {
   bool in_windows(const WindowSet& windows) const;  // whether all that peers read of this rank is
 };
 
-// Copies through the staging buffers in the segment, in rounds of what fits into one.
+// Copies through the staging buffers in the segment, in rounds of the amount that fits into one.
 Task run_staged(Communicator& comm, const Operation& operation);
 
 // Reads the other ranks' buffers directly: through their windows if windows is not null, else by
-// pointer within the process or process_vm_readv. With windows_only all buffers have to lie in
-// windows, of which each rank knows its own only: if those of a rank do not, the call falls back to
+// pointer within the process or process_vm_readv. With windows_only all buffers must lie in
+// windows, which each rank only knows of its own: if those of a rank do not, the call falls back to
 // the staged path.
 Task run_direct(Communicator& comm, const Operation& operation,
                 std::shared_ptr<const WindowSet> windows, bool windows_only);

@@ -4,7 +4,7 @@
 // receiver reads its data from all staging buffers. A small call is one round.
 //
 // A large reduction has a second step per round: each rank reduces one slice of the round in its
-// own staging buffer and the receivers read it there. So every element is reduced once, and all
+// own staging buffer, where the receivers read it. Every element is thus reduced once, and all
 // ranks share the work.
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,7 @@
 namespace hostnccl {
 namespace {
 
-// Sizes up to which the second step costs more than it saves. For an all-reduce, of which every
+// Sizes up to which the second step costs more than it saves. For an all-reduce, in which every
 // rank would reduce everything: the contributions of all ranks. For a reduce, where the root would
 // reduce alone: one contribution.
 constexpr size_t kUnslicedAllReduceBytes = size_t{64} << 10;

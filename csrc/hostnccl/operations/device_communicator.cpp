@@ -14,8 +14,8 @@ namespace {
 
 using pynccl::device::ResourceHeader;
 
-// Of a thread that waits in a kernel: how long one sleep takes at most, and how often it looks
-// whether the processes of the other ranks live.
+// For a thread that waits in a kernel: the longest sleep, and the interval between checks of
+// whether the processes of the other ranks are alive.
 constexpr auto kSleep = std::chrono::milliseconds(10);
 constexpr auto kLivenessPeriod = std::chrono::milliseconds(100);
 
@@ -24,7 +24,8 @@ uint32_t reciprocal(int divisor) {
   return static_cast<uint32_t>((uint64_t{1} << 32) / static_cast<uint64_t>(divisor));
 }
 
-// What a handle of resource memory can address, less room for the header and the rounding.
+// The largest size that a handle of resource memory can address, less room for the header and
+// rounding.
 constexpr size_t kMostResources = (size_t{UINT32_MAX} - (1 << 20)) * abi::kResourceUnit;
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -48,8 +49,8 @@ void futex(const void* word, int operation, uint32_t value, const timespec* time
   syscall(SYS_futex, word, operation, value, timeout, nullptr, 0);
 }
 
-// Whether the other ranks can still change a word; else the communicator fails, which other threads
-// and ranks get to know.
+// Whether the other ranks can still change a word; if not, the communicator fails, which informs
+// other threads and ranks.
 bool peers_alive(Communicator& comm) {
   const Segment& segment = comm.segment();
   for (int rank = 0; rank < comm.nranks(); ++rank) {

@@ -1,5 +1,5 @@
-// Device communicators: what <pynccl/device.h> uses on CPUs. Each rank has resource memory, a
-// window that begins with a ResourceHeader; barriers and what the caller requires follow.
+// Device communicators, which <pynccl/device.h> uses on CPUs. Each rank has resource memory, a
+// window that begins with a ResourceHeader, followed by barriers and the caller's requirements.
 #pragma once
 
 #include <vector>
@@ -12,10 +12,10 @@ namespace hostnccl {
 // A copy of ncclDevCommRequirements_t with its lists.
 class DeviceRequirements {
  public:
-  // Throws what NCCL refuses on a machine without multicast and network devices.
+  // Throws for requirements that NCCL refuses on a machine without multicast and network devices.
   DeviceRequirements(const abi::ncclDevCommRequirements_t& given, int nranks);
 
-  // Assigns places to all resources, also through the pointers of the caller; the bytes they take.
+  // Assigns offsets to all resources, including through the caller's pointers; returns their size.
   size_t place(abi::ncclDevComm& out) const;
   unsigned version() const { return version_; }
 

@@ -7,7 +7,7 @@
 namespace hostnccl {
 namespace {
 
-// NCCL counts the signals of graphs separately, and a graph keeps one under way.
+// NCCL counts the signals of graphs separately, with at most one in transit per graph.
 bool counts_separately(const Communicator& comm, const Operation& operation) {
   return operation.captured && comm.settings().strict;
 }
@@ -15,7 +15,7 @@ bool counts_separately(const Communicator& comm, const Operation& operation) {
 }  // namespace
 
 // Operations of a rank run in order, so each signal flag has a single writer. A rank that sees a
-// signal sees everything that the signalling rank has written before it.
+// signal sees everything that the signalling rank wrote before it.
 Task run_put(Communicator& comm, const Operation& operation) {
   PairRing& ring = comm.segment().pair_ring(comm.rank(), operation.root_or_peer);
   const bool captured = counts_separately(comm, operation);

@@ -61,7 +61,7 @@ Task run_send(Communicator& comm, const Operation& operation, bool alone) {
     if (full) co_await until(ring.taken, number + 1 - kCells, peer);
   }
   // A message of several pieces ends only when its receive has begun, even if the ring has room for
-  // all of it: a send without a receive is to block here as it does in NCCL.
+  // all of it: a send without a receive must block, as in NCCL.
   if (bytes > kCellBytes) co_await until(ring.taken, begun + 1, peer);
 }
 

@@ -9,7 +9,7 @@ namespace hostnccl {
 
 class Communicator;
 
-// alone: no other operation of the group can progress meanwhile.
+// alone: no other operation of the group can progress in the meantime.
 Task run_send(Communicator& comm, const Operation& operation, bool alone);
 Task run_recv(Communicator& comm, const Operation& operation);
 

@@ -223,8 +223,8 @@ void ProgressEngine::sleep() {
   sleep_on(conditions_.data(), conditions_.size(), kMaxSleep);
 }
 
-// A rank that is interrupted, or gives up the creation, runs none of its operations to their end.
-// The others get the reason.
+// A rank that is interrupted, or gives up the creation, completes none of its operations. The
+// others are told the reason.
 void ProgressEngine::end_if_given_up(const Creation* creation) {
   const auto reason = creation ? creation->given_up() : interruption();
   if (!reason) return;
@@ -267,7 +267,7 @@ void ProgressEngine::check_waits(bool check_liveness) {
   }
 }
 
-// What another rank has done, with the operation in which this one has found it.
+// Another rank's failure, with the operation in which this rank detected it.
 Error ProgressEngine::found_in(const PeerQueue& queue, const Error& error) const {
   const Communicator& comm = *works_[queue.work].comm;
   if (!queue.task || error.code() != abi::ncclRemoteError) return error;

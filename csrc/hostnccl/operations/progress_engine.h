@@ -1,14 +1,14 @@
 // Runs the operations of one group, or a single one, together in one thread.
 //
-// Operations are sorted into queues: per communicator one queue for the collectives, for each peer
-// one for its sends, one for its receives and one for its puts and signals, and one for the waits
-// for signals. The operations of a queue run one after the other; all queues progress together, so
-// no order of operations within a group can deadlock. In strict mode the one-sided operations run
-// as in NCCL: those of a context one after the other, context by context, before everything else of
-// their communicator.
+// Operations are sorted into queues. Per communicator there is one queue for the collectives; for
+// each peer, one for its sends, one for its receives and one for its puts and signals; and one for
+// the waits for signals. The operations of a queue run one after the other. All queues progress
+// together, so no order of operations within a group can deadlock. In strict mode the one-sided
+// operations run as in NCCL: those of a context one after the other, context by context, before
+// everything else of their communicator.
 //
-// The thread resumes the queues whose wait condition is met. When none is, it spins, yields, then
-// sleeps on exactly those conditions.
+// The thread resumes the queues whose wait condition is met. If there are none, it spins, yields,
+// and then sleeps on exactly those conditions.
 #pragma once
 
 #include <optional>
@@ -43,8 +43,9 @@ class ProgressEngine {
   void set_sequence(uint32_t sequence) { works_.front().sequence = sequence; }
   void add_orders(std::vector<OperationOrder*>& orders) const;  // those of its communicators
 
-  // Runs all operations to their end. An error ends the operations of its communicator only. The
-  // first error is returned. creation: what they are a part of; they end where it is given up.
+  // Runs all operations to completion. An error ends only the operations of its communicator. The
+  // first error is returned. creation: the creation that they belong to; they end if it is given
+  // up.
   std::optional<Error> run(const Creation* creation = nullptr);
 
   void clear();  // removes all operations; keeps the allocated memory
@@ -104,7 +105,7 @@ class ProgressEngine {
 };
 
 // Runs one operation, whose sequence number was taken before. Throws its error. The communicator
-// fails also where the operation cannot begin: the other ranks would wait for it.
+// fails even if the operation cannot begin: the other ranks would wait for it.
 void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence,
                    const Creation* creation = nullptr);
 

@@ -78,8 +78,8 @@ class Registration final : public RegistrationTask {
     return own;
   }
 
-  // Maps the memory of the other ranks and opens the window. Does nothing when a rank's status is
-  // an error.
+  // Maps the memory of the other ranks and opens the window. Does nothing if a rank's status is an
+  // error.
   void map(const std::vector<Contribution>& all) {
     for (size_t rank = 0; rank < all.size(); ++rank) note_status(int(rank), all[rank].status);
     record_error([&] { check_use(all); });
@@ -96,7 +96,7 @@ class Registration final : public RegistrationTask {
                                        segment_.name_of(rank).c_str(), status.text));
   }
 
-  // After the statuses of all ranks: no rank has the window if one has failed.
+  // Called after the statuses of all ranks are known: no rank gets the window if one has failed.
   void finish() {
     if (error_) return;
     comm_.windows().add(window_, std::move(larger_set_));
@@ -107,7 +107,7 @@ class Registration final : public RegistrationTask {
   const Ref<Window>& window() const { return window_; }
 
  private:
-  // The first error stays.
+  // The first error is retained.
   template <typename Body>
   void record_error(const Body& body) {
     try {
@@ -163,8 +163,8 @@ class Registration final : public RegistrationTask {
     }
   }
 
-  // NCCL addresses the memory of a peer by the place of the own, and takes the place of a window
-  // from an allocator of each rank.
+  // NCCL addresses a peer's memory by the offset of its own, and gets the offset of a window from a
+  // per-rank allocator.
   void check_alike(const std::vector<Contribution>& all) const {
     for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank].status.success && all[0].status.success && all[rank].offset != all[0].offset) {
@@ -244,7 +244,7 @@ class Registration final : public RegistrationTask {
     view.winFlags = use_ == WindowUse::Symmetric ? abi::NCCL_WIN_COLL_SYMMETRIC : 0;
   }
 
-  // Whether a rank has reached the step after the exchange. Throws when it no longer can.
+  // Whether a rank has reached the step after the exchange. Throws if it no longer can.
   bool check_peer(int rank, uint32_t step) {
     const WaitCondition next{&comm_.collective().step_of(rank), step};
     if (next.met()) return true;
@@ -329,12 +329,13 @@ Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job
   job.blocking = comm->settings().blocking || comm->settings().strict_calls;
   const auto background = job.blocking ? nullptr : std::make_shared<BackgroundGuard>(comm);
   job.work = [run = std::move(run), background](const Job& self) {
-    // Abort and destroy wait for this job: after them the caller may free what it writes to.
+    // Abort and destroy wait for this job: after them the caller may free the memory that it writes
+    // to.
     const JobGuard guard(self.parent);
     try {
       run(self);
     } catch (...) {
-      // In the background no caller gets the exception.
+      // In the background, no caller receives the exception.
       if (background != nullptr) self.parent->state().fail(current_error());
       throw;
     }

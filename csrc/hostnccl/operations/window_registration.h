@@ -1,8 +1,8 @@
 // Collective registration of a window.
 //
-// Each rank publishes its memory; ranks of different processes exchange the files of that memory
-// and map them; then all exchange whether they succeeded. So there is a window on all ranks or on
-// none, each rank knows the reason, and the communicator stays usable in both cases.
+// Each rank publishes its memory. Ranks of different processes exchange the files of that memory
+// and map them. Then all ranks exchange whether they succeeded. The window therefore exists on all
+// ranks or on none, each rank knows the reason, and the communicator stays usable in both cases.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace hostnccl {
 
-// What a window is for: one-sided operations and collectives, or the memory of a device
+// The use of a window: one-sided operations and collectives, or the memory of a device
 // communicator, which is allocated here and lives as long as the window.
 enum class WindowUse : uint32_t { Plain, Symmetric, Resources };
 

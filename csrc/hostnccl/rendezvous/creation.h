@@ -1,5 +1,5 @@
-// The making of a communicator on this rank: its time limit, and what ends it early. Each wait for
-// another rank in it looks here.
+// The creation of a communicator on this rank: its time limit, and events that end it early. Each
+// wait for another rank during a creation checks it.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ class Creation {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  // The limit of the creations that this thread begins from now on; none: HOSTNCCL_INIT_TIMEOUT.
+  // The limit of creations that this thread begins from now on; none selects HOSTNCCL_INIT_TIMEOUT.
   static void set_limit(std::optional<Seconds> limit);
 
   Creation();
@@ -24,7 +24,7 @@ class Creation {
 
   void begin() { deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit_); }
 
-  // From any thread.
+  // Can be set from any thread.
   enum class End { None, Aborted, Interrupted, ParentAborted, ParentRevoked };
   void end(End how) { end_.store(how, std::memory_order_relaxed); }
 

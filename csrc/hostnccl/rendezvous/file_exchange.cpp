@@ -13,7 +13,7 @@ using Peer = FileExchange::Peer;
 constexpr auto kExchangeCheckInterval = std::chrono::milliseconds(50);
 constexpr int kConnectAgainMs = 1;
 
-// The descriptor of a message of the rank, and an error if it did not fit.
+// The descriptor of a message from the rank; throws if this process had none free for it.
 Fd checked(Fd file, int rank) {
   if (!file) {
     fail(abi::ncclSystemError, "this process has no free file descriptor for the memory of rank %d",
@@ -30,7 +30,7 @@ class Outgoing {
   const Peer& peer() const { return peer_; }
   int descriptor() const { return connection_.get(); }
 
-  // Continues as far as it can without blocking; false if nothing has happened.
+  // Continues as far as possible without blocking; false if nothing has happened.
   bool advance(const MemoryFile& own, int own_file) {
     if (peer_.file) return false;
     if (!connection_) {
@@ -75,7 +75,7 @@ class Incoming {
 
   int descriptor() const { return connection_.get(); }
 
-  // As above. The peer's file counts when it has this rank's.
+  // As above. The peer's file counts only once the peer has this rank's.
   bool advance(std::vector<Peer>& peers, const MemoryFile& own, int own_file) {
     if (!connection_) return false;
     if (peer_ == nullptr) {

@@ -1,5 +1,5 @@
-// The beginning of a connection, in which both sides prove that they know the key of their
-// rendezvous. A user id is not enough: in a user namespace all unknown users have the same.
+// The handshake of a connection, in which both sides prove that they know the key of their
+// rendezvous. A user id is not enough: in a user namespace all unknown users have the same one.
 #pragma once
 
 #include <poll.h>
@@ -12,7 +12,7 @@
 
 namespace hostnccl {
 
-// The side that connects.
+// The connecting side.
 class ConnectingSide {
  public:
   explicit ConnectingSide(const RendezvousKey& key)
@@ -27,16 +27,16 @@ class ConnectingSide {
   Nonce nonce_;
 };
 
-// The side that listens. The number of connections without proof is limited, and so is their time;
-// those of other users are closed at once. So no process can keep a rank from joining for long, or
-// the owner of this object from looking at its deadline.
+// The listening side. Both the number of connections without proof and their time are limited, and
+// connections from other users are closed immediately. Thus no process can stall a join, or keep
+// the owner of this object from checking its deadline.
 class JoinListener {
  public:
   JoinListener(Fd listener, const RendezvousKey& key) : key_(key), listener_(std::move(listener)) {}
 
   void add_to(std::vector<pollfd>& waits) const;  // what advance() waits for
-  // Continues with all connections, does not block, and returns those that are proven now. Throws
-  // when no descriptor is free.
+  // Continues with all connections without blocking, and returns those that are now proven. Throws
+  // if no descriptor is free.
   std::vector<Fd> advance();
   bool has_pending() const { return !pending_.empty(); }  // connections that are not proven yet
 

@@ -1,4 +1,4 @@
-// Which ranks have joined a rendezvous, as texts and for the threads that ask for its progress.
+// The ranks that have joined a rendezvous, for texts and for threads that query its progress.
 #pragma once
 
 #include <mutex>

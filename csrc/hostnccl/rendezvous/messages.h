@@ -1,8 +1,8 @@
 // Messages between ranks that have no shared memory yet: of a rendezvous, and of an exchange of
 // files. Each is one record, a struct of fixed size, and all are read by parse_message().
 //
-// A connection begins with Hello from the rank that connects, Challenge, and Answer. Then both
-// ranks have proved that they know the key.
+// A connection begins with Hello from the connecting rank, Challenge, and Answer. Both ranks have
+// then proved that they know the key.
 #pragma once
 
 #include <bitset>
@@ -55,7 +55,7 @@ struct Answer : MessageHeader<MessageKind::Answer> {
   Proof proof;
 };
 
-// A rank that has joined, to the host.
+// From a rank that has joined, to the host.
 struct JoinRequest : MessageHeader<MessageKind::JoinRequest> {
   int32_t nranks;
   int32_t rank;
@@ -66,7 +66,7 @@ struct JoinRequest : MessageHeader<MessageKind::JoinRequest> {
   ProcessId process() const { return {static_cast<int32_t>(pid), start}; }
 };
 
-// Which ranks have joined, from the host.
+// From the host: which ranks have joined.
 struct Progress : MessageHeader<MessageKind::Progress> {
   int64_t host_rank;
   RankSet joined;
@@ -101,10 +101,10 @@ bool send_message(int socket, const T& message, int passed_fd = -1) {
   return send_record(socket, std::as_bytes(std::span(&message, 1)), passed_fd);
 }
 
-// A record that is no message counts as the end of the connection.
+// An invalid record counts as the end of the connection.
 Received receive_message(int socket, Message& message, Fd* passed_fd = nullptr);
 
-// Proofs that both sides know the key.
+// Proofs of the two sides that they know the key.
 enum class Side : uint8_t { Connecting, Listening };
 Proof prove(const RendezvousKey& key, Side side, const Nonce& connecting, const Nonce& listening);
 

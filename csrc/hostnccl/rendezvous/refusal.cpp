@@ -14,7 +14,7 @@ constexpr int kRefusalPollMs = 500;
 constexpr auto kPause = std::chrono::milliseconds(50);
 constexpr auto kTimeToTell = std::chrono::seconds(1);
 
-// Sends the reason to the rank that listens; false if it does not get it by the end.
+// Sends the reason to the listening rank; false if it does not receive it by the end.
 bool tell(int connection, const RendezvousKey& key, const Failure& reason, Clock::time_point end) {
   const ConnectingSide handshake(key);
   bool open = peer_is_same_user(connection) && handshake.send_hello(connection);
@@ -54,7 +54,7 @@ class Refusal {
  private:
   bool over() const { return Clock::now() >= end_; }
 
-  // Those that connect, until the end.
+  // Answers those that connect, until the end.
   void answer() {
     std::vector<Fd> refused;  // stay open until the end: closing one early would drop its reply
     while (!over() && refused.size() < kMaxRanks) {
@@ -72,7 +72,7 @@ class Refusal {
     }
   }
 
-  // Until the rank that listened does so no longer.
+  // Waits until the listening rank stops listening.
   void await_close(int connection) const {
     Message message;
     while (!over() && receive_message(connection, message) != Received::Closed) {

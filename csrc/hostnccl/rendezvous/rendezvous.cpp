@@ -161,7 +161,7 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
   }
 }
 
-// Null if the host closed the connection before it replied: its rendezvous was over already, or it
+// Null if the host closed the connection before it replied: its rendezvous was already over, or it
 // had no room for another connection.
 std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd connection) {
   const int fd = connection.get();
@@ -198,7 +198,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
       }
       pollfd wait{fd, POLLIN, 0};
       poll(&wait, 1, kGuestPollMs);
-      // Its sockets outlive it in processes that it has forked.
+      // Its sockets outlive it in its forked children.
       if (Clock::now() - checked < kHostCheckInterval) continue;
       checked = Clock::now();
       check_host(false);
@@ -224,7 +224,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
   return nullptr;
 }
 
-// Tells the host if it fails: all ranks would wait for this one.
+// Tells the host about a failure: all ranks would wait for this one.
 std::shared_ptr<Segment> Rendezvous::map(int connection, const RendezvousKey& key,
                                          const Fd& file) const {
   try {

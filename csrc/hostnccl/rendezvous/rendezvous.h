@@ -25,10 +25,10 @@ class Rendezvous {
   Rendezvous(int nranks, int rank, Watch watch, const Creation& creation);
   ~Rendezvous();
 
-  // Blocks until all ranks have joined. Throws on an error of any rank, and where one gives up the
+  // Blocks until all ranks have joined. Throws on an error of any rank, and if one gives up the
   // creation.
   std::shared_ptr<Segment> run(const RendezvousKey& key);
-  // For the time until all ranks use the segment: throws if one has reported that it cannot.
+  // Used until all ranks use the segment: throws if a rank has reported that it cannot.
   void check_joiners() const;
 
   std::string progress() const { return joined_.progress(); }

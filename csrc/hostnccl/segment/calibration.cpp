@@ -73,13 +73,13 @@ class Calibrator {
   }
 
  private:
-  // The flags that this rank writes are those of a new segment again.
+  // Resets the flags that this rank writes to those of a new segment.
   void reset() {
     out_.posted.signal(0);
     in_.taken.signal(0);
   }
 
-  // The time until this rank has done its part; returns when the peer has, too.
+  // The time until this rank has done its part; returns once the peer has done its part as well.
   double run(const Work& work) {
     own_.work = work;
     const auto start = Clock::now();
@@ -91,8 +91,8 @@ class Calibrator {
     return took.count();
   }
 
-  // The median of several runs: a mean would count interruptions, and the least time is one that
-  // operations seldom reach.
+  // The median of several runs: a mean would include interruptions, and operations seldom reach the
+  // minimum.
   double usual(const Work& work) {
     std::array<double, kMostRuns> runs;
     size_t count = 0;
@@ -154,7 +154,7 @@ class Calibrator {
     }
   }
 
-  // As a round of a collective (operations/collective_staged.cpp).
+  // Like a round of a collective (operations/collective_staged.cpp).
   void exchange_blocks(size_t bytes, bool streams) {
     static_assert(Measurements::kLarge <= kStagingBytes);
     stage(segment_.rank_state(rank_).staging_buffers[0], sent_.data(), bytes, streams);

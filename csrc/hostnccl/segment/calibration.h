@@ -1,5 +1,5 @@
-// Measures how fast rank 0 and rank 1 move data to each other, for the thresholds of base/tuning.h.
-// Uses their staging buffers and rings before the first operation, and leaves them as it found
+// Measures how fast rank 0 and rank 1 transfer data to each other, for the thresholds of
+// base/tuning.h. Uses their staging buffers and rings before the first operation, and restores
 // them.
 #pragma once
 
@@ -13,8 +13,8 @@ namespace hostnccl {
 // Whether the two ranks can run at the same time.
 bool can_calibrate(const Segment& segment);
 
-// Rank 0 and rank 1 call these together. Takes about 3 ms and at most 30 ms; no result if the ranks
-// were interrupted too often.
+// Rank 0 and rank 1 call these together. They take about 3 ms and at most 30 ms. There is no result
+// if the ranks were interrupted too often.
 std::optional<Measurements> lead_calibration(Segment& segment);
 void follow_calibration(Segment& segment);
 

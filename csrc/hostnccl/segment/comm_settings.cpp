@@ -32,7 +32,7 @@ void check_flag(const char* field, int value) {
   fail(abi::ncclInvalidArgument, "config->%s=%d is neither 0 nor 1", field, value);
 }
 
-// The fields that this engine ignores, as NCCL 2.30 checks them.
+// Checks the fields that this engine ignores, as NCCL 2.30 does.
 void check_ignored(const abi::ncclConfig_t& config) {
   constexpr int kAny = std::numeric_limits<int>::max();
   constexpr int kMostChannels = 64;
@@ -53,7 +53,7 @@ void check_ignored(const abi::ncclConfig_t& config) {
   check_range("graphUsageMode", config.graphUsageMode, 0, 2);
   check_range("maxP2pPeers", config.maxP2pPeers, 1, kAny);
   check_flag("graphStreamOrdering", config.graphStreamOrdering);
-  // The networks that NCCL has itself; others are plugins.
+  // NCCL's built-in networks; others are plugins.
   const auto is_name = [&](const char* name) { return strcasecmp(config.netName, name) == 0; };
   if (config.netName != nullptr && !is_name("Socket") && !is_name("IB")) {
     fail(abi::ncclInvalidUsage, "config->netName=\"%s\" is not a network: Socket or IB",
@@ -93,7 +93,7 @@ CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inh
   settings.split_share = config.splitShare == 1;
   settings.shrink_share = config.shrinkShare == 1;
   if (settings.strict) check_ignored(config);
-  // As in NCCL there may be no context for one-sided operations.
+  // As in NCCL, there may be no context for one-sided operations.
   settings.signals.contexts =
       settings.strict && config.numRmaCtx == 0 ? 0 : positive_or_one(config.numRmaCtx, "numRmaCtx");
   settings.signals.per_context = positive_or_one(config.numRmaSig, "numRmaSig");

@@ -1,6 +1,6 @@
 // Settings of one communicator: the fields of ncclConfig_t that this engine uses. It ignores the
-// others, which concern GPU kernels and networks; in strict mode it refuses the values that NCCL
-// refuses.
+// others, which concern GPU kernels and networks; in strict mode it rejects the values that NCCL
+// rejects.
 #pragma once
 
 #include <string>
@@ -11,16 +11,16 @@
 
 namespace hostnccl {
 
-// Whether strict mode includes that, for the communicators created from now on. Off for a program
-// that has these rules itself (hostSetStrictCalls).
+// Whether strict mode includes strict calls, for communicators created from now on. Off for a
+// program that implements these rules itself (hostSetStrictCalls).
 void set_strict_calls(bool on);
 bool strict_calls_on();
 
 struct CommSettings {
   bool blocking = true;
   bool strict = param_number(ParamId::Strict) != 0;
-  // In strict mode: calls of a non-blocking communicator are in progress when they return, refuse
-  // the next one until then, and a refusal is the communicator's error for good.
+  // In strict mode: calls of a non-blocking communicator are in progress when they return, the next
+  // call is refused until they complete, and a refusal becomes the communicator's permanent error.
   bool strict_calls = strict && strict_calls_on();
   // First operations connect their ranks: see Connections.
   bool connects = strict_calls && param_number(ParamId::Connect) != 0;

@@ -11,7 +11,7 @@ namespace hostnccl {
 class FlatMemory {
  public:
   FlatMemory() = default;
-  // Reserves addresses for windows of at most so many bytes, which begin at this offset in their
+  // Reserves addresses for windows of at most most_bytes, which begin at this offset in their
   // memory files. Throws.
   FlatMemory(int nranks, size_t most_bytes, size_t offset);
   FlatMemory(FlatMemory&& other) noexcept { *this = std::move(other); }
@@ -29,7 +29,7 @@ class FlatMemory {
   char* of_rank(int rank) const { return page_of(rank) + within_page_; }
   uint32_t stride_4g() const { return stride_4g_; }
 
-  // It stays mapped until the process ends: kernels may still use it.
+  // The memory stays mapped until the process ends, because kernels may still use it.
   void abandon() { base_ = nullptr; }
 
  private:

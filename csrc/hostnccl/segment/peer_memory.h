@@ -2,9 +2,9 @@
 // process_vm_readv.
 //
 // A rank whose operation fails returns its buffers to the user while peers may still read them by
-// pointer. So a reader marks its access (AccessEpoch). An ExposureEpoch that ends without close()
-// waits until no rank of its process reads any more. The failure is written to the segment first,
-// so that readers stop soon.
+// pointer. A reader therefore marks its access (AccessEpoch). An ExposureEpoch that ends without
+// close() waits until no rank of its process reads any more. The failure is written to the segment
+// first, so that readers stop soon.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ class AccessEpoch {
   void finish() const { check(); }
 
  private:
-  // Where the peer's memory is mapped in this process; null if it is not.
+  // The address of the peer's memory in this process; null if it is not mapped.
   const char* local_address(int peer, uint64_t address, size_t bytes) const;
 
   Segment& segment_;

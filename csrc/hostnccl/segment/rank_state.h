@@ -39,7 +39,7 @@ struct Descriptor {
   uint64_t windows;  // WindowSet::identity() if all that peers read lies in windows, else 0
 };
 
-// Number of signals that a rank has for each peer: of contexts, and of signals in each.
+// The number of signals that a rank has for each peer: contexts, and signals per context.
 struct SignalRange {
   uint32_t contexts = 1;
   uint32_t per_context = 1;
@@ -49,7 +49,7 @@ struct SignalRange {
 };
 inline constexpr uint32_t kMaxSignals = 1024;
 
-// What a rank contributes when new communicators are derived from this one.
+// A rank's contribution when new communicators are derived from this one.
 struct ExchangeRecord {
   int32_t group;  // split: its color; grow: the new size
   int32_t order;  // split: its key; grow: 1 for the root
@@ -61,8 +61,8 @@ struct SharedRanks {
   std::atomic<uint64_t> words[kMaxRanks / 64];
 };
 
-// A calibration between the ranks 0 and 1: rank 0 publishes work and its number, both do their
-// part, rank 1 publishes the number. See segment/calibration.h.
+// A calibration between ranks 0 and 1: rank 0 publishes work and its number, both do their part,
+// rank 1 publishes the number. See segment/calibration.h.
 struct CalibrationState {
   struct Work {
     enum Kind : uint8_t { Nothing, Message, Exchange, Blocks, Read, End } kind = Nothing;
@@ -74,11 +74,11 @@ struct CalibrationState {
   uint64_t buffer;  // address in the owner's memory
 };
 
-// What one rank publishes. Its peers only read it.
+// The state that one rank publishes. Its peers only read it.
 //
-// Descriptors and staging buffers are double buffered: a rank fills those of call k only after
-// every rank has published call k-1, and so has finished reading those of call k-2. The same holds
-// for the exchange records of agreements, which work even after the segment has failed.
+// Descriptors and staging buffers are double-buffered: a rank fills those of call k only after
+// every rank has published call k-1, and has thus finished reading those of call k-2. The same
+// holds for the exchange records of agreements, which work even after the segment has failed.
 struct alignas(4096) RankState {
   alignas(128) Flag step;  // of the running collective, or of the setup
   alignas(128) Descriptor descriptors[2];
@@ -105,7 +105,7 @@ struct alignas(4096) RankState {
 
 // The pieces of a message use all cells of the ring, so that neither side waits for the other at
 // every piece. At most kEagerMessages messages may start before the receiver takes the first, and a
-// send of several pieces ends only after the receiver has started on it. So a program with
+// send of several pieces ends only after the receiver has started on it, so that a program with
 // unmatched sends blocks early.
 //
 // In a long message a side signals every kSignalledCells cells. Each signal takes a line from the
@@ -115,7 +115,7 @@ inline constexpr uint32_t kEagerMessages = 4;
 inline constexpr uint32_t kSignalledCells = 4;
 inline constexpr size_t kCellBytes = size_t{8} << 10;
 
-// How a message travels: in one cell, read from the sender's buffer, or in several cells.
+// How a message is transferred: in one cell, read from the sender's buffer, or in several cells.
 enum class Transfer : uint32_t { Eager, Direct, Pieces };
 
 // One piece of a message.
@@ -127,14 +127,14 @@ struct Cell {
   alignas(64) unsigned char payload[kCellBytes];
 };
 
-// A signal of captured operations in strict mode. As in NCCL at most one is under way.
+// A signal of captured operations in strict mode. As in NCCL, at most one is in transit.
 struct CapturedSignal {
   Flag given;
   Flag taken;
 };
 
 // One direction between two ranks: a ring of messages, and a flag per signal that counts how often
-// it was given.
+// it was signalled.
 struct alignas(4096) PairRing {
   alignas(128) Flag posted;  // cells that the sender has filled
   alignas(128) Flag taken;   // cells that the receiver has emptied
@@ -145,15 +145,15 @@ struct alignas(4096) PairRing {
   alignas(128) CapturedSignal captured_signals[kMaxSignals];
 };
 
-// What rank 0 knows of the machine, before it signals step 1, or after a calibration.
+// Rank 0's knowledge of the machine, before it signals step 1 or after a calibration.
 struct TuningRecord {
   enum State : uint32_t { Wanted, Measured, Defaults };
   State state;
   Measurements measured;
 };
 
-// What belongs to all ranks: the secret of this world, from which keys of derived communicators
-// follow, the tuning, how the setup has ended, the last decided recovery, and the first failure of
+// State shared by all ranks: the secret of this world, from which the keys of derived communicators
+// follow, the tuning, the outcome of the setup, the last decided recovery, and the first failure of
 // any rank.
 struct alignas(4096) Header {
   Secret secret;

@@ -89,7 +89,7 @@ void Segment::set_tuning(const std::optional<Measurements>& measured) {
 
 std::optional<Measurements> Segment::measurements() const {
   const TuningRecord& record = header_->tuning;
-  // Another rank of this user has written them; what it may do wrong must not do harm here.
+  // Written by another rank of this user, whose errors must not cause harm here.
   const bool usable = record.state == TuningRecord::Measured && plausible(record.measured);
   return usable ? std::optional(record.measured) : std::nullopt;
 }
@@ -187,7 +187,7 @@ const char* Segment::how_unavailable(int rank, bool check_process, bool for_oper
 
 void Segment::check_owner(int rank, const WaitCondition& condition, bool check_process) const {
   const char* how = how_unavailable(rank, check_process, true);
-  // Its last action may have been to signal the flag.
+  // Signalling the flag may have been its last action.
   if (how == nullptr || condition.met()) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s while others were waiting for it",
                  name_of(rank).c_str(), how);

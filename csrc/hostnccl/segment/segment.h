@@ -1,4 +1,4 @@
-// Segment: the shared memory of one communicator. Each process maps it once, also if several of the
+// Segment: the shared memory of one communicator. Each process maps it once, even if several of the
 // ranks are its threads.
 //
 // The first failure of any rank is written to the segment and ends it for all ranks: every waiting
@@ -35,9 +35,9 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
   ~Segment();
 
-  // Known to the ranks of this segment only.
+  // Known only to the ranks of this segment.
   const Secret& secret() const { return header_->secret; }
-  // A number that is the same on all ranks, and of which the secret does not follow. Not 0.
+  // A number that is the same on all ranks and does not reveal the secret. Not 0.
   uint64_t identity() const { return identity_; }
   int nranks() const { return nranks_; }
   RankState& rank_state(int rank) const { return rank_states_[rank]; }
@@ -49,7 +49,7 @@ class Segment {
   void set_process(int rank, const ProcessId& process);  // before any rank runs
   ProcessId process(int rank) const { return {rank_state(rank).pid, rank_state(rank).start}; }
   bool same_process(int rank) const { return rank_state(rank).pid == own_pid_; }
-  // More ranks than CPUs that they may run on, taken together.
+  // Whether there are more ranks than CPUs that they may run on, taken together.
   bool oversubscribed() const { return oversubscribed_; }
 
   // Setup of every rank, in lockstep: a rank calls the next function when all ranks have signalled
@@ -58,8 +58,8 @@ class Segment {
   void probe_peer_memory(int rank);                            // signals step 2
   void finish_setup();                                         // before the first operation
 
-  // How the setup ends is decided once, by the first call: all ranks have taken both steps, or one
-  // has given up. Whether it ends as this rank says.
+  // The first call decides the outcome of the setup: all ranks have completed both steps, or one
+  // has given up. Returns whether the outcome is this rank's.
   bool end_setup(Header::Setup how);
 
   // The thresholds. Those of collectives are the same on all ranks: the largest of their values,
@@ -67,8 +67,8 @@ class Segment {
   const Tuning& tuning() const { return tuning_; }
   bool supports_direct() const { return tuning_.direct[0] != SIZE_MAX; }
 
-  // What was measured, which rank 0 publishes: before step 1 what it knows, else after a
-  // calibration. Ranks wait for tuned() to be 1 before they use it.
+  // The measurements, published by rank 0: known ones before step 1, else after a calibration.
+  // Ranks wait for tuned() to be 1 before they use them.
   Flag& tuned() const { return header_->tuned; }
   void set_tuning(const std::optional<Measurements>& measured);
   std::optional<Measurements> measurements() const;

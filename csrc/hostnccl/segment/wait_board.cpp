@@ -40,7 +40,7 @@ std::vector<ProcessWaits> WaitBoard::read() const {
       words_of(all[i])[word] =
           std::atomic_ref(words_of(from)[word]).load(std::memory_order_acquire);
     }
-    // Another rank has written it: what it may do wrong must not do harm here.
+    // Written by another rank, whose errors must not cause harm here.
     all[i].count = std::min<uint64_t>(all[i].count, kPublishedWaits);
     for (PublishedWait& wait : all[i].waits) wait.text[sizeof wait.text - 1] = '\0';
   }

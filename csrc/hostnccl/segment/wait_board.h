@@ -1,4 +1,4 @@
-// What the threads of a process wait for, published in shared memory while all of them sleep: see
+// The waits of a process's threads, published in shared memory while all of them sleep: see
 // communicator/deadlock.h.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace hostnccl {
 
-// One wait of a thread. The text says all of it; empty for a wait within the process.
+// One wait of a thread. The text describes it completely; empty for a wait within the process.
 struct PublishedWait {
   uint64_t thread;
   ProcessId owner;    // that can end it
@@ -37,7 +37,8 @@ struct ProcessWaits {
   std::span<const PublishedWait> all() const { return {waits, count}; }
 };
 
-// The waits of a process, first, and of some that it waits for. One process writes, any reads.
+// The waits of a process, followed by those of some processes that it waits for. One process
+// writes, any process reads.
 class WaitBoard {
  public:
   static constexpr size_t kProcesses = 8;

@@ -53,10 +53,10 @@ class Window {
 
   void begin_put() { puts_.fetch_add(1, std::memory_order_relaxed); }
   void end_put() { puts_.fetch_sub(1, std::memory_order_release); }
-  // Whether a put of this rank is queued or under way.
+  // Whether a put of this rank is queued or in progress.
   bool has_puts() const { return puts_.load(std::memory_order_acquire) != 0; }
 
-  // Where a peer's memory is mapped in this process; null if it is not completely in this window.
+  // The address of a peer's memory in this process; null if it is not completely in this window.
   char* local_address(int peer, uint64_t address, size_t bytes) const {
     const Part& peer_part = part(peer);
     const uint64_t offset = address - peer_part.address;
@@ -74,14 +74,14 @@ class Window {
   std::atomic<int> puts_{0};
 };
 
-// What an ncclWindow_t points to.
+// The target of an ncclWindow_t.
 template <>
 struct SlotView<Window> {
   alignas(64) abi::ncclWindow_vidmem for_kernels;
   pynccl::device::HostServices services;  // of the device communicator with this resource window
 };
 
-// The window of a put that is queued or under way; it stays open until then.
+// The window of a put that is queued or in progress; it stays open until the put is complete.
 class PutTarget {
  public:
   explicit PutTarget(const Ref<Window>& window) : window_(window) { window_->begin_put(); }
@@ -98,7 +98,7 @@ class PutTarget {
 // The windows that one rank has open at one time; immutable once it is in use.
 class WindowSet {
  public:
-  // Empty, with memory for some windows: add() cannot fail.
+  // Empty, with memory for some windows, so that add() cannot fail.
   explicit WindowSet(size_t capacity) { windows_.reserve(capacity); }
   void add(const Ref<Window>& window) noexcept;
 
@@ -130,7 +130,7 @@ class Windows {
   void add(const Ref<Window>& window, std::shared_ptr<WindowSet> larger) noexcept;
   bool remove(const Ref<Window>& window);  // false if it is not in the set
   void close_all();
-  // Kernels may use the windows of this communicator from now on, also while it is being aborted.
+  // From now on, kernels may use the windows of this communicator, even while it is being aborted.
   void serve_kernels() { serves_kernels_.store(true, std::memory_order_relaxed); }
   void abandon_all();  // before close_all(): what kernels may still use stays mapped
 
@@ -138,7 +138,7 @@ class Windows {
   std::shared_ptr<const WindowSet> open_set() const;
 
   // The number of the next window. Ranks call it in the order of operations, so they get equal
-  // ones.
+  // numbers.
   uint64_t next_number() { return ++last_; }
   // Whether a window has ever been registered.
   bool any_ever() const { return any_ever_.load(std::memory_order_relaxed); }

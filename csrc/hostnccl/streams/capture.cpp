@@ -53,8 +53,8 @@ void Capture::add_stream(const Ref<Stream>& stream, std::vector<size_t> dependen
 
 void Capture::check_valid() const { require(valid_, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED); }
 
-// The streams stop capturing. An event recorded in the capture still refers to it and sees that it
-// has ended.
+// Ends capturing on the streams. An event recorded in the capture still refers to it and sees that
+// it has ended.
 void Capture::detach_streams() {
   ended_ = true;
   std::erase(open_captures(), this);

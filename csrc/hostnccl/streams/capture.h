@@ -1,4 +1,4 @@
-// A stream capture under way: work for its streams becomes nodes of a graph instead of running.
+// A stream capture in progress: work for its streams becomes nodes of a graph instead of running.
 //
 // It begins on the origin stream. Another stream enters it by waiting for an event recorded in it
 // (fork). Before the capture ends, the origin stream must wait for an event recorded after the work
@@ -28,8 +28,8 @@ class Capture {
   };
 
   static void begin(const Ref<Stream>& origin, abi::CUstreamCaptureMode mode);
-  // The wrong stream or thread throws and leaves the streams capturing. Otherwise they stop, also
-  // if the capture is invalid and this throws.
+  // With the wrong stream or thread, throws and leaves the streams capturing. Otherwise they stop
+  // capturing, even if the capture is invalid and this throws.
   static std::unique_ptr<Graph> end(const Ref<Stream>& origin);
   static Info info(const Ref<Stream>& stream);
 
@@ -48,7 +48,8 @@ class Capture {
   // capture.
   static void check_unsafe_call();
 
-  // The stream's handle is closed. A capture that began on it ends, since nothing can end it later.
+  // The stream's handle was closed. A capture that began on it ends, since nothing can end it
+  // later.
   static void on_stream_destroyed(const Ref<Stream>& stream);
   static abi::CUstreamCaptureMode exchange_thread_mode(abi::CUstreamCaptureMode mode);
 

@@ -25,7 +25,7 @@ using SharedFailure = std::shared_ptr<StreamFailure>;
 class DeviceError : public Error {
  public:
   explicit DeviceError(abi::CUresult result);
-  // reason: more than the result says. device_error_text() returns it after the call has failed.
+  // reason: details beyond the result. device_error_text() returns it after the call has failed.
   DeviceError(abi::CUresult result, const std::string& reason);
   // CUDA_ERROR_UNKNOWN: work on a stream has failed.
   explicit DeviceError(SharedFailure failure,
@@ -51,7 +51,7 @@ inline void check_no_failure(const SharedFailure& failure) {
 // For a call that returns CUDA_ERROR_UNKNOWN for another reason.
 void remember_unknown(const Error& error) noexcept;
 
-// The failure of work that this thread's last failed call has met; null if it was another error.
+// The work failure that this thread's last failed call encountered; null if it was another error.
 SharedFailure last_work_failure();
 
 // The name and the description of a result; null for one that hostnccl does not use. The reason of

@@ -17,8 +17,8 @@ class Event {
 
   explicit Event(bool timing) : timing_(timing) {}
 
-  // stream: null for the calling thread. failure: of the work before, where that is not known to
-  // the stream.
+  // stream: null for the calling thread. failure: of the preceding work, if it is unknown to the
+  // stream.
   void record(const Ref<Stream>& stream, SharedFailure failure = nullptr);
   // In a capture, each launch of the graph records the event (CU_EVENT_RECORD_EXTERNAL).
   static void record_external(const Ref<Event>& event, const Ref<Stream>& stream);

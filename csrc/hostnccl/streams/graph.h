@@ -24,8 +24,8 @@ class Graph {
     Operation operation;
     Ref<Window> window;  // the destination of a put
   };
-  // A host function, which gets the failure of the nodes before it, or operations that one progress
-  // engine runs together.
+  // A host function, which receives the failure of the preceding nodes, or operations that one
+  // progress engine runs together.
   using Function = std::function<void(const SharedFailure&)>;
   using Payload = std::variant<Function, std::vector<NodeOperation>>;
 

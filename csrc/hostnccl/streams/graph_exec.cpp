@@ -32,7 +32,7 @@ HandleTable<GraphExec>& graph_execs() {
 // One launch of a graph, shared by the threads of its branches.
 class GraphExec::Launch {
  public:
-  // previous_end: of the previous launch; or null.
+  // previous_end: the end of the previous launch, or null.
   Launch(Ref<Graph> graph, const Ref<Stream>& stream, std::shared_ptr<Event::Record> previous_end)
       : graph_(std::move(graph)),
         stream_(stream),
@@ -91,7 +91,7 @@ class GraphExec::Launch {
     return failure && failure->reported ? failure : nullptr;
   }
 
-  // The launch has a failure, from its stream's or the calling thread.
+  // The launch inherits a failure, from its stream or from the calling thread.
   void failed(const SharedFailure& failure) {
     if (!failure || failure == before_) return;
     if (stream_)
@@ -135,7 +135,7 @@ class GraphExec::Launch {
   SharedFailure before_;          // the failure at the start, then of the whole
   std::vector<std::unique_ptr<ProgressEngine>> engines_;  // one per node; null: a host function
   const std::unique_ptr<Flag[]> node_done_;               // one per node
-  // Of each node, its own failure or that of a node before it, once it is done.
+  // For each node, once it is done, its own failure or that of a preceding node.
   std::vector<SharedFailure> node_failures_;
   Flag started_;
 };
@@ -157,12 +157,12 @@ GraphExec::~GraphExec() {
 void GraphExec::launch(const Ref<Stream>& stream) {
   graph_->check_usable();
   const auto end = std::make_shared<Event::Record>();
-  // A copy that the queued branches share: they may outlive this object.
+  // A copy shared by the queued branches, which may outlive this object.
   const auto branches = std::make_shared<const std::vector<std::vector<size_t>>>(branches_);
   std::shared_ptr<Launch> launch;
   {
     const std::lock_guard lock(mutex_);  // all streams get the launches in the same order
-    // Before the first sequence number, all that can fail.
+    // Everything that can fail comes before the first sequence number.
     launch = std::make_shared<Launch>(graph_, stream, last_end_);
     std::vector<OperationOrder*> orders;
     launch->prepare(orders);

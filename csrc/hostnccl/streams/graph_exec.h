@@ -1,6 +1,6 @@
 // An instantiated graph, which can be launched any number of times. Each branch is one captured
 // stream: the first runs on the stream of the launch, the others on streams that belong to the
-// graph. Flags between the nodes take the place of the captured events.
+// graph. Flags between the nodes replace the captured events.
 #pragma once
 
 #include <memory>
@@ -18,9 +18,9 @@ class GraphExec {
   explicit GraphExec(Ref<Graph> graph);
   ~GraphExec();
 
-  // Runs the graph after the work of the stream (null: in the calling thread, at once, and throws
-  // what fails) and after the previous launch of this graph, whose failure it has as well unless a
-  // caller has been told it before. Its operations take their sequence numbers in this call.
+  // Runs the graph after the work of the stream (null: immediately in the calling thread, throwing
+  // failures) and after the previous launch of this graph, whose failure it inherits unless it was
+  // already reported to a caller. Its operations take their sequence numbers in this call.
   void launch(const Ref<Stream>& stream);
 
   bool is_of_this_process() const { return graph_->is_of_this_process(); }

@@ -1,5 +1,5 @@
-// Host functions: what hostLaunchHostFunc() calls. One reports its failure by an exception or, as a
-// C function, by fail_function().
+// Host functions, called by hostLaunchHostFunc(). They report failure by an exception or, as C
+// functions, by fail_function().
 #pragma once
 
 #include "abi/driver_types.h"

@@ -2,9 +2,9 @@
 // first callback. It ends when the stream has been destroyed and its queue is empty: as in CUDA,
 // destroying a stream does not wait for its work.
 //
-// The default streams 0, 1 (legacy) and 2 (per thread) are no objects: they are the calling thread,
-// which runs a callback at once. So there is nothing that another stream would have to synchronise
-// with implicitly, and every stream behaves as one made with CU_STREAM_NON_BLOCKING.
+// The default streams 0, 1 (legacy) and 2 (per thread) are not objects: they are the calling
+// thread, which runs a callback immediately. No other stream must therefore synchronise with them
+// implicitly, and every stream behaves like one created with CU_STREAM_NON_BLOCKING.
 #pragma once
 
 #include <atomic>
@@ -68,19 +68,19 @@ class Stream {
   };
 
   void synchronize();  // waits for every callback enqueued before
-  // Waits for every callback enqueued before on any stream, also on those that are destroyed.
-  // Throws CUDA_ERROR_NOT_PERMITTED in a callback.
+  // Waits for every callback enqueued before on any stream, including destroyed ones. Throws
+  // CUDA_ERROR_NOT_PERMITTED in a callback.
   static void synchronize_all();
   bool idle();   // every callback has finished
   void close();  // the handle is closed: the thread ends after the last callback
 
   void set_failure(const Error& error);
-  // The first failure since the last take_failure(), or null. A caller that has begun to wait when
-  // fewer were taken gets the last one that another caller has taken meanwhile.
+  // The first failure since the last take_failure(), or null. A caller that began to wait when
+  // fewer were taken gets the last one that another caller has taken in the meantime.
   SharedFailure take_failure(uint32_t taken_before);
   uint32_t taken();
-  // For what is recorded on the stream: the latest failure, where it is reported already when the
-  // record is enqueued, and what the record then has when the stream has reached it.
+  // For records on the stream: the latest failure, if it was already reported when the record is
+  // enqueued, and the failure that the record then has when the stream has reached it.
   SharedFailure reported_failure();
   SharedFailure failure_besides(const SharedFailure& reported);
 
