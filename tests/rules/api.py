@@ -1,4 +1,4 @@
-"""NCCL's C functions and the few driver calls that probes need, from any library, by ctypes.
+"""ctypes bindings of NCCL and of the few driver calls that probes need, for any library.
 
 Functions, argument types and the fields of ncclConfig_t come from the lists of csrc/abi.
 """
@@ -73,7 +73,7 @@ def _type(kind: str, name: str) -> Any:  # noqa: ANN401 - a class of ctypes
 
 @functools.cache
 def _functions() -> dict[str, tuple[int, list[Any]]]:
-    """Since when each function exists, and the types of its arguments, by name."""
+    """The first release and the argument types of each function, by name."""
     found = {}
     text = (_ABI / "nccl_functions.inc").read_text()
     for since_, name, rest in re.findall(r"^FUNCTION\((\d+), [^,]+, nccl(\w+)(.*)\)$", text, re.M):
@@ -88,7 +88,7 @@ def since(function: str) -> int:
 
 
 class Nccl:
-    """The functions of one library, without their prefix. Each returns its result's name."""
+    """The functions of one library, without their prefix. Each returns the name of its result."""
 
     def __init__(self, library: c.CDLL) -> None:
         self._library = library
@@ -139,7 +139,7 @@ def _layout(version: int) -> type[c.Structure]:
 
 
 def configuration(version: int, **fields: object) -> Any:  # noqa: ANN401 - its fields depend on the version
-    """NCCL_CONFIG_INITIALIZER of a release, with some fields set."""
+    """Return NCCL_CONFIG_INITIALIZER of a release with some fields set."""
     made: Any = _layout(version)()
     made.size, made.magic, made.version = c.sizeof(made), _MAGIC, version
     for name, type_ in made._fields_[3:]:
@@ -153,7 +153,7 @@ def configuration(version: int, **fields: object) -> Any:  # noqa: ANN401 - its 
 
 
 class Driver:
-    """Devices, streams and memory: of libcuda.so.1, or of a library that has streams of its own."""
+    """Devices, streams and memory, from libcuda.so.1 or a library with its own streams."""
 
     def __init__(self, library: c.CDLL, host: bool) -> None:
         self._library, self.host = library, host
@@ -171,12 +171,12 @@ class Driver:
         return result
 
     def __call__(self, name: str, *arguments: object) -> None:
-        """Call a function, which must succeed."""
+        """Call a function that must succeed."""
         if result := self.query(name, *arguments):
             raise RuntimeError(f"cu{name} failed with {result}")
 
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         count = c.c_int()
         self("DeviceGetCount", c.byref(count))
         return count.value

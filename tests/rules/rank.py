@@ -1,4 +1,4 @@
-"""What a probe gets: the library, the driver, communicators, and how its ranks meet."""
+"""The argument of a probe: library, driver, communicators, and messages between its ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["F32", "SUM", "Board", "Rank", "handle"]
 
 F32, SUM = 7, 0
 BAD_DTYPE = 99
-_GARBAGE = 0xDEAD000  # what a handle holds before a call
+_GARBAGE = 0xDEAD000  # the value of a handle before a call
 _KEPT: list[c.c_void_p] = []  # NCCL may write a handle after the probe has returned
 
 
 class Board:
-    """Named messages of up to 254 bytes between ranks, in memory that their processes share."""
+    """Named messages of up to 254 bytes between ranks, in memory shared by their processes."""
 
     _SLOTS, _BYTES = 4096, 256
 
@@ -50,7 +50,7 @@ class Rank:
     """One rank of a probe.
 
     Attributes:
-        rank: its number; 0 is the first.
+        rank: its number, from 0.
         size: the number of ranks.
         peer: the other rank of two.
         nccl: the library.
@@ -64,7 +64,7 @@ class Rank:
         self.device = rank % cuda.devices()
         self._board, self._ids, self._meetings = board, 0, 0
 
-    # Meeting other ranks
+    # Messages between ranks
 
     def tell(self, name: str, data: bytes = b"") -> None:
         """Write a message for the other ranks."""
@@ -75,14 +75,14 @@ class Rank:
         return self._board.read(name, seconds)
 
     def meet(self, seconds: float = 20) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
         self._meetings += 1
         self.tell(f"meeting {self._meetings} {self.rank}")
         for other in range(self.size):
             self.hear(f"meeting {self._meetings} {other}", seconds)
 
     def waits(self, call: Callable[[], str], pause: float = 1.5) -> str:
-        """Rank 0 calls, and the others do once it has returned or after a pause.
+        """Call on rank 0, and on the others once it has returned or after a pause.
 
         Returns:
             "waits CODE" if the call of rank 0 had not returned by then, else "returns CODE".
@@ -123,14 +123,14 @@ class Rank:
         return self.nccl.CommInitRankConfig(*arguments)
 
     def create(self, **fields: object) -> c.c_void_p:
-        """A communicator of all ranks that is ready."""
+        """A ready communicator of all ranks."""
         comm = self.empty()
         self.need(self.init(comm, **fields))
         self.need(self.settle(comm))
         return comm
 
     def unready(self) -> c.c_void_p:
-        """A non-blocking communicator that is in progress: its other rank never calls."""
+        """A non-blocking communicator in progress: its other rank never calls."""
         comm = self.empty()
         code = self.init(comm, 2, blocking=0)
         if code != "inProgress":
@@ -149,35 +149,35 @@ class Rank:
         return self.nccl.name(error.value) if code == "success" else f"({code})"
 
     def settle(self, comm: c.c_void_p, seconds: float = 10) -> str:
-        """Wait while a communicator is in progress; its state then."""
+        """Wait while a communicator is in progress, and return its state."""
         end = time.monotonic() + seconds
         while (state := self.state(comm)) == "inProgress" and time.monotonic() < end:
             time.sleep(0.002)
         return state
 
     def in_group(self) -> bool:
-        """Whether this thread is in a group; ends it."""
+        """End the group of this thread; whether there was one."""
         return self.nccl.GroupEnd() != "invalidUsage"
 
     # Operations
 
     def sum(self, comm: c.c_void_p | None, dtype: int = F32) -> str:
-        """Call ncclAllReduce on a stream and memory of its own; its code."""
+        """Call ncclAllReduce on a new stream and new memory, and return its code."""
         stream, memory = self.cuda.stream(), self.cuda.memory()
         return self.nccl.AllReduce(memory, memory, 4, dtype, SUM, comm, stream)
 
     def refused(self, comm: c.c_void_p) -> str:
-        """Call an operation with a wrong argument; its code."""
+        """Call an operation with an invalid argument, and return its code."""
         return self.sum(comm, BAD_DTYPE)
 
     def connect(self, comm: c.c_void_p) -> None:
-        """One finished all-reduce, after which the ranks are connected."""
+        """Complete an all-reduce, which connects the ranks."""
         result = self.works(comm)
         if result != "works":
             raise RuntimeError(f"the first operation ended with {result}")
 
     def works(self, comm: c.c_void_p) -> str:
-        """Try an all-reduce: "works", or what happened."""
+        """Try an all-reduce: "works", or the failure."""
         stream, memory = self.cuda.stream(), self.cuda.memory()
         self.cuda.write(memory, 1.0)
         code = self.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
@@ -191,32 +191,32 @@ class Rank:
         self.nccl.CommCount(comm, c.byref(count))
         return "works" if self.cuda.read(memory) == count.value else "wrong result"
 
-    # Calls that need no other rank
+    # Calls that involve no other rank
 
     def count(self, comm: c.c_void_p) -> str:
-        """Call ncclCommCount; its code."""
+        """Call ncclCommCount, and return its code."""
         return self.nccl.CommCount(comm, c.byref(c.c_int()))
 
     def make_operator(self, comm: c.c_void_p) -> str:
-        """Call ncclRedOpCreatePreMulSum; its code."""
+        """Call ncclRedOpCreatePreMulSum, and return its code."""
         operator, scalar = c.c_int(), c.c_float(2)
         return self.nccl.RedOpCreatePreMulSum(c.byref(operator), c.byref(scalar), F32, 1, comm)
 
     def register(self, comm: c.c_void_p) -> str:
-        """Call ncclCommRegister on 4096 bytes of new memory; its code."""
+        """Call ncclCommRegister on 4096 bytes of new memory, and return its code."""
         return self.nccl.CommRegister(comm, self.cuda.memory(), 4096, c.byref(c.c_void_p()))
 
     # Handles
 
     @staticmethod
     def empty() -> c.c_void_p:
-        """A handle with a value that no call returns."""
+        """A handle initialized with a value that no call returns."""
         _KEPT.append(c.c_void_p(_GARBAGE))
         return _KEPT[-1]
 
 
 def handle(value: c.c_void_p) -> str:
-    """What a call has put into Rank.empty(): "set", "null" or "untouched"."""
+    """The effect of a call on Rank.empty(): "set", "null" or "untouched"."""
     if value.value == _GARBAGE:
         return "untouched"
     return "set" if value.value else "null"

@@ -1,15 +1,15 @@
-"""A rule of NCCL: what it says, how it is probed, and the outcome of each release and target.
+"""A rule of NCCL's behavior: its text, its probe, and the outcome for each release and target.
 
-Rules are registered by the decorator :func:`rule` on their probe::
+The decorator :func:`rule` registers a rule with its probe::
 
-    @rule("CommFinalize", "A second finalize is refused", nccl=["success", "invalidArgument"])
+    @rule("CommFinalize", "A second finalize is rejected", nccl=["success", "invalidArgument"])
     def finalize_twice(rank):
         comm = rank.create()
         return [rank.nccl.CommFinalize(comm), rank.nccl.CommFinalize(comm)]
 
-A probe returns the outcome of its rank: a text, a number, or a list or dictionary of them. An
-outcome is that of all ranks if they agree, else the list of theirs. ``"hang"`` is the outcome of a
-probe that does not end, and ``"crash SIGSEGV"`` of one whose process died.
+A probe returns the outcome of its rank: a text, a number, or a list or dictionary of them. If all
+ranks agree, that is the outcome of the rule, otherwise it is the list of their outcomes. A probe
+that does not end has the outcome ``"hang"``, and one whose process died ``"crash SIGSEGV"``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "VERSIONS", "Difference", "Rule", "differs", "later", "rule", "stricter"]
 
-# The releases that the table covers. Outcomes were measured with NCCL's own host code up to 2.30.7;
-# those of 2.32 are assumed to be those of 2.30.
+# The releases that the table covers. Outcomes were measured with NCCL's own host code up to 2.30.7.
+# 2.32 is assumed to behave like 2.30.
 VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.30": 23007, "2.32": 23203}
 
 Outcome = Any  # what JSON can represent
-# From which release on an outcome holds: {"2.18": ..., "2.24": ...}; else it holds for all.
+# An outcome for all releases, or by first release: {"2.18": ..., "2.24": ...}.
 Outcomes = Any
 
 Kind = Literal["stricter on purpose", "differs on purpose", "not right in pynccl yet"]
@@ -38,7 +38,7 @@ Kind = Literal["stricter on purpose", "differs on purpose", "not right in pynccl
 
 @dataclass(frozen=True)
 class Difference:
-    """An outcome of a target that is not NCCL's, and why."""
+    """An outcome of a target that differs from NCCL's, and the reason."""
 
     outcomes: Outcomes
     kind: Kind
@@ -46,7 +46,7 @@ class Difference:
 
 
 def stricter(outcomes: Outcomes, reason: str) -> Difference:
-    """The target refuses, or ends, what NCCL accepts, leaves undefined or never ends."""
+    """The target rejects, or ends, what NCCL accepts, leaves undefined or never ends."""
     return Difference(outcomes, "stricter on purpose", reason)
 
 
@@ -56,12 +56,12 @@ def differs(outcomes: Outcomes, reason: str) -> Difference:
 
 
 def later(outcomes: Outcomes, reason: str) -> Difference:
-    """The target is to behave as NCCL once pynccl is right over that behavior."""
+    """The target is to match NCCL once pynccl handles that behavior correctly."""
     return Difference(outcomes, "not right in pynccl yet", reason)
 
 
 def outcome_of(outcomes: Outcomes, version: str) -> Outcome:
-    """The outcome of a release; None if there is none."""
+    """The outcome for a release; None if there is none."""
     if not (isinstance(outcomes, dict) and outcomes and set(outcomes) <= set(VERSIONS)):
         return outcomes
     found = None
@@ -77,21 +77,21 @@ class Rule:
 
     Attributes:
         name: the name of the probe's function.
-        function: of nccl.h, without the prefix.
-        text: the rule in words.
+        function: the nccl.h function, without the prefix.
+        text: the rule in plain English.
         outcomes: NCCL's outcomes.
         probe: called once for each rank.
         source: "measured" (with NCCL's host code), "read" with a file and line of NCCL's sources,
             "documented" or "assumed".
         double: how the test double differs.
         host: how hostnccl differs in strict mode.
-        ranks: their number.
-        processes: whether each rank is a process; otherwise they are threads of one.
+        ranks: the number of ranks.
+        processes: whether each rank is a process of its own, rather than a thread.
         devices: how many devices the probe needs.
         first: the first release to which the rule applies, as an NCCL_VERSION_CODE.
         env: environment variables of the probe's process.
         alone: whether the probe needs a process of its own: it may hang or crash.
-        seconds: after which the probe counts as hung.
+        seconds: the time after which the probe counts as hung.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Rule:
     seconds: float = 12
 
     def expected(self, version: str) -> Outcome:
-        """NCCL's outcome of a release; None if the rule does not apply to it."""
+        """NCCL's outcome for a release; None if the rule does not apply to it."""
         if VERSIONS[version] < max(self.first, since(self.function)):
             return None
         return outcome_of(self.outcomes, version)

@@ -2,7 +2,7 @@
 
 python -m tests.rules.run                      the double of each release, and hostnccl
 python -m tests.rules.run 2.30 host            some targets
-python -m tests.rules.run --real               the NCCL that pynccl finds
+python -m tests.rules.run --real               the NCCL that pynccl would load
 python -m tests.rules.run --nccl libnccl.so.2 --cuda libcuda.so.1   another real library
 """
 
@@ -36,7 +36,7 @@ __all__ = ["HOST", "Finding", "Target", "compare", "main", "run", "target"]
 
 assert areas.__all__  # imported for the rules that its modules register
 HOST = "host"
-# What is left to correct: wrong outcomes, by target and rule. Written by --record.
+# Outcomes still to correct, by target and rule. Written by --record.
 OPEN = Path(__file__).with_name("open.json")
 _ROOT = Path(__file__).resolve().parents[2]
 _AT_A_TIME = 4
@@ -49,13 +49,13 @@ class Target:
 
     name: str
     nccl: str
-    cuda: str  # "host": the library has streams of its own
+    cuda: str  # "host": the library has its own streams
     version: str  # the release with which it is compared
     env: dict[str, str]
-    apart: bool = False  # ranks that need a device each are processes, of hosts of their own
+    apart: bool = False  # ranks that need a device each are processes with a host id of their own
 
     def difference(self, rule: Rule) -> Difference | None:
-        """How the table says that this target differs from NCCL."""
+        """The listed difference between this target and NCCL."""
         if self.name in VERSIONS:
             return rule.double
         return rule.host if self.name == HOST else None
@@ -74,11 +74,11 @@ def target(name: str, scratch: str) -> Target:
 
 # In a process of probes
 
-_KEPT = ("NCCL_SOCKET_", "NCCL_DEBUG")  # how ranks meet, and what NCCL prints
+_KEPT = ("NCCL_SOCKET_", "NCCL_DEBUG")  # the network interface, and NCCL's log
 
 
 def _probe(rule: Rule, ranks: Sequence[int], board: Board, nccl: Nccl, cuda: Driver) -> list[Any]:
-    """The outcomes of some ranks of a rule, as threads."""
+    """Run some ranks of a rule as threads, and return their outcomes."""
     outcomes: list[Any] = ["hang"] * len(ranks)
 
     def one(index: int) -> None:
@@ -98,14 +98,14 @@ def _probe(rule: Rule, ranks: Sequence[int], board: Board, nccl: Nccl, cuda: Dri
     end = time.monotonic() + rule.seconds
     for thread in threads:
         thread.join(max(0, end - time.monotonic()))
-    # A rank that has finished stays for the others.
+    # A finished rank stays alive for the others.
     for other in range(rule.ranks):
         board.read(f"end {other}", max(0, end - time.monotonic()))
     return list(outcomes)
 
 
 def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Target) -> list[Any]:
-    """Probe rules one after another, up to the first that hangs; writes outcomes to stdout."""
+    """Probe rules one after another up to the first hang, and print the outcomes."""
     for name in set(os.environ):
         if name.startswith(("NCCL_", "HOSTNCCL_")) and not name.startswith(_KEPT):
             del os.environ[name]  # it would change what NCCL does
@@ -157,7 +157,7 @@ class Process:
         os.close(write)
 
     def read(self) -> bool:
-        """Read outcomes; whether the process has ended."""
+        """Read outcomes, and return whether the process has ended."""
         data = os.read(self.pipe, 1 << 16)
         self._text += data
         *lines, self._text = self._text.split(b"\n")
@@ -179,13 +179,13 @@ class Process:
         return True
 
     def late(self) -> bool:
-        """Whether its probe has hung so that the process itself did not notice."""
+        """Whether its probe hangs undetected by the process itself."""
         limit = RULES[self.current].seconds if self.current else 60
         return time.monotonic() > self.began + limit + 20
 
 
 class Runner:
-    """Runs probes against a target, some processes at a time."""
+    """Runs probes against a target in parallel processes."""
 
     def __init__(self, to: Target) -> None:
         self.to = to
@@ -208,7 +208,7 @@ class Runner:
             if part := together[first::count]:
                 waiting.append((part, (), [Board() for _ in part]))
         while waiting or self._running:
-            # The ranks of a rule start together, whatever else runs.
+            # The ranks of a rule start together, regardless of the limit.
             while waiting and (len(self._running) < _AT_A_TIME or waiting[0][1] not in ((), [0])):
                 self._running.append(Process(*waiting.pop(0), self.to))
             ready, _, _ = select.select([process.pipe for process in self._running], [], [], 1)
@@ -224,7 +224,7 @@ class Runner:
         return self.outcomes
 
     def _end(self, process: Process) -> list[Rule]:
-        """Take the outcomes of an ended process; the rules that it left out."""
+        """Store the outcomes of an ended process, and return the rules it did not reach."""
         for name, outcomes in process.outcomes.items():
             rule = RULES[name]
             parts = self._parts.setdefault(name, {})
@@ -238,7 +238,7 @@ class Runner:
 
 
 def _together(outcomes: list[Any]) -> Any:  # noqa: ANN401 - what JSON can represent
-    """One outcome of a rule from those of its ranks; a rank that returns None has none."""
+    """Combine the outcomes of a rule's ranks; a rank that returns None is ignored."""
     for end in ("crash SIGSEGV", "crash SIGABRT", "hang"):
         if end in outcomes:
             return end
@@ -265,9 +265,9 @@ class Finding:
 
 
 def compare(to: Target, outcomes: dict[str, Any]) -> list[Finding]:
-    """How outcomes differ from NCCL's.
+    """Find the differences between outcomes and NCCL's.
 
-    The kind "unexplained" is for those of OPEN, "new" for those that nothing lists.
+    Differences listed in OPEN are "unexplained", unlisted ones are "new".
     """
     found = []
     known = json.loads(OPEN.read_text()).get(to.name, {})
@@ -277,14 +277,14 @@ def compare(to: Target, outcomes: dict[str, Any]) -> list[Finding]:
         listed = outcome_of(difference.outcomes, to.version) if difference else known.get(name)
         if outcome in (expected, "too few devices"):
             if listed not in (None, expected) and outcome == expected:
-                reason = "the difference that the table lists is gone"
+                reason = "the listed difference no longer occurs"
                 found.append(Finding(rule, "new", expected, outcome, reason))
         elif difference and outcome == listed:
             found.append(Finding(rule, difference.kind, expected, outcome, difference.reason))
         elif not difference and outcome == listed:
             found.append(Finding(rule, "unexplained", expected, outcome, ""))
         elif isinstance(expected, str) and expected.startswith("crash") and listed is None:
-            reason = "a crash of NCCL is not imitated"
+            reason = "a crash of NCCL is not reproduced"
             found.append(Finding(rule, "stricter on purpose", expected, outcome, reason))
         else:
             found.append(Finding(rule, "new", expected, outcome, "not in the table"))
@@ -292,7 +292,7 @@ def compare(to: Target, outcomes: dict[str, Any]) -> list[Finding]:
 
 
 def _report(to: Target, outcomes: dict[str, Any], shown: set[str]) -> int:
-    """Print the differences of some kinds; the number of unexplained or new ones."""
+    """Print the differences of some kinds, and count the unexplained or new ones."""
     findings = compare(to, outcomes)
     kinds = Counter(finding.kind for finding in findings)
     for finding in findings:
@@ -312,7 +312,7 @@ def _report(to: Target, outcomes: dict[str, Any], shown: set[str]) -> int:
 
 
 def _wrong(to: Target, outcomes: dict[str, Any]) -> dict[str, Any]:
-    """The outcomes that are not explained, as OPEN lists them."""
+    """The unexplained outcomes, in the format of OPEN."""
     kinds = {"new", "unexplained"}
     return {
         finding.rule.name: finding.outcome
@@ -322,7 +322,7 @@ def _wrong(to: Target, outcomes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _release(library: str) -> str:
-    """The release of the table that a library is compared with: its own or the one before."""
+    """The table's release for a library: its own, or the latest earlier one."""
     code = c.c_int()
     c.CDLL(library).ncclGetVersion(c.byref(code))
     own = (code.value // 10000, code.value // 100 % 100)
@@ -331,14 +331,16 @@ def _release(library: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run probes as the command line says; 1 if an outcome is not in the table."""
+    """Run the probes of the command line; 1 if an outcome is not in the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("targets", nargs="*", help="releases of the double, and host")
-    parser.add_argument("--real", action="store_true", help="the NCCL that pynccl finds")
+    parser.add_argument("--real", action="store_true", help="the NCCL that pynccl would load")
     parser.add_argument(
-        "--apart", action="store_true", help="a real library's ranks share a device, as processes"
+        "--apart",
+        action="store_true",
+        help="the ranks of a real library share a device, as processes",
     )
     parser.add_argument("--nccl", help="a real library")
     parser.add_argument("--cuda", default="libcuda.so.1", help="its driver")
@@ -348,7 +350,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only-new", action="store_true", help="show and count only what the table does not list"
     )
-    parser.add_argument("--record", action="store_true", help="list what differs now in open.json")
+    parser.add_argument(
+        "--record", action="store_true", help="write the current differences to open.json"
+    )
     options = parser.parse_args(arguments)
     if options.real:
         options.nccl = locate("cuda").path
@@ -368,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         for to in targets:
             outcomes = run(to, rules)
-            # "Waits" is what has not happened for a while, on a busy machine by chance: again.
+            # A busy machine can produce a false "waits", so retry.
             for _ in range(2):
                 again = [one.rule for one in compare(to, outcomes) if one.kind == "new"]
                 outcomes |= run(to, again)

@@ -1,4 +1,4 @@
-"""The rules of NCCL, probed on the test double and on hostnccl: what differs is in the table."""
+"""NCCL's rules, probed on the test double and on hostnccl. The table lists all differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TARGETS = ["2.30", HOST] if not FULL else ["2.18", "2.24", "2.28", "2.30", "2.3
 
 @pytest.fixture(scope="module")
 def double() -> None:
-    """The double is built, or the test is skipped."""
+    """Build the double, or skip the test."""
     try:
         build.build(_ROOT / "build" / "cuda-double")
     except build.BuildError as error:
@@ -28,10 +28,8 @@ def double() -> None:
 
 @pytest.mark.parametrize("target", _TARGETS)
 def test_rules(double: None, target: str) -> None:
-    """No outcome is new, whatever the environment says: NCCL's, or one whose difference the table
-    lists.
-    """
-    # In a process without other libraries and threads, since it forks.
+    """Every outcome is NCCL's or a listed difference, regardless of the environment."""
+    # In a process without other libraries and threads, because it forks.
     command = [sys.executable, "-m", "tests.rules.run", "--only-new", target]
     done = subprocess.run(
         command,

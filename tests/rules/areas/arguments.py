@@ -10,7 +10,7 @@ from tests.rules.api import MissingError
 from tests.rules.rank import F32, SUM, Rank
 from tests.rules.rule import rule, stricter
 
-# How each operation is called: with send and receive buffer, count, type, operator, root.
+# The arguments of each operation, from send and receive buffer, count, type, operator, root.
 _Call = Callable[..., str]
 _CALLS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "AllReduce": lambda s, r, n, t, o, p: (s, r, n, t, o),
@@ -35,7 +35,7 @@ def _calls(
     names: Any = tuple(_CALLS),  # noqa: ANN401 - names of operations
     **given: Any,  # noqa: ANN401 - of a call
 ) -> list[str]:
-    """The different codes of all operations of the release, called with the same arguments."""
+    """The distinct codes of all operations of the release, called with the same arguments."""
     stream, memory = rank.cuda.stream(), rank.cuda.memory()
     values: dict[str, Any] = {"s": memory, "r": memory, "n": 4, "t": F32, "o": SUM, "p": 0, **given}
     codes = set()
@@ -50,32 +50,32 @@ def _calls(
 _REFUSED = ["invalidArgument"]
 
 
-@rule("AllReduce", "Unknown data types are refused by all operations", nccl=[_REFUSED] * 3)
+@rule("AllReduce", "All operations reject unknown data types", nccl=[_REFUSED] * 3)
 def argument_dtype(rank: Rank) -> list[list[str]]:
     comm = rank.create()
     return [_calls(rank, comm, t=dtype) for dtype in (-1, 12, 99)]
 
 
-@rule("AllReduce", "Unknown operators are refused", nccl=[_REFUSED] * 4)
+@rule("AllReduce", "Unknown reduction operators are rejected", nccl=[_REFUSED] * 4)
 def argument_operator(rank: Rank) -> list[list[str]]:
     comm = rank.create()
     return [_calls(rank, comm, _REDUCING, o=op) for op in (-1, 5, 99, 2**31 - 1)]
 
 
-@rule("Send", "A root or peer outside of the communicator is refused", nccl=[_REFUSED] * 3)
+@rule("Send", "A root or peer outside the communicator is rejected", nccl=[_REFUSED] * 3)
 def argument_root(rank: Rank) -> list[list[str]]:
     comm = rank.create()
     return [_calls(rank, comm, _ROOTED, p=root) for root in (-1, 1, 99)]
 
 
-@rule("AllReduce", "NULL is no communicator for all operations", nccl=_REFUSED)
+@rule("AllReduce", "All operations reject a NULL communicator", nccl=_REFUSED)
 def argument_null_comm(rank: Rank) -> list[str]:
     return _calls(rank, None)
 
 
 @rule(
     "AllReduce",
-    "NULL as a communicator in a group fails the group",
+    "An operation on a NULL communicator in a group fails the group",
     nccl=["success", "invalidArgument", "invalidArgument"],
 )
 def argument_null_comm_in_group(rank: Rank) -> list[str]:
@@ -84,7 +84,7 @@ def argument_null_comm_in_group(rank: Rank) -> list[str]:
 
 @rule(
     "AllReduce",
-    "With a count of 0 buffers may be NULL, and the data type is still checked",
+    "With a count of 0, buffers may be NULL, but the data type is still checked",
     nccl=[["success"], ["success"], _REFUSED],
 )
 def argument_count_0(rank: Rank) -> list[list[str]]:
@@ -97,13 +97,13 @@ def argument_count_0(rank: Rank) -> list[list[str]]:
     ]
 
 
-_NULL = "a kernel that reads address 0 ends the program"
+_NULL = "a kernel that reads address 0 terminates the program"
 _UNCHECKED = ("AllReduce", "AllGather", "Broadcast", "ReduceScatter")
 
 
 @rule(
     "AllReduce",
-    "NULL buffers are not checked: the kernel fails on them",
+    "NULL buffers are not checked: the kernel faults on them",
     nccl=["success"],
     alone=True,
     source="measured; kernels were emulated",
@@ -119,7 +119,7 @@ _CHECKED = {"NCCL_CHECK_POINTERS": "1"}
 
 @rule(
     "AllReduce",
-    "With NCCL_CHECK_POINTERS=1 a NULL receive buffer is refused",
+    "With NCCL_CHECK_POINTERS=1 a NULL receive buffer is rejected",
     nccl=_REFUSED,
     env=_CHECKED,
 )
@@ -130,7 +130,7 @@ def argument_null_receive_checked(rank: Rank) -> list[str]:
 
 @rule(
     "AllReduce",
-    "With NCCL_CHECK_POINTERS=1 a NULL send buffer is refused",
+    "With NCCL_CHECK_POINTERS=1 a NULL send buffer is rejected",
     nccl=_REFUSED,
     env=_CHECKED,
 )
@@ -147,7 +147,7 @@ def stream_null(rank: Rank) -> str:
 
 @rule(
     "AllReduce",
-    "An operation needs no current device, and leaves the current one",
+    "An operation does not depend on the current device and does not change it",
     nccl=["success", "done", True],
     ranks=2,
     devices=2,
@@ -159,7 +159,7 @@ def stream_other_device_current(rank: Rank) -> list[Any]:
     return [code, rank.cuda.finish(stream), rank.cuda.current() == rank.peer]
 
 
-@rule("AllReduce", "Buffers that overlap in part are not refused", nccl="success")
+@rule("AllReduce", "Partially overlapping buffers are not rejected", nccl="success")
 def buffer_overlap(rank: Rank) -> str:
     comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
     behind = c.c_void_p((memory.value or 0) + 8)

@@ -1,4 +1,4 @@
-"""ncclConfig_t: which values a creation of one rank accepts."""
+"""ncclConfig_t: the values accepted when a communicator of one rank is created."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _field(
     def probe(rank: Rank) -> list[int]:
         return [value for value in tried if _accepts(rank, **{name: value})]
 
-    text = f"The values of {name} that are accepted, of {tried}"
+    text = f"The accepted values of {name}, out of {tried}"
     rule("CommInitRankConfig", text, accepted, name=f"config_{name}", **options)(probe)
 
 
@@ -52,21 +52,22 @@ _field("graphStreamOrdering", [0, 1], [-1, 0, 1, 2], first=23007)
 
 @rule(
     "CommInitRankConfig",
-    "minCTAs is accepted only with a maxCTAs that is not below it",
+    "minCTAs requires a maxCTAs that is at least as large",
     nccl=[True, True, False],
 )
 def config_minimum_and_maximum(rank: Rank) -> list[bool]:
     return [_accepts(rank, minCTAs=low, maxCTAs=high) for low, high in ((2, 8), (8, 8), (9, 3))]
 
 
-@rule("CommInitRankConfig", "A name of any length is accepted", nccl=[True, True], first=22700)
+@rule("CommInitRankConfig", "commName may have any length", nccl=[True, True], first=22700)
 def config_comm_name(rank: Rank) -> list[bool]:
     return [_accepts(rank, commName=name) for name in (b"", b"n" * 1000)]
 
 
 @rule(
     "CommInitRankConfig",
-    "The built-in network is named Socket, in any case; another name, or an empty one, is refused",
+    "The built-in network is named Socket, case-insensitively; other names and an empty "
+    "name are rejected",
     nccl=[True, True, False, False],
 )
 def config_network(rank: Rank) -> list[bool]:
@@ -81,7 +82,7 @@ def _raw(rank: Rank, config: Any) -> str:  # noqa: ANN401 - its class depends on
 
 @rule(
     "CommInitRankConfig",
-    "A configuration without its initializer is refused; 2.18 accepts one of zeros",
+    "An uninitialized configuration is rejected; 2.18 accepts one of all zeros",
     nccl={
         "2.18": ["invalidArgument", "success"],
         "2.24": ["invalidArgument", "invalidArgument"],
@@ -95,7 +96,7 @@ def config_magic(rank: Rank) -> list[str]:
 
 @rule(
     "CommInitRankConfig",
-    "The size of a configuration may be any from 16 bytes on; 2.18 accepts less as well",
+    "The size of a configuration must be at least 16 bytes; 2.18 accepts any size",
     nccl={"2.18": [0, 8, 16, 20, 24], "2.24": [16, 20, 24]},
 )
 def config_size(rank: Rank) -> list[int]:
@@ -106,14 +107,14 @@ def config_size(rank: Rank) -> list[int]:
     ]
 
 
-@rule("CommInitRankConfig", "A field beyond size is not read", nccl="success")
+@rule("CommInitRankConfig", "Fields beyond size are not read", nccl="success")
 def config_size_cut(rank: Rank) -> str:
     return _raw(rank, rank.config(minCTAs=-7, size=24))
 
 
 @rule(
     "CommInitRankConfig",
-    "Bytes behind the fields that the library knows are not read",
+    "Bytes beyond the fields known to the library are not read",
     nccl="success",
 )
 def config_size_more(rank: Rank) -> str:
@@ -124,7 +125,7 @@ def config_size_more(rank: Rank) -> str:
     return _raw(rank, larger)
 
 
-@rule("CommInitRankConfig", "Any version of a configuration is accepted", nccl=["success"] * 3)
+@rule("CommInitRankConfig", "The version of a configuration is not checked", nccl=["success"] * 3)
 def config_version(rank: Rank) -> list[str]:
     codes = []
     for version in (0, 21400, 99999):
@@ -134,7 +135,7 @@ def config_version(rank: Rank) -> list[str]:
     return codes
 
 
-@rule("CommInitRankConfig", "A configuration is only read", nccl=["success", True])
+@rule("CommInitRankConfig", "A configuration is not modified", nccl=["success", True])
 def config_unchanged(rank: Rank) -> list[Any]:
     config = rank.config()
     before = bytes(config)
@@ -143,7 +144,7 @@ def config_unchanged(rank: Rank) -> list[Any]:
 
 @rule(
     "CommSplit",
-    "A split refuses a wrong configuration, and its parent still works",
+    "A split rejects an invalid configuration, and the parent still works",
     nccl=["invalidArgument", "null", "success", "works"],
     ranks=2,
 )

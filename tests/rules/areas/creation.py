@@ -10,22 +10,22 @@ from tests.rules.rank import Rank, handle
 from tests.rules.rule import differs, rule, stricter
 
 _TWICE = stricter(["success", "invalidUsage"], "a creation that never works is refused")
-_ID = "an ID that no call returned is a wrong argument; NCCL tries to connect to its address"
+_ID = "an ID that no call returned is an invalid argument; NCCL tries to connect to its address"
 
 
-@rule("GetUniqueId", "A unique ID needs a place", nccl="invalidArgument")
+@rule("GetUniqueId", "ncclGetUniqueId rejects a NULL pointer", nccl="invalidArgument")
 def id_null(rank: Rank) -> str:
     return rank.nccl.GetUniqueId(None)
 
 
-@rule("GetUniqueId", "Unique IDs differ", nccl=True)
+@rule("GetUniqueId", "Every unique ID is different", nccl=True)
 def id_different(rank: Rank) -> bool:
     return bytes(rank.id()) != bytes(rank.id())
 
 
 @rule(
     "CommInitRank",
-    "An ID of zeros is an internal error",
+    "An ID of all zeros is an internal error",
     nccl={
         "2.18": ["internalError", "null"],
         "2.24": "crash SIGABRT",
@@ -42,7 +42,7 @@ def id_zeros(rank: Rank) -> list[str]:
 
 @rule(
     "CommInitRank",
-    "A second creation with an ID never returns; 2.18 reports an error",
+    "Reusing an ID never returns; 2.18 reports an error",
     nccl={"2.18": ["success", "systemError"], "2.24": "hang"},
     alone=True,
     seconds=4,
@@ -55,20 +55,20 @@ def id_used_twice(rank: Rank) -> list[str]:
     return [rank.nccl.CommInitRank(c.byref(comm), 1, made, 0) for comm in comms]
 
 
-@rule("CommInitRank", "A creation waits for all ranks", nccl="waits success", ranks=2)
+@rule("CommInitRank", "ncclCommInitRank waits for all ranks", nccl="waits success", ranks=2)
 def init_waits(rank: Rank) -> str:
     comm, made = c.c_void_p(), rank.id()
     return rank.waits(lambda: rank.nccl.CommInitRank(c.byref(comm), 2, made, rank.rank))
 
 
-@rule("CommInitRank", "Ranks may be processes", nccl="works", ranks=2, processes=True)
+@rule("CommInitRank", "Ranks may be separate processes", nccl="works", ranks=2, processes=True)
 def init_processes(rank: Rank) -> str:
     return rank.works(rank.create())
 
 
 @rule(
     "CommInitRank",
-    "A rank outside of the number of ranks is refused, and the handle is NULL",
+    "A rank outside [0, nranks) is rejected, and the handle is NULL",
     nccl=[["invalidArgument", "null"]] * 3,
 )
 def init_rank(rank: Rank) -> list[list[str]]:
@@ -82,7 +82,7 @@ def init_rank(rank: Rank) -> list[list[str]]:
 
 @rule(
     "CommInitRank",
-    "A number of ranks below 1 is refused; since 2.24 the handle is not written",
+    "Fewer than 1 rank is rejected; since 2.24 the handle is not written",
     nccl={
         "2.18": [["invalidArgument", "null"]] * 2,
         "2.24": [["invalidArgument", "untouched"]] * 2,
@@ -97,14 +97,14 @@ def init_nranks(rank: Rank) -> list[list[str]]:
     return found
 
 
-@rule("CommInitRank", "A place for the handle is needed", nccl="invalidArgument")
+@rule("CommInitRank", "A NULL pointer for the handle is rejected", nccl="invalidArgument")
 def init_null_handle(rank: Rank) -> str:
     return rank.nccl.CommInitRank(None, 1, rank.id(), 0)
 
 
 @rule(
     "CommInitRank",
-    "In a group the handle is set at once",
+    "In a group the handle is set immediately",
     nccl=["success", "set", "success", "works"],
 )
 def init_in_group(rank: Rank) -> list[str]:
@@ -116,7 +116,7 @@ def init_in_group(rank: Rank) -> list[str]:
 
 @rule(
     "CommInitRank",
-    "A refused creation fails its group; the other handle stays set and can be aborted",
+    "A rejected ncclCommInitRank fails its group; the other handle stays set and can be aborted",
     nccl=["success", "invalidArgument", "invalidArgument", "set", "null", "success"],
 )
 def init_in_group_one_refused(rank: Rank) -> list[str]:
@@ -145,7 +145,7 @@ def init_used_in_group(rank: Rank) -> list[str]:
 
 @rule(
     "CommInitRank",
-    "Two ranks on one GPU are refused, and the handle is NULL",
+    "Two ranks on one GPU are rejected, and the handle is NULL",
     nccl={
         "2.18": ["invalidUsage", "null"],
         "2.24": "crash SIGABRT",
@@ -182,7 +182,7 @@ def init_one_gpu_allowed(rank: Rank) -> str:
 
 @rule(
     "CommInitRank",
-    "The device is that of the calling thread",
+    "The device is the calling thread's current device",
     nccl=["success", 1],
     devices=2,
 )
@@ -203,38 +203,38 @@ def _init_all(rank: Rank, count: int, devices: list[int] | None) -> str:
     return rank.nccl.CommInitAll(comms, count, array)
 
 
-@rule("CommInitAll", "A negative number of devices is refused", nccl="invalidArgument")
+@rule("CommInitAll", "A negative number of devices is rejected", nccl="invalidArgument")
 def init_all_negative(rank: Rank) -> str:
     return _init_all(rank, -1, None)
 
 
-@rule("CommInitAll", "A place for the handles is needed", nccl="invalidArgument")
+@rule("CommInitAll", "A NULL pointer for the handles is rejected", nccl="invalidArgument")
 def init_all_null(rank: Rank) -> str:
     return rank.nccl.CommInitAll(None, 1, None)
 
 
 @rule(
     "CommInitAll",
-    "A device that does not exist is refused",
+    "A nonexistent device is rejected",
     nccl={"2.18": ["unhandledCudaError"] * 2, "2.24": ["invalidArgument"] * 2},
 )
 def init_all_unknown_device(rank: Rank) -> list[str]:
     return [_init_all(rank, 1, [99]), _init_all(rank, 1, [-1])]
 
 
-@rule("CommInitAll", "A device twice is refused", nccl="invalidUsage", devices=2)
+@rule("CommInitAll", "A duplicate device is rejected", nccl="invalidUsage", devices=2)
 def init_all_twice(rank: Rank) -> str:
     return _init_all(rank, 2, [0, 0])
 
 
-@rule("CommInitAll", "The current device stays", nccl=["success", 0], devices=2)
+@rule("CommInitAll", "The current device does not change", nccl=["success", 0], devices=2)
 def init_all_current(rank: Rank) -> list[Any]:
     return [_init_all(rank, 2, [1, 0]), rank.cuda.current()]
 
 
 @rule(
     "CommInitAll",
-    "In a group the handles are set at once",
+    "In a group the handles are set immediately",
     nccl=["success", ["set", "set"], "success"],
     devices=2,
 )
@@ -250,7 +250,7 @@ def init_all_in_group(rank: Rank) -> list[Any]:
 
 @rule(
     "CommInitRankScalable",
-    "The number of IDs is 1 to the number of ranks",
+    "The number of IDs must be between 1 and nranks",
     nccl=[["invalidArgument", "null"]] * 3,
 )
 def init_scalable_ids(rank: Rank) -> list[list[str]]:
@@ -263,7 +263,7 @@ def init_scalable_ids(rank: Rank) -> list[list[str]]:
     return found
 
 
-@rule("CommInitRankScalable", "Two IDs for two ranks", nccl=["success", "works"], ranks=2)
+@rule("CommInitRankScalable", "Two ranks can use two IDs", nccl=["success", "works"], ranks=2)
 def init_scalable_two(rank: Rank) -> list[str]:
     comm, ids = rank.empty(), (UniqueId * 2)(rank.id(), rank.id())
     code = rank.nccl.CommInitRankScalable(c.byref(comm), 2, rank.rank, 2, ids, None)

@@ -1,4 +1,4 @@
-"""Communicators made from another one: split, shrink and grow, and what they share."""
+"""Communicators derived from another one: split, shrink and grow, and shared resources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _place(rank: Rank, comm: c.c_void_p) -> list[int]:
 
 @rule(
     "CommSplit",
-    "Ranks of a child have the order of their keys, and that of the parent for equal keys",
+    "Ranks of a child are ordered by key, then by their rank in the parent",
     nccl=[["success", True], ["success", False]],
     ranks=2,
 )
@@ -42,7 +42,7 @@ def split_keys(rank: Rank) -> list[list[Any]]:
 
 @rule(
     "CommSplit",
-    "Each color is a communicator",
+    "Each color becomes a communicator",
     nccl=[["success", [0, 2]], ["success", [0, 1]], ["success", [1, 2]]],
     ranks=3,
 )
@@ -66,7 +66,7 @@ def split_no_color(rank: Rank) -> list[str]:
     return [code, handle(child), rank.works(comm)]
 
 
-@rule("CommSplit", "All ranks may pass no color", nccl=["success", "null"], ranks=2)
+@rule("CommSplit", "All ranks may pass NCCL_SPLIT_NOCOLOR", nccl=["success", "null"], ranks=2)
 def split_no_color_at_all(rank: Rank) -> list[str]:
     comm, child = rank.create(), rank.empty()
     return [rank.nccl.CommSplit(comm, _NO_COLOR, 0, c.byref(child), None), handle(child)]
@@ -74,7 +74,7 @@ def split_no_color_at_all(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "A place for the handle is needed even without a color",
+    "A NULL pointer for the handle is rejected even with NCCL_SPLIT_NOCOLOR",
     nccl="invalidArgument",
     ranks=2,
 )
@@ -84,7 +84,7 @@ def split_no_color_no_handle(rank: Rank) -> str:
 
 @rule(
     "CommSplit",
-    "Any other negative color is one like all others",
+    "Any other negative color is a valid color",
     nccl=["success", "set"],
     ranks=2,
 )
@@ -95,7 +95,7 @@ def split_negative_color(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "No communicator, or no place for the handle, is refused",
+    "A NULL communicator and a NULL pointer for the handle are rejected",
     nccl=["invalidArgument", "invalidArgument"],
 )
 def split_arguments(rank: Rank) -> list[str]:
@@ -111,7 +111,7 @@ def split_waits(rank: Rank) -> str:
     return rank.waits(lambda: rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None))
 
 
-@rule("CommSplit", "A rank without a color waits as well", nccl="waits success", ranks=2)
+@rule("CommSplit", "A rank with NCCL_SPLIT_NOCOLOR also waits", nccl="waits success", ranks=2)
 def split_waits_without_color(rank: Rank) -> str:
     comm, child = rank.create(), rank.empty()
     return rank.waits(lambda: rank.nccl.CommSplit(comm, rank.rank - 1, 0, c.byref(child), None))
@@ -125,7 +125,7 @@ def split_one_rank(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "A split and an operation of the parent in one group",
+    "A split and an operation on the parent can share a group",
     nccl=["success", "success", "success", "done"],
     ranks=2,
 )
@@ -156,8 +156,8 @@ def split_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "While a child is made, its non-blocking parent is in progress and refuses operations, which "
-    "since 2.24 fails both",
+    "While a child is being created, its non-blocking parent is in progress and rejects "
+    "operations, which since 2.24 fails both",
     nccl={
         "2.18": [["success", "inProgress", "invalidUsage", "invalidArgument", "success"]],
         "2.24": [
@@ -181,7 +181,7 @@ def split_non_blocking_parent(rank: Rank) -> list[list[str]] | None:
 
 @rule(
     "CommSplit",
-    "A rank without a color, of a non-blocking communicator",
+    "With NCCL_SPLIT_NOCOLOR, a split of a non-blocking communicator succeeds with a NULL handle",
     nccl=["success", "success", "null"],
     ranks=2,
 )
@@ -193,7 +193,7 @@ def split_non_blocking_no_color(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "A split of a non-blocking communicator in a group: the end returns inProgress",
+    "After a split of a non-blocking communicator in a group, ncclGroupEnd returns inProgress",
     nccl=["success", "null", "inProgress", "success", "set"],
     ranks=2,
 )
@@ -206,7 +206,8 @@ def split_non_blocking_in_group(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "The parent decides whether a split blocks: a non-blocking child of a blocking parent is ready",
+    "The parent decides whether a split blocks: a non-blocking child of a blocking "
+    "parent is ready immediately",
     nccl=["success", "set", "success", "success"],
     ranks=2,
 )
@@ -218,7 +219,8 @@ def split_to_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "The same for a blocking child of a non-blocking parent: its handle is NULL until it is ready",
+    "A split of a non-blocking parent does not block even for a blocking child: its "
+    "handle is NULL until it is ready",
     nccl=["success", "null", "success", "success"],
     ranks=2,
 )
@@ -260,7 +262,8 @@ def split_grandchild(rank: Rank) -> list[str]:
 
 @rule(
     "CommSplit",
-    "splitShare in the child's configuration alone shares nothing: the child survives an abort",
+    "splitShare only in the child's configuration shares nothing: the child survives an "
+    "abort of the parent",
     nccl=["success", "works", "success", "works"],
     ranks=2,
 )
@@ -292,13 +295,14 @@ def _family(
 
     shared = "with" if share else "without"
     other = "child" if gone == "parent" else "parent"
-    text = f"Whether a {other} works after {end.lower()} of its {gone}, {shared} shared resources"
+    text = f"Whether the {other} works after {end.lower()} of the {gone}, {shared} shared resources"
     name = f"family_{end.lower()}_{gone}_share_{share}"
     rule("Comm" + end, text, nccl, name=name, ranks=2, **options)(probe)
 
 
 _FAILS = stricter(
-    ["works", "success", "internalError"], "in NCCL operations end without a result, as if done"
+    ["works", "success", "internalError"],
+    "in NCCL, operations end without a result, as if complete",
 )
 _WORKS = ["works", "success", "works"]
 for _share in (0, 1):
@@ -328,7 +332,7 @@ def _shrink(
 
 @rule(
     "CommShrink",
-    "The remaining ranks call shrink; they keep their order, and the parent still works",
+    "The surviving ranks call ncclCommShrink and keep their order, and the parent still works",
     nccl=[["success", [0, 2], "works", "works"], ["success", [1, 2], "works", "works"]],
     ranks=3,
 )
@@ -350,7 +354,7 @@ def shrink_default(rank: Rank) -> list[Any] | None:
     ranks=3,
     host=stricter(
         ["pending", "success", "error", "works", "success"],
-        "work that was ended fails its stream",
+        "aborted work fails its stream",
     ),
 )
 def shrink_abort(rank: Rank) -> list[str] | None:
@@ -370,7 +374,7 @@ def shrink_abort(rank: Rank) -> list[str] | None:
 
 
 _GONE = stricter(
-    ["success", "invalidUsage", "done"], "without the excluded ranks the operation never ends"
+    ["success", "invalidUsage", "done"], "without the excluded ranks the operation never completes"
 )
 
 
@@ -398,7 +402,7 @@ def shrink_abort_then_parent(rank: Rank) -> list[str] | None:
 
 @rule(
     "CommShrink",
-    "NCCL_SHRINK_DEFAULT leaves pending operations of the parent",
+    "NCCL_SHRINK_DEFAULT leaves the parent's pending operations pending",
     nccl="pending",
     ranks=3,
     alone=True,
@@ -463,20 +467,20 @@ def _refused_shrink(
         return [code, handle(child), rank.works(comm)]
 
     outcome = ["invalidArgument", "untouched", "works"]
-    text = f"{text} is refused before the handle is written, and the parent still works"
+    text = f"{text} is rejected before the handle is written, and the parent still works"
     rule("CommShrink", text, outcome, name=f"shrink_{name}", ranks=ranks)(probe)
 
 
-_refused_shrink("nobody", "Excluding no rank", [], 0)
-_refused_shrink("null_list", "No list of one rank", None, 1)
-_refused_shrink("negative_count", "A negative number of ranks", [1], -1)
+_refused_shrink("nobody", "Excluding no ranks", [], 0)
+_refused_shrink("null_list", "A NULL list with a count of 1", None, 1)
+_refused_shrink("negative_count", "A negative count", [1], -1)
 _refused_shrink("everybody", "Excluding all ranks", [0, 1], 2)
 _refused_shrink("itself", "Excluding the caller", [0, 1], 1, ranks=1)
 _refused_shrink("too_many", "A list longer than the communicator", [0, 1, 1], 3)
 _refused_shrink("flags", "An unknown flag", [], 0, flags=2)
 
 
-@rule("CommShrink", "A place for the handle is needed", nccl="invalidArgument")
+@rule("CommShrink", "A NULL pointer for the handle is rejected", nccl="invalidArgument")
 def shrink_null_handle(rank: Rank) -> str:
     return rank.nccl.CommShrink(rank.create(), (c.c_int * 1)(0), 1, None, None, 0)
 
@@ -499,7 +503,7 @@ def shrink_not_sorted(rank: Rank) -> list[Any] | None:
 
 
 def _grow(rank: Rank, old: int, new: c.c_void_p) -> tuple[c.c_void_p | None, str]:
-    """The first ranks have a communicator, and the others join it."""
+    """Grow a communicator of the first ranks by the other ranks."""
     unique_id = UniqueId()
     if rank.rank >= old:
         data = rank.hear("grow")
@@ -521,7 +525,7 @@ def _grow(rank: Rank, old: int, new: c.c_void_p) -> tuple[c.c_void_p | None, str
 
 @rule(
     "CommGrow",
-    "Ranks that were there keep their numbers; the parent still works",
+    "Existing ranks keep their numbers, and the parent still works",
     nccl=[
         ["success", [0, 3], "works", "works"],
         ["success", [1, 3], "works", "works"],
@@ -538,7 +542,8 @@ def grow_by_one(rank: Rank) -> list[Any]:
 
 @rule(
     "CommGetUniqueId",
-    "ncclCommGetUniqueId needs a communicator and a place for the ID, and succeeds after a refusal",
+    "ncclCommGetUniqueId rejects a NULL communicator and a NULL ID pointer, and succeeds "
+    "afterwards",
     nccl=["invalidArgument", "invalidArgument", "success"],
 )
 def grow_id(rank: Rank) -> list[str]:
@@ -552,7 +557,7 @@ def grow_id(rank: Rank) -> list[str]:
 
 @rule(
     "CommGrow",
-    "Wrong numbers of ranks, ranks and IDs are refused",
+    "Invalid rank counts, ranks and IDs are rejected",
     nccl=["invalidArgument"] * 6,
 )
 def grow_arguments(rank: Rank) -> list[str]:
@@ -560,10 +565,10 @@ def grow_arguments(rank: Rank) -> list[str]:
     rank.need(rank.nccl.CommGetUniqueId(comm, c.byref(made)))
     at, out = c.byref(made), c.byref(new)
     return [
-        rank.nccl.CommGrow(comm, 1, at, -1, out, None),  # not more ranks
+        rank.nccl.CommGrow(comm, 1, at, -1, out, None),  # does not grow
         rank.nccl.CommGrow(None, 0, at, 0, out, None),
-        rank.nccl.CommGrow(comm, 2, at, 0, out, None),  # a rank that was there, with a number
-        rank.nccl.CommGrow(None, 2, at, -1, out, None),  # a new one without
+        rank.nccl.CommGrow(comm, 2, at, 0, out, None),  # an existing rank with a number
+        rank.nccl.CommGrow(None, 2, at, -1, out, None),  # a new rank without one
         rank.nccl.CommGrow(None, 2, None, 1, out, None),
         rank.nccl.CommGrow(None, 2, at, 2, out, None),
     ]

@@ -41,14 +41,14 @@ _revoked(
 _revoked(
     "operation",
     "AllReduce",
-    "refuses operations",
+    "rejects operations",
     "invalidUsage",
     lambda rank, comm: rank.sum(comm),
 )
 _revoked(
     "operation_one_rank",
     "AllReduce",
-    "of one rank refuses operations",
+    "of one rank rejects operations",
     "invalidUsage",
     lambda rank, comm: rank.sum(comm),
     ranks=1,
@@ -56,14 +56,14 @@ _revoked(
 _revoked(
     "operation_in_group",
     "AllReduce",
-    "refuses operations in a group",
+    "rejects operations in a group",
     ["success", "invalidUsage", "invalidUsage"],
     lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
 )
 _revoked(
     "message",
     "Send",
-    "refuses messages",
+    "rejects sends",
     "invalidUsage",
     lambda rank, comm: rank.nccl.Send(
         rank.cuda.memory(), 4, F32, rank.peer, comm, rank.cuda.stream()
@@ -100,7 +100,7 @@ _revoked(
 _revoked(
     "count",
     "CommCount",
-    "knows its size",
+    "still reports its size",
     "success",
     Rank.count,
 )
@@ -128,7 +128,7 @@ def _simulate(rank: Rank, comm: c.c_void_p) -> list[str]:
 _revoked(
     "simulate",
     "GroupSimulateEnd",
-    "refuses simulated operations",
+    "rejects simulated operations",
     ["invalidUsage", "invalidUsage"],
     _simulate,
 )
@@ -144,7 +144,7 @@ def _split_revoked(rank: Rank, comm: c.c_void_p) -> list[str]:
 _revoked(
     "split",
     "CommSplit",
-    "can be split, and stays revoked",
+    "can be split and stays revoked",
     ["success", "set", "works", "invalidUsage", "invalidArgument"],
     _split_revoked,
 )
@@ -170,7 +170,7 @@ def revoked_shrink(rank: Rank) -> list[str] | None:
 
 @rule(
     "CommRevoke",
-    "Flags other than 0 are refused; revoke of NULL succeeds",
+    "Flags other than 0 are rejected; revoking NULL succeeds",
     nccl=["invalidArgument", "invalidArgument", "success", "works"],
 )
 def revoke_arguments(rank: Rank) -> list[str]:
@@ -181,7 +181,7 @@ def revoke_arguments(rank: Rank) -> list[str]:
 
 @rule(
     "CommRevoke",
-    "Revoke does not wait for the other ranks",
+    "ncclCommRevoke does not wait for the other ranks",
     nccl="returns success",
     ranks=2,
 )
@@ -193,7 +193,7 @@ def revoke_waits(rank: Rank) -> str:
 
 @rule(
     "CommDestroy",
-    "Destroy after a revoke waits for no rank of another process",
+    "ncclCommDestroy after a revoke does not wait for ranks of other processes",
     nccl="returns success",
     ranks=2,
     processes=True,
@@ -209,7 +209,7 @@ def revoke_destroy_waits(rank: Rank) -> str:
 
 @rule(
     "CommRevoke",
-    "A rank that has not revoked is not told: its operation is accepted, and pending",
+    "A rank that has not revoked is not notified: its operation is accepted and stays pending",
     nccl=["success", "success", "pending"],
     host=differs(["success", "success", "error"], _LOSS),
     ranks=2,
@@ -233,7 +233,7 @@ def revoke_of_peer(rank: Rank) -> list[str] | None:
 
 @rule(
     "CommRevoke",
-    "Revoke ends the pending operations of its rank",
+    "ncclCommRevoke ends the pending operations of the calling rank",
     nccl=["pending", "success", "done"],
     host=differs(["pending", "success", "error"], _LOSS),
     ranks=2,
@@ -255,9 +255,9 @@ def revoke_ends_operation(rank: Rank) -> list[str] | None:
 
 @rule(
     "CommRevoke",
-    "Revoke waits for what its streams have before the communicator's operations",
+    "ncclCommRevoke waits for work queued on the streams before the communicator's operations",
     nccl=[False, "success", True],
-    host=differs([True, "success", True], "operations on CPUs end where they are queued"),
+    host=differs([True, "success", True], "operations on CPUs can end while they are queued"),
     ranks=2,
     source="read: init.cc:2942 (2.30.7)",
     alone=True,
@@ -288,7 +288,8 @@ def revoke_waits_for_streams(rank: Rank) -> list[Any] | None:
 
 @rule(
     "CommRevoke",
-    "Revoke of a non-blocking communicator returns inProgress, and destroy succeeds then",
+    "Revoking a non-blocking communicator returns inProgress, and a subsequent "
+    "ncclCommDestroy succeeds",
     nccl=["inProgress", "success", "success"],
     ranks=2,
 )
@@ -332,7 +333,7 @@ _suspended(
 _suspended(
     "operation",
     "AllReduce",
-    "accepts operations, whose kernels use memory that is not there",
+    "accepts operations, whose kernels use unmapped memory",
     "success",
     lambda rank, comm: rank.sum(comm),
     source="measured; the kernel was not run",
@@ -352,7 +353,7 @@ _suspended(
 _suspended(
     "count",
     "CommCount",
-    "knows its size",
+    "still reports its size",
     "success",
     Rank.count,
 )
@@ -382,7 +383,8 @@ _suspended(
 
 @rule(
     "CommSuspend",
-    "Of the flags only NCCL_SUSPEND_MEM counts: without it nothing happens, and no flag is refused",
+    "Only the flag NCCL_SUSPEND_MEM has an effect: without it nothing happens, and no "
+    "flag is rejected",
     nccl=["success", "success", "success", "invalidUsage"],
 )
 def suspend_flags(rank: Rank) -> list[str]:
@@ -401,7 +403,7 @@ def suspend_null(rank: Rank) -> list[str]:
 
 @rule(
     "CommResume",
-    "A communicator works after suspend and resume",
+    "A communicator works after ncclCommSuspend and ncclCommResume",
     nccl=["success", "success", "works"],
     ranks=2,
 )
@@ -413,7 +415,7 @@ def suspend_and_resume(rank: Rank) -> list[str]:
 
 @rule(
     "CommResume",
-    "Resume of a communicator that is not suspended is refused",
+    "Resuming a communicator that is not suspended is rejected",
     nccl=["invalidUsage", "works"],
 )
 def resume_alone(rank: Rank) -> list[str]:
@@ -421,14 +423,14 @@ def resume_alone(rank: Rank) -> list[str]:
     return [rank.nccl.CommResume(comm), rank.works(comm)]
 
 
-@rule("CommSuspend", "Suspend waits for the other ranks", nccl="waits success", ranks=2)
+@rule("CommSuspend", "ncclCommSuspend waits for the other ranks", nccl="waits success", ranks=2)
 def suspend_waits(rank: Rank) -> str:
     comm = rank.create()
     rank.connect(comm)
     return rank.waits(lambda: rank.nccl.CommSuspend(comm, 1))
 
 
-@rule("CommResume", "Resume waits for the other ranks", nccl="waits success", ranks=2)
+@rule("CommResume", "ncclCommResume waits for the other ranks", nccl="waits success", ranks=2)
 def resume_waits(rank: Rank) -> str:
     comm = rank.create()
     rank.connect(comm)

@@ -1,4 +1,4 @@
-"""Finalize, destroy and abort: their orders, what a finalized communicator accepts, who waits."""
+"""Finalize, destroy and abort: valid orders, calls on a finalized communicator, waiting."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ def _order(name: str, text: str, calls: list[str], nccl: list[str], ranks: int =
     rule(calls[0], text, nccl, name=f"end_{name}", ranks=ranks)(probe)
 
 
-_order("destroy", "Destroy without finalize succeeds", ["CommDestroy"], ["success"], 2)
+_order(
+    "destroy", "ncclCommDestroy without ncclCommFinalize succeeds", ["CommDestroy"], ["success"], 2
+)
 _order(
     "finalize_destroy",
-    "Finalize, then destroy",
+    "ncclCommDestroy after ncclCommFinalize succeeds",
     ["CommFinalize", "CommDestroy"],
     ["success", "success"],
     2,
 )
 _order(
     "finalize_abort",
-    "Finalize, then abort",
+    "ncclCommAbort after ncclCommFinalize succeeds",
     ["CommFinalize", "CommAbort"],
     ["success", "success"],
 )
 for _ranks in (1, 2):
     _order(
         f"finalize_twice_{_ranks}",
-        f"A second finalize is refused, and destroy succeeds ({_ranks} ranks)",
+        f"A second ncclCommFinalize is rejected, and ncclCommDestroy succeeds ({_ranks} ranks)",
         ["CommFinalize", "CommFinalize", "CommDestroy"],
         ["success", "invalidArgument", "success"],
         _ranks,
@@ -65,7 +67,7 @@ def state_after_finalize(rank: Rank) -> list[str]:
 
 @rule(
     "CommDestroy",
-    "Destroy needs no current device, and leaves the current one",
+    "ncclCommDestroy does not depend on the current device and does not change it",
     nccl=["success", True],
     ranks=2,
     devices=2,
@@ -95,7 +97,7 @@ def _finalized(
 
 _ACCEPTED = ["success", "success"]
 _REFUSED = ["invalidArgument", "success"]
-_LAST = "by its documentation a finalized communicator can only be destroyed"
+_LAST = "according to the documentation a finalized communicator can only be destroyed"
 _ENDED = stricter(["invalidUsage", "success"], _LAST)
 _ENDED_IN_GROUP = stricter([["success", "invalidUsage", "invalidUsage"], "success"], _LAST)
 _finalized(
@@ -119,7 +121,7 @@ _finalized(
 _finalized(
     "operation_works",
     "AllReduce",
-    "of two ranks computes what it is asked for",
+    "of two ranks computes correct results",
     ["works", "success"],
     lambda rank, comm: rank.works(comm),
     ranks=2,
@@ -139,7 +141,7 @@ _finalized(
 _finalized(
     "count",
     "CommCount",
-    "knows its size",
+    "still reports its size",
     _ACCEPTED,
     Rank.count,
 )
@@ -176,7 +178,7 @@ _finalized(
 _finalized(
     "memory",
     "CommMemStats",
-    "has statistics of memory",
+    "has memory statistics",
     _ACCEPTED,
     lambda rank, comm: rank.nccl.CommMemStats(comm, 0, c.byref(c.c_uint64())),
 )
@@ -206,7 +208,7 @@ _waits("CommAbort", True, True)
 
 @rule(
     "CommDestroy",
-    "Since 2.24 destroy after an operation waits for the ranks of other processes",
+    "Since 2.24 ncclCommDestroy after an operation waits for the ranks of other processes",
     nccl={"2.18": "returns success", "2.24": "waits success"},
     ranks=2,
     processes=True,
@@ -221,7 +223,7 @@ def waits_destroy_processes_connected(rank: Rank) -> str:
 
 @rule(
     "CommDestroy",
-    "Once all ranks have finalized, destroy waits for none of them",
+    "Once all ranks have finalized, ncclCommDestroy does not wait",
     nccl="returns success",
     ranks=2,
     processes=True,
@@ -235,7 +237,7 @@ def waits_destroy_finalized(rank: Rank) -> str:
 
 @rule(
     "CommDestroy",
-    "Destroy of one thread does not wait for the abort of another",
+    "ncclCommDestroy on one thread does not wait for ncclCommAbort on another",
     nccl="returns success",
     ranks=2,
 )
@@ -248,7 +250,7 @@ def waits_destroy_and_abort(rank: Rank) -> str:
 
 @rule(
     "CommFinalize",
-    "Finalize waits for the pending operations of its rank",
+    "ncclCommFinalize waits for the pending operations of the calling rank",
     nccl=[False, "pending", True],
     ranks=2,
     alone=True,
@@ -278,8 +280,8 @@ def finalize_waits_for_operation(rank: Rank) -> list[Any] | None:
 
 @rule(
     "CommDestroy",
-    "Destroy of a communicator whose creation failed: since 2.28 it is refused and leaves the "
-    "thread in a group",
+    "Since 2.28 ncclCommDestroy of a communicator whose creation failed is rejected and "
+    "leaves the thread in a group",
     nccl={
         "2.18": ["invalidUsage", "success", False],
         "2.28": ["invalidUsage", "invalidUsage", True],
@@ -296,7 +298,7 @@ def destroy_failed_creation(rank: Rank) -> list[Any]:
 
 @rule(
     "CommInitRankConfig",
-    "Two ranks on one GPU fail a non-blocking creation with invalidUsage; abort succeeds",
+    "Two ranks on one GPU fail a non-blocking creation with invalidUsage; ncclCommAbort succeeds",
     nccl=["inProgress", "invalidUsage", "success"],
     ranks=2,
     devices=2,

@@ -1,4 +1,4 @@
-"""Groups, messages, and which calls wait for the calls of other ranks."""
+"""Groups, messages, and calls that wait for other ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def later_collective_waits(rank: Rank) -> str:
 
 @rule(
     "Broadcast",
-    "A collective of another kind does not wait again",
+    "A first collective of another kind does not wait again",
     nccl="returns success",
     ranks=2,
 )
@@ -80,7 +80,7 @@ def later_message_waits(rank: Rank) -> str:
 
 
 def _two(rank: Rank) -> tuple[list[c.c_void_p], list[c.c_void_p], list[c.c_void_p]]:
-    """Two ranks of one thread: communicators, streams and memories."""
+    """Two ranks of one thread: their communicators, streams and buffers."""
     handles = (c.c_void_p * 2)()
     if rank.cuda.host:
         ids = rank.id()
@@ -101,7 +101,7 @@ def _two(rank: Rank) -> tuple[list[c.c_void_p], list[c.c_void_p], list[c.c_void_
 
 @rule(
     "GroupEnd",
-    "A thread issues a collective of two of its ranks in one group",
+    "A thread can issue a collective for two of its ranks in one group",
     nccl=["success", "success", "success", "done", "done"],
 )
 def two_ranks_of_a_thread(rank: Rank) -> list[str]:
@@ -116,7 +116,7 @@ def two_ranks_of_a_thread(rank: Rank) -> list[str]:
 
 @rule(
     "AllReduce",
-    "Since 2.24 a first collective of two ranks of one thread without a group never returns",
+    "Since 2.24 the first collective of two ranks of one thread never returns without a group",
     nccl={"2.18": ["success", "success", "done", "done"], "2.24": "hang"},
     alone=True,
     seconds=4,
@@ -153,7 +153,7 @@ def two_ranks_without_group_later(rank: Rank) -> list[str]:
 
 @rule(
     "AllReduce",
-    "Since 2.24 the first operation after the death of another rank never returns",
+    "Since 2.24 the first operation after the death of a peer never returns",
     nccl={"2.18": ["success", "success"], "2.24": "hang"},
     ranks=2,
     processes=True,
@@ -175,7 +175,7 @@ def first_operation_of_dead_peer(rank: Rank) -> list[str] | None:
 
 @rule(
     "GroupEnd",
-    "ncclGroupEnd without ncclGroupStart is refused and changes nothing",
+    "ncclGroupEnd without ncclGroupStart is rejected and changes nothing",
     nccl=["invalidUsage", "success", "success"],
 )
 def group_end_alone(rank: Rank) -> list[str]:
@@ -189,7 +189,7 @@ def group_empty(rank: Rank) -> list[str]:
 
 @rule(
     "GroupStart",
-    "Groups nest; one end more than there are starts is refused",
+    "Groups nest; a surplus ncclGroupEnd is rejected",
     nccl=["success", "success", "success", "success", "success", "invalidUsage"],
 )
 def group_nested(rank: Rank) -> list[str]:
@@ -200,7 +200,7 @@ def group_nested(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "A refused operation fails the end of its group, and the next group is good",
+    "A rejected operation fails ncclGroupEnd, and the next group succeeds",
     nccl=["invalidArgument", "success", "invalidArgument", "success", "success", "success"],
 )
 def group_refused_call(rank: Rank) -> list[str]:
@@ -213,7 +213,8 @@ def group_refused_call(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "A refused operation in an inner group: the inner end succeeds, the outer one fails",
+    "After a rejected operation in an inner group, the inner ncclGroupEnd succeeds and "
+    "the outer one fails",
     nccl=["invalidArgument", "success", "invalidArgument", "works"],
 )
 def group_refused_call_inner(rank: Rank) -> list[str]:
@@ -225,7 +226,7 @@ def group_refused_call_inner(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "A group with a refused call issues none of its operations",
+    "A group with a rejected call issues none of its operations",
     nccl=["success", "invalidArgument", "invalidArgument", "done"],
     ranks=2,
 )
@@ -242,7 +243,7 @@ def group_refused_issues_nothing(rank: Rank) -> list[str] | None:
 
 @rule(
     "GroupEnd",
-    "A refused query in a group does not fail the group",
+    "A rejected query in a group does not fail the group",
     nccl=["invalidArgument", "success"],
 )
 def group_refused_query(rank: Rank) -> list[str]:
@@ -253,7 +254,7 @@ def group_refused_query(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "Operations of a blocking and a non-blocking communicator of one rank in one group succeed",
+    "A group may mix operations of a blocking and a non-blocking communicator of one rank",
     nccl=["success", "success", "success", "success", "success"],
 )
 def group_mixed_one_rank(rank: Rank) -> list[str]:
@@ -265,8 +266,9 @@ def group_mixed_one_rank(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "The same of two ranks: since 2.24 the group is non-blocking, and since 2.28 the blocking "
-    "communicator stays in progress for good",
+    "With two ranks, a group that mixes blocking and non-blocking communicators is "
+    "non-blocking since 2.24, and since 2.28 the blocking communicator stays in progress "
+    "forever",
     nccl={
         "2.18": ["success", "success", "success", "success", "success"],
         "2.24": ["success", "success", "inProgress", "success", "success"],
@@ -283,7 +285,7 @@ def group_mixed(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "A blocking and a non-blocking creation in one group: the second one is refused since 2.28",
+    "A group cannot mix blocking and non-blocking creations: since 2.28 the second one is rejected",
     nccl={
         "2.18": "crash SIGSEGV",
         "2.24": "crash SIGABRT",
@@ -303,7 +305,7 @@ def group_mixed_creations(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "Operations of one communicator on two streams in one group",
+    "A group may contain operations of one communicator on two streams",
     nccl=["success", "done", "done"],
     ranks=2,
 )
@@ -346,7 +348,7 @@ _in_group(
 
 @rule(
     "MemAlloc",
-    "ncclMemAlloc in a group returns memory at once",
+    "ncclMemAlloc in a group returns memory immediately",
     nccl=["success", "set", "success"],
 )
 def in_group_alloc(rank: Rank) -> list[str]:
@@ -357,12 +359,12 @@ def in_group_alloc(rank: Rank) -> list[str]:
 
 # Messages
 
-_COUNTS = "the mistake is reported; NCCL copies the smaller count"
+_COUNTS = "the mismatch is reported; NCCL copies the smaller count"
 
 
 @rule(
     "Send",
-    "A message to oneself without its match is refused, and nothing else is affected",
+    "An unmatched message to the own rank is rejected and has no other effect",
     nccl=["invalidUsage", "invalidUsage", "success", "works"],
 )
 def message_to_oneself_alone(rank: Rank) -> list[str]:
@@ -373,7 +375,7 @@ def message_to_oneself_alone(rank: Rank) -> list[str]:
 
 @rule(
     "Send",
-    "A send and a receive of oneself may differ in their counts",
+    "The counts of a send and a receive of the own rank may differ",
     nccl=["success", "success", "success", "success"],
     double=stricter(["success", "success", "success", "invalidUsage"], _COUNTS),
     host=stricter(["success", "success", "success", "invalidUsage"], _COUNTS),
@@ -392,7 +394,7 @@ def message_to_oneself_counts(rank: Rank) -> list[str]:
 
 @rule(
     "Send",
-    "Two sends to oneself and one receive in a group are refused at its end",
+    "ncclGroupEnd rejects two sends to the own rank with only one receive",
     nccl=["invalidUsage", "success"],
 )
 def message_to_oneself_twice(rank: Rank) -> list[str]:
@@ -429,14 +431,14 @@ def _simulation(rank: Rank) -> SimInfo:
     return SimInfo(c.sizeof(SimInfo), _SIMULATION_MAGIC, rank.nccl.version, -1.0)
 
 
-@rule("GroupSimulateEnd", "A simulation without a group is refused", nccl="invalidUsage")
+@rule("GroupSimulateEnd", "ncclGroupSimulateEnd without a group is rejected", nccl="invalidUsage")
 def simulate_alone(rank: Rank) -> str:
     return rank.nccl.GroupSimulateEnd(c.byref(_simulation(rank)))
 
 
 @rule(
     "GroupSimulateEnd",
-    "The estimate may be left out, and the group is over",
+    "The output may be NULL, and the group ends",
     nccl=["success", "invalidUsage"],
 )
 def simulate_null(rank: Rank) -> list[str]:
@@ -465,7 +467,7 @@ def simulate_one_rank(rank: Rank) -> list[Any]:
 
 @rule(
     "GroupSimulateEnd",
-    "A collective has an estimate, and is not issued",
+    "A collective has an estimate and is not issued",
     nccl=["success", True, "works"],
     ranks=2,
 )
@@ -477,7 +479,7 @@ def simulate_collective(rank: Rank) -> list[Any]:
     return [code, info.estimatedTime > 0, rank.works(comm)]
 
 
-_KEPT = "NCCL keeps the messages of a simulated group for the next one"
+_KEPT = "NCCL keeps the messages of a simulated group for the next group"
 
 
 @rule(
@@ -499,7 +501,7 @@ def simulate_messages(rank: Rank) -> list[Any]:
 
 @rule(
     "GroupSimulateEnd",
-    "A refused operation fails the simulation, and the group is over",
+    "A rejected operation fails the simulation, and the group ends",
     nccl=["invalidArgument", "invalidUsage"],
 )
 def simulate_refused_call(rank: Rank) -> list[str]:
@@ -511,7 +513,7 @@ def simulate_refused_call(rank: Rank) -> list[str]:
 
 @rule(
     "GroupSimulateEnd",
-    "A struct without its initializer is refused, and the group is over",
+    "An uninitialized struct is rejected, and the group ends",
     nccl=[["invalidArgument", "invalidUsage"]] * 3,
 )
 def simulate_struct(rank: Rank) -> list[list[str]]:

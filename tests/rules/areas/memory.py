@@ -15,14 +15,18 @@ def _memory(rank: Rank, size: int = 1 << 16) -> c.c_void_p:
     return memory
 
 
-@rule("MemFree", "Memory needs no communicator; NULL can be freed", nccl=["success", "success"])
+@rule(
+    "MemFree",
+    "Memory can be allocated and freed without a communicator; NULL can be freed",
+    nccl=["success", "success"],
+)
 def free(rank: Rank) -> list[str]:
     return [rank.nccl.MemFree(_memory(rank)), rank.nccl.MemFree(None)]
 
 
 @rule(
     "CommRegister",
-    "Any memory can be registered, in part as well",
+    "Any memory can be registered, including a part of it",
     nccl=["success", "set", "success", "success"],
 )
 def register(rank: Rank) -> list[str]:
@@ -35,7 +39,7 @@ def register(rank: Rank) -> list[str]:
 
 @rule(
     "CommRegister",
-    "Registering the same memory again returns the same handle, to be deregistered twice",
+    "Registering the same memory again returns the same handle, which must be deregistered twice",
     nccl=[True, "success", "success"],
 )
 def register_twice(rank: Rank) -> list[Any]:
@@ -49,7 +53,7 @@ def register_twice(rank: Rank) -> list[Any]:
 
 @rule(
     "CommDeregister",
-    "An unknown handle is refused, NULL is not; a handle twice is",
+    "Unknown and already deregistered handles are rejected; a NULL handle is accepted",
     nccl=["invalidUsage", "invalidArgument", "success", "success", "invalidUsage"],
 )
 def deregister(rank: Rank) -> list[str]:
@@ -66,7 +70,7 @@ def deregister(rank: Rank) -> list[str]:
 
 @rule(
     "CommDestroy",
-    "A registration may be left to destroy",
+    "A communicator can be destroyed with registrations",
     nccl=["success", "success"],
     first=21900,
 )
@@ -92,7 +96,7 @@ def _window(
 
 @rule(
     "CommWindowRegister",
-    "A window of memory of ncclMemAlloc",
+    "Memory of ncclMemAlloc can be registered as a window",
     nccl=["success", "set", "works", "success"],
     ranks=2,
 )
@@ -102,7 +106,12 @@ def window(rank: Rank) -> list[str]:
     return [code, handle(made), rank.works(comm), rank.nccl.CommWindowDeregister(comm, made)]
 
 
-@rule("CommWindowRegister", "Registering waits for all ranks", nccl="waits success", ranks=2)
+@rule(
+    "CommWindowRegister",
+    "ncclCommWindowRegister waits for all ranks",
+    nccl="waits success",
+    ranks=2,
+)
 def window_waits(rank: Rank) -> str:
     comm = rank.create()
     return rank.waits(lambda: _window(rank, comm)[1])
@@ -110,7 +119,7 @@ def window_waits(rank: Rank) -> str:
 
 @rule(
     "CommWindowDeregister",
-    "Deregistering does not wait for the other ranks",
+    "ncclCommWindowDeregister does not wait for the other ranks",
     nccl="returns success",
     ranks=2,
 )
@@ -121,14 +130,14 @@ def window_deregister_waits(rank: Rank) -> str:
     return rank.waits(lambda: rank.nccl.CommWindowDeregister(comm, made))
 
 
-@rule("CommWindowDeregister", "NULL can be deregistered", nccl="success")
+@rule("CommWindowDeregister", "A NULL window can be deregistered", nccl="success")
 def window_deregister_null(rank: Rank) -> str:
     return rank.nccl.CommWindowDeregister(rank.create(), None)
 
 
 @rule(
     "CommWindowDeregister",
-    "A window twice is an internal error",
+    "Deregistering a window twice is an internal error",
     nccl=["success", "internalError"],
     ranks=2,
     alone=True,
@@ -166,7 +175,7 @@ def window_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "CommWindowRegister",
-    "Memory may be registered twice",
+    "The same memory may be registered as two windows",
     nccl=["success", "success", "success", "success"],
     ranks=2,
 )
@@ -207,7 +216,7 @@ for _name in ("Finalize", "Revoke"):
 
 @rule(
     "CommWindowRegister",
-    "In a group the handle is set when the group ends; 2.28 does not write it before",
+    "In a group the handle is set when the group ends; 2.28 does not write it earlier",
     nccl={
         "2.28": ["success", "untouched", "success", "set"],
         "2.30": ["success", "null", "success", "set"],
@@ -224,7 +233,7 @@ def window_in_group(rank: Rank) -> list[str]:
 
 @rule(
     "CommWindowRegister",
-    "Memory that is NULL, empty or not aligned is refused; 2.28 accepts the first two",
+    "NULL, empty and misaligned memory is rejected; 2.28 accepts the first two",
     nccl={
         "2.28": ["success", "success", "invalidArgument"],
         "2.30": ["invalidArgument", "invalidArgument", "invalidArgument"],
@@ -243,7 +252,7 @@ def window_arguments(rank: Rank) -> list[str]:
 
 @rule(
     "CommDestroy",
-    "A window may be left to destroy",
+    "A communicator can be destroyed with open windows",
     nccl=["success", "success"],
     ranks=2,
     first=22800,
@@ -257,7 +266,7 @@ def window_left(rank: Rank) -> list[str]:
 
 @rule(
     "WinGetUserPtr",
-    "The user pointer of a window needs a place, a window and a communicator",
+    "ncclWinGetUserPtr rejects NULL for the output, the window and the communicator",
     nccl=["success", "invalidArgument", "invalidArgument", "invalidArgument"],
     ranks=2,
 )

@@ -1,4 +1,4 @@
-"""Non-blocking communicators: states, refused calls, operations in progress."""
+"""Non-blocking communicators: states, rejected calls, operations in progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.rules.rule import rule, stricter
 
 @rule(
     "CommInitRankConfig",
-    "A non-blocking creation returns inProgress with the handle set, without its peers",
+    "A non-blocking creation returns inProgress with the handle set, without waiting for its peers",
     nccl=["returns inProgress", "set", "success"],
     ranks=2,
 )
@@ -29,7 +29,7 @@ def init_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "CommInitRankConfig",
-    "A non-blocking creation in a group: the end of the group returns inProgress",
+    "After a non-blocking creation in a group, ncclGroupEnd returns inProgress",
     nccl=["success", "inProgress", "success"],
     ranks=2,
 )
@@ -42,7 +42,7 @@ def init_non_blocking_in_group(rank: Rank) -> list[str]:
 
 @rule(
     "CommGetAsyncError",
-    "An operation that a blocking communicator refuses leaves no error behind",
+    "An operation rejected by a blocking communicator leaves no error behind",
     nccl=["invalidArgument", "success", "works"],
 )
 def refused_call(rank: Rank) -> list[str]:
@@ -52,7 +52,7 @@ def refused_call(rank: Rank) -> list[str]:
 
 @rule(
     "CommGetAsyncError",
-    "An operation that a non-blocking communicator refuses is its error for good",
+    "An operation rejected by a non-blocking communicator is its error permanently",
     nccl=["invalidArgument", "invalidArgument", "invalidArgument"],
     ranks=2,
 )
@@ -63,7 +63,7 @@ def refused_call_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "GroupEnd",
-    "A refused operation in a group is the error of its non-blocking communicator",
+    "A rejected operation in a group is the error of its non-blocking communicator",
     nccl=["invalidArgument", "invalidArgument", "invalidArgument", "invalidArgument"],
     ranks=2,
 )
@@ -76,8 +76,9 @@ def refused_group_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "CommDestroy",
-    "After a refused call, finalize and destroy of a non-blocking communicator are refused, and "
-    "since 2.24 the refused destroy leaves the thread in a group; abort succeeds",
+    "After a rejected call, finalize and destroy of a non-blocking communicator are "
+    "rejected, and since 2.24 the rejected destroy leaves the thread in a group; abort "
+    "succeeds",
     nccl={
         "2.18": ["invalidArgument", "invalidArgument", False, "success"],
         "2.24": ["invalidArgument", "invalidArgument", True, "success"],
@@ -96,7 +97,7 @@ def end_after_refused_call(rank: Rank) -> list[Any]:
 
 @rule(
     "CommAbort",
-    "Abort of a non-blocking communicator with an error succeeds and leaves no group open",
+    "ncclCommAbort of a non-blocking communicator with an error succeeds and leaves no group open",
     nccl=["success", False],
     ranks=2,
 )
@@ -124,7 +125,7 @@ def split_after_refused_call(rank: Rank) -> list[str]:
 
 @rule(
     "CommRevoke",
-    "Revoke clears the error of a non-blocking communicator, which can then be split",
+    "ncclCommRevoke clears the error of a non-blocking communicator, which can then be split",
     nccl=["inProgress", "success", "success", "success", "set"],
     ranks=2,
 )
@@ -138,7 +139,8 @@ def revoke_after_refused_call(rank: Rank) -> list[str]:
 
 @rule(
     "AllReduce",
-    "Since 2.24 operations of a non-blocking communicator return inProgress, later ones too",
+    "Since 2.24 every operation of a non-blocking communicator returns inProgress, not "
+    "only the first",
     nccl={
         "2.18": ["success", "success", "success", "success", "done"],
         "2.24": ["inProgress", "success", "inProgress", "success", "done"],
@@ -166,8 +168,8 @@ def operation_non_blocking_one_rank(rank: Rank) -> list[str]:
 
 @rule(
     "AllReduce",
-    "Since 2.24 an operation while another one of the non-blocking communicator is in progress is "
-    "refused, and the communicator has failed",
+    "Since 2.24 an operation issued while another operation of the non-blocking "
+    "communicator is in progress is rejected, and the communicator has failed",
     nccl={
         "2.18": ["success", "success", "success"],
         "2.24": ["inProgress", "invalidArgument", "invalidArgument"],
@@ -188,8 +190,8 @@ def operation_while_in_progress(rank: Rank) -> list[str] | None:
 
 @rule(
     "GroupEnd",
-    "The group of a non-blocking communicator's messages ends with inProgress, and since 2.24 "
-    "every later one too",
+    "ncclGroupEnd of a non-blocking communicator's first messages returns inProgress, "
+    "and since 2.24 also that of later ones",
     nccl={
         "2.18": ["success", "inProgress", "success", "success", "success", "success"],
         "2.24": ["success", "inProgress", "success", "success", "inProgress", "success"],
@@ -209,7 +211,8 @@ def message_groups_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "CommFinalize",
-    "Finalize of a non-blocking communicator returns inProgress; destroy once it is done succeeds",
+    "ncclCommFinalize of a non-blocking communicator returns inProgress; ncclCommDestroy "
+    "succeeds once it is complete",
     nccl=["inProgress", "success", "success"],
     ranks=2,
 )
@@ -220,7 +223,7 @@ def finalize_non_blocking(rank: Rank) -> list[str]:
 
 @rule(
     "CommDestroy",
-    "Destroy of a non-blocking communicator that was not finalized succeeds",
+    "ncclCommDestroy of a non-blocking communicator succeeds without ncclCommFinalize",
     nccl="success",
     ranks=2,
 )
@@ -236,7 +239,7 @@ def _unready(
     call: Callable[[Rank, c.c_void_p], Any],
     **options: Any,  # noqa: ANN401 - of rule()
 ) -> None:
-    """A rule on what a communicator in progress accepts: [code, state, in a group]."""
+    """Register a rule about a call on a communicator in progress: [code, state, in a group]."""
 
     def probe(rank: Rank) -> list[Any]:
         comm = rank.unready()
@@ -254,14 +257,14 @@ _POISONED = {
 _unready(
     "operation",
     "AllReduce",
-    "An operation of a communicator in progress is refused, and since 2.24 fails its creation",
+    "An operation on a communicator in progress is rejected, and since 2.24 fails its creation",
     _POISONED,
     lambda rank, comm: rank.sum(comm),
 )
 _unready(
     "operation_in_group",
     "AllReduce",
-    "The same in a group",
+    "A group with an operation on a communicator in progress fails, and since 2.24 so does its creation",
     {
         "2.18": [["invalidUsage", "invalidUsage", "invalidUsage"], "inProgress", False],
         "2.24": [["success", "invalidArgument", "invalidArgument"], "invalidArgument", False],
@@ -271,35 +274,35 @@ _unready(
 _unready(
     "finalize",
     "CommFinalize",
-    "Finalize of a communicator in progress is refused, and since 2.24 fails its creation",
+    "ncclCommFinalize of a communicator in progress is rejected, and since 2.24 fails its creation",
     _POISONED,
     lambda rank, comm: rank.nccl.CommFinalize(comm),
 )
 _unready(
     "count",
     "CommCount",
-    "The number of ranks of a communicator in progress is not available",
+    "ncclCommCount of a communicator in progress is rejected",
     _REFUSED,
     Rank.count,
 )
 _unready(
     "rank",
     "CommUserRank",
-    "The rank in a communicator in progress is not available",
+    "ncclCommUserRank of a communicator in progress is rejected",
     _REFUSED,
     lambda rank, comm: rank.nccl.CommUserRank(comm, c.byref(c.c_int())),
 )
 _unready(
     "device",
     "CommCuDevice",
-    "The device of a communicator in progress is not available",
+    "ncclCommCuDevice of a communicator in progress is rejected",
     _REFUSED,
     lambda rank, comm: rank.nccl.CommCuDevice(comm, c.byref(c.c_int())),
 )
 _unready(
     "redop",
     "RedOpCreatePreMulSum",
-    "A communicator in progress refuses reduction operators, and is not affected",
+    "A communicator in progress rejects reduction operators and is not affected",
     _REFUSED,
     Rank.make_operator,
 )
@@ -312,12 +315,12 @@ _unready(
 )
 _NOT_READY = stricter(
     _REFUSED,
-    "NCCL's creation stays in progress for good: only an abort ends it, which needs no revoke",
+    "NCCL's creation stays in progress forever: only an abort ends it, without a revoke",
 )
 _unready(
     "revoke",
     "CommRevoke",
-    "Revoke of a communicator in progress returns inProgress",
+    "ncclCommRevoke of a communicator in progress returns inProgress",
     ["inProgress", "inProgress", False],
     lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
     alone=True,
@@ -339,7 +342,8 @@ _unready(
 
 @rule(
     "CommDestroy",
-    "Destroy of a communicator in progress is refused, and since 2.24 leaves the thread in a group",
+    "ncclCommDestroy of a communicator in progress is rejected, and since 2.24 leaves "
+    "the thread in a group",
     nccl={"2.18": ["invalidArgument", False], "2.24": ["invalidArgument", True]},
 )
 def unready_destroy(rank: Rank) -> list[Any]:
@@ -349,7 +353,7 @@ def unready_destroy(rank: Rank) -> list[Any]:
 
 @rule(
     "CommAbort",
-    "Abort of a communicator in progress succeeds and leaves no group open",
+    "ncclCommAbort of a communicator in progress succeeds and leaves no group open",
     nccl=["success", False],
 )
 def unready_abort(rank: Rank) -> list[Any]:
@@ -359,7 +363,7 @@ def unready_abort(rank: Rank) -> list[Any]:
 
 @rule(
     "CommInitRankConfig",
-    "NCCL_COMM_BLOCKING=0 makes a communicator non-blocking against its configuration",
+    "NCCL_COMM_BLOCKING=0 overrides the configuration and makes a communicator non-blocking",
     nccl=["success", "inProgress"],
     env={"NCCL_COMM_BLOCKING": "0"},
 )
@@ -370,7 +374,7 @@ def blocking_by_environment(rank: Rank) -> list[str]:
 
 @rule(
     "CommAbort",
-    "Abort of a non-blocking communicator ends its pending operation",
+    "ncclCommAbort of a non-blocking communicator ends its pending operation",
     nccl={
         "2.18": ["success", "success", "pending", "success", "done"],
         "2.24": ["inProgress", "success", "pending", "success", "done"],
@@ -378,7 +382,7 @@ def blocking_by_environment(rank: Rank) -> list[str]:
     ranks=2,
     host=stricter(
         ["inProgress", "success", "pending", "success", "error"],
-        "work that was ended fails its stream",
+        "aborted work fails its stream",
     ),
 )
 def abort_ends_operation(rank: Rank) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""Queries, texts of errors, and reduction operators."""
+"""Queries, error texts, and reduction operators."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.rules.rank import F32, SUM, Rank
 from tests.rules.rule import rule, stricter
 
 _F64 = 8
-_UNCHECKED = "what NCCL does not check fails in a kernel, or crashes in 2.18"
+_UNCHECKED = "without the check NCCL fails in a kernel, or crashes in 2.18"
 _HOST = 1  # ncclScalarHostImmediate
 
 
-@rule("GetVersion", "The version needs a place", nccl=["success", "invalidArgument"])
+@rule("GetVersion", "ncclGetVersion rejects a NULL pointer", nccl=["success", "invalidArgument"])
 def query_version(rank: Rank) -> list[str]:
     return [rank.nccl.GetVersion(c.byref(c.c_int())), rank.nccl.GetVersion(None)]
 
@@ -28,7 +28,7 @@ for _name in ("CommCount", "CommUserRank", "CommCuDevice", "CommGetAsyncError"):
 
     rule(
         _name,
-        f"nccl{_name} needs a communicator and a place",
+        f"nccl{_name} rejects a NULL communicator and a NULL pointer",
         ["success", "invalidArgument", "invalidArgument", 1 if _name == "CommCount" else 0],
         name=f"query_{_name}",
     )(_query)
@@ -36,7 +36,7 @@ for _name in ("CommCount", "CommUserRank", "CommCuDevice", "CommGetAsyncError"):
 
 @rule(
     "CommCount",
-    "Queries are answered in a group",
+    "Queries return their values in a group",
     nccl=["success", "success", "success"],
 )
 def query_in_group(rank: Rank) -> list[str]:
@@ -48,7 +48,7 @@ def query_in_group(rank: Rank) -> list[str]:
 
 @rule(
     "GetErrorString",
-    "Results have different texts; unknown ones share one",
+    "Each result has its own text; unknown results share one",
     nccl=[True, True],
 )
 def query_error_text(rank: Rank) -> list[bool]:
@@ -59,7 +59,7 @@ def query_error_text(rank: Rank) -> list[bool]:
 
 @rule(
     "GetErrorString",
-    "ncclTimeout has a text of its own since 2.30",
+    "ncclTimeout has its own text since 2.30",
     nccl={"2.18": False, "2.30": True},
 )
 def query_error_text_timeout(rank: Rank) -> bool:
@@ -68,7 +68,7 @@ def query_error_text_timeout(rank: Rank) -> bool:
 
 @rule(
     "GetLastError",
-    "The text of the last error needs no communicator, and stays after a success",
+    "ncclGetLastError accepts a NULL communicator, and its text persists after a success",
     nccl=[True, True, True],
 )
 def query_last_error(rank: Rank) -> list[bool]:
@@ -79,7 +79,7 @@ def query_last_error(rank: Rank) -> list[bool]:
     return [*found, bool(rank.nccl.text("GetLastError", comm))]
 
 
-@rule("GetLastError", "The text of the last error is shared by threads", nccl=True)
+@rule("GetLastError", "The text of ncclGetLastError is shared by all threads", nccl=True)
 def query_last_error_of_threads(rank: Rank) -> bool:
     comm, texts = rank.create(), []
     rank.refused(comm)
@@ -91,7 +91,7 @@ def query_last_error_of_threads(rank: Rank) -> bool:
 
 @rule(
     "CommMemStats",
-    "The known statistics of memory, and refused arguments",
+    "ncclCommMemStats has four statistics and rejects other numbers and NULL arguments",
     nccl=[["success"] * 4, "invalidArgument", "invalidArgument", "invalidArgument"],
 )
 def query_memory(rank: Rank) -> list[Any]:
@@ -115,7 +115,7 @@ def _reduce(rank: Rank, comm: c.c_void_p, op: int, dtype: int = F32) -> str:
 
 @rule(
     "RedOpDestroy",
-    "A destroyed operator is refused, and cannot be destroyed again",
+    "A destroyed operator is rejected and cannot be destroyed again",
     nccl=["success", "success", "invalidArgument", "invalidArgument"],
 )
 def redop_destroy(rank: Rank) -> list[str]:
@@ -130,7 +130,7 @@ def redop_destroy(rank: Rank) -> list[str]:
     ]
 
 
-@rule("RedOpDestroy", "Only created operators can be destroyed", nccl=["invalidArgument"] * 5)
+@rule("RedOpDestroy", "Only user-created operators can be destroyed", nccl=["invalidArgument"] * 5)
 def redop_destroy_others(rank: Rank) -> list[str]:
     comm = rank.create()
     codes = [rank.nccl.RedOpDestroy(op, comm) for op in (-1, SUM, 5, 77)]
@@ -139,7 +139,7 @@ def redop_destroy_others(rank: Rank) -> list[str]:
 
 @rule(
     "RedOpCreatePreMulSum",
-    "An operator belongs to a communicator and to a data type",
+    "An operator is bound to a communicator and a data type",
     nccl=["invalidArgument", "invalidArgument", "invalidArgument", "success"],
 )
 def redop_other(rank: Rank) -> list[str]:
@@ -154,7 +154,7 @@ def redop_other(rank: Rank) -> list[str]:
     ]
 
 
-@rule("RedOpCreatePreMulSum", "An operator needs a communicator", nccl="invalidArgument")
+@rule("RedOpCreatePreMulSum", "A NULL communicator is rejected", nccl="invalidArgument")
 def redop_null_comm(rank: Rank) -> str:
     place, scalar = c.byref(c.c_int()), c.byref(c.c_float(2))
     return rank.nccl.RedOpCreatePreMulSum(place, scalar, F32, _HOST, None)
@@ -181,7 +181,7 @@ def redop_arguments(rank: Rank) -> list[str]:
     ]
 
 
-@rule("RedOpCreatePreMulSum", "The number of a destroyed operator is used again", nccl=True)
+@rule("RedOpCreatePreMulSum", "The number of a destroyed operator is reused", nccl=True)
 def redop_number_again(rank: Rank) -> bool:
     comm, ops, create = rank.create(), [], rank.nccl.RedOpCreatePreMulSum
     for _ in range(2):
@@ -194,7 +194,7 @@ def redop_number_again(rank: Rank) -> bool:
 
 @rule(
     "RedOpCreatePreMulSum",
-    "A device scalar of NULL is not checked",
+    "A NULL device scalar is not checked",
     nccl="success",
     double=stricter("invalidArgument", _UNCHECKED),
     host=stricter("invalidArgument", _UNCHECKED),
