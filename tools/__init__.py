@@ -1,1 +1,1 @@
-"""Generators and checks of the repository: each is run as python -m tools.<name>."""
+"""Repository generators and checks, run as python -m tools.<name>."""

@@ -1,11 +1,11 @@
-"""Makes the table "Features by torch version" of docs/c10d.md.
+"""Generates the table "Features by torch version" of docs/c10d.md.
 
     python -m tools.c10d_table          # rewrite the table
     python -m tools.c10d_table --check  # fail if it would change
 
-What each version has is in tests/c10d/versions.json. A run also replaces there what is known of the
-installed torch: run it with each version after a change of NAMES or TEXTS. What the backend has is
-read from csrc/c10d and pyproject.toml.
+tests/c10d/versions.json records the contents of each torch version. A run also updates the entry of
+the installed torch: run it with each version after changing NAMES or TEXTS. The features of the
+backend are read from csrc/c10d and pyproject.toml.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCES = ROOT / "csrc" / "c10d"
 BEGIN = "<!-- made by python -m tools.c10d_table -->\n"
 END = "<!-- end of the table -->\n"
 
-# The classes of torch that a backend derives from, and the header of each.
+# The torch classes that a backend derives from, with their headers.
 CLASSES = {
     "Backend": "Backend.hpp",
     "Options": "Backend.hpp",
@@ -52,13 +52,13 @@ NAMES = (
     "torch._C._distributed_c10d._DistributedBackendOptions.split_from",
 )
 
-# What distributed_c10d.py contains where torch does something for any backend.
+# Fragments of distributed_c10d.py that show a feature torch provides for any backend.
 TEXTS = {
     "the entry point": 'group="torch.distributed.backends"',
     "the wrapper of DETAIL": "or backend_str.upper() in Backend._plugins",
 }
 
-# The method that torch calls, and the older name to which it forwards.
+# Methods that torch calls, and the older names they forward to.
 FORWARDED = {
     "Backend.all_gather_single": "Backend._allgather_base",
     "Backend.all_gather_single_coalesced": "Backend.allgather_into_tensor_coalesced",
@@ -73,10 +73,10 @@ class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        what: it is about.
-        facts: of torch, which a version that has it has all.
-        note: beside what the backend has; all of it where no fact is a method.
-        default: methods that belong here, too, and need no override: torch's does what is right.
+        what: the feature.
+        facts: names that a torch version must all have to provide the feature.
+        note: text added to the backend's entry; the entire entry if no fact is a method.
+        default: methods of the feature that need no override, because torch's default is right.
     """
 
     what: str
@@ -248,13 +248,13 @@ ROWS = (
 
 
 def _code(text: str) -> str:
-    """A header without comments and preprocessor lines."""
+    """Return a header without comments and preprocessor lines."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     return re.sub(r"^\s*#[^\n]*", "", text, flags=re.MULTILINE)
 
 
 def _classes(text: str) -> list[tuple[str, str, str]]:
-    """The classes of a header: name, what it derives from, body."""
+    """The classes of a header: name, bases, body."""
     found = []
     for match in re.finditer(r"\b(?:class|struct)\s+(?:TORCH_API\s+)?(\w+)[^;{}()]*{", text):
         depth, end = 1, match.end()
@@ -267,21 +267,21 @@ def _classes(text: str) -> list[tuple[str, str, str]]:
 
 
 def _declarations(body: str) -> str:
-    """The body of a class without the bodies in it."""
+    """Return the body of a class without nested bodies."""
     while (found := re.sub(r"{[^{}]*}", ";", body)) != body:
         body = found
     return body
 
 
 def installed() -> str:
-    """The version of the installed torch, as 2.15."""
+    """The version of the installed torch, such as 2.15."""
     import torch
 
     return ".".join(torch.__version__.split(".")[:2])
 
 
 def facts() -> set[str]:
-    """What the installed torch has."""
+    """The facts that hold for the installed torch."""
     import torch
 
     headers = Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d"
@@ -304,7 +304,7 @@ def facts() -> set[str]:
 
 
 def _exists(name: str) -> bool:
-    """Whether a name exists: of the longest module in it, then of what that contains."""
+    """Whether a dotted name exists: its longest module prefix, then attributes."""
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:length])
@@ -321,14 +321,14 @@ def _exists(name: str) -> bool:
 def _found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is no package
+    except ModuleNotFoundError:  # its parent is not a package
         return False
 
 
 def overridden(known: set[str]) -> set[str]:
-    """What the backend has of what is known: methods of its classes, and "the entry point".
+    """The known facts that the backend provides: methods of its classes, and "the entry point".
 
-    A method need not say "override": an older torch may not have it.
+    A method need not be marked "override", because an older torch may lack it.
     """
     classes: dict[str, tuple[str, str]] = {}
     for header in sorted(SOURCES.glob("*.h")):
@@ -336,7 +336,7 @@ def overridden(known: set[str]) -> set[str]:
             classes[name] = (bases, body)
 
     def owner(name: str) -> str | None:
-        """The class of torch from which a class derives."""
+        """The torch class that a class derives from."""
         bases, _ = classes.get(name, ("", ""))
         for match in re.finditer(r"\w+(?:::\w+)*", bases):
             base = match.group()
@@ -363,7 +363,7 @@ def overridden(known: set[str]) -> set[str]:
 
 
 def _ours(row: Row, have: set[str]) -> str:
-    """What the backend does: of the methods of a row, those that it overrides."""
+    """The backend's entry: which methods of a row it overrides."""
     needed = [fact for fact in row.facts if not fact.startswith("torch.")]
     methods = [fact for fact in needed if fact.partition(".")[0] in CLASSES]
     if not methods and "the entry point" not in needed:
@@ -384,7 +384,7 @@ def _ours(row: Row, have: set[str]) -> str:
 
 
 def recorded() -> dict[str, list[str]]:
-    """For each fact the versions that have it, and under "versions" all that are known."""
+    """The versions that have each fact, and under "versions" all known versions."""
     data: dict[str, list[str]] = json.loads(DATA.read_text()) if DATA.exists() else {"versions": []}
     return data
 
@@ -394,7 +394,7 @@ def _order(version: str) -> tuple[int, ...]:
 
 
 def updated(data: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The same with what the installed torch has."""
+    """Return the data with the facts of the installed torch."""
     version, found = installed(), facts()
     names = {*data, *found} - {"versions"}
     has = {
@@ -406,7 +406,7 @@ def updated(data: dict[str, list[str]]) -> dict[str, list[str]]:
 
 
 def table(data: dict[str, list[str]]) -> str:
-    """The text between the markers."""
+    """Return the text between the markers."""
     versions, have = data["versions"], overridden(set(data))
     lines = [
         "| | " + " | ".join(versions) + " | pynccl |",
@@ -421,7 +421,7 @@ def table(data: dict[str, list[str]]) -> str:
 
 
 def page(data: dict[str, list[str]]) -> str:
-    """The text of docs/c10d.md with the table."""
+    """Return the text of docs/c10d.md with the table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
@@ -430,7 +430,7 @@ def page(data: dict[str, list[str]]) -> str:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="fail if something would change")
     check = parser.parse_args().check

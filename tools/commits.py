@@ -1,7 +1,7 @@
-"""Checks the subjects of commits: ``area: what changes``, at most 72 characters, one change.
+"""Checks commit subjects: ``area: what changes``, at most 72 characters, one change.
 
-python -m tools.commits                  # every commit after the one that introduced the rule
-python -m tools.commits --message FILE   # git's hook commit-msg
+python -m tools.commits                  # all commits since the rule was introduced
+python -m tools.commits --message FILE   # for git's commit-msg hook
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUBJECT = re.compile(r"[a-z0-9_-]+(/[a-z0-9_-]+)?: \S.*")
 
 
 def problem(subject: str) -> str:
-    """What is wrong with the subject of a commit, or an empty string.
+    """Return the problem with a commit subject, or an empty string.
 
     Args:
         subject: the first line of the message.
@@ -39,7 +39,7 @@ def problem(subject: str) -> str:
 
 
 def _subjects() -> list[str]:
-    """The subjects of the commits to check; of the last one alone in a shallow clone."""
+    """The subjects of the commits to check. In a shallow clone, only the last one."""
     known = ["git", "cat-file", "-e", f"{_FIRST}^{{commit}}"]
     there = subprocess.run(known, cwd=_ROOT, check=False, capture_output=True).returncode == 0
     commits = [f"{_FIRST}..HEAD"] if there else ["-1", "HEAD"]
@@ -48,7 +48,7 @@ def _subjects() -> list[str]:
 
 
 def main() -> int:
-    """Check them; the exit status."""
+    """Check the subjects, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--message", type=Path, help="a file with one message")
     message = parser.parse_args().message

@@ -1,17 +1,17 @@
-"""Prints the include graph of csrc and the import graph of pynccl by folder, and what is wrong.
+"""Checks the include graph of csrc and the import graph of pynccl, and prints them by folder.
 
-It also finds starred literals, for which ruff has no rule.
+It also reports starred literals, for which ruff has no rule.
 
-    python -m tools.dependencies            # each folder with the folders that it uses
+    python -m tools.dependencies            # each folder with the folders it uses
     python -m tools.dependencies --files    # with the files behind each edge
 
-Wrong is a cycle, of units or of folders, and the use of a later folder: ORDERS lists the folders,
-each of which uses only folders before it. The exit status is 1 if something is wrong.
+Errors are cycles of units or folders, and uses of a later folder: a folder in ORDERS may use only
+the folders before it. The exit status is 1 if there is an error.
 
-A unit of C++ is a header with the sources that define what it declares: name.h with name.cpp, and
-with each name_more.cpp that has no header of its own. A unit of Python is a module. Imports in
-functions and under TYPE_CHECKING count. The lazy attributes of a package do not: imports in its
-__getattr__, and those of an __init__.py under TYPE_CHECKING, which declare them.
+A C++ unit is a header with the sources that define its declarations: name.h with name.cpp, and with
+each name_more.cpp that has no header of its own. A Python unit is a module. Imports in functions
+and under TYPE_CHECKING count. Lazy attributes of a package do not: imports in its __getattr__, and
+their declarations under TYPE_CHECKING in an __init__.py.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _HOSTNCCL = (
     "api",
 )
 _PYTHON = ("call", "convert", "raw", "objects", "collectives", "mirror")
-_DIVIDED = ("_internal", "mirror", "tools")  # parts of pynccl with parts of their own
+_DIVIDED = ("_internal", "mirror", "tools")  # packages that are divided further
 _MIRROR = ("base", "group", "world", "lifecycle", "api")
 
-# A folder of csrc, or a module or package of Python, may use those before it in one of its orders.
+# A csrc folder, Python module or package may use those before it in one of its orders.
 ORDERS = (
     (
         "csrc/common",
@@ -81,7 +81,7 @@ ORDERS = (
 
 
 def includes() -> dict[str, set[str]]:
-    """The include graph: each source file of csrc, with the files of csrc that it includes."""
+    """The include graph: each source file of csrc, with the csrc files it includes."""
     csrc = _ROOT / "csrc"
     graph: dict[str, set[str]] = {}
     for path in sorted(csrc.rglob("*")):
@@ -97,7 +97,7 @@ def includes() -> dict[str, set[str]]:
 
 
 def imports() -> dict[str, set[str]]:
-    """The import graph: each module of pynccl, with the modules of pynccl that it imports."""
+    """The import graph: each module of pynccl, with the pynccl modules it imports."""
     modules = {
         _module(path): path
         for path in sorted((_ROOT / "pynccl").rglob("*.py"))
@@ -116,7 +116,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def units(graph: Graph) -> dict[str, set[str]]:
-    """An include graph by units of C++: a header with its sources, and each other file."""
+    """Merge an include graph by C++ units: a header with its sources, or another file."""
     names = {file: file.removesuffix(".h") for file in graph if file.endswith(".h")}
     headers = set(names.values())
     for file in graph:
@@ -130,12 +130,12 @@ def units(graph: Graph) -> dict[str, set[str]]:
 
 
 def folders(graph: Graph) -> dict[str, set[str]]:
-    """A graph of files or modules by their folders: see folder()."""
+    """Merge a graph of files or modules by folder(): one node per folder."""
     return _merged(graph, folder)
 
 
 def _merged(graph: Graph, name_of: Callable[[str], str]) -> dict[str, set[str]]:
-    """The graph whose nodes are those of the given one with the same name, as one."""
+    """Merge the nodes of a graph that have the same name."""
     result: dict[str, set[str]] = {}
     for source, targets in graph.items():
         own = result.setdefault(name_of(source), set())
@@ -144,7 +144,7 @@ def _merged(graph: Graph, name_of: Callable[[str], str]) -> dict[str, set[str]]:
 
 
 def folder(name: str) -> str:
-    """The folder of a file. Of a module, the part of pynccl, of its tools or of its mirror."""
+    """The folder of a file, or the part of pynccl, its tools or its mirror of a module."""
     if "/" in name:
         return name.rpartition("/")[0]
     parts = name.split(".")
@@ -180,7 +180,7 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 
 def wrong_uses(graph: Graph) -> list[str]:
-    """The edges of a graph of files or modules that ORDERS does not allow, as text."""
+    """Describe the edges of a graph of files or modules that violate ORDERS."""
     earlier: dict[str, set[str]] = {}
     ordered = {name for order in ORDERS for name in order}
     for order in ORDERS:
@@ -201,7 +201,7 @@ def wrong_uses(graph: Graph) -> list[str]:
 
 
 def starred_literals(code: str) -> list[int]:
-    """The lines of Python code that unpack a literal, as *(a, b), into a literal or a call."""
+    """The lines of Python code that unpack a literal such as *(a, b) into a literal or call."""
     literals = (ast.Tuple, ast.List, ast.Set)
     found = []
     for node in ast.walk(ast.parse(code)):
@@ -228,7 +228,7 @@ def _module(path: Path) -> str:
 
 
 def _known(name: str, modules: Iterable[str]) -> str:
-    """The module that a dotted name is, or is in; "" where it is no part of pynccl."""
+    """The module of pynccl that a dotted name is or is in, else an empty string."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name
@@ -268,7 +268,7 @@ def _print(title: str, graph: Graph, *, files: bool, shown: Callable[[str], bool
 
 
 def main() -> int:
-    """Print the graphs and what is wrong; the exit status."""
+    """Print the graphs and the errors, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--files", action="store_true", help="print the files behind each edge")
     parser.add_argument("only", nargs="?", default="", help="print only folders with this prefix")

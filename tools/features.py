@@ -1,7 +1,7 @@
-"""Writes docs/nccl-features.md: the functions of nccl.h, their providers, their calls in Python.
+"""Generates docs/nccl-features.md: the nccl.h functions, their providers, their calls in Python.
 
-The functions and their versions come from nccl_functions.inc, those that hostnccl does not have
-from its unsupported.h. The call and the test of each function are in CALLS, which
+The functions and their versions come from nccl_functions.inc, and those missing in hostnccl from
+its unsupported.h. CALLS lists the call and the test of each function, which
 tests/package/test_features.py checks. Run it after a change: python -m tools.features
 """
 
@@ -17,7 +17,7 @@ DOCUMENT = ROOT / "docs" / "nccl-features.md"
 
 _TEAMS = "nccl/test_device_comm.py::test_teams_of_a_communicator"
 
-# The call in pynccl.nccl that covers a function, and a test of it: FILE::FUNCTION in tests/.
+# The call in pynccl.nccl that covers each function, and its test: FILE::FUNCTION in tests/.
 # Several calls are separated by spaces.
 CALLS = {
     "ncclGetVersion": ("get_version", "nccl/test_values.py::test_version"),
@@ -174,7 +174,7 @@ for _name, _method in {
         f"Communicator.{_method} CollConfig",
         "nccl/test_coll_config.py::test_values",
     )
-# What kernels alone need is called by its own name.
+# Functions that only kernels need are called by their own name.
 for _name in (
     "ncclLsaBarrierCreateRequirement",
     "ncclGinBarrierCreateRequirement",
@@ -191,7 +191,7 @@ CALLS["ncclBcast"] = ("Communicator.broadcast", _VALUES)
 for _type in ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "Str"):
     CALLS[f"ncclParamGet{_type}"] = ("Param.get", "nccl/test_params.py::test_every_type_is_kept")
 
-# What hostnccl does otherwise than NCCL, with HOSTNCCL_STRICT=1. Most of it is stricter than NCCL.
+# How hostnccl differs from NCCL with HOSTNCCL_STRICT=1. Most differences are stricter.
 DIFFERS = {
     "ncclGetUniqueId": "an id of another machine is refused",
     "ncclResetDebugInit": "no effect: nothing is printed",
@@ -275,7 +275,7 @@ def _read(name: str) -> str:
 
 
 def version(code: int) -> str:
-    """``2.28.7`` for 22807; a release's first version as ``2.28``."""
+    """Return ``2.28.7`` for 22807, and ``2.28`` for the first version of a release."""
     minor, patch = divmod(code % 10000, 100)
     return f"{code // 10000}.{minor}" + (f".{patch}" if patch else "")
 
@@ -300,7 +300,7 @@ def _fields(file: str, title: str) -> str:
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     text, section = HEAD, None
     for function in functions():
         if function.section != section:

@@ -1,4 +1,4 @@
-"""Makes docs/mirror.md: for every name of torch.distributed, whether pynccl has it, and if not why.
+"""Generates docs/mirror.md: which names of torch.distributed pynccl has, and why others are absent.
 
 python -m tools.mirror_table          # rewrite docs/mirror.md
 python -m tools.mirror_table --check  # fail if it would change
@@ -60,9 +60,9 @@ NOTES = {
 
 
 def names_of_torch() -> list[str]:
-    """The public names: distributed_c10d's, and those of torch.distributed that are no modules.
+    """The public names of distributed_c10d, and those of torch.distributed except modules.
 
-    What the installed torch is too old for is in the table of versions.
+    Names that the installed torch lacks come from the table of versions.
     """
     names = set(distributed_c10d.__all__)
     names |= {name for name in SINCE if name.isidentifier() and not name.startswith("_")}
@@ -75,7 +75,7 @@ def names_of_torch() -> list[str]:
 
 
 def page() -> str:
-    """The text of docs/mirror.md.
+    """Return the text of docs/mirror.md.
 
     Raises:
         KeyError: a name is neither mirrored nor in ABSENT.

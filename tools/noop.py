@@ -1,12 +1,12 @@
-"""Builds libnoopnccl.so, an NCCL whose functions do nothing and succeed, from csrc/noop.
+"""Builds libnoopnccl.so from csrc/noop: an NCCL whose functions succeed without doing anything.
 
     python -m tools.noop          # prints its path
 
-With device=True it is a library for device memory: its stream calls have the names of libcuda.so.1,
-and so has the file.
+With device=True the library works on device memory: its stream calls and its file have the names of
+libcuda.so.1.
 
-Benchmarks of the binding and some tests load it in place of NCCL. It is no part of the wheel: it is
-built when it is first needed and kept in build/noop until its sources or the compiler change.
+Benchmarks of the binding and some tests load it in place of NCCL. It is not part of the wheel. It
+is built on first use and cached in build/noop until its sources or the compiler change.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _TIMEOUT = 300.0  # seconds
 
 @functools.cache
 def library(*, device: bool = False) -> Path:
-    """The path of libnoopnccl.so, built if need be.
+    """Return the path of libnoopnccl.so, after building it if needed.
 
     Args:
-        device: its memory is that of a device, and it is its own driver once it was loaded.
+        device: whether it works on device memory and is its own driver once loaded.
 
     Raises:
         RuntimeError: there is no C++ compiler, or it fails.
@@ -62,7 +62,7 @@ def library(*, device: bool = False) -> Path:
     target = _ROOT / "build" / "noop" / digest.hexdigest()[:16] / "libnoopnccl.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name at first: several processes may build it at once.
+        # Built under a temporary name, because several processes may build it at once.
         part = target.with_name(f"{os.getpid()}.part")
         command = [compiler, *flags, *(f"csrc/{source}" for source in _SOURCES), "-o", str(part)]
         done = subprocess.run(
@@ -77,7 +77,7 @@ def library(*, device: bool = False) -> Path:
 
 
 def _as_driver() -> list[str]:
-    """Flags of the linker that give the stream calls the names that they have in libcuda.so.1."""
+    """Linker flags that give the stream calls their libcuda.so.1 names."""
     text = (_ROOT / "csrc" / "abi" / "driver_functions.inc").read_text()
     names = re.findall(r"^FUNCTION\((\w+), \w+, (\w+)", text, re.MULTILINE)
     aliases = [f"-Wl,--defsym={symbol}=host{name}" for symbol, name in names]

@@ -1,9 +1,9 @@
-"""Draws the tables of docs/performance.md: docs/images/performance/*.png.
+"""Plots the tables of docs/performance.md as docs/images/performance/*.png.
 
     python -m tools.performance_plots
 
-Each picture has the checksum of its table in it; tests/package/test_performance_plots.py compares
-it, so that a table and its picture are of the same measurement.
+Each plot contains the checksum of its table. tests/package/test_performance_plots.py compares them,
+so that a table and its plot show the same measurement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROOT = Path(__file__).parents[1]
 _DOCUMENT = _ROOT / "docs" / "performance.md"
 _FOLDER = _ROOT / "docs" / "images" / "performance"
 
-# The pictures, and the beginning of the header of their tables.
+# The plots, with the beginning of the header of their tables.
 PICTURES = {
     _FOLDER / "calls.png": "| call | ns |",
     _FOLDER / "host-2-ranks.png": "| 2 ranks, us | bytes |",
@@ -29,7 +29,7 @@ _UNITS = {"": 1, "KB": 2**10, "MB": 2**20}
 
 
 def table(header: str) -> list[list[str]]:
-    """The cells of a table of the document.
+    """Return the cells of a table of the document.
 
     Args:
         header: the beginning of its first line.
@@ -53,7 +53,7 @@ def table(header: str) -> list[list[str]]:
 
 
 def checksum(header: str) -> str:
-    """What a picture has of its table.
+    """Return the checksum of a table, which its plot contains.
 
     Args:
         header: the beginning of the table's first line.
@@ -68,7 +68,7 @@ def checksum(header: str) -> str:
 
 
 def _bytes(text: str) -> int:
-    """The size of "4 to 16", "64 KB" or "1 MB"."""
+    """Return the bytes of "4 to 16", "64 KB" or "1 MB"."""
     found = re.match(r"(\d+)(?: to \d+)?(?: (KB|MB))?$", text)
     if not found:
         raise ValueError(f"{text!r} is no size")
@@ -101,7 +101,7 @@ def _points(header: str) -> list[tuple[str, str, int, float]]:
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all plots."""
     from benchmarks.plot import Point, bars, lines
 
     for path, header in PICTURES.items():

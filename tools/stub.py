@@ -1,6 +1,6 @@
-"""Writes the nccl.h methods of Library in pynccl/_C.pyi from nccl_functions.inc.
+"""Generates the nccl.h methods of Library in pynccl/_C.pyi from nccl_functions.inc.
 
-Run it after a change of the list: python -m tools.stub && make format
+Run it after changing the list: python -m tools.stub && make format
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STRUCTS = {
 
 
 def python_type(c_type: str, *, returned: bool = False) -> str:
-    """The Python type of a value of a C type, as a parameter or as a result."""
+    """Return the Python type for a C type, as a parameter or as a result."""
     name = c_type.removeprefix("const ").strip()
     name = RENAMED.get(name, name)
     if name == "char*":
@@ -56,7 +56,7 @@ def python_type(c_type: str, *, returned: bool = False) -> str:
 
 
 def _parameter(kind: str, arguments: list[str]) -> tuple[str | None, str | None]:
-    """What a parameter adds to the parameters and to the results of the method."""
+    """Return what a C parameter adds to the parameters and to the results of the method."""
     first, *rest = arguments
     taken = returned = None
     if kind in {"IN", "FILLED"}:
@@ -88,7 +88,7 @@ def _result(result: str, returned: list[str]) -> str:
 
 
 def method(result: str, name: str, parameters: list[tuple[str, list[str]]]) -> str:
-    """One method of the stub."""
+    """Return one method of the stub."""
     both = [_parameter(kind, arguments) for kind, arguments in parameters]
     taken = ["self", *(each for each, _ in both if each)]
     returned = [each for _, each in both if each]
@@ -96,7 +96,7 @@ def method(result: str, name: str, parameters: list[tuple[str, list[str]]]) -> s
 
 
 def methods() -> str:
-    """All methods, in the order of the list."""
+    """Return all methods, in the order of the list."""
     lines = []
     files = ("nccl_functions.inc", "nccl_device_functions.inc")
     for line in "".join((ABI / file).read_text() for file in files).splitlines():

@@ -1,9 +1,9 @@
-"""Runs clang-tidy with the checks of .clang-tidy on the C++ sources that CMake compiles.
+"""Runs clang-tidy with the checks of .clang-tidy on the C++ sources compiled by CMake.
 
     python -m tools.tidy                    # all of csrc that is built here
     python -m tools.tidy csrc/comm/*.cpp    # these files
 
-The exit status is 1 where a check has found something. The build is configured, and not built.
+The exit status is 1 if there are findings. The build is configured but not run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ONE_S = 600
 
 
 def configure(folder: Path) -> None:
-    """Configure a build in which each file is compiled by itself."""
+    """Configure a build that compiles each file separately."""
     options = ("-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_UNITY_BUILD=OFF")
     trees.configure(trees.ROOT, folder, options)
 
@@ -39,23 +39,23 @@ def sources(folder: Path) -> list[Path]:
 
 
 def _tidy(path: Path) -> tuple[Path, str]:
-    """What clang-tidy says of a file; "" where nothing is wrong."""
+    """Return clang-tidy's findings in a file, or an empty string."""
     command = [str(Path(sys.executable).parent / "clang-tidy"), "-p", str(_FOLDER), "--quiet"]
-    # Warnings of the compiler are those of the build, which is with gcc.
+    # Compiler warnings are left to the build, which uses gcc.
     command += ["--extra-arg=-Wno-everything", str(path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_ONE_S)
     return path, done.stdout if done.returncode == 0 else f"{done.stdout}{done.stderr}"
 
 
 def main() -> int:
-    """Check the files; the exit status."""
+    """Check the files, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.tidy")
     parser.add_argument("files", nargs="*", type=Path, help="all by default")
     options = parser.parse_args()
     began = time.monotonic()
     configure(_FOLDER)
     files = [path.resolve() for path in options.files] or sources(_FOLDER)
-    findings: dict[str, str] = {}  # those in headers once
+    findings: dict[str, str] = {}  # findings in headers only once
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, text in pool.map(_tidy, files):
             for part in re.split(r"^(?=/[^\n]*: (?:error|warning): )", text, flags=re.MULTILINE):

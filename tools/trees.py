@@ -1,7 +1,7 @@
-"""A copy of the working tree that is built with other options, for tools.mutate.
+"""A copy of the working tree, built with other options.
 
-A copy has the files that git knows or would add, and pynccl is built in place in it, so that all
-tests run there as in a checkout.
+The copy contains the files that git tracks or would add. pynccl is built in place, so all tests run
+there as in a checkout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BUILD_S = 3600
 
 
 def synchronise(tree: Path) -> None:
-    """Make a folder a copy of the working tree. Files that are equal keep their times."""
+    """Make a folder a copy of the working tree. Unchanged files keep their timestamps."""
     names = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True, text=True,
@@ -41,7 +41,7 @@ def synchronise(tree: Path) -> None:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of commands; cmake and ninja may be beside this Python."""
+    """The environment for commands. cmake and ninja may be installed next to this Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, **variables}
 
@@ -57,7 +57,7 @@ def configure(tree: Path, folder: Path, options: Sequence[str]) -> None:
 
 
 def build(tree: Path, folder: Path, target: str = "all") -> bool:
-    """Build a target of a copy, and install the copy in place; whether it compiles."""
+    """Build a target of a copy and install it in place. Return whether it compiles."""
     env = environment()
     jobs = str(os.cpu_count() or 1)
     done = subprocess.run(
@@ -80,7 +80,7 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def replace_between(path: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace what is between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` in a document."""
+    """Replace the text between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` in a document."""
     text = path.read_text()
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     before, found, rest = text.partition(begin)

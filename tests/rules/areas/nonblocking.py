@@ -264,7 +264,7 @@ _unready(
 _unready(
     "operation_in_group",
     "AllReduce",
-    "A group with an operation on a communicator in progress fails, and since 2.24 so does its creation",
+    "A group with an operation on a communicator in progress fails, since 2.24 also its creation",
     {
         "2.18": [["invalidUsage", "invalidUsage", "invalidUsage"], "inProgress", False],
         "2.24": [["success", "invalidArgument", "invalidArgument"], "invalidArgument", False],
