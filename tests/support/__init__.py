@@ -1,1 +1,1 @@
-"""What the tests share: launching of ranks, reference results, buffers, tools."""
+"""Shared by the tests: launching ranks, reference results, buffers, tools."""

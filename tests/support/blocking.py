@@ -1,5 +1,5 @@
-"""Tools for tests of calls that block: windows, calls in their own threads, whether a thread is
-blocked, synchronization of ranks.
+"""Tools for tests of blocking calls: windows, calls in threads, detection of blocked threads,
+synchronization of ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pynccl import nccl
 from tests.support.rank import Rank
 
 PAGE = 4096
-DEADLINE = 20.0  # seconds for a blocked call to end
+DEADLINE = 20.0  # seconds until a blocked call must end
 
 
 class Area:
-    """A window: what this rank puts is in the first half, what it gets in the second."""
+    """A window: the first half is the source of puts, the second half their target."""
 
     def __init__(self, comm: nccl.Communicator, nbytes: int = 2 * PAGE) -> None:
         self.buffer = comm.mem_alloc(nbytes)
@@ -36,7 +36,7 @@ class Area:
 
 
 class Blocked:
-    """A call in a thread of its own, which must end with an error."""
+    """A call in its own thread that must end with an error."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._error: BaseException | None = None
@@ -57,8 +57,8 @@ class Blocked:
 
 
 def wait_until_blocked(thread: threading.Thread) -> None:
-    """Wait until a thread of this process sleeps in one call, for ten looks at it, or has ended."""
-    is_main = thread is threading.main_thread()  # its native_id may be that of before a fork
+    """Wait until ten samples find a thread asleep in the same call, or until it has ended."""
+    is_main = thread is threading.main_thread()  # its native_id may date from before a fork
     status = Path(f"/proc/self/task/{os.getpid() if is_main else thread.native_id}/stat")
     looks, before = 0, None
     while looks < 10:
@@ -70,7 +70,7 @@ def wait_until_blocked(thread: threading.Thread) -> None:
         at = frame and (frame.f_code, frame.f_lasti)
         try:
             sleeps = status.read_text().rpartition(")")[2].split()[0] == "S"
-        except (FileNotFoundError, ProcessLookupError):  # it ends
+        except (FileNotFoundError, ProcessLookupError):  # it is ending
             continue
         looks = looks + 1 if sleeps and at == before else 0
         before = at
@@ -87,5 +87,5 @@ def interrupt_when_blocked(number: signal.Signals = signal.SIGINT) -> None:
 
 
 def synchronize(rank: Rank) -> None:
-    """Wait for all ranks, by a communicator that no case uses."""
+    """Wait for all ranks, on a communicator that no case uses."""
     rank.comm.all_reduce(np.ones(1, np.float32))

@@ -1,4 +1,4 @@
-"""The capsule that C++ extensions take a communicator from, in Python."""
+"""Python access to the capsule from which C++ extensions obtain a communicator."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Capsule(ctypes.Structure):
 
 
 def open_capsule(capsule: object) -> tuple[Capsule, int]:
-    """What a communicator's capsule points to, and its address, which exist as long as it."""
+    """The struct behind a communicator's capsule, and its address. Both live as long as it."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address = get(capsule, b"pynccl.communicator.v1")

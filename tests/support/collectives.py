@@ -1,4 +1,4 @@
-"""The arguments and expected results of each collective, for every test that calls one."""
+"""The arguments and expected results of each collective, for all tests of collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 MOVING = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")
 ALL = (*REDUCING, *MOVING)
 _ROOTED = ("reduce", "broadcast", "gather", "scatter")
-# None has a common divisor with the numbers of operators and forms.
+# Coprime to the numbers of operators and forms.
 _STEPS = (1, 3, 5, 11, 13, 17, 23, 31, 43, 61, 83, 113, 151, 199)
 SENDS_ALL = ("reduce_scatter", "all_to_all", "scatter")  # a block for every rank
 
@@ -42,7 +42,7 @@ class Case:
 
 
 class Runner:
-    """Makes the calls of one rank and checks their results."""
+    """Runs the calls of one rank and checks their results."""
 
     def __init__(self, rank: Rank, config: nccl.CollConfig | None = None) -> None:
         self.rank = rank
@@ -56,12 +56,12 @@ class Runner:
         self._ops: dict[tuple[str, str], tuple[nccl.RedOp, Any]] = {}
 
     def inputs(self, case: Case) -> list[np.ndarray]:
-        """What every rank sends, the same on all of them."""
+        """The inputs of all ranks, identical on each rank."""
         blocks = self.rank.nranks if case.collective in SENDS_ALL else 1
         key = (case.dtype, case.count * blocks)
         if self._inputs[0] != key:
             generators = np.random.default_rng([case.count, blocks]).spawn(self.rank.nranks)
-            # Large ones are cheaper to make by repetition; no chunk is a multiple of this prime.
+            # Repetition builds large inputs cheaply. No chunk is a multiple of this prime.
             drawn = min(key[1], 65_537)
             self._inputs = (
                 key,
@@ -70,7 +70,7 @@ class Runner:
         return self._inputs[1]
 
     def op(self, case: Case) -> nccl.RedOp | None:
-        """The operator, None for the default; those with a scalar are made once."""
+        """The operator, or None for the default. Operators with a scalar are created once."""
         if not case.op.startswith("PRE_MUL_SUM"):
             return None if case.op == "SUM" and case.count % 2 else getattr(nccl.RedOp, case.op)
         key = (case.op, case.dtype)
@@ -82,10 +82,10 @@ class Runner:
         return self._ops[key][0]
 
     def run(self, case: Case) -> np.ndarray | None:  # noqa: PLR0912
-        """Make the call, check it, and return the result (None on a rank that gets none).
+        """Run the call, check it, and return the result (None on a rank without one).
 
         Raises:
-            AssertionError: the result is wrong, or something else was written to.
+            AssertionError: the result is wrong, or other memory was written to.
         """
         inputs = self.inputs(case)
         own, rank, nranks, count = (
@@ -114,7 +114,7 @@ class Runner:
             blocks = nranks if case.collective in ("all_gather", "all_to_all", "gather") else 1
             empty = np.ones(count * blocks, own.dtype)
             out = self.memory.put(empty)
-            if receives or count % 2:  # a rank that receives nothing may leave it out
+            if receives or count % 2:  # a rank that receives nothing may omit it
                 keywords["out"] = out
             if case.collective == "scatter" and not is_root:
                 tensor = None
@@ -157,10 +157,10 @@ class Runner:
                 reference.check_bits(result, inputs[case.root][block])
 
     def run_all(self, cases: Iterator[Case]) -> int:
-        """Run all cases, the failing ones too, and return how many they were.
+        """Run all cases despite failures, and return their number.
 
         Raises:
-            AssertionError: some were wrong; the text names them.
+            AssertionError: some failed; the text names them.
         """
         wrong: list[str] = []
         number = 0
@@ -182,7 +182,7 @@ class Runner:
 
 
 def _all_blocks(case: Case, own: np.ndarray, rank: int, nranks: int) -> np.ndarray:
-    """The buffer of a call in place: with room for all blocks where the call gathers."""
+    """The buffer of an in-place call, with room for all blocks if the call gathers."""
     gathers = case.collective == "all_gather" or (case.collective == "gather" and rank == case.root)
     if case.collective == "scatter" and rank != case.root:
         return np.zeros(case.count, own.dtype)
@@ -194,7 +194,7 @@ def _all_blocks(case: Case, own: np.ndarray, rank: int, nranks: int) -> np.ndarr
 
 
 def _own_result(case: Case, buffer: np.ndarray, rank: int) -> np.ndarray:
-    """The part of a buffer that a call in place has written."""
+    """The part of a buffer written by an in-place call."""
     if case.collective == "reduce_scatter" or (case.collective == "scatter" and rank == case.root):
         return buffer[rank * case.count : (rank + 1) * case.count]
     return buffer
@@ -207,7 +207,7 @@ def product(
     counts: tuple[int, ...],
     operators: Callable[[str], tuple[str, ...]] = dtypes.operators,
 ) -> Iterator[Case]:
-    """Every dtype x count x operator x (in place, out) x (sync, stream); the roots take turns."""
+    """Every dtype x count x operator x (in place, out) x (sync, stream), with alternating roots."""
     places = (False,) if collective == "all_to_all" else (False, True)
     number = 0
     for name in names:
@@ -222,17 +222,15 @@ def product(
 
 
 def thin(cases: Iterator[Case], step: int, first: int = 0) -> Iterator[Case]:
-    """Every step-th case. Where step and the number of forms have no common divisor, every form
-    is still tested.
-    """
+    """Every step-th case. All forms are still tested if step is coprime to their number."""
     for number, case in enumerate(cases):
         if number % step == first % step:
             yield case
 
 
 def few(cases: Iterator[Case], rank: Rank) -> Iterator[Case]:
-    """As many of the cases as this rank's provider has time for, spread over all of them so that
-    every form is still tested: every step-th case, then every step-th of those that follow them.
+    """Select as many cases as this rank's provider has time for, spread so that every form is still
+    tested: every step-th case, then every step-th of their successors.
     """
     listed = list(cases)
     most = gpu.most_cases(rank.provider, rank.nranks) or len(listed)

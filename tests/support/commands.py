@@ -1,4 +1,4 @@
-"""Runs commands with a deadline, and ends all processes that they start."""
+"""Runs commands with a deadline, and ends all processes they start."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def run_command(
     *,
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own, of which nothing is left when this returns.
+    """Run a command in its own session. No process of the session survives the call.
 
     Args:
         command: the program and its arguments.
-        folder: where it runs.
-        env: all its environment.
-        timeout: seconds until it is killed, and AssertionError raised with what it has printed.
-        popen: what starts it; warm.Popen for a Python program that imports torch.
+        folder: the working directory.
+        env: the complete environment.
+        timeout: seconds until it is killed and AssertionError is raised with its output.
+        popen: the class that starts it; warm.Popen for a Python program that imports torch.
     """
     process = popen(
         command,
@@ -60,10 +60,10 @@ def run_command(
 def run_ahead(
     request: pytest.FixtureRequest, parameter: str, run: Callable[[Any], Any]
 ) -> Iterator[dict[Any, Future[Any]]]:
-    """Call a function for each value of a parameter of the tests that were selected, two at a time.
+    """Call a function for each parameter value of the selected tests, two at a time.
 
-    For a fixture of a module whose tests then take their results. What such commands take longest
-    for is to import torch, each on one core.
+    For a module fixture whose tests then use the results. Such commands spend most of their time on
+    importing torch, each on one core.
     """
     values = dict.fromkeys(
         item.callspec.params[parameter]

@@ -1,4 +1,4 @@
-"""The dtypes that collectives take, as NumPy has them, and which operators reduce them."""
+"""The dtypes that collectives accept, as NumPy dtypes, and the operators that reduce them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def of_torch(dtype: torch.dtype) -> np.dtype:
 
 
 def operators(name: str) -> tuple[str, ...]:
-    """The operators that are defined on a dtype; PRE_MUL_SUM with either place of its scalar."""
+    """The operators defined on a dtype, including PRE_MUL_SUM by value and by address."""
     if name == "bool":
         return ("PROD", "MAX", "MIN")
     if name in COMPLEX:
@@ -48,7 +48,7 @@ def operators(name: str) -> tuple[str, ...]:
 
 
 def sample(name: str, shape: int | tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Random elements: integers over their whole range, floats around 1 and of both signs."""
+    """Random elements: integers over their full range, floats of both signs near magnitude 1."""
     dtype = numpy_dtype(name)
     if name == "bool":
         return rng.integers(0, 2, shape).astype(bool)

@@ -1,4 +1,4 @@
-"""Reads the SONAME of a shared library and the functions that it exports."""
+"""Reads the SONAME and the exported functions of a shared library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Elf:
         self._sections = [_SECTION.unpack_from(self._data, table + i * size) for i in range(count)]
 
     def _section(self, kind: int) -> tuple[bytes, bytes]:
-        """The contents of the one section of a kind and of the strings that it refers to."""
+        """The contents of the only section of a kind, and of the strings it refers to."""
         section = next(s for s in self._sections if s[1] == kind)
         strings = self._sections[section[6]]
         return self._contents(section), self._contents(strings)

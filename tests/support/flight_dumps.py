@@ -1,4 +1,4 @@
-"""Dumps of the flight record, constructed for tests, and torch's reader of converted ones."""
+"""Flight record dumps constructed for tests, and torch's reader for converted dumps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = 1_700_000_000_000_000_000
 def record(
     operation: str, state: str = "done", *, age: float = 60, **fields: object
 ) -> dict[str, Any]:
-    """An operation that was called ``age`` seconds before the dump; communicator() numbers it."""
+    """An operation called ``age`` seconds before the dump. communicator() numbers it."""
     return {
         "operation": operation,
         "dtype": "float32",
@@ -40,7 +40,7 @@ def record(
 def communicator(
     rank: int, nranks: int, records: list[dict[str, Any]], *, lost: int = 0, **fields: object
 ) -> dict[str, Any]:
-    """A rank of a communicator; of its collectives and messages the first ``lost`` were lost."""
+    """A rank of a communicator that lost the first ``lost`` of its collectives and messages."""
     counts: Counter[tuple[str, object]] = Counter()
     fingerprint = ""
     numbered = []
@@ -71,7 +71,7 @@ def communicator(
 
 
 def dump_json(rank: int | None, *communicators: dict[str, Any], **fields: object) -> str:
-    """The text of the file of a process."""
+    """The text of a process's dump."""
     return json.dumps(
         {
             "format": "pynccl flight record",
@@ -88,7 +88,7 @@ def dump_json(rank: int | None, *communicators: dict[str, Any], **fields: object
 
 
 def dump(rank: int | None, *communicators: dict[str, Any], **fields: object) -> Dump:
-    """The same, parsed."""
+    """The parsed dump of a process."""
     return parse(dump_json(rank, *communicators, **fields), f"flight_{rank}")
 
 

@@ -1,4 +1,4 @@
-"""Whether the cuda provider can be tested here, and how several ranks share one GPU."""
+"""Whether the cuda provider can be tested on this machine, and how ranks share one GPU."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pynccl import libraries, nccl, raw
 from pynccl.errors import DriverError, LibraryNotFoundError
 from tests.support.tier import FULL
 
-_MOST_ON_ONE = 4  # processes on one GPU, which take turns: more exceed the time of a test
-_CTAS_ON_ONE = "4"  # of each rank's kernels where ranks share a GPU
+_MOST_ON_ONE = 4  # processes that take turns on one GPU; more would exceed the time limit of a test
+_CTAS_ON_ONE = "4"  # per kernel if ranks share a GPU
 
 
 @functools.cache
 def count() -> int:
-    """How many GPUs there are."""
+    """The number of GPUs."""
     return len(libraries.load("cuda").device_names())
 
 
 @functools.cache
 def missing() -> str:
-    """Why tests on GPUs cannot run; "" where they can."""
+    """The reason why GPU tests cannot run, or an empty string."""
     try:
         import torch  # first, so that pynccl uses torch's NCCL
     except ImportError:
@@ -37,8 +37,9 @@ def missing() -> str:
 
 
 def require(provider: str, *functions: str) -> raw.Library:
-    """Skip the test where the provider's library is too old for one of these functions of NCCL;
-    gives the library. For a test whose ranks would wait for the one that calls it.
+    """Return the provider's library, or skip the test if it lacks one of these NCCL functions.
+
+    For tests whose other ranks would wait for the rank that calls the function.
     """
     library = libraries.load(provider)
     known = library.functions()
@@ -52,7 +53,7 @@ def require(provider: str, *functions: str) -> raw.Library:
 
 
 def too_many(nranks: int, *, threads: bool) -> str:
-    """Why so many ranks, as processes or threads, do not fit; "" where they do."""
+    """The reason why this many ranks, as processes or threads, do not fit, or an empty string."""
     if nranks <= count():
         return ""
     if nranks > _MOST_ON_ONE * count():
@@ -63,10 +64,10 @@ def too_many(nranks: int, *, threads: bool) -> str:
 
 
 def most_cases(provider: str, nranks: int) -> int | None:
-    """How many of a product of like cases to run; None for all.
+    """The number of similar cases to run, or None for all.
 
-    Processes that share a GPU take turns of some milliseconds, and an operation between them takes
-    several turns.
+    Processes that share a GPU take turns of several milliseconds, and an operation between them
+    takes several turns.
     """
     if provider == "host":
         return None
@@ -78,15 +79,17 @@ def most_cases(provider: str, nranks: int) -> int | None:
 
 
 def _is_short_double() -> bool:
-    """Whether the GPUs are the double's, whose values prove less than hostnccl's, and each rank of
-    which takes as long as one that shares a GPU.
+    """Whether the GPUs are the double's in the short tier.
+
+    Its results prove less than hostnccl's, and each rank takes as long as one that shares a GPU.
     """
     return "CUDA_DOUBLE_LIBRARIES" in os.environ and not FULL
 
 
 def spare(provider: str, nranks: int) -> None:
-    """Skip the odd and the largest sizes of a test that has others, where ranks take turns on a
-    GPU or on the double.
+    """Skip odd and large world sizes if ranks take turns on a GPU or on the double.
+
+    For tests that also have other sizes.
     """
     if provider == "cuda" and _is_short_double() and (nranks == 3 or nranks > _MOST_ON_ONE):
         pytest.skip("make test-all has these sizes on the double")
@@ -96,8 +99,9 @@ def spare(provider: str, nranks: int) -> None:
 
 @functools.cache
 def without(provider: str) -> frozenset[str]:
-    """The dtypes that the provider does not take here: NCCL has 8-bit floats from 2.24 on, and
-    reduces them on GPUs of compute capability 9.0 and above.
+    """The dtypes that the provider does not support on this machine.
+
+    NCCL supports 8-bit floats from 2.24 on, and reduces them from compute capability 9.0 on.
     """
     if provider == "host":
         return frozenset()
@@ -109,12 +113,12 @@ def without(provider: str) -> frozenset[str]:
 
 
 def environment(nranks: int, rank: int) -> dict[str, str]:
-    """The environment variables of a rank's process where ranks share a GPU."""
+    """The environment variables for a rank's process if ranks share a GPU."""
     if nranks <= count():
         return {}
-    # Kernels that wait for each other must all fit on the GPU at the same time.
+    # Kernels that wait for each other must be resident together.
     ctas = {} if "NCCL_MAX_CTAS" in os.environ else {"NCCL_MAX_CTAS": _CTAS_ON_ONE}
     if nccl.get_version("cuda") >= (2, 30, 0):
         return {**ctas, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    # An older NCCL refuses two ranks on one GPU of one host: each rank gets its own host id.
+    # Older versions reject two ranks on one GPU of a host, so each rank gets its own host id.
     return {**ctas, "NCCL_HOSTID": f"pynccl-{rank}", "NCCL_SOCKET_IFNAME": "lo"}

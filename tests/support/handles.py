@@ -1,4 +1,4 @@
-"""Exchanges the handles of a reconfiguration outside of the job, as its caller has to."""
+"""Exchanges reconfiguration handles outside the job, as the caller must do."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _LIMIT = 60.0  # seconds
 
 
 def exchange_handles(folder: str, uuid: int, own: str, key: int, ranks: int) -> list[str]:
-    """Give out the own handle, and wait for those of the other ranks.
+    """Publish this rank's handle, and wait for those of the other ranks.
 
     Args:
-        folder: common to the ranks.
-        uuid: of the reconfiguration.
+        folder: a folder shared by the ranks.
+        uuid: the id of the reconfiguration.
         own: the handle of this rank.
-        key: the place of this rank among the others.
-        ranks: how many there are.
+        key: the position of this rank among the others.
+        ranks: the number of ranks.
 
     Returns:
-        The handles of all ranks, by their keys.
+        The handles of all ranks, by key.
     """
     file = Path(folder) / f"{uuid} {key}"
     part = file.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""The resources of this process that could leak: descriptors, threads and mappings."""
+"""Resources of this process that could leak: descriptors, threads and mappings."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def count() -> dict[str, int]:
 
 
 def check(before: dict[str, int]) -> None:
-    """Fail where there is more than before at each look, while threads have time to end.
+    """Fail if every sample shows more resources than before, while threads have time to end.
 
-    One that is left may look at a process for a moment, which takes a descriptor.
+    A remaining thread may briefly open a descriptor to check a process.
     """
     deadline = time.monotonic() + _END
     gc.collect()
@@ -35,9 +35,9 @@ def check(before: dict[str, int]) -> None:
 
 
 def _descriptors() -> dict[str, str]:
-    """What this process has open, by number."""
+    """The open files of this process, by descriptor."""
     found = {}
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing
             found[number] = os.readlink(f"/proc/self/fd/{number}")
     return found

@@ -1,4 +1,4 @@
-"""Runs the functions of tests on every rank, with pynccl's mirror initialized."""
+"""Runs test functions on every rank, with pynccl's mirror initialized."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def world_runner(
     enter: Callable[..., Any],
     **always: Any,  # noqa: ANN401
 ) -> Callable[..., list[Any]]:
-    """What runs functions in worlds, each with a store of its own.
+    """Return a callable that runs functions in worlds, each with its own store.
 
     Args:
         launch: the launcher.
-        folder: for the stores.
+        folder: the folder of the stores.
         enter: run_in_world(), or a function with its parameters.
-        **always: options of the launcher.
+        **always: options for every launch.
     """
     numbers = itertools.count()
 

@@ -1,7 +1,7 @@
-"""Launches the functions of tests, by pynccl.testing: kept processes, options of the tests, GPUs.
+"""Launches test functions with pynccl.testing: reused processes, test options, GPUs.
 
-On GPUs a test is skipped if it has more ranks than the GPUs can run, or if the loaded NCCL is too
-old for a function that it calls.
+On GPUs a test is skipped if it has more ranks than the GPUs can run, or if the loaded NCCL lacks a
+function that it calls.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LaunchError", "Launcher", "Options", "Outcome", "Run", "skip_old", "too_old"]
 
-# The longest time of any launch in seconds, whatever it asks for (tests/gpu_day.py sets it).
+# The upper bound of any launch in seconds, regardless of its timeout (set by tests/gpu_day.py).
 _LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
-# Ranks with torch have processes of their own, so that those of other tests do without it.
+# Ranks with torch have separate processes, so that those of other tests do not import it.
 _WITH_TORCH = "PYTEST_WITH_TORCH"
 _ENTER_TORCH = (
     "tests.c10d.",
@@ -46,13 +46,13 @@ _ENTER_TORCH = (
 
 
 class Options(TypedDict, total=False):
-    """How a world is launched.
+    """Options of a launch.
 
     Attributes:
-        provider: which library the ranks use; "host" by default.
-        timeout: seconds for all of it; ranks that still run then are killed.
+        provider: the library of the ranks; "host" by default.
+        timeout: seconds until ranks that still run are killed.
         threads: ranks as threads of one process.
-        ids: how many unique ids the world gets.
+        ids: the number of unique ids of the world.
         env: environment variables for the processes.
     """
 
@@ -64,13 +64,13 @@ class Options(TypedDict, total=False):
 
 
 class Launcher(_Launcher):
-    """Launches worlds and keeps their processes for the next test."""
+    """Launches worlds and reuses their processes in later tests."""
 
     def __init__(self) -> None:
         super().__init__(Rank)
 
     def is_reusable(self, outcome: Outcome) -> bool:
-        """Also after a call that the loaded NCCL is too old for: nothing was sent then."""
+        """Reuse processes even after a call that the loaded NCCL lacks, since nothing was sent."""
         return outcome.ok or bool(too_old(outcome))
 
     def _start_process(self, environment: Environment, *, fresh: bool) -> Process:
@@ -88,7 +88,7 @@ class Launcher(_Launcher):
         *args: Any,  # noqa: ANN401
         **options: Any,  # noqa: ANN401
     ) -> Run:
-        """Do the same with torch imported where the ranks need it."""
+        """Start a world, with torch imported if the ranks need it."""
         if options.get("provider") == "cuda" or _imports_torch(fn.__module__):
             env = options.get("env") or {}
             each = [env] * world_size if isinstance(env, Mapping) else env
@@ -103,17 +103,17 @@ class Launcher(_Launcher):
         fresh: bool = False,
         **options: Unpack[Options],
     ) -> list[Any]:
-        """Call ``function(rank, *args)`` on every rank; returns the results by rank.
+        """Call ``function(rank, *args)`` on every rank, and return the results by rank.
 
         Args:
             nranks: the world size.
-            function: a function at the top level of a module; its first argument is a Rank.
-            *args: anything that can be pickled.
-            fresh: use new processes, which end with the launch.
+            function: a module-level function; its first argument is a Rank.
+            *args: picklable arguments.
+            fresh: whether to use new processes, which end with the launch.
             **options: see Options.
 
         Raises:
-            LaunchError: a rank raised, died, or was not done in time.
+            LaunchError: a rank raised, died, or timed out.
         """
         with self._begin(nranks, function, args, fresh=fresh, **options) as run:
             try:
@@ -131,13 +131,13 @@ class Launcher(_Launcher):
         while_running: Callable[[Run], None] | None = None,
         **options: Unpack[Options],
     ) -> list[Outcome]:
-        """Launch in new processes ranks that may fail; returns how each of them ended, by rank.
+        """Launch ranks that may fail in new processes, and return their outcomes by rank.
 
         Args:
             nranks: the world size.
             function: as for a call.
             *args: as for a call.
-            while_running: called in this process while the ranks run, to kill some of them.
+            while_running: called in this process while the ranks run, for example to kill some.
             **options: see Options.
         """
         with self._begin(nranks, function, args, fresh=True, **options) as run:
@@ -190,13 +190,13 @@ def _imports_torch(module: str) -> bool:
 
 
 def too_old(outcome: Outcome) -> str:
-    """What the loaded NCCL is too old for, where that is why a rank failed; else ""."""
+    """The function that the loaded NCCL lacks, if a rank failed for that reason, else ""."""
     text = str(outcome.error)
     return text if re.search(r"NCCL (since )?[\d.]+[;,] the loaded", text) else ""
 
 
 def skip_old(outcomes: list[Outcome]) -> None:
-    """Skip the test where every rank that failed did so because its NCCL is too old."""
+    """Skip the test if every failed rank failed because its NCCL is too old."""
     failed = [outcome for outcome in outcomes if not outcome.ok]
     if failed and all(map(too_old, failed)):
         pytest.skip(too_old(failed[0]))

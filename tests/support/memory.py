@@ -1,4 +1,4 @@
-"""Buffers for the tests: NumPy arrays on the host, torch tensors on GPUs, by one interface."""
+"""Test buffers with one interface: NumPy arrays on the host, torch tensors on GPUs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tests.support import dtypes
 if TYPE_CHECKING:
     import torch
 
-GUARD = 64  # bytes on either side of a buffer, which must not be written
+GUARD = 64  # bytes on either side of a buffer that must stay unwritten
 _FILL = 0xA5
 
 
 class Memory(Protocol):
     def put(self, array: np.ndarray) -> Any:  # noqa: ANN401 - an array or a tensor
-        """A new buffer with these contents, complete, between two guards."""
+        """Return a new, fully written buffer with these contents between two guards."""
 
     def get(self, buffer: Any) -> np.ndarray:  # noqa: ANN401
-        """The contents of a buffer, when all that was enqueued is done; checks its guards."""
+        """Wait for all enqueued work, check the guards, and return the contents of a buffer."""
 
     def set(self, buffer: Any, array: np.ndarray | float) -> None:  # noqa: ANN401
-        """Give a buffer new contents, complete when it returns."""
+        """Write new contents to a buffer. The write is complete on return."""
 
 
 class HostMemory:
     def put(self, array: np.ndarray, offset: int = 0) -> np.ndarray:
-        """Place it offset bytes off its alignment."""
+        """Place the buffer offset bytes off its alignment."""
         base = np.full(array.nbytes + 2 * GUARD + offset, _FILL, np.uint8)
         place = np.ndarray(array.shape, array.dtype, base.data, GUARD + offset)
         place[...] = array
@@ -86,7 +86,7 @@ class CudaMemory:
 
 
 def memory_of(provider: str, device: int | None) -> Memory:
-    """The memory that a provider's communicators work on."""
+    """The memory of a provider's communicators."""
     return HostMemory() if device is None else CudaMemory(device)
 
 

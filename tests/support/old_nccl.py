@@ -1,4 +1,4 @@
-"""Compiles libraries with the version of an older NCCL, to test what pynccl calls in them."""
+"""Compiles libraries that report an older NCCL version, to test which functions pynccl calls."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _DRIVER = Path(__file__).parents[2] / "csrc" / "abi" / "driver_functions.inc"
 def compile_nccl(
     folder: Path, version: int, source: str = "", *, with_communicators: bool = False
 ) -> str:
-    """Compile a library whose ncclGetVersion gives version, with the functions of source; its path.
+    """Compile source to a library whose ncclGetVersion returns version, and return its path.
 
     Args:
-        folder: where to put it.
-        version: as NCCL_VERSION_CODE.
-        source: C.
-        with_communicators: add what creates and ends one communicator at a time, and stream calls
-            that do nothing, so that it works on CPUs.
+        folder: the folder of the library.
+        version: an NCCL_VERSION_CODE.
+        source: C code.
+        with_communicators: add functions that create and end one communicator at a time, and no-op
+            stream calls, so that the library works on CPUs.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
     if compiler is None:

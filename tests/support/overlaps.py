@@ -1,5 +1,5 @@
-"""Collectives on tensors that overlap, for torch.distributed's functions over any front end: those
-that NCCL leaves undefined and those that it defines.
+"""Collectives on overlapping tensors, undefined and defined in NCCL, through torch.distributed's
+functions on any front end.
 """
 
 # ruff: noqa: ANN401 - modules and tensors, without an import of torch
@@ -17,7 +17,7 @@ Calls = Iterator[tuple[str, str, Callable[..., Any]]]
 
 
 def _undefined(dist: Any, rank: int) -> Calls:
-    """The name of the argument in the error, and a call, for two ranks; both refuse it."""
+    """The argument named in the error, and a call that both of two ranks reject."""
     import torch
 
     x, y = torch.zeros(8), torch.zeros(2)
@@ -55,7 +55,7 @@ def _undefined(dist: Any, rank: int) -> Calls:
 
 
 def _undefined_at_root(dist: Any) -> Calls:
-    """The same for rank 0, whose call does not concern the other."""
+    """The argument named in the error, and a call that only rank 0 rejects."""
     import torch
 
     x, y = torch.zeros(8), torch.zeros(2)
@@ -67,7 +67,7 @@ def _undefined_at_root(dist: Any) -> Calls:
 
 
 def _batches(dist: Any, rank: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Several calls as one group."""
+    """Several calls in one group."""
     import torch
 
     x = torch.zeros(8)
@@ -90,7 +90,7 @@ def _batches(dist: Any, rank: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def _defined(dist: Any, rank: int) -> Iterator[Callable[[bool], Any]]:
-    """Functions that make a call, on memory in common or apart, and return what was written."""
+    """Functions that run a call on shared or separate memory and return the output."""
     import torch
 
     def make() -> Any:
@@ -165,7 +165,7 @@ def _defined(dist: Any, rank: int) -> Iterator[Callable[[bool], Any]]:
 
 
 def _refusal(call: Callable[..., Any], **options: Any) -> str:
-    """The text of the ValueError that a call raises; empty where it raises none."""
+    """The text of the ValueError raised by a call, or an empty string."""
     try:
         call(**options)
     except ValueError as error:
@@ -174,7 +174,7 @@ def _refusal(call: Callable[..., Any], **options: Any) -> str:
 
 
 def check_overlaps(dist: Any, rank: int) -> None:
-    """Check what is refused and what is not, on a world of two ranks.
+    """Check which overlaps are rejected, on a world of two ranks.
 
     Args:
         dist: torch.distributed or the mirror.
@@ -182,7 +182,7 @@ def check_overlaps(dist: Any, rank: int) -> None:
     """
     import torch
 
-    warnings.simplefilter("ignore", FutureWarning)  # older names of functions
+    warnings.simplefilter("ignore", FutureWarning)  # deprecated function names
     calls = [*_undefined(dist, rank), *(_undefined_at_root(dist) if rank == 0 else ())]
     for name, argument, call in calls:
         for async_op in (False, True):

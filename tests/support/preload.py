@@ -1,4 +1,4 @@
-"""Runs programs in which hostnccl is the libnccl.so.2, by LD_PRELOAD."""
+"""Runs programs with hostnccl preloaded as libnccl.so.2."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ CLIENTS = Path(__file__).parents[1] / "clients"
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the library."""
+    """The environment of this process, with the library preloaded."""
     return {**os.environ, "LD_PRELOAD": str(libraries.hostnccl_preload())}
 
 
 def run_client(client: str, nranks: int, tmp_path: Path, **variables: str) -> list[str]:
-    """What each rank of a client prints.
+    """Return the output of each rank of a client.
 
     Args:
-        client: a file of CLIENTS, called with the rank, their number and the file for the id.
-        nranks: how many.
-        tmp_path: a folder for that file.
-        **variables: of the environment, besides.
+        client: a file of CLIENTS, called with rank, number of ranks and the file for the id.
+        nranks: the number of ranks.
+        tmp_path: the folder of that file.
+        **variables: additional environment variables.
     """
     processes = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the tests' functions get as their first argument when they are launched."""
+"""The first argument of launched test functions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Rank", "wait_for"]
 
 
 class Rank(testing.Rank):
-    """A rank with buffers, streams and events of its provider on its device."""
+    """A rank with the buffers, streams and events of its provider and device."""
 
     @property
     def nranks(self) -> int:
-        """The world size, by NCCL's name."""
+        """The world size, under NCCL's name."""
         return self.world_size
 
     @property
@@ -43,12 +43,13 @@ class Rank(testing.Rank):
         return nccl.Event(self.provider, device=self.device, timing=timing)
 
     def set_event(self, name: str) -> None:
-        """Record that this rank has reached a point that others of its launch wait for."""
+        """Signal other ranks of the launch that wait for this point."""
         Path(self._event(name, self.rank)).touch()
 
     def wait_event(self, name: str, *ranks: int) -> None:
-        """Wait until these ranks have set the event. It uses no communicator: not even a deadlock
-        detector knows of it.
+        """Wait until these ranks have set the event.
+
+        It uses no communicator, so deadlock detection does not see it.
         """
         for rank in ranks:
             wait_for(self._event(name, rank))
@@ -57,7 +58,7 @@ class Rank(testing.Rank):
         return f"{urlsplit(self.init_method).path}.{name}.{rank}"
 
     def _finish(self, *, failed: bool) -> None:
-        """Take the failures of the default stream, too: the next test may be in this process."""
+        """Also clear failures of the default stream: the next test may run in this process."""
         super()._finish(failed=failed)
         if failed or self.provider != "cuda":
             return
@@ -71,7 +72,7 @@ class Rank(testing.Rank):
 
 
 def wait_for(path: str) -> None:
-    """Wait until a file exists: for a rank that continues when another one has made it."""
+    """Wait until another rank has created a file."""
     deadline = time.monotonic() + 30
     while not os.path.exists(path):
         assert time.monotonic() < deadline, f"{path} was not made"

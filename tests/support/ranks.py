@@ -1,4 +1,4 @@
-"""Tests that are the function of a rank: on_ranks() launches it on every rank of a world."""
+"""on_ranks(): tests written as the function of a rank, launched on every rank of a world."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ def on_ranks(
     fixture: str = "",
     **options: Any,  # noqa: ANN401
 ) -> Callable[[Callable[..., None]], Any]:
-    """Decorator: the test calls the function on every rank of a world.
+    """Decorate a function into a test that calls it on every rank of a world.
 
-    The first parameters of the function are ``rank``, its Rank; or ``(dist, rank, size)``, with the
-    mirror initialized; or ``(rank, size)``, with torch.distributed initialized. The others are
-    fixtures or parameters of the test, and must be picklable.
+    The first parameters of the function are ``rank``, its Rank, or ``(dist, rank, size)``, with the
+    mirror initialized, or ``(rank, size)``, with torch.distributed initialized. The others are
+    fixtures or parameters of the test and must be picklable.
 
     Args:
-        *sizes: the world sizes; without any, the test or its module has ``nranks``.
-        by: the launch options that are fixtures or parameters of the test, separated by spaces:
+        *sizes: the world sizes; if none, the test or its module provides ``nranks``.
+        by: the launch options taken from fixtures or parameters, separated by spaces:
             ``"provider threads"``.
-        fixture: what launches the ranks, if not launch, world or torch_world by the parameters.
-        **options: of the fixture.
+        fixture: the fixture that launches the ranks; by default launch, world or torch_world,
+            depending on the parameters.
+        **options: options of the fixture.
     """
 
     def decorate(function: Callable[..., None]) -> Any:  # noqa: ANN401
@@ -51,7 +52,7 @@ def on_ranks(
         test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
         )
-        # The ranks' processes find the function by its name: the test's name is that of the test.
+        # The ranks' processes look up the function by name, and that name belongs to the test.
         test.on_rank = function  # type: ignore[attr-defined]
         function.__qualname__ = f"{function.__qualname__}.on_rank"
         return pytest.mark.parametrize("nranks", sizes)(test) if len(sizes) > 1 else test
@@ -60,5 +61,5 @@ def on_ranks(
 
 
 def of_ranks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a rank calls: the function itself, or that of a test of on_ranks()."""
+    """The function that a rank calls: itself, or the function of an on_ranks() test."""
     return getattr(function, "on_rank", function)

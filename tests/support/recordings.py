@@ -1,4 +1,4 @@
-"""Recordings of programs that never ran, constructed for tests."""
+"""Recordings constructed for tests, of programs that never ran."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BUFFER = 1 << 20  # bytes between two buffers
 
 @dataclass
 class World:
-    """The recordings of some processes; all are ranks of communicator "0".
+    """The recordings of several processes, all ranks of communicator "0".
 
     Attributes:
-        traces: one of each process.
-        members: the processes of each communicator, by id, in the order of their ranks.
+        traces: one per process.
+        members: the processes of each communicator, by id, in rank order.
     """
 
     nranks: int
@@ -42,7 +42,7 @@ class World:
         self.communicator("0", list(range(self.nranks)))
 
     def communicator(self, id: str, processes: list[int], **fields: Any) -> str:  # noqa: ANN401
-        """Make a communicator of some processes, and return its id of 16 digits."""
+        """Create a communicator of some processes, and return its 16-digit id."""
         id = id.rjust(16, "0")
         self.members[id] = processes
         for rank, process in enumerate(processes):
@@ -64,7 +64,7 @@ class World:
         return self._groups
 
     def buffer(self) -> int:
-        """The address of memory that nothing else uses."""
+        """The address of otherwise unused memory."""
         self._buffers += 1
         return self._buffers * _BUFFER
 
@@ -121,7 +121,7 @@ class World:
             self.call(process, kind, comm, **fields)
 
     def remove(self, process: int, index: int, *, renumber: bool) -> Operation:
-        """Take an operation out of a recording, as if it was lost, or never called."""
+        """Remove an operation from a recording, as if it was lost or never called."""
         operations = self.traces[process].operations
         gone = operations.pop(index)
         if renumber:
@@ -165,15 +165,15 @@ def generated(
     count: int = 64,
     without: Collection[str] = (),
 ) -> World:
-    """A program of about so many operations per rank: collectives, groups, messages, splits.
+    """Generate a program of collectives, groups, messages and splits.
 
     Args:
-        rng: chooses.
-        nranks: of the first communicator, processes.
-        operations: of rank 0, at least.
-        streams: how many at most, the default one included.
-        count: of elements, less than this.
-        without: dtypes that are not used.
+        rng: the random generator.
+        nranks: the size of the first communicator, in processes.
+        operations: the minimum number of operations of rank 0.
+        streams: the maximum number of streams, including the default one.
+        count: the upper bound of element counts (exclusive).
+        without: dtypes to exclude.
     """
     dtypes = [dtype for dtype in ITEMSIZES if dtype not in without]
     world = World(nranks)
@@ -181,9 +181,9 @@ def generated(
     if nranks > 2:
         comms.append(world.communicator("a", [0, *range(2, nranks)]))
     comms.append(world.communicator("b", list(reversed(range(nranks)))))
-    # Each communicator has one stream, as NCCL's rule on the order of its operations asks.
+    # One stream per communicator, as NCCL's rule on operation order requires.
     stream_of = {comm: rng.randrange(streams) * 16 for comm in comms}
-    # A few buffers, used again and again, of which streams share none.
+    # A few reused buffers, none shared between streams.
     buffers = {stream: [world.buffer() for _ in range(4)] for stream in stream_of.values()}
     while len(world.traces[0].operations) < operations:
         comm = rng.choice(comms)
@@ -239,7 +239,7 @@ def _messages(
     comm: str,
     **fields: Any,  # noqa: ANN401 - those of an operation
 ) -> None:
-    """A ring: in a group, all send to the next rank and receive from the one before."""
+    """A ring in a group: each rank sends to the next and receives from the previous one."""
     members = world.members[comm]
     if len(members) < 2:
         return

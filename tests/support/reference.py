@@ -1,8 +1,8 @@
-"""The expected results of reductions, by NumPy.
+"""The expected results of reductions, computed with NumPy.
 
-``reduce`` is hostnccl's definition, bit for bit: elements are combined in the order
-of ranks, half-width floats in float32 and rounded once, integers wrap. ``check`` compares; where
-the library chooses the order (NCCL on GPUs), within the bounds that every order keeps.
+``reduce`` is hostnccl's definition, bit for bit: elements are combined in rank order,
+half-precision floats in float32 and rounded once, and integers wrap. ``check`` compares results. If
+the library chooses the order (NCCL on GPUs), it uses bounds that hold for every order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support import dtypes
 
 
 def _maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    # A number before a NaN, +0 before -0.
+    # Prefers a number over a NaN, and +0 over -0.
     return np.where((a == 0) & (b == 0), a + b, np.fmax(a, b))
 
 
@@ -27,7 +27,7 @@ def _minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return -_maximum(-a, -b)
 
 
-_BOUNDED = 2048  # elements of exact results that are compared with the bounds, too
+_BOUNDED = 2048  # elements of exact results that are also compared with the bounds
 
 _COMBINE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "SUM": np.add,
@@ -40,17 +40,17 @@ _COMBINE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def kind(op: str) -> str:
-    """The operator without where its scalar is."""
+    """The operator without the location of its scalar."""
     return op.removesuffix(" by address")
 
 
 def scalar_of(name: str, rank: int) -> float | int:
-    """The scalar that a rank gives to PRE_MUL_SUM; every dtype can represent it."""
+    """A rank's scalar for PRE_MUL_SUM, representable in every dtype."""
     return (2, 3, 1, 5)[rank % 4] if name in dtypes.INTEGERS else (0.5, 1.25, 2.0, 0.75)[rank % 4]
 
 
 def _round(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """To nearest even; 8-bit floats saturate, the others overflow to infinity."""
+    """Round to nearest even. 8-bit floats saturate, others overflow to infinity."""
     if dtype.itemsize == 1 and dtype.name.startswith("float8"):
         largest = np.float32(ml_dtypes.finfo(dtype).max)
         values = np.clip(values, -largest, largest)
@@ -99,10 +99,10 @@ def _epsilon(dtype: np.dtype) -> float:
 
 
 def check_near(got: np.ndarray, inputs: list[np.ndarray], op: str) -> None:
-    """Check the bounds that every order of rounded operations keeps, against 80-bit floats.
+    """Check bounds that hold for every order of rounded operations, with 80-bit floats.
 
     Raises:
-        AssertionError: a value is outside.
+        AssertionError: a value is out of bounds.
     """
     dtype, op = got.dtype, kind(op)
     wide = [_wide(array) for array in inputs]
@@ -114,7 +114,7 @@ def check_near(got: np.ndarray, inputs: list[np.ndarray], op: str) -> None:
         total, size = total / len(inputs), size / len(inputs)
     steps = 0 if op in ("MAX", "MIN") else len(inputs) + 1
     finfo = ml_dtypes.finfo(np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype)
-    # What an underflow on the way has lost, the factors after it make larger.
+    # Later factors magnify the loss of an intermediate underflow.
     growth = 1.0
     if op == "PROD":
         growth = functools.reduce(np.multiply, (np.maximum(np.abs(value), 1) for value in wide))
@@ -130,10 +130,10 @@ def check_near(got: np.ndarray, inputs: list[np.ndarray], op: str) -> None:
 
 
 def check_bits(got: np.ndarray, expected: np.ndarray) -> None:
-    """Every bit the same.
+    """Check that all bits are equal.
 
     Raises:
-        AssertionError: a bit differs; the text names the element.
+        AssertionError: a bit differs. The text names the element.
     """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         raise AssertionError(f"{got.dtype}{got.shape} instead of {expected.dtype}{expected.shape}")
@@ -151,11 +151,12 @@ def check_bits(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 def check(got: np.ndarray, inputs: list[np.ndarray], op: str, *, exact: bool) -> None:
-    """Compare a reduction's result; exact asks for hostnccl's bits, of which the first are also
-    compared with the bounds.
+    """Check the result of a reduction.
+
+    exact requires hostnccl's bits, and also checks the first elements against the bounds.
 
     Raises:
-        AssertionError: it is wrong.
+        AssertionError: the result is wrong.
     """
     floats = got.dtype.name in (*dtypes.FLOATS, *dtypes.COMPLEX)
     if exact or not floats:

@@ -1,4 +1,4 @@
-"""The entries of /dev/shm, and those that no process uses any more."""
+"""The entries of /dev/shm, and those that no process uses anymore."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
-_OTHERS = 5.0  # seconds for other programs that make or remove theirs now
+_OTHERS = 5.0  # seconds for other programs that are creating or removing entries
 
 
 def entries() -> set[str]:
@@ -16,7 +16,7 @@ def entries() -> set[str]:
 
 
 def _in_use(name: str) -> bool:
-    """Whether a living process has it mapped: then it belongs to another program."""
+    """Whether a living process maps the entry, so that it belongs to another program."""
     path = str(_FOLDER / name)
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -26,7 +26,7 @@ def _in_use(name: str) -> bool:
 
 
 def left_behind(before: set[str]) -> set[str]:
-    """The entries that are new since then and that no living process uses."""
+    """The new entries that no living process uses."""
     deadline = time.monotonic() + _OTHERS
     while True:
         left = {name for name in entries() - before if not _in_use(name)}

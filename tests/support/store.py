@@ -1,4 +1,4 @@
-"""A store with the methods of torch.distributed.Store, in a folder."""
+"""A folder-based store with the methods of torch.distributed.Store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["FolderStore"]
 
 
 class FolderStore:
-    """Values are files.
+    """A store whose values are files.
 
     Args:
-        folder: common to the ranks.
+        folder: a folder shared by the ranks.
     """
 
     def __init__(self, folder: Path | str) -> None:

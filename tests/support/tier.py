@@ -1,4 +1,4 @@
-"""How much the tests do: `make test`, or all of it by PYNCCL_TEST_FULL in `make test-all`."""
+"""The test tier: short (`make test`) or full (`make test-all`, which sets PYNCCL_TEST_FULL)."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Runs PyTorch's own acceptance tests for torch.distributed over pynccl.
+"""Runs PyTorch's own tests of torch.distributed on pynccl.
 
-The tests travel in the torch wheel (torch.testing._internal.distributed.distributed_test). Here
-they run over CPU tensors, in processes that are kept from test to test:
+The torch wheel contains the tests (torch.testing._internal.distributed.distributed_test). Here they
+run on CPU tensors, in processes that are reused between tests:
 
 * ``mirror``: with ``dist`` replaced by pynccl and the backend "gloo" by "host",
-* ``backend``: with torch.distributed over the backend "pynccl",
+* ``backend``: with torch.distributed and the backend "pynccl",
 * ``gloo``: with torch and gloo, for comparison.
 
-What passes with gloo must pass with the others, but for the tests in EXCEPTIONS.
+A test that passes with gloo must pass with the others, except those in EXCEPTIONS.
 
     python -m tests.support.torch_suite backend --ranks 2 4
 """
@@ -36,7 +36,7 @@ INSIDE = "tests a part of torch that calls torch.distributed by itself"
 
 Exceptions = dict[str, tuple[tuple[int, ...], str]]
 
-# Tests that gloo passes and pynccl does not, by pattern, with the world sizes and the reason.
+# Tests that pass with gloo but not with pynccl: pattern, world sizes, reason.
 _OF_BOTH: Exceptions = {
     "test_sparse_all_reduce_sum": ((2, 4), "NCCL has no sparse tensors"),
     "test_send_recv_any_source*": (
@@ -80,7 +80,7 @@ EXCEPTIONS: dict[str, Exceptions] = {
 
 
 class Result(NamedTuple):
-    """How a test ended on all ranks."""
+    """The outcome of a test on all ranks."""
 
     name: str
     outcome: str  # passed, skipped, failed
@@ -88,7 +88,7 @@ class Result(NamedTuple):
 
 
 def reason_of_exception(subject: str, name: str, nranks: int) -> str:
-    """Why a test need not pass; "" if it must. subject: of EXCEPTIONS."""
+    """The reason why a test need not pass, or an empty string. subject: a key of EXCEPTIONS."""
     for pattern, (sizes, reason) in EXCEPTIONS[subject].items():
         if nranks in sizes and fnmatch.fnmatchcase(name, pattern):
             return reason
@@ -96,7 +96,7 @@ def reason_of_exception(subject: str, name: str, nranks: int) -> str:
 
 
 class _LikeGloo(str):
-    """The name of a backend; the tests, which choose by it what they do, take it for gloo's."""
+    """A backend name that compares equal to gloo's, because tests branch on it."""
 
     __slots__ = ()
 
@@ -114,12 +114,12 @@ class _LikeGloo(str):
 
 
 def _module(subject: str) -> Any:
-    """The tests, prepared for a subject, which a process can do for one only."""
+    """The tests, prepared for a subject. A process can do this for only one subject."""
     os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test
 
-    # The conditions for skipping, which were asked above, are gloo's.
+    # The skip conditions evaluated above are gloo's.
     if distributed_test.BACKEND != "gloo":
         return distributed_test
     if subject == "mirror":
@@ -138,7 +138,7 @@ def _module(subject: str) -> Any:
 
 
 def test_names() -> list[str]:
-    """All of them, in the order of the file."""
+    """All test names, in file order."""
     os.environ.setdefault("BACKEND", "gloo")
     os.environ.setdefault("WORLD_SIZE", "2")
     base = _module("gloo").DistributedTest._DistTestBase
@@ -147,7 +147,7 @@ def test_names() -> list[str]:
 
 @contextlib.contextmanager
 def _initialized(module: Any, case: Any, folder: str) -> Iterator[None]:
-    """What the tests' own launcher does around each."""
+    """Set up and tear down as the tests' own launcher does."""
     dist = module.dist
     dist.init_process_group(
         init_method=f"file://{folder}/first",
@@ -198,7 +198,7 @@ def run_one(rank: Rank, name: str, folder: str, subject: str) -> Result:
 
 
 def run(launch: Launcher, name: str, nranks: int, subject: str, timeout: float = 90) -> Result:
-    """Run one test on all ranks, in processes that are replaced when it fails."""
+    """Run one test on all ranks, in processes that are replaced after a failure."""
     from tests.support.launcher import LaunchError
 
     env = {"SUITE": subject, "BACKEND": "gloo", "WORLD_SIZE": str(nranks), "OMP_NUM_THREADS": "1"}
@@ -225,7 +225,7 @@ def main() -> int:
     if arguments.subject == "backend":
         from pynccl.c10d.build import build
 
-        build()  # it takes longer than a test may
+        build()  # takes longer than the time limit of a test
     failed = []
     with Launcher() as launch:
         for nranks in arguments.ranks:
@@ -247,7 +247,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Under its own name, by which the ranks' processes find it.
+    # Under its own name, by which the ranks' processes import it.
     from tests.support import torch_suite  # noqa: PLW0406
 
     sys.exit(torch_suite.main())

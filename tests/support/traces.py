@@ -1,4 +1,4 @@
-"""Traces of processes, constructed for tests, and of functions."""
+"""Process traces constructed for tests, and traces of functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START = 10**13
 
 
 class TraceBuilder:
-    """The trace of one rank. Times are in milliseconds from its begin."""
+    """The trace of one rank. Times are in milliseconds from its start."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class TraceBuilder:
         returned: float | None = None,
         **fields: Any,  # noqa: ANN401
     ) -> Operation:
-        """One operation that reads and writes nbytes; it is called when it begins."""
+        """One operation that reads and writes nbytes. The call coincides with its start."""
         id_ = fields.get("communicator", "a" * 16)
         self._sequences[id_] += 1
         message = kind in ("send", "recv")
         key = (id_, kind, fields.get("peer")) if message else (id_,)
         self._numbers[key] += 1
         called = called if called is not None else began if began is not None else 0
-        nowhere = (kind == "send", kind == "recv")  # what it does not have
+        nowhere = (kind == "send", kind == "recv")  # the buffers it lacks
         operation = Operation(
             **{
                 "kind": kind,
@@ -127,7 +127,7 @@ class TraceBuilder:
         return operation
 
     def wait(self, what: str, began: float, ended: float | None, **fields: Any) -> None:  # noqa: ANN401
-        """A wait; those of ``fields`` that are times are in milliseconds, too."""
+        """A wait. Times in ``fields`` are also in milliseconds."""
         for name in ("called", "event_recorded"):
             if name in fields:
                 fields[name] = self.time(fields[name])

@@ -1,11 +1,10 @@
-"""Lets workers of pytest-xdist run tests beside each other, and those marked ``serial`` alone.
+"""Runs tests of pytest-xdist workers in parallel, and those marked ``serial`` alone.
 
-Among workers, files marked ``long`` come first, so that no worker begins one when the others have
-nothing left. Without workers, files run in the order of the command line.
+Among workers, files marked ``long`` come first, so that no worker starts one when the others have
+run out of tests. Without workers, files run in the order of the command line.
 
-A test holds a lock that it shares with other tests; a test marked serial holds it for itself. Both
-take it by way of a gate, at which a serial test is passed by nobody. Without -n there is one test
-at a time, and nothing is locked.
+Tests hold a shared lock, and serial tests hold it exclusively. Both acquire it through a gate,
+where no test overtakes a serial one. Without -n one test runs at a time, and nothing is locked.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FOLDER = pytest.StashKey[str]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - a class of pytest-xdist
-    """Give a worker the folder of the locks; pytest-xdist calls it before the worker starts."""
+    """Pass the folder of the locks to a worker before it starts (a hook of pytest-xdist)."""
     config: pytest.Config = node.config
     if _FOLDER not in config.stash:
         folder = tempfile.TemporaryDirectory(prefix="pynccl-turns-")
@@ -38,7 +37,7 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - a class of pytes
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker, put the files marked long first, and of the others those with most tests."""
+    """In a worker, order files: those marked long first, then by number of tests."""
     if not hasattr(config, "workerinput"):
         return
     tests = Counter(item.path for item in items)
@@ -47,8 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run a test with its fixtures in its turn."""
-    # Not by the environment, which a pytest that a test starts has, too.
+    """Run a test with its fixtures under the lock."""
+    # Not from the environment, which a nested pytest would inherit.
     worker: dict[str, str] = getattr(item.config, "workerinput", {})
     if "turns" not in worker:
         return (yield)
@@ -71,5 +70,5 @@ def _locked(file: Path, how: int) -> Iterator[None]:
         fcntl.flock(descriptor, how)
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # children that a test forked may have it open, too
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked children may also have it open
         os.close(descriptor)

@@ -1,11 +1,9 @@
-"""Python processes that have imported torch, or NumPy and pytest, already: forks of one that did
-nothing else.
+"""Python processes that have already imported torch, or NumPy and pytest: forks of an idle server.
 
-To import torch takes seconds of each process, NumPy and pytest half a second, and a fork
-milliseconds. What a test says of how a
-process starts and runs holds for a fork as well: it has an environment, a command line and a status
-of its own. It ends by _exit() once its threads and the functions of atexit are done, since an
-interpreter with torch takes a second to end; that of WholePopen does end.
+Importing torch takes seconds per process, NumPy and pytest half a second, a fork milliseconds.
+Tests of how a process starts and runs are valid for a fork: it has its own environment, command
+line and exit status. It ends by _exit() once its threads and atexit functions are done, because
+finalizing an interpreter with torch takes a second. WholePopen does finalize it.
 """
 
 from __future__ import annotations
@@ -50,9 +48,9 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _LIGHT = ("numpy", "pytest")
 _MODULES = ("torch", *_LIGHT)
-_MORE = ("torch.distributed.fsdp",)  # for those with the environment of this process
-# What nothing reads that is loaded before the fork; one variable more or another value of any other
-# takes another server.
+_MORE = ("torch.distributed.fsdp",)  # for forks with the environment of this process
+# Variables that no code reads before the fork. Any other difference in the environment requires
+# another server.
 _READ_LATE = (
     "PYNCCL_",
     "HOSTNCCL_",
@@ -69,7 +67,7 @@ _READ_LATE = (
     "CUDA_DOUBLE_DRIVER",
     "TORCH_FR_",
 )
-# As many threads as torchrun gives each rank; and none that a fork would not have.
+# The number of threads that torchrun sets per rank, and none that a fork would lose.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _LENGTH = struct.Struct("<q")
 _GAP_PAGES = 1 << 18  # at most
@@ -77,18 +75,18 @@ _GAP_PAGES = 1 << 18  # at most
 
 @dataclass
 class Request:
-    """A process to fork; its descriptors come beside this, in the order of ``descriptors``."""
+    """A process to fork. Its descriptors are sent alongside, in the order of ``descriptors``."""
 
     arguments: list[str]
     environment: dict[str, str]
     folder: str
     descriptors: list[int]
     session: bool
-    whole: bool  # whether its interpreter ends
+    whole: bool  # whether to finalize its interpreter
 
 
 class Server:
-    """The process that has imported the modules.
+    """A process that has imported the modules.
 
     Args:
         pid: its process id.
@@ -101,7 +99,7 @@ class Server:
         self._lock = threading.Lock()
 
     def fork(self, request: Request, descriptors: list[int]) -> int:
-        """The process id."""
+        """Fork, and return the process id."""
         message = pickle.dumps(request)
         with self._lock:
             socket.send_fds(self._requests, [_LENGTH.pack(len(message))], descriptors)
@@ -134,14 +132,14 @@ def _start(environment: Mapping[str, str], modules: tuple[str, ...]) -> Server:
     return Server(popen.pid, ours)
 
 
-inherited: Server | None = None  # of this process, which is itself a fork
+inherited: Server | None = None  # set if this process is itself a fork
 _gaps: list[mmap.mmap] = []
 _servers: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], Server] = {}
 _lock = threading.Lock()
 
 
 def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULES) -> Server:
-    """The server whose forks get this environment and have imported these modules."""
+    """The server whose forks have this environment and these modules imported."""
     if inherited is not None:
         return inherited
     early = _read_early(environment)
@@ -164,8 +162,7 @@ def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Popen(subprocess.Popen[Any]):
-    """subprocess.Popen for ``[sys.executable, ...]``, forked from a process that has imported
-    torch.
+    """subprocess.Popen for ``[sys.executable, ...]``, forked from a process with torch imported.
 
     Its parent is that process, which ends with this one.
     """
@@ -211,7 +208,7 @@ class Popen(subprocess.Popen[Any]):
         return code
 
     def _take(self, timeout: float | None) -> bool:
-        """Wait for the status of the process; whether it is known."""
+        """Wait for the exit status of the process, and return whether it is known."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._status, selectors.EVENT_READ)
             if not selector.select(timeout):
@@ -223,19 +220,19 @@ class Popen(subprocess.Popen[Any]):
 
 
 class WholePopen(Popen):
-    """The same for a program of which a test says how it ends."""
+    """Popen for programs whose interpreter shutdown is tested."""
 
     _whole = True
 
 
 class LightPopen(Popen):
-    """The same without torch, for a program that imports NumPy or pytest."""
+    """Popen without torch, for programs that import NumPy or pytest."""
 
     modules = _LIGHT
 
 
 def start_rank(_launcher: object, environment: Environment, *, fresh: bool) -> Process:
-    """Stands for Launcher._start_process() of pynccl.testing: the process of a rank is a fork."""
+    """Replace Launcher._start_process() of pynccl.testing: start a rank's process as a fork."""
     from pynccl.testing._run import Process
 
     server = server_of({**os.environ, **dict(environment)})
@@ -243,7 +240,7 @@ def start_rank(_launcher: object, environment: Environment, *, fresh: bool) -> P
 
 
 def serve(requests: int, modules: tuple[str, ...]) -> tuple[CodeType, bool]:
-    """Fork a process for each request, and return in it what it is to run()."""
+    """Fork a process for each request, and return the program to run() in it."""
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
@@ -307,7 +304,7 @@ def _reap(statuses: dict[int, int]) -> None:
 
 
 def run(code: CodeType, whole: bool) -> None:
-    """Execute a program in ``__main__``; this ends the process unless its interpreter is to end."""
+    """Execute a program in ``__main__``. Ends the process unless the interpreter is finalized."""
     status: object = None
     try:
         exec(code, vars(sys.modules["__main__"]))
@@ -324,14 +321,14 @@ def run(code: CodeType, whole: bool) -> None:
 
 
 def become(request: Request, descriptors: list[int]) -> tuple[CodeType, bool]:
-    """Give this process what was requested: its descriptors, environment, folder and program.
+    """Apply the requested descriptors, environment, folder and program to this process.
 
     Returns:
-        What it is to run().
+        The program to run().
     """
     import fcntl
 
-    # Forks of one process have the same addresses; the libraries they load from here on do not.
+    # Forks of one process share its addresses. Randomize those of libraries loaded from here on.
     pages = 1 + int.from_bytes(os.urandom(4), "little") % _GAP_PAGES
     _gaps.append(mmap.mmap(-1, pages * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0))
     own = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -354,7 +351,7 @@ def become(request: Request, descriptors: list[int]) -> tuple[CodeType, bool]:
 
 
 def _program(arguments: list[str], base: list[str]) -> CodeType:
-    """The code of ``python ARGUMENTS``, for ``__main__``."""
+    """The code of ``python ARGUMENTS``, to execute as ``__main__``."""
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     rest = list(arguments)
     while rest[0] in ("-W", "-X"):
