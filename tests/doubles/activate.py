@@ -1,5 +1,5 @@
-"""Activates the double in a process: its libcuda.so.1 at once, the stand-ins for torch's and CuPy's
-parts when those are imported.
+"""Activates the double in a process: its libcuda.so.1 immediately, the stand-ins for torch and CuPy
+when those are imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["activate"]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Puts the stand-ins in place after torch's import, and in place of CuPy's."""
+    """Installs the stand-ins after torch is imported, and in place of CuPy."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -39,7 +39,7 @@ class _Cupy(importlib.abc.Loader):
 
 
 def _stands_in_for_cupy() -> bool:
-    """Not where CuPy's own bindings are given another libnccl.so.2."""
+    """Whether to replace CuPy: not if CuPy's own bindings use another libnccl.so.2."""
     return "libnccl.so" not in os.environ.get("LD_PRELOAD", "")
 
 
@@ -53,7 +53,7 @@ def _with_stand_ins(name: str) -> importlib.machinery.ModuleSpec | None:
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType, execute: object = execute) -> None:
-            if _device_tensors():  # before torch asks for the first time whether there is CUDA
+            if _device_tensors():  # before torch first checks for CUDA
                 from tests.doubles import library
 
                 library.load_torch_device()
@@ -81,7 +81,7 @@ def _stand_in() -> None:
 
 
 def activate() -> None:
-    """Load libcuda.so.1 and wait for the imports of torch and CuPy."""
+    """Load libcuda.so.1, and install the stand-ins when torch and CuPy are imported."""
     from tests.doubles import library
 
     library.driver()

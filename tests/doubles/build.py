@@ -1,4 +1,4 @@
-"""Builds the double's libraries with CMake and Ninja, where the sources have changed."""
+"""Builds the double's libraries with CMake and Ninja if their sources have changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCES = Path(__file__).parent / "cuda"
 
 
 class BuildError(RuntimeError):
-    """The double cannot be built here."""
+    """The double cannot be built on this machine."""
 
 
 def build(folder: Path) -> Path:
@@ -52,7 +52,7 @@ def build(folder: Path) -> Path:
 
 
 def build_device(folder: Path) -> None:
-    """Build the CUDA device for torch's own tensors into the folder of a build.
+    """Build the CUDA device for torch's own tensors in a build folder.
 
     Raises:
         BuildError: it cannot be built.
@@ -66,10 +66,10 @@ def build_device(folder: Path) -> None:
 
 
 def nccl(folder: Path, version: str) -> Path:
-    """The libnccl.so.2 of a version in the folder of a build.
+    """Return the path of a version's libnccl.so.2 in a build folder.
 
     Raises:
-        BuildError: there is no such version.
+        BuildError: the double has no such version.
     """
     if version not in VERSIONS:
         raise BuildError(f"PYNCCL_DOUBLE is {version!r}, not one of {', '.join(VERSIONS)}")
@@ -77,7 +77,7 @@ def nccl(folder: Path, version: str) -> Path:
 
 
 def _run(command: list[str]) -> None:
-    # cmake and ninja may be installed in the virtual environment of this Python.
+    # cmake and ninja may be installed in this Python's virtual environment.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     try:
         done = subprocess.run(
@@ -104,7 +104,7 @@ def _hostnccl() -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Replace the file where it differs, without a moment in which there is none."""
+    """Replace a file atomically if it differs."""
     if target.exists() and filecmp.cmp(source, target, shallow=False):
         return
     shutil.copyfile(source, target.with_suffix(".new"))

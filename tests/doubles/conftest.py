@@ -1,4 +1,4 @@
-"""Tests of the double itself; they run where it is active (``-p tests.doubles.plugin``)."""
+"""Tests of the double itself. They run only if it is active (``-p tests.doubles.plugin``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HERE = Path(__file__).parent
 
 
 def pytest_configure() -> None:
-    """Refuse this folder by name without the double; else tests/conftest.py leaves it out."""
+    """Reject this folder as an argument without the double. Else tests/conftest.py ignores it."""
     if "CUDA_DOUBLE_LIBRARIES" not in os.environ:
         raise pytest.UsageError(
             "the tests of the CUDA double need it: "
@@ -22,7 +22,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test of this folder the mark ``double``, before -m selects."""
+    """Mark every test of this folder ``double`` before -m selects."""
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker("double")
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def no_violations() -> Iterator[None]:
-    """Begin with no reports of the process."""
+    """Discard earlier violations of this process."""
     from tests.doubles import library
 
     library.violations(clear=True)

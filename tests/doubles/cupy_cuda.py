@@ -1,7 +1,7 @@
-"""Stands in for the part of CuPy that pynccl's tests use: arrays over the double's device memory.
+"""A stand-in for the part of CuPy that pynccl's tests use: arrays in the double's device memory.
 
-An array is one of NumPy over that memory. Its operations are kernels in the order of the current
-stream. It has ``__cuda_array_interface__`` and nothing of DLPack.
+An array wraps a NumPy array on that memory. Its operations are kernels ordered on the current
+stream. It provides ``__cuda_array_interface__`` but no DLPack.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _state = _State()
 
 
 class Device:
-    """A device; with it a block, or use(), makes it current."""
+    """A device. A with block or use() makes it current."""
 
     def __init__(self, device: int | None = None) -> None:
         self.id = _current_device() if device is None else int(device)
@@ -67,13 +67,13 @@ def _current_device() -> int:
     device = ctypes.c_int()
     try:
         library.driver()("cuCtxGetDevice", ctypes.byref(device))
-    except RuntimeError:  # no context: as the runtime has it, device 0
+    except RuntimeError:  # no context: device 0, as in the CUDA runtime
         return 0
     return device.value
 
 
 class Stream:
-    """A stream of the current device; a block makes it the current one."""
+    """A stream of the current device. A with block makes it current."""
 
     def __init__(
         self, null: bool = False, non_blocking: bool = False, *, ptd: bool = False
@@ -133,7 +133,7 @@ def get_current_stream(device_id: int | None = None) -> Stream:
 
 
 class MemoryPointer:
-    """Device memory of an allocator, which takes it back."""
+    """Device memory that returns to its allocator."""
 
     def __init__(self, ptr: int, device: int, release: Callable[[], None]) -> None:
         self.ptr = ptr
@@ -146,7 +146,7 @@ class MemoryPointer:
 
 
 class PythonFunctionAllocator:
-    """Memory from two functions: of a size and a device, of an address and a device."""
+    """Memory from two functions: malloc(size, device) and free(address, device)."""
 
     def __init__(
         self, malloc: Callable[[int, int], int], free: Callable[[int, int], object]
@@ -160,7 +160,7 @@ class PythonFunctionAllocator:
 
 
 class MemoryPool:
-    """Keeps the segments of an allocator until free_all_blocks()."""
+    """Caches the segments of an allocator until free_all_blocks()."""
 
     def __init__(self, allocator: Callable[[int], MemoryPointer]) -> None:
         self._allocator = allocator
@@ -241,7 +241,7 @@ class ndarray:  # noqa: N801 - CuPy's name
             "version": 3,
             "shape": self.shape,
             "typestr": self.dtype.str,
-            # As CuPy: an array of no elements has no address.
+            # As in CuPy, an empty array has no address.
             "data": (self.data.ptr if self.size else 0, False),
             "strides": None if self._c_contiguous else self.strides,
         }
@@ -276,7 +276,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 def _ignore(_: object) -> None: ...
 
 
-_kernels: dict[int, Callable[[], None]] = {}  # a graph may run them again
+_kernels: dict[int, Callable[[], None]] = {}  # kept because a graph may run them again
 _numbers = itertools.count(1)
 
 
@@ -316,7 +316,7 @@ def _elementwise(function: np.ufunc) -> Callable[..., ndarray]:
 
 
 def activate() -> None:
-    """Make ``import cupy`` give the stand-in."""
+    """Make ``import cupy`` return the stand-in."""
     cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
     ndarray.__module__ = "cupy"
     members: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The double's libraries from Python: driver calls, the record of calls, violations, busy GPUs."""
+"""Python access to the double: driver calls, recorded calls, violations, busy GPUs."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Call(NamedTuple):
 
     Attributes:
         function: its name.
-        thread: the caller's thread, as the system numbers it.
+        thread: the system's id of the calling thread.
         device: the device of the thread's current context; None without one.
-        result: what it returned; None while it runs.
-        stream: the stream that it was given; None if it takes none.
+        result: the returned code; None while it runs.
+        stream: the stream argument; None if it takes none.
         event: the event, or 0.
         comm: the communicator, or 0.
-        seconds: when it began, of a monotonic clock.
-        arguments: all, as integers; 0 for structs.
+        seconds: its start, on a monotonic clock.
+        arguments: all arguments as integers; 0 for structs.
     """
 
     function: str
@@ -67,16 +67,16 @@ class Call(NamedTuple):
 
 
 class Driver:
-    """libcuda.so.1: its functions, each raising where it fails."""
+    """The functions of libcuda.so.1. A failure raises."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
 
     def __call__(self, function: str, *arguments: Any) -> None:  # noqa: ANN401 - of ctypes
-        """Call a function; integers are passed as pointers or sizes are, see ctypes for others.
+        """Call a function. Integers are passed as 64-bit values, other arguments as by ctypes.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the function failed.
         """
         passed = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
         result = self.library[function](*passed)
@@ -87,7 +87,7 @@ class Driver:
             raise RuntimeError(f"{function} failed: {text}")
 
     def query(self, function: str, handle: int) -> bool:
-        """Whether the work of a stream, or that before an event, is done."""
+        """Whether the work of a stream, or before an event, is complete."""
         not_ready = 600
         result = self.library[function](ctypes.c_uint64(handle))
         if result not in (0, not_ready):
@@ -99,12 +99,12 @@ _loaded: Driver | None = None
 
 
 def folder() -> Path:
-    """Where the libraries are."""
+    """The folder of the libraries."""
     return Path(os.environ["CUDA_DOUBLE_LIBRARIES"])
 
 
 def driver() -> Driver:
-    """libcuda.so.1. Once it is loaded, the dynamic linker gives it for that name."""
+    """Load libcuda.so.1. The dynamic linker then resolves that name to it."""
     global _loaded  # noqa: PLW0603 - loaded once in a process
     if _loaded is None:
         library = ctypes.CDLL(str(folder() / "libcuda.so.1"))
@@ -133,7 +133,7 @@ def load_torch_device() -> None:
 
 
 class Record:
-    """The calls between the beginning and the end of record()."""
+    """The calls between the start and the end of record()."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -143,11 +143,11 @@ class Record:
         return [call for call in self.calls if call.function in functions]
 
     def names(self) -> list[str]:
-        """The functions' names, in the order in which they were called."""
+        """The function names, in call order."""
         return [call.function for call in self.calls]
 
     def read(self) -> None:
-        """Take the calls until now."""
+        """Fetch the calls recorded so far."""
         library = driver().library
         count = library.cuda_double_calls(None, ctypes.c_size_t(0))
         calls = (_Call * count)()
@@ -171,7 +171,7 @@ def _read(call: _Call) -> Call:
 
 @contextlib.contextmanager
 def record() -> Iterator[Record]:
-    """Record the calls of all threads, of the driver and of NCCL."""
+    """Record the driver and NCCL calls of all threads."""
     library, made = driver().library, Record()
     library.cuda_double_record(1)
     try:
@@ -182,7 +182,7 @@ def record() -> Iterator[Record]:
 
 
 def violations(*, clear: bool = False) -> list[str]:
-    """What has broken the rules of device memory in this process."""
+    """The violations of device memory rules in this process."""
     library = driver().library
     texts = []
     for index in range(library.cuda_double_violations()):
@@ -195,7 +195,7 @@ def violations(*, clear: bool = False) -> list[str]:
 
 
 def busy(seconds: float, stream: int = 0, device: int = 0) -> None:
-    """Keep a stream of a device busy: what is enqueued on it later waits so long."""
+    """Keep a stream of a device busy, which delays work enqueued later."""
     result = driver().library.cuda_double_busy(device, stream, seconds)
     if result:
         raise RuntimeError(f"the stream cannot be kept busy: CUDA error {result}")
@@ -203,7 +203,7 @@ def busy(seconds: float, stream: int = 0, device: int = 0) -> None:
 
 @contextlib.contextmanager
 def slow(seconds: float) -> Iterator[None]:
-    """Make each kernel and each operation of NCCL in this process take so long at least."""
+    """Set the minimum duration of every kernel and NCCL operation in this process."""
     os.environ["CUDA_DOUBLE_KERNEL_SECONDS"] = str(seconds)
     try:
         yield

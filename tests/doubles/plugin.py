@@ -1,6 +1,6 @@
-"""The double as a pytest plugin: ``-p tests.doubles.plugin``, or its functions from a conftest.
+"""The double as a pytest plugin: ``-p tests.doubles.plugin``, or functions for a conftest.
 
-prepare() builds the libraries and sets the environment, in which every Python process activates
+prepare() builds the libraries and sets the environment in which every Python process activates
 the double (tests/doubles/site/sitecustomize.py).
 """
 
@@ -20,15 +20,15 @@ from tests.doubles import activate, build
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 NEWEST = "2.32"
-# The tests marked gpu, each with the reason for which it needs a real GPU, or "".
+# The tests marked gpu, with the reason why they need a real GPU, or "".
 COLLECTED = pytest.StashKey[dict[str, str]]()
 
 
 def prepare(version: str = NEWEST) -> None:
-    """Make this process and those that it starts use the double.
+    """Make this process and its children use the double.
 
     Args:
-        version: of NCCL: 2.18, 2.24, 2.28, 2.30 or 2.32.
+        version: the NCCL version: 2.18, 2.24, 2.28, 2.30 or 2.32.
     """
     folder = build.build(_ROOT / "build" / "cuda-double")
     _make_scratch()
@@ -53,7 +53,7 @@ def _make_scratch() -> None:
 
 
 def take_violations() -> list[str]:
-    """What any process has reported since the last call."""
+    """Return the violations reported by any process since the last call."""
     report = Path(os.environ["CUDA_DOUBLE_REPORT"])
     if not report.exists():
         return []
@@ -73,14 +73,14 @@ def pytest_load_initial_conftests() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the violations of a worker of pytest-xdist apart from those of the others."""
+    """Separate the violations of each pytest-xdist worker."""
     if hasattr(config, "workerinput"):
         _make_scratch()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what needs a real GPU, before -m and -k select."""
+    """Remember the tests that need a real GPU, before -m and -k select."""
     config.stash[COLLECTED] = {
         item.nodeid: next((mark.args[0] for mark in item.iter_markers("needs_gpu")), "")
         for item in items
@@ -89,14 +89,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what a double cannot show, with the reason that its mark gives."""
+    """Skip tests that need a real GPU, with the reason from their mark."""
     for mark in item.iter_markers("needs_gpu"):
         pytest.skip(f"needs a real GPU: {mark.args[0]}")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that broke the rules of device memory, in whatever process."""
+    """Fail a test that violated device memory rules in any process."""
     take_violations()
     result = yield
     found = take_violations()

@@ -1,8 +1,8 @@
-"""A stand-in for torch's CUDA tensors: a subclass of torch.Tensor over the double's device memory.
+"""A stand-in for torch's CUDA tensors: a subclass of torch.Tensor on the double's device memory.
 
-An operation returns at once with a tensor of the right shape; its work is a kernel in the order of
-the current stream, as on a GPU. Views are made at once. Operations whose result the caller needs
-(item(), a copy to the host, shapes that depend on values) wait for the stream.
+An operation immediately returns a tensor of the right shape. Its work is a kernel ordered on the
+current stream, as on a GPU. Views are created immediately. Operations whose result the caller needs
+(item(), a copy to the host, value-dependent shapes) wait for the stream.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def native() -> ctypes.PyDLL:
 
 
 def ordinal_of(device: torch.device | int | str | None) -> int:
-    """The number of a CUDA device; without one, the current device's."""
+    """The number of a CUDA device, by default of the current one."""
     if isinstance(device, int):
         return device
     index = None if device is None else torch.device(device).index
@@ -60,13 +60,12 @@ def synchronize(ordinal: int) -> None:
 class CudaTensor(torch.Tensor):
     """A tensor whose memory belongs to a device of the double.
 
-    To torch's C++ code it is a CPU tensor. This class defines its device and when its operations
-    run.
+    torch's C++ code sees a CPU tensor. This class defines its device and when its operations run.
     """
 
     _ordinal: int
 
-    # Methods go straight to torch's C++ code, which comes to __torch_dispatch__.
+    # Methods call torch's C++ code directly, which calls __torch_dispatch__.
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -106,7 +105,7 @@ class CudaTensor(torch.Tensor):
         return 2, self._ordinal
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> Any:  # noqa: ANN401
-        if stream not in (None, -1):  # what the consumer does there comes after the current stream
+        if stream not in (None, -1):  # order the consumer's stream after the current one
             torch.cuda.ExternalStream(stream, self.device).wait_stream(
                 torch.cuda.current_stream(self.device)
             )
@@ -188,7 +187,7 @@ def empty_strided(
 
 
 def to_device(tensor: torch.Tensor, ordinal: int) -> CudaTensor:
-    """A copy on a device, made in the order of its current stream; the same where it is there."""
+    """Copy to a device, ordered on its current stream. A tensor already there is returned as is."""
     if isinstance(tensor, CudaTensor) and tensor._ordinal == ordinal:
         return tensor
     with _NO_DISPATCH():
@@ -199,7 +198,7 @@ def to_device(tensor: torch.Tensor, ordinal: int) -> CudaTensor:
 
 
 def adopt(capsule: Any) -> CudaTensor:  # noqa: ANN401
-    """A tensor on the device memory that a DLPack capsule stands for."""
+    """A tensor on the device memory of a DLPack capsule."""
     ordinal = native().cuda_double_show_as_cpu(capsule)
     return _wrap(plain_from_dlpack(capsule), ordinal)
 
@@ -226,7 +225,7 @@ def _parse_to(
 
 
 _kernels: dict[int, Callable[[], None]] = {}
-_repeated: set[int] = set()  # those of graphs, which run again and again
+_repeated: set[int] = set()  # kernels of graphs, which run repeatedly
 _numbers = itertools.count(1)
 
 
@@ -254,7 +253,7 @@ def is_capturing(ordinal: int) -> bool:
 def launch(
     name: str, ordinal: int, tensors: Sequence[torch.Tensor], kernel: Callable[[], None]
 ) -> None:
-    """Enqueue a function on a device's current stream; it uses the memory of these tensors."""
+    """Enqueue a function that uses the memory of these tensors on a device's current stream."""
     stream = native().cuda_double_current_stream(ordinal)
     number = next(_numbers)
     _kernels[number] = kernel
@@ -273,7 +272,7 @@ def launch(
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a CPU tensor that does not keep it."""
+    """The same memory as a non-owning CPU tensor."""
     with _NO_DISPATCH():
         storage = tensor.untyped_storage()
         if not storage.nbytes():
@@ -349,7 +348,7 @@ def _bare(value: Any) -> Any:  # noqa: ANN401
 
 
 def _at_once(func: Any, args: Any, kwargs: Any, ordinal: int) -> Any:  # noqa: ANN401
-    """Run an operation whose result the caller needs: wait for the stream first."""
+    """Wait for the stream, then run an operation whose result the caller needs."""
     synchronize(ordinal)
     done = func(*_tree_map(_bare, args), **_tree_map(_bare, kwargs))
     return _tree_map(lambda v: to_device(v, ordinal) if isinstance(v, torch.Tensor) else v, done)
@@ -387,7 +386,7 @@ def _cuda(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _zeros(value: Any, *, single: bool) -> Any:  # noqa: ANN401
-    """For a tensor one of the same shape, or of one element in as many dimensions."""
+    """Replace a tensor by zeros of the same shape, or of one element and as many dimensions."""
     if not isinstance(value, torch.Tensor) or not (isinstance(value, CudaTensor) or value.dim()):
         return value
     with _NO_DISPATCH():
@@ -398,9 +397,9 @@ def _zeros(value: Any, *, single: bool) -> Any:  # noqa: ANN401
 
 
 def _shape_of_results(func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
-    """Tensors like those that an operation returns, by the operation on zeros.
+    """Tensors with the shapes of an operation's results, computed by running it on zeros.
 
-    torch's meta device would tell it too; loading what that needs takes seconds in each process.
+    torch's meta device could do this, but takes seconds to load in each process.
     """
     single = torch.Tag.pointwise in func.tags and len(func._schema.returns) == 1
     zeros = functools.partial(_zeros, single=single)
@@ -423,7 +422,7 @@ def _functional(
     ordinal: int,
     tensors: Sequence[torch.Tensor],
 ) -> Any:  # noqa: ANN401
-    """New tensors, whose contents a kernel computes."""
+    """Return new tensors whose contents a kernel computes."""
     shapes = _shape_of_results(func, args, kwargs)
     made = _tree_map(lambda v: _allocate(v, ordinal), shapes)
     if "empty" in func.name():
@@ -449,7 +448,7 @@ def _allocate(shape: Any, ordinal: int) -> Any:  # noqa: ANN401
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """To the host: done when it returns. From pageable memory of the host: that is read at once."""
+    """Copy. To the host: complete on return. From pageable host memory: read immediately."""
     if not isinstance(target, CudaTensor):
         assert isinstance(source, CudaTensor)
         synchronize(source._ordinal)
@@ -464,7 +463,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 
 
 def install_exchange_api() -> None:
-    """Give the class its DLPack exchange API."""
+    """Install the DLPack exchange API of the class."""
     capsule = torch.Tensor.__dlpack_c_exchange_api__
     api = native().cuda_double_exchange_api(capsule)
     CudaTensor.__dlpack_c_exchange_api__ = api

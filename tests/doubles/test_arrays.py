@@ -1,5 +1,6 @@
-"""Proves that the stand-ins for torch's CUDA tensors and CuPy's arrays behave as those do: order by
-streams, devices, memory that is used again, exchange formats, graphs.
+"""The stand-ins for torch's CUDA tensors and CuPy's arrays behave like the originals.
+
+Stream order, devices, memory reuse, exchange formats, graphs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Proves what only CUDA and NCCL make hard, on the double: contexts, streams of devices, the order
-of destruction, memory that is in use, and calls that may not return.
+"""Difficulties specific to CUDA and NCCL, on the double: contexts, streams of devices, destruction
+order, memory in use, and calls that may not return.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.rank import Rank, wait_for
 
 
 def _init(rank: Rank, folder: str) -> ModuleType:
-    """The mirror, initialised for this rank, whose device is current."""
+    """Initialize the mirror for this rank, with its device current."""
     import torch
 
     import pynccl
@@ -36,7 +36,7 @@ def _init(rank: Rank, folder: str) -> ModuleType:
     pynccl.init_process_group(
         "nccl", init_method=f"file://{folder}/store", world_size=rank.nranks, rank=rank.rank
     )
-    pynccl.all_reduce(torch.ones(1, device="cuda"))  # connects
+    pynccl.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
     torch.cuda.synchronize()
     return pynccl
 
@@ -59,7 +59,7 @@ def _work_of_a_group(rank: Rank, folder: str) -> list[float]:
 
 
 def _work_before_a_barrier(rank: Rank, folder: str) -> None:
-    """Nothing has been communicated on the GPU."""
+    """A barrier without earlier communication on the GPU."""
     import torch
 
     import pynccl
@@ -166,7 +166,7 @@ def _aborted_in_a_call(rank: Rank) -> list[str]:
 
         def split() -> None:
             with contextlib.suppress(nccl.NcclError):
-                comm.split(0)  # waits for the other rank, which never comes
+                comm.split(0)  # waits for the other rank, which never calls
 
         thread = threading.Thread(target=split)
         thread.start()
@@ -203,7 +203,7 @@ print("closed")
 
 
 def _runs(program: str) -> str:
-    """What a program prints that ends."""
+    """Run a program to its end, and return its output."""
     command = [sys.executable, "-c", program]
     done = run_command(command, Path.cwd(), os.environ, timeout=60, popen=warm.WholePopen)
     assert done.returncode == 0, done.stderr
@@ -284,7 +284,7 @@ def test_empty_arrays() -> None:
 
 
 def _freed_while_copied(rank: Rank) -> list[str]:
-    """A segment of a pool: the allocator of a framework frees it."""
+    """A framework's allocator frees a pool segment during an operation."""
     import torch
 
     from pynccl import _C
@@ -329,7 +329,7 @@ def test_memory_is_freed_after_a_capture() -> None:
 
 @contextlib.contextmanager
 def _captured_by_others() -> Iterator[int]:
-    """A stream that another library captures, in the mode that forbids most."""
+    """A stream captured by another library, in the most restrictive mode."""
     driver, stream, graph = library.driver(), ctypes.c_uint64(), ctypes.c_uint64()
     driver("cuStreamCreateWithPriority", ctypes.byref(stream), 1, ctypes.c_int(0))
     driver("cuStreamBeginCapture_v2", stream.value, 0)
@@ -382,7 +382,7 @@ def test_a_graph_of_a_foreign_stream_is_launched_on_its_device(launch: Launcher)
 
 
 def _fails_to_initialize(rank: Rank) -> int:
-    """The ranks do not agree on the number of ranks."""
+    """The ranks disagree on the number of ranks."""
     with library.record() as record, pytest.raises(nccl.NcclError):
         nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="cuda")
     return len(record.named("ncclCommAbort"))
@@ -399,7 +399,7 @@ int cudaGetDevice(int* device) { return *device = 1, 0; }
 
 
 def test_the_device_of_the_runtime_is_kept(tmp_path: Path) -> None:
-    """Before CUDA 12 cudaSetDevice(1) chooses a device without a context."""
+    """Before CUDA 12, cudaSetDevice(1) selects a device without a context."""
     source, file = tmp_path / "runtime.c", tmp_path / "libcudart.so.11.0"
     source.write_text(_RUNTIME)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", file, source], check=True, timeout=60)
@@ -430,7 +430,7 @@ def test_a_child_is_ready_after_its_parent(launch: Launcher) -> None:
 
 
 def _limited(rank: Rank) -> None:
-    """The limit is on the creation only: the communicator is a blocking one."""
+    """The time limit covers only the creation: the communicator is blocking."""
     import torch
 
     torch.cuda.set_device(rank.device)

@@ -1,6 +1,4 @@
-"""Proves that the delay mode of hostnccl's queues (HOSTNCCL_DELAY_SEED) delays the streams of the
-double: it finds a missing wait there too.
-"""
+"""HOSTNCCL_DELAY_SEED also delays the double's streams, and exposes missing waits there."""
 
 from __future__ import annotations
 

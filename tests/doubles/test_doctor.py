@@ -1,5 +1,7 @@
-"""Proves that pynccl doctor checks provider "cuda" with two ranks, on one GPU and on several, and
-names what the driver lacks: on the double.
+"""pynccl doctor on the double.
+
+It checks the provider "cuda" with two ranks, on one and on several GPUs, and reports missing driver
+functions.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def test_several_gpus() -> None:
 
 @pytest.mark.parametrize("version", ["2.28", "2.32"])
 def test_one_gpu(version: str) -> None:
-    """The ranks share it, in the way of each NCCL."""
+    """The ranks share the GPU as each NCCL version allows."""
     from tests.doubles import build
 
     folder = Path(os.environ["CUDA_DOUBLE_LIBRARIES"])

@@ -1,5 +1,6 @@
-"""Proves that the double of libcuda.so.1 follows the driver's rules: contexts, devices, streams and
-their implicit order, events, captures, memory, and the record of calls.
+"""The double of libcuda.so.1 follows the driver's rules.
+
+Contexts, devices, streams and their implicit order, events, captures, memory, recorded calls.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BUSY = 0.2  # seconds
 
 
 def in_thread(function: Callable[[], None]) -> None:
-    """Run a function in a thread of its own, which has no context, and raise what it raised."""
+    """Run a function in a new thread, which has no context, and re-raise its exception."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -45,7 +46,7 @@ def use(device: int) -> None:
 
 
 def new(function: str, *arguments: object) -> int:
-    """What a function gives through its first parameter."""
+    """The value that a function returns through its first parameter."""
     made = ctypes.c_uint64()
     library.driver()(function, ctypes.byref(made), *arguments)
     return made.value
@@ -101,7 +102,7 @@ def test_a_context_is_valid_while_it_is_retained(cuda: library.Driver) -> None:
     assert active.value
     cuda("cuDevicePrimaryCtxRelease_v2", 3)
     cuda("cuDevicePrimaryCtxGetState", 3, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
-    if not active.value:  # it is retained nowhere else in this process
+    if not active.value:  # not retained elsewhere in this process
         with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_CONTEXT"):
             cuda("cuCtxSetCurrent", context)
 
@@ -124,7 +125,7 @@ def test_events_and_streams_belong_to_a_device(cuda: library.Driver) -> None:
         cuda("cuEventRecord", event, second)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_HANDLE"):
         cuda("cuEventRecord", event, 0)  # the default stream of device 1
-    cuda("cuEventRecord", event, first)  # whatever is current
+    cuda("cuEventRecord", event, first)  # regardless of the current context
     cuda("cuStreamWaitEvent", second, event, 0)  # a stream waits for any device's events
     cuda("cuStreamSynchronize", second)
     for handle in (first, second):
@@ -205,7 +206,7 @@ def test_memory_is_poisoned_when_it_is_freed(cuda: library.Driver) -> None:
     cuda("cuMemsetD8Async", address, ctypes.c_ubyte(7), 16, other)
     cuda("cuStreamSynchronize", other)
     seen.append(ctypes.string_at(address, 16))
-    # In a stream's order: it is there before, and not after.
+    # In stream order: valid before, invalid after.
     library.busy(BUSY, other)
     cuda("cuMemFreeAsync", address, other)
     assert ctypes.string_at(address, 16) == b"\7" * 16
@@ -237,12 +238,14 @@ def test_the_cache_gives_memory_back_in_stream_order(
     library.busy(BUSY, own)
     cuda("cuMemsetD8Async", address, ctypes.c_ubyte(1), 64, own)
     double.cuda_double_free(address)
-    assert double.cuda_double_allocate(0, other, 64) != address  # not of another stream
+    assert (
+        double.cuda_double_allocate(0, other, 64) != address
+    )  # not memory freed on another stream
     assert double.cuda_double_allocate(0, own, 64) == address  # at once
     cuda("cuCtxSynchronize")
     assert ctypes.string_at(address, 64) == bytes([POISON]) * 64
     assert library.violations() == []
-    # Another stream still writes to it when it is free.
+    # Another stream still writes to it after it is freed.
     library.busy(BUSY, other)
     cuda("cuMemsetD8Async", address, ctypes.c_ubyte(1), 64, other)
     double.cuda_double_free(address)
@@ -265,7 +268,7 @@ def test_a_stream_that_the_cache_knows_keeps_the_memory(
     double.cuda_double_free(address)
     assert double.cuda_double_allocate(0, own, 64) != address
     cuda("cuCtxSynchronize")
-    double.cuda_double_allocate(0, own, 4096)  # looks at what is waiting
+    double.cuda_double_allocate(0, own, 4096)  # processes pending frees
     assert double.cuda_double_allocate(0, own, 64) == address
     cuda("cuCtxSynchronize")
     assert library.violations() == []

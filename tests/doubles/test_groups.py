@@ -1,5 +1,7 @@
-"""Proves on the double how process groups of GPUs begin and end: point-to-point connects in the
-background, work on a GPU is finished before its group is freed, and the order of that.
+"""Creation and destruction of GPU process groups, on the double.
+
+Point-to-point communicators connect in the background. Work on a GPU finishes before its group is
+freed, in the right order.
 """
 
 # ruff: noqa: ANN401 - the module pynccl is an argument
@@ -54,7 +56,7 @@ def _destroyed_while_busy(dist: Any, rank: int, size: int, async_op: bool) -> li
     x = torch.full((4,), rank + 1.0)
     dist.all_reduce(torch.ones(1))
     torch.cuda.synchronize()
-    _busy(3.0)  # more than the time that CPUs have
+    _busy(3.0)  # longer than the time limit on CPUs
     work = dist.all_reduce(x, async_op=async_op)
     if work is not None:
         work.wait()
@@ -88,11 +90,11 @@ def _too_busy(dist: Any, rank: int, size: int, async_op: bool) -> float:
 def test_work_that_is_aborted_is_an_error(world: World, async_op: bool) -> None:
     limit = {"timeout": timedelta(seconds=1)}
     for seconds in world(2, _too_busy, async_op, init=limit):
-        assert seconds > 0.9  # then an abort, which waits for what is queued before the work
+        assert seconds > 0.9  # then an abort, which waits for earlier work on the stream
 
 
 def _pairs_and_groups(dist: Any, rank: int, size: int) -> list[str]:
-    """Every pair in both directions, and two groups; the calls of NCCL at the end."""
+    """Every pair in both directions and two groups, and the NCCL calls when they end."""
     import torch
 
     dist.all_reduce(torch.ones(1))
@@ -119,7 +121,7 @@ def test_all_are_finalized_before_one_is_destroyed(world: World, nranks: int) ->
 
 
 def _one_direction(dist: Any, rank: int, size: int) -> int:
-    """Rank 0 sends to rank 1: how many communicators each rank makes."""
+    """Rank 0 sends to rank 1. Return the number of communicators each rank creates."""
     import torch
 
     tensor = torch.full((3,), float(rank))
@@ -140,7 +142,7 @@ def test_both_directions_connect_at_the_first_transfer(world: World) -> None:
 
 
 def _on_the_group(dist: Any, rank: int, size: int, url: str) -> tuple[int, dict[str, int]]:
-    """Rank 0 sends to rank 2: how many communicators each rank makes."""
+    """Rank 0 sends to rank 2. Return the number of communicators each rank creates."""
     import torch
 
     from pynccl import _C
@@ -179,7 +181,7 @@ def test_with_device_id_transfers_use_the_group(world: World, tmp_path: Path) ->
 
 
 def _ready_later(dist: Any, rank: int, size: int) -> None:
-    """A send that connects in the background comes after what its caller's stream had."""
+    """A send that connects in the background runs after earlier work of the caller's stream."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -258,7 +260,7 @@ def test_pairs_have_few_ctas(world: World) -> None:
 
 
 def _exchanged(dist: Any, rank: int, size: int) -> float:
-    """The first transfers of both ranks are sends."""
+    """Both ranks send first."""
     import torch
 
     received = torch.zeros(4)

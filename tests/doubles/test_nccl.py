@@ -1,5 +1,6 @@
-"""Proves that the double of libnccl.so.2 has NCCL's own rules, each of which can be turned off, and
-that its versions lack what they lacked.
+"""The double of libnccl.so.2 enforces NCCL's own rules.
+
+Each rule can be disabled, and each version lacks the functions that NCCL's lacks.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def test_a_kernel_whose_peer_has_died_spins(
 def test_abort_under_a_call_is_reported(no_violations: None) -> None:
     pair = nccl.Communicator.init_all([0, 1], provider="cuda")
     functions = ctypes.CDLL(str(build.nccl(library.folder(), os.environ["PYNCCL_DOUBLE"])))
-    # Destroying waits for the graphs that have its operations: a call that lasts.
+    # Destroying waits for graphs with the communicator's operations, so the call blocks.
     import torch
 
     x = torch.ones(4, device="cuda:0")

@@ -1,6 +1,7 @@
-"""Proves that windows and one-sided operations keep to the rules of the NCCL that is loaded: before
-2.31 the first operation waits for all ranks, a rank whose memory cannot be shared fails alone, and
-there is only signal 0; and that drivers and machines without what they need are named.
+"""Windows and one-sided operations follow the rules of the loaded NCCL, on the double.
+
+Before 2.31 the first operation waits for all ranks, a rank whose memory cannot be shared fails
+alone, and signal 0 is the only one. Drivers and machines that lack requirements are reported.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _window(rank: Rank) -> nccl.Window:
 
 
 def _two_of_three(rank: Rank) -> None:
-    """Rank 2 has no part in what the others do after the registration."""
+    """Rank 2 takes no part after the registration."""
     comm, stream = rank.comm, rank.stream()
     buffer = comm.mem_alloc(2 * _PAGE)
     window = comm.register_window(buffer)
@@ -79,7 +80,7 @@ def test_ranks_of_one_thread(launch: Launcher, version: str) -> None:
 
 
 def _first_is_collective(rank: Rank, waits: bool) -> None:
-    """With nccl.h's functions, which nothing comes before."""
+    """Through nccl.h's functions, without earlier calls."""
     lib = raw.load("cuda")
     memory = rank.comm.mem_alloc(_PAGE)
     comm, stream = rank.comm.handle, rank.stream()
@@ -111,7 +112,7 @@ def test_the_first_operation_is_collective_before_2_31(launch: Launcher, version
 
 
 def _captured_signal(rank: Rank) -> None:
-    """A signal in a graph does not end a wait outside of one."""
+    """A signal in a graph does not end a wait outside the graph."""
     _window(rank)
     comm, peer, stream = rank.comm, 1 - rank.rank, rank.stream()
     with nccl.capture(stream) as graph:
@@ -143,7 +144,7 @@ def _one_cannot_share(rank: Rank) -> None:
         with pytest.raises(ValueError, match=text) as caught:
             wrong()
         assert ("of rank 1" in str(caught.value)) == (rank.rank != 1)
-    with pytest.raises(nccl.NcclInvalidArgumentError):  # no rank can: NCCL says so
+    with pytest.raises(nccl.NcclInvalidArgumentError):  # no rank can, and NCCL reports it
         comm.register_window(ordinary)
     with comm.register_window(shared) as window:
         assert window.handle
@@ -178,7 +179,7 @@ def test_signals_of_versions(launch: Launcher, version: str) -> None:
 
 
 def _not_available(rank: Rank, error: type[Exception], text: str) -> None:
-    """Registration works, collectives work."""
+    """Registration and collectives work."""
     window = _window(rank)
     stream = rank.stream()
     calls: list[Callable[[], object]] = [

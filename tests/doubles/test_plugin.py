@@ -1,5 +1,6 @@
-"""Proves that the plugin activates the double in every process, also where there is another driver,
-that its tests refuse to run without it, and that docs/status.md lists the tests that it skips.
+"""The plugin activates the double in every process, even if there is another driver.
+
+The double's tests do not run without it, and docs/status.md lists the tests that it skips.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ print(libraries.load("cuda").driver_path, len(libraries.load("cuda").device_name
 
 
 def test_it_wins_over_another_driver(tmp_path: Path) -> None:
-    """Another libcuda.so.1 that the dynamic linker finds first, as on a machine with a GPU."""
+    """The dynamic linker finds another libcuda.so.1 first, as on a machine with a GPU."""
     other = tmp_path / "libcuda.so.1"
     subprocess.run(
         ["g++", "-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(other)],
@@ -53,7 +54,7 @@ def test_the_folder_is_refused_without_it() -> None:
 
 
 def test_the_status_lists_what_needs_a_gpu(request: pytest.FixtureRequest) -> None:
-    """Of the files that this session has collected."""
+    """For the files collected in this session."""
     collected = request.config.stash[plugin.COLLECTED]
     files = {name.partition("::")[0] for name in collected}
     text = (_ROOT / "docs" / "status.md").read_text()
@@ -61,5 +62,5 @@ def test_the_status_lists_what_needs_a_gpu(request: pytest.FixtureRequest) -> No
     listed = {name: reason for name, reason in rows if name.partition("::")[0] in files}
     needed = {name: reason for name, reason in collected.items() if reason}
     assert listed == needed
-    if len(files) > 10:  # not a part of the tests
+    if len(files) > 10:  # not for a partial run
         assert len(rows) == len(needed) <= _MOST * len(collected)

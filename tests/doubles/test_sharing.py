@@ -1,4 +1,4 @@
-"""Proves that ranks that share a GPU of the double get few CTAs, unless the user has chosen."""
+"""Ranks that share a GPU of the double get few CTAs by default."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Stands in for torch.cuda and for the factory calls of torch, on the double.
+"""Stand-ins for torch.cuda and for torch's factory functions, on the double.
 
-activate() puts the stand-ins in the place of torch's own functions, for all threads of the process.
+activate() replaces torch's own functions by the stand-ins, for all threads of the process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """The device of the current context; 0 in a thread without one, as in the CUDA runtime."""
+    """The device of the current context, or 0 in a thread without one, as in the CUDA runtime."""
     context, device = ctypes.c_void_p(), ctypes.c_int()
     library.driver()("cuCtxGetCurrent", ctypes.byref(context))
     if not context.value:
@@ -53,7 +53,7 @@ def set_device(device: Any) -> None:  # noqa: ANN401
 
 
 class device:  # noqa: N801 - torch's name
-    """A device that is current for a block."""
+    """A device that is current inside a with block."""
 
     def __init__(self, device: Any) -> None:  # noqa: ANN401
         self.idx = ordinal_of(device) if device is not None else -1
@@ -74,7 +74,7 @@ def synchronize(device_: Any = None) -> None:  # noqa: ANN401
 
 
 class Stream:
-    """A new stream, or with cuda_stream= an existing one."""
+    """A new stream, or an existing one with cuda_stream=."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ExternalStream(Stream):
 
 
 class Event:
-    """An event, which is made when it is first recorded, on the stream's device."""
+    """An event, created on the stream's device when it is first recorded."""
 
     def __init__(self, enable_timing: bool = False, *_: object, **__: object) -> None:
         self._flags = 0 if enable_timing else _DISABLE_TIMING
@@ -200,7 +200,7 @@ def set_stream(stream: Stream) -> None:
 
 @contextlib.contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
-    """Make a stream the current one of its device, and that device the current one, for a block."""
+    """Make a stream and its device current inside a with block."""
     if stream is None:
         yield
         return
@@ -218,7 +218,7 @@ def is_current_stream_capturing() -> bool:
 
 
 class Future(torch.futures.Future[T]):
-    """torch.futures.Future with CUDA devices: waiting makes the current streams wait."""
+    """torch.futures.Future with CUDA devices: wait() makes the current streams wait."""
 
     def __init__(self, *, devices: Any = None) -> None:  # noqa: ANN401
         super().__init__()
@@ -240,7 +240,7 @@ class Future(torch.futures.Future[T]):
 
 
 class CUDAGraph:
-    """A graph of what a stream was given in a capture; its memory is its own for good."""
+    """A graph of the work captured on a stream. It keeps its memory."""
 
     _MODES: ClassVar[dict[str, int]] = {"global": 0, "thread_local": 1, "relaxed": 2}
 
@@ -284,7 +284,7 @@ def graph(
     stream: Stream | None = None,
     capture_error_mode: str = "global",
 ) -> Iterator[None]:
-    """Capture a block, as torch does it: on a side stream, after all work of the device."""
+    """Capture a with block as torch does: on a side stream, after all work of the device."""
     synchronize()
     gc.collect()
     with torch.cuda.stream(stream or Stream()):
@@ -299,7 +299,7 @@ def graph(
 
 
 class _State(threading.local):
-    default: torch.device | None = None  # of torch.set_default_device, where it is a CUDA device
+    default: torch.device | None = None  # set by torch.set_default_device, if it is a CUDA device
 
 
 _state = _State()
@@ -311,7 +311,7 @@ def _is_cuda(device: Any) -> bool:  # noqa: ANN401
     return device is not None and torch.device(device).type == "cuda"
 
 
-_COPIES = {"as_tensor", "asarray", "tensor"}  # of a tensor that they are given
+_COPIES = {"as_tensor", "asarray", "tensor"}  # functions that take a tensor argument
 
 
 def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -342,7 +342,7 @@ def _factory(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _takes_default(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    # What is like a tensor is where that is, and so is a tensor that is given as data.
+    # *_like() and copies of a tensor stay on its device.
     return not (args and isinstance(args[0], torch.Tensor))
 
 
@@ -430,13 +430,13 @@ STAND_INS: dict[str, Any] = {
 
 
 def stop() -> None:
-    """Let no kernel run in an interpreter that ends."""
+    """Stop kernels before the interpreter ends."""
     library.driver().library.cuda_double_stop_kernels()
 
 
 @functools.cache
 def activate() -> None:
-    """Put the stand-ins in place, once in a process."""
+    """Install the stand-ins, once per process."""
     tensor.install_exchange_api()
     for name, stand_in in STAND_INS.items():
         setattr(torch.cuda, name, stand_in)

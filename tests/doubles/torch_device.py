@@ -1,7 +1,7 @@
-"""Stands in for torch.cuda where torch's own tensors are in the double's memory.
+"""Stand-ins for torch.cuda if torch's own tensors use the double's memory.
 
-They reach C++ as CUDA tensors, which a c10d::Backend needs: cuda/torch/device.cpp is the device.
-CUDA_DOUBLE_TENSORS=device chooses this for a process, in place of torch_cuda.py's tensors.
+C++ sees CUDA tensors, as a c10d::Backend requires. The device is cuda/torch/device.cpp.
+CUDA_DOUBLE_TENSORS=device selects this for a process, in place of torch_cuda.py's tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["activate"]
 
 @functools.cache
 def activate() -> None:
-    """Put the stand-ins in place, once in a process."""
+    """Install the stand-ins, once per process."""
     for name, stand_in in torch_cuda.STAND_INS.items():
         setattr(torch.cuda, name, stand_in)
     atexit.register(torch_cuda.stop)
