@@ -178,7 +178,7 @@ A script needs two changes: the import and the backend name.
 * dtypes are NCCL's: int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64,
   float8_e4m3fn, float8_e5m2; also bool, for which `SUM` is "or", and complex64 and complex128 as
   pairs of reals, if the operator permits it. Others are rejected.
-* NCCL errors are raised as `DistBackendError`, which is also a subclass of pynccl's `NcclError`.
+* An NCCL error raises an exception that is both a `DistBackendError` and pynccl's `NcclError`.
 * An operation that exceeds the timeout of its group ends on the ranks that wait in it. The group
   can no longer be used, but the process can continue. The error names the missing ranks, which are
   determined through the job's store: see [reliability.md](reliability.md).
