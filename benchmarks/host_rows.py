@@ -1,6 +1,6 @@
 """The operations on CPUs: which buffers a rank needs, what it fills in, what must come out.
 
-Sizes are those of the larger buffer, as in metrics.py. The values are small whole numbers, exact in
+Sizes are those of the larger buffer, as in nccl-tests. The values are small whole numbers, exact in
 every dtype whichever way they are summed, and another sequence on each rank. Only NumPy is used, so
 that a library's ranks need import nothing of another one.
 """

@@ -82,7 +82,8 @@ def lines(
         panel.grid(alpha=0.3)
     panels.flat[0].legend(fontsize=8)
     figure.supxlabel("bytes", fontsize=10)
-    figure.supylabel("microseconds: the median, samples shaded", fontsize=10)
+    shaded = ": the median, samples shaded" if any(point.samples for point in points) else ""
+    figure.supylabel(f"microseconds{shaded}", fontsize=10)
     _save(figure, path, title, metadata)
 
 
