@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cstdio>
 #include <optional>
 
 #include "abi/constants.h"
@@ -24,7 +24,7 @@ struct Status {
     Status status{!error, abi::ncclSuccess, {}};
     if (!error) return status;
     status.code = error->code();
-    std::strncpy(status.text, error->text().c_str(), sizeof status.text - 1);
+    std::snprintf(status.text, sizeof status.text, "%s", error->text().c_str());
     return status;
   }
 };
