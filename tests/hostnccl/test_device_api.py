@@ -188,7 +188,7 @@ def _signals(rank: Rank) -> None:
     for turn in range(1, 4):
         rank.comm.all_reduce(one)
         if rank.rank == 0:
-            time.sleep(0.03 * turn)  # the others sleep by then
+            time.sleep(0.03 * turn**2)  # the others sleep by then, and have looked at their peers
             kernel.signal(next_rank, turn)
         assert kernel.wait(rank.rank, turn)
         if rank.rank != 0:

@@ -92,7 +92,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/mirror/test_mirror_collectives.py",
         *_files("hostnccl", "mismatch device_api numbers interactions"),
         *_files("nccl", "operators groups one_sided windows"),
-        "tests/hostnccl/test_tuning.py",
+        *_files("hostnccl", "tuning death"),
     ),
     "csrc/hostnccl/group": (
         *_files("nccl", "simulate plan streams nonblocking rules groups coll_config"),
