@@ -220,11 +220,15 @@ def test_abort_under_a_call_is_reported(no_violations: None) -> None:
     # Destroying waits for graphs with the communicator's operations, so the call blocks.
     import torch
 
-    x = torch.ones(4, device="cuda:0")
-    torch.cuda.synchronize(0)
+    tensors = [torch.ones(4, device=f"cuda:{device}") for device in range(2)]
+    with nccl.group():  # the first call waits for the other rank's
+        for comm, x in zip(pair, tensors, strict=True):
+            comm.all_reduce(x)
+    for device in range(2):
+        torch.cuda.synchronize(device)
     stream = nccl.Stream("cuda", device=0)
     with nccl.capture(stream) as graph, nccl.group():
-        pair[0].all_reduce(x)
+        pair[0].all_reduce(tensors[0])
     finalizing = threading.Thread(
         target=lambda: functions.ncclCommFinalize(ctypes.c_void_p(pair[0].handle))
     )
