@@ -1,1 +1,1 @@
-"""Changes of the sources that the tests must notice: ``python -m tools.mutate``."""
+"""Mutation testing: source changes that the tests must detect (``python -m tools.mutate``)."""

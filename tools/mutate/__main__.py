@@ -1,13 +1,13 @@
-"""Changes the sources, one change at a time, and tells which changes the tests do not notice.
+"""Mutation testing: changes the sources one at a time and reports changes the tests do not notice.
 
     python -m tools.mutate [--count 20] [--seed 1] [--area csrc/comm] [--keep]
 
-Each area is a folder and the tests that are to notice changes of it. Of all changes of its files
-but headers (tools.mutate.mutants), ``--count`` are chosen in each area by the seed. The tests run
-one after the other in one process, in the order of AREAS. A change is noticed if a test fails, or
-if the tests twice exceed a limit that is far above their usual time. What does not compile does not
-count. The scores go to docs/quality.md, a row for an area and a seed; build/mutate contains the
-copy of the tree, and the outcome of each change in result.json.
+An area is a folder and the tests that should notice changes in it. In each area the seed selects
+``--count`` of all possible changes (tools.mutate.mutants) of its files, except headers. The tests
+run sequentially in one process, in the order of AREAS. A change is noticed if a test fails, or if
+the tests twice exceed a limit far above their usual time. Changes that do not compile do not count.
+The scores are written to docs/quality.md, one row per area and seed. build/mutate contains the copy
+of the tree and result.json with the outcome of each change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Debug",
     "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -D_GLIBCXX_ASSERTIONS",  # a wrong index ends the process
     "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF",
-    "-DCMAKE_UNITY_BUILD_BATCH_SIZE=3",  # a change compiles few other sources
+    "-DCMAKE_UNITY_BUILD_BATCH_SIZE=3",  # a change recompiles few other sources
 )
 _USUAL_S = 1800  # the limit for the tests of an area without a change
 _BACKEND_FLAGS = ('"-O2"', '"-O0"')  # in pynccl/c10d/compile.py, for the copy
@@ -52,15 +52,15 @@ _WITH_GPU_CODE = (  # tested on the double, too
     "csrc/python/objects",
     "csrc/c10d",
 )
-_NO_TESTS = 5  # pytest's status where nothing was selected
+_NO_TESTS = 5  # pytest's exit status if no test was selected
 
 
 def _files(folder: str, names: str) -> tuple[str, ...]:
     return tuple(f"tests/{folder}/test_{name}.py" for name in names.split())
 
 
-# A folder, and the files of tests that are to notice changes of it, in the order in which they run:
-# cheap ones first, together about a minute of CPU time. A name without an ending is a folder.
+# Folders, and the test files that should notice changes in them, in execution order:
+# cheap ones first, together about a minute of CPU time. A name without a suffix is a folder.
 AREAS: dict[str, tuple[str, ...]] = {
     "csrc/nccl": (
         "tests/raw",
@@ -143,7 +143,7 @@ AREAS: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class Outcome:
-    """What the tests said of a mutant: "noticed", "late", "survived" or "invalid"."""
+    """The outcome of a mutant: "noticed", "late", "survived" or "invalid"."""
 
     area: str
     seed: int
@@ -160,7 +160,7 @@ def _earlier() -> list[Outcome]:
 
 
 def chosen(area: str, count: int, seed: int, root: Path = trees.ROOT) -> list[Mutant]:
-    """The changes that the seed chooses, in the order of the files: as many of each file."""
+    """The changes selected by the seed, in file order, equally many per file."""
     rng = random.Random(seed)
     files = sorted(
         path.relative_to(root).as_posix()
@@ -213,7 +213,7 @@ def _test(area: str, seconds: float) -> tuple[str, float, str]:
 
 
 def _build(area: str) -> bool:
-    """Build what the sources of an area are part of; whether they compile."""
+    """Build the targets of an area's sources, and return whether they compile."""
     if not area.startswith("csrc/"):
         return True
     if area == "csrc/c10d":
@@ -234,7 +234,7 @@ def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
     try:
         if _build(area):
             status, _, failed = _test(area, seconds)
-            if status == "late":  # other processes may have been the reason
+            if status == "late":  # other processes may have caused it
                 status, _, failed = _test(area, seconds)
     finally:
         path.write_text(source)
@@ -246,9 +246,7 @@ _SURVIVOR = re.compile(r"^\* (\S+), seed (\d+): .+$", re.MULTILINE)
 
 
 def report(document: str, outcomes: Sequence[Outcome]) -> list[str]:
-    """The table of the document and its survivors, with these outcomes for those of their areas and
-    seeds.
-    """
+    """Return the document's table and survivors, updated with these outcomes."""
     rows = {(row[1], int(row[2])): row[0] for row in _ROW.finditer(document) if row[1] in AREAS}
     tried = {(one.area, one.seed) for one in outcomes}
     for area, seed in tried:
@@ -278,7 +276,7 @@ def report(document: str, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def main() -> int:
-    """Make the changes; the exit status."""
+    """Test the changes, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutate")
     parser.add_argument("--count", type=int, default=20, help="changes of each area")
     parser.add_argument("--seed", type=int, default=1)
@@ -312,7 +310,7 @@ def main() -> int:
             print(f"  {what}  {one.file}:{one.line}: {one.text}{by}", flush=True)
             listed = [dataclasses.asdict(each) for each in outcomes]
             (_FOLDER / "result.json").write_text(json.dumps(listed, indent=1))
-        _build(area)  # without the last change
+        _build(area)  # with the last change undone
     lines = report(_DOCUMENT.read_text(), outcomes)
     trees.replace_between(_DOCUMENT, "mutants", lines)
     print("\n".join(lines))
@@ -323,7 +321,7 @@ def _prepare() -> None:
     trees.synchronise(_TREE)
     compile_backend = _TREE / "pynccl" / "c10d" / "compile.py"
     compile_backend.write_text(compile_backend.read_text().replace(*_BACKEND_FLAGS))
-    # With ccache, a source is not compiled again when its change is undone.
+    # With ccache, undoing a change does not recompile its source.
     launcher = shutil.which("ccache")
     cached = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}"] if launcher else []
     trees.configure(_TREE, _CMAKE, [*_OPTIONS, *cached])

@@ -1,7 +1,7 @@
-"""Finds the places of a source file that can be changed, and the changes.
+"""Finds the possible changes of a source file.
 
-In C++ by its text, in which clang-format puts spaces around operators and none around template
-arguments; in Python by its syntax tree.
+C++ is changed by its text, where clang-format puts spaces around operators and none around template
+arguments. Python is changed by its syntax tree.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPERATOR = re.compile(r" (==|!=|<=|>=|<|>|&&|\|\||\+=|-=|\+|-) ")
 _STEP = re.compile(r"(\+\+|--)(?=\w)")
 _RETURN = re.compile(r"\breturn (true|false);")
 _IF = re.compile(r"\bif (constexpr )?\(")
-# A call that is a statement, on a line of its own: it can be left out.
+# A statement that is a call on its own line, which can be removed.
 _STATEMENT = re.compile(r"^ +(?!return|throw|delete|co_)[\w:.>()-]+\(.*\);$", re.MULTILINE)
 _NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n\\]|\\.)*|R"\((?:.*?)\)"|"(?:[^"\\\n]|\\.)*"'
@@ -55,12 +55,12 @@ class Mutant:
     """One change of a file.
 
     Attributes:
-        file: from the root of the repository.
-        line: from 1.
-        begin: of the text that is replaced, in the file.
-        end: of it.
-        new: what replaces it.
-        text: what it is, for a reader.
+        file: the path relative to the repository root.
+        line: the line number, from 1.
+        begin: the start of the replaced text in the file.
+        end: the end of the replaced text.
+        new: the replacement.
+        text: a description of the change.
     """
 
     file: str
@@ -71,12 +71,12 @@ class Mutant:
     text: str
 
     def apply(self, source: str) -> str:
-        """The source with the change."""
+        """Return the source with the change."""
         return source[: self.begin] + self.new + source[self.end :]
 
 
 def mutants(file: str, source: str) -> list[Mutant]:
-    """All changes of a file, in the order of their places."""
+    """All changes of a file, in the order of their positions."""
     find = _python if Path(file).suffix == ".py" else _cpp
     found = []
     for begin, end, new in find(source):
@@ -93,11 +93,11 @@ def mutants(file: str, source: str) -> list[Mutant]:
 
 
 def _cpp(source: str) -> Iterator[tuple[int, int, str]]:
-    # The same positions, with blanks for what is no code.
+    # The same positions, with blanks in place of all but code.
     code = _NOT_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
     for found in _OPERATOR.finditer(code):
         texts = source[: found.start()].endswith('"') or source[found.end() :].startswith('"')
-        if not texts:  # which can only be added
+        if not texts:  # string literals, which only concatenate
             yield found.start(1), found.end(1), _SWAPPED[found[1]]
     for found in _STEP.finditer(code):
         yield found.start(1), found.end(1), _SWAPPED[found[1]]
@@ -107,7 +107,7 @@ def _cpp(source: str) -> Iterator[tuple[int, int, str]]:
         begin = found.end()
         end = _closing(code, begin)
         condition = source[begin:end]
-        if ";" in condition:  # with an initialisation, which stays
+        if ";" in condition:  # has an initialization, which is kept
             begin += condition.rindex(";") + 1
             condition = source[begin:end]
         declares = re.search(r"(?<![=!<>])=(?!=)", condition)
@@ -125,7 +125,7 @@ def _cpp(source: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _closing(code: str, place: int) -> int:
-    """The place of the parenthesis that closes the one before ``place``."""
+    """The position of the parenthesis that closes the one before ``place``."""
     depth = 1
     while depth:
         depth += {"(": 1, ")": -1}.get(code[place], 0)
