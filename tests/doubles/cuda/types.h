@@ -1,5 +1,5 @@
-// The names that the double's files share: NCCL's and CUDA's own, and result codes that pynccl does
-// not need.
+// Names shared by the double's files: NCCL's and CUDA's own, and result codes that pynccl does not
+// need.
 #pragma once
 
 #include <cstddef>

@@ -19,14 +19,14 @@ struct Block {
   StreamRef stream;
   std::vector<StreamRef> users;  // by cache_record_stream
   std::vector<CUevent> waited;   // the engine's; the users' work when it was freed
-  bool captured = false;         // allocated in a capture: its graph goes on using it
+  bool captured = false;         // allocated in a capture, so its graph keeps using it
 };
 
 struct Cache {
   std::mutex mutex;
   std::map<void*, Block> used;
-  std::list<Block> waiting;                        // freed, but a user's work may not be done
-  std::map<const Stream*, std::list<Block>> free;  // the last that was freed first
+  std::list<Block> waiting;                        // freed, but users' work may be unfinished
+  std::map<const Stream*, std::list<Block>> free;  // most recently freed first
 };
 
 Cache& cache() {
@@ -34,7 +34,7 @@ Cache& cache() {
   return instance;
 }
 
-// Work of the cache on a stream. The context is the stream's own, whatever is current.
+// Work of the cache on a stream, in the stream's own context.
 void launch(Stream& stream, CUhostFn function, RangeRef range) {
   stream.before_work();
   engine().LaunchHostFunc(stream.queue(), function, new RangeRef(std::move(range)));
@@ -61,7 +61,7 @@ void check_poison(void* data) {
                    ": a stream that the allocator does not know of used it");
 }
 
-// Under the lock.
+// Requires the lock.
 void make_free(Block block) {
   Stream& stream = *block.stream;
   if (block.captured || capturing(stream)) return;

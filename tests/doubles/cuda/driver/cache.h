@@ -1,7 +1,7 @@
-// A caching allocator as PyTorch's: freed memory is used again by the stream that it was allocated
-// for, at once, because that stream's work is in order. A freed block is poisoned when its stream
-// comes to the free. Where the poison is no longer intact when the block is used again, an
-// operation without order has written to it, which is a violation.
+// A caching allocator like PyTorch's. The stream for which memory was allocated can reuse it
+// immediately after a free, because that stream's work is ordered. A freed block is poisoned when
+// its stream reaches the free. If the poison is damaged when the block is reused, an unordered
+// operation has written to it, which is a violation.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace cuda_double {
 
-void* cache_allocate(int device, CUstream stream, size_t bytes);  // null: it failed
+void* cache_allocate(int device, CUstream stream, size_t bytes);  // null on failure
 void cache_free(void* base);
-// The block is also used on that stream: it is free when that stream's work until now is done.
+// The block is also used on that stream and becomes free once that stream's earlier work is done.
 void cache_record_stream(void* base, CUstream stream);
 
 }  // namespace cuda_double

@@ -32,7 +32,7 @@ void run_kernel(void* data) {
   kernel->use.end();
 }
 
-// A graph runs it again and again: it stays, and its memory is its owner's concern.
+// A graph runs it repeatedly, so it is kept, and its owner manages its memory.
 struct CapturedKernel {
   CUhostFn function;
   void* data;
@@ -43,7 +43,7 @@ void run_captured(void* data) {
   if (!stopped.load()) kernel->function(kernel->data);
 }
 
-// As a framework's guard: a thread that had no context keeps the device's.
+// Like a framework's guard: a thread without a context keeps that of the device.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) : before_(current()) {

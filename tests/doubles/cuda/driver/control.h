@@ -5,31 +5,31 @@
 
 extern "C" {
 
-// Starts an empty record of calls, or stops it. calls() gives how many there are, and copies them.
+// Starts an empty record of calls, or stops it. calls() copies them and returns their number.
 void cuda_double_record(int start);
 size_t cuda_double_calls(cuda_double::RecordedCall* out, size_t most);
 
-// What broke the rules of memory since the last clear.
+// Violations of the memory rules since the last clear.
 size_t cuda_double_violations();
-size_t cuda_double_violation(size_t index, char* text, size_t most);  // its length
+size_t cuda_double_violation(size_t index, char* text, size_t most);  // returns its length
 void cuda_double_report(const char* text);
 void cuda_double_clear_violations();
 
-// The calls that take a device do their work with its context current.
+// Calls with a device argument work with its context current.
 
-// The GPU is busy: the stream does nothing for so long.
+// Keeps the GPU busy: the stream does nothing for this time.
 int cuda_double_busy(int device, cuda_double::CUstream stream, double seconds);
 
-// A kernel: function(data) in the stream's order, on memory of the device.
+// A kernel: calls function(data) in stream order, on device memory.
 int cuda_double_launch(int device, cuda_double::CUstream stream, const char* name,
                        cuda_double::CUhostFn kernel, void* data, int buffers,
                        void* const* addresses, const size_t* sizes);
-// From here on kernels are not run: the interpreter that they are functions of ends.
+// Disables kernels from here on, because the interpreter that owns their functions is ending.
 void cuda_double_stop_kernels();
 
 void* cuda_double_allocate(int device, cuda_double::CUstream stream, size_t bytes);
 void cuda_double_free(void* memory);
 void cuda_double_record_stream(int device, void* memory, cuda_double::CUstream stream);
-// The device of an address; -1: it is not device memory. base and bytes may be null.
+// The device of an address, or -1 if it is not device memory. base and bytes may be null.
 int cuda_double_find(const void* address, void** base, size_t* bytes);
 }

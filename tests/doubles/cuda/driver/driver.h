@@ -1,4 +1,4 @@
-// What the exported functions of libcuda.so.1 do: each is declared here from the lists under its
+// The implementations of libcuda.so.1's functions. Each is declared here from the lists under its
 // short name, implemented in driver_*.cpp, and exported and recorded by exports.cpp.
 #pragma once
 

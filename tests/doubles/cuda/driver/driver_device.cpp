@@ -142,8 +142,8 @@ CUresult CtxSynchronize() {
   CUresult first = CUDA_SUCCESS;
   for (const CUstream queue : current()->queues()) {
     const CUresult result = engine().StreamSynchronize(queue);
-    // A stream may be destroyed meanwhile, with nothing left to wait for; CUDA_ERROR_UNKNOWN is an
-    // operation of NCCL that failed, as in StreamSynchronize.
+    // The stream may have been destroyed meanwhile. CUDA_ERROR_UNKNOWN is a failed NCCL operation,
+    // as in StreamSynchronize.
     const bool failed = result != CUDA_ERROR_INVALID_HANDLE && result != CUDA_ERROR_UNKNOWN;
     if (first == CUDA_SUCCESS && failed) first = result;
   }

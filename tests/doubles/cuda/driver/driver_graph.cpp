@@ -11,7 +11,7 @@ using Holds = std::vector<Hold>;
 
 std::mutex mutex;
 
-// By the capture's id; by the engine's handle of a graph or an executable.
+// By the capture's id, or by the engine's handle of a graph or an executable.
 template <class Key>
 std::map<Key, Holds>& holds() {
   static auto& all = *new std::map<Key, Holds>;
@@ -80,7 +80,7 @@ CUresult StreamEndCapture(CUstream handle, CUgraph* graph) {
   return ended;
 }
 
-// Asking the legacy stream is refused while a blocking stream is captured.
+// Querying the legacy stream is an error while a blocking stream is captured.
 CUresult StreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
   const auto [stream, result] = find_stream(handle);
   if (!stream) return result;

@@ -61,7 +61,7 @@ CUresult MemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream ha
   return on_stream(handle, [&](Stream& s) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (dst == 0 || src == 0) return CUDA_ERROR_INVALID_VALUE;
-    // A graph copies again and again, and its memory is its owner's concern.
+    // A graph copies repeatedly, and its owner manages its memory.
     if (capturing(s)) return engine().MemcpyAsync(dst, src, bytes, s.queue());
     auto copy =
         std::make_unique<Copy>(Copy{pointer(dst),
@@ -173,7 +173,7 @@ CUresult MemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr ptr) {
   return CUDA_SUCCESS;
 }
 
-// Of the memory of ncclMemAlloc, as of all memory that NCCL can share between processes.
+// For memory of ncclMemAlloc, like all memory that NCCL can share between processes.
 CUresult MemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   const RangeRef range = find_range(address);
   if (!range || std::string_view(range->origin) != "ncclMemAlloc") return CUDA_ERROR_INVALID_VALUE;

@@ -4,7 +4,7 @@
 namespace cuda_double::driver {
 namespace {
 
-// Asking an event or waiting for it: of any device, but with a context.
+// Querying or waiting for an event works on any device, but requires a context.
 template <class Body>
 CUresult on_event(CUevent handle, Body&& body) {
   if (strict() && current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -12,8 +12,8 @@ CUresult on_event(CUevent handle, Body&& body) {
   return event ? body(event->event) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-// The engine's stream reports, once, that an operation of NCCL in it failed. On a GPU its kernel
-// ends when the communicator is aborted, and the stream has no error.
+// The engine's stream reports a failed NCCL operation once. On a GPU its kernel ends when the
+// communicator is aborted, and the stream has no error.
 CUresult without_failed_operations(CUresult result) {
   return result == CUDA_ERROR_UNKNOWN ? CUDA_SUCCESS : result;
 }
@@ -53,7 +53,7 @@ CUresult StreamGetCtx(CUstream handle, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-// Needs no context: the driver destroys what a thread without one gives back.
+// Requires no context, like the driver.
 CUresult StreamDestroy(CUstream handle) {
   return withdraw(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -69,7 +69,7 @@ CUresult StreamQuery(CUstream handle) {
       handle, [](Stream& s) { return without_failed_operations(engine().StreamQuery(s.queue())); });
 }
 
-// The event may be of another device.
+// The event may belong to another device.
 CUresult StreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   const EventRef waited = find_event(event);
   if (!waited) return CUDA_ERROR_INVALID_HANDLE;
@@ -99,7 +99,7 @@ CUresult EventDestroy(CUevent event) {
   return withdraw(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-// The stream must be of the event's device.
+// The stream must belong to the event's device.
 CUresult EventRecord(CUevent handle, CUstream stream) {
   const EventRef event = find_event(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;

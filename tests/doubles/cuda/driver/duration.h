@@ -1,4 +1,4 @@
-// How long a kernel takes at least: CUDA_DOUBLE_KERNEL_SECONDS, read at each kernel; 0 by default.
+// The minimum duration of a kernel: CUDA_DOUBLE_KERNEL_SECONDS, read for each kernel, 0 by default.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// The engine below the double: a copy of libhostnccl.so beside libcuda.so.1, loaded at first use. A
-// copy, so that the host provider of the same process has its own state.
+// The engine of the double: a copy of libhostnccl.so next to libcuda.so.1, loaded on first use. It
+// is a copy so that the host provider of the same process has its own state.
 #pragma once
 
 #include "types.h"
@@ -14,6 +14,6 @@ struct Engine {
 #include "abi/undef.inc"
 };
 
-const Engine& engine();  // ends the process where the engine cannot be loaded
+const Engine& engine();  // ends the process if the engine cannot be loaded
 
 }  // namespace cuda_double

@@ -1,5 +1,5 @@
-// The exported functions of libcuda.so.1, from the lists: each records its call and does what its
-// function in driver.h does.
+// The exported functions of libcuda.so.1, from the lists. Each records its call and calls its
+// function in driver.h.
 #include "driver/driver.h"
 #include "driver/record.h"
 #include "parameters.h"

@@ -1,5 +1,5 @@
-// What graphs hold: NCCL keeps a communicator while a graph, an executable of it, or a launch in
-// flight has its operations.
+// Objects held by graphs: NCCL keeps a communicator while a graph, its executable, or a launch in
+// flight contains its operations.
 #pragma once
 
 #include "driver/stream.h"
@@ -10,12 +10,12 @@ class Held {
  public:
   virtual ~Held() = default;
   virtual void before_launch() = 0;
-  virtual void after_launch() = 0;  // on the stream of the launch, or where that has failed
+  virtual void after_launch() = 0;  // on the stream of the launch, or after the launch has failed
 };
 
 using Hold = std::shared_ptr<Held>;
 
-// Hold is kept by the graph that the stream is being captured into; false: it is not captured.
+// The graph into which the stream is being captured keeps hold. False if it is not capturing.
 bool hold_in_capture(const Stream& stream, Hold hold);
 
 }  // namespace cuda_double

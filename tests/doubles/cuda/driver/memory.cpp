@@ -84,7 +84,7 @@ void free_range(const RangeRef& range, const char* function) {
   report_violation(std::string(function) + " of " + describe(*range) +
                    " that an operation in flight uses");
   poison(*range);
-  // The last use releases it, so that the process does not crash.
+  // The last use releases it, so the process does not crash.
   range->in_flight.fetch_add(1);
   range->freed.store(true);
   if (range->in_flight.fetch_sub(1) == 1) release(range);
@@ -140,7 +140,7 @@ void MemoryUse::cancel() {
   parts_.clear();
 }
 
-// Also to the file CUDA_DOUBLE_REPORT: the test may be in another process.
+// Also to the file CUDA_DOUBLE_REPORT, because the test may run in another process.
 void report_violation(const std::string& text) {
   const std::lock_guard lock(violations_mutex);
   violations().push_back(text);

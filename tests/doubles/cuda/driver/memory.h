@@ -1,7 +1,7 @@
 // Device memory: ranges of host memory that belong to a device, and the operations in flight that
-// use them. Each free begins a new generation of a range: in the order of calls at the call, in the
-// order of the streams when the stream comes to the free. An operation that was enqueued in one
-// generation and ends in another is a violation.
+// use them. Each free begins a new generation of a range: in call order at the call, in stream
+// order when the stream reaches the free. An operation that is enqueued in one generation and ends
+// in another is a violation.
 #pragma once
 
 #include <atomic>
@@ -21,9 +21,9 @@ struct Range {
   size_t bytes = 0;
   int device = 0;
   const char* origin = "";              // the function that allocates such memory
-  std::function<void()> release;        // gives the memory back to where it came from
-  std::atomic<uint64_t> generation{0};  // in the order of calls
-  std::atomic<uint64_t> reached{0};     // in the order of the streams
+  std::function<void()> release;        // returns the memory to its source
+  std::atomic<uint64_t> generation{0};  // in call order
+  std::atomic<uint64_t> reached{0};     // in stream order
   std::atomic<int> in_flight{0};
   std::atomic<bool> freed{false};
   std::atomic<bool> released{false};
@@ -32,22 +32,22 @@ using RangeRef = std::shared_ptr<Range>;
 
 RangeRef add_range(void* base, size_t bytes, int device, const char* origin,
                    std::function<void()> release);
-RangeRef find_range(const void* address);  // null: it is not device memory
-RangeRef take_range(const void* base);     // out of the table; null: no range begins there
+RangeRef find_range(const void* address);  // null if it is not device memory
+RangeRef take_range(const void* base);  // removes it from the table; null if no range begins there
 
 void poison(Range& range);
-// Frees a range that is out of the table: at once, or, with a violation, when what uses it ends.
+// Frees a range removed from the table: immediately, or, with a violation, when its last use ends.
 void free_range(const RangeRef& range, const char* function);
 
 RangeRef allocate(size_t bytes, int device, const char* origin);
 
-// The memory that one enqueued operation uses.
+// The memory used by one enqueued operation.
 class MemoryUse {
  public:
   MemoryUse(std::string operation, int device);
-  // Null addresses and lengths of 0 are no use.
+  // Null addresses and lengths of 0 are ignored.
   void add(const void* address, size_t bytes);
-  void end();     // reports what has changed since it was enqueued
+  void end();     // reports changes since it was enqueued
   void cancel();  // it was never enqueued
 
  private:

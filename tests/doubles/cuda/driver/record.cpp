@@ -16,7 +16,7 @@ namespace {
 
 std::atomic<bool> on{false};
 std::mutex mutex;
-int64_t first = 0;  // the place of calls()[0]: a call that began before the last clear has none
+int64_t first = 0;  // the index of calls()[0]; a call that began before the last clear has none
 
 std::vector<RecordedCall>& calls() {
   static auto& all = *new std::vector<RecordedCall>;

@@ -1,5 +1,5 @@
-// The record of driver and NCCL calls: off until a test turns it on. A call has its place from its
-// beginning; its result is there when it has returned.
+// The record of driver and NCCL calls, off until a test enables it. A call is listed from its
+// start. Its result is set when it returns.
 #pragma once
 
 #include <array>
@@ -19,14 +19,14 @@ struct RecordedCall {  // read from Python: tests/doubles/library.py has the sam
   uint64_t stream = 0;
   uint64_t event = 0;
   uint64_t comm = 0;
-  double seconds = 0;  // when it began, of a monotonic clock
+  double seconds = 0;  // its start, on a monotonic clock
   int32_t has_stream = 0;
   int32_t arguments = 0;
   std::array<uint64_t, kMostArguments> argument{};
 };
 
 bool recording();
-int64_t begin_call(RecordedCall call);  // -1 where nothing is recorded
+int64_t begin_call(RecordedCall call);  // -1 if recording is off
 void end_call(int64_t place, int result);
 
 template <class T>
@@ -46,7 +46,7 @@ void add_argument(RecordedCall& call, const T& value) {
   if (call.arguments < RecordedCall::kMostArguments) call.argument[call.arguments++] = word;
 }
 
-// Calls body, recorded as function with these arguments.
+// Calls body and records it as function with these arguments.
 template <class Body, class... Arguments>
 auto recorded(const char* function, Body&& body, const Arguments&... arguments) {
   if (!recording()) return body();

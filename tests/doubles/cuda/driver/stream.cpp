@@ -107,7 +107,7 @@ bool Context::release() {
 }
 
 StreamRef Context::make_stream(Stream::Kind kind, int priority) {
-  // Removes itself from the context when the last reference goes.
+  // Removes itself from the context when the last reference is released.
   StreamRef stream(new Stream(*this, kind, priority), [](Stream* gone) {
     gone->context().remove(gone);
     delete gone;

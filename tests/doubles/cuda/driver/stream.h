@@ -1,5 +1,5 @@
-// Contexts, streams and events of the double, each over a stream or an event of the engine. A
-// stream's handle is the address of its object; a handle that is not in the table is refused.
+// Contexts, streams and events of the double, each based on a stream or event of the engine. A
+// stream's handle is the address of its object. A handle that is not in the table is an error.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@ inline constexpr int kMostDevices = 16;
 
 class Context;
 
-// A queue with CUDA's implicit order: work on the legacy default stream comes after all work that
-// the context's blocking streams have, and before all that they get later.
+// A queue with CUDA's implicit order: work on the legacy default stream runs after all earlier work
+// of the context's blocking streams, and before all their later work.
 class Stream {
  public:
   enum class Kind { Legacy, Blocking, NonBlocking };
@@ -32,7 +32,7 @@ class Stream {
   Kind kind() const { return kind_; }
   CUstream queue() const { return queue_; }  // the engine's
 
-  // Around whatever is enqueued or asked on queue().
+  // Brackets every enqueue or query on queue().
   CUresult before_work();
   void after_work();
 
@@ -43,7 +43,7 @@ class Stream {
   const Kind kind_;
   CUstream queue_ = nullptr;
   CUevent last_ = nullptr;      // the engine's, to order this queue and the legacy one
-  uint64_t legacy_seen_ = 0;    // the legacy work that this queue comes after
+  uint64_t legacy_seen_ = 0;    // the legacy work that precedes this queue
   bool new_to_legacy_ = false;  // has work that the legacy stream has not waited for
 };
 using StreamRef = std::shared_ptr<Stream>;
@@ -84,12 +84,12 @@ using EventRef = std::shared_ptr<Event>;
 
 int device_count();
 Context& context_of(int device);
-Context* find_context(CUcontext handle);  // null: it is not a context
-Context* current();                       // of this thread; null: it has none
+Context* find_context(CUcontext handle);  // null if it is not a context
+Context* current();                       // of this thread; null without one
 void set_current(Context* context);
 bool strict();  // calls that need a context fail without one
 
-// What a handle stands for; 0, 1 and 2 are the default streams of the current context.
+// The stream of a handle. 0, 1 and 2 are the default streams of the current context.
 struct Found {
   StreamRef stream;
   CUresult result = CUDA_SUCCESS;
@@ -104,7 +104,7 @@ EventRef find_event(CUevent handle);
 CUevent publish(const EventRef& event);
 EventRef withdraw(CUevent handle);
 
-// Work for a stream: where work can be enqueued.
+// Access to a stream for enqueuing work.
 template <class Body>
 CUresult on_stream(CUstream handle, Body&& body) {
   const auto [stream, result] = find_stream(handle);

@@ -12,7 +12,7 @@
 namespace cuda_double {
 namespace {
 
-// Whether a selection, as "ring,tree" or "^nvls", names algorithms of NCCL only.
+// Whether a selection such as "ring,tree" or "^nvls" names only NCCL algorithms.
 bool selects_algorithms(std::string_view selection) {
   constexpr std::string_view kAlgorithms[] = {
       "ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"};
@@ -54,7 +54,7 @@ EngineConfig::EngineConfig(const ncclCollConfig_t* given) : given_(given) {
   if (given == nullptr) return;
   constexpr size_t kField = offsetof(ncclCollConfig_t, launchCompletionEvent);
   std::memcpy(static_cast<void*>(&copy_), given, std::min(given->size, sizeof copy_));
-  // The engine has other algorithms; which one runs makes no difference here.
+  // The engine has other algorithms. Which one runs does not matter here.
   if (copy_.algSelection != nullptr && selects_algorithms(copy_.algSelection))
     copy_.algSelection = nullptr;
   if (given->size <= kField || copy_.launchCompletionEvent == nullptr) return;
@@ -115,7 +115,7 @@ ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t re
 }
 
 ncclResult_t Call<&Table::ncclGroupStart>::run(const char*) {
-  // 2.18 has one unfinished group for each thread, and a creation is one.
+  // 2.18 has one unfinished group per thread, and a creation counts as one.
   if (kNcclVersion < 22400 && Group::of_this_thread().creates()) return ncclInvalidUsage;
   const ncclResult_t result = nccl().ncclGroupStart();
   if (result == ncclSuccess) ++Group::of_this_thread().depth;

@@ -1,5 +1,6 @@
-// What the exported functions of libnccl.so.2 do: Call<entry> for each entry of the list. A call
-// goes to the engine with the engine's handles; entries that a rule concerns have their own Call.
+// The implementations of libnccl.so.2's functions: Call<entry> for each entry of the list. A call
+// is forwarded to the engine with the engine's handles. Entries affected by a rule have their own
+// Call.
 #pragma once
 
 #include <functional>
@@ -10,7 +11,7 @@
 
 namespace cuda_double {
 
-// Counts a call that is under way on a communicator.
+// Counts a call in progress on a communicator.
 class CallGuard {
  public:
   explicit CallGuard(CommunicatorRef communicator) : communicator_(std::move(communicator)) {
@@ -26,12 +27,12 @@ class CallGuard {
   const CommunicatorRef communicator_;
 };
 
-// The engine's handle of a communicator; an unknown handle is returned as it is: the engine refuses
-// it.
+// The engine's handle of a communicator. An unknown handle is returned unchanged, and the engine
+// rejects it.
 ncclComm_t engine_handle(ncclComm_t handle);
 
-// Makes the communicator's device current for a scope, as NCCL does. A thread without a context has
-// that of device 0 afterwards, as after a call of the CUDA runtime.
+// Makes the communicator's device current for a scope, as NCCL does. Afterwards a thread that had
+// no context has that of device 0, as after a CUDA runtime call.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -44,7 +45,7 @@ class DeviceScope {
 };
 Context& current_or_first();
 
-// The events of a configuration are the double's; the engine gets its own.
+// Translates a configuration's events from the double's to the engine's.
 class EngineConfig {
  public:
   explicit EngineConfig(const ncclCollConfig_t* given);
@@ -74,7 +75,7 @@ template <class EngineCall>
 ncclResult_t run_operation(const Arguments& arguments, ncclComm_t handle, cudaStream_t stream,
                            EngineCall&& call) {
   const CommunicatorRef communicator = find_communicator(handle);
-  if (!communicator) return call(handle, cudaStream_t());  // the engine refuses it
+  if (!communicator) return call(handle, cudaStream_t());  // the engine rejects it
   const CallGuard guard(communicator);
   const DeviceScope scope(communicator->device);
   std::unique_ptr<Operation> operation;

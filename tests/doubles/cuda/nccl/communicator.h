@@ -1,4 +1,4 @@
-// A communicator of the double: the handle that callers have, over the engine's.
+// A communicator of the double: the callers' handle, based on the engine's.
 #pragma once
 
 #include <atomic>
@@ -21,30 +21,30 @@ struct Communicator {
   int rank = -1;
   int nranks = 0;
   bool blocking = true;
-  std::string key;  // the same on all ranks; empty where peers are not followed
+  std::string key;  // the same on all ranks; empty if peers are not tracked
   std::unique_ptr<Peers> peers;
-  int derived = 0;             // communicators made of it, on each rank in the same order
-  std::atomic<int> calls{0};   // under way
-  std::atomic<int> graphs{0};  // that have its operations, with executables and launches
-  // Operations and launches of graphs on streams, also those behind other work: NCCL's own streams
-  // come after them.
+  int derived = 0;             // communicators derived from it, in the same order on each rank
+  std::atomic<int> calls{0};   // calls in progress
+  std::atomic<int> graphs{0};  // graphs, executables and launches with its operations
+  // Operations and graph launches on streams, including those queued behind other work. NCCL's own
+  // streams are ordered after them.
   std::atomic<int> pending{0};
   std::atomic<bool> aborted{false};
   std::atomic<bool> revoked{false};
-  std::atomic<bool> finalized{false};  // finalize was called, or a revocation, which counts as one
+  std::atomic<bool> finalized{false};  // finalized or revoked, which counts as finalized
   std::atomic<bool> freed{false};
-  // Of a non-blocking communicator: the error of a refused call, for good.
+  // Of a non-blocking communicator: the permanent error of a rejected call.
   std::atomic<ncclResult_t> refused{ncclSuccess};
-  // Of a non-blocking communicator: an operation is in progress until the state is asked for.
+  // Of a non-blocking communicator: an operation is in progress until the state is queried.
   std::atomic<bool> issuing{false};
   std::atomic<bool> stuck{false};   // in progress for good, after a group with non-blocking ones
   std::atomic<bool> called{false};  // a collective
   std::atomic<bool> creation_failed{false};
   std::mutex mutex;                              // of begun and unanswered
   std::vector<std::pair<int, bool>> begun;       // messages: peers, and whether it sends
-  std::vector<std::pair<int, bool>> unanswered;  // those of them that connect
+  std::vector<std::pair<int, bool>> unanswered;  // those that are connecting
   bool had_messages = false;                     // a group with messages has ended
-  std::atomic<int> followed{0};                  // children whose handles are still to be written
+  std::atomic<int> followed{0};                  // children whose handles are not written yet
   std::weak_ptr<Communicator> child;             // the last one, of a non-blocking communicator
   std::chrono::steady_clock::time_point child_ready{};
 
@@ -59,20 +59,20 @@ struct Communicator {
   void begin_message(int peer, bool sends);
   bool has_begun(int peer, bool sends);
   ncclResult_t state() const;  // the engine's
-  bool failed() const;         // has an asynchronous error, as the engine sees it
-  bool busy();  // non-blocking: an operation, or the making of a child, is in progress
-  // Non-blocking: an error of a refused call, or that another one is in progress; else success.
+  bool failed() const;         // has an asynchronous error in the engine
+  bool busy();  // non-blocking: an operation or the creation of a child is in progress
+  // Non-blocking: the error of a rejected call or of a call in progress, else success.
   ncclResult_t unready();
-  // After operations, with messages or without: whether they are in progress.
+  // Called after operations, with or without messages. Whether they are in progress.
   bool begin_progress(bool messages);
-  bool connects();  // first operations do, until the other ranks have called theirs
-  // A blocking one waits while it connects. False where it was aborted or revoked meanwhile.
+  bool connects();  // first operations connect until the other ranks have called theirs
+  // A blocking one waits while it connects. False if it was aborted or revoked meanwhile.
   bool wait_connected();
-  // Notes that a call was refused, and returns its result.
+  // Records that a call was rejected, and returns its result.
   ncclResult_t refuse(ncclResult_t result);
   void wait_for_streams() const;
   void wait_for_graphs() const;
-  bool makes_child();  // whether the call that makes the last child is under way
+  bool makes_child();  // whether the call that creates the last child is in progress
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;
 

@@ -1,5 +1,5 @@
-// The exported functions of libnccl.so.2, from the list: each records its call and does what
-// calls.h says. The libraries of older versions export fewer of them.
+// The exported functions of libnccl.so.2, from the list. Each records its call and calls its
+// function in calls.h. Older versions export fewer of them.
 #include "driver/record.h"
 #include "nccl/calls.h"
 #include "parameters.h"

@@ -1,4 +1,4 @@
-// The life of communicators, and memory.
+// Creation and destruction of communicators, and memory.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -25,13 +25,12 @@ std::string text_of(const ncclUniqueId& id) {
 
 bool before_24() { return kNcclVersion < 22400; }
 
-// A configuration as this version reads it: the fields that it knows, for the engine, which knows
-// more.
+// A configuration as this version reads it, reduced to the fields it knows, for the engine.
 class CreationConfig {
  public:
   explicit CreationConfig(const ncclConfig_t* given) {
     constexpr size_t kHeader = offsetof(ncclConfig_t, blocking);
-    // 2.18 takes one that is too small for a default one.
+    // 2.18 treats one that is too small as a default one.
     if (given == nullptr || (before_24() && given->size < kHeader)) return;
     given_ = true;
     size_t known = kHeader;
@@ -58,7 +57,7 @@ class CreationConfig {
     return config_.blocking != 0;
   }
   ncclConfig_t* get() { return given_ ? &config_ : nullptr; }
-  // For a child: where the parent is non-blocking, the call itself must not block.
+  // For a child: if the parent is non-blocking, the call itself must not block.
   ncclConfig_t* for_child(bool later) {
     if (later && given_ && config_.blocking == 1) config_.blocking = 0;
     return get();
@@ -79,8 +78,8 @@ void wait_while_in_progress(const Communicator& communicator) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// Creates a communicator: call takes where the engine puts its handle. The parent of a split or
-// shrink decides whether the call blocks. If it does not, the handle is NULL until the child is
+// Creates a communicator. call receives the pointer to the engine's handle. The parent of a split
+// or shrink decides whether the call blocks. If it does not, the handle is NULL until the child is
 // ready.
 template <class EngineCall>
 ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key, EngineCall&& call,
@@ -114,12 +113,12 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   ncclResult_t result = call(&made->engine);
   const bool written = made->engine != untouched;
   if (!written) made->engine = nullptr;
-  if (result == ncclInvalidArgument) {  // refused at once
+  if (result == ncclInvalidArgument) {  // rejected immediately
     withdraw(made->handle());
     if (written) *out = nullptr;
     return result;
   }
-  // A communicator whose initialization has failed is the caller's, to abort.
+  // The caller must abort a communicator whose initialization has failed.
   *out = later ? nullptr : made->handle();
   if (result != ncclSuccess && result != ncclInProgress) return result;
   group.creations.push_back({out, made, later ? parent : nullptr, parent != nullptr});
@@ -151,7 +150,7 @@ void wait_for_peers(Communicator& communicator) {
   if (holds(kWaitForPeers) && !before_24() && !communicator.revoked) communicator.peers->wait();
 }
 
-// Where finalize was not called, destroy and abort wait as it does (NCCL 2.30.7, init.cc:2849).
+// Without finalize, destroy and abort wait like finalize (NCCL 2.30.7, init.cc:2849).
 void finalize_before_free(const Communicator& communicator) {
   if (communicator.finalized && holds(kFreeAtOnce)) return;
   communicator.wait_for_streams();
@@ -280,7 +279,7 @@ ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int
   return result;
 }
 
-// Its ranks are not followed: those that were there and those that come have no key in common.
+// Its ranks are not tracked: existing and new ranks share no key.
 ncclResult_t Call<&Table::ncclCommGrow>::run(const char*, ncclComm_t comm, int nranks,
                                              const ncclUniqueId* id, int rank, ncclComm_t* out,
                                              ncclConfig_t* config) {
@@ -305,7 +304,8 @@ ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
   const bool before = communicator->finalized.exchange(true);
   if (!before) communicator->wait_for_graphs();
   ncclResult_t result = communicator->refuse(nccl().ncclCommFinalize(communicator->engine));
-  if (result == ncclInProgress && communicator->blocking) {  // the engine's does not block
+  if (result == ncclInProgress &&
+      communicator->blocking) {  // the engine's communicator does not block
     wait_while_in_progress(*communicator);
     result = communicator->state();
   }
@@ -366,7 +366,7 @@ ncclResult_t Call<&Table::ncclCommRevoke>::run(const char*, ncclComm_t comm, int
   const CommunicatorRef communicator = find_communicator(comm);
   if (!communicator) return nccl().ncclCommRevoke(comm, flags);
   const CallGuard guard(communicator);
-  // The flag of a finalized communicator, which a revocation sets too (init.cc:2976, 2990).
+  // The flag of a finalized communicator, which a revocation also sets (init.cc:2976, 2990).
   if (communicator->finalized && holds(kRevokeOnce)) return ncclInvalidArgument;
   const ncclResult_t result = nccl().ncclCommRevoke(communicator->engine, flags);
   if (result == ncclSuccess || result == ncclInProgress) {
@@ -438,7 +438,7 @@ ncclResult_t Call<&Table::ncclMemAlloc>::run(const char*, void** ptr, size_t siz
   return ncclSuccess;
 }
 
-// Does not wait for what uses the memory.
+// Does not wait for users of the memory.
 ncclResult_t Call<&Table::ncclMemFree>::run(const char*, void* ptr) {
   const RangeRef range = ptr ? take_range(ptr) : nullptr;
   if (!range) return nccl().ncclMemFree(ptr);

@@ -12,8 +12,8 @@ namespace cuda_double {
 namespace {
 
 constexpr int kOneSidedDriver = 12050;
-constexpr int kManySignals = 23100;    // before it there are signal 0 and context 0 only
-constexpr int kSetUpByWindow = 23100;  // before it the first operation sets them up, on all ranks
+constexpr int kManySignals = 23100;    // earlier, only signal 0 and context 0
+constexpr int kSetUpByWindow = 23100;  // earlier, the first operation sets them up on all ranks
 
 ncclResult_t check(int signal, int context) {
   if (!holds(kOneSided)) return ncclInvalidArgument;
@@ -73,11 +73,11 @@ ncclResult_t Call<&Table::ncclWaitSignal>::run(const char* function, int count,
   return forward(function, nccl().ncclWaitSignal, count, signals, comm, stream);
 }
 
-// A rank whose memory cannot be shared fails alone; the others wait for it.
+// A rank whose memory cannot be shared fails alone, while the others wait for it.
 ncclResult_t Call<&Table::ncclCommWindowRegister>::run(const char* function, ncclComm_t comm,
                                                        void* memory, size_t size,
                                                        ncclWindow_t* window, int flags) {
-  constexpr int kSinceChecks = 23000;  // 2.28 takes no memory, and writes no handle in a group
+  constexpr int kSinceChecks = 23000;  // 2.28 accepts null memory, and writes no handle in a group
   if (kNcclVersion < kSinceChecks && window != nullptr && (memory == nullptr || size == 0)) {
     *window = nullptr;
     return ncclSuccess;
@@ -92,7 +92,7 @@ ncclResult_t Call<&Table::ncclCommWindowRegister>::run(const char* function, ncc
   const bool in_group = Group::of_this_thread().depth > 0;
   if (in_group && kNcclVersion < kSinceChecks && window != nullptr) *window = before;
   if (result != ncclInProgress || in_group) return result;
-  // NCCL's is complete when it returns, of a non-blocking communicator, too.
+  // NCCL's call is complete when it returns, even on a non-blocking communicator.
   const CommunicatorRef communicator = find_communicator(comm);
   while (communicator->state() == ncclInProgress)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

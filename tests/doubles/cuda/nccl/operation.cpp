@@ -12,8 +12,8 @@
 namespace cuda_double {
 namespace {
 
-// How many blocks of count elements a collective reads and writes: 1, or one for each rank, and
-// whether only the root does.
+// The number of blocks of count elements that a collective reads and writes (1, or one per rank),
+// and whether only the root does.
 struct Blocks {
   std::string_view function;
   bool send_all, recv_all, only_root_sends, only_root_receives;
@@ -143,7 +143,7 @@ ncclResult_t Group::join(bool comm_blocking) {
   return ncclSuccess;
 }
 
-// A call without a communicator is a mistake for the engine.
+// The engine reports a call without a communicator.
 void Group::fail() {
   of_this_thread().failed = true;
   fail_engine();
@@ -171,7 +171,7 @@ static void follow(const Group::Creation& creation) {
 }
 
 bool Group::begin_progress() {
-  std::map<Communicator*, bool> all;  // whether there are messages
+  std::map<Communicator*, bool> all;  // whether it has messages
   for (const Operation& operation : operations) {
     bool& messages = all[operation.communicator().get()];
     messages = messages || operation.message();
@@ -202,7 +202,7 @@ ncclResult_t Group::settle_creations() {
     } else if (creation.communicator->engine == nullptr && creation.child) {
       withdraw(creation.communicator->handle());
       *creation.out = nullptr;
-    } else if (creation.communicator->engine == nullptr) {  // the caller's, to abort
+    } else if (creation.communicator->engine == nullptr) {  // the caller must abort it
       creation.communicator->refused.store(ncclInvalidArgument);
     } else {
       *creation.out = creation.communicator->handle();

@@ -1,5 +1,5 @@
-// Operations on streams: from the caller's stream to the engine's, with what the double watches
-// around them.
+// Operations on streams: from the caller's stream to the engine's, with the double's checks around
+// them.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace cuda_double {
 
-// What an operation is called with.
+// The arguments of an operation.
 struct Arguments {
   const char* function = "";
   const void* send = nullptr;
@@ -20,7 +20,7 @@ struct Arguments {
   int peer = -1;  // root or peer
 };
 
-// An operation that has its place on a stream. Begin before the engine's call, end after it.
+// An operation queued on a stream. Begin before the engine's call, end after it.
 class Operation {
  public:
   Operation(CommunicatorRef communicator, StreamRef stream, const Arguments& arguments);
@@ -45,25 +45,26 @@ class Operation {
   std::unique_ptr<MemoryUse> use_;  // none in a capture
 };
 
-// The calling thread's group.
+// The group of the calling thread.
 struct Group {
   int depth = 0;
   int blocking = -1;    // of the communicators created in it; -1: none yet
   bool failed = false;  // a call was refused
   std::vector<Operation> operations;
-  std::vector<CommunicatorRef> communicators;  // in calls until the group ends
+  std::vector<CommunicatorRef> communicators;  // counted as in a call until the group ends
 
   struct Creation {
     ncclComm_t* out;
     CommunicatorRef communicator;
-    CommunicatorRef parent;  // a non-blocking one, which writes the handle later
+    CommunicatorRef parent;  // a non-blocking parent, which writes the handle later
     bool child;              // of a parent
   };
   std::vector<Creation> creations;
 
-  std::weak_ptr<Communicator> created;  // the last non-blocking one, outside of a group
+  std::weak_ptr<Communicator> created;  // the last non-blocking one outside a group
 
-  std::vector<CommunicatorRef> one_sided;  // that have not set up one-sided operations yet
+  std::vector<CommunicatorRef>
+      one_sided;  // communicators that have not set up one-sided operations yet
 
   static Group& of_this_thread();
   ncclResult_t set_up_one_sided();

@@ -18,7 +18,7 @@ std::string folder() {
   return given && *given ? given : "/tmp";
 }
 
-// A process that is dead, or dead but not yet waited for, has no connections.
+// A process that is dead, including a zombie, has no connections.
 bool alive(int pid) {
   std::FILE* file = std::fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r");
   if (file == nullptr) return false;

@@ -1,5 +1,5 @@
-// Which ranks of a communicator have connected to which, and which are closed: a file that the
-// ranks' processes map.
+// The connections between the ranks of a communicator, and the closed ranks, in a file mapped by
+// the ranks' processes.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@ namespace cuda_double {
 
 class Peers {
  public:
-  // Ranks that give the same key and size share it.
+  // Shared by ranks with the same key and size.
   Peers(const std::string& key, int nranks, int rank);
   ~Peers();
   Peers(const Peers&) = delete;
@@ -22,12 +22,12 @@ class Peers {
 
   void connect(int peer);  // below 0: all
   void close();            // this rank's connections
-  // Until no rank of another process that is alive is connected to this process's ranks. Returns at
-  // once while another rank of this process is not closed: the last one waits.
+  // Waits until no rank of another living process is connected to this process's ranks. Returns
+  // immediately while another rank of this process is not closed: only the last one waits.
   void wait() const;
 
-  // One-sided operations. wait_set_up() waits for all ranks; false where one is closed, or this one
-  // is aborted.
+  // One-sided operations. wait_set_up() waits for all ranks. False if one is closed, or this one is
+  // aborted.
   void set_up() { set_up_word(rank_).store(1); }
   bool wait_set_up(const std::atomic<bool>& aborted) const;
 

@@ -14,7 +14,7 @@ const Table& nccl() {
 #include "abi/c_params.inc"
 #include "abi/nccl_functions.inc"
 #include "abi/undef.inc"
-    // Calls of non-blocking communicators are the double's, by version.
+    // The double implements calls of non-blocking communicators, by version.
     using SetStrictCalls = void (*)(int on);
     const auto set = reinterpret_cast<SetStrictCalls>(dlsym(engine().handle, "hostSetStrictCalls"));
     if (set != nullptr) set(0);

@@ -12,9 +12,9 @@ struct Table {
 #include "abi/undef.inc"
 };
 
-const Table& nccl();  // the engine's; null entries for what it does not have
+const Table& nccl();  // the engine's; null for functions it lacks
 
-// The version that this library is, as NCCL_VERSION_CODE.
+// The version of this library, as an NCCL_VERSION_CODE.
 extern const int kNcclVersion;
 
 }  // namespace cuda_double

@@ -1,5 +1,5 @@
-// A CUDA device for a build of torch without CUDA, backed by the double: its streams and events,
-// its caching allocator, and the hooks by which torch asks whether there is CUDA.
+// A CUDA device for a build of torch without CUDA, backed by the double: streams and events, a
+// caching allocator, and the hooks through which torch detects CUDA.
 #include "torch/device.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -15,7 +15,7 @@ namespace cuda_double {
 namespace {
 
 constexpr int kMostDevices = 16;
-constexpr std::size_t kPool = 32;  // as many streams has torch's pool for a device and a priority
+constexpr std::size_t kPool = 32;  // the size of torch's stream pool per device and priority
 
 CUcontext context_of(int device) {
   static std::array<std::once_flag, kMostDevices> once;
@@ -28,7 +28,7 @@ CUcontext context_of(int device) {
   return contexts[index];
 }
 
-// The CUDA runtime makes the current device's context current where a call needs one.
+// The CUDA runtime makes the current device's context current if a call needs one.
 void need_context() { set_device(current_device()); }
 
 class Pool {
@@ -126,7 +126,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     if (event) cuEventDestroy_v2(static_cast<CUevent>(event));
   }
-  // Makes the event when it is first recorded.
+  // Creates the event when it is first recorded.
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex device,
               const c10::EventFlag flag) const override {
     TORCH_CHECK(device == -1 || device == stream.device_index(), "event of device ", device,
@@ -216,7 +216,7 @@ struct Hooks final : at::CUDAHooksInterface {
   }
 };
 
-// DistributedDataParallel asks for one; without events it cannot measure.
+// DistributedDataParallel requires one, but without events it cannot measure.
 struct Timer final : c10d::Timer {
   explicit Timer(c10::Device) {}
   std::optional<std::int64_t> measureDifference(Event, Event) override { return std::nullopt; }

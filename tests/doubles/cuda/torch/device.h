@@ -1,4 +1,4 @@
-// What the CUDA device of a build of torch without CUDA needs of the double's driver.
+// Driver access for the CUDA device of a build of torch without CUDA.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -48,7 +48,7 @@ inline CUstream current_stream(const c10::Device& device) {
 // Waits for the current stream of a device.
 void wait_for_current(const c10::Device& device);
 
-// The device of a block.
+// Makes a device current for a scope.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) : before_(current_device()) { set_device(device); }

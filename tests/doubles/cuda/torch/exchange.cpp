@@ -1,5 +1,5 @@
-// What the stand-in for CUDA tensors needs in C: memory for them from the caching allocator, the
-// current streams, and a DLPack exchange API that shows torch's CPU tensors as CUDA tensors.
+// The C part of the stand-in for CUDA tensors: memory from the caching allocator, the current
+// streams, and a DLPack exchange API that presents torch's CPU tensors as CUDA tensors.
 #include <Python.h>
 #include <dlpack.h>
 
@@ -51,7 +51,7 @@ struct Storage {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// The exchange API of the stand-in, over torch's own.
+// The exchange API of the stand-in, based on torch's own.
 PyObject* cuda_double_exchange_api(PyObject* capsule) {
   of_torch =
       static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
@@ -64,7 +64,7 @@ PyObject* cuda_double_exchange_api(PyObject* capsule) {
   return PyCapsule_New(&api, "dlpack_exchange_api", nullptr);
 }
 
-// Memory of a device as a DLPack capsule of bytes on the CPU, freed by the last tensor on it.
+// Device memory as a DLPack capsule of CPU bytes, freed by its last tensor.
 PyObject* cuda_double_storage(int device, std::size_t bytes) {
   const CUstream stream = current_streams[static_cast<std::size_t>(device)];
   void* memory = cuda_double_allocate(device, stream, bytes);
@@ -84,8 +84,8 @@ PyObject* cuda_double_storage(int device, std::size_t bytes) {
   return PyCapsule_New(&storage->managed, "dltensor", nullptr);
 }
 
-// Shows the memory of a capsule as the CPU's, and gives its device's ordinal: torch without CUDA
-// takes it then.
+// Presents a capsule's memory as CPU memory, which torch without CUDA accepts, and returns the
+// device ordinal.
 int cuda_double_show_as_cpu(PyObject* capsule) {
   auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
   if (managed == nullptr) return -1;
@@ -94,7 +94,7 @@ int cuda_double_show_as_cpu(PyObject* capsule) {
   return device;
 }
 
-// The other way round, for a capsule of a CPU tensor.
+// The reverse, for a capsule of a CPU tensor.
 int cuda_double_show_as_cuda(PyObject* capsule, int device) {
   auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
   if (managed == nullptr) return -1;

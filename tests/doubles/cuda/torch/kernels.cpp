@@ -1,6 +1,6 @@
 // Operations on the CUDA tensors of device.cpp. Those that write tensors of known shape are kernels
-// in the order of the current stream, as on a GPU: an operation that is not ordered after them sees
-// wrong values. All others run on copies on the CPU, which waits for the current stream.
+// on the current stream, as on a GPU: an operation that is not ordered after them sees wrong
+// values. All others run on CPU copies, which waits for the current stream.
 #include <ATen/EmptyTensor.h>
 #include <ATen/Utils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -32,7 +32,7 @@ std::size_t bytes_of(const at::Tensor& tensor) {
   return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
 }
 
-// The memory as a tensor of the CPU.
+// The memory as a CPU tensor.
 at::Tensor on_cpu(const at::Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
                        tensor.options().device(at::kCPU));
@@ -56,8 +56,8 @@ void run(void* data) {
   if (!kernel->captured) delete kernel;  // a graph runs it again
 }
 
-// Enqueues op, whose arguments may be CUDA tensors, on the current stream of the device. Tensors of
-// the CPU are copied, as what a kernel is given by value.
+// Enqueues op, whose arguments may be CUDA tensors, on the device's current stream. CPU tensors are
+// copied, like kernel arguments passed by value.
 void enqueue(const c10::OperatorHandle& op, const c10::Device& device, const Stack& arguments) {
   const CUstream stream = current_stream(device);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -89,7 +89,7 @@ void enqueue(const c10::OperatorHandle& op, const c10::Device& device, const Sta
   kernel.release();
 }
 
-// An operation that writes one of its arguments, of known shape, and returns it.
+// An operation that writes and returns one of its arguments, of known shape.
 void in_stream(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   const std::size_t count = schema.arguments().size();
