@@ -1,33 +1,29 @@
-// In strict mode: which ranks the first operations of a communicator have connected, as in NCCL
-// from 2.24 on. The first collective connects all ranks, and the first message in a direction its
-// two. Such a call of a blocking communicator waits until the other ranks have called theirs.
+// The first operations of a communicator that this rank has called. In NCCL from 2.24 on these
+// connect ranks: the first collective all of them, the first message in a direction its two.
 #pragma once
 
 #include <mutex>
 #include <set>
 #include <utility>
-#include <vector>
-
-#include "hostnccl/communicator/operation.h"
-#include "hostnccl/communicator/thread_waits.h"
 
 namespace hostnccl {
 
-class Communicator;
-
 class Connections {
  public:
-  // Tells the other ranks that this one calls the operation. What connects it; empty if its ranks
-  // are connected.
-  std::vector<Wait> begin(const Communicator& comm, const Operation& operation);
-
-  // Sleeps until the waits are over, one after the other. An error is that of the communicator.
-  static void wait(Communicator& comm, const std::vector<Wait>& waits);
+  // Whether the call is the first collective, or the first message to or from the peer.
+  bool is_first_collective() {
+    const std::lock_guard lock(mutex_);
+    return !std::exchange(collective_, true);
+  }
+  bool is_first_message(int peer, bool sends) {
+    const std::lock_guard lock(mutex_);
+    return messages_.emplace(peer, sends).second;
+  }
 
  private:
   std::mutex mutex_;
-  bool collective_ = false;                  // this rank has called one
-  std::set<std::pair<int, bool>> messages_;  // that it has called: peers, and whether it sends
+  bool collective_ = false;
+  std::set<std::pair<int, bool>> messages_;
 };
 
 }  // namespace hostnccl

@@ -5,6 +5,7 @@
 #include <set>
 #include <span>
 
+#include "hostnccl/communicator/connecting.h"
 #include "hostnccl/group/dispatch.h"
 #include "hostnccl/group/simulate.h"
 
@@ -22,12 +23,12 @@ void connect_ranks(std::span<const PendingOperation> operations) {
   std::vector<std::pair<Ref<Communicator>, std::vector<Wait>>> all;
   for (const auto& [comm, operation, stream, event, window] : operations) {
     if (!comm->settings().strict_calls) continue;
-    std::vector<Wait> waits = comm->connections().begin(*comm, operation);
+    std::vector<Wait> waits = begin_connecting(*comm, operation);
     const CommSettings& settings = comm->settings();
     if (settings.blocking && settings.connects && !waits.empty())
       all.emplace_back(comm, std::move(waits));
   }
-  for (const auto& [comm, waits] : all) Connections::wait(*comm, waits);
+  for (const auto& [comm, waits] : all) wait_until_connected(*comm, waits);
 }
 
 // What NCCL runs, or keeps for the next group, although the group is simulated.

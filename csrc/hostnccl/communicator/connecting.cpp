@@ -1,10 +1,9 @@
-#include "hostnccl/communicator/connections.h"
+#include "hostnccl/communicator/connecting.h"
 
 #include <cstdlib>
 #include <string_view>
 
 #include "hostnccl/base/interrupt.h"
-#include "hostnccl/communicator/communicator.h"
 #include "hostnccl/communicator/deadlock.h"
 
 namespace hostnccl {
@@ -36,20 +35,19 @@ void sleep_until_met(const Communicator& comm, const Wait& wait) {
 
 }  // namespace
 
-std::vector<Wait> Connections::begin(const Communicator& comm, const Operation& operation) {
+std::vector<Wait> begin_connecting(Communicator& comm, const Operation& operation) {
   Segment& segment = comm.segment();
   const int rank = comm.rank();
   std::vector<Wait> waits;
-  const std::lock_guard lock(mutex_);
   if (is_message(operation.kind)) {
     const int peer = operation.root_or_peer;
     const bool sends = operation.kind == Kind::Send;
-    if (peer == rank || !messages_.emplace(peer, sends).second) return waits;
+    if (peer == rank || !comm.connections().is_first_message(peer, sends)) return waits;
     PairRing& ring = sends ? segment.pair_ring(rank, peer) : segment.pair_ring(peer, rank);
     (sends ? ring.sender_called : ring.receiver_called).signal(1);
     waits.push_back(
         {{sends ? &ring.receiver_called : &ring.sender_called, 1}, &comm, peer, operation});
-  } else if (is_collective(operation.kind) && !std::exchange(collective_, true)) {
+  } else if (is_collective(operation.kind) && comm.connections().is_first_collective()) {
     segment.rank_state(rank).called.signal(1);
     if (connects_at_creation()) return waits;
     for (int peer = 0; peer < comm.nranks(); ++peer)
@@ -59,13 +57,13 @@ std::vector<Wait> Connections::begin(const Communicator& comm, const Operation& 
   return waits;
 }
 
-void Connections::wait(Communicator& comm, const std::vector<Wait>& waits) {
+void wait_until_connected(Communicator& comm, const std::vector<Wait>& waits) {
   try {
     for (const Wait& one : waits) sleep_until_met(comm, one);
   } catch (...) {
     const Error error = current_error();
     comm.state().fail(error);
-    Deadlocks::note_failure(comm, comm.state().for_others(error));
+    comm.note_failure(comm.state().for_others(error));
     throw comm.state().operation_error();
   }
 }
