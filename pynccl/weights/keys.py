@@ -132,7 +132,7 @@ def _given_key(
             f"members pass key=, a secret of at least {_SHORTEST} characters "
             "(secrets.token_hex(32)) or the path of a file with it that only its owner can read, "
             f"or set {VARIABLE}. "
-            "insecure=True on all members lets everybody join who can connect"
+            "insecure=True on all members lets anyone who can connect join"
         )
     return None
 

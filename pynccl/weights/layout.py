@@ -113,4 +113,4 @@ def check_part(name: str, part: Part) -> None:
         0 <= a <= b <= n for a, b, n in zip(box.start, box.stop, shape, strict=True)
     )
     if not inside:
-        raise ValueError(f"{name}: {box.start} to {box.stop} is not inside of shape {shape}")
+        raise ValueError(f"{name}: {box.start} to {box.stop} is not within shape {shape}")

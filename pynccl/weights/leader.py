@@ -204,7 +204,7 @@ class Leader:
             if not arrived:
                 raise PeerLostError(
                     f"{len(self._senders) + 1} of {self._options.senders} senders and "
-                    f"{len(self._receivers)} of {self._options.receivers} receivers came within "
+                    f"{len(self._receivers)} of {self._options.receivers} receivers joined within "
                     f"{self._member.timeout:g} s"
                 )
         for receiver in list(self._receivers):
@@ -508,8 +508,8 @@ class Leader:
         orders = [order for order in (source.order, *others) if order is not None]
         if any(order != orders[0] for order in orders):
             raise ValueError(
-                "metadata: the senders have different names or orders; each has the tensors of "
-                "all senders, in the order in which they are made, and None for those of others"
+                "metadata: the senders have different names or orders; each lists the tensors of "
+                "all senders, in the order in which they are produced, and None for those of others"
             )
         return orders[0] if orders else None
 
@@ -576,8 +576,8 @@ class Leader:
             steps = self._member.steps_of(sorted(bad))
         bad_names = tuple(repaired)
         raise ChecksumError(
-            f"the checksums of {', '.join(bad_names)} differ on a receiver, also after they were "
-            f"sent {_REPAIRS} times again",
+            f"the checksums of {', '.join(bad_names)} differ on a receiver, even after they were "
+            f"sent again {_REPAIRS} times",
             bad_names,
         )
 

@@ -118,7 +118,7 @@ def join(
                     raise
                 failure = error
             except OSError as error:
-                failure = TimeoutError(f"nobody listens at {place}: {error}")
+                failure = TimeoutError(f"no sender listens at {place}: {error}")
         if deadline.is_over():
             raise failure
         left = deadline.left()
@@ -135,14 +135,14 @@ def _look_up(address: str | Store, key: str | None) -> tuple[str, str]:
     if isinstance(address, str):
         found = read_local_key(_split(address)[1]) if key is None else key
         if found is None:
-            raise LookupError(f"nobody listens at {address} with a key of this user")
+            raise LookupError(f"no sender listens at {address} with a key of this user")
         return address, found
     if not address.check([_KEY]):
-        raise LookupError("the sender has not come to the store")
+        raise LookupError("the sender has not written its address to the store")
     place, _, in_store = address.get(_KEY).decode().partition(" ")
     if not in_store and key is None:
         raise ValueError(
-            "key: the session in the store has a key that is not there, or none: pass the key= or "
+            "key: the session uses a key that is not in the store, or none: pass the key= or "
             "insecure=True of its sender"
         )
     return place, key or in_store

@@ -359,5 +359,5 @@ def memory_of(library: Library, provider: str, device: int) -> Memory:
     if library != "numpy":
         raise ValueError(f"library: {library!r} is neither 'torch' nor 'numpy'")
     if provider != "host":
-        raise ValueError("library: NumPy has no memory of GPUs; torch has")
+        raise ValueError("library: NumPy does not support memory of GPUs; use torch")
     return _NumPy()

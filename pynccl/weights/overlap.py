@@ -133,7 +133,7 @@ def tied(
         if overlaps_itself(extent):
             raise ValueError(
                 f"into: {name} has several elements at the same address (shape {extent.shape}, "
-                f"strides of {extent.strides} bytes); give a tensor with memory of its own"
+                f"strides of {extent.strides} bytes); pass a tensor with memory of its own"
             )
         groups.setdefault((extent, kinds[name]), []).append(name)
     open_groups: list[tuple[Extent, str]] = []

@@ -249,7 +249,7 @@ class _Gathered(Source):
             self._name, value = next(self._items)
         except StopIteration:
             raise ValueError(
-                f"tensors: they ended before {wanted!r}; their order must be that of the metadata"
+                f"tensors: the iterator ended before {wanted!r}; its order must match the metadata"
             ) from None
         if self._name not in self.layout:
             return
@@ -260,7 +260,7 @@ class _Gathered(Source):
         dtype, shape = self._memory.dtype_of(self._tensor), tuple(self._tensor.shape)
         if (dtype, shape) != (part.dtype, part.box.shape):
             raise ValueError(
-                f"{self._name}: it is {dtype} of shape {shape}, its metadata says {part.dtype} "
+                f"{self._name}: it is {dtype} of shape {shape}, but its metadata says {part.dtype} "
                 f"of shape {part.box.shape}"
             )
 

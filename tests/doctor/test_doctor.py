@@ -55,7 +55,7 @@ def test_a_sound_machine() -> None:
     lines = done.stdout.splitlines()
     for heading in ("packages", "provider host", "machine", "environment", "2 ranks over host"):
         assert heading in lines
-    assert "all_reduce, send and recv of 1 MiB are right between 2 processes" in done.stdout
+    assert "all_reduce, send and recv of 1 MiB are correct between 2 processes" in done.stdout
     assert re.fullmatch(r"no problems \(\d+\.\d s\)", lines[-1])
 
 
@@ -148,7 +148,7 @@ def test_variables() -> None:
     assert "TORCH_NCCL_BLOCKING_WAIT" in said["NCCL_BLOCKING_WAIT"]["text"]
     assert "refuses what NCCL leaves undefined" in said["HOSTNCCL_STRICT"]["text"]
     assert "time limit of an operation" in said["PYNCCL_TIMEOUT"]["text"]
-    assert said["PYNCCL_BENCH_SECONDS"]["text"].endswith(" - of pynccl's own tests")
+    assert said["PYNCCL_BENCH_SECONDS"]["text"].endswith(" - used by pynccl's own tests")
     assert "what NCCL prints" in said["NCCL_DEBUG"]["text"]
     assert len(_problems(found)) == 2
     assert any(
@@ -181,7 +181,7 @@ def test_ranks_that_may_not_read_each_other() -> None:
     done = run_command(command, Path("/"), _environment(), _DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "process_vm_readv is refused" in done.stdout
-    assert "1 MiB are right" in done.stdout
+    assert "1 MiB are correct" in done.stdout
 
 
 def test_a_full_dev_shm() -> None:
@@ -201,7 +201,7 @@ def test_a_full_dev_shm() -> None:
     assert problem["text"].startswith("/dev/shm has 1 MiB, of which 1 MiB are free: too little")
     assert "--shm-size" in problem["advice"]
     # hostnccl does not use it.
-    assert any("1 MiB are right" in one["text"] for one in found["findings"])
+    assert any("1 MiB are correct" in one["text"] for one in found["findings"])
 
 
 def test_wrong_arguments() -> None:
@@ -229,7 +229,7 @@ def _hang(rank: Rank, _: bytes) -> dict[str, Any]:
 def _die(rank: Rank, unique_id: bytes) -> dict[str, Any]:
     rank.report("starting")
     comm = nccl.Communicator(2, unique_id, rank.rank, provider="host")
-    rank.report("making a communicator")
+    rank.report("creating a communicator")
     if rank.rank == 0:
         os.kill(os.getpid(), getattr(signal, os.environ["DOCTOR_TEST_SIGNAL"]))
     comm.barrier()
@@ -275,7 +275,7 @@ def test_a_rank_that_dies(monkeypatch: pytest.MonkeyPatch, name: str, advice: st
     """The rank that died is named, not the one that waited for it."""
     monkeypatch.setenv("DOCTOR_TEST_SIGNAL", name)
     (problem,) = _with(_die)
-    expected = f"rank 0 died after making a communicator: its process was killed by {name}"
+    expected = f"rank 0 died after creating a communicator: its process was killed by {name}"
     assert problem.text == expected
     assert advice in problem.advice
 
@@ -283,7 +283,7 @@ def test_a_rank_that_dies(monkeypatch: pytest.MonkeyPatch, name: str, advice: st
 def test_wrong_results() -> None:
     (problem,) = _with(_nonsense)
     assert problem.text.startswith(
-        "ranks 0 and 1 failed after making a communicator: RuntimeError:"
+        "ranks 0 and 1 failed after creating a communicator: RuntimeError:"
     )
     assert "all_reduce gave wrong data: 262144 of 262144 elements are not 3" in problem.text
 

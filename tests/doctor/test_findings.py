@@ -44,7 +44,7 @@ def test_shared_memory(memory: SharedMemory | None, level: str, text: str) -> No
     assert text in found.text
     assert bool(found.advice) == (level != "ok")
     full = memory is not None and memory.total > _GIB and level == "problem"
-    assert ("remove what other programs left" in found.advice) == full
+    assert ("remove files that other programs left" in found.advice) == full
 
 
 @pytest.mark.parametrize(("scope", "level"), [(None, "ok"), (0, "ok"), (1, "note"), (3, "note")])
@@ -150,7 +150,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch, error: str, advice: str) ->
         ("cuInit failed: CUDA_ERROR_SYSTEM_NOT_READY", "start nvidia-fabricmanager"),
         ("cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "restart the machine"),
         ("libcuda.so.1 has no cuGraphInstantiateWithFlags", "update the NVIDIA driver"),
-        ("something else", "look at nvidia-smi"),
+        ("something else", "check nvidia-smi"),
     ],
 )
 def test_no_driver(monkeypatch: pytest.MonkeyPatch, error: str, advice: str) -> None:
@@ -280,7 +280,7 @@ def test_other_sources_of_settings(tmp_path: Path) -> None:
     assert _about(found, f"NCCL also reads {file}")
     assert "hides all GPUs" in _about(found, "CUDA_VISIBLE_DEVICES").text
     assert _about(found, "LD_PRELOAD").level == "note"
-    assert _about(found, "WORLD_SIZE set, but not RANK").advice.startswith("start the script by")
+    assert _about(found, "WORLD_SIZE set, but not RANK").advice.startswith("start the script with")
     assert _about(found, "no variable of NCCL, hostnccl or pynccl is set").level == "ok"
     whole = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert not any("RANK" in one.text for one in variables.examine(whole, [], files=()))

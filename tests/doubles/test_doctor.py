@@ -36,7 +36,7 @@ def test_several_gpus() -> None:
     assert code == 0, found
     (ranks,) = _said(found, "2 ranks over cuda")
     assert ranks[0] == "ok"
-    assert "1 MiB are right between 2 processes (" in ranks[1]
+    assert "1 MiB are correct between 2 processes (" in ranks[1]
     texts = [text for _, text in _said(found, "provider cuda")]
     assert any(text.startswith("GPUs: 0: ") and "3: " in text for text in texts)
     assert any(text.startswith("driver for CUDA ") for text in texts)

@@ -104,7 +104,7 @@ def test_loads_by_name(comm: nccl.Communicator, text: str) -> None:
 
 
 def test_libraries_of_arrays(comm: nccl.Communicator) -> None:
-    with pytest.raises(ValueError, match="library: 'cupy' has no memory of CPUs"):
+    with pytest.raises(ValueError, match="library: 'cupy' does not support memory of CPUs"):
         lab.arrays_of(comm, "cupy")
     with pytest.raises(ValueError, match="library: 'jax' is not one of torch, numpy, cupy"):
         lab.arrays_of(comm, "jax")

@@ -124,11 +124,11 @@ def test_sweep_says_what_did_not_run(capsys: Capture, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["overlap", "--sizes", "4X"], "'4X' is no size"),
+        (["overlap", "--sizes", "4X"], "'4X' is not a size"),
         (["overlap", "--collective", "all"], "'all' is not one of all_reduce"),
         (["overlap", "--ctas", "many"], "ctas: 'many' is not default, a number or LEAST:MOST"),
         (["overlap", "--policy", "none"], "'none' is not one of default, efficiency, zero"),
-        (["overlap", "--ranks", "0"], "--ranks: [0] are no numbers of ranks"),
+        (["overlap", "--ranks", "0"], "--ranks: [0] are not numbers of ranks"),
         (["sweep", "--algorithms", "ring"], "'ring' is not a path of hostnccl"),
         (["sweep", "--protocols", "ll"], "hostnccl has neither"),
         (["sweep", "--collective", "send_recv", "--algorithms", "direct"], "send_recv has none"),

@@ -479,7 +479,7 @@ def test_puts_whose_windows_are_not_recorded(missing: str) -> None:
     _is_good(result)
     assert result.checked == result.outputs == 4  # of each put what the next one leaves
     for rank in range(2):
-        note = f"rank {rank}: 2 puts whose windows are not recorded have places of their own"
+        note = f"rank {rank}: 2 puts whose windows are not recorded have memory of their own"
         assert note in result.notes
         note = (
             f"rank {rank}: 1 wait_signal without the signals that they wait for, which are waited "

@@ -234,7 +234,7 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[6][-2:] == ["0 ns", "1.00 ms"]
     assert "exposed: the time on its stream in which no range of compute was open" in text
     assert f"rank 0: not ended: all_gather #4 of {'a' * 16}\n" in text
-    assert "rank 1: 3 operations after these are not there" in text
+    assert "rank 1: 3 later operations were not recorded" in text
 
     assert cli.main(["trace", "show", "--json", *paths]) == 0
     value = json.loads(capsys.readouterr().out)
@@ -261,7 +261,7 @@ def test_a_table_of_nothing_and_of_a_recording(
     line = capsys.readouterr().out.splitlines()[1]
     assert line.split()[:4] == ["all_reduce", "4", "B", "3"]
     assert cli.main(["trace", "check", path]) == 2
-    assert "it is a recording, without the times of a trace" in capsys.readouterr().err
+    assert "this is a recording, which lacks the times of a trace" in capsys.readouterr().err
     (tmp_path / "recording").write_bytes(b"pynccl trace 1\nH")
     assert cli.main(["trace", "show", str(tmp_path / "recording")]) == 2
     assert "recording: " in capsys.readouterr().err
@@ -302,7 +302,7 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert cli.main([*plot, "--from", "0.001", "--to", "0.004"]) == 0
     assert cli.main([*plot, "--from", "5", "--to", "6"]) == 2
-    assert "there is nothing to plot in this time" in capsys.readouterr().err
+    assert "there is nothing to plot in this period" in capsys.readouterr().err
     assert cli.main([*plot, "--from", "2", "--to", "1"]) == 2
     assert "--from 2.0 is not before --to 1.0" in capsys.readouterr().err
     assert cli.main(["trace", "plot", path, "-o", str(tmp_path / "0.none")]) == 2

@@ -81,14 +81,14 @@ def test_orders_must_be_equal() -> None:
 
 def test_order_must_be_that_of_the_metadata() -> None:
     def send(sender: WeightSender) -> None:
-        with pytest.raises(ValueError, match="order must be that of the metadata"):
+        with pytest.raises(ValueError, match="order must match the metadata"):
             sender.send(
                 lambda: ((f"t{n}", tensor(n)) for n in reversed(range(5))),
                 metadata=specs(range(5)),
             )
 
     def receive(receiver: WeightReceiver) -> None:
-        with pytest.raises(Exception, match="order must be that of the metadata"):
+        with pytest.raises(Exception, match="order must match the metadata"):
             receiver.receive()
 
     results = run_numpy([send], [receive], [None])

@@ -528,7 +528,11 @@ def test_layouts_that_do_not_fit_together(
             "commit: 'swap' is for receivers without into",
         ),
         (lambda: memory_of("jax", "host", 0), ValueError, "library: 'jax' is neither"),  # type: ignore[arg-type]
-        (lambda: memory_of("numpy", "cuda", 0), ValueError, "NumPy has no memory of GPUs"),
+        (
+            lambda: memory_of("numpy", "cuda", 0),
+            ValueError,
+            "NumPy does not support memory of GPUs",
+        ),
         (
             lambda: Options(1, 1, None, None, "shared", False).transport_on("cuda"),
             ValueError,

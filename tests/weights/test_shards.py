@@ -142,7 +142,7 @@ def test_any_layout(case: dict[str, Any]) -> None:
     [
         ([((0, 0), (2, 4)), ((3, 0), (4, 4))], "do not make up shape"),
         ([((0, 0), (3, 4)), ((2, 0), (4, 4))], "do not make up shape"),
-        ([((0, 0), (2, 4)), ((3, 0), (5, 4))], "is not inside of shape"),
+        ([((0, 0), (2, 4)), ((3, 0), (5, 4))], "is not within shape"),
     ],
 )
 def test_wrong_layouts_are_refused(held: list[Any], text: str) -> None:

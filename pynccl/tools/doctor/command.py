@@ -17,14 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--provider",
         choices=PROVIDERS,
-        help="examine this one alone, which must be usable; by default both",
+        help="examine only this provider, which must be usable (default: both)",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
         metavar="SECONDS",
-        help=f"without progress of a rank, after which it is ended; {TIMEOUT:g}",
+        help=f"seconds without progress after which a rank is ended (default: {TIMEOUT:g})",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

@@ -25,17 +25,17 @@ __all__ = ["Facts", "advise", "describe"]
 
 _EXTRAS = {13: "cuda13", 12: "cuda12"}
 _DRIVERS = {13: "580", 12: "525"}  # the first driver of each CUDA
-_NO_CUDA = "CPUs need no libnccl.so.2 and no driver: provider 'host' serves them"
+_NO_CUDA = "CPUs need neither libnccl.so.2 nor a driver: use provider 'host'"
 # Advice for results of cuInit.
 _CUINIT = {
-    "CUDA_ERROR_NO_DEVICE": "look for the GPU with nvidia-smi, and at CUDA_VISIBLE_DEVICES",
+    "CUDA_ERROR_NO_DEVICE": "look for the GPU with nvidia-smi, and check CUDA_VISIBLE_DEVICES",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the machine: the loaded kernel module and "
-    "libcuda.so.1 are of different drivers",
+    "libcuda.so.1 belong to different drivers",
     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "remove the forward compatibility package "
     "(cuda-compat) from LD_LIBRARY_PATH, or update the driver",
     "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, which GPUs with NVSwitch need",
     "CUDA_ERROR_UNKNOWN": "load the module nvidia_uvm (modprobe), or restart the machine",
-    "CUDA_ERROR_OPERATING_SYSTEM": "look at dmesg, and at the permissions of /dev/nvidia*",
+    "CUDA_ERROR_OPERATING_SYSTEM": "check dmesg and the permissions of /dev/nvidia*",
 }
 
 
@@ -164,7 +164,7 @@ def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Fi
             area,
             "note",
             "there is no libnccl.so.2, and no NVIDIA GPU",
-            "nothing to do for CPUs: provider 'host' serves them",
+            "nothing to do for CPUs: use provider 'host'",
         )
         return
     if facts.error:
@@ -179,7 +179,7 @@ def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Fi
         yield Finding(
             area,
             "note",
-            f"it has {present} of the {known} functions that pynccl knows; the others raise "
+            f"it provides {present} of the {known} functions that pynccl knows; the others raise "
             "MissingFunctionError (`pynccl info` lists them)",
         )
     if facts.driver_error:
@@ -220,7 +220,7 @@ def _of_cuda(area: str, lacks: Level, facts: Facts) -> Iterator[Finding]:
             "note",
             f"GPUs without access to each other's memory (P2P): {pairs}; NCCL copies through host "
             "memory between them",
-            "look at `nvidia-smi topo -p2p r`; ACS in the BIOS and virtual machines turn it off",
+            "check `nvidia-smi topo -p2p r`; ACS in the BIOS and virtual machines disable P2P",
         )
     elif facts.apart is not None and len(facts.devices) > 1:
         yield Finding(area, "ok", "every GPU has access to the memory of the others (P2P)")
@@ -257,7 +257,7 @@ def _advice_for_library(facts: Facts, device_present: bool) -> str:
     elif device_present:
         advice = "pip install nvidia-nccl-cu13 (the extra cuda13), or -cu12 for a driver before 580"
     else:
-        advice = f"nothing on a machine without a GPU: {_NO_CUDA}"
+        advice = f"nothing to do on a machine without a GPU: {_NO_CUDA}"
     return advice
 
 
@@ -281,10 +281,10 @@ def _advice_for_driver(error: str, device_present: bool) -> str:
     if " has no cu" in error or "has no host" in error:
         return "update the NVIDIA driver: it is older than CUDA 12"
     if not device_present:
-        return f"nothing on a machine without a GPU: {_NO_CUDA}"
+        return f"nothing to do on a machine without a GPU: {_NO_CUDA}"
     if "libcuda.so.1" in error and "cannot open" in error:
         return (
             "install the NVIDIA driver; in a container: docker run --gpus all, with the NVIDIA "
             "Container Toolkit and the capability compute"
         )
-    return "look at nvidia-smi"
+    return "check nvidia-smi"

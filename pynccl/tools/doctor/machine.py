@@ -98,7 +98,7 @@ def _of_shared_memory(found: SharedMemory | None) -> Finding:
     if found.free < _LEAST_SHARED:
         full = found.total >= _ENOUGH_SHARED
         if full:
-            advice = "remove what other programs left in /dev/shm (ls -l /dev/shm)"
+            advice = "remove files that other programs left in /dev/shm (ls -l /dev/shm)"
         return Finding(_AREA, "problem", f"{text}: too little for NCCL; {use}", advice)
     if found.total < _ENOUGH_SHARED:
         return Finding(_AREA, "note", f"{text}: little for many ranks; {use}", advice)
@@ -112,7 +112,7 @@ def _of_files() -> Finding:
         return Finding(
             _AREA,
             "note",
-            f"{text}; a rank needs some for each other rank",
+            f"{text}; a rank needs some for each peer",
             f"ulimit -n {_count(hard)}",
         )
     return Finding(_AREA, "ok", text)
@@ -143,8 +143,8 @@ def _of_ptrace(scope: int | None) -> Finding:
     return Finding(
         _AREA,
         "note",
-        f"{text}, so that hostnccl copies large messages twice",
-        "sysctl kernel.yama.ptrace_scope=0, where the machine is yours",
+        f"{text}, so hostnccl copies large messages twice",
+        "sysctl kernel.yama.ptrace_scope=0, if you administer the machine",
     )
 
 

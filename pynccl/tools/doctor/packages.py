@@ -65,7 +65,7 @@ def _of_torch(version: str | None, device_present: bool) -> Finding:
             _AREA,
             "problem",
             f"torch {version} is older than {'.'.join(map(str, _FIRST_TORCH))}, the first that "
-            "pynccl is made for",
+            "pynccl supports",
             "pip install --upgrade torch",
         )
     if device_present and version.endswith("+cpu"):
@@ -73,7 +73,7 @@ def _of_torch(version: str | None, device_present: bool) -> Finding:
             _AREA,
             "note",
             f"torch {version} is built without CUDA, and there is a GPU",
-            "pip install torch from an index of PyTorch's with CUDA (pytorch.org, Get Started)",
+            "pip install torch from a PyTorch index with CUDA (pytorch.org, Get Started)",
         )
     return Finding(_AREA, "ok", f"torch {version}")
 

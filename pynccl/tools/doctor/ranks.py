@@ -27,8 +27,8 @@ _MOST_CTAS = "4"  # per rank if ranks share a GPU, so that all kernels fit
 _NEVER = " before starting"
 # Advice for fragments of an error text.
 _ADVICE = {
-    "SIGBUS": "its shared memory is full: look at /dev/shm and the memory limit of the container",
-    "SIGKILL": "the memory limit of the container, or the kernel, ended it: look at dmesg",
+    "SIGBUS": "its shared memory is full: check /dev/shm and the memory limit of the container",
+    "SIGKILL": "the container's memory limit or the kernel killed it: check dmesg",
     "No space left": "make /dev/shm larger (docker run --shm-size=1g), or set NCCL_SHM_DISABLE=1",
     "driver version is insufficient": "update the NVIDIA driver, or install the NCCL of an older "
     "CUDA (the extra cuda12)",
@@ -99,8 +99,8 @@ def check(facts: Facts, timeout: float, program: Program | None = None) -> Itera
     yield Finding(
         area,
         "ok",
-        f"all_reduce, send and recv of 1 MiB are right between {_RANKS} processes{on} "
-        f"({seconds:.1f} s in all; one all_reduce {first['seconds'] * 1e3:.2g} ms)",
+        f"all_reduce, send and recv of 1 MiB are correct between {_RANKS} processes{on} "
+        f"({seconds:.1f} s in total; one all_reduce {first['seconds'] * 1e3:.2g} ms)",
     )
     if not all(report["reads"] for report in result.reports) and facts.provider == "host":
         yield Finding(
@@ -182,7 +182,7 @@ def exchange(rank: Rank, unique_id: bytes) -> dict[str, Any]:
     with nccl.Communicator(
         size, unique_id, own, provider=rank.provider, device=rank.device
     ) as comm:
-        rank.report("making a communicator")
+        rank.report("creating a communicator")
         stream = nccl.Stream(rank.provider, device=rank.device)
         sent, got = comm.mem_alloc(_COUNT, "float32"), comm.mem_alloc(_COUNT, "float32")
         transfer = _Transfer(comm.library, stream)
@@ -194,7 +194,7 @@ def exchange(rank: Rank, unique_id: bytes) -> dict[str, Any]:
             stream.synchronize()
             seconds = time.monotonic() - began
             transfer.compare("all_reduce", got, size * (size + 1) / 2)
-        rank.report("a right all_reduce")
+        rank.report("a correct all_reduce")
         transfer.write(sent, own + 10.0)
         with nccl.group():
             comm.send(sent, (own + 1) % size, stream=stream)
@@ -311,17 +311,17 @@ def _advice(facts: Facts, outcome: Outcome, steps: list[str]) -> str:
         if fault in text:
             return advice
     if facts.provider == "host":
-        return "a fault of hostnccl, unless a HOSTNCCL variable is wrong: please report it"
+        return "a bug in hostnccl, unless a HOSTNCCL variable is wrong: please report it"
     if not outcome.died:
         return "NCCL_DEBUG=INFO pynccl doctor prints what NCCL did"
     if not steps:
-        return "the process did not start in time: --timeout 60 tells whether it does at all"
+        return "the process did not start in time: --timeout 60 shows whether it starts at all"
     if not steps[1:]:  # no communicator yet
         return (
             "the ranks did not find each other, or the GPU is busy: try NCCL_SOCKET_IFNAME=lo; "
-            "NCCL_DEBUG=INFO says what NCCL waits for"
+            "NCCL_DEBUG=INFO shows what NCCL waits for"
         )
     return (
-        "try NCCL_P2P_DISABLE=1, which tells whether P2P is at fault (ACS, a virtual machine); "
-        "NCCL_DEBUG=INFO says what NCCL waits for"
+        "try NCCL_P2P_DISABLE=1, to see whether P2P is at fault (ACS, a virtual machine); "
+        "NCCL_DEBUG=INFO shows what NCCL waits for"
     )

@@ -63,9 +63,9 @@ def _of_variable(
     elif name in known:
         text = known[name]
     elif _OF_TESTS.fullmatch(name):
-        text = "of pynccl's own tests"
+        text = "used by pynccl's own tests"
     elif name in OF_TORCH:
-        text = f"torch's old name of TORCH_{name}; NCCL and pynccl do not read it"
+        text = f"torch's old name for TORCH_{name}; NCCL and pynccl do not read it"
         level, advice = "note", f"unset {name}"
     elif name.startswith("HOSTNCCL_") and not hostnccl:
         text, level = "a variable of hostnccl, which was not loaded", "note"
@@ -126,5 +126,5 @@ def _of_rendezvous(environment: Mapping[str, str]) -> Iterator[Finding]:
             "note",
             f"{', '.join(present)} set, but not {', '.join(missing)}: init_process_group without "
             "arguments needs all four",
-            "start the script by torchrun, or unset them",
+            "start the script with torchrun, or unset them",
         )

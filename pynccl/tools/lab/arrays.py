@@ -234,7 +234,7 @@ def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays
         return _Torch(comm)
     if library != other:
         where = "CPUs" if host else "GPUs"
-        raise ValueError(f"library: {library!r} has no memory of {where}; {other!r} has")
+        raise ValueError(f"library: {library!r} does not support memory of {where}; use {other!r}")
     return _NumPy() if host else _CuPy(comm)
 
 

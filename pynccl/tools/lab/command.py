@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="lab_command", required=True)
     overlap = commands.add_parser(
         "overlap",
-        help="how much of a communication a compute hides, and why not all of it",
-        description="Every option with a plural or a list takes values separated by commas; the "
-        "rows are all combinations. Under torchrun its processes are the ranks.",
+        help="how much of a communication is hidden, and why the rest is exposed",
+        description="Options with several values take a comma-separated list; the "
+        "rows are all combinations. Under torchrun, its processes are the ranks.",
     )
     strings = _list_of(str)
     overlap.add_argument("--sizes", type=_list_of(parse_size), default=[2**16, 2**20, 2**24])
@@ -68,15 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["gemm:256"],
         help="gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function",
     )
-    overlap.add_argument(
-        "--load-seconds", type=float, help="how long a load takes; default: as T_comm"
-    )
+    overlap.add_argument("--load-seconds", type=float, help="duration of a load (default: T_comm)")
     overlap.add_argument("--form", type=_list_of(_one_of(["eager", "graph"])), default=["eager"])
     overlap.add_argument("--library", choices=["torch", "numpy", "cupy"])
     overlap.add_argument("--first", choices=["compute", "communication"], default="compute")
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
-        "sweep", help="which algorithm is the fastest, at which size, with how many ranks"
+        "sweep", help="the fastest algorithm for each size and number of ranks"
     )
     compared.add_argument(
         "--sizes", type=_list_of(parse_size), default=[4**exponent for exponent in range(5, 13)]
@@ -86,7 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--algorithms", type=strings, help="default: ring,tree; on CPUs staged,direct,window"
     )
     compared.add_argument("--protocols", type=strings, help="default: ll,ll128,simple on GPUs")
-    compared.add_argument("--ctas", type=strings, default=["default"], help="as default,1,4,16")
+    compared.add_argument(
+        "--ctas", type=strings, default=["default"], help="such as default,1,4,16"
+    )
     for command in (overlap, compared):
         command.add_argument("--ranks", type=_list_of(int), default=[2])
         command.add_argument("--provider", choices=PROVIDERS, default=default_provider())
@@ -98,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument(
         "--threads",
         type=int,
-        help="of torch's or NumPy's operations on CPUs (OMP_NUM_THREADS); default: that "
-        "variable, else the CPUs divided by the ranks",
+        help="threads of torch's or NumPy's operations on CPUs (default: OMP_NUM_THREADS, "
+        "else the CPUs divided by the ranks)",
     )
 
 
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         if not arguments.ranks or min(arguments.ranks) < 1:
-            raise ValueError(f"--ranks: {arguments.ranks} are no numbers of ranks")
+            raise ValueError(f"--ranks: {arguments.ranks} are not numbers of ranks")
         if arguments.lab_command == "overlap":
             _overlap(arguments)
         else:

@@ -26,5 +26,5 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+)([KMG]?)(I?B)?", text.strip().upper())
     if match is None or int(match[1]) == 0:
-        raise ValueError(f"{text!r} is no size in bytes; write 4, 64K, 16MB")
+        raise ValueError(f"{text!r} is not a size in bytes; write 4, 64K, 16MB")
     return int(match[1]) * _UNITS[match[2]]

@@ -78,7 +78,7 @@ class Steps:
         self._ends = [new_event(comm) for _ in range(2)]
         self._of_compute = [new_event(comm) for _ in range(2)]
         self._of_communication = [new_event(comm) for _ in range(2)]
-        # The origin is recorded where there is nothing to do: on CPUs in this thread.
+        # The origin is recorded on an idle stream: on CPUs, in this thread.
         self._idle = _DEFAULT_STREAM if comm.provider == "host" else self.own
 
     def run(self, step: Step) -> Ran:

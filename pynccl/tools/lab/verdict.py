@@ -126,7 +126,7 @@ def _besides(evidence: Evidence, provider: str) -> str:
     contended = _contention(evidence, provider, slowdown) if slowdown >= _SLOWED else None
     if contended is None:
         return ""
-    return f"; besides, {slowdown:.2f} times slower by contention: {contended[1]}"
+    return f"; also {slowdown:.2f} times slower due to contention: {contended[1]}"
 
 
 def _overlapped(compute: float, communication: float, both: float) -> float:
@@ -212,7 +212,7 @@ def _exclusive(evidence: Evidence, provider: str) -> tuple[Reason, str]:
         return "no free SMs", f"no free SMs: {found}"
     if (evidence.beside_arithmetic or 1.0) >= _NO_CORE:
         return "no free cores", f"no free cores: {found}, but any compute has that effect"
-    return "shared resource", f"a shared resource, as a lock or the GIL: {found}"
+    return "shared resource", f"a shared resource, such as a lock or the GIL: {found}"
 
 
 def _slowed(

@@ -43,12 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="recorded keeps the time between calls",
     )
     parser.add_argument(
-        "--timeout", type=float, default=20.0, help="of every operation, in seconds; 20"
+        "--timeout",
+        type=float,
+        default=20.0,
+        help="time limit of every operation, in seconds (default: 20)",
     )
     parser.add_argument(
         "--no-check",
         action="store_true",
-        help="do not compare the ranks before: a hang in the recording hangs until the time limit",
+        help="do not compare the ranks first: a recorded hang then lasts until the time limit",
     )
     parser.add_argument(
         "--no-data", action="store_true", help="do not fill inputs and compare results"
@@ -125,7 +128,7 @@ def _text(result: Result) -> Iterator[str]:
         if result.shared:
             yield f"{result.shared} regions of windows are written by several ranks: not compared"
         if result.checked and any(row.recorded is not None for row in result.rows):
-            yield "operations wait for ranks that fill and compare; --no-data is for timings"
+            yield "operations wait for ranks that fill and compare; use --no-data for timings"
     if result.findings:
         yield "the ranks differ:" if not result.failures else "the ranks:"
         yield from (f"  {finding.text}" for finding in result.findings)

@@ -72,7 +72,7 @@ class Windows:
             if missing:
                 self._recorded.notes.append(
                     f"rank {process.rank}: {missing} puts whose windows are not recorded have "
-                    "places of their own"
+                    "memory of their own"
                 )
         for key, opened in self._opened.items():
             nbytes = max(window.nbytes for window in opened.values())

@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         name: str, run: Callable[[argparse.Namespace], int], text: str
     ) -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=text, description=text)
-        one.add_argument("files", nargs="+", metavar="FILE", help="a trace, of one process or more")
+        one.add_argument(
+            "files", nargs="+", metavar="FILE", help="a trace of one or more processes"
+        )
         one.set_defaults(run_trace=run)
         return one
 
@@ -40,9 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     picture = add("plot", _plot, "draw the streams of the ranks as lanes (needs matplotlib)")
     picture.add_argument("-o", "--output", required=True, metavar="OUT.png")
     picture.add_argument(
-        "--from", dest="begin", type=float, metavar="S", help="seconds from the trace's begin"
+        "--from",
+        dest="begin",
+        type=float,
+        metavar="S",
+        help="begin of the plot, in seconds since the trace began",
     )
-    picture.add_argument("--to", dest="end", type=float, metavar="S", help="the same for the end")
+    picture.add_argument(
+        "--to", dest="end", type=float, metavar="S", help="end of the plot, likewise"
+    )
     checked = add("check", _check, "find operations that use a buffer at the same time")
     checked.add_argument("--json", action="store_true", help="print them as JSON")
 
@@ -68,7 +76,7 @@ def _load(arguments: argparse.Namespace, *, timed: bool = True) -> list[ProcessT
         recorded = recording.is_recording(path)
         for trace in [recording.load(path)] if recorded else chrome.load(path):
             if timed and not trace.timed:
-                raise TraceError(f"{path}: it is a recording, without the times of a trace")
+                raise TraceError(f"{path}: this is a recording, which lacks the times of a trace")
             traces.append(trace)
     return traces
 

@@ -67,7 +67,7 @@ def plot(
     bars = [bar for i in range(len(merged.traces)) for bar in _bars(merged, i)]
     bars = [bar for bar in bars if bar.within(low, high)]
     if not bars:
-        raise TraceError("there is nothing to plot in this time")
+        raise TraceError("there is nothing to plot in this period")
     rows = _rows(merged, bars)
     inches = min(1.6 + _LANE_INCHES * len(rows), _MOST_INCHES)
     figure = Figure(figsize=(_WIDTH_INCHES, inches), layout="constrained")
@@ -234,5 +234,5 @@ def _describe(axes: Axes, merged: Merged, rows: dict[tuple[int, Lane], int]) -> 
             axes.axhline(top - 0.5, color="black", linewidth=0.6)
     axes.set_yticks(sorted(labels), [labels[row] for row in sorted(labels)], fontsize="small")
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlabel("ms from the begin of the trace")
+    axes.set_xlabel("ms since the trace began")
     axes.grid(axis="x", linewidth=0.3, zorder=0)

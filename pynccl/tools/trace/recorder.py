@@ -56,7 +56,7 @@ class Trace:
 
     def __enter__(self) -> Trace:
         if self._began:
-            raise ValueError("trace: it was used before; make another one")
+            raise ValueError("trace: it was used before; create another one")
         marks = _Marks() if self._annotate else None
         _C.start_trace(self._limit, self._graphs)
         _C.set_trace_mark(marks)

@@ -173,7 +173,7 @@ class Summary:
             notes += [f"{rank.label}: {rank.failed} calls have failed"] if rank.failed else []
             notes += [f"{rank.label}: {rank.captured} calls were captured"] if rank.captured else []
             if rank.dropped:
-                notes.append(f"{rank.label}: {rank.dropped} operations after these are not there")
+                notes.append(f"{rank.label}: {rank.dropped} later operations were not recorded")
         return notes + self.merged.different
 
 
@@ -383,7 +383,7 @@ def _clock_text(merged: Merged, trace: int) -> str:
         return ""
     text = f"{merged.label(trace)}: its clock is {clock.offset / 1e6:+.6f} ms"
     if clock.method == "epoch":
-        return f"{text}, from the clocks of the day: no operation of it matches"
+        return f"{text}, from the wall clocks: none of its operations match"
     text += f", from {clock.operations} matched operations"
     lower, upper = clock.bounds
     if lower is not None and upper is not None:
