@@ -2,7 +2,7 @@
 // driver_functions.inc lists the functions.
 #pragma once
 
-#include "nccl_types.h"  // beside this file, in the sources and where they are installed
+#include "nccl_types.h"  // beside this file, in the sources and when installed
 
 namespace pynccl::abi {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "nccl_types.h"  // beside this file, in the sources and where they are installed
+#include "nccl_types.h"  // beside this file, in the sources and when installed
 
 namespace pynccl::abi {
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nccl_device_types.h"  // beside this file, in the sources and where they are installed
+#include "nccl_device_types.h"  // beside this file, in the sources and when installed
 
 namespace pynccl::abi {
 

@@ -22,7 +22,7 @@ from pynccl.tools import lab
 LAYERS = 4
 ROWS = COLUMNS = 1024  # of the gradient of a layer: 4 MiB
 BATCH = 64
-SECONDS = 0.003  # of a layer, where it is computed elsewhere
+SECONDS = 0.003  # of a layer, if it is computed elsewhere
 
 
 def measure(comm: nccl.Communicator) -> list[lab.Row]:

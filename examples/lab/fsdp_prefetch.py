@@ -24,7 +24,7 @@ from pynccl.tools import lab
 LAYERS = 4
 SIDE = 1024  # of the weights of a layer: 4 MiB
 BATCH = 64
-SECONDS = 0.003  # of a layer, where it is computed elsewhere
+SECONDS = 0.003  # of a layer, if it is computed elsewhere
 
 
 def measure(comm: nccl.Communicator) -> list[lab.Row]:

@@ -24,7 +24,7 @@ from pynccl.tools import lab
 MICROBATCHES = 8
 ROWS = COLUMNS = 1024  # of the activations: 4 MiB
 INNER = 64
-SECONDS = 0.003  # of a microbatch, where it is computed elsewhere
+SECONDS = 0.003  # of a microbatch, if it is computed elsewhere
 
 
 def measure(comm: nccl.Communicator) -> list[lab.Row]:

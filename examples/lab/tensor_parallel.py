@@ -22,7 +22,7 @@ from pynccl.tools import lab
 ROWS = COLUMNS = 2048  # of the result: 16 MiB
 INNER = 128
 CHUNKS = 8
-SECONDS = 0.02  # of the product, where it is computed elsewhere
+SECONDS = 0.02  # of the product, if it is computed elsewhere
 
 
 def measure(comm: nccl.Communicator) -> list[lab.Row]:

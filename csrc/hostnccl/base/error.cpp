@@ -122,7 +122,7 @@ const char* last_error(bool of_all_threads) noexcept {
       const std::lock_guard lock(all.mutex);
       last_text() = all.text;
     }
-  } catch (...) {  // there is no text
+  } catch (...) {  // it has no text
   }
   return last_text().c_str();
 }

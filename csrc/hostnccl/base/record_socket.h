@@ -30,7 +30,7 @@ class SocketName {
 
 // None of these sockets ever blocks.
 Fd try_bind(const SocketName& name);     // a listening socket; empty if the name is bound already
-Fd try_connect(const SocketName& name);  // empty if nobody listens, or the queue is full
+Fd try_connect(const SocketName& name);  // empty without a listener, or if the queue is full
 
 // The next connection of this user; those of other users are closed. Empty if there is none, or
 // after a number of others.

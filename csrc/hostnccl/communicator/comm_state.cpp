@@ -110,7 +110,7 @@ Error CommState::error_locked(bool failed_first) const {
 
 void CommState::fail(const Error& error) noexcept {
   const std::lock_guard lock(mutex_);
-  if (revoked()) {  // the revocation ended the operation; it is no error of this communicator
+  if (revoked()) {  // it ended the operation, and is not an error of this communicator
     segment_->fail(revocation_for_others());
     return;
   }

@@ -254,7 +254,7 @@ std::vector<int> Communicator::missing_in(const Wait& wait) const {
   std::vector<int> missing;
   for (int peer = 0; peer < nranks_; ++peer)
     if (!collective_.step_of(peer).reached(wait.condition.target)) missing.push_back(peer);
-  if (missing.empty()) missing.push_back(wait.peer);  // it has come meanwhile
+  if (missing.empty()) missing.push_back(wait.peer);  // it has arrived in the meantime
   return missing;
 }
 

@@ -47,7 +47,7 @@ std::optional<Error> run(const Job& job) {
   } catch (...) {
     Error error = current_error();
     if (job.comm) job.comm->state().fail(error);
-    if (job.makes_parent_busy()) {  // nobody has a handle of the child
+    if (job.makes_parent_busy()) {  // the child has no handle yet
       job.parent->state().refuse(error);
       if (job.comm) communicators().close(job.comm);
     }

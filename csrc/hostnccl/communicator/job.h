@@ -13,7 +13,7 @@ namespace hostnccl {
 
 struct Job {
   Ref<Communicator> comm;    // the communicator to make; none for a rank that a split leaves out
-  Ref<Communicator> parent;  // the communicator it is derived from; equal to comm where a job
+  Ref<Communicator> parent;  // the communicator it is derived from; equal to comm if a job
                              // changes comm itself
   abi::ncclComm_t* out = nullptr;
   std::shared_ptr<Creation> creation;  // of comm, or of what the others make without this rank

@@ -91,7 +91,7 @@ class Incoming {
     }
     if (peer_->file) return false;
     if (!send_message(connection_.get(), own, own_file)) {
-      return errno == EPIPE ? close() : false;  // otherwise too many descriptors are under way
+      return errno == EPIPE ? close() : false;  // otherwise too many descriptors are in transit
     }
     peer_->file = checked(std::move(file_), peer_->rank);
     return true;
