@@ -37,8 +37,8 @@ struct Communicator {
   std::atomic<ncclResult_t> refused{ncclSuccess};
   // Of a non-blocking communicator: an operation is in progress until the state is queried.
   std::atomic<bool> issuing{false};
-  std::atomic<bool> stuck{false};   // in progress for good, after a group with non-blocking ones
-  std::atomic<bool> called{false};  // a collective
+  std::atomic<bool> stuck{false};   // in progress forever, after a group with non-blocking ones
+  std::atomic<bool> called{false};  // a collective was called
   std::atomic<bool> creation_failed{false};
   std::mutex mutex;                              // of begun and unanswered
   std::vector<std::pair<int, bool>> begun;       // messages: peers, and whether it sends
@@ -49,9 +49,9 @@ struct Communicator {
   std::chrono::steady_clock::time_point child_ready{};
 
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
-  // Before its ranks join.
+  // Called before its ranks join.
   void enter(int size, int own_rank);
-  // Its number and rank from the engine, once that knows them. Two ranks on one GPU fail it.
+  // Reads its size and rank once the engine knows them. Fails if two ranks use one GPU.
   void learn();
   void connect(int peer);
   // Notes the first collective, or the first message to or from a peer in a direction.
@@ -78,7 +78,7 @@ using CommunicatorRef = std::shared_ptr<Communicator>;
 
 bool may_share_gpus();
 
-CommunicatorRef find_communicator(ncclComm_t handle);  // null: it is not one
+CommunicatorRef find_communicator(ncclComm_t handle);  // null if it is not one
 void publish(const CommunicatorRef& communicator);
 CommunicatorRef withdraw(ncclComm_t handle);
 

@@ -185,7 +185,7 @@ bool Group::begin_progress() {
   return continues;
 }
 
-// All ranks of the group begin to connect before one waits: they may wait for each other.
+// All ranks of the group begin to connect before one waits, because they may wait for each other.
 bool Group::connect() const {
   bool connected = true;
   for (const Operation& operation : operations) operation.connect();

@@ -28,10 +28,10 @@ class Operation {
   const CommunicatorRef& communicator() const { return communicator_; }
   const StreamRef& stream() const { return stream_; }
   bool message() const { return message_; }  // a send or a receive
-  bool connects() const;                     // it is the first one
-  void connect() const;                      // notes that, if it is
-  // What is to run after the operation, on its stream: memory is checked, and the kernel of a dead
-  // peer spins.
+  bool connects() const;                     // whether it is the first one
+  void connect() const;                      // records that it connects ranks, if it does
+  // Runs after the operation, on its stream: checks memory, and spins like a kernel whose peer is
+  // dead.
   void finish();
   void cancel();
 
@@ -49,7 +49,7 @@ class Operation {
 struct Group {
   int depth = 0;
   int blocking = -1;    // of the communicators created in it; -1: none yet
-  bool failed = false;  // a call was refused
+  bool failed = false;  // a call was rejected
   std::vector<Operation> operations;
   std::vector<CommunicatorRef> communicators;  // counted as in a call until the group ends
 
@@ -69,12 +69,12 @@ struct Group {
   static Group& of_this_thread();
   ncclResult_t set_up_one_sided();
   ncclResult_t join(bool comm_blocking);  // a creation
-  static void fail();                     // a call was refused
+  static void fail();                     // a call was rejected
   static void fail_engine();              // the engine's group has failed
   bool creates() const;                   // the last creation is in progress
-  bool begin_progress();  // of the communicators of its operations: whether one is in progress
-  bool connect() const;   // false: its operations must not be issued
-  ncclResult_t settle_creations();  // an error: two ranks have one GPU
+  bool begin_progress();                  // whether a communicator of its operations is in progress
+  bool connect() const;                   // false if its operations must not be issued
+  ncclResult_t settle_creations();        // an error if two ranks use one GPU
   ncclResult_t clear();
 };
 

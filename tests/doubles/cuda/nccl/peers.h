@@ -16,11 +16,11 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // The GPU of this rank, before all ranks have joined; then, whether two ranks have one.
+  // Records the GPU of this rank before all ranks have joined. Then: whether two ranks share one.
   void place(int device);
   bool share_gpu() const;
 
-  void connect(int peer);  // below 0: all
+  void connect(int peer);  // all if below 0
   void close();            // this rank's connections
   // Waits until no rank of another living process is connected to this process's ranks. Returns
   // immediately while another rank of this process is not closed: only the last one waits.

@@ -37,14 +37,14 @@ inline constexpr Rule kInProgress{"NCCL_DOUBLE_IN_PROGRESS", true};
 // The call that creates a child of a non-blocking communicator stays in progress on the parent for
 // a while after the child is ready.
 inline constexpr Rule kParentLater{"NCCL_DOUBLE_PARENT_LATER", true};
-// The first collective of a communicator, from 2.24 on, and the first message between two ranks in
-// each direction connect their ranks: the call, or the end of its group, waits for the calls of the
-// others, without limit. A non-blocking communicator is in progress meanwhile.
+// The first collective of a communicator (from 2.24 on) and the first message between two ranks in
+// each direction connect their ranks: the call, or the end of its group, waits indefinitely for the
+// calls of the others. A non-blocking communicator is in progress meanwhile.
 inline constexpr Rule kConnect{"NCCL_DOUBLE_CONNECT", true};
-// A kernel whose peer has died spins until the communicator is aborted, and NCCL does not notice.
+// A kernel whose peer has died spins until the communicator is aborted. NCCL does not detect it.
 inline constexpr Rule kDeadPeersSpin{"NCCL_DOUBLE_DEAD_PEERS_SPIN", true};
-// Two ranks on one GPU are refused, unless they have different NCCL_HOSTIDs, or, from 2.30 on,
-// NCCL_MULTI_RANK_GPU_ENABLE is set. ncclCommInitAll does not look at the former.
+// Two ranks on one GPU are rejected unless they have different NCCL_HOSTIDs or, from 2.30 on,
+// NCCL_MULTI_RANK_GPU_ENABLE is set. ncclCommInitAll ignores NCCL_HOSTID.
 inline constexpr Rule kRefuseSharedGpus{"NCCL_DOUBLE_REFUSE_SHARED_GPUS", true};
 
 // Ranks can map each other's memory. Otherwise one-sided operations are rejected.
