@@ -9,7 +9,7 @@ from tests.rules.api import UniqueId
 from tests.rules.rank import Rank, handle
 from tests.rules.rule import differs, rule, stricter
 
-_TWICE = stricter(["success", "invalidUsage"], "a creation that never works is refused")
+_TWICE = stricter(["success", "invalidUsage"], "a creation that never completes is rejected")
 _ID = "an ID that no call returned is an invalid argument; NCCL tries to connect to its address"
 
 

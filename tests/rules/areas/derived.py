@@ -418,7 +418,7 @@ def shrink_leaves_operation(rank: Rank) -> str | None:
     rank.meet()
     if rank.rank == 2:
         return None
-    _shrink(rank, comm, child, [2])  # hostnccl may refuse it: the operation is pending
+    _shrink(rank, comm, child, [2])  # hostnccl may reject it while the operation is pending
     return rank.cuda.finish(stream, 2)
 
 
