@@ -388,7 +388,7 @@ WorkPtr PyncclBackend::recv(Tensors& tensors, int peer, int /*tag*/) {
 // NCCL cannot receive from any source, but in a group of two there is only one.
 WorkPtr PyncclBackend::recvAnysource(Tensors& tensors, int /*tag*/) {
   TORCH_CHECK_VALUE(size_ == 2, "src: NCCL cannot receive from any of ", size_ - 1,
-                    " ranks; name the source");
+                    " ranks; pass the source");
   return message(tensors, 1 - rank_, false);
 }
 

@@ -48,13 +48,14 @@ def test_a_rank_used_twice_is_refused_by_every_rank(launch: Launcher, threads: b
 def _used_again(rank: Rank) -> None:
     with rank.communicator() as comm:
         comm.all_reduce(np.ones(3))
-        with pytest.raises(nccl.NcclInvalidUsageError, match="already made a communicator"):
+        with pytest.raises(nccl.NcclInvalidUsageError, match="has already created a communicator"):
             rank.communicator()
         comm.all_reduce(np.ones(3))
 
 
-def test_an_id_makes_one_world(launch: Launcher) -> None:
-    launch(2, _used_again)
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_an_id_makes_one_world(launch: Launcher, strict: str) -> None:
+    launch(2, _used_again, env={"HOSTNCCL_STRICT": strict})
 
 
 _ID = struct.Struct("8sIIQ16s")  # of hostnccl: magic, format, reserved, machine, name

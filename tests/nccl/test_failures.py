@@ -275,6 +275,7 @@ def test_a_stream_reports_a_failure_once_and_an_event_always(rank: Rank) -> None
     comm, other = rank.communicator(0), rank.communicator(1)
     stream, event, array = rank.stream(), rank.event(), rank.memory.put(np.ones(4))
     comm.all_reduce(array, stream=stream)  # the first call waits for the other rank's
+    stream.synchronize()
     if rank.rank == 1:
         other.all_reduce(array, stream=stream)
         stream.synchronize()

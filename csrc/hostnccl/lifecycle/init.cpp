@@ -23,8 +23,8 @@ class UsedIds {
     const std::lock_guard lock(mutex_);
     if (!used_.contains({key, rank})) return;
     fail(abi::ncclInvalidUsage,
-         "rank %d has created a communicator with this commId before: NCCL would wait without end. "
-         "Each communicator needs an id of its own from ncclGetUniqueId",
+         "commId: rank %d has already created a communicator with it, and NCCL would never return. "
+         "Each communicator needs its own id from ncclGetUniqueId",
          rank);
   }
 

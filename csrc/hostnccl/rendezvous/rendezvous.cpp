@@ -34,7 +34,8 @@ void forbid_second_use(const RendezvousKey& key) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.segments.find(key);
   if (found != all.segments.end() && !found->second.expired()) {
-    fail(abi::ncclInvalidUsage, "commId has already made a communicator, which has all its ranks");
+    fail(abi::ncclInvalidUsage,
+         "commId: it has already created a communicator, which has all its ranks");
   }
 }
 
