@@ -128,7 +128,7 @@ def register_pool(comm: Communicator, pool: object) -> PoolRegistration:
         same object.
 
     Raises:
-        ValueError: the pool does not come from this module, belongs to another library, or the
+        ValueError: the pool was not created by this module or belongs to another library, or the
             communicator is closed.
         NcclError: a segment cannot be registered; no segment is registered then.
         MissingFunctionError: the library is older than NCCL 2.19.

@@ -201,7 +201,7 @@ def wrong_uses(graph: Graph) -> list[str]:
 
 
 def starred_literals(code: str) -> list[int]:
-    """The lines of Python code that unpack a literal such as *(a, b) into a literal or call."""
+    """The lines of Python code that unpack a literal into another literal or into a call."""
     literals = (ast.Tuple, ast.List, ast.Set)
     found = []
     for node in ast.walk(ast.parse(code)):

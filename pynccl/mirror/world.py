@@ -287,14 +287,13 @@ def get_backend_impl(
         The communicator.
 
     Raises:
-        ValueError: the group has several backends and no device is given, or there is no such
-            group.
+        ValueError: the group is unknown, or it has several backends and no device is given.
         RuntimeError: no backend of the group supports the device.
     """
     if isinstance(group, str):
         named = [pg for pg, name in world.groups.items() if name == group]
         if not named:
-            raise ValueError(f"group: there is no group named {group!r}")
+            raise ValueError(f"group: unknown process group {group!r}")
         return named[0].get_backend(device)
     return _valid_group(group).get_backend(device)
 

@@ -1,5 +1,5 @@
 """Proves that making groups ends where a rank or the store is gone, and names it: new_group,
-split_group, several threads; and that reconfigure() goes on with the ranks that are left.
+split_group, several threads; and that reconfigure() continues with the surviving ranks.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def test_get_backend_impl(dist: Any, rank: int, size: int) -> None:
     assert comm is dist.group.WORLD.get_backend(torch.device("cpu"))
     pg = dist.new_group()
     assert dist.get_backend_impl(pg) is dist.get_backend_impl(pg.group_name) is not comm
-    with pytest.raises(ValueError, match="there is no group named 'none'"):
+    with pytest.raises(ValueError, match="group: unknown process group 'none'"):
         dist.get_backend_impl("none")
     with pytest.raises(RuntimeError, match="No backend type associated with device type meta"):
         dist.get_backend_impl(device=torch.device("meta"))

@@ -172,7 +172,7 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
   return child;
 }
 
-// The communicator of the ranks that are left, in place of the parent, which is freed.
+// Creates the communicator of the surviving ranks, and frees the parent.
 std::shared_ptr<Communicator> make_recovered(const std::shared_ptr<Communicator>& parent,
                                              const std::vector<int>& lost, double seconds,
                                              const py::object& config) {
@@ -230,11 +230,11 @@ Args:
   m.def(
       "make_recovered", &make_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
       py::arg("config"),
-      R"(Make the communicator of the ranks that are left and free its parent; for pynccl._internal.recovery.
+      R"(Create the communicator of the surviving ranks and free its parent; for pynccl._internal.recovery.
 
 Args:
     parent: the communicator, after begin_recovery().
-    lost: the ranks that are not left.
+    lost: the ranks to exclude.
     seconds: the time limit.
     config: a Config; None inherits the parent's.
 

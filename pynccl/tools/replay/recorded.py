@@ -218,7 +218,7 @@ def _sync(wait: Wait, joined: dict[str, str]) -> Sync | None:
 
 
 def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
-    """An operation with the ranks of the replay; None if its peer is left out."""
+    """Map an operation to the ranks of the replay. None if its peer is not replayed."""
     if operation.peer is not None and operation.peer not in places:
         return None
     signals = tuple(
@@ -229,7 +229,7 @@ def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
     peer = None if operation.peer is None else places[operation.peer]
     root = operation.root
     if operation.kind in ROOTED and root is not None:
-        root = places.get(root, 0)  # if the root is left out, the first remaining rank
+        root = places.get(root, 0)  # the first rank replaces a root that is not replayed
     return dataclasses.replace(operation, peer=peer, root=root, signals=signals)
 
 

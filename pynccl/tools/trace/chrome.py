@@ -196,7 +196,7 @@ class _Writer:
             self._add_flow(identifier, match)
 
     def _add_flow(self, identifier: int, match: Match) -> None:
-        """Add arrows from each operation to the one that began next, up to the last one.
+        """Connect matching operations with arrows, in the order in which they began.
 
         They use bind_id, because events of phase "s" and "f" refer to a row and a time, which is
         ambiguous for operations of a group.
