@@ -269,7 +269,6 @@ void Communicator::begin_deadlines() {
   deadlines_->set_limit(seconds ? limit_from_seconds(seconds) : default_limit());
   deadlines_->begin(library_, device, blocking_null);
   publish_identity();
-  observe_work_failures();
   OpenCommunicators::add(deadlines_, weak_from_this());
   Observers::created(*this);
   if (check() != 0) Observers::observe_operations();

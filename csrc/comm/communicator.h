@@ -92,6 +92,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   static void make(const std::vector<std::shared_ptr<Communicator>>& made,
                    const std::function<void()>& steps);
 
+  static void observe();  // adds the observer of failed work; see watch/observers.h
+
   // All ranks of one communicator in this process (ncclCommInitAll), each made by the factory.
   using Factory = std::shared_ptr<Communicator> (*)(std::shared_ptr<Library>, const Options&);
   static std::vector<std::shared_ptr<Communicator>> init_all(
@@ -193,10 +195,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // recover(), in steps. Revokes the communicator where NCCL can, so that the ranks that wait for
   // this one hear of it. Its time limit does not apply any more.
   void begin_recovery();
-  // The ranks that are not left, by the agreement of those that are (hostCommAgree), which waits
-  // for ranks that are not known to be lost; none where the library has no such function.
+  // The lost ranks, as agreed by the surviving ones (hostCommAgree). Waits for ranks that are not
+  // known to be lost. No value if the library has no such function.
   std::optional<std::vector<int>> agree(double seconds, std::vector<int> lost);
-  // Makes the communicator of the ranks that are left.
+  // Creates the communicator of the surviving ranks.
   void begin_recovered(Communicator& parent, const std::vector<int>& lost);
   // The time limit of the creation; returns the one before.
   std::optional<double> limit_creation(std::optional<double> seconds) {
@@ -406,7 +408,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::optional<std::vector<int>> missing;  // none: not known
   };
   class WorkFailures;
-  static void observe_work_failures();  // once
   // Throws what the communicator whose work has failed says of it; returns where it is not known.
   static void check_failed_work(const Library& library, const WorkFailure& failure);
   std::optional<NcclFailure> note_expiry(const Deadlines::Late& late, Expiry expiry);

@@ -122,14 +122,7 @@ class Communicator::WorkFailures final : public Observer {
   }
 };
 
-void Communicator::observe_work_failures() {
-  static WorkFailures& observer = []() -> WorkFailures& {
-    WorkFailures& made = *new WorkFailures;
-    Observers::add(made);
-    return made;
-  }();
-  static_cast<void>(observer);
-}
+void Communicator::observe() { Observers::add(*new WorkFailures); }
 
 void Communicator::check_failed_work(const Library& library, const WorkFailure& failure) {
   const auto communicator =

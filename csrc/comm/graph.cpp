@@ -51,14 +51,7 @@ class Graph::Uses final : public Observer {
   }
 };
 
-void Graph::observe_communicators() {
-  static Uses& observer = []() -> Uses& {
-    Uses& made = *new Uses;
-    Observers::add(made, Observers::kBefore);
-    return made;
-  }();
-  static_cast<void>(observer);
-}
+void Graph::observe() { Observers::add(*new Uses, Observers::kBefore); }
 
 // Operations are watched while there are captures.
 void Graph::count_capture(int change) {
@@ -87,7 +80,6 @@ Graph::Graph(std::shared_ptr<Library> library, CUstream stream, int device,
              CUstreamCaptureMode mode)
     : library_(std::move(library)), stream_(stream), device_(device), mode_(mode) {
   free_retired();
-  observe_communicators();
   const std::lock_guard lock(graphs_mutex);
   all_graphs().push_back(this);
 }

@@ -21,6 +21,8 @@ namespace pynccl {
 
 class Graph {
  public:
+  static void observe();  // connects graphs to communicators; see watch/observers.h
+
   // device below 0: the thread's current one.
   Graph(std::shared_ptr<Library> library, CUstream stream, int device, CUstreamCaptureMode mode);
   ~Graph();
@@ -122,7 +124,6 @@ class Graph {
   std::string why_not_ready() const;
   static void free_retired() noexcept;  // frees what is no longer in use
   static std::vector<Retired>& retired();
-  static void observe_communicators();  // once
   static void count_capture(int change);
   static Graph* captured_into(const Library& library, cuuint64_t id);
   // The graph that the stream is captured into now uses the communicator.

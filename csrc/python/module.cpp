@@ -9,12 +9,14 @@
 #include "python/objects/bind.h"
 #include "python/objects/plan.h"
 #include "python/raw/bind.h"
+#include "watch/observers.h"
 
 PYBIND11_MODULE(_C_bindings, m) {
   using namespace pynccl::python;
   m.attr("__version__") = PYNCCL_VERSION;
   m.doc() = "NCCL called directly; see pynccl.raw and pynccl.nccl.";
   pynccl::prepare_heavy_barrier();
+  pynccl::add_observers();
   bind_errors(m);
   bind_interrupt();
   bind_enums(m);

@@ -45,11 +45,7 @@ class Comparison::Sink final : public Observer {
   }
 };
 
-void Comparison::set_exchange(Exchange exchange) {
-  if (std::exchange(exchange_, exchange)) return;
-  static Sink& sink = *new Sink;
-  Observers::add(sink, Observers::kBefore);
-}
+void Comparison::observe() { Observers::add(*new Sink, Observers::kBefore); }
 
 std::vector<Comparison::Item> Comparison::collectives(const Operations& operations) {
   struct Part {

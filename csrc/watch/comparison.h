@@ -33,7 +33,8 @@ class Comparison {
 
   // The exchange: throws where the ranks differ. One thread may have several ranks.
   using Exchange = void (*)(const std::vector<Item>& items, const std::vector<Message>& messages);
-  static void set_exchange(Exchange exchange);
+  static void set_exchange(Exchange exchange) { exchange_ = exchange; }
+  static void observe();
 
   // The operations that a thread is about to issue together.
   using Operations = std::vector<std::pair<Communicator*, const Operation*>>;

@@ -144,10 +144,7 @@ void FlightDump::write_default(const std::string& reason) noexcept {
   }
 }
 
-void FlightDump::observe() {
-  static DumpSink& sink = *new DumpSink;
-  Observers::add(sink);
-}
+void FlightDump::observe() { Observers::add(*new DumpSink); }
 
 // A child of fork() has the handler, but not the thread.
 void FlightDump::listen() {

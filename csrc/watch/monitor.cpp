@@ -37,10 +37,7 @@ class Monitor::Sink final : public Observer {
   void deadlines_changed() override { common::per_process<Monitor>().wake(); }
 };
 
-void Monitor::observe() {
-  static Sink& sink = *new Sink;
-  Observers::add(sink);
-}
+void Monitor::observe() { Observers::add(*new Sink); }
 
 void Monitor::start() {
   const std::lock_guard lock(mutex_);

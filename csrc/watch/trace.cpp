@@ -191,14 +191,7 @@ class Trace::Sink final : public Observer {
   }
 };
 
-void Trace::observe() {
-  static Sink& sink = []() -> Sink& {
-    Sink& made = *new Sink;
-    Observers::add(made, Observers::kCalled);
-    return made;
-  }();
-  static_cast<void>(sink);
-}
+void Trace::observe() { Observers::add(*new Sink, Observers::kCalled); }
 
 void Trace::record(const OperationEvent& event) {
   const FlightRecorder& recorder = event.communicator.deadlines().recorder();
@@ -232,14 +225,12 @@ void Trace::record_failure(Communicator& communicator) {
 }
 
 void Trace::start(std::uint64_t operations, bool graphs) {
-  observe();
   TraceState::get().start(operations, graphs);
 }
 
 std::string Trace::stop(double seconds) { return TraceState::get().stop(seconds); }
 
 void Trace::start_recording(const std::string& path, std::uint64_t bytes) {
-  observe();
   TraceState::get().start_recording(path, bytes);
 }
 

@@ -20,6 +20,8 @@ struct TraceTimes;  // the events of an entry
 
 class Trace : public TraceModes {
  public:
+  static void observe();
+
   // A trace in memory with at most so many operations; what comes later is counted only. With
   // graphs, operations that are captured from now on have times in each launch. Throws
   // std::invalid_argument where there is one.
@@ -52,7 +54,6 @@ class Trace : public TraceModes {
   friend class TraceWait;
 
   class Sink;
-  static void observe();  // once
 
   // An operation of a recording.
   static void record(const OperationEvent& event);

@@ -258,8 +258,6 @@ void TraceState::resolve(bool last) {
 }
 
 void TraceState::switch_on(unsigned mode) {
-  static const int registered = pthread_atfork(nullptr, nullptr, &reset_child);
-  static_cast<void>(registered);
   Observers::observe_operations();
   if ((mode & TraceModes::kTimed) != 0) Observers::observe_times();
   TraceModes::modes_.fetch_or(mode);
@@ -274,6 +272,8 @@ void TraceState::switch_off(unsigned mode) {
   if ((mode & TraceModes::kTimed) != 0) Observers::stop_times();
   changed_.notify_all();
 }
+
+const int TraceState::fork_handler_ = pthread_atfork(nullptr, nullptr, &reset_child);
 
 void TraceState::reset_child() noexcept {
   generation_.fetch_add(1);

@@ -87,6 +87,7 @@ class TraceState {
   bool resolve_launch(CapturedGraph& graph);
 
   inline static std::atomic<std::uint32_t> generation_ = 1;
+  static const int fork_handler_;  // registered when the library is loaded, as per_process()
 
   std::mutex logs_mutex_;
   std::vector<std::unique_ptr<TraceLog>> logs_;

@@ -17,7 +17,7 @@
 #include "comm/graph.h"
 #include "comm/stream.h"
 #include "watch/flight_dump.h"
-#include "watch/monitor.h"
+#include "watch/observers.h"
 
 namespace {
 
@@ -201,7 +201,7 @@ void scopes(const std::shared_ptr<Library>& library) {
 int main(int argc, char** argv) {
   CHECK(argc == 2);
   setenv("HOSTNCCL_DEADLOCK_MS", "0", 1);  // the limits shall end what does not come
-  Monitor::observe();
+  add_observers();
   const auto library = Library::open(argv[1]);
   for (int i = 0; i < 3; ++i) {
     records(library);

@@ -10,7 +10,6 @@
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
 #include "watch/flight_dump.h"
-#include "watch/monitor.h"
 #include "watch/process_identity.h"
 
 namespace pynccl::python {
@@ -134,9 +133,7 @@ Raises:
         "The file of this process by PYNCCL_FLIGHT_FILE, or None.");
   m.def("set_process_rank", &set_process_rank, py::arg("rank").none(true),
         "Set the rank of this process in dumps and traces, in place of RANK. None: RANK again.");
-  FlightDump::observe();
   FlightDump::listen();
-  Monitor::observe();
 }
 
 }  // namespace pynccl::python
