@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.kernels import compile_for_cpus
+from benchmarks.options import positive, tuple_of
 from pynccl import nccl
 from pynccl.testing import Rank, launch
 
@@ -117,7 +118,9 @@ def _table(nranks: int, times: list[list[list[float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", default="2,4", help="numbers of ranks, by commas")
+    parser.add_argument(
+        "--ranks", type=tuple_of(positive), default=(2, 4), help="world sizes (2,4)"
+    )
     parser.add_argument("--passes", type=int, default=11)
     parser.add_argument("--budget", type=float, default=0.05, help="seconds of one sample")
     arguments = parser.parse_args()
@@ -126,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loops = Path(__file__).with_name("device_loop.cpp")
         module = str(compile_for_cpus(Path(folder, "loops.so"), f'#include "{loops}"\n'))
-        for nranks in map(int, arguments.ranks.split(",")):
+        for nranks in arguments.ranks:
             results = launch(
                 nranks, _measure, (module, arguments.passes, arguments.budget), timeout=300
             )

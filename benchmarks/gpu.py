@@ -94,7 +94,7 @@ class Section:
         del about["figures"]
         path = folder / f"{self.nranks}ranks-{self.name}.json"
         report.write_json(path, figures, **about)
-        path.with_suffix(".md").write_text("\n\n".join(self._parts()) + "\n")
+        path.with_suffix(".md").write_text(scrub("\n\n".join(self._parts())) + "\n")
         if plots and figures and self.name == "collectives":
             from benchmarks.plot import Point, lines  # takes a second to import
 
@@ -178,7 +178,7 @@ def _measure(machine: Machine, options: argparse.Namespace, nranks: int, seconds
             _run(left, options, agenda, deadline=deadline, others=others)
             return failed
         except BenchmarkError as error:
-            reason = scrub(str(error))
+            reason = str(error)
         failed = True
         print(f"  error: {reason}", file=sys.stderr, flush=True)
         current = next((section for section in left if not section.seconds), left[-1])
@@ -241,7 +241,7 @@ def _build_backend() -> str:
     try:
         build()
     except RuntimeError as error:
-        return scrub(str(error))
+        return str(error)
     return ""
 
 

@@ -7,10 +7,8 @@ function of the loaded library; what a way takes beyond it is the cost of that w
 from __future__ import annotations
 
 import ctypes
-import tempfile
 import timeit
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -45,32 +43,31 @@ def run(world: World, repeats: int, calls: int | None = None) -> Iterator[Figure
     """
     calls = calls or (_CALLS_SHARED if world.shares else _CALLS)
     tensor = torch.zeros(_ELEMENTS, device=world.device)
-    with tempfile.TemporaryDirectory(prefix="pynccl-bare-") as folder:
-        ways, note = _ways(world, tensor, Path(folder))
-        if note:
-            yield Note(note)
-        for timer in ways.values():
-            timer(_WARM_UP)
-            world.synchronize()
-        # A call that is waited for is compared with one that is.
-        figures = world.compare(
-            {way: _sampler(timer, calls) for way, timer in ways.items()},
-            repeats,
-            lambda way: _TORCH + _ASYNC * way.endswith(_ASYNC),
-            bytes=tensor.nbytes,
-        )
+    ways, note = _ways(world, tensor)
+    if note:
+        yield Note(note)
+    for timer in ways.values():
+        timer(_WARM_UP)
+        world.synchronize()
+    # A call that is waited for is compared with one that is.
+    figures = world.compare(
+        {way: _sampler(timer, calls) for way, timer in ways.items()},
+        repeats,
+        lambda way: _TORCH + _ASYNC * way.endswith(_ASYNC),
+        bytes=tensor.nbytes,
+    )
     bare = next((figure["seconds"] for figure in figures if figure["way"] == _BARE), None)
     for figure in figures:
         over = None if bare is None else figure["seconds"] - bare
         yield {**figure, "over_c_seconds": over}
 
 
-def _ways(world: World, tensor: torch.Tensor, folder: Path) -> tuple[dict[str, Timer], str]:
+def _ways(world: World, tensor: torch.Tensor) -> tuple[dict[str, Timer], str]:
     """A timer for each way, and why the bare call is missing, or ''."""
     ways: dict[str, Timer] = {}
     comm, mirror = world.comm, world.mirror
     stream = torch.cuda.current_stream().cuda_stream if tensor.is_cuda else 0
-    bare, note = _bare(world, tensor, stream, folder)
+    bare, note = _bare(world, tensor, stream)
     if bare:
         ways[_BARE] = bare
     address = tensor.data_ptr()
@@ -118,14 +115,14 @@ def _timer(statement: str, **names: object) -> Timer:
     return timeit.Timer(statement, globals=names).timeit
 
 
-def _bare(
-    world: World, tensor: torch.Tensor, stream: int, folder: Path
-) -> tuple[Timer | None, str]:
-    """The loop in C, compiled here; None with the reason where some rank has no compiler."""
+def _bare(world: World, tensor: torch.Tensor, stream: int) -> tuple[Timer | None, str]:
+    """The loop in C, compiled by rank 0; None with the reason where some rank has no compiler."""
     if world.maximum([float(not compiler.find())]) != [0.0]:
         return None, "no C compiler was found: the bare C call is missing"
-    library = compiler.shared_library("loop.c", folder)
-    loop = ctypes.CDLL(str(library)).loop
+    if world.rank == 0:
+        compiler.shared_library("loop.c", world.folder)
+    world.barrier()
+    loop = ctypes.CDLL(str(world.folder / "loop.so")).loop
     loop.restype = ctypes.c_double
     function = ctypes.CDLL(world.comm.library.path).ncclAllReduce
     pointer = ctypes.cast(function, ctypes.c_void_p)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import platform
 import statistics
 from dataclasses import asdict, dataclass
@@ -75,7 +74,7 @@ def summary(results: list[Result]) -> str:
         ratios = {r.row: ratio for r in results if (ratio := r.times(library, ours)) is not None}
         if not ratios:
             continue
-        mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios))
+        mean = statistics.geometric_mean(ratios.values())
         behind = [
             f"{row.operation} {row.dtype} {row.nbytes} ({ratio:.2f})"
             for row, ratio in ratios.items()

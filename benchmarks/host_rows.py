@@ -1,4 +1,4 @@
-"""The operations on CPUs: which buffers a rank needs, what it fills in, what must come out.
+"""The operations: the buffers a rank needs, its input, and the expected output.
 
 Sizes are those of the larger buffer, as in nccl-tests. The values are small whole numbers, exact in
 every dtype whichever way they are summed, and another sequence on each rank. Only NumPy is used, so

@@ -123,9 +123,7 @@ def bars(
     _save(figure, path, title, metadata)
 
 
-def _save(
-    figure: Figure, path: Path, title: str, metadata: Mapping[str, str] | None = None
-) -> None:
+def _save(figure: Figure, path: Path, title: str, metadata: Mapping[str, str] | None) -> None:
     figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata=dict(metadata or {}))

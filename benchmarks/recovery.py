@@ -25,6 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from benchmarks import machine, report
+from benchmarks.options import positive, tuple_of
 from pynccl import nccl, testing
 
 __all__ = ["COLUMNS", "main", "table"]
@@ -42,24 +43,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    parser = argparse.ArgumentParser(description="the time to go on with other ranks")
-    parser.add_argument("--ranks", default="2,4,8,16", help="world sizes (2,4,8,16)")
+    parser = argparse.ArgumentParser(description="the time to continue with other ranks")
+    parser.add_argument(
+        "--ranks", type=tuple_of(positive), default=(2, 4, 8, 16), help="world sizes (2,4,8,16)"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="of each number (5)")
     arguments = parser.parse_args(argv)
     for name, value in machine.rows(machine.inspect("host")):
         print(f"{name}: {value}")
-    sizes = [int(size) for size in arguments.ranks.split(",")]
-    print("\n" + "\n".join(table({size: _repeat(size, arguments.repeats) for size in sizes})))
+    print("\n" + table({size: _repeat(size, arguments.repeats) for size in arguments.ranks}))
     return 0
 
 
-def table(measured: dict[int, Times]) -> list[str]:
-    """The lines of a table in Markdown: a row for each number of ranks."""
+def table(measured: dict[int, Times]) -> str:
+    """A table in Markdown: a row for each number of ranks."""
     rows = [
         {"ranks": size, **{column: _milliseconds(times.get(column, [])) for column in COLUMNS}}
         for size, times in measured.items()
     ]
-    return report.table(rows).splitlines()
+    return report.table(rows)
 
 
 def _repeat(size: int, repeats: int) -> Times:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def summary(rows: list[Row]) -> str:
     ratios = [row.times_faster for row in rows if row.times_faster is not None]
     if not ratios:
         return f"{len(rows)} rows, none of them compared"
-    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    mean = statistics.geometric_mean(ratios)
     faster = sum(ratio > 1 for ratio in ratios)
     return (
         f"pynccl is faster in {faster} of {len(ratios)} rows, "
@@ -83,13 +84,25 @@ def write_json(path: Path, rows: Sequence[object], **about: object) -> None:
     """
     content = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": scrub(shlex.join(sys.orig_argv)),
+        "command": shlex.join(sys.orig_argv),
         **about,
         "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(_scrubbed(content), indent=1) + "\n")
     print(f"wrote {os.path.relpath(path)}", flush=True)
+
+
+def _scrubbed(value: object) -> object:
+    """A value of JSON without the paths and the name of this machine."""
+    match value:
+        case str():
+            return scrub(value)
+        case dict():
+            return {key: _scrubbed(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_scrubbed(one) for one in value]
+    return value
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:

@@ -117,7 +117,6 @@ class Done:
 class Plan:
     """What the ranks are about to do."""
 
-    rows: int
     libraries: tuple[str, ...]
     machine: Machine
 

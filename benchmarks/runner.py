@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.clock import Elapsed
+from benchmarks.machine import inspect
 from benchmarks.operations import Buffers, check, exact_size
 from benchmarks.peers import Call, Library
 from benchmarks.ranks import BenchmarkError
@@ -27,14 +28,17 @@ __all__ = ["measure", "run"]
 def run(rank: Rank, settings: Settings) -> None:
     """Measure everything; rank 0 reports the plan, the notes and the rows."""
     world = World(rank, settings)
+    if world.rank == 0:
+        torch_name = world.torch.name if world.torch else "torch"
+        rank.report(Plan((world.pynccl.name, torch_name), inspect(world.provider)))
     for found in measure(world, settings):
         if world.rank == 0:
             rank.report(found)
     world.close()
 
 
-def measure(world: World, settings: Settings) -> Iterator[Plan | Note | Row]:
-    """Measure every collective and size in an existing world: the plan, the notes and the rows."""
+def measure(world: World, settings: Settings) -> Iterator[Note | Row]:
+    """Measure every collective and size in an existing world: the notes and the rows."""
     return _Runner(world, settings).run()
 
 
@@ -46,11 +50,8 @@ class _Runner:
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._missing: set[tuple[str, str]] = set()  # what a library lacks of the collectives
 
-    def run(self) -> Iterator[Plan | Note | Row]:
+    def run(self) -> Iterator[Note | Row]:
         cases = self._cases()
-        torch_name = self._world.torch.name if self._world.torch else "torch"
-        machine = self._world.machine()
-        yield Plan(len(cases), (self._world.pynccl.name, torch_name), machine)
         if self._world.refusal:
             yield Note(self._world.refusal)
         # A collection inside a sample would be measured, on every rank that waits for this one.
@@ -124,10 +125,10 @@ class _Runner:
             raise
         except Exception as error:  # of any library; it is said, and the others are measured
             reason = str(error) or type(error).__name__
-        if self._world.maximum([float(bool(reason))]) == [0.0]:
+        reason = self._world.agree(reason)
+        if not reason:
             return True
         self._missing.add((library.name, buffers.collective))
-        reason = reason or "it failed on another rank"
         self._notes.append(Note(f"{buffers.collective} by {library.name}: {reason}"))
         return False
 

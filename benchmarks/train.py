@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {describe(error)}", file=sys.stderr)
         return 1
     print(f"torch.distributed over {', '.join(results[0].engines.values())}")
-    print("\n" + "\n".join(table(results)))
+    print("\n" + table(results))
     report.write_json(
         options.out / "train.json",
         [dataclasses.asdict(result) for result in results],
@@ -213,8 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def table(results: Sequence[Result]) -> list[str]:
-    """The lines of a table in Markdown: milliseconds, and the ratio of the communication."""
+def table(results: Sequence[Result]) -> str:
+    """A table in Markdown: milliseconds, and the ratio of the communication."""
     rows = []
     for result in results:
         gloo, ours = (result.communication(name) for name in ("gloo", "pynccl"))
@@ -223,7 +223,7 @@ def table(results: Sequence[Result]) -> list[str]:
         cells.append(f"{ours / gloo:.2f}" if gloo > 0 else "")
         named = dict(zip(COLUMNS, cells, strict=True))
         rows.append({"ranks": result.nranks, "training": result.way, **named})
-    return report.table(rows).splitlines()
+    return report.table(rows)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import FileStore
 import pynccl
 import pynccl.c10d
 from benchmarks import machine
+from benchmarks.options import positive, tuple_of
 from pynccl.testing import Rank, launch
 from pynccl.weights import WeightReceiver, WeightSender
 
@@ -116,19 +117,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     parser = argparse.ArgumentParser(description="weights from a trainer to engines")
-    parser.add_argument("--ranks", default="2,3", help="world sizes: a trainer, and engines (2,3)")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--scale", type=int, default=16, help="divisor of matrices' sides (16)")
-    parser.add_argument("--repeats", type=int, default=5, help="of each way (5)")
+    add = parser.add_argument
+    add("--ranks", type=tuple_of(positive), default=(2, 3), help="a trainer, and engines (2,3)")
+    names = ", ".join(MODELS)
+    add("--models", type=tuple_of(str, MODELS), default=tuple(MODELS), help=f"of {names}")
+    add("--scale", type=int, default=16, help="divisor of matrices' sides (16)")
+    add("--repeats", type=int, default=5, help="of each way (5)")
     arguments = parser.parse_args(argv)
-    names = arguments.models.split(",")
-    if unknown := [name for name in names if name not in MODELS]:
-        parser.error(f"--models: {unknown[0]!r} is not one of {', '.join(MODELS)}")
     for name, value in machine.rows(machine.inspect("host")):
         print(f"{name}: {value}")
     print("\n" + "\n".join(_HEAD), flush=True)
-    for ranks in map(int, arguments.ranks.split(",")):
-        for name in names:
+    for ranks in arguments.ranks:
+        for name in arguments.models:
             times, tensors, nbytes = launch(
                 ranks,
                 _measure,

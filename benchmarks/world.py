@@ -16,7 +16,6 @@ import torch.distributed as dist
 import pynccl
 from benchmarks import engines
 from benchmarks.clock import Clock, CudaClock, HostClock
-from benchmarks.machine import Machine, inspect
 from benchmarks.peers import Call, Distributed, Pynccl
 from benchmarks.ranks import BenchmarkError
 from benchmarks.results import Figure, Settings
@@ -177,9 +176,6 @@ class World:
         if not self._failed:
             dist.destroy_process_group()
 
-    def machine(self) -> Machine:
-        return inspect(self.provider)
-
     def _unique_id(self) -> nccl.UniqueId:
         data = torch.empty(128, dtype=torch.uint8)
         if self.rank == 0:
@@ -195,9 +191,9 @@ class World:
             self.synchronize()
         except Exception as error:  # of any backend, which must not end the others
             reason = f"torch.distributed with {engines.engine(group, self.device)}: {error}"
-        return self._agree(reason)
+        return self.agree(reason)
 
-    def _agree(self, reason: str) -> str:
+    def agree(self, reason: str) -> str:
         """A reason where any rank has one, else ''. All ranks call it."""
         if self.maximum([float(bool(reason))]) == [0.0]:
             return ""
@@ -225,7 +221,7 @@ class World:
             group = dist.new_group(backend=backend, timeout=_TIMEOUT)
         except Exception as error:  # of any backend, which must not end the others
             reason = f"{type(error).__name__}: {error}"
-        reason = self._agree(reason) or self._first_of_torch(group)
+        reason = self.agree(reason) or self._first_of_torch(group)
         if not reason:
             name = f"torch {engines.engine(group, self.device)}"
             self.others.append(Distributed(name, dist, group))
