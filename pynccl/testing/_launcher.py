@@ -183,11 +183,19 @@ class Launcher:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
                     process.send(job)
         except BaseException:
-            self.take_back(processes, reusable=False)
+            self._take_back(processes, False)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Run(self, processes, hosted, timeout=timeout, grace=grace, folder=folder)
+        return Run(
+            self._take_back,
+            self.is_reusable,
+            processes,
+            hosted,
+            timeout=timeout,
+            grace=grace,
+            folder=folder,
+        )
 
     def _process(self, environment: Environment, *, fresh: bool) -> Process:
         idle = self._idle.get(environment, [])
@@ -204,11 +212,19 @@ class Launcher:
     def _make_ids(self, process: Process, count: int, provider: str) -> list[bytes]:
         payload = _pickle(Rank, _worker.make_ids, (count, provider), None)
         process.send(Job(payload, None, [0], 1, provider, [], ""))
-        run = Run(self, [process], [[0]], timeout=_MAKE_IDS, grace=0, folder=None)
+        run = Run(
+            self._take_back,
+            self.is_reusable,
+            [process],
+            [[0]],
+            timeout=_MAKE_IDS,
+            grace=0,
+            folder=None,
+        )
         ids: list[bytes] = run.results()[0]
         return ids
 
-    def take_back(self, processes: list[Process], *, reusable: bool) -> None:
+    def _take_back(self, processes: list[Process], reusable: bool) -> None:
         for process in reversed(processes):
             if reusable and not process.fresh:
                 self._idle.setdefault(process.environment, []).insert(0, process)

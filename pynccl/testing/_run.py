@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from pynccl.testing._rank import Outcome
 from pynccl.testing._worker import Ended, Job, Joins, Reported
@@ -110,23 +110,14 @@ class Process:
         self._traces.close()
 
 
-class Keeper(Protocol):
-    """Takes back the processes of a run."""
-
-    def is_reusable(self, outcome: Outcome) -> bool:
-        """Whether a process whose rank had this outcome can be reused."""
-
-    def take_back(self, processes: list[Process], *, reusable: bool) -> None:
-        """Keep the processes, or end them."""
-
-
 class Run:
     """A running launch, returned by :meth:`Launcher.start`.
 
     As a context manager, it kills ranks that are still running on exit.
 
     Args:
-        keeper: takes the processes back.
+        take_back: keeps the processes for other runs if all are reusable, or ends them.
+        is_reusable: whether the process of a rank with this outcome can be reused.
         processes: the processes of the ranks.
         hosted: the ranks of each process.
         timeout: seconds for everything; None for no limit.
@@ -139,7 +130,8 @@ class Run:
 
     def __init__(
         self,
-        keeper: Keeper,
+        take_back: Callable[[list[Process], bool], None],
+        is_reusable: Callable[[Outcome], bool],
         processes: list[Process],
         hosted: list[list[int]],
         *,
@@ -148,7 +140,8 @@ class Run:
         folder: str | None,
     ) -> None:
         self.world_size = sum(map(len, hosted))
-        self._keeper = keeper
+        self._take_back = take_back
+        self._is_reusable = is_reusable
         self._processes = processes
         self._hosted = hosted
         self._limit = f"not done within {timeout:g} s" if timeout is not None else ""
@@ -180,8 +173,8 @@ class Run:
         self._open = False
         outcomes = self._outcomes.values()
         reusable = len(outcomes) == self.world_size
-        reusable = reusable and all(map(self._keeper.is_reusable, outcomes))
-        self._keeper.take_back(self._processes, reusable=reusable)
+        reusable = reusable and all(map(self._is_reusable, outcomes))
+        self._take_back(self._processes, reusable)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
