@@ -74,7 +74,8 @@ def _environment(folder: Path, socket: Path | None = None) -> dict[str, str]:
         program = programs / name
         program.write_text(f"#!/bin/sh\nexec {command}\n")
         program.chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if k not in ("HOSTNCCL_STRICT", "LD_PRELOAD")}
+    of_the_tests = ("HOSTNCCL_STRICT", "HOSTNCCL_CONNECT", "LD_PRELOAD")
+    kept = {name: value for name, value in os.environ.items() if name not in of_the_tests}
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **kept,

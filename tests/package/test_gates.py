@@ -122,12 +122,13 @@ def test_a_part_of_a_document(tmp_path: Path) -> None:
 def test_clang_tidy_gets_every_source(tmp_path: Path) -> None:
     tidy.configure(tmp_path)
     checked = {path.relative_to(trees.ROOT) for path in tidy.sources(tmp_path)}
-    parts = ("common", "core", "hostnccl", "python")
+    parts = ("common", "nccl", "comm", "watch", "hostnccl", "python")
     there = {
         path.relative_to(trees.ROOT)
         for part in parts
         for path in (trees.ROOT / "csrc" / part).rglob("*.cpp")
     }
+    assert all((trees.ROOT / "csrc" / part).is_dir() for part in parts)
     assert not there - checked
 
 
