@@ -6,8 +6,6 @@ import argparse
 import importlib
 import sys
 
-from pynccl.libraries import hostnccl_preload
-
 __all__ = ["main"]
 
 # A command's module defines add_arguments() and run(), and is imported for that command only.
@@ -68,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         status: int = importlib.import_module(module).run(arguments)
         return status
     if arguments.command == "hostnccl":
+        from pynccl.libraries import hostnccl_preload
+
         print(hostnccl_preload())
     else:
         from pynccl.c10d import build  # requires torch

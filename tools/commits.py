@@ -34,7 +34,7 @@ def problem(subject: str) -> str:
     if ";" in subject:
         return "contains ';': one commit is one change"
     if not _SUBJECT.fullmatch(subject):
-        return "does not begin with an area, as in 'core: report a failed event'"
+        return "does not begin with an area, as in 'comm: report a failed event'"
     return ""
 
 

@@ -144,7 +144,7 @@ def _merged(graph: Graph, name_of: Callable[[str], str]) -> dict[str, set[str]]:
 
 
 def folder(name: str) -> str:
-    """The folder of a file, or the part of pynccl, its tools or its mirror of a module."""
+    """The folder of a file, or the part of pynccl that a module is in: see _DIVIDED."""
     if "/" in name:
         return name.rpartition("/")[0]
     parts = name.split(".")

@@ -72,7 +72,7 @@ def connect_pair(
             for sends, unique_id in ((lower, ids[:half]), (not lower, ids[half:]))
         }
     for comm in made.values():
-        comm.timeout = timeout or None
+        comm.timeout = timeout or None  # of the exchange below
     if device.type != "cpu" or _connects_in_calls():
         _exchange_byte(made, device)
     return made
@@ -81,8 +81,7 @@ def connect_pair(
 def _connects_in_calls() -> bool:
     """Whether first messages on hostnccl wait for the other rank's call: in strict mode."""
     parameters = nccl.params("host")
-    keys = ("HOSTNCCL_STRICT", "HOSTNCCL_CONNECT")
-    return all(parameters.get(key, "").upper() in {"1", "T", "TRUE"} for key in keys)
+    return all(parameters.get(key) == "TRUE" for key in ("HOSTNCCL_STRICT", "HOSTNCCL_CONNECT"))
 
 
 def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> None:
