@@ -41,7 +41,7 @@ def _python(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 _IMPORTS = """
 import importlib, pynccl
 pynccl.Nccl
-for module in ("nccl", "raw", "cli", "c10d"):
+for module in ("nccl", "raw", "tools.doctor.info", "c10d"):
     try:
         importlib.import_module(f"pynccl.{module}")
     except ImportError as error:
