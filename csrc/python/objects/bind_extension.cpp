@@ -221,7 +221,7 @@ struct Exported final : PyncclCommunicator {
   Communicator& communicator;
 };
 
-py::capsule capsule_of(const py::object& self) {
+py::capsule capsule_of_communicator(const py::object& self) {
   auto& communicator = py::cast<Communicator&>(self);
   communicator.handle();  // throws unless the communicator is open
   auto exported = std::make_unique<Exported>(self, communicator);
@@ -240,7 +240,7 @@ py::capsule capsule_of(const py::object& self) {
 void bind_extension(py::module_& m) {
   const py::object type = m.attr("Communicator");
   constexpr const char* name = "__pynccl_communicator__";
-  type.attr(name) = py::cpp_function(&capsule_of, py::name(name), py::is_method(type),
+  type.attr(name) = py::cpp_function(&capsule_of_communicator, py::name(name), py::is_method(type),
                                      R"(The communicator for C++: a capsule that pynccl.h reads.
 
 The capsule keeps this object alive but not open: C++ code gets an exception where the communicator
