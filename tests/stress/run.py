@@ -1,5 +1,5 @@
-"""Builds and runs the stress programs of hostnccl and of core under the sanitizers: first
-ThreadSanitizer, then AddressSanitizer and UBSan.
+"""Builds and runs the stress programs of hostnccl and of core under the sanitizers:
+ThreadSanitizer, and AddressSanitizer with UBSan.
 
     python -m tests.stress.run [BUILD_FOLDER]
 
@@ -9,6 +9,8 @@ Needs cmake and a C++ compiler with the sanitizers' runtimes.
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
@@ -18,25 +20,37 @@ OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1 detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
-DEADLINE_S = 300
+DEADLINE_S = 600
 
 
-def build(folder: Path, sanitizer: str, environment: dict[str, str]) -> None:
-    jobs = str(os.cpu_count() or 1)
-    for command in (
-        ["cmake", "-S", str(SOURCES), "-B", str(folder), f"-DSANITIZER={sanitizer}"],
-        ["cmake", "--build", str(folder), "--target", "stress", "stress_core", "--parallel", jobs],
-    ):
-        result = subprocess.run(
-            command,
-            check=False,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if result.returncode != 0:
-            sys.exit(f"{result.stdout}\n{' '.join(command)} failed")
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    """Run a command; its output, or the end of this program if it fails."""
+    result = subprocess.run(
+        command,
+        check=False,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    if result.returncode != 0:
+        sys.exit(f"{result.stdout}\n{' '.join(command)} failed with status {result.returncode}")
+    return result.stdout
+
+
+def stress(folder: Path, sanitizer: str, environment: dict[str, str]) -> str:
+    """Build and run the programs under a sanitizer; returns what they print."""
+    jobs = str((os.cpu_count() or 1) // len(SANITIZERS) or 1)
+    targets = ["--target", "stress", "stress_core", "--parallel", jobs]
+    _run(["cmake", "-S", str(SOURCES), "-B", str(folder), f"-DSANITIZER={sanitizer}"], environment)
+    _run(["cmake", "--build", str(folder), *targets], environment)
+    # What is measured under a sanitizer must not become the thresholds of this machine.
+    tuning = folder / "tuning"
+    tuning.unlink(missing_ok=True)
+    environment = {**environment, "HOSTNCCL_TUNING_FILE": str(tuning)}
+    core = [str(folder / "stress_core"), str(folder / "libhostnccl_sanitized.so")]
+    return _run([str(folder / "stress")], environment) + _run(core, environment)
 
 
 def main(builds: Path) -> None:
@@ -44,19 +58,12 @@ def main(builds: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, **OPTIONS, "PATH": path, "HOSTNCCL_STRICT": "1"}
     environment["HOSTNCCL_CONNECT"] = "0"  # first operations are pending in some of its parts
-    for sanitizer in SANITIZERS:
-        folder = builds / f"stress-{sanitizer.replace(',', '-')}"
-        build(folder, sanitizer, environment)
-        print(f"stress under -fsanitize={sanitizer}", flush=True)
-        # What is measured under a sanitizer must not become the thresholds of this machine.
-        tuning = folder / "tuning"
-        tuning.unlink(missing_ok=True)
-        environment["HOSTNCCL_TUNING_FILE"] = str(tuning)
-        core = [str(folder / "stress_core"), str(folder / "libhostnccl_sanitized.so")]
-        for stress in ([str(folder / "stress")], core):
-            result = subprocess.run(stress, check=False, env=environment, timeout=DEADLINE_S)
-            if result.returncode != 0:
-                sys.exit(f"{stress[0]} failed with status {result.returncode}")
+    folders = [builds / f"stress-{sanitizer.replace(',', '-')}" for sanitizer in SANITIZERS]
+    # Side by side: one waits for deadlocks to be found while the other compiles.
+    with ThreadPoolExecutor() as pool:
+        outputs = pool.map(stress, folders, SANITIZERS, repeat(environment))
+        for sanitizer, output in zip(SANITIZERS, outputs, strict=True):
+            print(f"stress under -fsanitize={sanitizer}\n{output}", end="", flush=True)
 
 
 if __name__ == "__main__":
