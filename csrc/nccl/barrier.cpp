@@ -16,7 +16,7 @@ namespace {
 
 bool membarrier(int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-// The child of a fork inherits both the registration and this.
+// A forked child inherits both the registration and this flag.
 std::atomic<bool> registered = false;
 
 void register_process() { registered.store(membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)); }
@@ -37,14 +37,15 @@ void prepare_heavy_barrier() noexcept {
   try {
     const common::SignalsBlocked blocked;  // inherited by the thread
     std::thread(register_process).detach();
-  } catch (const std::system_error&) {  // no thread: every barrier takes the longer way
+  } catch (const std::system_error&) {  // no thread: every barrier takes the slow path
   }
 }
 
 void heavy_barrier() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (registered.load() && membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) return;
-  // No such call (a sandbox), or not yet: by then every store of other threads is visible.
+  // membarrier is unavailable (a sandbox) or not registered yet: after this pause every store of
+  // other threads is visible.
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 

@@ -1,5 +1,5 @@
-// A memory barrier between a thread that passes often and one that passes rarely: the first pays
-// nothing at run time.
+// An asymmetric memory barrier: free at run time for the thread that passes it often, expensive for
+// the one that passes it rarely.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,9 @@ namespace pynccl {
 inline void light_barrier() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 // On the rare side, between a store and a load: a barrier in every running thread (membarrier).
 void heavy_barrier();
-// Registers the process for heavy_barrier(), when the module is imported: at once while there is
-// one thread, else in the background, since the kernel then waits for a grace period, which takes
-// seconds on a machine under load.
+// Registers the process for heavy_barrier() when the module is imported. With a single thread this
+// is immediate. Otherwise it runs in the background, because the kernel waits for a grace period,
+// which can take seconds on a loaded machine.
 void prepare_heavy_barrier() noexcept;
 
 }  // namespace pynccl

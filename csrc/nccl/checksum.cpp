@@ -31,8 +31,8 @@ alignas(64) constexpr auto kKeys = [] {
   return keys;
 }();
 
-// The product of the halves of a word, each with a key added, and the word itself: so it depends on
-// each half also where the other one and its key are 0 together.
+// The product of the two halves of a word, each with a key added, plus the word itself, so that it
+// depends on each half even if the other half plus its key is 0.
 constexpr std::uint64_t term(std::uint64_t word, std::uint64_t key) {
   const std::uint64_t low = (word + key) & 0xFFFFFFFF;
   const std::uint64_t high = ((word >> 32) + (key >> 32)) & 0xFFFFFFFF;
@@ -60,7 +60,7 @@ std::uint64_t sum_words_portably(const char* data, std::size_t first, std::size_
 }
 
 #ifdef __x86_64__
-// The compiler does not find the product of 32-bit halves, and multiplies 64 bits.
+// Explicit, because the compiler multiplies 64 bits instead of 32-bit halves.
 [[gnu::target("avx2")]] std::uint64_t sum_words_avx2(const char* data, std::size_t count) {
   const auto* keys = reinterpret_cast<const __m256i*>(kKeys.data());
   const auto* words = reinterpret_cast<const __m256i*>(data);
@@ -90,7 +90,7 @@ std::uint64_t sum_words(const char* data, std::size_t count) {
   return sum_words_portably(data, 0, count);
 }
 
-// The sum of a block, as if it was filled up with zeros.
+// The sum of a block, padded with zeros.
 std::uint64_t sum_block(const char* data, std::size_t length) {
   std::size_t count = length / sizeof(std::uint64_t);
   std::uint64_t sum = sum_words(data, count);

@@ -7,7 +7,7 @@
 
 namespace pynccl {
 
-// clock_gettime, which the C library finds again in each call.
+// clock_gettime without the C library's lookup in each call.
 extern decltype(&clock_gettime) kernel_clock;
 
 inline std::int64_t time_of(clockid_t clock) noexcept {
@@ -16,12 +16,12 @@ inline std::int64_t time_of(clockid_t clock) noexcept {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// It has a resolution of some milliseconds and costs a fraction of the precise clock.
+// Has a resolution of a few milliseconds and costs a fraction of the precise clock.
 inline std::int64_t coarse_time() noexcept { return time_of(CLOCK_MONOTONIC_COARSE); }
 
 inline std::int64_t precise_time() noexcept { return time_of(CLOCK_MONOTONIC); }
 
-// What turns a time of these clocks into nanoseconds since the epoch, by addition.
+// The offset from a time of these clocks to nanoseconds since the epoch.
 inline std::int64_t epoch_of_clock() noexcept { return time_of(CLOCK_REALTIME) - precise_time(); }
 
 }  // namespace pynccl

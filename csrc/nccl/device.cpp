@@ -7,8 +7,8 @@
 namespace pynccl {
 namespace {
 
-// The device that this thread has chosen by cudaSetDevice, 0 where no CUDA runtime is loaded.
-// Before CUDA 12 cudaSetDevice alone makes no context.
+// The device chosen by cudaSetDevice on this thread, or 0 if no CUDA runtime is loaded. Before
+// CUDA 12 cudaSetDevice alone does not create a context.
 int runtime_device() {
   const std::string runtime = loaded_path("libcudart.so");
   if (runtime.empty()) return 0;
@@ -43,7 +43,7 @@ DeviceScope::DeviceScope(const Library& library, int device) : library_(library)
 }
 
 DeviceScope::~DeviceScope() {
-  // A thread that had no context keeps the new one: NCCL expects a current context.
+  // A thread without a context keeps the new one, because NCCL expects a current context.
   if (changed_ && previous_) library_.driver().CtxSetCurrent(previous_);
 }
 

@@ -1,6 +1,5 @@
-// DeviceScope: makes a device current on this thread for the length of a scope, for the creation of
-// communicators, streams and allocations. It uses the device's primary context, as torch and CuPy
-// do.
+// DeviceScope: makes a device current on this thread during a scope, to create communicators,
+// streams and allocations. It uses the device's primary context, as torch and CuPy do.
 #pragma once
 
 #include "nccl/library.h"
@@ -9,8 +8,8 @@ namespace pynccl {
 
 class DeviceScope {
  public:
-  // A device below 0 keeps the thread's current device. Where there is none, the device of
-  // cudaSetDevice becomes current, or device 0.
+  // A negative device keeps the thread's current device. If the thread has none, the device chosen
+  // by cudaSetDevice becomes current, or else device 0.
   DeviceScope(const Library& library, int device);
   ~DeviceScope();
   DeviceScope(const DeviceScope&) = delete;
@@ -25,7 +24,7 @@ class DeviceScope {
   int device_ = 0;
 };
 
-// How many devices the library's driver sees. Throws LibraryNotFound where there is no driver.
+// The number of devices that the library's driver sees. Throws LibraryNotFound without a driver.
 int device_count(const Library& library);
 
 }  // namespace pynccl

@@ -1,5 +1,5 @@
-// Calls that throw: NCCL_CHECK and DRIVER_CHECK throw the exceptions of nccl/failure.h.
-// NCCL_CALL_NOTHROW returns the result and never throws; for destructors.
+// NCCL_CHECK and DRIVER_CHECK throw the exceptions of nccl/failure.h. NCCL_CALL_NOTHROW returns the
+// result and never throws, for destructors.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace pynccl {
 
-// What NCCL says, for the text of an exception.
+// NCCL's description of the error, for the text of an exception.
 std::string failure_text(const Library& library, ncclResult_t result, const char* function,
                          ncclComm_t comm, int rank);
 [[noreturn]] void throw_nccl(const Library& library, ncclResult_t result, const char* function,
@@ -18,8 +18,8 @@ std::string failure_text(const Library& library, ncclResult_t result, const char
 
 }  // namespace pynccl
 
-// NCCL_CHECK(library, comm, rank, ncclSend, (arguments...)): calls, and throws NcclFailure unless
-// the call succeeded.
+// NCCL_CHECK(library, comm, rank, ncclSend, (arguments...)): calls the function and throws
+// NcclFailure unless it succeeds.
 #define NCCL_CHECK(library, comm, rank, function, args)                              \
   do {                                                                               \
     const ncclResult_t result_ = (library).nccl<&NcclTable::function>() args;        \
@@ -27,8 +27,8 @@ std::string failure_text(const Library& library, ncclResult_t result, const char
       throw_nccl((library), result_, #function, (comm), (rank), __FILE__, __LINE__); \
   } while (false)
 
-// NCCL_CALL_NOTHROW(library, ncclCommAbort, (comm)): calls, returns the result and never throws;
-// for destructors. The result is ncclInvalidUsage where the library does not have the function.
+// NCCL_CALL_NOTHROW(library, ncclCommAbort, (comm)): calls the function and returns its result, or
+// ncclInvalidUsage if the library lacks it.
 #define NCCL_CALL_NOTHROW(library, function, args) \
   ((library).nccl_table().function ? (library).nccl_table().function args : ncclInvalidUsage)
 

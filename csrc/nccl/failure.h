@@ -1,4 +1,4 @@
-// The exceptions of the layers below Python. Wrong arguments are std::invalid_argument, thrown
+// The exceptions of the layers below Python. Invalid arguments are std::invalid_argument, thrown
 // before any call.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace pynccl {
 
-// A call into NCCL that did not return ncclSuccess.
+// An NCCL call that failed.
 class NcclFailure : public std::runtime_error {
  public:
   NcclFailure(ncclResult_t result, std::string name, int own_rank, const std::string& message,
@@ -27,10 +27,10 @@ class NcclFailure : public std::runtime_error {
   ncclResult_t code;
   std::string function;
   int rank;                                 // of the communicator, or -1
-  std::optional<std::vector<int>> missing;  // ncclTimeout: the ranks that did not come
+  std::optional<std::vector<int>> missing;  // ncclTimeout: the missing ranks
 };
 
-// Queued work that has failed, met by a stream call: the failure of the work, not of the call.
+// A failure of queued work, reported by a stream call that itself is valid.
 class WorkFailure : public NcclFailure {
  public:
   WorkFailure(ncclResult_t result, std::string name, const std::string& message,
@@ -40,16 +40,16 @@ class WorkFailure : public NcclFailure {
   const void* origin;  // the handle of the communicator, or of FailedFunctions
 };
 
-// What a function of the user has thrown that a stream has called.
+// An exception from a user function that a stream ran.
 class FunctionFailure : public std::runtime_error {
  public:
   FunctionFailure(const std::string& message, std::shared_ptr<void> what_was_thrown)
       : std::runtime_error(message), thrown(std::move(what_was_thrown)) {}
 
-  std::shared_ptr<void> thrown;  // of the bindings
+  std::shared_ptr<void> thrown;  // owned by the bindings
 };
 
-// A call into the CUDA driver (or hostnccl's stream calls) that did not return CUDA_SUCCESS.
+// A call of the CUDA driver, or a stream call of hostnccl, that did not return CUDA_SUCCESS.
 class DriverFailure : public std::runtime_error {
  public:
   DriverFailure(CUresult result, std::string name, const std::string& message)
@@ -59,13 +59,13 @@ class DriverFailure : public std::runtime_error {
   std::string function;
 };
 
-// A function that the loaded library does not have.
+// A function that the loaded library lacks.
 class MissingFunction : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A library that cannot be loaded, or that conflicts with one that is loaded.
+// A library that cannot be loaded, or that conflicts with a loaded one.
 class LibraryNotFound : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -76,8 +76,8 @@ inline bool succeeded(ncclResult_t result) {
   return result == ncclSuccess || result == ncclInProgress;
 }
 
-// The end of an exception's text: the place in the sources. function: what was called there, where
-// the text does not begin with it.
+// The end of an exception's text: the source location, with the called function if the text does
+// not begin with it.
 std::string place_text(const char* file, int line, const char* function = nullptr);
 DriverFailure driver_failure(const DriverTable& driver, CUresult result, const char* function,
                              const char* file, int line);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestBeforeFork(500);
 
-// The child has a new one.
+// A forked child gets a new one.
 std::timed_mutex& mutex() { return common::per_process<std::timed_mutex>(); }
 
 thread_local bool locked_by_fork = false;

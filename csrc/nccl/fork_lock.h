@@ -1,6 +1,6 @@
-// ForkLock: while one exists, a fork by another thread waits, so that the child has no copy of a
-// mutex that its scope has locked. Scopes are short: they wait for nothing, and run no Python. A
-// fork waits for half a second at most, because the forking thread may hold what a driver needs.
+// ForkLock: while one exists, a fork by another thread waits, so that the child does not inherit a
+// mutex locked in its scope. Scopes are short: they never block and run no Python. A fork waits for
+// at most half a second, because the forking thread may hold a lock that the driver needs.
 #pragma once
 
 namespace pynccl {

@@ -1,24 +1,24 @@
 // Interruption of waits: while the main thread waits in a library that supports it
-// (hostSetInterruptCheck), signal handlers run, and what they raise ends the wait.
+// (hostSetInterruptCheck), signal handlers run, and an exception of theirs ends the wait.
 #pragma once
 
 namespace pynccl {
 
 class Interrupt {
  public:
-  // The check of the bindings: runs the handlers of signals, if this thread does that; whether one
-  // of them has raised.
+  // Sets the bindings' check. It runs pending signal handlers, if this thread runs them, and
+  // returns whether one of them raised.
   static void set_check(bool (*check)()) { check_ = check; }
   static void install(void* set_check);  // hostSetInterruptCheck of a loaded library, or null
 
-  // Whether the wait of this thread was interrupted, until reset().
+  // Whether a wait of this thread was interrupted since the last reset().
   static bool pending() { return pending_; }
   static void reset() { pending_ = false; }
 
-  // The thread that runs the handlers.
+  // Whether this is the thread that runs signal handlers.
   static bool on_main_thread();
 
-  // For waits outside the library: runs the handlers. Whether one of them has raised.
+  // For waits outside the library: runs pending handlers and returns whether one of them raised.
   static bool poll() { return check() != 0; }
 
  private:

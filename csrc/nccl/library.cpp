@@ -31,7 +31,7 @@ void resolve(Function& entry, void* handle, const char* symbol) {
 }
 
 void* open_or_throw(const char* path) {
-  // RTLD_LOCAL: the symbols of two loaded NCCLs do not mix.
+  // RTLD_LOCAL keeps the symbols of two loaded NCCLs apart.
   void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!handle) throw LibraryNotFound(dlerror());
   return handle;
@@ -43,13 +43,13 @@ std::string path_of(void* handle) {
   return {};
 }
 
-// Truncates a versioned struct to the fields that a library has: call field() for each field in
+// Truncates a versioned struct to the fields that a library knows: call field() for each field in
 // order, then result().
 template <class Config>
 class Fit {
  public:
   Fit(const Config& config, const Library& library) : Fit(config, library, library.version()) {}
-  // For programs that were compiled with another version.
+  // For programs compiled with another version.
   Fit(const Config& config, const Library& library, int version)
       : config_(config), library_(library), version_(version) {}
 
@@ -199,7 +199,7 @@ ncclSimInfo_t Library::fit(const ncclSimInfo_t& info) const { return Fit(info, *
 
 ncclDevCommRequirements_t Library::fit(const ncclDevCommRequirements_t& requirements) const {
   using Requirements = ncclDevCommRequirements_t;
-  // A version that the caller has set is that of the kernels; NCCL compares it with its own.
+  // A version set by the caller is that of the kernels. NCCL compares it with its own.
   const int given = static_cast<int>(requirements.version);
   Fit fit(requirements, *this, given == kDeviceVersion ? version() : given);
 #define FIELD(since, type, name) \

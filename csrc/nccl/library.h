@@ -1,7 +1,6 @@
-// A loaded NCCL: its table of functions, and the table of stream calls of its memory. For
-// libnccl.so.2 the stream calls are those of libcuda.so.1; a library that exports stream calls
-// itself (libhostnccl.so) is its own driver. Nothing above this class depends on which of the two
-// it is.
+// A loaded NCCL library: its table of functions, and the table of the matching stream calls. For
+// libnccl.so.2 these are the CUDA driver's (libcuda.so.1). A library that exports stream calls
+// itself (libhostnccl.so) is its own driver. No code above this class depends on the difference.
 #pragma once
 
 #include <atomic>
@@ -21,21 +20,20 @@ enum class Memory { kHost, kDevice };
 
 class Library {
  public:
-  // Loads the library at path (a file, or a SONAME for the dynamic linker to find). Throws
-  // LibraryNotFound. A library stays loaded for the life of the process; the same file gives the
-  // same Library.
+  // Loads the library at path, a file or a SONAME for the dynamic linker. Throws LibraryNotFound. A
+  // library stays loaded until the process ends, and the same file returns the same Library.
   static std::shared_ptr<Library> open(const std::string& path);
 
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
   const std::string& path() const { return path_; }
-  int version() const { return version_; }  // as ncclGetVersion gives it: 23203 is 2.32.3
+  int version() const { return version_; }  // as by ncclGetVersion: 23203 is 2.32.3
   Memory memory() const { return memory_; }
 
   const NcclTable& nccl_table() const { return nccl_; }
 
-  // One entry of the table. Throws MissingFunction where this library does not have it.
+  // Returns one entry of the table. Throws MissingFunction if this library lacks it.
   template <auto Member>
   auto nccl() const {
     const auto function = nccl_.*Member;
@@ -44,32 +42,32 @@ class Library {
     return function;
   }
 
-  // Whether the library knows which queued work has failed (hostWorkFailure): then a wait for it
-  // fails. With others it ends as if the work were complete.
+  // Whether the library reports failed queued work (hostWorkFailure), so that a wait for it fails.
+  // With other libraries the wait ends as if the work had completed.
   bool tells_failed_work() const { return work_failure_ != nullptr; }
   struct FailedWork {
     ncclResult_t result;
     std::string text;
-    const void* origin;  // the handle of its communicator, or what hostFailFunction() was given
+    const void* origin;  // the communicator's handle, or the argument of hostFailFunction()
   };
-  // What has failed, if the last failed stream call of this thread has met failed work.
+  // The failed work, if that is why the last failed stream call of this thread failed.
   std::optional<FailedWork> failed_work() const;
-  // In a function that a stream of this library calls: it has failed.
+  // Called in a function that a stream of this library runs: marks it as failed.
   void fail_function(const std::string& text, const void* origin) const;
 
-  // By name, for extensions: any function that the file exports, and the stream calls of
-  // driver_functions.inc by their names in cuda.h; null for others. driver_symbol throws as
-  // driver() does.
+  // Look-ups by name, for extensions: any function that the file exports, and the stream calls of
+  // driver_functions.inc by their names in cuda.h. They return null for other names.
+  // driver_symbol() throws as driver() does.
   void* symbol(const char* name) const;
   void* driver_symbol(std::string_view name) const;
 
-  // The stream calls. Throws LibraryNotFound where there is no driver.
+  // The stream calls. Throws LibraryNotFound without a driver.
   const DriverTable& driver() const {
     if (!driver_ready_.load(std::memory_order_acquire)) [[unlikely]]
       load_driver();
     return driver_;
   }
-  // The file that the stream calls come from. Throws as driver() does.
+  // The file that provides the stream calls. Throws as driver() does.
   const std::string& driver_path() const {
     driver();
     return driver_path_;
@@ -77,8 +75,8 @@ class Library {
 
   int driver_version() const;  // 13000 for CUDA 13.0. Throws as driver() does, or DriverFailure
 
-  // A copy of a struct with the size and version of this library's nccl.h. Throws
-  // std::invalid_argument where a field is set that this library is too old for.
+  // Return a copy of a struct with the size and version of this library's nccl.h. Throw
+  // std::invalid_argument if a field is set that this library is too old for.
   ncclConfig_t fit(const ncclConfig_t& config) const;
   ncclCollConfig_t fit(const ncclCollConfig_t& config) const;
   ncclSimInfo_t fit(const ncclSimInfo_t& info) const;
@@ -106,7 +104,7 @@ class Library {
 // "2.32.3" for 23203; "2.8.4" for 2804, the form before NCCL 2.9.
 std::string version_text(int version);
 
-// The file of a library loaded in this process whose name begins with soname, or "".
+// The file of a library loaded in this process whose name begins with soname, else "".
 std::string loaded_path(std::string_view soname);
 
 }  // namespace pynccl

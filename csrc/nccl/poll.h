@@ -1,4 +1,4 @@
-// poll_until(): waits for a condition that has nothing to wait on.
+// poll_until(): waits for a condition by polling.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace pynccl {
 
-// Calls done() until it is true, with pauses that grow from 1 us to 1 ms. False where that takes
-// longer than some seconds.
+// Calls done() until it returns true, with pauses growing from 1 us to 1 ms. Returns false after
+// the given seconds.
 template <class Done>
 bool poll_until(std::optional<double> seconds, Done&& done) {
   using Clock = std::chrono::steady_clock;

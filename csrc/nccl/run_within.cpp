@@ -31,7 +31,7 @@ bool run_within(double seconds, std::function<void()> function, std::function<vo
     } catch (...) {
       run->error = std::current_exception();
     }
-    // What both hold is released before the caller continues.
+    // Resources that both hold are released before the caller continues.
     function = {};
     std::unique_lock lock(run->mutex);
     const bool is_late = run->late;

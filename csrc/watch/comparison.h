@@ -1,6 +1,6 @@
-// Comparison: before an operation is issued the ranks compare what they are about to call
-// (Config.check). The bindings have the exchange. For collectives all ranks wait for each other. Of
-// a message the rank that comes second compares; none waits.
+// Comparison: before issuing an operation the ranks compare their calls (Config.check). The
+// bindings provide the exchange. For collectives all ranks wait for each other. For a send and its
+// receive the later rank compares, and neither waits.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class Comparison {
   // What a rank of a communicator is about to issue.
   struct Item {
     Communicator* communicator;
-    std::uint64_t number;  // of the first of these collectives among those of the communicator
-    std::string text;      // "all_reduce(float32, count=4, sum)", of several with ", "
+    std::uint64_t number;  // of the first of these collectives in the communicator
+    std::string text;      // "all_reduce(float32, count=4, sum)", several joined by ", "
     // Those since the last comparison, by their numbers.
     std::vector<std::pair<std::uint64_t, std::string>> before;
   };
@@ -31,12 +31,12 @@ class Comparison {
     std::string text;      // "float32, count=4"
   };
 
-  // The exchange: throws where the ranks differ. One thread may have several ranks.
+  // The exchange. Throws if the ranks differ. One thread may run several ranks.
   using Exchange = void (*)(const std::vector<Item>& items, const std::vector<Message>& messages);
   static void set_exchange(Exchange exchange) { exchange_ = exchange; }
   static void observe();
 
-  // The operations that a thread is about to issue together.
+  // The operations that a thread is about to issue as a group.
   using Operations = std::vector<std::pair<Communicator*, const Operation*>>;
   static void run(const Operations& operations);
 

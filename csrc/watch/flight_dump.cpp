@@ -83,7 +83,7 @@ class DumpSink final : public Observer {
     if (FlightDump::default_path())  // a file system may not answer
       run_within(kWriteSeconds, [text] { FlightDump::write_default(text); });
   }
-  // It may be the fault of a communicator, whose failure is then dumped.
+  // May fail because of a communicator, whose failure is then dumped.
   void driver_failed() override {
     if (!FlightDump::default_path()) return;
     for (const auto& communicator : OpenCommunicators::communicators())
@@ -146,7 +146,7 @@ void FlightDump::write_default(const std::string& reason) noexcept {
 
 void FlightDump::observe() { Observers::add(*new DumpSink); }
 
-// A child of fork() has the handler, but not the thread.
+// A forked child inherits the handler, but not the thread.
 void FlightDump::listen() {
   const pid_t self = getpid();
   if (!default_path() || listening.exchange(self) == self) return;

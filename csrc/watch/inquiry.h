@@ -1,5 +1,5 @@
-// Inquiry: the question which ranks are missing in an operation that is late. The monitor asks; a
-// thread that can reach the other ranks, by a store, takes the question and answers.
+// Inquiry: which ranks are missing from a late operation. The monitor asks. A thread that can reach
+// the other ranks through a store answers.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ class Communicator;
 class Inquiry {
  public:
   struct Answer {
-    std::string text;  // empty: nothing is known
+    std::string text;  // empty if nothing is known
     std::optional<std::vector<int>> missing;
   };
 
@@ -30,11 +30,11 @@ class Inquiry {
   bool is_about(const Deadlines::Late& late) const;
 
   void answer(Answer answer);
-  // What was answered; an empty answer where that takes too long; none before.
+  // The answer, or an empty one if it takes too long. None until then.
   std::optional<Answer> result() const;
 
   static void ask(std::shared_ptr<Inquiry> inquiry);
-  // Waits for the next question for some seconds at most; nullptr where there is none.
+  // Waits for the next question for the given seconds. Returns nullptr if there is none.
   static std::shared_ptr<Inquiry> take(double seconds);
 
  private:

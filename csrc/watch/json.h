@@ -1,4 +1,4 @@
-// Text in JSON, for the files that C++ writes: dumps of the flight record, traces, recordings.
+// JSON output for the files that C++ writes: flight record dumps, traces and recordings.
 #pragma once
 
 #include <charconv>
@@ -27,7 +27,7 @@ std::string or_null(bool known, const T& value) {
   return known ? of(value) : "null";
 }
 
-// What all 64 bits of are needed: readers of JSON may have floating-point numbers only.
+// Numbers of which all 64 bits matter, as text: JSON readers may only support doubles.
 inline std::string hexadecimal(std::uint64_t value) { return quoted(FlightIdentity::text(value)); }
 inline std::string hexadecimal_or_null(std::uint64_t value) {
   return value != 0 ? hexadecimal(value) : "null";

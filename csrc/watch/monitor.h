@@ -1,5 +1,5 @@
-// Monitor: the thread that looks at the deadlines of all communicators of the process, and ends
-// what is late. It sleeps while there is no communicator.
+// Monitor: the thread that checks the deadlines of all communicators of the process and ends late
+// operations. It sleeps while there is no communicator.
 #pragma once
 
 #include <condition_variable>
@@ -14,11 +14,11 @@ namespace pynccl {
 
 class Monitor {
  public:
-  static void observe();  // looks at the communicators that are made from now on
+  static void observe();  // watches communicators created from now on
 
  private:
   class Sink;
-  // The inquiries about what is late.
+  // The inquiries about late operations.
   using Inquiries = std::map<Communicator*, std::shared_ptr<Inquiry>>;
 
   void start();

@@ -13,7 +13,7 @@
 namespace pynccl {
 namespace {
 
-// What a call reads of its thread.
+// The thread-local state that a call reads.
 struct OfThread {
   TraceLog* log = nullptr;
   std::uint32_t generation = 0;  // of the log
@@ -40,12 +40,12 @@ struct LogEnd {
 
 std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-// Whether a call on the stream returns when its work is done.
+// Whether a call on the stream returns after its work is done.
 bool blocks(const Library& library, CUstream stream) {
   return library.memory() == Memory::kHost && stream == nullptr;
 }
 
-// The events before and after; none where the driver refuses them, which fails no call.
+// The events before and after. None if the driver refuses them, which does not fail the call.
 std::unique_ptr<TraceTimes> times_of(const std::shared_ptr<Library>& library, int device,
                                      CUstream stream, bool in_graph = false) noexcept {
   try {
@@ -66,7 +66,7 @@ void give_times(TraceEntry& entry, std::unique_ptr<TraceTimes>& times, CUstream 
   }
 }
 
-// The capture that the stream takes part in, or 0.
+// The id of the capture that the stream takes part in, or 0.
 std::uint64_t capture_of(const Library& library, CUstream stream) {
   if (stream == nullptr && library.memory() == Memory::kHost) return 0;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -75,7 +75,8 @@ std::uint64_t capture_of(const Library& library, CUstream stream) {
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : std::uint64_t{id};
 }
 
-// The begin or end of a range on a stream: when the stream gets there, unless it is captured.
+// The begin or end of a range on a stream: the time at which the stream gets there, unless
+// captured.
 void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, CUstream stream) {
   if (!library || blocks(*library, stream)) return;
   entry.flags |= TraceEntry::kOnDevice;
@@ -84,7 +85,7 @@ void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, 
     entry.began = static_cast<std::int64_t>(address(times.release()));
 }
 
-// All members but the times.
+// Sets all members except the times.
 [[gnu::always_inline]] inline void describe(TraceEntry& entry, OperationKind kind,
                                             const Operation& o) {
   entry.type = TraceEntry::Type::kOperation;
@@ -128,7 +129,7 @@ inline std::uint32_t Trace::number_of(Communicator& communicator) {
   return add_communicator(communicator);
 }
 
-// At its first use, with the windows that are open.
+// At the communicator's first use, with its open windows.
 std::uint32_t Trace::add_communicator(Communicator& communicator) {
   const std::uint32_t number = TraceState::get().number_of(communicator);
   const std::uint64_t generation = TraceState::generation();
@@ -139,7 +140,7 @@ std::uint32_t Trace::add_communicator(Communicator& communicator) {
 }
 
 void Trace::open_window(Communicator& communicator, const WindowEvent& window) {
-  if (window.nbytes == 0) return;  // that of a device communicator
+  if (window.nbytes == 0) return;  // the window of a device communicator
   TraceEntry entry;
   entry.type = TraceEntry::Type::kWindowOpen;
   entry.communicator = number_of(communicator);
@@ -265,7 +266,7 @@ void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& libr
   append(entry);
 }
 
-// The signals that a wait is for: a wait_signal has no other arguments.
+// The signals of a wait. A wait_signal has no other arguments.
 void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
   const auto* const signals = static_cast<const ncclWaitSignalDesc_t*>(o.sendbuff);
   for (std::size_t i = 0; i < o.count; ++i) {
@@ -314,7 +315,7 @@ void TraceCall::fill(TraceEntry& entry) const {
   entry.graph = graph_;
 }
 
-// An operation within another one, of the handler of a signal, has other memory.
+// A nested operation, called by a signal handler, uses separate memory.
 void* TraceCall::operator new(std::size_t bytes) {
   OfThread& own = of_thread;
   if (std::exchange(own.uses_room, true)) [[unlikely]]
@@ -353,7 +354,7 @@ void TraceGroup::use(Communicator& communicator, CUstream stream) {
   if (!Trace::timed()) return;
   const Library& library = communicator.library();
   const int device = communicator.device();
-  const auto same = [&](const Used& one) {  // a default stream is one for each device
+  const auto same = [&](const Used& one) {  // each device has its own default stream
     return one.stream == stream && one.device == device && one.library == &library;
   };
   if (std::any_of(used_.begin(), used_.end(), same)) return;

@@ -1,6 +1,6 @@
-// Tracing: while a trace or a recording is on, each operation of this process leaves an entry, and
-// so do waits, launches of graphs and ranges of the user. A trace has the times of the devices and
-// is kept in memory; a recording has none and is a file: docs/trace.md.
+// Tracing: while a trace or a recording is on, each operation of this process appends an entry, as
+// do waits, graph launches and user ranges. A trace includes device times and is kept in memory. A
+// recording does not, and is a file (docs/trace.md).
 #pragma once
 
 #include <atomic>
@@ -22,26 +22,26 @@ class Trace : public TraceModes {
  public:
   static void observe();
 
-  // A trace in memory with at most so many operations; what comes later is counted only. With
-  // graphs, operations that are captured from now on have times in each launch. Throws
-  // std::invalid_argument where there is one.
+  // Starts a trace in memory of at most this many operations. Later ones are only counted. With
+  // graphs, operations captured from now on are timed in each launch. Throws std::invalid_argument
+  // if a trace is already on.
   static void start(std::uint64_t operations, bool graphs);
-  // Waits until what was traced is done, at most so long, and returns the trace in the form of a
+  // Waits up to the limit for the traced work to finish, and returns the trace in the format of a
   // recording.
   static std::string stop(double seconds);
 
-  // A recording of at most so many bytes: the file is made at the first operation. Its name is the
-  // path, with the rank of the process, or "pid" and its process id, before the suffix.
+  // Starts a recording of at most this many bytes. The file is created at the first operation. Its
+  // name is the path with the rank of the process, or "pid" and its process id, before the suffix.
   static void start_recording(const std::string& path, std::uint64_t bytes);
-  // The name of the file; empty where nothing was recorded. Throws std::system_error where writing
-  // has failed.
+  // Returns the name of the file, empty if nothing was recorded. Throws std::system_error if
+  // writing failed.
   static std::string stop_recording();
   // Called before and after each operation of a trace with marks.
   using Mark = void (*)(const char* operation, bool begins);
   static void set_mark(Mark mark) { mark_.store(mark); }
 
-  // A range of the user. Where library is given, its times are those of the stream. Returns its
-  // number, 0 where there is no trace.
+  // Begins a user range. With a library, its times are those of the stream. Returns its number, or
+  // 0 if no trace is on.
   static std::uint64_t begin_range(const std::string& name, bool compute,
                                    const std::shared_ptr<Library>& library, CUstream stream);
   static void end_range(std::uint64_t number, const std::shared_ptr<Library>& library,
@@ -73,17 +73,17 @@ class Trace : public TraceModes {
   inline static std::atomic<Mark> mark_ = nullptr;
 };
 
-// An operation outside of a group, from before its call to after it.
+// An operation outside a group, from before its call to after it.
 class TraceCall final : public Observation {
  public:
   explicit TraceCall(const OperationEvent& event);
-  ~TraceCall() override;  // it has failed, unless succeeded() was called
+  ~TraceCall() override;  // the operation failed unless succeeded() was called
   TraceCall(const TraceCall&) = delete;
   TraceCall& operator=(const TraceCall&) = delete;
 
   void succeeded() override;
 
-  // In memory of the thread.
+  // In thread-local memory.
   static void* operator new(std::size_t bytes);
   static void operator delete(void* memory);
 
@@ -109,7 +109,7 @@ class TraceGroup {
   TraceGroup& operator=(const TraceGroup&) = delete;
 
   void use(Communicator& communicator, CUstream stream);  // that an operation will have
-  // In place of a TraceCall.
+  // Replaces a TraceCall.
   static void add(Communicator& communicator, const Operation& o);
   void succeeded() { flags_ = 0; }
 
@@ -130,7 +130,7 @@ class TraceGroup {
   TraceGroup* const outer_;
 };
 
-// A launch of a graph that no capture records.
+// A graph launch outside a capture.
 class TraceLaunch final : public Observation {
  public:
   explicit TraceLaunch(const LaunchEvent& event);
@@ -149,21 +149,21 @@ class TraceWait final : public Observation {
  public:
   using What = WaitEvent::What;
 
-  // Of the calling thread, for a stream or an event.
+  // By the calling thread, for a stream or an event.
   explicit TraceWait(What what, CUstream waited_for = nullptr);
-  // Of a stream; of the calling thread where that is the stream.
+  // By a stream, or by the calling thread if it is the stream.
   TraceWait(What what, const std::shared_ptr<Library>& library, int device, CUstream stream);
   ~TraceWait() override;
   TraceWait(const TraceWait&) = delete;
   TraceWait& operator=(const TraceWait&) = delete;
 
-  // What is waited for.
+  // The target of the wait.
   void of(Communicator& communicator, std::uint64_t sequence);
   void of(const Event& event);
 
  private:
   const bool on_;
-  std::shared_ptr<Library> library_;  // where there are times_
+  std::shared_ptr<Library> library_;  // set if times_ is
   CUstream stream_ = nullptr;
   std::unique_ptr<TraceTimes> times_;
   TraceEntry entry_;

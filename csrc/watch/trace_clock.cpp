@@ -10,9 +10,9 @@
 namespace pynccl {
 namespace {
 
-constexpr std::int64_t kBaseInterval = 1'000'000'000;  // a float has 60 ns then
-constexpr double kBaseSeconds = 1;                     // for a base, which waits for nothing
-constexpr int kTries = 5;                              // for a base: the time of the best is taken
+constexpr std::int64_t kBaseInterval = 1'000'000'000;  // a float then resolves 60 ns
+constexpr double kBaseSeconds = 1;                     // for a base, before which nothing is queued
+constexpr int kTries = 5;                              // for a base: the best one is taken
 
 }  // namespace
 
@@ -24,7 +24,7 @@ TraceClock::TraceClock(std::shared_ptr<Library> library, int device)
   add_base();
 }
 
-// An event that was reached between two times.
+// An event reached between two times.
 std::optional<TraceClock::Base> TraceClock::take_base() const {
   Base base{events_->take(), precise_time(), 0};
   base.event->record(stream_ ? stream_->handle() : nullptr);
@@ -33,7 +33,7 @@ std::optional<TraceClock::Base> TraceClock::take_base() const {
   return base;
 }
 
-// The chain of bases is smooth, and the clock of the process keeps it from drifting away.
+// The chain of bases is smooth, and the process's clock bounds its drift.
 void TraceClock::add_base() {
   std::optional<Base> best;
   for (int i = 0; i < kTries; ++i) {

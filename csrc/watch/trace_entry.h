@@ -1,17 +1,17 @@
-// TraceEntry: what a trace or a recording has of one call. Its bytes are the contents of a
-// recording: docs/trace.md.
+// TraceEntry: the entry of one call in a trace or a recording. Its bytes are the contents of a
+// recording (docs/trace.md).
 #pragma once
 
 #include <cstdint>
 
 namespace pynccl {
 
-// Times are in nanoseconds of precise_time(); 0: unknown.
+// Times are in nanoseconds of precise_time(). 0 means unknown.
 struct TraceEntry {
   enum class Type : std::uint8_t {
     kOperation,
-    kGroupEnd,  // one for each stream of a group: the times of its operations
-    kSignal,    // one that a kWaitSignal waits for; before it
+    kGroupEnd,  // one for each stream of a group, with the times of its operations
+    kSignal,    // a signal that the following kWaitSignal waits for
     kLaunch,    // of a graph
     kWait,  // of a thread or stream; kind is a TraceWait::What. For an event: number is when it was
             // recorded, recvbuff its stream
@@ -37,7 +37,7 @@ struct TraceEntry {
   std::uint32_t group = 0;   // from 1; 0: none
   std::int64_t called = 0;
   std::int64_t returned = 0;
-  std::int64_t began = 0;  // when the stream had reached it
+  std::int64_t began = 0;  // when the stream reached it
   std::int64_t ended = 0;
   std::uint64_t sequence = 0;
   std::uint64_t number = 0;

@@ -1,5 +1,5 @@
-// TraceLog: the entries of one thread that were not collected yet. The thread writes, without a
-// lock; one collector at a time reads.
+// TraceLog: the entries of one thread that are not collected yet. The thread writes without a lock.
+// One collector at a time reads.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ class TraceLog {
 
   enum class Room { kNone, kHalf, kEnough };
 
-  // Calls fill(entry) on the next one, which has the values of an older one. kNone: it did not, for
-  // there is no room. kHalf: the log has just become half full.
+  // Calls fill(entry) on the next slot, which still holds a stale entry. Returns kNone if the log
+  // is full and kHalf if it has just become half full.
   template <class Fill>
   [[gnu::always_inline]] Room append(Fill&& fill) {
     const std::uint64_t written = written_.load(std::memory_order_relaxed);

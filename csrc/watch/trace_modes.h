@@ -1,4 +1,4 @@
-// Which traces and recordings there are.
+// Which traces and recordings are on.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@ namespace pynccl {
 
 class TraceModes {
  public:
-  // Whether there is a trace or a recording; a recording; a trace. Each is one load.
+  // Whether a trace or a recording is on, a recording, a trace. Each is one load.
   static bool on() { return modes_.load(std::memory_order_relaxed) != 0; }
   static bool recorded() { return has(kRecorded); }
   static bool timed() { return has(kTimed); }

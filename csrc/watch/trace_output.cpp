@@ -142,7 +142,7 @@ std::string TraceFile::finish(const TraceTables& tables) {
   return name_;
 }
 
-// The file has its name from the beginning: it is readable while it grows, and if the process dies.
+// The file has its final name from the start, and can be read while it grows or after a crash.
 void TraceFile::write_all(std::string_view bytes) {
   if (!file_) {
     name_ = path_of_process(path_);

@@ -1,4 +1,4 @@
-// Where the entries of traces and recordings go. Both have the same form: docs/trace.md.
+// The destinations of entries: a trace and a recording, in the same format (docs/trace.md).
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace pynccl {
 
 class Deadlines;
 
-// What the numbers in entries stand for.
+// The tables that the numbers in entries refer to.
 class TraceTables {
  public:
   std::uint32_t add_communicator(const std::shared_ptr<Deadlines>& deadlines, const char* provider);
   std::uint64_t add_name(const std::string& text);  // the same number for the same text
-  void update();  // what communicators are called may have changed
+  void update();                                    // the names of communicators may have changed
 
   const std::vector<std::string>& communicators() const { return communicators_; }  // JSON
   const std::vector<std::string>& names() const { return names_; }
@@ -34,7 +34,7 @@ class TraceTables {
   std::vector<std::string> names_;
 };
 
-// Makes the bytes.
+// Encodes entries.
 class TraceWriter {
  public:
   explicit TraceWriter(bool timed);
@@ -43,8 +43,8 @@ class TraceWriter {
     entries_.append(reinterpret_cast<const char*>(&entry), sizeof entry);
   }
   void drop() { ++dropped_; }
-  // What was written since: first what the numbers in it stand for, so that a part of a file is
-  // complete.
+  // Returns the bytes since the last call. The tables come first, so that any prefix of a file can
+  // be read.
   std::string take(const TraceTables& tables);
   std::string take_last(const TraceTables& tables);
 
@@ -58,13 +58,13 @@ class TraceWriter {
   std::size_t names_ = 0;
 };
 
-// A trace: at most so many operations.
+// A trace of a limited number of operations.
 class TraceMemory {
  public:
   explicit TraceMemory(std::uint64_t operations) : writer_(true), left_(operations) {}
 
   bool full() const { return left_ == 0; }
-  // False where it is full.
+  // Returns false if it is full.
   bool reserve() {
     if (left_ == 0) return writer_.drop(), false;
     return --left_, true;
@@ -76,7 +76,7 @@ class TraceMemory {
   std::uint64_t left_;
 };
 
-// A recording: at most so many bytes.
+// A recording of a limited number of bytes.
 class TraceFile {
  public:
   TraceFile(std::string path, std::uint64_t bytes)
@@ -85,14 +85,14 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
 
   void write(const TraceEntry& entry);
-  void flush(const TraceTables& tables) noexcept;  // where there is anything
+  void flush(const TraceTables& tables) noexcept;  // if there is anything
   std::string finish(const TraceTables& tables);   // as Trace::stop_recording()
 
  private:
   void write_all(std::string_view bytes);
 
   const std::string path_;
-  std::string name_;  // once there is the file
+  std::string name_;  // once the file exists
   std::unique_ptr<common::NewFile> file_;
   TraceWriter writer_;
   std::uint64_t left_;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval(50);  // between two collections
 
-// Whether an entry is of interest for a recording.
+// Whether a recording includes the entry.
 bool is_recorded(const TraceEntry& entry) {
   switch (entry.type) {
     case TraceEntry::Type::kOperation:
@@ -49,7 +49,7 @@ TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool 
   record(*began, stream, in_graph);
 }
 
-// When a graph ends is not known.
+// The end of a graph is not known.
 TraceTimes::~TraceTimes() {
   if (!in_graph) return;
   static auto& kept = *new std::deque<PooledEvent>;
@@ -125,7 +125,7 @@ void TraceState::after_launch(const TraceEntry& launch, const TraceClock& clock,
   }
 }
 
-// Whether it has been read, or never will be.
+// Whether it was read, or never will be.
 bool TraceState::resolve_launch(CapturedGraph& graph) {
   if (!graph.launched || !memory_) return true;
   try {
@@ -160,7 +160,7 @@ bool TraceState::resolve_launches() {
 void TraceState::start(std::uint64_t operations, bool graphs) {
   const std::lock_guard lock(mutex_);
   if (memory_) throw std::invalid_argument("trace: there is one already");
-  collect_locked();  // discards what was left by calls that ended after the last trace
+  collect_locked();  // discards the entries of calls that ended after the last trace
   memory_.emplace(operations);
   switch_on(TraceModes::kTimed | (graphs ? TraceModes::kGraphs : 0u));
 }
@@ -229,7 +229,7 @@ void TraceState::collect_locked() {
   resolve(false);
 }
 
-// The events of an entry are in the place of their times.
+// The fields for the times of an entry hold its events.
 void TraceState::take(const TraceEntry& from) {
   TraceEntry entry = from;
   std::unique_ptr<TraceTimes> times(

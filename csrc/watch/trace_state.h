@@ -1,5 +1,5 @@
-// TraceState: what the traces and recordings of a process have: the logs of the threads, the
-// communicators, the clocks of the devices, and where entries go.
+// TraceState: the state of the traces and recordings of a process: the logs of the threads, the
+// communicators, the clocks of the devices, and the outputs.
 #pragma once
 
 #include <condition_variable>
@@ -20,8 +20,8 @@ namespace pynccl {
 
 class Communicator;
 
-// The events of an entry, until their times are known. With in_graph they are recorded by each
-// launch of the graph that the stream is captured into, and never used again.
+// The events of an entry, until their times are known. With in_graph each launch of the captured
+// graph records them, and they are not reused.
 struct TraceTimes {
   TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph);
   ~TraceTimes();
@@ -39,21 +39,21 @@ struct TraceTimes {
 
 class TraceState {
  public:
-  static TraceState& get();  // the child of a fork has a new one, and no trace
-  // Another number in the child of a fork.
+  static TraceState& get();  // a forked child has a new one, without a trace
+  // Differs in a forked child.
   static std::uint32_t generation() { return generation_.load(std::memory_order_relaxed); }
 
   TraceLog& make_log();
   std::uint32_t number_of(Communicator& communicator);
-  std::uint64_t name(const std::string& text);  // its number, for entries
-  // Throws DriverFailure where the device has no events.
+  std::uint64_t name(const std::string& text);  // returns its number, for entries
+  // Throws DriverFailure if the device cannot create events.
   const TraceClock& clock(const std::shared_ptr<Library>& library, int device);
 
-  // Captured operations, of a graph that the entry names. Those of a group have no times: the end
-  // of the group has.
+  // Captured operations of the graph that the entry names. Those of a group have no times, only the
+  // end of the group does.
   void add_captured(const TraceEntry& entry, std::unique_ptr<TraceTimes> times);
-  // Around the launch of a graph. Its captured operations have the times of a launch if that was
-  // done when the graph is launched again, or when the trace ends.
+  // Called around a graph launch. Its captured operations get the times of a launch that is
+  // complete when the graph is launched again, or when the trace ends.
   void before_launch(std::uint64_t graph);
   void after_launch(const TraceEntry& launch, const TraceClock& clock, CUstream stream);
 
@@ -61,14 +61,14 @@ class TraceState {
   std::string stop(double seconds);
   void start_recording(const std::string& path, std::uint64_t bytes);
   std::string stop_recording();
-  void collect();  // moves what the logs have on
+  void collect();  // moves entries from the logs to the outputs
   void wake() { changed_.notify_all(); }
 
  private:
   void collect_locked();
   void take(const TraceEntry& entry);
   void resolve(bool last);
-  bool resolve_launches();  // whether all are done
+  bool resolve_launches();  // returns whether all are resolved
   void switch_on(unsigned mode);
   void switch_off(unsigned mode);
   void run();
@@ -82,7 +82,7 @@ class TraceState {
   struct CapturedGraph {
     std::vector<Pending> operations;
     std::int64_t called = 0;              // the last launch
-    std::optional<PooledEvent> launched;  // after it, until its times were read
+    std::optional<PooledEvent> launched;  // after it, until its times are read
   };
   bool resolve_launch(CapturedGraph& graph);
 
@@ -95,12 +95,12 @@ class TraceState {
   std::vector<std::unique_ptr<TraceClock>> clocks_;
   std::mutex tables_mutex_;
   TraceTables tables_;
-  std::mutex mutex_;  // of the following
+  std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
   bool running_ = false;
   std::optional<TraceMemory> memory_;
-  std::deque<Pending> pending_;  // of the trace, in the order of the calls of a thread
-  std::map<std::uint64_t, CapturedGraph> captured_;  // by the numbers of their captures
+  std::deque<Pending> pending_;  // entries of the trace, in the order of each thread's calls
+  std::map<std::uint64_t, CapturedGraph> captured_;  // by capture number
   std::optional<TraceFile> file_;
 };
 
