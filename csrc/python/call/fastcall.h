@@ -1,4 +1,4 @@
-// Methods with Python's METH_FASTCALL convention, added to classes that pybind11 has made: a table
+// Methods with Python's METH_FASTCALL convention, added to classes defined by pybind11: a table
 // of parameter names, and arguments read from the C array that Python passes, without a tuple or a
 // dictionary.
 #pragma once
@@ -120,7 +120,7 @@ class Signature {
 using FastMethod = PyObject* (*)(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                                  PyObject* kwnames);
 
-// Adds a method to a class that pybind11 has made. The definition must live as long as the class.
+// Adds a method to a class defined by pybind11. The definition must live as long as the class.
 inline void add_method(const py::handle& type, PyMethodDef& definition) {
   auto descriptor = py::reinterpret_steal<py::object>(
       PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition));

@@ -1,4 +1,4 @@
-// GilReleased and GilAcquired: release and acquire the GIL for the length of a scope. When the
+// GilReleased and GilAcquired: release and acquire the GIL during a scope. When the
 // interpreter ends, a thread that waits for the GIL sleeps until the process has ended: before 3.14
 // Python ends it with pthread_exit, which would unwind through destructors and abort the process.
 // pybind11's gil_scoped_release costs as much as all checks of a call, since it also looks up

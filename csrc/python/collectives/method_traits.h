@@ -10,7 +10,7 @@ namespace pynccl::python {
 // A buffer holds one block, or all blocks: one for each rank.
 struct MethodTraits {
   const char* name;
-  const char* root_or_peer;  // the name of the rank parameter, nullptr where there is none
+  const char* root_or_peer;  // the name of the rank parameter, nullptr if there is none
   bool reduces;
   bool takes_out;
   int send_blocks;  // 1, or 0 for one per rank

@@ -54,7 +54,7 @@ template <OperationKind K>
 
 // The fast path of make_operation(): one tensor in place and nothing else given (args: the tensor,
 // and the rank where the method takes one), the tensor of the same type and dtype as the last one.
-// It makes the same checks by predicates. False where one of them fails or the call is not of this
+// It makes the same checks by predicates. False if one of them fails or the call is not of this
 // form: then make_operation() handles it and reports mistakes.
 template <OperationKind K>
 [[gnu::always_inline]] inline bool make_plain_operation(Communicator& communicator,

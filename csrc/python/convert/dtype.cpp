@@ -38,7 +38,7 @@ constexpr DType kTypes[] = {
     {"complex128", ncclFloat64, kDLComplex, 128, 2, kComplex, 20000},
 };
 
-// The row of kTypes by type code and element size in bytes; -1 where NCCL has no such type.
+// The row of kTypes by type code and element size in bytes; -1 if NCCL has no such type.
 constexpr auto kRows = [] {
   std::array<std::array<signed char, 17>, 16> rows{};
   for (auto& row : rows) row.fill(-1);

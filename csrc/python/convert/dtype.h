@@ -32,7 +32,7 @@ struct DType {
   }
 };
 
-// nullptr where NCCL has no such type.
+// nullptr if NCCL has no such type.
 const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes);
 
 // The type string of an array interface, such as "<f4".
@@ -41,7 +41,7 @@ struct TypeString {
   std::size_t size;  // bytes of one element
   bool swapped;      // in the byte order of other machines
 };
-// None where it is not of that form.
+// None if it is not of that form.
 std::optional<TypeString> parse_type_string(const std::string& text);
 const DType* find_dtype(const TypeString& type);
 // From the type string and, for types that NumPy does not define (ml_dtypes), from the name of

@@ -8,7 +8,7 @@
 namespace pynccl::python {
 
 // Reads __cuda_array_interface__, __array_interface__ or __dlpack__, the first one that the object
-// has. False where it has none of them.
+// has. False if it has none of them.
 bool view_interface(TensorView& view, Owners& owners);
 
 }  // namespace pynccl::python

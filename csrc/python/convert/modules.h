@@ -26,14 +26,14 @@ class ModuleClass {
  public:
   constexpr ModuleClass(const char* module, const char* name) : module_(module), name_(name) {}
 
-  // The module, borrowed; nullptr where it was not imported. Imports nothing.
+  // The module, borrowed; nullptr if it was not imported. Imports nothing.
   PyObject* module() {
     PyObject* found = PyDict_GetItemWithError(PyImport_GetModuleDict(), module_.get());
     if (!found && PyErr_Occurred()) throw py::error_already_set();
     return found;
   }
 
-  // The class, borrowed; nullptr where the module was not imported, or has none (while it is being
+  // The class, borrowed; nullptr if the module was not imported, or has none (while it is being
   // imported).
   PyTypeObject* get() {
     PyObject* found = module();
@@ -52,7 +52,7 @@ class ModuleClass {
   Name module_, name_;
 };
 
-// The attribute, null where there is none or where reading it raises (torch's
+// The attribute, null if there is none or where reading it raises (torch's
 // __cuda_array_interface__ does for CPU tensors).
 inline py::object attribute_or_null(PyObject* object, PyObject* name) {
   PyObject* found = nullptr;

@@ -70,7 +70,7 @@ bool has_this_layout(PyTypeObject* ndarray) {
   }
 }
 
-// numpy.ndarray: kept for the life of the process, filled in once, under the GIL.
+// numpy.ndarray: kept until the process ends, filled in once, under the GIL.
 PyTypeObject* known = nullptr;
 bool layout_is_right = false;
 

@@ -22,7 +22,7 @@ class Owners {
     if (!list_ && !(list_ = PyList_New(0))) throw py::error_already_set();
     if (PyList_Append(list_, owner.ptr()) != 0) throw py::error_already_set();
   }
-  // All of them as one object; nullptr where there are none, as for most arrays.
+  // All of them as one object; nullptr if there are none, as for most arrays.
   PyObject* get() const { return list_; }
   py::object object() const { return py::reinterpret_borrow<py::object>(list_ ? list_ : Py_None); }
 

@@ -36,7 +36,7 @@ Reader& place_of(PyTypeObject* type) {
   return readers[reinterpret_cast<std::uintptr_t>(type) / 64 % readers.size()];
 }
 
-// nullptr where the type has none, or one of another version.
+// nullptr if the type has none, or one of another version.
 const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   static constinit Name name("__dlpack_c_exchange_api__");
   if (!_PyType_Lookup(type, name.get())) return nullptr;

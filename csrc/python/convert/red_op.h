@@ -22,7 +22,7 @@ class RedOp {
   ncclRedOp_t value() const { return value_; }
   const std::string& name() const { return name_; }
 
-  // Throws ValueError where this operator is not defined on the dtype or belongs to another
+  // Throws ValueError if this operator is not defined on the dtype or belongs to another
   // communicator.
   void check(const DType& dtype, const Communicator& communicator) const {
     if (!dtype.reduces(value_) || communicator_) [[unlikely]]

@@ -22,7 +22,7 @@ struct TensorView {
   int device_type = 0;  // DLDeviceType; 0 for an integer address, whose device is unknown
   int device_id = 0;
   bool readonly = false;
-  const DLPackExchangeAPI* api = nullptr;  // gives the current stream; null where there is none
+  const DLPackExchangeAPI* api = nullptr;  // gives the current stream; null if there is none
   PyObject* owner = nullptr;               // borrowed from the call
   const char* argument = "";               // the parameter's name, for messages
 
@@ -54,7 +54,7 @@ namespace tensor_mistakes {
 [[noreturn, gnu::cold]] void throw_readonly(const TensorView& view);
 }  // namespace tensor_mistakes
 
-// The number of elements of a tensor; -1 where it is not contiguous.
+// The number of elements of a tensor; -1 if it is not contiguous.
 [[gnu::always_inline]] inline std::int64_t contiguous_elements(const DLTensor& tensor) {
   std::int64_t elements = 1;
   bool contiguous = true;
@@ -128,7 +128,7 @@ inline TensorView view_tensor(Owners& owners, const char* argument, PyObject* ob
 // The slow part of check_placement().
 void check_placement_slowly(TensorView& view, const Library& library, int device);
 
-// Throws ValueError where the buffer is not in the memory of a communicator of the library on
+// Throws ValueError if the buffer is not in the memory of a communicator of the library on
 // device, or the library is too old for its dtype. Afterwards the view has a device_id.
 [[gnu::always_inline]] inline void check_placement(TensorView& view, const Library& library,
                                                    int device) {
@@ -138,7 +138,7 @@ void check_placement_slowly(TensorView& view, const Library& library, int device
     check_placement_slowly(view, library, device);
 }
 
-// Throws ValueError where the buffer is read-only.
+// Throws ValueError if the buffer is read-only.
 inline void check_writable(const TensorView& view) {
   if (view.readonly) [[unlikely]]
     tensor_mistakes::throw_readonly(view);

@@ -12,7 +12,7 @@ namespace py = pybind11;
 
 ModuleClass tensor_class{"torch", "Tensor"};
 
-// Kept for the life of the process, filled in once; under the GIL, without a lock.
+// Kept until the process ends, filled in once; under the GIL, without a lock.
 struct Layout {
   Keys keys;                               // without refused keys
   std::uint64_t lazy = 0;                  // conjugated, negated, zeros without memory
@@ -40,7 +40,7 @@ T load(const void* address, std::ptrdiff_t offset) {
   return *reinterpret_cast<const T*>(static_cast<const char*>(address) + offset);
 }
 
-// The offset of a value that differs for each specimen, in steps of a word; -1 where it is nowhere.
+// The offset of a value that differs for each specimen, in steps of a word; -1 if it is nowhere.
 template <class Base, class Value>
 std::ptrdiff_t find_offset(std::ptrdiff_t end, const Base (&bases)[3], const Value (&values)[3]) {
   for (std::ptrdiff_t offset = 0; offset < end; offset += sizeof(void*)) {

@@ -29,11 +29,11 @@ struct Keys {
 // Whether the type is torch.Tensor or inherits it.
 bool is_type(PyTypeObject* type);
 
-// The keys of a type of tensors with this exchange API. False where the layout of this torch is not
+// The keys of a type of tensors with this exchange API. False if the layout of this torch is not
 // known, or cannot be found out now: then each tensor is to be checked by check_slowly().
 bool find_keys(PyTypeObject* type, const DLPackExchangeAPI* api, Keys& keys);
 
-// Throws ValueError where the values of a tensor are not those in memory, as Python tells.
+// Throws ValueError if the values of a tensor are not those in memory, as Python tells.
 void check_slowly(const char* argument, PyObject* tensor);
 
 // Throws the ValueError of a tensor that keys refuse.

@@ -14,7 +14,7 @@ namespace py = pybind11;
 // All of it needs the GIL.
 class Hooks {
  public:
-  // Whether hooks are registered: one load, the only cost where there are none.
+  // Whether hooks are registered: one load, the only cost if there are none.
   static bool any() { return any_; }
 
   // before, after and on_abort are callables, or None. Returns the number for remove().

@@ -51,7 +51,7 @@ Direction direction_of(PyObject* op) {
   return function ? function->spec().direction : Direction::kNone;
 }
 
-// Fills in the fields; false where only the Python function can handle the arguments.
+// Fills in the fields; false if only the Python function can handle the arguments.
 bool fill(P2POp& made, const Parameters::Values& values) {
   static PyObject* const no_tag = PyLong_FromLong(0);
   const ProcessGroup* group = ProcessGroup::given(values[P2POp::kGroup]);
@@ -181,7 +181,7 @@ struct Exchange {
 };
 thread_local std::vector<Operation> Exchange::spare;
 
-// Checks the operations of a list; false where only the Python function can handle one of them.
+// Checks the operations of a list; false if only the Python function can handle one of them.
 // It throws as the methods of Communicator do.
 bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* group_object,
                       PyObject* list) {

@@ -41,15 +41,15 @@ class ProcessGroup {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(PyDict_GET_SIZE(rank_of_.ptr())); }
   // The rank in this group that a global rank (or else the group rank itself) names; borrowed,
-  // nullptr where only the Python function can resolve it.
+  // nullptr if only the Python function can resolve it.
   PyObject* rank_of(PyObject* global_rank, PyObject* group_rank) const;
 
   // Whether there is any CommStream of the whole group.
   bool connected() const { return devices_[0].comm_stream || devices_[1].comm_stream; }
-  // The CommStream for a DLDeviceType; nullptr where there is none.
+  // The CommStream for a DLDeviceType; nullptr if there is none.
   const CommStreamRef* comm_stream(int device_type) const;
   // The CommStream on which this rank sends to a peer outside a batch, or receives from it, and the
-  // peer's rank in its communicator. comm_stream is nullptr where there is none yet.
+  // peer's rank in its communicator. comm_stream is nullptr if there is none yet.
   struct Transfer {
     const CommStreamRef* comm_stream = nullptr;
     long peer = -1;
@@ -57,7 +57,7 @@ class ProcessGroup {
   Transfer transfer(int device_type, long peer, bool sends) const;
 
   // The same for Python, by torch's type of the device ("cpu", "cuda"). The getters return None
-  // where there is none, and throw ValueError once the group is invalid.
+  // if there is none, and throw ValueError once the group is invalid.
   py::object get_comm_stream(const std::string& device_type) const;
   void set_comm_stream(const std::string& device_type, const py::object& comm_stream);
   py::dict comm_streams() const;

@@ -70,7 +70,7 @@ class RawCall {
     return made;
   }
 
-  // The argument of parameter I; nullptr where it is not visible.
+  // The argument of parameter I; nullptr if it is not visible.
   template <std::size_t I>
   static PyObject* value(PyObject* const* visible) {
     constexpr auto found = std::find(kVisible.begin(), kVisible.end(), I);
