@@ -32,7 +32,7 @@ def set_encryption(
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`pynccl.nccl.Communicator`.
 
     Raises:
-        TypeError, ValueError: a wrong argument; the text never contains the key.
+        TypeError, ValueError: an invalid argument; the text never contains the key.
         LibraryNotFoundError: the provider's library was not found.
         MissingFunctionError: the library is older than NCCL 2.32.
         NcclError: NCCL failed.

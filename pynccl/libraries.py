@@ -215,7 +215,7 @@ def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
         The Library and the device's ordinal; -1 is the current device.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or a device of another provider.
+        TypeError, ValueError: an invalid argument, or a device of another provider.
         LibraryNotFoundError: the provider's library was not found.
     """
     implied, ordinal = _parse_device(device)
@@ -238,7 +238,7 @@ def resolve_all(
         The Library and the ordinal of each rank's device.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or devices of different providers.
+        TypeError, ValueError: an invalid argument, or devices of different providers.
         LibraryNotFoundError: the provider's library was not found.
     """
     if isinstance(devices, SupportsIndex):

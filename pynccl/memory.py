@@ -168,7 +168,7 @@ def torch_empty(
         A contiguous ``torch.Tensor``.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or the communicator is closed.
+        TypeError, ValueError: an invalid argument, or the communicator is closed.
         MissingFunctionError: the library is older than NCCL 2.19.
         NcclError: the memory cannot be allocated.
     """
@@ -195,7 +195,7 @@ def numpy_empty(
         A contiguous ``numpy.ndarray``.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or the communicator is closed.
+        TypeError, ValueError: an invalid argument, or the communicator is closed.
         BufferError: the communicator is on a GPU, or NumPy lacks the dtype.
         NcclError: the memory cannot be allocated.
     """

@@ -280,7 +280,7 @@ class Stream(_C.Stream):
             -5 are nice values of the worker thread, if the kernel allows the process to set them.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or a device of another provider.
+        TypeError, ValueError: an invalid argument, or a device of another provider.
         LibraryNotFoundError: the provider's library was not found.
         DriverError: the driver failed.
     """
@@ -301,7 +301,7 @@ class Event(_C.Event):
         timing: whether elapsed_time() is available.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or a device of another provider.
+        TypeError, ValueError: an invalid argument, or a device of another provider.
         LibraryNotFoundError: the provider's library was not found.
         DriverError: the driver failed.
     """

@@ -23,7 +23,7 @@ Compiled functions can also call the torch.distributed mirror (``pynccl.all_redu
 is a graph break.
 
 Every function raises:
-    ValueError: a wrong argument: an unknown operator or group, a rank out of range, or a tensor
+    ValueError: an invalid argument: an unknown operator or group, a rank out of range, or a tensor
         whose first dimension does not fit.
     pynccl.DistBackendError: NCCL failed, or a rank died.
     RuntimeError: in an in-place form, a tensor requires a gradient; in a backward pass, the

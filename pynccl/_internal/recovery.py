@@ -139,7 +139,7 @@ def recover(
         The new Communicator.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or this communicator is closed; on GPUs, neither
+        TypeError, ValueError: an invalid argument, or this communicator is closed; on GPUs, neither
             store nor exclude is given.
         MissingFunctionError: the library is older than NCCL 2.27.
         NcclRemoteError: this rank was excluded.

@@ -341,7 +341,7 @@ class Connector:
             The connector, this process's rank, and the number of ranks.
 
         Raises:
-            TypeError, ValueError: a wrong argument.
+            TypeError, ValueError: an invalid argument.
         """
         members = membership.ordered_members(
             uuid, handles, hints, own=self.handle, used=self._uuids, decode=_decode_handle

@@ -165,7 +165,10 @@ def test_what_is_refused(rank: Rank) -> None:
         plan.__enter__()
     with nccl.plan(), pytest.raises(RuntimeError, match="inside a group, a plan or a simulation"):
         plan.__enter__()
-    with plan, pytest.raises(RuntimeError, match="a communicator cannot be made or changed inside"):
+    with (
+        plan,
+        pytest.raises(RuntimeError, match="a communicator cannot be created or changed inside"),
+    ):
         comm.split(0)
     with nccl.plan(), pytest.raises(RuntimeError, match="not entered"):
         nccl.group().__exit__(None, None, None)

@@ -184,7 +184,7 @@ def test_mistakes_send_nothing(comms: list[nccl.Communicator]) -> None:
         nccl.plan(),
     ):
         pass
-    message = "simulate: a communicator cannot be made or changed inside"
+    message = "simulate: a communicator cannot be created or changed inside"
     with pytest.raises(RuntimeError, match=message), simulation:
         comms[0].split(0)
     comms[1].close()

@@ -23,8 +23,8 @@ OPTIONS = {
 DEADLINE_S = 600
 
 
-def _run(command: list[str], environment: dict[str, str]) -> str:
-    """Run a command; its output, or the end of this program if it fails."""
+def _run(command: list[str], environment: dict[str, str], timeout: float | None = None) -> str:
+    """Run a command and return its output. If it fails, this program ends with that output."""
     result = subprocess.run(
         command,
         check=False,
@@ -32,7 +32,7 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=timeout,
     )
     if result.returncode != 0:
         sys.exit(f"{result.stdout}\n{' '.join(command)} failed with status {result.returncode}")
@@ -50,7 +50,8 @@ def stress(folder: Path, sanitizer: str, environment: dict[str, str]) -> str:
     tuning.unlink(missing_ok=True)
     environment = {**environment, "HOSTNCCL_TUNING_FILE": str(tuning)}
     core = [str(folder / "stress_core"), str(folder / "libhostnccl_sanitized.so")]
-    return _run([str(folder / "stress")], environment) + _run(core, environment)
+    stress_hostnccl = [str(folder / "stress")]
+    return _run(stress_hostnccl, environment, DEADLINE_S) + _run(core, environment, DEADLINE_S)
 
 
 def main(builds: Path) -> None:

@@ -27,8 +27,8 @@ void bind_barrier(py::module_&) {
 
 What a stream runs after it begins when the streams of all ranks have run what was before it: kernels
 and functions that load from and store to the memory of other ranks can be ordered with it. On GPUs
-the call itself returns at once; synchronize the stream to wait for the ranks. It is an all_reduce of
-one byte, may be part of a group, and is captured in graphs.
+the call itself returns immediately; synchronize the stream to wait for the ranks. It is an
+all_reduce of one byte, may be part of a group, and is captured in graphs.
 
 Args:
     stream: as for the collectives; None is the default stream, on CPUs the calling thread.

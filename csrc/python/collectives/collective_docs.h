@@ -8,10 +8,10 @@ inline constexpr char kCommon[] =
     R"(    stream: a stream, an object with __cuda_stream__, or a cudaStream_t as an integer; None is
         the current stream of the tensor's framework. On CPUs None is the calling thread: the call
         returns when the operation is done.
-    count, dtype: the number of elements and their type, where the buffers are integer addresses.
+    count, dtype: the number of elements and their type, if the buffers are integer addresses.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
+    TypeError, ValueError: an invalid argument, or the communicator is closed; nothing was issued.
     NcclError: NCCL failed.
     NcclTimeoutError: the operation, or an earlier one of the communicator, took longer than its
         time limit: see Config.timeout.
@@ -28,7 +28,7 @@ inline constexpr char kAllReduce[] =
     R"(Reduce the tensors of all ranks element by element, on every rank (ncclAllReduce).
 
 Args:
-    tensor: this rank's input, contiguous, of any shape and any dtype of NCCL; also the result where
+    tensor: this rank's input, contiguous, of any shape and any dtype of NCCL; also the result if
         out is None.
     op: a RedOp, a str ("sum", "avg", "max", "min", "prod") or an operator of torch's ReduceOp; None
         is RedOp.SUM.
@@ -41,7 +41,7 @@ inline constexpr char kBroadcast[] =
     R"(Copy the root's tensor to every rank (ncclBroadcast).
 
 Args:
-    tensor: the source on the root; on the other ranks the destination where out is None.
+    tensor: the source on the root; on the other ranks the destination if out is None.
     root: the rank of the source.
     out: the destination, with the same number of elements and dtype as tensor.
 )";
@@ -52,7 +52,7 @@ inline constexpr char kReduce[] =
     R"(Reduce the tensors of all ranks element by element, on the root (ncclReduce).
 
 Args:
-    tensor: this rank's input, of any shape; on the root also the result where out is None.
+    tensor: this rank's input, of any shape; on the root also the result if out is None.
     root: the rank that gets the result.
     op: a RedOp, a str ("sum", "avg", "max", "min", "prod") or an operator of torch's ReduceOp; None
         is RedOp.SUM.
@@ -65,7 +65,7 @@ inline constexpr char kAllGather[] =
     R"(Gather the tensors of all ranks in the order of ranks, on every rank (ncclAllGather).
 
 Args:
-    tensor: this rank's block. Where out is None: nranks blocks, this rank's block at its place.
+    tensor: this rank's block. If out is None: nranks blocks, this rank's block at its place.
     out: nranks times the elements of tensor, of the same dtype.
 )";
 
@@ -75,7 +75,7 @@ inline constexpr char kReduceScatter[] =
     R"(Reduce the tensors of all ranks element by element; rank i gets block i (ncclReduceScatter).
 
 Args:
-    tensor: nranks blocks. Where out is None, this rank's block of it receives the result.
+    tensor: nranks blocks. If out is None, this rank's block of it receives the result.
     op: a RedOp, a str ("sum", "avg", "max", "min", "prod") or an operator of torch's ReduceOp; None
         is RedOp.SUM.
     out: one block, of the same dtype.
@@ -102,7 +102,7 @@ inline constexpr char kGather[] =
 Before NCCL 2.28 it is a group of sends and receives.
 
 Args:
-    tensor: this rank's block. On the root where out is None: nranks blocks, its block at its place.
+    tensor: this rank's block. On the root if out is None: nranks blocks, its block at its place.
     root: the rank that gets the result.
     out: nranks times the elements of tensor, of the same dtype; used on the root only.
 )";
@@ -115,7 +115,7 @@ inline constexpr char kScatter[] =
 Before NCCL 2.28 it is a group of sends and receives.
 
 Args:
-    tensor: nranks blocks on the root; on the other ranks the destination where out is None,
+    tensor: nranks blocks on the root; on the other ranks the destination if out is None,
         otherwise unused.
     root: the rank of the source.
     out: one block, of the same dtype; None on the root leaves its block in place.

@@ -20,11 +20,11 @@ Args:
     context: the index of the context, from 0 to Config.num_rma_ctx - 1.
     stream: a stream, an object with __cuda_stream__, or a cudaStream_t as an integer; None is the
         current stream of the tensor's framework, on CPUs the calling thread.
-    count, dtype: the number of elements and their type, where the tensor is an integer address.
+    count, dtype: the number of elements and their type, if the tensor is an integer address.
 
 Raises:
-    TypeError, ValueError: a wrong argument; a window that is closed or of another communicator; a
-        tensor of no elements, outside of the communicator's symmetric windows, or that does not fit
+    TypeError, ValueError: an invalid argument; a window that is closed or of another communicator;
+        a tensor of no elements, outside of the communicator's symmetric windows, or that does not fit
         into the peer's window. Nothing was issued.
     MissingFunctionError: the library is older than NCCL 2.29.
     RuntimeError: the CUDA driver is older than 12.5.
@@ -46,7 +46,7 @@ Args:
         tensor, which would determine the current stream.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
+    TypeError, ValueError: an invalid argument, or the communicator is closed; nothing was issued.
     MissingFunctionError: the library is older than NCCL 2.29.
     RuntimeError: the CUDA driver is older than 12.5.
     NcclError: NCCL failed.
@@ -74,7 +74,7 @@ Args:
         the call has no tensor, which would determine the current stream.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or the communicator is closed; nothing was issued.
+    TypeError, ValueError: an invalid argument, or the communicator is closed; nothing was issued.
     MissingFunctionError: the library is older than NCCL 2.29.
     RuntimeError: the CUDA driver is older than 12.5.
     NcclError: a peer died, or NCCL failed.

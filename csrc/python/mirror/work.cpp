@@ -196,14 +196,14 @@ constexpr char kIsCompletedDoc[] =
     R"(Whether the operation has ended, with or without an error; it does not wait.
 
 Returns:
-    True where it has.)";
+    True if it has.)";
 
 constexpr char kExceptionDoc[] =
     "exception($self)\n--\n\n"
     R"(The error that the operation has failed with.
 
 Returns:
-    A DistBackendError; None where it has not failed so far.)";
+    A DistBackendError; None if it has not failed so far.)";
 
 constexpr char kResultDoc[] =
     "result($self)\n--\n\n"

@@ -68,7 +68,7 @@ void bind_borrow(py::module_& m) {
 Args:
     library: the Library that the handle belongs to.
     handle: the ncclComm_t as an integer.
-    owner: an object to keep; where it is a Communicator, the owner of the handle.
+    owner: an object to keep; if it is a Communicator, the owner of the handle.
     ask: a function that returns the handle as long as its owner has not closed it; or None.
 
 Returns:

@@ -60,7 +60,7 @@ py::capsule to_dlpack(const py::object& self, const py::object&, const py::objec
 void bind_buffer(py::module_& m) {
   py::class_<Buffer, std::shared_ptr<Buffer>>(
       m, "Buffer",
-      R"(Memory from ncclMemAlloc with a shape and a dtype; Communicator.mem_alloc() makes one.
+      R"(Memory from ncclMemAlloc with a shape and a dtype; created by Communicator.mem_alloc().
 
 torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) make tensors on
 this memory without a copy; collectives take the buffer directly. After the last reference, or close(),

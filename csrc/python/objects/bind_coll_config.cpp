@@ -148,8 +148,8 @@ Args:
         texts.
     launch_event: an event that is recorded when the operation has been launched, so that another
         stream can overlap with it; on CPUs when its stream reaches the operation. A pynccl Event, a
-        torch or CuPy event, or a cudaEvent_t as an integer, made without timing. Pass one on every
-        rank, at most one per communicator in a group, and keep it until no stream waits for it.
+        torch or CuPy event, or a cudaEvent_t as an integer, created without timing. Pass one on
+        every rank, at most one per communicator in a group, and keep it until no stream waits for it.
         NCCL 2.32.
 
 On CPUs the CTAs, clusters and policies have no effect: a rank is one thread.

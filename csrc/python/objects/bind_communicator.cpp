@@ -94,15 +94,15 @@ Args:
     rank: this rank, from 0 to nranks - 1.
     config: a Config, or None for the defaults.
     provider: "cuda" for libnccl.so.2, "host" for hostnccl on CPUs. None is the provider that device
-        names, otherwise PYNCCL_PROVIDER from the environment, otherwise "cuda" where there is a
-        usable GPU and "host" where there is none.
+        names, otherwise PYNCCL_PROVIDER from the environment, otherwise "cuda" if there is a
+        usable GPU and "host" if there is none.
     device: the GPU as an integer or "cuda:1", or "cpu"; None is the thread's current device.
     store: a torch.distributed.Store of all ranks, or an object with its methods. When something
         takes longer than its time limit, the ranks ask each other through it which of them are
-        missing. The communicators that are made from this one use it, too.
+        missing. The communicators created from this one inherit it.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or a setting that the library is too old for.
+    TypeError, ValueError: an invalid argument, or a setting that the library is too old for.
     LibraryNotFoundError: the library of the provider was not found.
     NcclError: the arguments of the ranks do not match, a rank died, or NCCL failed.
     NcclTimeoutError: not all ranks joined within config.init_timeout.)");
@@ -115,7 +115,7 @@ close() does it as well. Only close() and abort() may follow. NCCL is called whe
 done: an operation that takes longer than its time limit is revoked, and NCCL can do that only
 before. NCCL then waits for the graphs that captured the communicator, also those of torch and CuPy.
 The time limit of the communicator applies to both waits together. A non-blocking communicator calls
-NCCL at once and waits for neither.
+NCCL immediately and waits for neither.
 
 Raises:
     ValueError: it is closed or borrowed.
@@ -142,7 +142,7 @@ Raises:
     NcclError: the communicator has an asynchronous error that no operation has raised, or NCCL
         failed.)")
       .def("abort", &Communicator::abort, Release(),
-           R"(Free the communicator at once (ncclCommAbort).
+           R"(Free the communicator immediately (ncclCommAbort).
 
 Any thread can call it. Calls of other threads on the communicator raise an error first: they are
 revoked (NCCL 2.28.7). abort() waits 2 seconds for them to return. If one does not, the communicator
@@ -178,7 +178,8 @@ Raises:
             return c.closed();
           },
           "Whether the communicator was closed or aborted, if it is borrowed also by its owner.")
-      .def_property_readonly("borrowed", &Communicator::borrowed, "Whether borrow() has made it.")
+      .def_property_readonly("borrowed", &Communicator::borrowed,
+                             "Whether it was created by borrow().")
       .def_property_readonly("revoked", &Communicator::revoked,
                              "Whether revoke() or shrink(abort=True) has ended its operations.")
       .def_property_readonly("library", &Communicator::shared_library,
@@ -211,7 +212,7 @@ Returns:
     does.
 
 Raises:
-    TypeError, ValueError: a wrong argument.
+    TypeError, ValueError: an invalid argument.
     NcclError: NCCL failed.)")
       .def(
           "mem_alloc",
@@ -233,14 +234,13 @@ Returns:
     A Buffer on this communicator's device, not initialised, of at least 1 byte.
 
 Raises:
-    TypeError, ValueError: a wrong argument: a negative shape, a size in bytes that does not fit, or
-        a dtype that NCCL does not have.
+    TypeError, ValueError: an invalid argument: a negative shape, a size in bytes that does not fit,
+        or a dtype that NCCL does not have.
     MissingFunctionError: the library is older than NCCL 2.19.
     NcclError: the memory cannot be allocated.)")
-      .def(
-          "pre_mul_sum", &pre_mul_sum, py::arg("scalar"), py::arg("dtype"),
-          py::keep_alive<0, 2>(),  // a tensor is read when the operation runs
-          R"(Make an operator that multiplies this rank's input by a scalar and sums (ncclRedOpCreatePreMulSum).
+      .def("pre_mul_sum", &pre_mul_sum, py::arg("scalar"), py::arg("dtype"),
+           py::keep_alive<0, 2>(),  // a tensor is read when the operation runs
+           R"(Create an operator that scales this rank's input and sums (ncclRedOpCreatePreMulSum).
 
 Args:
     scalar: a number, converted to dtype with rounding to nearest even; or a tensor of one element

@@ -259,12 +259,12 @@ Returns:
     from its own thread.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or devices of different providers.
+    TypeError, ValueError: an invalid argument, or devices of different providers.
     LibraryNotFoundError: the library of the provider was not found.
     NcclError: NCCL failed.)")
       .def("split", &split, py::arg("color"), py::arg("key") = 0, py::kw_only(),
            py::arg("config") = py::none(),
-           R"(Make a communicator of the ranks with the same color (ncclCommSplit).
+           R"(Create a communicator of the ranks with the same color (ncclCommSplit).
 
 All ranks of this communicator must call it.
 
@@ -275,15 +275,15 @@ Args:
     config: a Config; None inherits this communicator's.
 
 Returns:
-    The new Communicator, or None where color is None.
+    The new Communicator, or None if color is None.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or this communicator is closed.
+    TypeError, ValueError: an invalid argument, or this communicator is closed.
     NcclError: a rank died or NCCL failed.
     NcclTimeoutError: not all ranks joined within config.init_timeout.)")
       .def("shrink", &shrink, py::arg("exclude"), py::kw_only(), py::arg("abort") = false,
            py::arg("config") = py::none(),
-           R"(Make a communicator without some of the ranks (ncclCommShrink, NCCL 2.27).
+           R"(Create a communicator without some of the ranks (ncclCommShrink, NCCL 2.27).
 
 Only the remaining ranks call it, all with the same ranks to exclude. They keep their order.
 
@@ -298,14 +298,14 @@ Returns:
     The new Communicator. The caller still has to close or abort this one.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or this communicator is closed.
+    TypeError, ValueError: an invalid argument, or this communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.27.
     NcclError: a rank that is not excluded is dead, or the communicator has failed and abort is
         False.
     NcclTimeoutError: not all ranks joined within config.init_timeout.)")
       .def("grow", &grow, py::arg("nranks"), py::arg("unique_id") = py::none(), py::kw_only(),
            py::arg("config") = py::none(),
-           R"(Make a communicator with more ranks (ncclCommGrow, NCCL 2.29).
+           R"(Create a communicator with more ranks (ncclCommGrow, NCCL 2.29).
 
 All ranks of this communicator call it and keep their numbers; the new ranks call
 Communicator.join() at the same time.
@@ -319,7 +319,7 @@ Returns:
     The new Communicator. This one stays usable.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or this communicator is closed.
+    TypeError, ValueError: an invalid argument, or this communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.29.
     NcclError: no rank or several ranks pass a unique_id, a rank died, or NCCL failed.
     NcclTimeoutError: not all ranks joined within config.init_timeout.)")
@@ -330,7 +330,7 @@ Raises:
 
 Args:
     nranks: the number of ranks of the new communicator.
-    unique_id: the UniqueId that a rank of the growing communicator made with get_unique_id().
+    unique_id: the UniqueId that a rank of the growing communicator created with get_unique_id().
     rank: this rank, from the old size to nranks - 1.
     config, provider, device, store: as for Communicator.
 
@@ -338,7 +338,7 @@ Returns:
     The new Communicator.
 
 Raises:
-    TypeError, ValueError: a wrong argument.
+    TypeError, ValueError: an invalid argument.
     LibraryNotFoundError: the library of the provider was not found.
     MissingFunctionError: the library is older than NCCL 2.29.
     NcclError: the arguments of the ranks do not match, a rank died, or NCCL failed.

@@ -90,7 +90,7 @@ void bind_config(py::module_& m) {
 
 Every field of ncclConfig_t is a keyword and an attribute in snake case (cgaClusterSize is
 cga_cluster_size). None leaves the choice to NCCL. A setting that the loaded NCCL is too old for is
-a ValueError when the communicator is made.
+a ValueError when the communicator is created.
 
 Args:
     init_timeout: the time limit in seconds for making the communicator, until all ranks have
@@ -100,7 +100,7 @@ Args:
         HOSTNCCL_INIT_TIMEOUT, 300 s).
     timeout: the time limit in seconds for every operation, from its call until it is done, and for
         every other call that waits for ranks. What takes longer raises NcclTimeoutError, and the
-        communicator is revoked (aborted where NCCL is older than 2.28.7): it can still be shrunk.
+        communicator is revoked (aborted if NCCL is older than 2.28.7): it can still be shrunk.
         float("inf") is no limit; None is PYNCCL_TIMEOUT from the environment, else 1800 seconds.
     on_timeout: what happens besides when timeout is over: "raise": nothing. "abort": the process
         ends with SIGABRT, and the text is on stderr. A function is called once, with the
@@ -109,7 +109,7 @@ Args:
         "raise".
     check: "every" or a number N: before every collective, or every N-th one, the ranks compare
         through the communicator's store what they are about to call, and what they have called since
-        the last comparison. Where they differ, all raise NcclInvalidUsageError, and nothing is sent.
+        the last comparison. If they differ, all raise NcclInvalidUsageError, and nothing is sent.
         Messages are compared without waiting: of two that differ, the call that comes second
         raises. For debugging: a comparison takes milliseconds. None is PYNCCL_CHECK from the
         environment for communicators with a store, else no comparison.

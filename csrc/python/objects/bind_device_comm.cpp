@@ -175,7 +175,7 @@ is that of the NCCL headers of dc.version: a kernel that is compiled with other 
 get it.)";
 
 constexpr char kMakeDoc[] =
-    R"(Make a device communicator (ncclDevCommCreate, NCCL 2.28).
+    R"(Create a device communicator (ncclDevCommCreate, NCCL 2.28).
 
 All ranks must call it with the same arguments, and make and close windows and device communicators
 in the same order. The call waits for all of them, also with a non-blocking communicator. Inside
@@ -195,7 +195,7 @@ Args:
     gin_exclusive_contexts: whether no other device communicator uses its contexts.
     gin_queue_depth: the entries of a GIN queue; 0 is NCCL's choice.
     gin_traffic_class: the traffic class; None is NCCL's choice.
-    gin_strong_signals, gin_va_signals: False where kernels do not use such signals.
+    gin_strong_signals, gin_va_signals: False if kernels do not use such signals.
     gin_stride: for gin_connection "custom".
     gin_type: "proxy", "gdaki", "gpi" or "efa_gda"; None is any.
     cft: ncclCftCap_t as an integer, of NCCL 2.31.
@@ -210,8 +210,8 @@ Returns:
     A DeviceComm. One that is deleted without close() stays until the communicator is closed.
 
 Raises:
-    TypeError: a wrong argument.
-    ValueError: a wrong argument, the communicator is closed, the library does not serve that
+    TypeError: an invalid argument.
+    ValueError: an invalid argument, the communicator is closed, the library does not serve that
         version, or the version does not have one of the settings. Nothing was called.
     MissingFunctionError: the library is older than NCCL 2.28.
     NcclError: NCCL has no device API between these ranks, or failed.)";
@@ -275,7 +275,7 @@ Raises:
                              "The DeviceBuffers that were asked for, a tuple.")
       .def_property_readonly("multimem_pointers", &multimem_pointers,
                              "For each of the teams that were asked for the address for multimem "
-                             "instructions, ncclMultimemHandle_t.mcBasePtr; None where there is "
+                             "instructions, ncclMultimemHandle_t.mcBasePtr; None if there is "
                              "none.")
       .def("__bytes__", &to_bytes)
       .def("as_argument", &as_argument, py::arg("version"),
@@ -312,8 +312,8 @@ Raises:
            R"(Free the resources (ncclDevCommDestroy). Closing twice is allowed.
 
 On GPUs it waits for all work on the device. On CPUs the functions that use it must have ended:
-synchronize their streams first. The other ranks must not use this rank's resource memory any more;
-they close theirs in the same order of windows and device communicators.
+synchronize their streams first. The other ranks must not use this rank's resource memory
+afterwards; they close theirs in the same order of windows and device communicators.
 
 Raises:
     ValueError: it is being made, or a graph is being captured.

@@ -86,7 +86,7 @@ CommunicatorProperties properties(Communicator& communicator) {
 void bind_device_properties(py::module_& m) {
   py::class_<CommunicatorProperties> type(
       m, "CommProperties",
-      R"(What NCCL says of a communicator (ncclCommProperties_t); Communicator.properties() makes one.
+      R"(The properties of a communicator (ncclCommProperties_t); returned by Communicator.properties().
 
 Attributes that the loaded library does not have are None.)");
   using P = ncclCommProperties_t;
@@ -95,7 +95,7 @@ Attributes that the loaded library does not have are None.)");
   def_field(type, "cuda_device", &P::cudaDev, "The CUDA device's ordinal.");
   def_field(type, "nvml_device", &P::nvmlDev, "The NVML device's index.");
   def_field(type, "device_api_support", &P::deviceApiSupport,
-            "Whether device communicators can be made.");
+            "Whether device communicators can be created.");
   def_field(type, "multimem_support", &P::multimemSupport,
             "Whether there are addresses for multimem instructions.");
   type.def_property_readonly(
@@ -133,7 +133,7 @@ Attributes that the loaded library does not have are None.)");
 
   add_method<Communicator>(
       "properties", &properties,
-      R"(What NCCL says of the communicator (ncclCommQueryProperties, NCCL 2.29).
+      R"(The properties of the communicator (ncclCommQueryProperties, NCCL 2.29).
 
 Returns:
     CommProperties.

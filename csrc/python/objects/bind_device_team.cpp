@@ -61,7 +61,7 @@ Args:
     stride: the distance of two neighbours in ranks of the communicator.
 
 Raises:
-    TypeError, ValueError: a wrong argument.)";
+    TypeError, ValueError: an invalid argument.)";
 
 }  // namespace
 
@@ -88,7 +88,7 @@ Args:
     rank: the rank in other.
 
 Raises:
-    TypeError, ValueError: a wrong argument.)")
+    TypeError, ValueError: an invalid argument.)")
       .def(
           "rank_of",
           [](const Team& t, const Team& other, const py::object& rank) {
@@ -107,20 +107,20 @@ Args:
     rank: the rank in other.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or the rank is not in this team.)")
+    TypeError, ValueError: an invalid argument, or the rank is not in this team.)")
       .def(
           "inner",
           [](const Team& t, const py::object& size) {
             return Team{inner_team(t.value, integer_from_python<int>("size", size.ptr()))};
           },
           py::arg("size"),
-          R"(The team of the own block, where the ranks are in blocks (ncclTeamInnerFactor).
+          R"(The team of this rank's block, if the ranks are divided into blocks (ncclTeamInnerFactor).
 
 Args:
     size: the ranks of a block; it divides nranks.
 
 Raises:
-    TypeError, ValueError: a wrong argument.)")
+    TypeError, ValueError: an invalid argument.)")
       .def(
           "outer",
           [](const Team& t, const py::object& size) {
@@ -133,7 +133,7 @@ Args:
     size: the ranks of a block; it divides nranks.
 
 Raises:
-    TypeError, ValueError: a wrong argument.)")
+    TypeError, ValueError: an invalid argument.)")
       .def(
           "rank_in_difference",
           [](const Team& t, const Team& subset, const py::object& index) {
@@ -151,7 +151,7 @@ Returns:
     A rank of this team.
 
 Raises:
-    TypeError, ValueError: a wrong argument.)")
+    TypeError, ValueError: an invalid argument.)")
       .def("__eq__",
            [](const Team& t, const py::object& other) -> py::object {
              if (!py::isinstance<Team>(other))
@@ -185,8 +185,9 @@ Raises:
     ValueError: the communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.28.
     NcclError: NCCL failed.)");
-  add_method<Communicator>("team_rail", &team_from<TeamKind::kRail>,
-                           R"(The ranks at the own place of all LSA teams (ncclTeamRail, NCCL 2.28).
+  add_method<Communicator>(
+      "team_rail", &team_from<TeamKind::kRail>,
+      R"(The ranks at this rank's place in all LSA teams (ncclTeamRail, NCCL 2.28).
 
 Raises:
     ValueError: the communicator is closed.
@@ -201,7 +202,7 @@ Args:
     rank: a rank of the team.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or the communicator is closed.
+    TypeError, ValueError: an invalid argument, or the communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.28.)");
   add_method<Communicator>(
       "rank_to_lsa", &to_lsa, py::arg("team"), py::arg("rank"),
@@ -212,10 +213,10 @@ Args:
     rank: a rank of the team.
 
 Returns:
-    The rank; None where it is not in this rank's LSA team.
+    The rank; None if it is not in this rank's LSA team.
 
 Raises:
-    TypeError, ValueError: a wrong argument, or the communicator is closed.
+    TypeError, ValueError: an invalid argument, or the communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.28.)");
 }
 

@@ -104,7 +104,7 @@ Returns:
 
 Returns:
     A dict: for each Communicator what its flight_record() returns, in the order in which the
-    communicators were made.)");
+    communicators were created.)");
   m.def("flight_dump_json", &FlightDump::json, py::arg("reason"), py::call_guard<GilReleased>(),
         "The dump of the flight record as JSON: see nccl.dump_flight_record().");
   m.def(

@@ -37,9 +37,9 @@ constexpr char kGroupDoc[] =
 
 Operations are checked when they are called and issued together when the outermost group ends. Sends
 and receives of a group cannot deadlock in any order, one thread can drive several ranks, and
-communicators made inside are ready after the block. An exception inside drops all operations of the
-group and leaves the communicators usable. Other calls, such as close() and abort(), take effect at
-once. Groups nest; each thread has its own.
+communicators created inside are ready after the block. An exception inside drops all operations of
+the group and leaves the communicators usable. Other calls, such as close() and abort(), take effect
+immediately. Groups nest; each thread has its own.
 
 Returns:
     A context manager.

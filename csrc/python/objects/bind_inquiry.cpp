@@ -182,7 +182,7 @@ void bind_inquiry(py::module_& m) {
 
 Args:
     text: which ranks are missing, in words.
-    missing: these ranks; None where that is unknown.)");
+    missing: these ranks; None if that is unknown.)");
   auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   communicator.def_property_readonly(
       "_timeout_error",

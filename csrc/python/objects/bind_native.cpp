@@ -136,7 +136,7 @@ Args:
         it is kept alive until the function has run, in a graph as long as the graph.
 
 Raises:
-    TypeError: a wrong argument.
+    TypeError: an invalid argument.
     ValueError: the address of the function is 0, the memory is not contiguous, or the stream is
         closed, or captured other than by capture() with an object that has to be kept.
     DriverError: the driver failed.)");

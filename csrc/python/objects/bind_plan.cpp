@@ -145,7 +145,7 @@ recorded. step() issues them as one NCCL group, as group() does, and checks only
 communicators and windows are open. A group() inside merges with the plan. A stream of None is
 resolved when the operation is recorded. After an exception in the block the plan cannot be called;
 the communicators stay usable. A plan begins outside of groups and other plans, and communicators
-and windows cannot be made inside.
+and windows cannot be created inside.
 
 Returns:
     A Plan, a context manager that records.

@@ -27,7 +27,7 @@ Args:
 Args:
     communicator: the communicator.)");
   m.def("begin_recovery", &Communicator::begin_recovery, py::arg("communicator"), Release(),
-        R"(Revoke a communicator where NCCL can and it is not; for pynccl._internal.recovery.
+        R"(Revoke a communicator if NCCL can and it is not revoked; for pynccl._internal.recovery.
 
 Args:
     communicator: the communicator.)");
@@ -41,7 +41,7 @@ Args:
     lost: the ranks not to wait for.
 
 Returns:
-    The ranks that are not left; None where the library has no such agreement.)");
+    The lost ranks; None if the library has no such agreement.)");
 }
 
 }  // namespace pynccl::python

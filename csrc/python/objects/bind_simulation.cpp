@@ -43,7 +43,7 @@ void bind_simulation(py::module_& m) {
           })
       .def_property_readonly("estimated_time", &Simulation::estimated_time,
                              "The estimated duration of the group in seconds; None before its "
-                             "end, and where NCCL has no estimate.");
+                             "end, and if NCCL has no estimate.");
   m.def(
       "simulate", [] { return Simulation(); },
       R"(Estimate the duration of a group without running it (ncclGroupSimulateEnd, NCCL 2.22).
@@ -58,7 +58,7 @@ algorithm that it has not used before. estimated_time is in seconds (nccl.h has 
 estimates one collective of the group from its model of the machine; hostnccl adds up all
 operations, with constants that were measured on one machine. An empty block, and communicators of
 one rank, give 0.0. A simulation begins outside of groups and plans, and communicators and windows
-cannot be made inside.
+cannot be created inside.
 
 Returns:
     A Simulation, a context manager.

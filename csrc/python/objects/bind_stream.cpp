@@ -137,16 +137,16 @@ torch and CuPy accept it.)");
 Raises:
     ValueError: the stream is closed.
     DriverError: the driver failed.
-    NcclError: an operation on the stream has failed; once. The class says what has happened.)")
+    NcclError: an operation on the stream has failed; once. The class tells the reason.)")
       .def("query", &Stream::query, Release(), R"(Whether all enqueued work is done (cuStreamQuery).
 
 Returns:
-    True where it is done.
+    True if it is done.
 
 Raises:
     ValueError: the stream is closed.
     DriverError: the driver failed.
-    NcclError: an operation on the stream has failed; once. The class says what has happened.)")
+    NcclError: an operation on the stream has failed; once. The class tells the reason.)")
       .def("wait", &Stream::wait, py::arg("event"), Release(),
            R"(Make work that is enqueued later wait for an event (cuStreamWaitEvent).
 
@@ -201,12 +201,12 @@ Raises:
 Raises:
     ValueError: the event is closed.
     DriverError: the driver failed.
-    NcclError: an operation on the stream has failed; once. The class says what has happened.)")
+    NcclError: an operation on the stream has failed; once. The class tells the reason.)")
       .def("query", &Event::done, Release(),
            R"(Whether the recorded point is reached (cuEventQuery).
 
 Returns:
-    True where it is reached, and where nothing was recorded.
+    True if it was reached, or if nothing was recorded.
 
 Raises:
     ValueError: the event is closed.
@@ -222,14 +222,14 @@ Raises:
           R"(The time between two events (cuEventElapsedTime).
 
 Args:
-    end: the later event. Both are made with timing=True and recorded.
+    end: the later event. Both are created with timing=True and recorded.
 
 Returns:
     Seconds.
 
 Raises:
     ValueError: an event is closed.
-    DriverError: an event was made without timing, or is not recorded or not reached.
+    DriverError: an event was created without timing, or is not recorded or not reached.
     NcclError: an operation before one of them has failed.)")
       .def("close", &Event::close, R"(Free the event (cuEventDestroy). Closing twice is allowed.
 

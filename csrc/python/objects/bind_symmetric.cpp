@@ -188,8 +188,8 @@ Returns:
     its memory, until the communicator is closed.
 
 Raises:
-    TypeError: a wrong argument.
-    ValueError: a wrong argument, or as for register_window().
+    TypeError: an invalid argument.
+    ValueError: an invalid argument, or as for register_window().
     MissingFunctionError: the library is older than NCCL 2.27.
     NcclError: there is no memory, or NCCL failed.)");
 
@@ -211,7 +211,7 @@ Returns:
     must not be used after the window is closed.
 
 Raises:
-    TypeError: a wrong argument.
+    TypeError: an invalid argument.
     ValueError: there is no such rank, its memory cannot be loaded from, the view does not end
         inside of it or is misaligned, or the window is closed or still being registered.
     MissingFunctionError: the library is older than NCCL 2.29.
@@ -230,10 +230,10 @@ Args:
     offset: bytes from the beginning of that rank's memory.
 
 Returns:
-    The address as an integer; None where NCCL cannot share the memory between the ranks.
+    The address as an integer; None if NCCL cannot share the memory between the ranks.
 
 Raises:
-    TypeError: a wrong argument.
+    TypeError: an invalid argument.
     ValueError: there is no such rank, the offset is outside of its memory, or the window is closed
         or still being registered.
     MissingFunctionError: the library is older than NCCL 2.29.
@@ -253,10 +253,10 @@ Args:
     offset: bytes from the beginning of that rank's memory.
 
 Returns:
-    The address as an integer; None where this rank cannot load from and store to that memory.
+    The address as an integer; None if this rank cannot load from and store to that memory.
 
 Raises:
-    TypeError: a wrong argument.
+    TypeError: an invalid argument.
     ValueError: there is no such rank, the offset is outside of its memory, or the window is closed
         or still being registered.
     MissingFunctionError: the library is older than NCCL 2.29.
@@ -269,7 +269,7 @@ Args:
     offset: bytes from the beginning of each rank's memory.
 
 Returns:
-    A Buffer of nranks elements of uint64, by rank; 0 where this rank cannot load from and store to
+    A Buffer of nranks elements of uint64, by rank; 0 if this rank cannot load from and store to
     that memory.
 
 Raises:
@@ -298,7 +298,7 @@ Args:
     offset: bytes from the beginning of each rank's memory.
 
 Returns:
-    The address as an integer; None where the devices have no multicast, and on CPUs.
+    The address as an integer; None if the devices have no multicast, and on CPUs.
 
 Raises:
     TypeError: offset is not an integer.

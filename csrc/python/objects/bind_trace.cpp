@@ -41,8 +41,8 @@ CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(st
 
 void bind_trace(py::module_& m) {
   m.def("start_trace", &Trace::start, py::arg("operations"), py::arg("graphs"), Release(),
-        "Start a trace of at most so many operations, with or without times of those in graphs. "
-        "Raises ValueError where there is one.");
+        "Start a trace of at most this many operations, with or without times of those in graphs. "
+        "Raises ValueError if one is on.");
   m.def(
       "stop_trace",
       [](double seconds) {
@@ -54,10 +54,10 @@ void bind_trace(py::module_& m) {
         return py::bytes(bytes);
       },
       py::arg("seconds"),
-      "End the trace: wait for its operations, at most so long, and return it in the form of a "
+      "End the trace: wait for its operations, at most this long, and return it in the format of a "
       "recording.");
   m.def("start_recording", &Trace::start_recording, py::arg("path"), py::arg("bytes"), Release(),
-        "Start a recording of at most so many bytes. Raises ValueError where there is one.");
+        "Start a recording of at most this many bytes. Raises ValueError if one is on.");
   m.def(
       "stop_recording",
       [] {
@@ -70,7 +70,7 @@ void bind_trace(py::module_& m) {
           throw py::error_already_set();
         }
       },
-      "End the recording. Returns the name of its file; empty where nothing was recorded.");
+      "End the recording. Returns the name of its file; empty if nothing was recorded.");
   m.def(
       "path_of_process", &path_of_process, py::arg("path"),
       "The path with the rank of this process, or \"pid\" and its process id, before its suffix.");

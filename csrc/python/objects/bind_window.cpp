@@ -103,14 +103,14 @@ Args:
     strict_ordering: NCCL_WIN_STRICT_ORDERING, NCCL 2.29.7.
     gin_only: NCCL_WIN_GIN_ONLY, NCCL 2.32.
     cft_counted: NCCL_WIN_CFT_COUNTED, NCCL 2.32.
-    count, dtype: the number of elements and their type, where the buffer is an integer address.
+    count, dtype: the number of elements and their type, if the buffer is an integer address.
 
 Returns:
     A Window. It keeps the buffer alive. One that is deleted without close() stays registered until
     the communicator is closed: the ranks could not keep the order otherwise.
 
 Raises:
-    TypeError: a wrong argument; nothing was registered.
+    TypeError: an invalid argument; nothing was registered.
     ValueError: a flag that the library is too old for, the communicator is closed; or, on all ranks
         where it is so on one: a buffer without elements, of memory that NCCL cannot share, or at
         the address of an open window; buffers that begin at different places of their
@@ -145,7 +145,7 @@ void bind_window(py::module_& m) {
       py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "handle", [=](const Window& w) { return as_integer(w.handle()); },
-          "The ncclWindow_t as an integer; 0 where NCCL cannot share the memory between the ranks.")
+          "The ncclWindow_t as an integer; 0 if NCCL cannot share the memory between the ranks.")
       .def_property_readonly(
           "address", [=](const Window& w) { return as_integer(w.address()); },
           "The address of this rank's memory as an integer.")

@@ -103,7 +103,7 @@ Group& Group::of_this_thread() {
 void Group::record(PendingCommunicator communicator) {
   if (recorder_)
     throw std::runtime_error(std::string(recorder_->name) +
-                             ": a communicator cannot be made or changed inside it");
+                             ": a communicator cannot be created or changed inside it");
   communicators_.push_back(std::move(communicator));
 }
 
@@ -117,7 +117,7 @@ void Group::record(PendingWindow window) {
 void Group::record(PendingDeviceCommunicator made) {
   if (recorder_)
     throw std::runtime_error(std::string(recorder_->name) +
-                             ": a device communicator cannot be made inside it");
+                             ": a device communicator cannot be created inside it");
   device_communicators_.push_back(std::move(made));
 }
 

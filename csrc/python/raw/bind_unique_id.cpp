@@ -32,7 +32,7 @@ ncclUniqueId unique_id_from_python(const char* name, PyObject* value) {
 
 void bind_unique_id(py::module_& m) {
   py::class_<ncclUniqueId>(m, "UniqueId",
-                           R"(The id of a communicator that is being made (ncclUniqueId).
+                           R"(The id of a new communicator (ncclUniqueId).
 
 One rank makes it with get_unique_id() and sends it to the others by any means: bytes(id) gives its
 128 bytes, UniqueId(data) makes an id of them, and it can be pickled.
@@ -71,7 +71,7 @@ Raises:
         NCCL_CHECK(library, nullptr, -1, ncclGetUniqueId, (&id));
         return id;
       },
-      py::arg("library"), "Makes a new UniqueId with a library (ncclGetUniqueId).");
+      py::arg("library"), "Create a new UniqueId with a library (ncclGetUniqueId).");
 }
 
 }  // namespace pynccl::python
