@@ -1,17 +1,65 @@
+// How a communicator is made: its calls of NCCL, their time limit, and its identity.
 #include "comm/communicator.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "abi/constants.h"
 #include "comm/open_communicators.h"
 #include "nccl/device.h"
 #include "nccl/poll.h"
+#include "nccl/run_within.h"
 
 namespace pynccl {
 namespace {
 
 constexpr double kExpirySeconds = 2;  // how long the end of what has expired may take
+
+// The time limit of what this thread makes, in the libraries that have one: they end the creation
+// themselves. From construction to destruction.
+class LibraryLimit {
+ public:
+  LibraryLimit(const std::vector<std::shared_ptr<Communicator>>& made, double seconds)
+      : made_(made) {
+    set(seconds);
+  }
+  LibraryLimit(const LibraryLimit&) = delete;
+  LibraryLimit& operator=(const LibraryLimit&) = delete;
+  ~LibraryLimit() { set(-1); }
+
+  static bool supported(const Library& library) { return function_of(library) != nullptr; }
+
+ private:
+  using SetInitTimeout = void (*)(double seconds);
+
+  static SetInitTimeout function_of(const Library& library) {
+    return reinterpret_cast<SetInitTimeout>(library.symbol("hostSetInitTimeout"));
+  }
+
+  void set(double seconds) const {
+    for (const auto& one : made_)
+      if (const auto function = function_of(one->library())) function(seconds);
+  }
+
+  const std::vector<std::shared_ptr<Communicator>>& made_;
+};
+
+// A word of each way to make a communicator from another.
+constexpr std::uint64_t kSplit = 1, kShrink = 2, kGrow = 3, kRecover = 4, kBorrow = 5;
+
+std::uint64_t id_of(const std::vector<ncclUniqueId>& ids) {
+  std::uint64_t id = 0;
+  for (const ncclUniqueId& one : ids)
+    for (std::size_t i = 0; i < sizeof one; i += sizeof id) {
+      std::uint64_t word;
+      std::memcpy(&word, reinterpret_cast<const char*>(&one) + i, sizeof word);
+      id = FlightIdentity::mix(id, word);
+    }
+  return id;
+}
 
 }  // namespace
 
@@ -497,6 +545,134 @@ std::optional<double> GroupScope::end_simulated() {
   NCCL_CHECK(library_, nullptr, -1, ncclGroupSimulateEnd, (&info));
   if (info.estimatedTime == kUndefFloat) return std::nullopt;
   return static_cast<double>(info.estimatedTime) * 1e-6;
+}
+
+void Communicator::make(const std::vector<std::shared_ptr<Communicator>>& made,
+                        const std::function<void()>& steps) {
+  RawGroup::check_none();
+  const Communicator* first = nullptr;  // with the shortest init_timeout
+  for (const auto& one : made) {
+    const auto& timeout = one->options_.init_timeout;
+    if (timeout && (!first || timeout < first->options_.init_timeout)) first = one.get();
+  }
+  if (!first) return steps();
+  const double seconds = *first->options_.init_timeout;
+  const auto limited = [made, seconds, steps] {
+    const LibraryLimit limit(made, seconds);
+    steps();
+  };
+  if (std::ranges::all_of(made,
+                          [](const auto& one) { return LibraryLimit::supported(one->library()); }))
+    return limited();
+  for (const auto& one : made) one->choose_device();
+  const auto free = [made] {
+    for (const auto& one : made) one->free_abandoned();
+  };
+  if (run_within(seconds, limited, free)) return;
+  for (const auto& one : made) one->abandon();
+  first->throw_late(seconds, first->creator_);
+}
+
+// The other thread of run_within() has no current device.
+void Communicator::choose_device() {
+  options_.device = DeviceScope(*library_, options_.device).device();
+}
+
+void Communicator::abandon() {
+  {
+    // The call of NCCL that continues may make the parent expire: its close() need not say so.
+    const std::lock_guard lock(mutex_);
+    if (const auto parent = made_from_.lock()) parent->error_thrown_ = true;
+  }
+  State state = state_.load();
+  while (state < State::kClosed && !state_.compare_exchange_weak(state, State::kAbandoned)) {
+  }
+}
+
+void Communicator::free_abandoned() {
+  State abandoned = State::kAbandoned;
+  state_.compare_exchange_strong(abandoned, State::kMaking);
+  discard();
+}
+
+// What the flight record says of a communicator. Its id follows from what all ranks know: the
+// unique id, or the parent and how it was made from the parent.
+
+void Communicator::derive_id(const Communicator& parent, std::initializer_list<std::uint64_t> words,
+                             std::vector<int> ranks) {
+  identity_.parent = identity_.id = parent.identity_.id;
+  const auto mix = [&](auto word) {
+    identity_.id = FlightIdentity::mix(identity_.id, static_cast<std::uint64_t>(word));
+  };
+  std::ranges::for_each(words, mix);
+  std::ranges::sort(ranks);
+  std::ranges::for_each(ranks, mix);
+}
+
+void Communicator::identify_new(const std::vector<ncclUniqueId>& ids) { identity_.id = id_of(ids); }
+
+void Communicator::identify_local() {
+  static std::atomic<std::uint64_t> made = 0;
+  const auto now = static_cast<std::uint64_t>(precise_time());
+  identity_.id =
+      FlightIdentity::mix(FlightIdentity::mix(now, static_cast<std::uint64_t>(getpid())), ++made);
+}
+
+void Communicator::identify_split(Communicator& parent, int color) {
+  derive_id(parent, {kSplit, ++parent.splits_, static_cast<std::uint64_t>(color)});
+}
+
+// Not all ranks may have made the same number of attempts, so only the children that are open
+// count.
+void Communicator::identify_shrunk(Communicator& parent, const std::vector<int>& excluded) {
+  std::vector<std::uint64_t> open;
+  std::erase_if(parent.shrunk_, [&](const auto& one) {
+    const auto child = one.lock();
+    if (!child || child->closed()) return true;
+    open.push_back(child->identity_.id);
+    return false;
+  });
+  std::uint64_t number = 0;
+  do derive_id(parent, {kShrink, number++}, excluded);
+  while (std::ranges::find(open, identity_.id) != open.end());
+  parent.shrunk_.push_back(weak_from_this());
+}
+
+// Without a number: the parent is aborted afterwards.
+void Communicator::identify_recovered(const Communicator& parent, const std::vector<int>& lost) {
+  derive_id(parent, {kRecover}, lost);
+}
+
+void Communicator::identify_grown(Communicator& parent, const std::optional<ncclUniqueId>& id) {
+  derive_id(parent, {kGrow, ++parent.grows_});
+  if (id) identity_.joined = id_of({*id});
+}
+
+// Nothing of a foreign handle is known to all ranks but its size and their order of borrowing.
+void Communicator::identify_borrowed(Communicator* owner) {
+  static std::atomic<std::uint64_t> borrowed = 0;
+  if (owner)
+    derive_id(*owner, {kBorrow, ++owner->borrows_});
+  else
+    identity_.id = FlightIdentity::mix(FlightIdentity::mix(kBorrow, ++borrowed),
+                                       static_cast<std::uint64_t>(nranks_));
+}
+
+void Communicator::publish_identity() {
+  const std::lock_guard lock(mutex_);
+  identity_.creator = creator_;
+  identity_.rank = rank_;
+  identity_.nranks = nranks_;
+  identity_.device = device_;
+  deadlines_->recorder().identify(identity_);
+}
+
+void Communicator::set_name(const std::string& name) {
+  {
+    const std::lock_guard lock(mutex_);
+    identity_.name = name;
+  }
+  publish_identity();
 }
 
 }  // namespace pynccl

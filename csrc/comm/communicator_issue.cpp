@@ -1,5 +1,11 @@
-// How a communicator issues operations, besides the fast path of issue(), which communicator.h has.
+// How a communicator issues operations, besides the fast path of issue(), which communicator.h has,
+// and what it throws where NCCL has failed, it is not open, or something was late.
+#include <cstdio>
+#include <string_view>
+
 #include "comm/communicator.h"
+#include "comm/failed_streams.h"
+#include "comm/observer.h"
 #include "nccl/interrupt.h"
 #include "nccl/poll.h"
 
@@ -33,6 +39,32 @@ void visit_entry(const Operation& o, Visit&& visit) {
       throw std::invalid_argument("config: send and recv take none");
   }
 #undef ENTRY
+}
+
+constexpr double kDumpSeconds = 2;  // how long a later failure waits for the dump of the first
+
+// The others are refusals of a call.
+bool ends_communicator(ncclResult_t result) {
+  return result == ncclUnhandledCudaError || result == ncclSystemError ||
+         result == ncclInternalError || result == ncclRemoteError || result == ncclTimeout;
+}
+
+// The ranks in a text of hostnccl: "waited for ranks 1 and 3 in ncclAllReduce(...)".
+std::optional<std::vector<int>> ranks_waited_for(std::string_view text) {
+  constexpr std::string_view kBegin = "waited for rank", kEnd = " in ";
+  const std::size_t begin = text.find(kBegin);
+  if (begin == text.npos) return std::nullopt;
+  text.remove_prefix(begin + kBegin.size());
+  text = text.substr(0, text.find(kEnd));
+  std::vector<int> ranks;
+  for (bool in_number = false; const char c : text) {
+    if (c >= '0' && c <= '9') {
+      if (!in_number) ranks.push_back(0);
+      ranks.back() = 10 * ranks.back() + (c - '0');
+    }
+    in_number = c >= '0' && c <= '9';
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -150,6 +182,156 @@ void Communicator::issue_configured(const Operation& o) {
         function(o.sendbuff, o.recvbuff, o.count, o.dtype, between..., comm, o.stream, &config),
         name);
   });
+}
+
+void Communicator::throw_not_open() const {
+  const State state = state_.load();
+  if (expired()) throw expiry(state == State::kExpired ? "ncclCommRevoke" : "ncclCommAbort");
+  if (state == State::kSuspended)
+    throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
+                      "communicator: it is suspended; resume() makes it usable again");
+  throw std::invalid_argument(
+      state == State::kPending  ? "communicator: it is still being made; leave the group first"
+      : state == State::kMaking ? "communicator: it is still being made; wait until it is ready"
+      : state == State::kUnready
+          ? "communicator: a call on it is in progress; wait_ready() waits until it is done"
+      : borrowed_ ? "communicator: it is closed, or its owner has closed it"
+                  : "communicator: it is closed");
+}
+
+void Communicator::check_state() {
+  constexpr const char* kFunction = "ncclCommGetAsyncError";
+  if (expired()) throw expiry(kFunction);
+  if (revoked())
+    throw NcclFailure(ncclInvalidUsage, kFunction, rank_, "communicator: it was revoked");
+  check(read_async_error(), kFunction);
+}
+
+void Communicator::throw_failed(ncclResult_t result, const char* function, const char* file,
+                                int line, const char* hint) {
+  std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
+  if (result == ncclInvalidArgument) text += hint;
+  const NcclFailure failure = noted(NcclFailure(result, function, rank_, text));
+  throw NcclFailure(failure.code, function, rank_, failure.what() + place_text(file, line),
+                    failure.missing);
+}
+
+// For what NCCL has returned other than ncclSuccess.
+void Communicator::check_unfinished(ncclResult_t result, const char* function, const char* hint,
+                                    std::source_location where) {
+  if (!succeeded(result)) throw_operation_failed(result, function, hint, where);
+  try {
+    wait_issued(function);
+  } catch (const std::exception&) {
+    deadlines_->recorder().fail();
+    Observers::operation_failed(*this);
+    throw;
+  }
+}
+
+void Communicator::throw_operation_failed(ncclResult_t result, const char* function,
+                                          const char* hint, std::source_location where) {
+  deadlines_->recorder().fail();
+  Observers::operation_failed(*this);
+  throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
+}
+
+// Once: what fails afterwards follows from the first failure. Other threads wait until the dump is
+// written: the process may end when they throw.
+void Communicator::note_failure(ncclResult_t result, const std::string& text) noexcept {
+  if (!ends_communicator(result) || closed()) return;
+  if (failure_noted_.exchange(true)) {
+    poll_until(kDumpSeconds, [this] { return failure_dumped_.load(std::memory_order_acquire); });
+    return;
+  }
+  try {
+    deadlines_->recorder().set_failure(text);
+    Observers::failed(text);
+  } catch (const std::exception&) {  // the failure is more important
+  }
+  failure_dumped_.store(true, std::memory_order_release);
+}
+
+void Communicator::note_async_failure() noexcept {
+  try {
+    read_async_error();
+  } catch (const std::exception&) {  // the failure of the stream is thrown
+  }
+}
+
+// Says of failed work what its communicator knows of it.
+class Communicator::WorkFailures final : public Observer {
+ public:
+  void work_failed(const Library& library, const WorkFailure& failure) override {
+    check_failed_work(library, failure);
+  }
+};
+
+void Communicator::observe() { Observers::add(*new WorkFailures); }
+
+void Communicator::check_failed_work(const Library& library, const WorkFailure& failure) {
+  const auto communicator =
+      find(library, reinterpret_cast<ncclComm_t>(const_cast<void*>(failure.origin)));
+  if (!communicator) return;
+  communicator->note_failure(failure.code, failure.what());
+  if (communicator->expired()) throw communicator->expiry(failure.function, failure.what());
+  throw NcclFailure(failure.code, failure.function, communicator->known_rank(), failure.what());
+}
+
+// Who waits for these streams throws the failure, where the library does not know it.
+void Communicator::fail_unfinished(const Deadlines::Unfinished& unfinished,
+                                   const NcclFailure& failure) {
+  if (library_->tells_failed_work() || unfinished.streams.empty()) return;
+  FailedStreams::add(unfinished.streams, unfinished.since, [failure](const std::string& cause) {
+    if (cause.empty()) throw NcclFailure(failure);
+    throw NcclFailure(failure.code, failure.function, failure.rank,
+                      failure.what() + (": " + cause));
+  });
+}
+
+NcclFailure Communicator::expiry(const std::string& function, const std::string& nccl) const {
+  const std::lock_guard lock(mutex_);
+  auto [text, missing] = expiry_;
+  if (!nccl.empty()) text += ": " + nccl;
+  if (!missing) missing = ranks_waited_for(nccl);
+  if (!missing) text += "; which ranks are missing is unknown: see flight_record() of all ranks";
+  return NcclFailure(ncclTimeout, function, rank_, text, missing);
+}
+
+NcclFailure Communicator::noted(const NcclFailure& failure) {
+  constexpr std::string_view kAborted = "; another thread has aborted the communicator";
+  // A refused argument leaves the communicator without an error: close() has none to throw yet.
+  if (failed()) error_thrown_ = true;
+  if (Interrupt::pending()) end_interrupted();
+  const std::string text = failure.what();
+  note_failure(failure.code, text);
+  if (expired()) {
+    error_thrown_ = true;
+    if (failure.code == ncclTimeout) return failure;
+    return expiry(failure.function, text);
+  }
+  if (!closed() || text.ends_with(kAborted)) return failure;
+  return NcclFailure(failure.code, failure.function, failure.rank, text + std::string(kAborted));
+}
+
+void Communicator::throw_late(double seconds, const char* function) const {
+  char limit[32];
+  std::snprintf(limit, sizeof limit, "%g s", seconds);
+  int rank = rank_;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto parent = made_from_.lock(); parent && rank < 0) rank = parent->known_rank();
+  }
+  std::string text = std::string(function) + " on rank " + std::to_string(rank) +
+                     " did not complete within " + limit;
+  // hostnccl says what the communicator waits for. No call has failed, so NCCL would give the text
+  // of an earlier failure.
+  if (library_->tells_failed_work()) {
+    const ncclComm_t comm = std::atomic_ref(*created_).load(std::memory_order_acquire);
+    const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
+    if (last && *last) text += std::string(": ") + last;
+  }
+  throw NcclFailure(ncclTimeout, function, rank, text);
 }
 
 }  // namespace pynccl
