@@ -27,13 +27,6 @@ SINCE: dict[str, tuple[int, int]] = {
     "recv_object_list(weights_only)": (2, 14),
     "scatter_object_list(weights_only)": (2, 14),
     "send_object_list(weights_only)": (2, 14),
-    "ProcessGroup.all_gather_single": (2, 13),
-    "ProcessGroup.all_gather_single_coalesced": (2, 13),
-    "ProcessGroup.all_to_all_single": (2, 13),
-    "ProcessGroup.reduce_scatter_single": (2, 13),
-    "ProcessGroup.reduce_scatter_single_coalesced": (2, 13),
-    "ProcessGroup.gather_into_tensor": (2, 14),
-    "ProcessGroup.gather_single": (2, 14),
     "ProcessGroup.get_backend": (2, 14),
     "Work.timeout": (2, 14),
 }

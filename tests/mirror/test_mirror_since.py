@@ -258,29 +258,3 @@ def test_get_backend_impl(dist: Any, rank: int, size: int) -> None:
         dist.get_backend_impl(device=torch.device("meta"))
     with pytest.raises(ValueError, match="Invalid process group"):
         dist.get_backend_impl(dist.GroupMember.NON_GROUP_MEMBER)
-
-
-@on_ranks(*SIZES)
-def test_coalesced_methods(dist: Any, rank: int, size: int) -> None:
-    pg = dist.group.WORLD
-    a, b = torch.full((2,), rank + 1.0), torch.full((3,), 10.0 * rank)
-    outputs = [torch.zeros(2 * size), torch.zeros(3 * size)]
-    pg.all_gather_single_coalesced(outputs, [a, b]).wait()
-    assert outputs[0].tolist() == [r + 1.0 for r in range(size) for _ in range(2)]
-    assert outputs[1].tolist() == [10.0 * r for r in range(size) for _ in range(3)]
-    parts = [torch.zeros(2), torch.zeros(3)]
-    pg.reduce_scatter_single_coalesced(parts, outputs, dist.ReduceOp.MAX).wait()
-    assert [p.tolist() for p in parts] == [a.tolist(), b.tolist()]
-    lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(size)]
-    pg.allgather_coalesced(lists, [a, b]).wait()
-    assert [[t[0].item() for t in each] for each in lists] == [
-        [r + 1.0, 10.0 * r] for r in range(size)
-    ]
-    pg.allreduce_coalesced([a, b]).wait()
-    total = sum(range(size))
-    assert (a[0].item(), b[0].item()) == (total + size, 10.0 * total)
-    with pytest.raises(ValueError, match="outputs: 1 tensors for 2 inputs"):
-        pg.all_gather_single_coalesced(outputs[:1], [a, b])
-    gathered = torch.zeros(size, dtype=torch.int64)
-    pg.gather_single(gathered, torch.tensor([rank]), size - 1).wait()
-    assert gathered.tolist() == (list(range(size)) if rank == size - 1 else [0] * size)

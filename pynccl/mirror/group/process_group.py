@@ -1,25 +1,26 @@
-"""ProcessGroup: a group with the methods of torch's class."""
+"""ProcessGroup: a group as the functions of the mirror return it."""
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
 from pynccl import _C, nccl
 from pynccl.mirror.base.operators import OPERATORS
-from pynccl.mirror.group.group_operations import GroupOperations
+from pynccl.mirror.group import barriers
+from pynccl.mirror.group.base_group import BaseGroup
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(GroupOperations):
+class ProcessGroup(BaseGroup):
     """See torch.distributed.ProcessGroup. A group of ranks that communicate with each other.
 
     Created by :func:`pynccl.init_process_group`, :func:`pynccl.new_group` and
-    :func:`pynccl.split_group`, not by programs. Each method named after an operation starts it and
-    returns its :class:`Work`; the function of the same name in :mod:`pynccl` documents the
-    operation and its errors. Ranks are group ranks. ``opts`` is torch's options object for the
-    operation, of which ``reduceOp`` and ``rootRank`` are used, or that value itself.
+    :func:`pynccl.split_group`, not by programs. Operations are functions of :mod:`pynccl` that take
+    the group, for example ``pynccl.all_reduce(tensor, group=group)``.
 
     Args:
         job: the job of the ranks; the group uses a prefix of its store.
@@ -64,6 +65,17 @@ class ProcessGroup(GroupOperations):
             A ``PrefixStore`` over the store of the job.
         """
         return self.store
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """See :func:`pynccl.monitored_barrier`.
+
+        Args:
+            timeout: how long to wait; None is the default of the group's backend.
+            wait_all_ranks: whether rank 0 reports all missing ranks, or only the first.
+        """
+        barriers.monitored_barrier(self, timeout, wait_all_ranks)
 
     @property
     def _device_types(self) -> list[torch.device]:
