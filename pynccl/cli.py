@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 __all__ = ["main"]
@@ -54,14 +55,24 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    words = sys.argv[1:] if argv is None else argv
+    try:
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough, as in `pynccl info | head`
+        # The interpreter flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pynccl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, text) in _COMMANDS.items():
         one = commands.add_parser(name, help=text, description=text)
         if module and words[:1] == [name]:
             importlib.import_module(module).add_arguments(one)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
     if module := _COMMANDS[arguments.command][0]:
         status: int = importlib.import_module(module).run(arguments)
         return status

@@ -225,6 +225,18 @@ def test_the_command_tells_what_there_is() -> None:
     assert re.search(r"provider cuda\n +library ", printed)
 
 
+def test_the_command_ends_quietly_when_nobody_reads() -> None:
+    """As in `pynccl info | head`: the reader of the pipe has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", "import sys, pynccl.cli; sys.exit(pynccl.cli.main(['info']))"]
+    with open(writer, "wb") as pipe:
+        done = subprocess.run(
+            command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_our_provider_does_not_stand_for_a_preloaded_nccl() -> None:
     """In a process where hostnccl replaces NCCL, the cuda provider detects that it is not NCCL."""
     code = (
