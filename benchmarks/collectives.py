@@ -144,7 +144,7 @@ def _measure(settings: Settings) -> tuple[Machine, list[Row]]:
 
 
 def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) -> None:
-    from benchmarks.plot import Point, lines  # takes a second to import
+    from benchmarks.plot import collectives  # takes a second to import
 
     print(report.summary(rows))
     stem = f"collectives-{settings.device}-{settings.nranks}ranks-{settings.dtype}"
@@ -153,12 +153,8 @@ def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) 
     content = [{**dataclasses.asdict(row), "times_faster": row.times_faster} for row in rows]
     path = folder / f"{stem}.json"
     report.write_json(path, content, settings=about, machine=dataclasses.asdict(machine))
-    points = [
-        Point(row.collective, timing.library, row.nbytes, timing.seconds, timing.samples)
-        for row in rows
-        for timing in row.timings
-    ]
-    lines(path.with_suffix(".png"), points, report.describe(machine, settings))
+    figures = [figure for row in rows for figure in row.figures()]
+    collectives(path.with_suffix(".png"), figures, report.describe(machine, settings))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,17 @@ from benchmarks import report
 from benchmarks.machine import ROOT, Machine, inspect, rows, scrub, slug
 from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
-from benchmarks.results import SECTIONS, Agenda, Done, Figure, Note, Settings, Start
+from benchmarks.results import (
+    OUR_GRAPH,
+    SECTIONS,
+    TORCH_GRAPH,
+    Agenda,
+    Done,
+    Figure,
+    Note,
+    Settings,
+    Start,
+)
 from pynccl.testing import Rank
 from pynccl.tools.trace.bandwidth import BUS_FACTORS
 
@@ -35,7 +45,7 @@ __all__ = ["Section", "main"]
 
 _SILENCE = 90.0  # seconds without a report
 # What is given up first where a sequence cannot be captured.
-_FALLBACKS = ("torch, a CUDA graph", "pynccl, a CUDA graph")
+_FALLBACKS = (TORCH_GRAPH, OUR_GRAPH)
 _K, _M = 1 << 10, 1 << 20
 _SMALL = (8, 64, 512, 4 * _K, 16 * _K, 64 * _K)
 _LARGE = (_M, 16 * _M, 64 * _M, 256 * _M)
@@ -96,13 +106,9 @@ class Section:
         report.write_json(path, figures, **about)
         path.with_suffix(".md").write_text(scrub("\n\n".join(self._parts())) + "\n")
         if plots and figures and self.name == "collectives":
-            from benchmarks.plot import Point, lines  # takes a second to import
+            from benchmarks.plot import collectives  # takes a second to import
 
-            points = [
-                Point(f["collective"], f["library"], f["bytes"], f["seconds"], f["samples"])
-                for f in figures
-            ]
-            lines(path.with_suffix(".png"), points, next(self._parts()).removeprefix("# "))
+            collectives(path.with_suffix(".png"), figures, next(self._parts()).removeprefix("# "))
 
     def _parts(self) -> Iterator[str]:
         gpus = self.start.gpus if self.start else len(self.machine.gpus)

@@ -14,14 +14,11 @@ import torch.distributed as dist
 
 from benchmarks.peers import Call, all_gather_of
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import Figure
+from benchmarks.results import OUR_GRAPH, TORCH_GRAPH, Figure
 from benchmarks.world import World
 from pynccl import nccl
 
-__all__ = ["OUR_GRAPH", "TORCH_GRAPH", "captured", "run"]
-
-OUR_GRAPH = "pynccl, a CUDA graph"
-TORCH_GRAPH = "torch, a CUDA graph"
+__all__ = ["captured", "run"]
 
 _LENGTH = 20
 _SIZES = (8, 64 << 10, 1 << 20)  # bytes

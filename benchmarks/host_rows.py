@@ -19,6 +19,7 @@ __all__ = [
     "ROOT",
     "Buffers",
     "Row",
+    "Shape",
     "exact_row",
     "expected",
     "sent",
@@ -34,23 +35,37 @@ MODULUS = 8  # of the values
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """Blocks that a rank sends and receives, 0 being one for each rank."""
+class Shape:
+    """The buffers of one rank.
+
+    Attributes:
+        send, recv: blocks to send and to receive, 0 being one for each rank.
+        in_place: the same buffer is sent and received, as torch.distributed has it.
+    """
 
     send: int = 1
     recv: int = 1
+    in_place: bool = False
+
+    def blocks(self, nranks: int) -> int:
+        """The blocks of the larger buffer."""
+        return nranks if 0 in (self.send, self.recv) else 1
+
+    def count(self, nbytes: int, nranks: int, itemsize: int) -> int:
+        """The elements of a block, so that the larger buffer has at most nbytes; at least one."""
+        return max(1, nbytes // (itemsize * self.blocks(nranks)))
 
 
 OPERATIONS = {
-    "all_reduce": _Shape(),
-    "all_gather": _Shape(recv=0),
-    "reduce_scatter": _Shape(send=0),
-    "broadcast": _Shape(),
-    "reduce": _Shape(),
-    "all_to_all": _Shape(send=0, recv=0),
-    "ping_pong": _Shape(),  # ranks 0 and 1; the time is that of one way
-    "ring": _Shape(),  # every rank sends to the next one and receives from the one before
-    "barrier": _Shape(),
+    "all_reduce": Shape(),
+    "all_gather": Shape(recv=0),
+    "reduce_scatter": Shape(send=0),
+    "broadcast": Shape(),
+    "reduce": Shape(),
+    "all_to_all": Shape(send=0, recv=0),
+    "ping_pong": Shape(),  # ranks 0 and 1; the time is that of one way
+    "ring": Shape(),  # every rank sends to the next one and receives from the one before
+    "barrier": Shape(),
 }
 
 
@@ -72,10 +87,9 @@ class Row:
 
 def exact_row(operation: str, dtype: str, nranks: int, nbytes: int) -> Row:
     """The row nearest below nbytes that has whole blocks, or that of one element in each."""
-    shape = OPERATIONS[operation]
-    blocks = nranks if 0 in (shape.send, shape.recv) else 1
-    count = max(1, nbytes // (DTYPES[dtype] * blocks))
-    return Row(operation, dtype, nranks, count * DTYPES[dtype] * blocks, count)
+    shape, itemsize = OPERATIONS[operation], DTYPES[dtype]
+    count = shape.count(nbytes, nranks, itemsize)
+    return Row(operation, dtype, nranks, count * itemsize * shape.blocks(nranks), count)
 
 
 class Buffers:

@@ -7,28 +7,12 @@ twice shows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from benchmarks.host_rows import MODULUS, expected, sent
+from benchmarks.host_rows import MODULUS, Shape, expected, sent
 from benchmarks.ranks import BenchmarkError
 
-__all__ = ["COLLECTIVES", "Buffers", "Shape", "WrongResultError", "check", "exact_size"]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The buffers of one rank, in blocks of as many elements.
-
-    Attributes:
-        send, recv: blocks of the tensors to send and to receive, 0 being one for each rank.
-        in_place: the same tensor is sent and received, as torch.distributed has it.
-    """
-
-    send: int = 1
-    recv: int = 1
-    in_place: bool = False
+__all__ = ["COLLECTIVES", "Buffers", "WrongResultError", "check", "exact_size"]
 
 
 COLLECTIVES: dict[str, Shape] = {
@@ -51,8 +35,7 @@ class WrongResultError(BenchmarkError):
 def exact_size(collective: str, nbytes: int, nranks: int, itemsize: int) -> int:
     """The size nearest below nbytes that has whole blocks, or that of one element in each."""
     shape = COLLECTIVES[collective]
-    step = itemsize * (nranks if 0 in (shape.send, shape.recv) else 1)
-    return max(1, nbytes // step) * step
+    return shape.count(nbytes, nranks, itemsize) * shape.blocks(nranks) * itemsize
 
 
 class Buffers:
@@ -78,8 +61,7 @@ class Buffers:
         self.rank = rank
         self.nranks = nranks
         shape = COLLECTIVES[collective]
-        total = nbytes // dtype.itemsize
-        self._count = total // nranks if 0 in (shape.send, shape.recv) else total
+        self._count = shape.count(nbytes, nranks, dtype.itemsize)
         sent, received = (self._count * (blocks or nranks) for blocks in (shape.send, shape.recv))
         self.send = torch.zeros(sent, dtype=dtype, device=device)
         self.recv = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-__all__ = ["Point", "bars", "lines"]
+__all__ = ["Point", "bars", "collectives", "lines"]
 
 _TICKS = {4: "4 B", 2**8: "256 B", 2**14: "16 KB", 2**20: "1 MB", 2**26: "64 MB"}
 _FLOORS = ("copy", "one copy")  # are dotted
@@ -37,6 +37,12 @@ class Point(NamedTuple):
     nbytes: int
     seconds: float
     samples: Sequence[float] = ()
+
+
+def collectives(path: Path, figures: Iterable[Mapping[str, Any]], title: str) -> None:
+    """Draw what Row.figures() gives."""
+    keys = ("collective", "library", "bytes", "seconds", "samples")
+    lines(path, [Point(*(figure[key] for key in keys)) for figure in figures], title)
 
 
 def lines(

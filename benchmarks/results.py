@@ -11,7 +11,9 @@ from benchmarks.machine import Machine
 
 __all__ = [
     "DTYPES",
+    "OUR_GRAPH",
     "SECTIONS",
+    "TORCH_GRAPH",
     "Agenda",
     "Done",
     "Figure",
@@ -28,6 +30,10 @@ Figure: TypeAlias = dict[str, Any]
 
 # Those of benchmarks.gpu, in their order.
 SECTIONS = ("calls", "kernels", "overlap", "lab", "collectives", "sequences")
+
+# Ways of the section "sequences".
+OUR_GRAPH = "pynccl, a CUDA graph"
+TORCH_GRAPH = "torch, a CUDA graph"
 
 # Those in which the checks are exact.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
