@@ -35,10 +35,9 @@ def world(launch: Launcher, tmp_path: Path) -> World:
         function: Callable[..., Any],
         *args: object,
         init: dict[str, Any] | None = None,
-        env: dict[str, str] | None = None,
     ) -> list[Any]:
         program = (run_in_world, function, url, init or {}, args)
-        return launch(nranks, *program, provider="cuda", env=env)
+        return launch(nranks, *program, provider="cuda")
 
     return run
 
@@ -235,9 +234,8 @@ def _relay(dist: Any, rank: int, size: int) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("nranks", [3, 4])
-def test_relay(world: World, nranks: int) -> None:
-    assert world(nranks, _relay) == [[7.0] * 4] * nranks
+def test_relay(world: World) -> None:
+    assert world(3, _relay) == [[7.0] * 4] * 3
 
 
 def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
@@ -257,22 +255,3 @@ def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
 
 def test_pairs_have_few_ctas(world: World) -> None:
     assert world(1, _config) == [(8, 20)]
-
-
-def _exchanged(dist: Any, rank: int, size: int) -> float:
-    """Both ranks send first."""
-    import torch
-
-    received = torch.zeros(4)
-    works = [
-        dist.isend(torch.full((4,), rank + 1.0), 1 - rank),
-        dist.irecv(received, 1 - rank),
-    ]
-    for work in works:
-        work.wait()
-    return float(received.mean())
-
-
-def test_both_ranks_may_send_first(world: World) -> None:
-    """NCCL connects a direction in its first message, whose call waits for the other rank's."""
-    assert world(2, _exchanged) == [2.0, 1.0]
