@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar, fi
 
 import numpy as np
 import torch
-from typing_extensions import CapsuleType, Self, disjoint_base
+from typing_extensions import CapsuleType, Self, dataclass_transform, disjoint_base
 
 from pynccl.errors import (
     DriverError,
@@ -36,6 +36,7 @@ _Stream: TypeAlias = object
 _Op: TypeAlias = RedOp | torch.distributed.ReduceOp | torch.distributed.ReduceOp.RedOpType | str
 _OnTimeout: TypeAlias = Literal["raise", "abort"] | Callable[[Communicator, NcclError], object]
 _Id: TypeAlias = bytes | bytearray | memoryview
+_T = TypeVar("_T")
 
 __version__: str
 
@@ -668,65 +669,39 @@ def loaded_path(soname: str) -> str: ...
 def version_text(version: int) -> str: ...
 def get_unique_id(library: Library) -> UniqueId: ...
 
+# Each attribute of the class is also a keyword of its constructor.
+@dataclass_transform(eq_default=False, kw_only_default=True)
+def _settings(*, match_args: bool) -> Callable[[type[_T]], type[_T]]: ...
+
+@_settings(match_args=False)
 class Config:
-    def __init__(
-        self,
-        *,
-        blocking: int | None = None,
-        cga_cluster_size: int | None = None,
-        min_ctas: int | None = None,
-        max_ctas: int | None = None,
-        net_name: str | None = None,
-        split_share: int | None = None,
-        traffic_class: int | None = None,
-        comm_name: str | None = None,
-        collnet_enable: int | None = None,
-        cta_policy: int | None = None,
-        shrink_share: int | None = None,
-        nvls_ctas: int | None = None,
-        n_channels_per_net_peer: int | None = None,
-        nvlink_centric_sched: int | None = None,
-        graph_usage_mode: int | None = None,
-        num_rma_ctx: int | None = None,
-        max_p2p_peers: int | None = None,
-        graph_stream_ordering: int | None = None,
-        launch_order_implicit: int | None = None,
-        num_rma_sig: int | None = None,
-        rma_eager_init: int | None = None,
-        host_cft_mode: int | None = None,
-        nvls_host_mode: int | None = None,
-        check: int | Literal["every"] | None = None,
-        init_timeout: float | None = None,
-        on_timeout: _OnTimeout | None = None,
-        timeout: float | None = None,
-    ) -> None: ...
-    blocking: int | None
-    cga_cluster_size: int | None
-    min_ctas: int | None
-    max_ctas: int | None
-    net_name: str | None
-    split_share: int | None
-    traffic_class: int | None
-    comm_name: str | None
-    collnet_enable: int | None
-    cta_policy: int | None
-    shrink_share: int | None
-    nvls_ctas: int | None
-    n_channels_per_net_peer: int | None
-    nvlink_centric_sched: int | None
-    graph_usage_mode: int | None
-    num_rma_ctx: int | None
-    max_p2p_peers: int | None
-    graph_stream_ordering: int | None
-    launch_order_implicit: int | None
-    num_rma_sig: int | None
-    rma_eager_init: int | None
-    host_cft_mode: int | None
-    nvls_host_mode: int | None
-    check: int | Literal["every"] | None
-    init_timeout: float | None
-    on_timeout: _OnTimeout | None
-    timeout: float | None
+    blocking: int | None = None
+    cga_cluster_size: int | None = None
+    min_ctas: int | None = None
+    max_ctas: int | None = None
+    net_name: str | None = None
+    split_share: int | None = None
+    traffic_class: int | None = None
+    comm_name: str | None = None
+    collnet_enable: int | None = None
+    cta_policy: int | None = None
+    shrink_share: int | None = None
+    nvls_ctas: int | None = None
+    n_channels_per_net_peer: int | None = None
+    nvlink_centric_sched: int | None = None
+    graph_usage_mode: int | None = None
+    num_rma_ctx: int | None = None
+    max_p2p_peers: int | None = None
+    graph_stream_ordering: int | None = None
+    launch_order_implicit: int | None = None
+    num_rma_sig: int | None = None
+    rma_eager_init: int | None = None
+    host_cft_mode: int | None = None
+    nvls_host_mode: int | None = None
+    check: int | Literal["every"] | None = None
+    init_timeout: float | None = None
+    on_timeout: _OnTimeout | None = None
+    timeout: float | None = None
 
 class CollConfig:
     def __init__(

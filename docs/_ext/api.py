@@ -63,6 +63,14 @@ def _stub() -> dict[str, ast.FunctionDef]:
         for member in members:
             if isinstance(member, ast.FunctionDef):
                 found[f"{prefix}{member.name}"] = member
+        # Of Config: a keyword for each attribute.
+        fields = [
+            ast.unparse(one) for one in members if isinstance(one, ast.AnnAssign) and one.value
+        ]
+        if prefix and fields:
+            made = ast.parse(f"def made(self, *, {', '.join(fields)}): ...").body[0]
+            assert isinstance(made, ast.FunctionDef)
+            found[f"{prefix}__init__"] = made
     return found
 
 
