@@ -4,7 +4,10 @@ that a resumed one gives right results, repeatedly, also with messages in flight
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 ELEMENTS = 300_000
+
+_libc = ctypes.CDLL(None)
 
 
 def _resident() -> int:
@@ -119,6 +124,39 @@ def test_messages_on_their_way_survive(rank: Rank) -> None:
     if rank.rank == 1:
         comm.recv(received, 0)
         assert (received == sent).all()
+
+
+def _mappings() -> list[tuple[int, int]]:
+    """Begin and end of hostnccl's segments in this process."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in maps if "memfd:hostnccl" in line]
+    return [(int(begin, 16), int(end, 16)) for begin, end in ranges]
+
+
+def _pages(mappings: list[tuple[int, int]]) -> int:
+    """Number of pages that have memory, whichever process has touched them."""
+    count = 0
+    for begin, end in mappings:
+        states = ctypes.create_string_buffer((end - begin) // mmap.PAGESIZE)
+        assert _libc.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), states) == 0
+        count += sum(states.raw)
+    return count
+
+
+@on_ranks(2, env={"HOSTNCCL_CMA": "0"})
+def test_suspend_returns_when_all_ranks_have_released_their_memory(rank: Rank) -> None:
+    comm, array = rank.comm, np.ones(ELEMENTS)
+    mappings = _mappings()
+    for number in range(10):
+        comm.broadcast(array, 1)  # rank 0 has nothing to release, and would return first
+        comm.suspend()
+        pages = _pages(mappings)
+        rank.set_event(f"suspended {number}")
+        rank.wait_event(f"suspended {number}", 1 - rank.rank)
+        assert pages == _pages(mappings), number
+        rank.set_event(f"looked {number}")
+        rank.wait_event(f"looked {number}", 1 - rank.rank)
+        comm.resume()
 
 
 @on_ranks(2)
