@@ -322,6 +322,31 @@ def test_shared_resources(launch: Launcher, strict: bool) -> None:
     _run(launch, _shared, strict)
 
 
+def _deriving(rank: Rank, strict: bool) -> None:
+    """In NCCL a non-blocking parent is in progress until its child is ready."""
+    comm = rank.communicator(1, config=nccl.Config(blocking=False))
+    comm.wait_ready(20)
+    for number, derive in enumerate([lambda: comm.split(0), lambda: comm.shrink([2])]):
+        if number == rank.rank - 1 == 1:
+            break  # it is excluded
+        rank.wait_event(f"derived {number}", *range(rank.rank))  # no child is ready before
+        child = derive()
+        assert child is not None
+        if rank.rank == 0:
+            assert comm.ready != strict, number
+        rank.set_event(f"derived {number}")
+        child.wait_ready(20)
+        array = np.ones(1)
+        child.all_reduce(array)
+        child.wait_ready(20)
+        assert array[0] == 3 - number
+
+
+@_MODES
+def test_a_derivation_makes_its_parent_busy(launch: Launcher, strict: bool) -> None:
+    launch(3, _deriving, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2, timeout=30)
+
+
 def _growing(rank: Rank, strict: bool) -> None:
     lib = raw.load("host")
     comm = rank.comm.handle
