@@ -211,7 +211,6 @@ def nbytes_for(step: Step, receiver: int | None) -> int:
 def sums_of(steps: Iterable[Step], ring: Ring, source: Source, bindings: Bindings) -> Sums:
     """The checksums of units, without sending them."""
     memory, sums = ring.memory, Sums()
-    memory.synchronize()
     source.begin()
     for step in steps:
         bound = bindings.bind(step, None, source, source, memory)
