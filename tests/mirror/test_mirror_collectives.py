@@ -144,6 +144,12 @@ def test_coalescing_that_fails(dist: Any, rank: int, size: int) -> None:
         nested = dist._coalescing_manager()
         with pytest.raises(ValueError, match="non-empty op list"):
             nested.__enter__()
+    pg = dist.new_group()
+    destroyed = pytest.raises(ValueError, match="it was destroyed")
+    with destroyed, dist._coalescing_manager(pg):
+        dist.all_reduce(tensor, group=pg)
+        with pytest.warns(UserWarning, match="collectives haven't been launched when"):
+            dist.destroy_process_group(pg)
     dist.barrier()
     assert tensor.tolist() == [1, 1]
 
