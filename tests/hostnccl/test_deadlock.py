@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -181,6 +182,32 @@ def test_a_deadlock_is_named(launch: Launcher, what: str, threads: bool) -> None
     for text in texts:
         for part in (*parts, "rank 0", "rank 1"):
             assert re.search(part, text), (part, text)
+
+
+def _first_calls(rank: Rank, deadlock: bool, blocking: bool) -> None:
+    """Each rank calls another communicator first, on a stream of its own."""
+    config = nccl.Config(blocking=blocking)
+    together, *comms = (rank.communicator(i, config=config) for i in range(3))
+    for comm in (together, *comms):
+        comm.wait_ready(20)
+    together.all_reduce(_small())
+    streams, arrays = [rank.stream(), rank.stream()], [_small(), _small()]
+    with pytest.raises(nccl.NcclError, match="deadlock: ") if deadlock else nullcontext():
+        for i in (rank.rank, 1 - rank.rank):
+            comms[i].all_reduce(arrays[i], stream=streams[i])
+    for comm, stream, array in zip(comms, streams, arrays, strict=True):
+        if deadlock:
+            comm.abort()
+        else:
+            stream.synchronize()
+            assert (array == 2).all()
+
+
+@pytest.mark.parametrize(("strict", "blocking"), [(True, True), (True, False), (False, True)])
+def test_first_calls_wait_for_each_other(launch: Launcher, strict: bool, blocking: bool) -> None:
+    """In NCCL, those of blocking communicators return when the ranks are connected."""
+    env = {"HOSTNCCL_STRICT": str(int(strict)), "HOSTNCCL_CONNECT": "1"}
+    launch(2, _first_calls, strict and blocking, blocking, ids=3, env=env, timeout=20)
 
 
 def _ring_of_pairs(rank: Rank) -> str:
