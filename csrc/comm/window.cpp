@@ -60,9 +60,12 @@ class Window::Exchange {
   }
   void finish() {
     const DeviceScope scope(library_, stream_.device());
-    if (memory_) copy(offers_->data(), memory_, bytes());
     try {
-      stream_.synchronize();
+      stream_.synchronize();  // a copy to pageable memory would wait where no signal interrupts it
+      if (memory_) {
+        copy(offers_->data(), memory_, bytes());
+        stream_.synchronize();
+      }
     } catch (const DriverFailure&) {  // the communicator has the reason
       check();
       throw;

@@ -16,6 +16,7 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_life import check_works
+from tests.support import gpu
 from tests.support.blocking import interrupt_when_blocked
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
@@ -242,3 +243,23 @@ def test_a_wait_for_a_stream_is_interrupted(rank: Rank, on_event: bool) -> None:
     stream.synchronize()
     assert (rank.memory.get(x) == 4).all()
     comm.close()
+
+
+@on_ranks(2, by="provider")
+def test_the_registration_of_a_window_is_interrupted(rank: Rank) -> None:
+    """Rank 1 never comes. It cannot be told, so the communicator of rank 0 ends."""
+    gpu.require(rank.provider, "ncclCommWindowRegister")
+    comm = rank.comm
+    buffers = [comm.mem_alloc(4096) for _ in range(2)]
+    comm.register_window(buffers[0])  # connects the ranks
+    if rank.rank == 1:
+        rank.wait_event("interrupted", 0)
+    else:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        interrupt_when_blocked(signal.SIGALRM)
+        with pytest.raises(KeyboardInterrupt):
+            comm.register_window(buffers[1])
+        rank.set_event("interrupted")
+        with pytest.raises((ValueError, nccl.NcclError)):
+            comm.all_reduce(buffers[0])
+    comm.abort()

@@ -147,6 +147,8 @@ CUresult CtxSynchronize() {
     const bool failed = result != CUDA_ERROR_INVALID_HANDLE && result != CUDA_ERROR_UNKNOWN;
     if (first == CUDA_SUCCESS && failed) first = result;
   }
+  for (const auto& event : current()->work_of_destroyed())
+    engine().EventSynchronize(static_cast<CUevent>(event.get()));
   return first;
 }
 

@@ -57,8 +57,10 @@ CUresult PointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevice
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+// A copy from device memory to the host's pageable memory returns when it is done.
 CUresult MemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream handle) {
-  return on_stream(handle, [&](Stream& s) {
+  bool returns_when_done = false;
+  const CUresult enqueued = on_stream(handle, [&](Stream& s) {
     if (bytes == 0) return CUDA_SUCCESS;
     if (dst == 0 || src == 0) return CUDA_ERROR_INVALID_VALUE;
     // A graph copies repeatedly, and its owner manages its memory.
@@ -71,6 +73,7 @@ CUresult MemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream ha
     const RangeRef to = find_range(copy->to), from = find_range(copy->from);
     add_device_memory(copy->use, copy->to, bytes);
     if (!to || !from || to->device == from->device) add_device_memory(copy->use, copy->from, bytes);
+    returns_when_done = from && !to;
     return engine().LaunchHostFunc(
         s.queue(),
         [](void* data) {
@@ -80,6 +83,8 @@ CUresult MemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream ha
         },
         copy.release());
   });
+  if (enqueued != CUDA_SUCCESS || !returns_when_done) return enqueued;
+  return StreamSynchronize(handle);
 }
 
 CUresult Memcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <map>
+#include <utility>
 
 namespace cuda_double {
 namespace {
@@ -65,7 +66,7 @@ Stream::Stream(Context& context, Kind kind, int priority) : context_(context), k
 
 Stream::~Stream() {
   engine().StreamDestroy(queue_);
-  engine().EventDestroy(last_);
+  if (last_) engine().EventDestroy(last_);
 }
 
 CUresult Stream::before_work() {
@@ -143,6 +144,18 @@ StreamRef Context::per_thread() {
 void Context::remove(Stream* stream) {
   const std::lock_guard lock(mutex_);
   streams_.erase(stream);
+  std::erase_if(destroyed_, [](const std::shared_ptr<void>& event) {
+    return engine().EventQuery(static_cast<CUevent>(event.get())) != CUDA_ERROR_NOT_READY;
+  });
+  if (capturing(*stream)) return;
+  engine().EventRecord(stream->last_, stream->queue_);
+  destroyed_.emplace_back(std::exchange(stream->last_, nullptr),
+                          [](void* event) { engine().EventDestroy(static_cast<CUevent>(event)); });
+}
+
+std::vector<std::shared_ptr<void>> Context::work_of_destroyed() {
+  const std::lock_guard lock(mutex_);
+  return destroyed_;
 }
 
 std::vector<CUstream> Context::queues() {

@@ -64,6 +64,8 @@ class Context {
   StreamRef make_stream(Stream::Kind kind, int priority);
   void remove(Stream* stream);
   std::vector<CUstream> queues();  // the engine's, of all streams
+  // The engine's, after the work of streams that were destroyed before it was done.
+  std::vector<std::shared_ptr<void>> work_of_destroyed();
 
  private:
   friend class Stream;
@@ -74,6 +76,7 @@ class Context {
   StreamRef legacy_;
   uint64_t legacy_work_ = 0;
   std::set<Stream*> streams_;
+  std::vector<std::shared_ptr<void>> destroyed_;
 };
 
 struct Event {
