@@ -10,6 +10,7 @@
 // So ncclCommFinalize is called when no operation is outstanding, every call that may not return
 // has a thread of its own, and a handle that is still used is never freed (free_handle).
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <limits>
@@ -19,6 +20,7 @@
 #include "comm/failed_streams.h"
 #include "comm/observer.h"
 #include "comm/open_communicators.h"
+#include "nccl/clock.h"
 #include "nccl/fork_lock.h"
 #include "nccl/interrupt.h"
 #include "nccl/poll.h"
@@ -276,6 +278,11 @@ void Communicator::expire(const Deadlines::Late& late, const std::string& answer
   std::snprintf(limit, sizeof limit, " did not complete within %g s", late.limit);
   std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
   if (!answer.empty()) text += ": " + answer;
+  if (const std::int64_t silent = Deadlines::silent_since(); silent != 0 && deadlines_->on_gpu()) {
+    std::snprintf(limit, sizeof limit, "; the driver of the GPU has not answered for %g s",
+                  std::round(static_cast<double>(coarse_time() - silent) / 1e8) / 10);
+    text += limit;
+  }
   const auto noted = note_expiry(late, {text, missing});
   if (!noted) return;
   const NcclFailure& failure = *noted;

@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kNanoseconds = 1e9;
 constexpr std::int64_t kEventInterval = 100'000'000;  // ns between two events of one communicator
+constexpr std::int64_t kPatience = 5'000'000'000;     // ns with a driver that does not answer
 constexpr double kDefaultSeconds = 1800;
 
 std::mutex scopes_mutex;  // of the number of scopes and their shortest limit
@@ -82,6 +83,7 @@ std::int64_t DeadlineScope::shortest() { return shortest_.load(); }
 void Deadlines::begin(std::shared_ptr<Library> library, int device, bool blocking_null) {
   library_ = std::move(library);
   device_ = device;
+  events_ = std::make_shared<EventPool>(library_, device_);
   // No stream has this handle: on GPUs every call only enqueues.
   blocking_stream_ = reinterpret_cast<CUstream>(blocking_null ? std::uintptr_t{0} : UINTPTR_MAX);
   next_event_.store(INT64_MIN, std::memory_order_relaxed);
@@ -108,19 +110,21 @@ Deadlines::Call::~Call() {
 
 void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
   next_event_.store(now + kEventInterval, std::memory_order_relaxed);
-  // The monitor has the lock for moments. What a thread issues in a scope may have a limit of its
-  // own, so each of its operations needs an event.
-  std::unique_lock lock(mutex_, std::defer_lock);
+  // What a thread issues in a scope may have a limit of its own, so each of its operations needs an
+  // event. Otherwise the monitor records one later, if the stream exists then.
   const bool scoped = DeadlineScope::on_this_thread();
-  const bool existing = Stream::is_existing(stream);
-  if (scoped || !existing)
+  const bool needed = scoped || !Stream::is_existing(stream);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (needed)
     lock.lock();
   else if (!lock.try_lock() || !outstanding_.empty())
-    return;  // the monitor records one later
+    return;
+  const bool alone = scoped || outstanding_.empty();
+  lock.unlock();
   try {
     const std::optional<FlightRecord> last = recorder_.read(recorder_.last());
     if (!last || !library_) return;
-    if (scoped || outstanding_.empty())
+    if (alone)
       record_event(stream, *last);
     else
       record_newest(stream, *last);
@@ -129,10 +133,11 @@ void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
 }
 
 void Deadlines::record_event(CUstream stream, const FlightRecord& last) {
-  if (auto event = take_recorded(stream)) {
-    keep_newest();
-    outstanding_.push_back({last, coarse_time(), std::move(*event)});
-  }
+  auto event = take_recorded(stream);
+  if (!event) return;
+  const std::lock_guard lock(mutex_);
+  keep_newest();
+  outstanding_.push_back({last, coarse_time(), std::move(event)});
 }
 
 bool Deadlines::is_captured(CUstream stream) {
@@ -142,29 +147,55 @@ bool Deadlines::is_captured(CUstream stream) {
 }
 
 // An event that was recorded on the stream; none where the stream is being captured.
-std::optional<PooledEvent> Deadlines::take_recorded(CUstream stream) {
+std::shared_ptr<const PooledEvent> Deadlines::take_recorded(CUstream stream) {
   const DeviceScope device(*library_, device_);
   const RelaxedMode relaxed(*library_);
-  if (is_captured(stream)) return std::nullopt;
-  if (!events_) events_ = std::make_shared<EventPool>(library_, device_);
-  PooledEvent event = events_->take();
-  event->record(stream);
+  if (is_captured(stream)) return nullptr;
+  auto event = std::make_shared<const PooledEvent>(events_->take());
+  (*event)->record(stream);
   return event;
 }
 
 void Deadlines::record_newest(CUstream stream, const FlightRecord& last) {
-  if (!newest_) {
-    if (auto event = take_recorded(stream))
-      newest_.emplace(Outstanding{last, coarse_time(), std::move(*event)});
-  } else if (!is_captured(stream)) {
-    newest_->event->record(stream);
+  std::unique_lock lock(mutex_);
+  if (!newest_ || newest_->recording) {
+    lock.unlock();
+    auto event = take_recorded(stream);
+    if (!event) return;
+    lock.lock();
+    Outstanding outstanding{last, coarse_time(), std::move(event)};
+    if (newest_)
+      outstanding_.push_back(std::move(outstanding));
+    else
+      newest_.emplace(std::move(outstanding));
+    return;
+  }
+  newest_->recording = true;  // it stays newest_, for an operation before this one
+  const std::shared_ptr<const PooledEvent> event = newest_->event;
+  lock.unlock();
+  bool recorded = false;
+  const auto end = [&] {
+    lock.lock();
+    newest_->recording = false;
+    if (!recorded) return;
     newest_->record = last;
     newest_->since = coarse_time();
+  };
+  try {
+    if (!is_captured(stream)) {
+      (*event)->record(stream);
+      recorded = true;
+    }
+  } catch (...) {
+    end();
+    throw;
   }
+  end();
 }
 
 void Deadlines::keep_newest() {
-  if (newest_) outstanding_.push_back(std::move(*newest_));
+  if (!newest_ || newest_->recording) return;
+  outstanding_.push_back(std::move(*newest_));
   newest_.reset();
 }
 
@@ -189,8 +220,18 @@ void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstrea
 }
 
 void Deadlines::update_launches() {
-  const auto is_over = [](const Launch& one) { return one.watched && (*one.watched)->query(); };
-  std::erase_if(launches_, is_over);
+  std::vector<std::shared_ptr<const PooledEvent>> done;
+  {
+    const std::lock_guard lock(mutex_);
+    if (launches_.empty()) return;
+    for (const Launch& one : launches_)
+      if (one.watched) done.push_back(one.watched);
+  }
+  std::erase_if(done, [](const auto& event) { return !(*event)->query(); });
+  const std::lock_guard lock(mutex_);
+  std::erase_if(launches_, [&](const Launch& one) {
+    return one.watched && std::find(done.begin(), done.end(), one.watched) != done.end();
+  });
   for (Launch& launch : launches_) {
     if (launch.watched) continue;
     const bool follows = std::any_of(launches_.begin(), launches_.end(), [&](const Launch& one) {
@@ -204,26 +245,29 @@ void Deadlines::update_launches() {
   std::erase_if(launches_, [](const Launch& one) { return one.event.expired(); });
 }
 
+// Of the first operation that has one and is not known to be done.
+std::shared_ptr<const PooledEvent> Deadlines::first_event() {
+  const std::lock_guard lock(mutex_);
+  if (outstanding_.empty()) keep_newest();
+  return outstanding_.empty() ? nullptr : outstanding_.front().event;
+}
+
 // Which operations are done: those up to a call that has returned on the blocking stream, since the
 // operations of a communicator run in their order, and those before an event that is done.
 void Deadlines::update_done() {
-  std::uint64_t done = this->done();
-  const auto remove_done = [&] {
-    while (!outstanding_.empty() && outstanding_.front().event->query()) {
-      done = std::max(done, outstanding_.front().record.sequence);
-      outstanding_.pop_front();
-      next_event_.store(INT64_MIN, std::memory_order_relaxed);
-    }
-  };
-  remove_done();
-  if (outstanding_.empty() && newest_) {
-    keep_newest();
-    remove_done();
+  std::shared_ptr<const PooledEvent> event;
+  while ((event = first_event()) && (*event)->query()) {
+    const std::lock_guard lock(mutex_);
+    if (outstanding_.empty() || outstanding_.front().event != event) continue;
+    done_.store(std::max(done(), outstanding_.front().record.sequence), std::memory_order_release);
+    outstanding_.pop_front();
+    next_event_.store(INT64_MIN, std::memory_order_relaxed);
   }
-  done = std::max(done, last_returned());
-  done_.store(done, std::memory_order_release);
-  if (done < recorder_.last() && outstanding_.empty() && open_group() == UINT64_MAX)
-    record_at_end();
+  {
+    const std::lock_guard lock(mutex_);
+    done_.store(std::max(done(), last_returned()), std::memory_order_release);
+  }
+  if (!event && done() < recorder_.last() && open_group() == UINT64_MAX) record_at_end();
 }
 
 // The last operation, outside an open group, of a call that has returned on the blocking stream; 0
@@ -276,8 +320,8 @@ bool Deadlines::reached_end(CUstream stream) const noexcept {
 }
 
 Deadlines::Unfinished Deadlines::unfinished() {
-  const std::lock_guard lock(mutex_);
-  update_locked();
+  update();
+  const bool asks = silent_since() == 0;
   Unfinished unfinished;
   std::vector<CUstream> done_streams;
   const auto contains = [](const std::vector<CUstream>& streams, CUstream stream) {
@@ -288,16 +332,22 @@ Deadlines::Unfinished Deadlines::unfinished() {
     if (!contains(unfinished.streams, stream)) unfinished.streams.push_back(stream);
     unfinished.since = std::min(unfinished.since, since);
   };
-  // Of a stream that may be destroyed only the events tell.
-  for (const Outstanding& one : outstanding_) add(one.record.stream, one.record.issued);
-  if (newest_ && !newest_->event->query()) add(newest_->record.stream, newest_->record.issued);
-  for (const Launch& launch : launches_) add(launch.stream, launch.launched);
+  std::optional<Outstanding> newest;
+  {
+    const std::lock_guard lock(mutex_);
+    // Of a stream that may be destroyed only the events tell.
+    for (const Outstanding& one : outstanding_) add(one.record.stream, one.record.issued);
+    for (const Launch& launch : launches_) add(launch.stream, launch.launched);
+    newest = newest_;
+  }
+  if (newest && !(asks && (*newest->event)->query()))
+    add(newest->record.stream, newest->record.issued);
   for (const FlightRecord& record : recorder_.read_all()) {
     const CUstream stream = record.stream;
     if (record.sequence <= done() || record.state != FlightRecord::State::kIssued ||
         stream == blocking_stream_ || contains(done_streams, stream))
       continue;
-    if (contains(unfinished.streams, stream) || !reached_end(stream))
+    if (contains(unfinished.streams, stream) || !asks || !reached_end(stream))
       add(stream, record.issued);
     else
       done_streams.push_back(stream);
@@ -306,12 +356,8 @@ Deadlines::Unfinished Deadlines::unfinished() {
 }
 
 void Deadlines::update() {
-  const std::lock_guard lock(mutex_);
-  update_locked();
-}
-
-void Deadlines::update_locked() {
   if (expired_.load(std::memory_order_relaxed)) return;  // its operations end without a result
+  if (on_gpu() && silent_since() != 0) return;
   try {
     update_launches();
     update_done();
@@ -328,7 +374,7 @@ std::vector<Deadlines::Entry> Deadlines::calls() {
 }
 
 std::optional<Deadlines::Late> Deadlines::late() {
-  const std::int64_t now = coarse_time();
+  const std::int64_t now = coarse_time(), silent = on_gpu() ? silent_since() : 0;
   const auto is_late = [&](std::int64_t began, std::int64_t limit) {
     return limit != FlightRecord::kNoLimit && now - began >= limit;
   };
@@ -339,10 +385,12 @@ std::optional<Deadlines::Late> Deadlines::late() {
   };
   const std::lock_guard lock(mutex_);
   if (expired_.load(std::memory_order_relaxed)) return std::nullopt;
-  update_locked();
+  // A driver that answers late may have been slow only, and the work be done.
+  const bool knows_work = silent == 0 || now - silent >= kPatience;
   const Launch* launch = nullptr;  // the first one that is late
   for (const Launch& one : launches_)
-    if (one.watched && is_late(one.since, one.limit) && (!launch || one.since < launch->since))
+    if (knows_work && one.watched && is_late(one.since, one.limit) &&
+        (!launch || one.since < launch->since))
       launch = &one;
   if (const std::int64_t began = group_began_.load(std::memory_order_acquire); began != 0) {
     const auto first = recorder_.read(group_first_.load(std::memory_order_relaxed));
@@ -355,11 +403,11 @@ std::optional<Deadlines::Late> Deadlines::late() {
     if (last && last->state == FlightRecord::State::kCalled)
       if (auto late = check(last->issued, last->limit, [&] { return last->text(); })) return late;
     for (const Outstanding& one : outstanding_) {
-      if (launch && launch->since <= one.since) break;
+      if (!knows_work || (launch && launch->since <= one.since)) break;
       const FlightRecord& record = one.record;
       if (auto late = check(one.since, record.limit, [&] { return record.text(); })) return late;
     }
-    if (newest_ && !(launch && launch->since <= newest_->since))
+    if (knows_work && newest_ && !(launch && launch->since <= newest_->since))
       if (auto late =
               check(newest_->since, newest_->record.limit, [&] { return newest_->record.text(); }))
         return late;

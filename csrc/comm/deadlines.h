@@ -76,6 +76,12 @@ class Deadlines {
     std::optional<Entry> call;  // none: an operation
   };
 
+  // The driver of a GPU may keep a thread that asks it, behind a hung kernel for ever. Since when
+  // it keeps the one that asks for the monitor; 0 where it does not. Meanwhile no other thread
+  // asks.
+  static void set_silent_since(std::int64_t time) { silent_since_.store(time); }
+  static std::int64_t silent_since() { return silent_since_.load(); }
+
   // Once the communicator is made. blocking_null: a call on the null stream returns when the
   // operation is done.
   void begin(std::shared_ptr<Library> library, int device, bool blocking_null);
@@ -146,9 +152,10 @@ class Deadlines {
   };
   Unfinished unfinished();
 
-  std::optional<Late> late();  // for the monitor
+  std::optional<Late> late();  // for the monitor, by what the last update() has found out
   std::vector<Entry> calls();  // that have not returned, also the end of a group
-  void update();               // finds out which operations are done
+  void update();               // finds out which operations are done, without the mutex
+  bool on_gpu() const { return library_ && library_->memory() == Memory::kDevice; }
   // From now on nothing is late any more. False where the late call has returned meanwhile.
   bool expire(const Late& late);
   bool expired() const { return expired_.load(); }
@@ -162,10 +169,10 @@ class Deadlines {
   void record_event(CUstream stream, std::int64_t now) noexcept;
   void record_event(CUstream stream, const FlightRecord& last);
   bool is_captured(CUstream stream);
-  std::optional<PooledEvent> take_recorded(CUstream stream);
+  std::shared_ptr<const PooledEvent> take_recorded(CUstream stream);
   void record_newest(CUstream stream, const FlightRecord& last);
   void keep_newest();
-  void update_locked();
+  std::shared_ptr<const PooledEvent> first_event();
   void update_done();
   void update_launches();
   std::uint64_t last_returned() const;
@@ -186,13 +193,16 @@ class Deadlines {
   std::atomic<std::uint64_t> done_ = 0;  // all operations up to this one are done
   std::atomic<bool> expired_ = false;
   std::atomic<bool> captured_ = false;
-  std::mutex mutex_;  // of the following
+  inline static std::atomic<std::int64_t> silent_since_ = 0;
+  std::shared_ptr<EventPool> events_;
+  std::mutex mutex_;  // of the following; no thread calls the driver with it
   // Operations after which an event was recorded that is not done. Of operations without one it is
   // not known whether they are done, so they are never late.
   struct Outstanding {
     FlightRecord record;
     std::int64_t since;  // when the event was recorded
-    PooledEvent event;
+    std::shared_ptr<const PooledEvent> event;
+    bool recording = false;  // a thread records the event again, for a later operation
   };
   std::deque<Outstanding> outstanding_;
   // The newest operation on a stream that may be destroyed at any time, which needs its event now;
@@ -210,7 +220,6 @@ class Deadlines {
     std::int64_t launched;                       // or the first one on the stream
   };
   std::vector<Launch> launches_;
-  std::shared_ptr<EventPool> events_;
   std::list<Entry> calls_;
 };
 

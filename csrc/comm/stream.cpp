@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -41,11 +42,20 @@ bool is_default(CUstream stream) {
   return reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread;
 }
 
+// A stream that is not destroyed yet.
+struct Existing {
+  std::int64_t created;  // by coarse_time()
+  int users = 0;  // threads in if_existing(): a driver may keep one of them, so without a lock
+};
+
 std::mutex existing_mutex;
-// And when they were created, by coarse_time().
-std::map<CUstream, std::int64_t>& existing_streams() {
-  static auto& streams = *new std::map<CUstream, std::int64_t>;
+std::map<CUstream, Existing>& existing_streams() {
+  static auto& streams = *new std::map<CUstream, Existing>;
   return streams;
+}
+std::condition_variable& existing_changed() {
+  static auto& changed = *new std::condition_variable;
+  return changed;
 }
 
 // Calls the driver, and throws what has failed. check: throws what only FailedStreams knows; the
@@ -125,7 +135,7 @@ Stream::Stream(std::shared_ptr<Library> library, int device, int priority)
   device_ = scope.device();
   DRIVER_CHECK(*library_, StreamCreateWithPriority, (&stream_, CU_STREAM_NON_BLOCKING, priority));
   const std::lock_guard lock(existing_mutex);
-  existing_streams().emplace(stream_, coarse_time());
+  existing_streams().insert_or_assign(stream_, Existing{coarse_time()});
   FailedStreams::forget(stream_);  // of a stream that had the same handle
 }
 
@@ -202,27 +212,45 @@ void Stream::close() {
 }
 
 void Stream::forget() noexcept {
-  const std::lock_guard lock(existing_mutex);
-  existing_streams().erase(stream_);
+  std::unique_lock lock(existing_mutex);
+  const auto existing = existing_streams().find(stream_);
+  if (existing != existing_streams().end()) {
+    existing_changed().wait(lock, [&] { return existing->second.users == 0; });
+    existing_streams().erase(existing);
+  }
   FailedStreams::forget(stream_);
 }
 
 bool Stream::is_existing(CUstream stream) {
-  bool existing = false;
-  if_existing(stream, [&] { existing = true; });
-  return existing;
+  if (reinterpret_cast<std::uintptr_t>(stream) < kStreamPerThread) return true;
+  const std::lock_guard lock(existing_mutex);
+  return existing_streams().contains(stream);
 }
 
 bool Stream::was_created_after(CUstream stream, std::int64_t time) {
   const std::lock_guard lock(existing_mutex);
   const auto existing = existing_streams().find(stream);
-  return existing != existing_streams().end() && existing->second > time;
+  return existing != existing_streams().end() && existing->second.created > time;
 }
 
 void Stream::if_existing(CUstream stream, const std::function<void()>& function) {
   if (reinterpret_cast<std::uintptr_t>(stream) < kStreamPerThread) return function();
-  const std::lock_guard lock(existing_mutex);
-  if (existing_streams().contains(stream)) function();
+  std::unique_lock lock(existing_mutex);
+  const auto existing = existing_streams().find(stream);
+  if (existing == existing_streams().end()) return;
+  ++existing->second.users;
+  lock.unlock();
+  const auto leave = [&] {
+    lock.lock();
+    if (--existing->second.users == 0) existing_changed().notify_all();
+  };
+  try {
+    function();
+  } catch (...) {
+    leave();
+    throw;
+  }
+  leave();
 }
 
 Event::Event(std::shared_ptr<Library> library, int device, bool timing)

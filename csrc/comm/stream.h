@@ -69,7 +69,8 @@ class Stream {
   // Whether it is one of this class that was created after this coarse_time(): not what had the
   // same handle then.
   static bool was_created_after(CUstream stream, std::int64_t time);
-  // Calls function if the stream is an existing one, which then exists until the function returns.
+  // Calls function if the stream is an existing one, which then exists until the function returns:
+  // its destruction waits, and nothing else.
   static void if_existing(CUstream stream, const std::function<void()>& function);
 
  private:

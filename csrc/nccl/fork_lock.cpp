@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 #include <chrono>
-#include <mutex>
+#include <shared_mutex>
 #include <utility>
 
 #include "common/per_process.h"
@@ -14,7 +14,7 @@ namespace {
 constexpr std::chrono::milliseconds kLongestBeforeFork(500);
 
 // A forked child gets a new one.
-std::timed_mutex& mutex() { return common::per_process<std::timed_mutex>(); }
+std::shared_timed_mutex& mutex() { return common::per_process<std::shared_timed_mutex>(); }
 
 thread_local bool locked_by_fork = false;
 
@@ -29,8 +29,8 @@ void after_fork() {
 
 }  // namespace
 
-ForkLock::ForkLock() { mutex().lock(); }
+ForkLock::ForkLock() { mutex().lock_shared(); }
 
-ForkLock::~ForkLock() { mutex().unlock(); }
+ForkLock::~ForkLock() { mutex().unlock_shared(); }
 
 }  // namespace pynccl

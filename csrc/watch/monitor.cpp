@@ -7,9 +7,9 @@
 
 #include "comm/communicator.h"
 #include "comm/observer.h"
-#include "comm/open_communicators.h"
 #include "common/per_process.h"
 #include "common/signals_blocked.h"
+#include "nccl/clock.h"
 #include "nccl/fork_lock.h"
 
 namespace pynccl {
@@ -19,16 +19,50 @@ constexpr std::int64_t kChecks = 16;  // per limit
 constexpr std::int64_t kShortestPause = 5'000'000,
                        kLongestPause = 1'000'000'000;      // ns between two checks
 constexpr std::int64_t kInquiring = kChecks * 20'000'000;  // while an Inquiry is open
+constexpr std::chrono::seconds kAnswer(1);  // until the driver of a GPU does not answer
 
 // May release the last reference.
 std::optional<Deadlines::Late> look(std::shared_ptr<Deadlines> deadlines) {
   const ForkLock lock;
+  if (!deadlines->on_gpu()) deadlines->update();
   auto late = deadlines->late();
   deadlines.reset();
   return late;
 }
 
 }  // namespace
+
+void Monitor::Asker::ask(const std::vector<OpenCommunicators::One>& all) {
+  std::unique_lock lock(mutex_);
+  if (began_ == 0) {
+    for (const auto& one : all)
+      if (one.deadlines->on_gpu()) questions_.push_back(one.deadlines);
+    if (questions_.empty()) return;
+    began_ = coarse_time();
+    if (!std::exchange(running_, true)) std::thread([this] { run(); }).detach();
+    changed_.notify_all();
+    changed_.wait_for(lock, kAnswer, [this] { return began_ == 0; });
+  }
+  Deadlines::set_silent_since(began_);
+}
+
+void Monitor::Asker::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return !questions_.empty(); });
+    std::vector<std::shared_ptr<Deadlines>> questions = std::exchange(questions_, {});
+    lock.unlock();
+    for (auto& deadlines : questions) {
+      const ForkLock fork_lock;
+      deadlines->update();
+      deadlines.reset();
+    }
+    lock.lock();
+    began_ = 0;
+    Deadlines::set_silent_since(0);
+    changed_.notify_all();
+  }
+}
 
 // Its thread ends with a fork; the child has another one.
 class Monitor::Sink final : public Observer {
@@ -94,7 +128,9 @@ void Monitor::run() {
     }
     inquires = false;
     Inquiries still_open;
-    for (OpenCommunicators::One& one : OpenCommunicators::all()) {
+    std::vector<OpenCommunicators::One> all = OpenCommunicators::all();
+    asker_.ask(all);
+    for (OpenCommunicators::One& one : all) {
       const auto late = look(std::move(one.deadlines));
       if (!late) continue;
       const auto communicator = one.communicator.lock();

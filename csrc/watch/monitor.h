@@ -6,8 +6,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "comm/deadlines.h"
+#include "comm/open_communicators.h"
 #include "watch/inquiry.h"
 
 namespace pynccl {
@@ -18,6 +20,25 @@ class Monitor {
 
  private:
   class Sink;
+
+  // A thread that asks the drivers of GPUs which operations are done, since a driver may keep it.
+  // It ends with a fork.
+  class Asker {
+   public:
+    // Returns when they have answered, or after a second: then Deadlines::silent_since() is set
+    // until they do.
+    void ask(const std::vector<OpenCommunicators::One>& all);
+
+   private:
+    void run();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<std::shared_ptr<Deadlines>> questions_;
+    std::int64_t began_ = 0;  // 0: all are answered
+    bool running_ = false;
+  };
+
   // The inquiries about late operations.
   using Inquiries = std::map<Communicator*, std::shared_ptr<Inquiry>>;
 
@@ -31,6 +52,7 @@ class Monitor {
   std::condition_variable changed_;
   bool running_ = false;
   bool woken_ = false;
+  Asker asker_;  // of the monitor's thread
 };
 
 }  // namespace pynccl

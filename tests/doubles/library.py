@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ __all__ = [
     "busy",
     "driver",
     "folder",
+    "kept_queries",
     "load_torch_device",
     "record",
     "slow",
@@ -199,6 +200,17 @@ def busy(seconds: float, stream: int = 0, device: int = 0) -> None:
     result = driver().library.cuda_double_busy(device, stream, seconds)
     if result:
         raise RuntimeError(f"the stream cannot be kept busy: CUDA error {result}")
+
+
+@contextlib.contextmanager
+def kept_queries() -> Iterator[Callable[[], int]]:
+    """Have the driver keep threads that query a stream or an event. Returns how many it keeps."""
+    keep = driver().library.cuda_double_keep_queries
+    keep(1)
+    try:
+        yield lambda: int(keep(1))
+    finally:
+        keep(0)
 
 
 @contextlib.contextmanager

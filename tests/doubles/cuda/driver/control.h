@@ -20,6 +20,10 @@ void cuda_double_clear_violations();
 // Keeps the GPU busy: the stream does nothing for this time.
 int cuda_double_busy(int device, cuda_double::CUstream stream, double seconds);
 
+// The driver keeps every thread that queries a stream or an event, until this is called with 0.
+// Returns how many it keeps.
+int cuda_double_keep_queries(int keep);
+
 // A kernel: calls function(data) in stream order, on device memory.
 int cuda_double_launch(int device, cuda_double::CUstream stream, const char* name,
                        cuda_double::CUhostFn kernel, void* data, int buffers,

@@ -1,4 +1,9 @@
 // Streams and events.
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+
+#include "driver/control.h"
 #include "driver/driver.h"
 
 namespace cuda_double::driver {
@@ -12,6 +17,27 @@ CUresult on_event(CUevent handle, Body&& body) {
   return event ? body(event->event) : CUDA_ERROR_INVALID_HANDLE;
 }
 
+struct Keeper {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::atomic<bool> keeps = false;
+  int kept = 0;
+};
+
+Keeper& keeper() {
+  static Keeper& instance = *new Keeper;
+  return instance;
+}
+
+void wait_while_kept() {
+  Keeper& k = keeper();
+  if (!k.keeps.load(std::memory_order_relaxed)) return;
+  std::unique_lock lock(k.mutex);
+  ++k.kept;
+  k.changed.wait(lock, [&] { return !k.keeps.load(); });
+  --k.kept;
+}
+
 // The engine's stream reports a failed NCCL operation once. On a GPU its kernel ends when the
 // communicator is aborted, and the stream has no error.
 CUresult without_failed_operations(CUresult result) {
@@ -19,6 +45,18 @@ CUresult without_failed_operations(CUresult result) {
 }
 
 }  // namespace
+
+}  // namespace cuda_double::driver
+
+int cuda_double_keep_queries(int keep) {
+  auto& k = cuda_double::driver::keeper();
+  const std::lock_guard lock(k.mutex);
+  k.keeps = keep != 0;
+  k.changed.notify_all();
+  return k.kept;
+}
+
+namespace cuda_double::driver {
 
 CUresult CtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {
   if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -65,6 +103,7 @@ CUresult StreamSynchronize(CUstream handle) {
 }
 
 CUresult StreamQuery(CUstream handle) {
+  wait_while_kept();
   return on_stream(
       handle, [](Stream& s) { return without_failed_operations(engine().StreamQuery(s.queue())); });
 }
@@ -119,6 +158,7 @@ CUresult EventRecordWithFlags(CUevent handle, CUstream stream, unsigned int flag
 }
 
 CUresult EventQuery(CUevent event) {
+  wait_while_kept();
   return on_event(event,
                   [](CUevent e) { return without_failed_operations(engine().EventQuery(e)); });
 }

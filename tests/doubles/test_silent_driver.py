@@ -1,0 +1,67 @@
+"""A driver that does not answer keeps the queries of the monitor; operations go on, and expire."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from pynccl import nccl
+from tests.doubles import library
+from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
+
+_LONG = 30.0  # seconds
+
+
+def _new_stream() -> int:
+    """A stream of another library."""
+    made = ctypes.c_uint64()
+    library.driver()("cuStreamCreate", ctypes.byref(made), 1)
+    return made.value
+
+
+def _call_soon(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(_LONG)
+    assert not thread.is_alive()
+
+
+@on_ranks(2, provider="cuda", timeout=90)
+def test_nothing_waits_for_a_driver_that_does_not_answer(rank: Rank) -> None:
+    comm, other = rank.comm, rank.comm.split(0)
+    assert other is not None
+    buffer = rank.memory.put(np.ones(4, np.float32))
+    stream, foreign = rank.stream(), _new_stream()
+    for one in (comm, other):
+        one.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        rank.wait_event("expired", 0)
+        comm.abort()
+        other.abort()
+        return
+    expired: queue.Queue[Exception] = queue.Queue()
+    comm.on_timeout = lambda _comm, error: expired.put(error)
+    comm.timeout = 0.5
+    with library.kept_queries() as kept:
+        comm.all_reduce(buffer, stream=stream)
+        end = time.monotonic() + _LONG
+        while not kept():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        for each, on in ((comm, foreign), (other, foreign), (other, stream)):
+            _call_soon(lambda each=each, on=on: each.all_reduce(buffer, stream=on))
+        error = expired.get(timeout=_LONG)
+        _call_soon(comm.flight_record)
+    rank.set_event("expired")
+    assert isinstance(error, nccl.NcclTimeoutError)
+    assert "all_reduce #" in str(error)
+    assert "the driver of the GPU has not answered for" in str(error)
+    comm.abort()
+    other.abort()
