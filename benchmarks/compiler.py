@@ -18,22 +18,19 @@ def find() -> str:
     return next(filter(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang")), "")
 
 
-def shared_library(
-    source: str, folder: Path, includes: Sequence[str] = (), options: Sequence[str] = ()
-) -> Path:
+def shared_library(source: str, folder: Path, includes: Sequence[str] = ()) -> Path:
     """Compile a file of this folder.
 
     Args:
         source: its name.
         folder: where the library goes, under the same name with another suffix.
         includes: folders of headers.
-        options: of the compiler, besides.
 
     Returns:
         The library.
     """
     target = (folder / source).with_suffix(".so")
     command = [find(), "-O3", "-shared", "-fPIC", *(f"-I{include}" for include in includes)]
-    command += [*options, "-o", str(target), str(Path(__file__).with_name(source))]
+    command += ["-o", str(target), str(Path(__file__).with_name(source))]
     subprocess.run(command, check=True, timeout=_TIMEOUT)
     return target

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import callgrind, compiler, limited_api
+from benchmarks import callgrind
 from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.tier import FULL
@@ -53,14 +53,6 @@ def test_ratio_of_the_backend_to_the_fake_one() -> None:
     rows["torch.distributed pynccl y"] = 1e-6  # has no counterpart
     results = [calls.Result(name, "x", seconds, (), None) for name, seconds in rows.items()]
     assert calls.of_fake(results) == ["backend pynccl / fake, x: 1.50"]
-
-
-def test_the_limited_api_is_measured() -> None:
-    if not compiler.find():
-        pytest.skip("there is no C compiler")
-    seconds = limited_api.measure(samples=1)
-    assert seconds.keys() == {"full", "limited"}
-    assert all(0 < one < 1e-4 for one in seconds.values())
 
 
 def test_what_traces_add_to_a_call() -> None:
