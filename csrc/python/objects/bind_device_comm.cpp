@@ -1,14 +1,174 @@
-// The classes DeviceComm and DeviceBuffer, and Communicator.device_comm().
+// Device communicators: the classes Team, CommProperties, DeviceComm and DeviceBuffer, and the
+// methods of Communicator that return them.
+#include <string>
+#include <utility>
+
+#include "abi/nccl_device_types.h"
 #include "comm/device_communicator.h"
 #include "python/call/gil.h"
 #include "python/convert/integer.h"
 #include "python/objects/bind.h"
-#include "python/objects/gin.h"
 #include "python/objects/group.h"
 #include "python/objects/team.h"
 
 namespace pynccl::python {
 namespace {
+
+Team make_team(const py::object& nranks, const py::object& rank, const py::object& stride) {
+  const Team team{{integer_from_python<int>("nranks", nranks.ptr()),
+                   integer_from_python<int>("rank", rank.ptr()),
+                   integer_from_python<int>("stride", stride.ptr())}};
+  if (team.value.nRanks < 1)
+    throw py::value_error("nranks: " + std::to_string(team.value.nRanks) + " is below 1");
+  if (team.value.rank < 0 || team.value.rank >= team.value.nRanks)
+    throw py::value_error("rank: " + std::to_string(team.value.rank) +
+                          " is out of range for a team of " + std::to_string(team.value.nRanks) +
+                          " ranks");
+  if (team.value.stride == 0) throw py::value_error("stride: it is 0");
+  return team;
+}
+
+int member_from_python(const Team& team, const py::object& value) {
+  const int rank = integer_from_python<int>("rank", value.ptr());
+  if (rank < 0 || rank >= team.value.nRanks)
+    throw py::value_error("rank: " + std::to_string(rank) + " is out of range for " +
+                          text_of(team.value));
+  return rank;
+}
+
+template <TeamKind kind>
+Team team_from(Communicator& communicator) {
+  communicator.handle();
+  const GilReleased released;
+  return {team_of(communicator, kind)};
+}
+
+int to_world(Communicator& communicator, const Team& team, const py::object& rank) {
+  communicator.handle();
+  const int world = rank_to_world(communicator, team.value, member_from_python(team, rank));
+  if (world < 0 || world >= communicator.nranks())
+    throw py::value_error("team: " + text_of(team.value) + " is not a part of the communicator");
+  return world;
+}
+
+std::optional<int> to_lsa(Communicator& communicator, const Team& team, const py::object& rank) {
+  communicator.handle();
+  const int lsa = rank_to_lsa(communicator, team.value, member_from_python(team, rank));
+  if (lsa < 0 || lsa >= team_of(communicator, TeamKind::kLsa).nRanks) return std::nullopt;
+  return lsa;
+}
+
+constexpr char kTeamDoc[] =
+    R"(Ranks at a constant distance, seen from one of them (ncclTeam_t): a value.
+
+Args:
+    nranks: the number of ranks.
+    rank: the own rank in the team.
+    stride: the distance of two neighbours in ranks of the communicator.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)";
+
+// The names of NCCL's GIN types and connections in Python.
+using abi::ncclGinConnectionType_t;
+using abi::ncclGinType_t;
+
+constexpr std::pair<const char*, ncclGinType_t> kGinTypes[] = {
+    {"none", abi::NCCL_GIN_TYPE_NONE},       {"proxy", abi::NCCL_GIN_TYPE_PROXY},
+    {"gdaki", abi::NCCL_GIN_TYPE_GDAKI},     {"gpi", abi::NCCL_GIN_TYPE_GPI},
+    {"efa_gda", abi::NCCL_GIN_TYPE_EFA_GDA},
+};
+constexpr std::pair<const char*, ncclGinConnectionType_t> kGinConnections[] = {
+    {"none", abi::NCCL_GIN_CONNECTION_NONE},
+    {"full", abi::NCCL_GIN_CONNECTION_FULL},
+    {"rail", abi::NCCL_GIN_CONNECTION_RAIL},
+    {"custom", abi::NCCL_GIN_CONNECTION_CUSTOM_STRIDE},
+};
+
+// A value that has no name yet is the text of its number.
+template <class Table, class Value>
+py::object name_in(const Table& table, Value value) {
+  for (const auto& [name, number] : table)
+    if (number == value) return py::str(name);
+  return py::str(std::to_string(static_cast<unsigned>(value)));
+}
+py::object gin_type_name(ncclGinType_t value) { return name_in(kGinTypes, value); }
+py::object gin_connection_name(ncclGinConnectionType_t value) {
+  return name_in(kGinConnections, value);
+}
+
+// NCCL 2.29.2 has ginType as one byte after the flags.
+constexpr std::size_t kFirstGinType = 34;
+constexpr std::size_t kFirstSize = 40;
+
+py::object gin_type(const CommunicatorProperties& p) {
+  if (p.size != kFirstSize) return gin_type_name(p.value.ginType);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&p.value);
+  return gin_type_name(static_cast<ncclGinType_t>(bytes[kFirstGinType]));
+}
+
+template <class Field>
+py::object value_of(Field value) {
+  return py::cast(value);
+}
+template <>
+py::object value_of(ncclGinType_t value) {
+  return gin_type_name(value);
+}
+template <>
+py::object value_of(ncclGinConnectionType_t value) {
+  return gin_connection_name(value);
+}
+
+py::object gin_support(const CommunicatorProperties& p) {
+  if (p.size < offsetof(ncclCommProperties_t, devCommRuntimeVersionSize)) return py::none();
+  py::list types;
+  for (int type = 1; type < 64; ++type)
+    if (p.value.ginSupport[type]) types.append(gin_type_name(static_cast<ncclGinType_t>(type)));
+  return py::tuple(types);
+}
+
+template <class Class, class Field>
+void def_field(Class& type, const char* attribute, Field ncclCommProperties_t::* member,
+               const char* doc) {
+  const CommunicatorProperties none{};
+  const std::size_t end =
+      static_cast<std::size_t>(reinterpret_cast<const char*>(&(none.value.*member)) -
+                               reinterpret_cast<const char*>(&none.value)) +
+      sizeof(Field);
+  type.def_property_readonly(
+      attribute,
+      [member, end](const CommunicatorProperties& p) -> py::object {
+        if (end > p.size) return py::none();
+        return value_of(p.value.*member);
+      },
+      doc);
+}
+
+constexpr const char* kPropertyAttributes[] = {"rank",
+                                               "nranks",
+                                               "cuda_device",
+                                               "nvml_device",
+                                               "device_api_support",
+                                               "multimem_support",
+                                               "gin_type",
+                                               "n_lsa_teams",
+                                               "host_rma_support",
+                                               "railed_gin_type",
+                                               "comm_hash",
+                                               "gin_min_stride",
+                                               "gin_connection_type",
+                                               "gin_support",
+                                               "dev_comm_size",
+                                               "cft_support",
+                                               "cft_multicast_support",
+                                               "cft_counted_support"};
+
+CommunicatorProperties properties(Communicator& communicator) {
+  communicator.handle();
+  const GilReleased released;
+  return query_properties(communicator);
+}
 
 // A device communicator that Python deletes without closing it stays, with a ResourceWarning.
 class OwnedDeviceCommunicator : public DeviceCommunicator {
@@ -217,6 +377,222 @@ Raises:
     NcclError: NCCL has no device API between these ranks, or failed.)";
 
 }  // namespace
+
+void bind_device_team(py::module_& m) {
+  py::class_<Team>(m, "Team", kTeamDoc)
+      .def(py::init(&make_team), py::arg("nranks"), py::arg("rank"), py::arg("stride") = 1)
+      .def_property_readonly(
+          "nranks", [](const Team& t) { return t.value.nRanks; }, "The number of ranks.")
+      .def_property_readonly(
+          "rank", [](const Team& t) { return t.value.rank; }, "The own rank in the team.")
+      .def_property_readonly(
+          "stride", [](const Team& t) { return t.value.stride; },
+          "The distance of two neighbours in ranks of the communicator.")
+      .def(
+          "is_member",
+          [](const Team& t, const Team& other, const py::object& rank) {
+            return team_rank_of(t.value, other.value, member_from_python(other, rank)).has_value();
+          },
+          py::arg("other"), py::arg("rank"),
+          R"(Whether a rank of another team is in this one (ncclTeamRankIsMember).
+
+Args:
+    other: a team of the same communicator, seen from the same rank.
+    rank: the rank in other.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def(
+          "rank_of",
+          [](const Team& t, const Team& other, const py::object& rank) {
+            const int member = member_from_python(other, rank);
+            const auto found = team_rank_of(t.value, other.value, member);
+            if (!found)
+              throw py::value_error("rank: " + std::to_string(member) + " of " +
+                                    text_of(other.value) + " is not in " + text_of(t.value));
+            return *found;
+          },
+          py::arg("other"), py::arg("rank"),
+          R"(The rank in this team of a rank of another one (ncclTeamRankToTeam).
+
+Args:
+    other: a team of the same communicator, seen from the same rank.
+    rank: the rank in other.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or the rank is not in this team.)")
+      .def(
+          "inner",
+          [](const Team& t, const py::object& size) {
+            return Team{inner_team(t.value, integer_from_python<int>("size", size.ptr()))};
+          },
+          py::arg("size"),
+          R"(The team of this rank's block, if the ranks are divided into blocks (ncclTeamInnerFactor).
+
+Args:
+    size: the ranks of a block; it divides nranks.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def(
+          "outer",
+          [](const Team& t, const py::object& size) {
+            return Team{outer_team(t.value, integer_from_python<int>("size", size.ptr()))};
+          },
+          py::arg("size"),
+          R"(The team of the ranks at the own place of all blocks (ncclTeamOuterFactor).
+
+Args:
+    size: the ranks of a block; it divides nranks.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def(
+          "rank_in_difference",
+          [](const Team& t, const Team& subset, const py::object& index) {
+            return team_rank_in_difference(t.value, subset.value,
+                                           integer_from_python<int>("index", index.ptr()));
+          },
+          py::arg("subset"), py::arg("index"),
+          R"(The index-th rank of this team that is not in a subset (ncclTeamRankInDifference).
+
+Args:
+    subset: a team whose ranks are all in this one.
+    index: from 0 to the difference of the numbers of ranks, exclusive.
+
+Returns:
+    A rank of this team.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def("__eq__",
+           [](const Team& t, const py::object& other) -> py::object {
+             if (!py::isinstance<Team>(other))
+               return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+             return py::bool_(t == py::cast<const Team&>(other));
+           })
+      .def("__hash__",
+           [](const Team& t) {
+             return py::hash(py::make_tuple(t.value.nRanks, t.value.rank, t.value.stride));
+           })
+      .def("__repr__", [](const Team& t) { return text_of(t.value); })
+      .def(py::pickle(
+          [](const Team& t) {
+            return py::make_tuple(t.value.nRanks, t.value.rank, t.value.stride);
+          },
+          [](const py::tuple& state) { return make_team(state[0], state[1], state[2]); }));
+
+  add_method<Communicator>("team_world", &team_from<TeamKind::kWorld>,
+                           R"(The team of all ranks (ncclTeamWorld, NCCL 2.28).
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.)");
+  add_method<Communicator>(
+      "team_lsa", &team_from<TeamKind::kLsa>,
+      R"(The ranks whose memory this one can load from and store to (ncclTeamLsa, NCCL 2.28).
+
+On one machine with NVLink or peer access, and on CPUs, it is all ranks.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.
+    NcclError: NCCL failed.)");
+  add_method<Communicator>(
+      "team_rail", &team_from<TeamKind::kRail>,
+      R"(The ranks at this rank's place in all LSA teams (ncclTeamRail, NCCL 2.28).
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.
+    NcclError: NCCL failed.)");
+  add_method<Communicator>(
+      "rank_to_world", &to_world, py::arg("team"), py::arg("rank"),
+      R"(The rank in the communicator of a rank of a team (ncclTeamRankToWorld, NCCL 2.28).
+
+Args:
+    team: a Team of this communicator.
+    rank: a rank of the team.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.)");
+  add_method<Communicator>(
+      "rank_to_lsa", &to_lsa, py::arg("team"), py::arg("rank"),
+      R"(The rank in the LSA team of a rank of a team (ncclTeamRankToLsa, NCCL 2.28).
+
+Args:
+    team: a Team of this communicator.
+    rank: a rank of the team.
+
+Returns:
+    The rank; None if it is not in this rank's LSA team.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.)");
+}
+
+void bind_device_properties(py::module_& m) {
+  py::class_<CommunicatorProperties> type(
+      m, "CommProperties",
+      R"(The properties of a communicator (ncclCommProperties_t); returned by Communicator.properties().
+
+Attributes that the loaded library does not have are None.)");
+  using P = ncclCommProperties_t;
+  def_field(type, "rank", &P::rank, "The rank.");
+  def_field(type, "nranks", &P::nRanks, "The number of ranks.");
+  def_field(type, "cuda_device", &P::cudaDev, "The CUDA device's ordinal.");
+  def_field(type, "nvml_device", &P::nvmlDev, "The NVML device's index.");
+  def_field(type, "device_api_support", &P::deviceApiSupport,
+            "Whether device communicators can be created.");
+  def_field(type, "multimem_support", &P::multimemSupport,
+            "Whether there are addresses for multimem instructions.");
+  type.def_property_readonly(
+      "gin_type", &gin_type,
+      "How kernels reach other LSA teams: 'none', 'proxy', 'gdaki', 'gpi' or 'efa_gda'.");
+  def_field(type, "n_lsa_teams", &P::nLsaTeams, "The number of LSA teams (NCCL 2.29.7).");
+  def_field(type, "host_rma_support", &P::hostRmaSupport,
+            "Whether the host can put and signal (NCCL 2.29.7).");
+  def_field(type, "railed_gin_type", &P::railedGinType,
+            "The same as gin_type, within rails (NCCL 2.29.7).");
+  def_field(type, "comm_hash", &P::commHash, "A number that is the same on all ranks (NCCL 2.31).");
+  def_field(type, "gin_min_stride", &P::ginMinStride,
+            "The least stride of GIN connections (NCCL 2.31).");
+  def_field(type, "gin_connection_type", &P::ginConnectionType,
+            "The ranks that GIN can connect: 'none', 'full', 'rail' or 'custom' (NCCL 2.31).");
+  type.def_property_readonly("gin_support", &gin_support,
+                             "The names of all supported GIN types, a tuple (NCCL 2.31).");
+  def_field(type, "dev_comm_size", &P::devCommRuntimeVersionSize,
+            "The size of this library's ncclDevComm in bytes (NCCL 2.31).");
+  def_field(type, "cft_support", &P::cftSupport, "Whether CFT is supported (NCCL 2.32).");
+  def_field(type, "cft_multicast_support", &P::cftMulticastSupport,
+            "Whether CFT multicast is supported (NCCL 2.32).");
+  def_field(type, "cft_counted_support", &P::cftCountedSupport,
+            "Whether counted CFT windows are supported (NCCL 2.32).");
+  type.def("__repr__", [](const py::object& self) {
+    std::string text;
+    for (const char* attribute : kPropertyAttributes) {
+      const py::object value = self.attr(attribute);
+      if (value.is_none()) continue;
+      if (!text.empty()) text += ", ";
+      text += std::string(attribute) + "=" + std::string(py::repr(value));
+    }
+    return "CommProperties(" + text + ")";
+  });
+
+  add_method<Communicator>(
+      "properties", &properties,
+      R"(The properties of the communicator (ncclCommQueryProperties, NCCL 2.29).
+
+Returns:
+    CommProperties.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: NCCL failed.)");
+}
 
 void bind_device_comm(py::module_& m) {
   py::class_<DeviceBuffer>(m, "DeviceBuffer",
