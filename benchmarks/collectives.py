@@ -91,7 +91,6 @@ def _parse() -> argparse.Namespace:
         "--quick", action="store_true", help="three sizes, less and shorter samples"
     )
     add("--sizes", type=tuple_of(size), help="bytes, as 4,64K,16M (default: five, 4 to 16M)")
-    add("--max-bytes", type=size, help="leaves out the sizes above")
     add(
         "--collectives",
         type=tuple_of(str, BUS_FACTORS),
@@ -105,15 +104,12 @@ def _parse() -> argparse.Namespace:
 
 def _settings(options: argparse.Namespace) -> Settings:
     effort = _FULL if options.full else _QUICK if options.quick else _DEFAULT
-    sizes = options.sizes or effort.sizes
-    if options.max_bytes:
-        sizes = tuple(size for size in sizes if size <= options.max_bytes) or (options.max_bytes,)
     return Settings(
         nranks=options.ranks,
         device=options.device or ("cuda" if default_provider() == "cuda" else "cpu"),
         dtype=options.dtype,
         collectives=options.collectives or tuple(BUS_FACTORS),
-        sizes=sizes,
+        sizes=options.sizes or effort.sizes,
         repeats=options.repeats or effort.repeats,
         budget=effort.budget,
     )
