@@ -66,6 +66,11 @@ void check_pairs(const Tensors& outputs, const Tensors& inputs) {
                     " tensors, one for each input, got ", outputs.size());
 }
 
+bool have_one_size(const Tensors& list) {
+  const auto same = [&](const at::Tensor& one) { return one.numel() == list.front().numel(); };
+  return list.size() > 1 && std::all_of(list.begin(), list.end(), same);
+}
+
 // The offsets and sizes in elements of the parts of a tensor along its first dimension.
 struct Parts {
   std::vector<std::int64_t> sizes, offsets;
@@ -169,7 +174,8 @@ WorkPtr PyncclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   return issue(tensor.device(), std::move(made));
 }
 
-// Issued as a broadcast from each rank into its output.
+// Issued as a broadcast from each rank into its output; on accelerators as one all-gather if all
+// have one size.
 WorkPtr PyncclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::AllgatherOptions& options) {
   Tensors& list = only_list("tensor_list", outputs);
@@ -203,6 +209,7 @@ WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
       made.outputs.push_back(output);
     }
   }
+  if (inputs.size() == 1 && have_one_size(made.outputs)) made.equal_parts = EqualParts::kOutputs;
   return issue(device, std::move(made));
 }
 
@@ -229,7 +236,7 @@ WorkPtr PyncclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
   return issue(device, std::move(made));
 }
 
-// Issued as a reduction to each rank.
+// Issued as a reduction to each rank; on accelerators as one reduce-scatter if all have one size.
 WorkPtr PyncclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                       const c10d::ReduceScatterOptions& options) {
   at::Tensor& output = only("output", outputs);
@@ -247,6 +254,7 @@ WorkPtr PyncclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
                               reduced("input_list", input), by.op, root));
   }
   set_factor(made, std::move(by.factor));
+  if (have_one_size(list)) made.equal_parts = EqualParts::kInputs;
   return issue(output.device(), std::move(made));
 }
 

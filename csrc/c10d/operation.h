@@ -19,6 +19,10 @@ struct Factor {
   std::size_t first = 0, end = 0;  // the calls that use it
 };
 
+// The tensors of one size of a list operation, whose calls are one for each rank. Accelerators use
+// one collective over a flat buffer instead.
+enum class EqualParts { kNone, kOutputs, kInputs };
+
 struct Operation {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = "";                      // for the profiler: "pynccl:all_reduce"
@@ -26,6 +30,7 @@ struct Operation {
   std::vector<at::Tensor> tensors;             // read-only inputs, kept alive until it is done
   std::vector<at::Tensor> outputs;             // written: the result
   std::vector<Factor> factors;
+  EqualParts equal_parts = EqualParts::kNone;
   std::shared_ptr<void> held;                               // other objects that the calls point to
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // of this operation
   bool async = true;

@@ -121,7 +121,7 @@ void HostWork::mark_result(c10::ivalue::Future& future) const {
 
 DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
                        std::shared_ptr<Connection> connection, c10::Stream stream,
-                       std::optional<c10::Event> done, std::optional<Times> times)
+                       std::optional<LaneEvent> done, std::optional<Times> times)
     : PyncclWork(rank, operation, timeout, std::move(connection)),
       stream_(stream),
       blocks_(operation.blocks),
@@ -144,7 +144,7 @@ DeviceWork::~DeviceWork() {
 
 bool DeviceWork::done() const {
   const Connection::RelaxedCapture relaxed(*connection_);
-  return done_ ? done_->query() : stream_.query();
+  return done_ ? (*done_)->query() : stream_.query();
 }
 
 bool DeviceWork::isCompleted() { return done() || exception(); }
@@ -177,7 +177,7 @@ void DeviceWork::synchronize() {
     const c10::Stream current = guard_of(stream_.device()).getStream(stream_.device());
     Connection::Wait traced(connection_.get(), current.native_handle());
     traced.of(sequence_);
-    done_->block(current);
+    (*done_)->block(current);
   }
   held_.clear();
   check();

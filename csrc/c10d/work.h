@@ -8,6 +8,7 @@
 
 #include "connection.h"
 #include "hooks.h"
+#include "lane_events.h"
 
 namespace pynccl::dist {
 
@@ -96,7 +97,7 @@ class DeviceWork final : public PyncclWork {
   // current stream.
   DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
              std::shared_ptr<Connection> connection, c10::Stream stream,
-             std::optional<c10::Event> done, std::optional<Times> times);
+             std::optional<LaneEvent> done, std::optional<Times> times);
   ~DeviceWork() override;
 
   bool isCompleted() override;
@@ -115,7 +116,7 @@ class DeviceWork final : public PyncclWork {
 
   const c10::Stream stream_;
   const bool blocks_;
-  std::optional<c10::Event> done_;
+  std::optional<LaneEvent> done_;
   const std::optional<Times> times_;
   std::vector<at::Tensor> held_;  // until a caller's stream is ordered after it
 };

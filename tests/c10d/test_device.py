@@ -292,6 +292,35 @@ def _coalesced(rank: int, _size: int) -> None:
         assert tensor.tolist() == [6.0] * _COUNT
 
 
+def _lists(rank: int, size: int, asynchronous: bool) -> None:
+    """Of one size: the copies to and from the flat buffer are ordered as the operation is."""
+    x = _connected()
+    outputs, output = [torch.zeros_like(x) for _ in range(size)], torch.zeros_like(x)
+    torch.cuda.synchronize()
+    _keep_busy(_LATE * (rank + 1))
+    x.fill_(rank + 1.0)
+    work = dist.all_gather(outputs, x, async_op=asynchronous)
+    if work:
+        work.wait()
+    inputs = [2 * tensor for tensor in outputs]
+    work = dist.reduce_scatter(output, inputs, async_op=asynchronous)
+    if work:
+        work.wait()
+    del inputs
+    output.add_(1)
+    assert [tensor.tolist() for tensor in outputs] == [[r + 1.0] * _COUNT for r in range(size)]
+    assert output.tolist() == [2.0 * size * (rank + 1) + 1] * _COUNT
+
+
+def _synchronous_lists(rank: int, size: int) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        _lists(rank, size, False)
+
+
+def _asynchronous_lists(rank: int, size: int) -> None:
+    _lists(rank, size, True)
+
+
 _ORDERS = {
     function.__name__.strip("_"): function
     for function in (
@@ -303,6 +332,8 @@ _ORDERS = {
         _hooked,
         _messages,
         _coalesced,
+        _synchronous_lists,
+        _asynchronous_lists,
     )
 }
 
@@ -310,6 +341,61 @@ _ORDERS = {
 @pytest.mark.parametrize("order", _ORDERS)
 def test_order_of_streams(device_world: World, order: str) -> None:
     device_world(2, _ORDERS[order])
+
+
+def _calls_of_lists(rank: int, size: int) -> None:
+    from tests.doubles import library
+
+    x, factor = _connected(rank + 1), dist._make_nccl_premul_sum(2.0)
+    buffer = torch.zeros(size, _COUNT, device="cuda")
+    apart, adjacent = [torch.zeros_like(x) for _ in range(size)], list(buffer.unbind())
+    short = [_full(0, n + 1) for n in range(size)]
+    torch.cuda.synchronize()
+    with library.record() as record:
+        dist.all_gather(apart, x)
+        dist.reduce_scatter(x, apart, factor)
+    names = [name for name in record.names() if name.startswith("nccl")]
+    assert names.count("ncclAllGather") == names.count("ncclReduceScatter") == 1
+    assert not {"ncclBroadcast", "ncclReduce", "ncclGroupStart"}.intersection(names)
+    assert x.tolist() == [2.0 * size * (rank + 1)] * _COUNT
+    with library.record() as record:
+        dist.all_gather(adjacent, x)
+    (call,) = record.named("ncclAllGather")
+    assert call.arguments[1] == buffer.data_ptr()  # nothing is copied
+    assert [row[0].item() for row in buffer] == [2.0 * size * (r + 1) for r in range(size)]
+    with library.record() as record:
+        dist.all_gather(short, _full(rank, rank + 1))
+    assert len(record.named("ncclBroadcast")) == size
+    assert [tensor.tolist() for tensor in short] == [[float(r)] * (r + 1) for r in range(size)]
+
+
+@only_on_the_double
+def test_lists_of_one_size_are_one_collective(device_world: World) -> None:
+    device_world(2, _calls_of_lists)
+
+
+def _events(_rank: int, _size: int) -> None:
+    from tests.doubles import library
+
+    x = _connected()
+    for _ in range(2):
+        dist.all_reduce(x, async_op=True).wait()
+    torch.cuda.synchronize()
+    with library.record() as record:
+        for _ in range(5):
+            dist.all_reduce(x, async_op=True).wait()
+        works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+        for work in works:
+            work.wait()
+    names = record.names()
+    assert names.count("cuEventRecord") >= 16
+    assert names.count("cuEventCreate") <= 2  # three are under way together
+    assert not names.count("cuEventDestroy_v2") + names.count("cuEventDestroy")
+
+
+@only_on_the_double
+def test_events_are_recorded_again(device_world: World) -> None:
+    device_world(2, _events)
 
 
 def _priority(_rank: int, _size: int, high: bool) -> int:

@@ -1,0 +1,57 @@
+// LaneEvents: the events after the asynchronous operations of a lane. An operation takes one, and
+// its work returns it.
+#pragma once
+
+#include <c10/core/Event.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace pynccl::dist {
+
+class LaneEvents {
+ public:
+  explicit LaneEvents(c10::DeviceType device) : device_(device) {}
+
+  // The event may have been recorded before.
+  c10::Event take() {
+    const std::scoped_lock lock(mutex_);
+    if (free_.empty()) return c10::Event(device_);
+    c10::Event event = std::move(free_.back());
+    free_.pop_back();
+    return event;
+  }
+  void give_back(c10::Event event) {
+    const std::scoped_lock lock(mutex_);
+    if (free_.size() < kMost) free_.push_back(std::move(event));
+  }
+
+ private:
+  static constexpr std::size_t kMost = 64;
+
+  const c10::DeviceType device_;
+  std::mutex mutex_;
+  std::vector<c10::Event> free_;
+};
+
+// One of them. The destructor returns it.
+class LaneEvent {
+ public:
+  explicit LaneEvent(std::shared_ptr<LaneEvents> events)
+      : events_(std::move(events)), event_(events_->take()) {}
+  LaneEvent(LaneEvent&&) = default;
+  LaneEvent& operator=(LaneEvent&&) = delete;
+  ~LaneEvent() {
+    if (events_) events_->give_back(std::move(event_));
+  }
+
+  c10::Event* operator->() { return &event_; }
+  const c10::Event* operator->() const { return &event_; }
+
+ private:
+  std::shared_ptr<LaneEvents> events_;
+  c10::Event event_;
+};
+
+}  // namespace pynccl::dist
