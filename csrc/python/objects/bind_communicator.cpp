@@ -248,7 +248,11 @@ Raises:
            py::arg("config") = py::none(),
            R"(Create a communicator of the ranks with the same color (ncclCommSplit).
 
-All ranks of this communicator must call it.
+All ranks of this communicator must call it, even those without a color: NCCL waits for all of them.
+A revoked communicator can be split, and stays revoked. The child of a non-blocking communicator is
+created in the background, whatever its own Config says, and this one is not ready until it is.
+Closing or aborting one of the two leaves the other usable, unless they share resources (split_share
+of this communicator's Config; the child's alone shares nothing).
 
 Args:
     color: an integer from 0 on; None for a rank without a new communicator (NCCL_SPLIT_NOCOLOR).
@@ -267,13 +271,16 @@ Raises:
            py::arg("config") = py::none(),
            R"(Create a communicator without some of the ranks (ncclCommShrink, NCCL 2.27).
 
-Only the remaining ranks call it, all with the same ranks to exclude. They keep their order.
+Only the remaining ranks call it, all with the same ranks to exclude. They keep their order. NCCL
+waits for all of them. For a non-blocking communicator see split().
 
 Args:
     exclude: the ranks to exclude, a sequence of at least one.
     abort: True aborts the operations in progress on this communicator first (NCCL_SHRINK_ABORT):
         use it when a rank is dead or an operation hangs. Afterwards this communicator can only be
-        closed, aborted, or shrunk again. False requires that the issued operations can complete.
+        closed, aborted, or shrunk again. (NCCL resets its flags and would accept operations, which
+        wait for the excluded ranks forever.) False leaves the operations as they are and requires
+        that they can complete; this communicator stays usable.
     config: a Config; None inherits this communicator's.
 
 Returns:
@@ -379,13 +386,14 @@ Raises:
           "revoke", &Communicator::revoke, Release(),
           R"(Abort the operations in progress and keep the communicator (ncclCommRevoke, NCCL 2.28.7).
 
-Every rank calls it, once; any thread can. Blocked operations return, and later ones raise
-NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. On GPUs operations
-that are interrupted end as if they were done, with incomplete data; Work.wait() of the mirror raises
-for them. NCCL waits for the work that precedes the operations on their streams; if that is a hung
-operation of another communicator, revoke that communicator, too. On hostnccl an operation that waits
-for a revoked rank raises NcclRemoteError. Revoking a borrowed communicator also ends its owner's
-operations.
+Every rank calls it, once; any thread can. It neither waits for other ranks nor notifies them: on a
+rank that does not call it the operations stay pending. Blocked operations return, and later ones
+raise NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. NCCL refuses it
+once finalize() has called NCCL. On GPUs interrupted operations end as if they were done, with
+incomplete data; Work.wait() of the mirror raises for them. NCCL waits for the work that precedes the
+operations on their streams; if that is a hung operation of another communicator, revoke that
+communicator, too. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError.
+Revoking a borrowed communicator also ends its owner's operations.
 
 Raises:
     ValueError: the communicator is closed.
@@ -399,8 +407,10 @@ Raises:
           },
           R"(Release the memory that a suspended communicator does not need (ncclCommSuspend, NCCL 2.29.7).
 
-All ranks call it, after their operations are done; a thread with several ranks calls it inside
-group(). Until resume() operations raise NcclInvalidUsageError.
+All ranks call it, after their operations are done, and NCCL waits for all of them; a thread with
+several ranks calls it inside group(). Until resume() operations raise NcclInvalidUsageError: NCCL
+would accept them, and their kernels would use unmapped memory. close(), abort(), finalize(), split()
+and revoke() are possible meanwhile.
 
 Raises:
     ValueError: the communicator is closed or borrowed.
@@ -591,11 +601,12 @@ Raises:
   type.def("finalize", &Communicator::finalize, Release(),
            R"(Wait until all issued operations are done (ncclCommFinalize).
 
-close() does it as well. Only close() and abort() may follow. NCCL is called when the operations are
-done: an operation that takes longer than its time limit is revoked, and NCCL can do that only
-before. NCCL then waits for the graphs that captured the communicator, also those of torch and CuPy.
-The time limit of the communicator applies to both waits together. A non-blocking communicator calls
-NCCL immediately and waits for neither.
+close() does it as well. Only close() and abort() may follow. It waits for no other rank, except as
+the operations do. NCCL is called when the operations are done: an operation that takes longer than
+its time limit is revoked, and NCCL refuses that once it is called. NCCL then waits for the graphs
+that captured the communicator, also those of torch and CuPy. The time limit of the communicator
+applies to both waits together. A non-blocking communicator calls NCCL immediately and waits
+for neither. NCCL refuses to finalize a revoked communicator, and to finalize twice.
 
 Raises:
     ValueError: it is closed or borrowed.
@@ -609,10 +620,13 @@ an asynchronous error is aborted. A borrowed one waits for nothing and frees not
 forgets the handle.
 
 It waits as finalize() does, with the same time limit, and then for NCCL to free the communicator,
-for which NCCL may wait for other ranks: for the rest of the limit, or 5 seconds if that is longer;
-NCCL continues in the background then. What NCCL may still use is not freed before the process ends: a communicator that a graph of torch or CuPy has kept from being finalized
-in time, one that was revoked after operations of it were captured, and one that a call of NCCL does
-not leave.
+for the rest of the limit, or 5 seconds if that is longer; NCCL continues in the background then.
+From NCCL 2.24 on that waits for the ranks in other processes with which NCCL has connected this one,
+until all of them are closed or finalized; it does not if the communicator is revoked, and never
+waits for ranks in this process: the last one of them frees what they share. From 2.31.2 on it waits
+for the other ranks after shrink(abort=True), too. What NCCL may still use is not freed before the
+process ends: a communicator that a graph of torch or CuPy has kept from being finalized in time, one
+that was revoked after operations of it were captured, and one that a call of NCCL does not leave.
 
 Raises:
     ValueError: it is not ready yet, or a capture in progress uses it; or it is borrowed, and a
@@ -624,16 +638,19 @@ Raises:
       .def("abort", &Communicator::abort, Release(),
            R"(Free the communicator immediately (ncclCommAbort).
 
-Any thread can call it. Calls of other threads on the communicator raise an error first: they are
-revoked (NCCL 2.28.7). abort() waits 2 seconds for them to return. If one does not, the communicator
-is not freed; an older NCCL frees it under that call, which is undefined. NCCL itself waits without
-limit for graphs that captured the communicator, and for what is queued before its operations on
-their streams; after 5 seconds abort() returns and NCCL continues in the background. After a
-revocation NCCL would not wait for graphs: then a communicator with captured operations is not freed
-before the process ends. Aborting a closed communicator does nothing.
+Any thread can call it, and it waits for no other rank. NCCL does not tell them: their operations
+with this rank stay pending. Calls of other threads on the communicator raise an error first: they
+are revoked (NCCL 2.28.7). abort() waits 2 seconds for them to return. If one does not, the
+communicator is not freed; an older NCCL frees it under that call, which is undefined. NCCL itself
+waits without limit for graphs that captured the communicator, and for what is queued before its
+operations on their streams; after 5 seconds abort() returns and NCCL continues in the background.
+After a revocation NCCL would not wait for graphs: then a communicator with captured operations is
+not freed before the process ends. Children work on, unless they share its resources (split_share,
+shrink_share). Aborting a closed communicator does nothing.
 
 Raises:
-    ValueError: it is borrowed: revoke() ends its operations, its owner can abort it.
+    ValueError: it is borrowed: revoke() ends its operations, its owner can abort it. Or it shares
+        the resources of its parent, which NCCL's abort would end, too: close() it.
     NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
