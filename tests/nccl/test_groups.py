@@ -32,6 +32,18 @@ class _Message:
         return np.random.default_rng([self.number, self.size]).integers(0, 256, self.size, np.uint8)
 
 
+def test_small_messages_wait_for_no_receive() -> None:
+    """Up to 8 KiB, also between two ranks of one process, which could read each other's memory."""
+    comms = nccl.Communicator.init_all(2, provider="host")
+    sent, received = np.ones(8192, np.uint8), np.zeros(8192, np.uint8)
+    comms[0].send(sent, 1)
+    sent[:] = 2
+    comms[1].recv(received, 0)
+    assert (received == 1).all()
+    for comm in comms:
+        comm.close()
+
+
 def _plan(seed: int, nranks: int) -> list[list[_Message]]:
     """Groups of messages between random ranks, the same plan on every rank."""
     random_ = random.Random(seed)
