@@ -560,3 +560,18 @@ def _late(dist: ModuleType, rank: int, _nranks: int) -> None:
 def test_the_mirror_has_the_timeouts_of_its_groups(launch: Launcher, tmp_path: Path) -> None:
     url, env = f"file://{tmp_path}/store", {"PYNCCL_TIMEOUT": "0.3"}
     launch(2, run_in_world, _late, url, {}, (), env=env, timeout=40)
+
+
+@on_ranks(2, ids=2)
+def test_recover_has_a_limit_of_its_own(rank: Rank) -> None:
+    """The communicator's timeout is shorter than the wait for a late rank."""
+    expired: list[object] = []
+    config = nccl.Config(timeout=_LIMIT, on_timeout=lambda _comm, error: expired.append(error))
+    comm = rank.communicator(1, config=config)
+    if rank.rank == 0:
+        threading.Timer(2 * _LIMIT, rank.set_event, ["late"]).start()
+    rank.wait_event("late", *range(rank.rank))
+    with comm.recover(_LONG) as recovered:
+        recovered.timeout = _LONG
+        check_works(rank, recovered, [0, 1])
+    assert not expired
