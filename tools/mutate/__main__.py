@@ -68,7 +68,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
-        *_files("nccl", "on_timeout groups threads interrupt windows life deadlines"),
+        *_files("nccl", "on_timeout groups threads interrupt windows life deadlines device_comm"),
     ),
     "csrc/watch": (
         *_files("nccl", "flight_record comparison inquiry on_timeout deadlines flight_dump"),
@@ -84,13 +84,13 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/hostnccl/communicator": (
         *_files("hostnccl", "mismatch reasons worlds"),
-        *_files("nccl", "communicator revoke recover_agreement operators one_sided"),
+        *_files("nccl", "communicator revoke recover_agreement operators one_sided suspension"),
         *_files("hostnccl", "deadlock interactions"),
         *_files("nccl", "life recover"),
     ),
     "csrc/hostnccl/operations": (
         "tests/mirror/test_mirror_collectives.py",
-        *_files("hostnccl", "mismatch device_api numbers interactions"),
+        *_files("hostnccl", "mismatch device_api numbers interactions strict"),
         *_files("nccl", "operators groups one_sided windows"),
         *_files("hostnccl", "tuning death"),
     ),
