@@ -7,6 +7,7 @@ priorities and the default streams.
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections import deque
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support import gpu
+from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -128,6 +131,29 @@ def test_another_stream_waits(rank: Rank) -> None:
         other.synchronize()
         assert (total == (number + 1.0) * rank.nranks**2).all()
     second.close()
+
+
+def _with_another_current_device(rank: Rank) -> None:
+    import torch
+
+    comm_stream, tensor = _comm_stream(rank, rank.comm), _tensor(rank, 1000)
+    torch.cuda.synchronize()
+    ready = threading.Event()
+    comm_stream.stream.launch(ready.wait)
+    with torch.cuda.device(1):
+        work = _start(comm_stream, tensor)
+        work.wait()
+        assert torch.cuda.default_stream(1).query()
+    ready.set()
+    torch.cuda.default_stream(0).synchronize()
+    assert work.is_completed()
+
+
+@pytest.mark.gpu
+def test_the_default_stream_of_its_device_waits(launch: Launcher) -> None:
+    if gpu.count() < 2:
+        pytest.skip("needs 2 GPUs")
+    launch(1, _with_another_current_device, provider="cuda")
 
 
 def _reset(rank: Rank, tensor: Any) -> None:  # noqa: ANN401
