@@ -9,6 +9,7 @@ import gc
 import pickle
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,30 @@ def test_the_event_of_a_call_on_this_thread_and_of_nothing() -> None:
             comm.all_reduce(np.ones(count), config=nccl.CollConfig(launch_event=event))
             event.synchronize()
             assert event.query()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_event_of_a_captured_call(grouped: bool) -> None:
+    """It is recorded in the graph: a stream that waits for it is captured, too."""
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        stream, other = nccl.Stream("host"), nccl.Stream("host")
+        begun, ended = nccl.Event("host"), nccl.Event("host")
+        seen: list[int] = []
+        with nccl.capture(stream) as graph:
+            config = nccl.CollConfig(launch_event=begun)
+            with nccl.group() if grouped else nullcontext():
+                comm.all_reduce(np.ones(3), stream=stream, config=config)
+                comm.all_reduce(np.ones(3), stream=stream)
+            other.wait(begun)
+            other.launch(lambda: seen.append(1))
+            ended.record(other)
+            stream.wait(ended)
+        other.synchronize()
+        assert not seen
+        for _ in range(2):
+            graph.launch(stream)
+        stream.synchronize()
+        assert seen == [1, 1]
 
 
 def test_an_event_on_several_streams_of_one_group() -> None:
