@@ -103,6 +103,7 @@ def _queued(rank: Rank) -> str:
         if rank.rank == 1:
             rank.wait_event("waits", 0)
             stream = rank.stream()
+            comms["B"].timeout = 5 * _LATE  # then the wait for the stream ends
             comms["B"].all_reduce(_small(), stream=stream)
             comms["A"].timeout = _LATE
             try:

@@ -1,4 +1,6 @@
-"""Proves that tests in two workers run beside each other, and one marked serial with no other."""
+"""Proves that tests in two workers run beside each other, and those marked serial without others,
+one after the other.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,23 @@ def test_beside(number):
 
 
 @pytest.mark.serial
-def test_serial():
+@pytest.mark.parametrize("number", range(2))
+def test_serial(number):
     spend("serial")
+
+
+def test_last():
+    spend("beside")
 
 
 def spend(what):
     began = time.monotonic()
     time.sleep(0.2)
     with open(Path(__file__).parent / "spans", "a") as spans:
-        spans.write(json.dumps([what, began, time.monotonic()]) + "\\n")
+        spans.write(json.dumps([what, began, time.monotonic(), __file__]) + "\\n")
 """
 
-Span = tuple[str, float, float]
+Span = tuple[str, float, float, str]
 
 
 def _overlap(one: Span, other: Span) -> bool:
@@ -56,9 +63,11 @@ def test_serial_tests_run_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
     done = run_command([*command, str(tmp_path)], tmp_path, env, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 passed" in done.stdout
+    assert "14 passed" in done.stdout
     spans = [tuple(json.loads(line)) for line in (tmp_path / "spans").read_text().splitlines()]
     pairs = [(one, other) for one in spans for other in spans if one is not other]
     together = [{one[0], other[0]} for one, other in pairs if _overlap(one, other)]
     assert {"beside"} in together
     assert not any("serial" in both for both in together)
+    serial = [span[3] for span in sorted(spans, key=lambda span: span[1]) if span[0] == "serial"]
+    assert serial == [serial[0]] * 2 + [serial[-1]] * 2, "another worker ran a test between two"

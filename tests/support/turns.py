@@ -4,7 +4,9 @@ Among workers, files marked ``long`` come first, so that no worker starts one wh
 run out of tests. Without workers, files run in the order of the command line.
 
 Tests hold a shared lock, and serial tests hold it exclusively. Both acquire it through a gate,
-where no test overtakes a serial one. Without -n one test runs at a time, and nothing is locked.
+where no test overtakes a serial one. Consecutive serial tests of a worker keep the lock, since each
+acquisition leaves workers idle until the slowest of them has finished its test. Without -n one test
+runs at a time, and nothing is locked.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import pytest
 __all__ = ["pytest_collection_modifyitems", "pytest_configure_node", "pytest_runtest_protocol"]
 
 _FOLDER = pytest.StashKey[str]()
+_TURN = pytest.StashKey[contextlib.ExitStack]()  # the lock that this worker holds
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -45,14 +48,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Run a test with its fixtures under the lock."""
     # Not from the environment, which a nested pytest would inherit.
     worker: dict[str, str] = getattr(item.config, "workerinput", {})
     if "turns" not in worker:
         return (yield)
-    with _turn(Path(worker["turns"]), alone=item.get_closest_marker("serial") is not None):
+    stash, alone = item.config.stash, _is_serial(item)
+    if _TURN not in stash:
+        stash[_TURN] = contextlib.ExitStack()
+        stash[_TURN].enter_context(_turn(Path(worker["turns"]), alone=alone))
+    try:
         return (yield)
+    finally:
+        if not (alone and _is_serial(nextitem)):
+            stash[_TURN].close()
+            del stash[_TURN]
+
+
+def _is_serial(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("serial") is not None
 
 
 @contextlib.contextmanager
