@@ -34,7 +34,8 @@ Runs = dict[Case, Future["CompletedProcess[str]"]]
 
 def _run(case: Case) -> CompletedProcess[str]:
     name, nranks, threads = case
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
+    own = warm.own_environment()
+    env = {**own, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
     command = [sys.executable, str(_FOLDER / f"{name}.py"), "--ranks", str(nranks)]
     command += ["--threads"] * threads
     return run_command(command, _FOLDER.parents[1], env, timeout=240, popen=warm.Popen)

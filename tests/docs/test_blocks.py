@@ -18,6 +18,7 @@ import pytest
 
 from tests.docs import blocks
 from tests.docs.session import BlockError, commands
+from tests.support import warm
 from tests.support.commands import run_ahead, run_command
 
 pytestmark = pytest.mark.long
@@ -75,7 +76,8 @@ def _environment(folder: Path, socket: Path | None = None) -> dict[str, str]:
         program.write_text(f"#!/bin/sh\nexec {command}\n")
         program.chmod(0o755)
     of_the_tests = ("HOSTNCCL_STRICT", "HOSTNCCL_CONNECT", "LD_PRELOAD")
-    kept = {name: value for name, value in os.environ.items() if name not in of_the_tests}
+    own = warm.own_environment()
+    kept = {name: value for name, value in own.items() if name not in of_the_tests}
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **kept,

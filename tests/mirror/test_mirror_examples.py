@@ -47,7 +47,7 @@ def _run(script: Path) -> subprocess.CompletedProcess[str]:
     return run_command(
         [sys.executable, *launchers[command[0]], *command[1:]],
         ROOT,
-        {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        {**warm.own_environment(), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         timeout=120,
         popen=warm.Popen,
     )

@@ -123,7 +123,8 @@ def _popen(example: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 def _run(example: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
+    own = warm.own_environment()
+    env = {**own, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
     return run_command(_command(example), _ROOT, env, timeout=120, popen=_popen(example))
 
 

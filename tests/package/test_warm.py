@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,21 @@ def test_a_program_that_is_killed() -> None:
         process.wait(0.01)
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
+
+
+def test_the_environment_is_copied_while_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pytest changes it, on the main thread."""
+    monkeypatch.setenv("CHANGES", "")
+    stop = threading.Event()
+
+    def copy() -> None:
+        while not stop.is_set():
+            assert warm.own_environment().get("CHANGES") in {"1", None, ""}
+
+    with ThreadPoolExecutor() as pool:
+        copies = pool.submit(copy)
+        for _ in range(20_000):
+            os.environ["CHANGES"] = "1"
+            del os.environ["CHANGES"]
+        stop.set()
+        copies.result()

@@ -63,7 +63,7 @@ def run_ahead(
     """Call a function for each parameter value of the selected tests, two at a time.
 
     For a module fixture whose tests then use the results. Such commands spend most of their time on
-    importing torch, each on one core.
+    importing torch, each on one core. They run on other threads: see warm.own_environment().
     """
     values = dict.fromkeys(
         item.callspec.params[parameter]

@@ -138,6 +138,14 @@ _servers: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], Server] 
 _lock = threading.Lock()
 
 
+def own_environment() -> dict[str, str]:
+    """Return a copy of os.environ. Other threads can call it: {**os.environ} fails with KeyError
+    when pytest removes PYTEST_CURRENT_TEST meanwhile.
+    """
+    values = {name: os.environ.get(name) for name in list(os.environ)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULES) -> Server:
     """The server whose forks have this environment and these modules imported."""
     if inherited is not None:
@@ -146,7 +154,7 @@ def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULE
     key = os.getpid(), modules, frozenset(early.items())
     with _lock:
         if key not in _servers:
-            usual = modules == _MODULES and early == _read_early(os.environ)
+            usual = modules == _MODULES and early == _read_early(own_environment())
             first = {**environment, **_THREADS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
             _servers[key] = server = _start(first, modules + _MORE * usual)
             atexit.register(server.close)
@@ -174,7 +182,7 @@ class Popen(subprocess.Popen[Any]):
         arguments, _, _, _, passed, folder, env = given[:7]
         reads, _, _, writes, _, errors = given[10:16]
         assert arguments[0] == sys.executable
-        environment = {**(os.environ if env is None else env)}
+        environment = {**(own_environment() if env is None else env)}
         server = server_of(environment, self.modules)
         ours, theirs = os.pipe()
         standard = [own if fd == -1 else fd for own, fd in enumerate((reads, writes, errors))]
@@ -235,7 +243,7 @@ def start_rank(_launcher: object, environment: Environment, *, fresh: bool) -> P
     """Replace Launcher._start_process() of pynccl.testing: start a rank's process as a fork."""
     from pynccl.testing._run import Process
 
-    server = server_of({**os.environ, **dict(environment)})
+    server = server_of({**own_environment(), **dict(environment)})
     return Process(environment, fresh=fresh, popen=Popen, parent=server.pid)
 
 
