@@ -14,9 +14,9 @@
 namespace pynccl::dist {
 namespace {
 
-// The one call of an operation on equal parts, over a flat buffer: that of the parts if they are
-// adjacent, else a new one, which this copies to and from. Both on the current stream, in whose
-// order the buffer is freed.
+// The single call of an operation on parts of equal size, over a flat buffer. If the parts are
+// adjacent, it is their memory. Otherwise it is a new buffer, copied to or from on the current
+// stream, in whose order it is freed.
 class FlatCall {
  public:
   FlatCall(Operation& operation, int rank)

@@ -1,5 +1,5 @@
-// LaneEvents: the events after the asynchronous operations of a lane. An operation takes one, and
-// its work returns it.
+// LaneEvents: a pool of events that mark the end of a lane's asynchronous operations. An operation
+// takes an event, and its Work returns it.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -35,7 +35,7 @@ class LaneEvents {
   std::vector<c10::Event> free_;
 };
 
-// One of them. The destructor returns it.
+// An event of the pool. The destructor returns it.
 class LaneEvent {
  public:
   explicit LaneEvent(std::shared_ptr<LaneEvents> events)

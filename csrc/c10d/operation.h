@@ -19,7 +19,7 @@ struct Factor {
   std::size_t first = 0, end = 0;  // the calls that use it
 };
 
-// The tensors of one size of a list operation, whose calls are one for each rank. Accelerators use
+// Which list of tensors has equal sizes, in an operation with one call per rank. Accelerators issue
 // one collective over a flat buffer instead.
 enum class EqualParts { kNone, kOutputs, kInputs };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kNanoseconds = 1e9;
 constexpr std::int64_t kEventInterval = 100'000'000;  // ns between two events of one communicator
-constexpr std::int64_t kPatience = 5'000'000'000;     // ns with a driver that does not answer
+constexpr std::int64_t kPatience = 5'000'000'000;     // ns, with a silent driver
 constexpr double kDefaultSeconds = 1800;
 
 std::mutex scopes_mutex;  // of the number of scopes and their shortest limit

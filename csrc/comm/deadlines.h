@@ -76,9 +76,8 @@ class Deadlines {
     std::optional<Entry> call;  // none: an operation
   };
 
-  // The driver of a GPU may keep a thread that asks it, behind a hung kernel for ever. Since when
-  // it keeps the one that asks for the monitor; 0 where it does not. Meanwhile no other thread
-  // asks.
+  // A GPU driver can block a query behind a hung kernel. This is the time at which the monitor's
+  // query began if it has not returned, else 0. Meanwhile no other thread queries the driver.
   static void set_silent_since(std::int64_t time) { silent_since_.store(time); }
   static std::int64_t silent_since() { return silent_since_.load(); }
 

@@ -45,7 +45,7 @@ bool is_default(CUstream stream) {
 // A stream that is not destroyed yet.
 struct Existing {
   std::int64_t created;  // by coarse_time()
-  int users = 0;  // threads in if_existing(): a driver may keep one of them, so without a lock
+  int users = 0;  // threads in if_existing(), which hold no lock, because a driver can block them
 };
 
 std::mutex existing_mutex;

@@ -1,5 +1,4 @@
-// An asymmetric memory barrier: free at run time for the thread that passes it often, expensive for
-// the one that passes it rarely.
+// An asymmetric memory barrier: no instruction on the frequent side, a system call on the other.
 #pragma once
 
 #include <atomic>

@@ -19,7 +19,7 @@ constexpr std::int64_t kChecks = 16;  // per limit
 constexpr std::int64_t kShortestPause = 5'000'000,
                        kLongestPause = 1'000'000'000;      // ns between two checks
 constexpr std::int64_t kInquiring = kChecks * 20'000'000;  // while an Inquiry is open
-constexpr std::chrono::seconds kAnswer(1);  // until the driver of a GPU does not answer
+constexpr std::chrono::seconds kAnswer(1);  // after which a GPU driver counts as silent
 
 // May release the last reference.
 std::optional<Deadlines::Late> look(std::shared_ptr<Deadlines> deadlines) {

@@ -21,12 +21,12 @@ class Monitor {
  private:
   class Sink;
 
-  // A thread that asks the drivers of GPUs which operations are done, since a driver may keep it.
-  // It ends with a fork.
+  // Queries GPU drivers for completed operations on a separate thread, because a driver can block
+  // it. A forked child does not inherit the thread.
   class Asker {
    public:
-    // Returns when they have answered, or after a second: then Deadlines::silent_since() is set
-    // until they do.
+    // Returns when the queries are done, or after a second. Deadlines::silent_since() is then set
+    // until they are.
     void ask(const std::vector<OpenCommunicators::One>& all);
 
    private:
