@@ -92,9 +92,10 @@ def page() -> str:
         if (of_version := sorted(name for name, since in SINCE.items() if since == (major, minor)))
     ]
     members = [
-        f"| `{name}.{member}` | {reason} |"
+        f"| {', '.join(f'`{name}.{one}`' for one in sorted(absent) if absent[one] == reason)} "
+        f"| {reason} |"
         for name, absent in ABSENT_MEMBERS.items()
-        for member, reason in sorted(absent.items())
+        for reason in dict.fromkeys(absent.values())
     ]
     exceptions = [
         f"| `{pattern}` | {' and '.join(map(str, sizes))} | {reason} |"
