@@ -126,8 +126,12 @@ class Interrupter:
         if self._kind == "exception" and "assign" in vars(memory):
             del memory.assign
 
-    def _signalled(self, _signal: int, _frame: FrameType | None) -> None:
-        self._interrupt()
+    def _signalled(self, _signal: int, frame: FrameType | None) -> None:
+        """Interrupt receive(). After it nothing would catch the exception."""
+        while frame is not None and frame.f_code is not WeightReceiver.receive.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            self._interrupt()
 
     def _interrupt(self) -> None:
         self.is_done = True

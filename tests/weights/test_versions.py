@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import threading
 import time
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from pynccl.weights import WeightReceiver, WeightSender, WeightsError
+from pynccl.weights.target import Target
 from tests.support.tier import FULL
 from tests.weights import interrupts
 from tests.weights.sessions import run, run_numpy
@@ -145,3 +148,12 @@ def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
 def test_interrupts_of_commits() -> None:
     """A short form of `python -m tests.weights.interrupts`."""
     interrupts.run(120 if FULL else 40, seed=0)
+
+
+def test_a_late_signal_interrupts_nothing() -> None:
+    """Else Target.commit would stay replaced, and the next test would be interrupted."""
+    commit = Target.commit
+    with interrupts.Interrupter("signal", random.Random(0), 1.0, 1) as interrupter:
+        signal.raise_signal(signal.SIGALRM)
+    assert not interrupter.is_done
+    assert Target.commit is commit
