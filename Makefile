@@ -137,8 +137,8 @@ docs: $(SITE_PACKAGES) ## build the documentation site in build/docs; a warning 
 docs-links: $(SITE_PACKAGES) ## follow the site's links to other sites, which needs the network
 	$(VENV)/bin/sphinx-build --builder linkcheck docs build/docs-links
 
-wheels: ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
-	$(PYTHON) -m pip --disable-pip-version-check download --quiet --constraint constraints.txt --group offline \
+wheels: $(VENV)/.created ## fetch what a machine without a network lacks, into WHEELS (FOR_PYTHON=3.12)
+	$(VENV)/bin/python -m pip --disable-pip-version-check download --quiet --constraint constraints.txt --group offline \
 	  --only-binary=:all: --implementation cp --python-version $(FOR_PYTHON) --dest $(WHEELS) \
 	  $(foreach glibc,39 34 31 28 27 24 17,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
 	rm -f $(WHEELS)/numpy-*.whl $(WHEELS)/typing_extensions-*.whl

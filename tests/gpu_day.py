@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from typing import Any
 
 from benchmarks import machine, report
 
-_WORKERS = "2"  # ranks share the GPU
+_WORKERS = max(2, (os.cpu_count() or 2) // 2)  # ranks share the GPU
 _EACH = 60  # seconds of a test
 _ON_DOUBLE = "2.28"
 _LINES = 30  # of the text of a failure, its end
@@ -74,7 +73,7 @@ class Step:
     command: list[str]
     seconds: float
     env: Mapping[str, str] = field(default_factory=dict)
-    xml: Path | None = None  # pytest's report of the tests
+    journal: Path | None = None  # of the tests
 
 
 @dataclass
@@ -119,24 +118,24 @@ class Day:
         if not self.real:
             return [_ON_DOUBLE]
         apart = ["--apart"] if len(self.facts.get("gpus", ())) < 2 else []
-        return ["--real", "--all", *apart]
+        return ["--real", "--all", *apart, "--jobs", str(max(4, _WORKERS)), "--seconds", "100"]
 
     def _tests(self, name: str, paths: list[str], scratch: Path) -> Step:
-        xml = scratch / "tests.xml"
+        journal = scratch / "tests.jsonl"
         double = [] if self.real else ["-p", "tests.doubles.plugin"]
         # Not loadfile, which repeats a test that ends its worker.
-        workers = ["-n", _WORKERS, "--dist", "load", "--max-worker-restart=30"]
+        workers = ["-n", str(_WORKERS), "--dist", "load", "--max-worker-restart=30"]
         # A test that hangs ends its worker, which prints where all threads are.
         limit = [f"faulthandler_timeout={_EACH}", "faulthandler_exit_on_timeout=true"]
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *double, "-m", "gpu"]
-        command += [*workers, "-o", limit[0], "-o", limit[1], f"--junitxml={xml}"]
+        command += [*workers, "-o", limit[0], "-o", limit[1], "-p", "tests.support.journal"]
         command += ["--continue-on-collection-errors", "-p", "no:cacheprovider"]
         command += ["-k", self.options.k] if self.options.k else []
         command += paths
-        env = {"PYNCCL_TEST_LIMIT": str(_EACH - 10)}
+        env = {"PYNCCL_TEST_LIMIT": str(_EACH - 10), "PYNCCL_JOURNAL": str(journal)}
         if not self.real:
             env["PYNCCL_DOUBLE"] = _ON_DOUBLE
-        return Step(name, command, 200, env, xml)
+        return Step(name, command, 200, env, journal)
 
     def run(self) -> int:
         """Run all steps for which there is time; the exit status."""
@@ -223,8 +222,8 @@ def _run(step: Step, log: Path, left: float) -> dict[str, Any]:
     with log.open("rb") as file:
         file.seek(start)
         said = machine.scrub(file.read().decode(errors="replace")).splitlines()
-    if step.xml:
-        result["tests"], result["failures"] = _tests_of(step.xml)
+    if step.journal:
+        result["tests"], result["failures"] = _tests_of(step.journal)
         if process.returncode == _NOTHING_SELECTED:
             status = "passed"
     result["said"] = said if step.name == "rules" else said[-_LINES:]
@@ -236,22 +235,18 @@ def _path() -> str:
     return os.pathsep.join(filter(None, [str(machine.ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def _tests_of(xml: Path) -> tuple[dict[str, int], dict[str, str]]:
+def _tests_of(journal: Path) -> tuple[dict[str, int], dict[str, str]]:
     """The numbers of tests by outcome, and the texts of those that failed."""
-    if not xml.exists():  # pytest was ended
+    if not journal.exists():
         return {}, {}
-    counts: Counter[str] = Counter()
-    failures = {}
-    for case in ET.parse(xml).iter("testcase"):
-        bad = [*case.iter("failure"), *case.iter("error")]
-        outcome = "failed" if bad else "skipped" if case.find("skipped") is not None else "passed"
-        counts[outcome] += 1
-        if bad:
-            text = machine.scrub("\n".join(filter(None, (each.text for each in bad))))
-            name = f"{case.get('classname')}::{case.get('name')}"
-            failures[name] = "\n".join(text.splitlines()[-_LINES:])
-    xml.unlink()
-    return dict(sorted(counts.items())), failures
+    outcomes, failures = {}, {}
+    for each in map(json.loads, journal.read_text().splitlines()):
+        if outcomes.get(each["test"]) != "failed":  # an error after the test counts
+            outcomes[each["test"]] = each["outcome"]
+        if each["outcome"] == "failed":
+            failures[each["test"]] = "\n".join(machine.scrub(each["text"]).splitlines()[-_LINES:])
+    journal.unlink()
+    return dict(sorted(Counter(outcomes.values()).items())), failures
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,8 +67,8 @@ def test_every_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = map(json.loads, (tmp_path / "steps.jsonl").read_text().splitlines())
     assert line["status"] == "failed"
     assert line["tests"] == {"failed": 4, "passed": 2, "skipped": 1}
-    texts = {name.rpartition("::")[2]: text for name, text in line["failures"].items()}
-    assert "a_module_that_is_not_there" in texts["test_broken"]
+    texts = {re.split("::|/", name)[-1]: text for name, text in line["failures"].items()}
+    assert "a_module_that_is_not_there" in texts["test_broken.py"]
     assert "crashed" in texts["test_hangs"]
     assert "crashed" in texts["test_dies"]
     assert "assert not" in texts["test_wrong"]

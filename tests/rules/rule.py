@@ -87,7 +87,9 @@ class Rule:
         host: how hostnccl differs in strict mode.
         ranks: the number of ranks.
         processes: whether each rank is a process of its own, rather than a thread.
-        devices: how many devices the probe needs.
+        devices: how many devices the probe needs in one process or, with ``processes``, between
+            processes of one host.
+        one_device: whether all ranks use device 0 of one process.
         first: the first release to which the rule applies, as an NCCL_VERSION_CODE.
         env: environment variables of the probe's process.
         alone: whether the probe needs a process of its own: it may hang or crash.
@@ -105,6 +107,7 @@ class Rule:
     ranks: int = 1
     processes: bool = False
     devices: int = 1
+    one_device: bool = False
     first: int = 0
     env: dict[str, str] = field(default_factory=dict)
     alone: bool = False

@@ -12,6 +12,7 @@ import argparse
 import ctypes as c
 import fnmatch
 import json
+import math
 import os
 import select
 import signal
@@ -39,7 +40,6 @@ HOST = "host"
 # Outcomes still to correct, by target and rule. Written by --record.
 OPEN = Path(__file__).with_name("open.json")
 _ROOT = Path(__file__).resolve().parents[2]
-_AT_A_TIME = 4
 _MOST_IN_A_PROCESS = 25
 
 
@@ -53,6 +53,10 @@ class Target:
     version: str  # the release with which it is compared
     env: dict[str, str]
     apart: bool = False  # ranks that need a device each are processes with a host id of their own
+
+    def separates(self, rule: Rule) -> bool:
+        """Whether each rank of the rule is a process with a host id of its own."""
+        return self.apart and rule.ranks > 1 and not rule.one_device
 
     def difference(self, rule: Rule) -> Difference | None:
         """The listed difference between this target and NCCL."""
@@ -110,7 +114,7 @@ def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Tar
         if name.startswith(("NCCL_", "HOSTNCCL_")) and not name.startswith(_KEPT):
             del os.environ[name]  # it would change what NCCL does
     os.environ.update(to.env)
-    if to.apart and ranks:
+    if ranks and to.separates(rules[0]):
         os.environ["NCCL_HOSTID"] = f"rules-{ranks[0]}"
     for rule in rules:
         os.environ.update(rule.env)
@@ -119,7 +123,7 @@ def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Tar
     library = c.CDLL(to.nccl)
     nccl, driver = Nccl(library), Driver(cuda or library, host)
     for rule, board in zip(rules, boards, strict=True):
-        if rule.devices > driver.devices() and not to.apart:
+        if rule.devices > driver.devices():
             outcomes = ["too few devices"] * (len(ranks) or rule.ranks)
         else:
             print(json.dumps([rule.name]), flush=True)
@@ -141,6 +145,7 @@ class Process:
         self.began = time.monotonic()
         self.current = ""
         self.killed = False
+        self.stopped = False  # there is no time for its other rules
         self._text = b""
         self.pipe, write = os.pipe()
         self.pid = os.fork()
@@ -170,7 +175,7 @@ class Process:
             return False
         os.close(self.pipe)
         status = os.waitpid(self.pid, 0)[1]
-        if self.current:
+        if self.current and not self.stopped:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             end: str | None = f"crash {signal.Signals(number).name}" if number else "hang"
             if number == signal.SIGKILL:  # by this runner, or by the probe itself
@@ -183,12 +188,23 @@ class Process:
         limit = RULES[self.current].seconds if self.current else 60
         return time.monotonic() > self.began + limit + 20
 
+    def end_if(self, over: bool) -> None:
+        """End it if the time for all probes is over, or its current probe hangs."""
+        if over and not self.stopped:
+            self.stopped = True
+            os.kill(self.pid, signal.SIGKILL)
+        elif self.late():
+            self.killed = True
+            os.kill(self.pid, signal.SIGKILL)
+
 
 class Runner:
     """Runs probes against a target in parallel processes."""
 
-    def __init__(self, to: Target) -> None:
+    def __init__(self, to: Target, jobs: int, end: float) -> None:
         self.to = to
+        self.jobs = jobs
+        self.end = end  # of time.monotonic(): what has no outcome by then is left out
         self.outcomes: dict[str, Any] = {}
         self._parts: dict[str, dict[int, Any]] = {}
         self._running: list[Process] = []
@@ -196,26 +212,29 @@ class Runner:
     def run(self, rules: list[Rule]) -> dict[str, Any]:
         """The outcome of each rule."""
         waiting: list[tuple[list[Rule], Sequence[int], list[Board]]] = []
-        together = [rule for rule in rules if not rule.alone]
+        together: list[Rule] = []
         for rule in rules:
-            if rule.processes or (self.to.apart and rule.devices > 1):
+            if rule.processes or self.to.separates(rule):
                 board = Board()
                 waiting += [([rule], [rank], [board]) for rank in range(rule.ranks)]
             elif rule.alone:
                 waiting.append(([rule], (), [Board()]))
-        count = max(_AT_A_TIME, -(-len(together) // _MOST_IN_A_PROCESS))
+            else:
+                together.append(rule)
+        count = max(self.jobs, -(-len(together) // _MOST_IN_A_PROCESS))
         for first in range(count):
             if part := together[first::count]:
                 waiting.append((part, (), [Board() for _ in part]))
         while waiting or self._running:
             # The ranks of a rule start together, regardless of the limit.
-            while waiting and (len(self._running) < _AT_A_TIME or waiting[0][1] not in ((), [0])):
+            while waiting and (len(self._running) < self.jobs or waiting[0][1] not in ((), [0])):
                 self._running.append(Process(*waiting.pop(0), self.to))
             ready, _, _ = select.select([process.pipe for process in self._running], [], [], 1)
+            over = time.monotonic() > self.end
+            if over:
+                waiting.clear()
             for process in list(self._running):
-                if process.late():
-                    process.killed = True
-                    os.kill(process.pid, signal.SIGKILL)
+                process.end_if(over)
                 if process.pipe in ready and process.read():
                     self._running.remove(process)
                     left = self._end(process)
@@ -234,7 +253,9 @@ class Runner:
                     continue
             every = [parts[rank] for rank in range(rule.ranks)] if process.ranks else outcomes
             self.outcomes[name] = _together(every)
-        return [] if process.ranks else [r for r in process.rules if r.name not in process.outcomes]
+        if process.ranks or process.stopped:
+            return []
+        return [r for r in process.rules if r.name not in process.outcomes]
 
 
 def _together(outcomes: list[Any]) -> Any:  # noqa: ANN401 - what JSON can represent
@@ -248,9 +269,11 @@ def _together(outcomes: list[Any]) -> Any:  # noqa: ANN401 - what JSON can repre
     return some
 
 
-def run(to: Target, rules: Sequence[Rule]) -> dict[str, Any]:
-    """The outcomes of the rules that apply to a target."""
-    return Runner(to).run([rule for rule in rules if rule.expected(to.version) is not None])
+def run(to: Target, rules: Sequence[Rule], jobs: int = 4, end: float = math.inf) -> dict[str, Any]:
+    """The outcomes of the rules that apply to a target, up to a time of time.monotonic()."""
+    return Runner(to, jobs, end).run(
+        [rule for rule in rules if rule.expected(to.version) is not None]
+    )
 
 
 @dataclass(frozen=True)
@@ -340,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--apart",
         action="store_true",
-        help="the ranks of a real library share a device, as processes",
+        help="the ranks of a real library share a device, as processes with a host id of their own",
     )
     parser.add_argument("--nccl", help="a real library")
     parser.add_argument("--cuda", default="libcuda.so.1", help="its driver")
@@ -353,7 +376,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--record", action="store_true", help="write the current differences to open.json"
     )
+    parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="leave out what takes longer in all"
+    )
     options = parser.parse_args(arguments)
+    end = time.monotonic() + options.seconds
     if options.real:
         options.nccl = locate("cuda").path
         options.version = _release(options.nccl)
@@ -371,11 +399,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Target("nccl", options.nccl, options.cuda, options.version, {}, options.apart)
             )
         for to in targets:
-            outcomes = run(to, rules)
+            outcomes = run(to, rules, options.jobs, end)
             # A busy machine can produce a false "waits", so retry.
             for _ in range(2):
                 again = [one.rule for one in compare(to, outcomes) if one.kind == "new"]
-                outcomes |= run(to, again)
+                outcomes |= run(to, again, options.jobs, end)
             unexplained += _report(to, outcomes, shown)
             if options.record:
                 left[to.name] = _wrong(to, outcomes)
