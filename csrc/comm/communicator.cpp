@@ -80,8 +80,8 @@ Communicator::~Communicator() { discard(); }
 Communicator::Use::Use(Communicator& communicator) : communicator_(communicator) {
   communicator.begin_use();
   const State state = communicator.state_.load();
-  if (state == State::kOpen || state == State::kExpired || state == State::kSuspended ||
-      state == State::kUnready)
+  if (state == State::kOpen || state == State::kExpired || state == State::kShrunk ||
+      state == State::kSuspended || state == State::kUnready)
     return;
   if (state == State::kLent && communicator.still_lent()) return;
   communicator.end_use();
@@ -235,6 +235,7 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
     return shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
                   child_config(), flags);
   }));
+  if (flags != 0) parent.note_shrunk();
 }
 
 void Communicator::begin_grow(Communicator& parent, int nranks,
@@ -342,7 +343,7 @@ ncclResult_t Communicator::async_error() {
   if (state == ncclSuccess && !blocking()) {
     was_ready_ = true;
     State unready = State::kUnready;
-    state_.compare_exchange_strong(unready, State::kOpen);
+    state_.compare_exchange_strong(unready, idle_state());
   }
   return state;
 }
@@ -355,8 +356,8 @@ void Communicator::check_ready() {
 
 // A call of a non-blocking communicator continues after it has returned.
 void Communicator::note_in_progress() {
-  State open = State::kOpen;
-  if (!blocking()) state_.compare_exchange_strong(open, State::kUnready);
+  State idle = idle_state();
+  if (!blocking()) state_.compare_exchange_strong(idle, State::kUnready);
 }
 
 // Before it is destroyed: waits for a call in progress, within the time limit. False where it is

@@ -277,14 +277,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
  private:
   // kMaking: NCCL was called and has not written the handle yet. kExpired: open, but for no
-  // operation. kLent: open, and its owner has to be asked before each use. kUnready: open, and a
-  // call of a non-blocking communicator may be in progress, so NCCL has to be asked. kAbandoned:
-  // init_timeout has passed while NCCL was called.
+  // operation, nor kShrunk, by shrink(abort). kLent: open, and its owner has to be asked before
+  // each use. kUnready: open, and a call of a non-blocking communicator may be in progress, so NCCL
+  // has to be asked. kAbandoned: init_timeout has passed while NCCL was called.
   enum class State {
     kPending,
     kMaking,
     kOpen,
     kExpired,
+    kShrunk,
     kSuspended,
     kLent,
     kUnready,
@@ -315,6 +316,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool still_lent() noexcept;
   void check_ready();
   void note_in_progress();
+  // With no call in progress.
+  State idle_state() const { return shrunk_by_abort_ ? State::kShrunk : State::kOpen; }
   bool settle();
   void forget() noexcept;
   void forget_unless_registered();
@@ -323,6 +326,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::shared_ptr<Communicator>> borrowers() const;
   void tell_observers(bool aborted) const;
   void note_revoked(bool revoked = true);
+  void note_shrunk();
   void identify_borrowed(Communicator* owner);
   void check(ncclResult_t result, const char* function, const char* hint = "",
              std::source_location where = std::source_location::current()) {
@@ -461,6 +465,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> growing_ = false;                // between get_unique_id() and begin_grow()
   State changed_ = State::kOpen;                     // by finish_change()
   std::atomic<bool> revoked_ = false;
+  std::atomic<bool> shrunk_by_abort_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
   std::atomic<bool> failure_noted_ = false, failure_dumped_ = false;
   std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // that were called on it

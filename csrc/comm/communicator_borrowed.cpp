@@ -159,6 +159,18 @@ void Communicator::note_revoked(bool revoked) {
   for (const auto& borrower : owner->borrowers()) borrower->revoked_ = revoked;
 }
 
+// NCCL would accept operations, which cannot end without the excluded ranks.
+void Communicator::note_shrunk() {
+  const auto note = [](Communicator& one) {
+    one.shrunk_by_abort_ = true;
+    State open = State::kOpen;
+    one.state_.compare_exchange_strong(open, State::kShrunk);
+  };
+  const auto owner = root();
+  note(*owner);
+  for (const auto& borrower : owner->borrowers()) note(*borrower);
+}
+
 bool Communicator::in_use() const {
   const auto used = [](const Communicator& one) { return one.issuing_.load() || one.uses_ != 0; };
   return used(*this) ||

@@ -187,6 +187,10 @@ void Communicator::issue_configured(const Operation& o) {
 void Communicator::throw_not_open() const {
   const State state = state_.load();
   if (expired()) throw expiry(state == State::kExpired ? "ncclCommRevoke" : "ncclCommAbort");
+  if (state == State::kShrunk)
+    throw NcclFailure(ncclInvalidUsage, "ncclCommShrink", rank_,
+                      "communicator: shrink(abort=True) has ended its operations; use the new "
+                      "communicator");
   if (state == State::kSuspended)
     throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
                       "communicator: it is suspended; resume() makes it usable again");
@@ -231,8 +235,15 @@ void Communicator::check_unfinished(ncclResult_t result, const char* function, c
 
 void Communicator::throw_operation_failed(ncclResult_t result, const char* function,
                                           const char* hint, std::source_location where) {
-  deadlines_->recorder().fail();
+  FlightRecorder& recorder = deadlines_->recorder();
+  const auto record = recorder.read(recorder.last());
+  recorder.fail();
   Observers::operation_failed(*this);
+  const auto is_float8 = [](ncclDataType_t dtype) {
+    return dtype == ncclFloat8e4m3 || dtype == ncclFloat8e5m2;
+  };
+  if (nranks_ == 1 && record && is_float8(record->dtype) && record->op >= ncclAvg)
+    hint = "; NCCL does not scale 8-bit floats (AVG, PRE_MUL_SUM) in a communicator of one rank";
   throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
 }
 

@@ -99,7 +99,7 @@ def _shrink_with_abort(rank: Rank) -> None:
         check_works(rank, child, [0, 1, 3])
         with child.split(0, key=-child.rank) as turned:
             check_works(rank, turned, [3, 1, 0])
-    with pytest.raises(nccl.NcclInvalidUsageError):
+    with pytest.raises(nccl.NcclInvalidUsageError, match=r"abort=True\) has ended its operations"):
         comm.all_reduce(rank.memory.put(np.ones(1)))
     comm.abort()
     rank.report("done")

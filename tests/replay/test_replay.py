@@ -56,7 +56,9 @@ def test_providers(provider: str) -> None:
         from tests.support import gpu
 
         nranks = min(nranks, gpu.count())
-        without = frozenset(name.removesuffix("fn") for name in gpu.without(provider))
+        float8 = frozenset(("float8_e4m3fn", "float8_e5m2"))  # one rank does not scale them
+        refused = float8 if nranks == 1 else gpu.without(provider)
+        without = frozenset(name.removesuffix("fn") for name in refused)
     world = generated(random.Random(5), nranks, 60, without=without)
     result = replay(world.traces, provider=provider, timeout=30)
     _is_good(result)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pynccl import nccl
 from tests.support import dtypes, gpu, reference
@@ -168,6 +169,10 @@ class Runner:
             if case.dtype in self._without:
                 continue
             number += 1
+            if gpu.rejects(self.rank.provider, self.rank.nranks, case.dtype, case.op):
+                with pytest.raises(nccl.NcclInvalidArgumentError, match="8-bit floats"):
+                    self.run(case)
+                continue
             try:
                 self.run(case)
             except AssertionError as error:

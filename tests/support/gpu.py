@@ -112,6 +112,12 @@ def without(provider: str) -> frozenset[str]:
     return frozenset() if new and capable else frozenset(("float8_e4m3fn", "float8_e5m2"))
 
 
+def rejects(provider: str, nranks: int, dtype: str, op: str) -> bool:
+    """Whether the provider rejects a reduction: NCCL cannot scale 8-bit floats for one rank."""
+    scales = op == "AVG" or op.startswith("PRE_MUL_SUM")
+    return provider == "cuda" and nranks == 1 and dtype.startswith("float8") and scales
+
+
 def environment(nranks: int, rank: int) -> dict[str, str]:
     """The environment variables for a rank's process if ranks share a GPU."""
     if nranks <= count():
@@ -120,5 +126,8 @@ def environment(nranks: int, rank: int) -> dict[str, str]:
     ctas = {} if "NCCL_MAX_CTAS" in os.environ else {"NCCL_MAX_CTAS": _CTAS_ON_ONE}
     if nccl.get_version("cuda") >= (2, 30, 0):
         return {**ctas, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    # Older versions reject two ranks on one GPU of a host, so each rank gets its own host id.
-    return {**ctas, "NCCL_HOSTID": f"pynccl-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    # Older versions reject two ranks on one GPU of a host, so each rank gets its own host id, and
+    # they connect by sockets. Connecting to a rank that has died is retried for a minute, and a
+    # revocation does not end that: see docs/reliability.md.
+    sockets = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_RETRY_CNT": "5"}
+    return {**ctas, "NCCL_HOSTID": f"pynccl-{rank}", **sockets}

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.rules.api import MissingError
 from tests.rules.rank import F32, SUM, Rank
-from tests.rules.rule import rule, stricter
+from tests.rules.rule import differs, rule, stricter
 
 # The arguments of each operation, from send and receive buffer, count, type, operator, root.
 _Call = Callable[..., str]
@@ -48,6 +48,7 @@ def _calls(
 
 
 _REFUSED = ["invalidArgument"]
+_FLOAT8E4M3, _AVG = 10, 4
 
 
 @rule("AllReduce", "All operations reject unknown data types", nccl=[_REFUSED] * 3)
@@ -60,6 +61,18 @@ def argument_dtype(rank: Rank) -> list[list[str]]:
 def argument_operator(rank: Rank) -> list[list[str]]:
     comm = rank.create()
     return [_calls(rank, comm, _REDUCING, o=op) for op in (-1, 5, 99, 2**31 - 1)]
+
+
+@rule(
+    "AllReduce",
+    "A communicator of one rank rejects scaled reductions of 8-bit floats",
+    nccl=_REFUSED,
+    source="read (device/onerank.cu:73 of 2.30.7); measured on a GPU with 2.28.9",
+    host=differs(["success"], "hostnccl computes them"),
+)
+def argument_float8_of_one_rank(rank: Rank) -> list[str]:
+    comm = rank.create()
+    return _calls(rank, comm, _REDUCING, t=_FLOAT8E4M3, o=_AVG)
 
 
 @rule("Send", "A root or peer outside the communicator is rejected", nccl=[_REFUSED] * 3)

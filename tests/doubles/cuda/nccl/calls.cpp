@@ -71,6 +71,11 @@ ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cuda
     if (group.depth > 0) Group::fail();
     return refused;
   }
+  const bool float8 = arguments.dtype == ncclFloat8e4m3 || arguments.dtype == ncclFloat8e5m2;
+  if (communicator->nranks == 1 && float8 && arguments.op >= ncclAvg) {  // there is no kernel
+    if (group.depth > 0) Group::fail();
+    return ncclInvalidArgument;
+  }
   const Found found = find_stream(stream);
   // A launch on a stream of another device fails.
   if (!found.stream || found.stream->context().device() != communicator->device)

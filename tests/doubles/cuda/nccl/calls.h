@@ -114,6 +114,7 @@ Arguments arguments_of(const char* function, const All&... all) {
   arguments.recv = first_of<void*>(nullptr, all...);
   arguments.count = first_of<size_t>(0, all...);
   arguments.dtype = first_of<ncclDataType_t>(ncclInt8, all...);
+  arguments.op = first_of<ncclRedOp_t>(ncclSum, all...);
   arguments.peer = first_of<int>(-1, all...);
   return arguments;
 }

@@ -17,6 +17,7 @@ struct Arguments {
   void* recv = nullptr;
   size_t count = 0;
   ncclDataType_t dtype = ncclInt8;
+  ncclRedOp_t op = ncclSum;
   int peer = -1;  // root or peer
 };
 
