@@ -21,6 +21,7 @@ struct Layout {
 };
 Layout layout;
 bool layout_is_known = false;
+bool layout_is_other = false;  // this torch's tensors are read by the slow way
 
 std::uint64_t keys_of(const py::object& c, const py::object& tensor) {
   return py::cast<std::uint64_t>(c.attr("_dispatch_keys")(tensor).attr("raw_repr")());
@@ -70,15 +71,16 @@ bool find_layout(const py::object& torch, PyTypeObject* tensor_type) {
     keys[i] = keys_of(c, specimens[i]);
   }
   Layout found;
-  // A TensorImpl has 192 bytes or more.
-  constexpr std::ptrdiff_t kEnd = 176;
+  constexpr std::ptrdiff_t kEnd = 192;  // a TensorImpl has as many bytes or more
   found.keys.pointer = find_offset(tensor_type->tp_basicsize, objects, implementations);
   found.keys.keys = find_offset(kEnd, addresses, keys);
   const std::uint64_t conjugate = mask_of(c, {"Conjugate"}), negative = mask_of(c, {"Negative"});
   if (found.keys.pointer < 0 || found.keys.keys < 0 || (keys[0] ^ keys[1]) != conjugate ||
       (keys[0] ^ keys[2]) != negative || !std::has_single_bit(conjugate) ||
-      !std::has_single_bit(negative))
+      !std::has_single_bit(negative)) {
+    layout_is_other = true;
     return false;
+  }
   found.lazy = conjugate | negative | mask_of(c, {"ZeroTensor"});
   found.elsewhere = mask_of(c, {"Python", "Functionalize", "FuncTorchBatched",
                                 "FuncTorchGradWrapper", "FuncTorchDynamicLayerFrontMode"});
@@ -102,15 +104,15 @@ bool is_type(PyTypeObject* type) { return tensor_class.is_base_of(type); }
 
 bool find_keys(PyTypeObject* type, const DLPackExchangeAPI* api, Keys& keys) {
   if (!is_type(type)) return true;
-  if (!layout_is_known) {
+  if (!layout_is_known && !layout_is_other) {
     try {
       layout_is_known = find_layout(py::reinterpret_borrow<py::object>(tensor_class.module()),
                                     tensor_class.get());
     } catch (const py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;
     }
-    if (!layout_is_known) return false;
   }
+  if (!layout_is_known) return false;
   keys = layout.keys;
   // A subclass with an API of its own says itself where its values are.
   keys.refused = layout.lazy | (api == layout.api ? layout.elsewhere : 0);
