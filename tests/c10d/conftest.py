@@ -52,14 +52,8 @@ def _device() -> None:
 @pytest.fixture
 def device_world(launch: Launcher, tmp_path: Path, _device: None) -> Callable[..., list[Any]]:
     """torch_world() in which each rank has a GPU, its current device."""
-    run = world_runner(launch, tmp_path, run_on_device, env={"CUDA_DOUBLE_TENSORS": "device"})
-
-    def checked(nranks: int, *args: Any, **options: Any) -> list[Any]:
-        if gpu.count() < nranks:
-            pytest.skip(f"needs {nranks} GPUs")
-        return run(nranks, *args, **options)
-
-    return checked
+    env = {"CUDA_DOUBLE_TENSORS": "device"}
+    return world_runner(launch, tmp_path, run_on_device, provider="cuda", env=env)
 
 
 @pytest.fixture

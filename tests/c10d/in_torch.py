@@ -77,7 +77,7 @@ def run_on_device(
     """
     import torch
 
-    torch.cuda.set_device(rank.rank)
+    torch.cuda.set_device(rank.device)
     if init.get("device_id"):
-        init = {**init, "device_id": torch.device("cuda", rank.rank)}
+        init = {**init, "device_id": torch.device("cuda", rank.device)}
     return run_in_torch(rank, function, url, init, args)

@@ -91,7 +91,7 @@ _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 def _on_its_gpu(rank: int, size: int, name: str) -> None:
     function, args = _SHARED[name]
-    torch.set_default_device(f"cuda:{rank}")
+    torch.set_default_device("cuda")
     try:
         of_ranks(function)(dist, rank, size, *args)
     finally:
@@ -105,7 +105,7 @@ def test_every_operation(device_world: World, name: str) -> None:
 
 
 def _objects_and_barriers(rank: int, size: int) -> None:
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", torch.cuda.current_device())
     dist.barrier()
     dist.all_reduce(_full(1))
     made = pynccl.c10d.communicator(None, device)
@@ -121,7 +121,7 @@ def _objects_and_barriers(rank: int, size: int) -> None:
     began = time.monotonic()
     if rank == 1:
         _keep_busy()
-    dist.barrier(device_ids=[rank])
+    dist.barrier(device_ids=[torch.cuda.current_device()])
     assert rank == 0 or time.monotonic() - began > _LATE / 2  # the host waits
     if "gloo" not in dist.get_backend_config():
         began = time.monotonic()
@@ -129,7 +129,7 @@ def _objects_and_barriers(rank: int, size: int) -> None:
             _keep_busy()
         dist.barrier()
         assert rank == 0 or time.monotonic() - began > _LATE / 2
-    dist.barrier(device_ids=[rank])
+    dist.barrier(device_ids=[torch.cuda.current_device()])
     assert pynccl.c10d.communicator(None, device) is made
 
 
@@ -519,7 +519,6 @@ def test_timeout_of_an_operation(device_world: World) -> None:
 
 def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list[str]:
     """What of the data of an operation without its other rank the program sees."""
-    torch.cuda.set_device(rank)
     options = pynccl.c10d.options(config=nccl.Config(on_timeout=chosen))
     group = dist.new_group(pg_options=options)
     x = _full(rank + 1)
@@ -569,7 +568,9 @@ def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list
 def _outcomes(launch: Launcher, tmp_path: Path, env: dict[str, str], *args: Any) -> list[Outcome]:
     url = f"file://{tmp_path}/store"
     env = {"CUDA_DOUBLE_TENSORS": "device", **env}
-    return launch.outcomes(2, run_on_device, _used_too_early, url, {}, args, env=env)
+    return launch.outcomes(
+        2, run_on_device, _used_too_early, url, {}, args, provider="cuda", env=env
+    )
 
 
 @pytest.mark.usefixtures("_device")
@@ -659,7 +660,7 @@ def test_destroy_ends_an_operation_that_hangs(device_world: World, async_op: boo
 
 @on_ranks(2, fixture="device_world", init={"device_id": True})
 def test_bound_device(rank: int, size: int) -> None:
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", torch.cuda.current_device())
     made = pynccl.c10d.communicator(None, device)
     assert made is not None  # before any operation
     group = dist.new_group([0, 1])
@@ -718,7 +719,7 @@ def _trained_on(own: torch.device, rank: int) -> Values:
 
 
 def _trained(rank: int, _size: int) -> tuple[Values, Values]:
-    return _trained_on(torch.device("cuda", rank), rank), _trained_on(torch.device("cpu"), rank)
+    return _trained_on(torch.device("cuda"), rank), _trained_on(torch.device("cpu"), rank)
 
 
 def test_ddp_trains_as_over_gloo(device_world: World) -> None:

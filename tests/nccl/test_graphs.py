@@ -156,13 +156,14 @@ def test_functions_and_forks(rank: Rank) -> None:
     alive = weakref.ref(function)
     x = rank.memory.put(np.ones(COUNT, np.float32))
     y = rank.memory.put(np.zeros(COUNT, np.float32))
+    comm = rank.comm  # made before the capture, which CUDA does not permit to allocate memory
     with nccl.capture(stream) as graph:
         stream.launch(function)
-        rank.comm.all_reduce(x, out=y)
+        comm.all_reduce(x, out=y)
         forked.record(stream)
         other.wait(forked)
         other.launch(lambda: seen.append("fork"))
-        rank.comm.all_reduce(y, stream=other)
+        comm.all_reduce(y, stream=other)
         joined.record(other)
         stream.wait(joined)
         stream.launch(lambda: seen.append("last"))

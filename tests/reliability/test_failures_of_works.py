@@ -173,7 +173,7 @@ class _Scene:
         self.on_device = member.provider == "cuda"
         url = f"file://{folder}/store"
         if self.on_device:
-            torch.cuda.set_device(member.rank)
+            torch.cuda.set_device(member.device)
         if front == "mirror":
             import pynccl as dist
 
@@ -208,7 +208,7 @@ class _Scene:
         return _LIMIT if late or futures else _LONG
 
     def tensor(self, count: int = 4) -> torch.Tensor:
-        return torch.ones(count, device=f"cuda:{self.rank}" if self.on_device else "cpu")
+        return torch.ones(count, device="cuda" if self.on_device else "cpu")
 
     def synchronize(self) -> None:
         if self.on_device:
@@ -236,7 +236,7 @@ class _Scene:
         return self.dist.barrier(group, async_op=True)
 
     def coalesced(self, group: Any, count: int = 4) -> Any:  # noqa: ANN401
-        device = torch.device("cuda", self.rank) if self.on_device else None
+        device = torch.device("cuda", torch.cuda.current_device()) if self.on_device else None
         with self.dist._coalescing_manager(group, device, async_ops=True) as manager:
             for _ in range(2):
                 self.dist.all_reduce(self.tensor(count), group=group)
