@@ -47,6 +47,20 @@ DeviceScope::~DeviceScope() {
   if (changed_ && previous_) library_.driver().CtxSetCurrent(previous_);
 }
 
+int device_of(const Library& library, CUstream stream) {
+  const DeviceScope scope(library, -1);
+  CUcontext current = nullptr, context = nullptr;
+  DRIVER_CHECK(library, CtxGetCurrent, (&current));
+  DRIVER_CHECK(library, StreamGetCtx, (stream, &context));
+  if (context == current) return scope.device();
+  int device = 0;
+  DRIVER_CHECK(library, CtxSetCurrent, (context));
+  const CUresult result = library.driver().CtxGetDevice(&device);
+  DRIVER_CHECK(library, CtxSetCurrent, (current));
+  if (result != CUDA_SUCCESS) throw_driver(library, result, "cuCtxGetDevice", __FILE__, __LINE__);
+  return device;
+}
+
 int device_count(const Library& library) {
   int count = 0;
   DRIVER_CHECK(library, DeviceGetCount, (&count));

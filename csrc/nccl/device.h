@@ -24,6 +24,9 @@ class DeviceScope {
   int device_ = 0;
 };
 
+// The device of any stream; for a default stream, the thread's current device as in DeviceScope.
+int device_of(const Library& library, CUstream stream);
+
 // The number of devices that the library's driver sees. Throws LibraryNotFound without a driver.
 int device_count(const Library& library);
 

@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "comm/stream.h"
+#include "nccl/device.h"
 #include "watch/trace_state.h"
 
 namespace pynccl {
@@ -46,9 +47,11 @@ bool blocks(const Library& library, CUstream stream) {
 }
 
 // The events before and after. None if the driver refuses them, which does not fail the call.
+// A negative device is that of the stream.
 std::unique_ptr<TraceTimes> times_of(const std::shared_ptr<Library>& library, int device,
                                      CUstream stream, bool in_graph = false) noexcept {
   try {
+    if (device < 0) device = device_of(*library, stream);
     return std::make_unique<TraceTimes>(TraceState::get().clock(library, device), stream, in_graph);
   } catch (const std::exception&) {
     return nullptr;

@@ -14,7 +14,6 @@
 #include "common/signals_blocked.h"
 #include "common/thread_id.h"
 #include "nccl/clock.h"
-#include "nccl/device.h"
 #include "nccl/poll.h"
 
 namespace pynccl {
@@ -91,7 +90,6 @@ std::uint64_t TraceState::name(const std::string& text) {
 }
 
 const TraceClock& TraceState::clock(const std::shared_ptr<Library>& library, int device) {
-  if (device < 0) device = DeviceScope(*library, device).device();
   const std::lock_guard lock(clocks_mutex_);
   for (const auto& clock : clocks_)
     if (clock->device() == device && &clock->library() == library.get()) return *clock;

@@ -19,6 +19,7 @@ from pynccl import _C, nccl
 from pynccl.tools.replay import replay
 from pynccl.tools.trace import chrome, recording
 from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
+from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.traces import traced_by
@@ -189,6 +190,37 @@ def _device_waits(rank: Rank) -> None:
 
 def test_waits_and_ranges_of_streams(launch: Launcher, provider: str) -> None:
     launch(2, _device_waits, provider=provider)
+
+
+def _ranges_on_other_devices(rank: Rank) -> None:
+    """The stream of a range need not be on the current device."""
+    assert rank.device == 0
+    rank.comm.all_reduce(rank.memory.put(np.ones(COUNT, np.float32)))
+    streams = [nccl.Stream("cuda", device=device) for device in (0, 1)]
+    pause = 20_000_000  # nanoseconds
+
+    def run() -> None:
+        for stream in streams:
+            for form in (stream, stream.handle):
+                with nccl.range("pause", stream=form):
+                    stream.launch(lambda: time.sleep(pause / 1e9))
+            stream.synchronize()
+
+    trace = traced_by(run)
+    assert [span.stream for span in trace.ranges] == [s.handle for s in streams for _ in range(2)]
+    for span in trace.ranges:
+        assert span.ended is not None
+        assert span.ended - span.began > 0.9 * pause
+    ended = [span.ended or 0 for span in trace.ranges]
+    assert trace.ranges[1].began >= ended[0] - 50_000  # when the stream gets there
+    assert trace.ranges[3].began >= ended[2] - 50_000
+
+
+@pytest.mark.gpu
+def test_ranges_of_streams_on_other_devices(launch: Launcher) -> None:
+    if gpu.count() < 2:
+        pytest.skip("needs 2 GPUs")
+    launch(1, _ranges_on_other_devices, provider="cuda")
 
 
 def _groups(rank: Rank) -> None:

@@ -115,6 +115,13 @@ CUresult hostCtxGetDevice(CUdevice* device) {
   return driver_guarded([=] { *non_null(device) = 0; });
 }
 
+CUresult hostStreamGetCtx(CUstream stream, CUcontext* context) {
+  return driver_guarded([=] {
+    static_cast<void>(stream_of(stream));
+    *non_null(context) = device_context();
+  });
+}
+
 CUresult hostCtxSynchronize() {
   return driver_guarded([] {
     Capture::check_unsafe_call();
