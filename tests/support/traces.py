@@ -16,10 +16,13 @@ from pynccl.tools.trace.model import (
     Wait,
 )
 
-__all__ = ["MS", "STREAM", "TraceBuilder", "traced_by"]
+__all__ = ["CLOCKS", "MS", "STREAM", "TraceBuilder", "traced_by"]
 
 MS = 1_000_000  # nanoseconds
 STREAM = 0x7F00_0000_1000
+# Nanoseconds: the error of the times of events, which are converted to the clock of the host. It is
+# up to 40 us on an idle machine, and larger if the process stalls while it compares the clocks.
+CLOCKS = 200 * MS
 _START = 10**13
 
 
