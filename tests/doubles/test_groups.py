@@ -74,6 +74,8 @@ def _too_busy(dist: Any, rank: int, size: int, async_op: bool) -> float:
 
     dist.all_reduce(torch.ones(1))
     torch.cuda.synchronize()
+    for comm_stream in dist.group.WORLD.comm_streams().values():
+        comm_stream.comm.timeout = 60  # else the operation may abort the process first
     _busy(3.0)
     dist.all_reduce(torch.ones(1), async_op=async_op)
     started = time.monotonic()
