@@ -226,6 +226,7 @@ void Communicator::begin_split(Communicator& parent, int color, int key) {
 
 void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded, int flags) {
   const auto shrink = library_->nccl<&NcclTable::ncclCommShrink>();
+  if (flags != 0) parent.clear_error();
   const Use use(parent);
   begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
   identify_shrunk(parent, excluded);
@@ -236,6 +237,14 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
                   child_config(), flags);
   }));
   if (flags != 0) parent.note_shrunk();
+}
+
+// NCCL refuses to shrink a communicator that has an error, such as the end of another rank that its
+// network has noticed. A revocation clears it, and ends the operations as NCCL_SHRINK_ABORT does.
+void Communicator::clear_error() {
+  if (library_->tells_failed_work() || revoked_ || !library_->nccl_table().ncclCommRevoke) return;
+  if (const ncclResult_t error = async_error(); succeeded(error)) return;
+  revoke();
 }
 
 void Communicator::begin_grow(Communicator& parent, int nranks,

@@ -327,6 +327,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void tell_observers(bool aborted) const;
   void note_revoked(bool revoked = true);
   void note_shrunk();
+  void clear_error();
   void identify_borrowed(Communicator* owner);
   void check(ncclResult_t result, const char* function, const char* hint = "",
              std::source_location where = std::source_location::current()) {

@@ -123,6 +123,27 @@ def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
     assert not shared_memory.left_behind(before)
 
 
+def _shrink_with_an_error(rank: Rank) -> None:
+    comm = rank.communicator(config=nccl.Config(blocking=False))
+    comm.wait_ready(20)
+    check_works(rank, comm, [0, 1, 2])
+    if rank.rank == 2:
+        return
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        comm.library.ncclAllReduce(0, 0, 4, 99, raw.ncclSum, comm.handle, 0)
+    assert isinstance(comm.async_error(), nccl.NcclInvalidArgumentError)
+    with comm.shrink([2], abort=True) as child:
+        child.wait_ready(20)
+        check_works(rank, child, [0, 1])
+    comm.abort()
+
+
+@pytest.mark.gpu
+def test_shrink_with_abort_of_a_communicator_with_an_error(launch: Launcher) -> None:
+    """NCCL refuses that, as where it has noticed the end of a rank: the error is cleared first."""
+    launch(3, _shrink_with_an_error, provider="cuda")
+
+
 def _shrink_without_a_survivor(rank: Rank) -> tuple[float, str]:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2, 3])
