@@ -172,7 +172,7 @@ def expected(operation: str, rank: int, nranks: int, count: int) -> NDArray[np.i
         "all_to_all": (values, rank * count),
         "gather": (values, 0),
         "scatter": ([values[ROOT]], rank * count),
-        "ping_pong": ([values[1 - rank] if rank < 2 else total], 0),
+        "ping_pong": ([values[(1 - rank) % nranks]], 0),
         "ring": ([values[rank - 1]], 0),
         "send_recv": ([values[rank - 1]], 0),
     }[operation]

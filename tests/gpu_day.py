@@ -239,7 +239,8 @@ def _tests_of(journal: Path) -> tuple[dict[str, int], dict[str, str]]:
     """The numbers of tests by outcome, and the texts of those that failed."""
     if not journal.exists():
         return {}, {}
-    outcomes, failures = {}, {}
+    outcomes: dict[str, str] = {}
+    failures = {}
     for each in map(json.loads, journal.read_text().splitlines()):
         if outcomes.get(each["test"]) != "failed":  # an error after the test counts
             outcomes[each["test"]] = each["outcome"]

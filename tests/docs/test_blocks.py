@@ -29,6 +29,7 @@ _PAGES = sorted(
     path.relative_to(_ROOT).as_posix()
     for path in (_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md"))
     if "_build" not in path.parts
+    and not path.parent.name.startswith("bench-")  # the tables of docs/results
 )
 # How many blocks do not run, at most: this number is to go down.
 _NOT_RUN = 25

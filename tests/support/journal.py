@@ -13,21 +13,25 @@ from pathlib import Path
 import pytest
 
 
-def _write(test: str, outcome: str, text: str = "") -> None:
-    if (
-        "PYTEST_XDIST_WORKER" not in os.environ
-    ):  # workers report to the process that has started them
-        with Path(os.environ["PYNCCL_JOURNAL"]).open("a") as file:
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not in a worker of xdist
+        config.pluginmanager.register(_Journal(Path(os.environ["PYNCCL_JOURNAL"])))
+
+
+class _Journal:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._write(report.nodeid, "failed", report.longreprtext)
+        elif report.skipped or report.when == "call":
+            self._write(report.nodeid, report.outcome)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._write(report.nodeid, "failed", report.longreprtext)
+
+    def _write(self, test: str, outcome: str, text: str = "") -> None:
+        with self.path.open("a") as file:
             file.write(json.dumps({"test": test, "outcome": outcome, "text": text}) + "\n")
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed:
-        _write(report.nodeid, "failed", report.longreprtext)
-    elif report.skipped or report.when == "call":
-        _write(report.nodeid, report.outcome)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.failed:
-        _write(report.nodeid, "failed", report.longreprtext)

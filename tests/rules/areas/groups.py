@@ -103,6 +103,7 @@ def _two(rank: Rank) -> tuple[list[c.c_void_p], list[c.c_void_p], list[c.c_void_
     "GroupEnd",
     "A thread can issue a collective for two of its ranks in one group",
     nccl=["success", "success", "success", "done", "done"],
+    devices=2,
 )
 def two_ranks_of_a_thread(rank: Rank) -> list[str]:
     comms, streams, memories = _two(rank)
@@ -118,6 +119,7 @@ def two_ranks_of_a_thread(rank: Rank) -> list[str]:
     "AllReduce",
     "Since 2.24 the first collective of two ranks of one thread never returns without a group",
     nccl={"2.18": ["success", "success", "done", "done"], "2.24": "hang"},
+    devices=2,
     alone=True,
     seconds=4,
     host=stricter(["invalidUsage", "invalidUsage", "done", "done"], "the deadlock is reported"),
@@ -135,6 +137,7 @@ def two_ranks_without_group(rank: Rank) -> list[str]:
     "AllReduce",
     "Ranks of one thread need no group once a group has connected them",
     nccl=["success", "success", "done", "done"],
+    devices=2,
 )
 def two_ranks_without_group_later(rank: Rank) -> list[str]:
     comms, streams, memories = _two(rank)
