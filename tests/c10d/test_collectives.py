@@ -6,6 +6,7 @@ test_against_torch.py compares values with gloo; here is what gloo cannot show.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -123,9 +124,11 @@ def test_names_of_the_backend(rank: int, size: int) -> None:
 
 @on_ranks(*SIZES, fixture="each_world")
 def test_roots(dist: Any, rank: int, size: int) -> None:
-    pg = dist.new_group([*range(1, size), 0], sort_ranks=False)
+    options = inspect.signature(dist.new_group).parameters.keys() & {"sort_ranks"}  # torch 2.13
+    pg = dist.new_group([*range(1, size), 0], **dict.fromkeys(options, False))
     for root in range(size):
-        for group, root_ in ((None, {"src": root}), (pg, {"group_src": (root - 1) % size})):
+        in_group = {"group_src": dist.get_group_rank(pg, root)}
+        for group, root_ in ((None, {"src": root}), (pg, in_group)):
             tensor = torch.full((2, 3), float(rank))
             assert dist.broadcast(tensor, group=group, **root_) is None
             assert torch.equal(tensor, torch.full((2, 3), float(root)))
@@ -133,7 +136,10 @@ def test_roots(dist: Any, rank: int, size: int) -> None:
             parts = [torch.full((3,), 10 * peer) for peer in dist.get_process_group_ranks(group)]
             dist.scatter(out, parts if rank == root else None, group=group, **root_)
             assert out.tolist() == [10 * rank] * 3
-        for group, root_ in ((None, {"dst": root}), (pg, {"group_dst": (root - 1) % size})):
+        for group, root_ in (
+            (None, {"dst": root}),
+            (pg, {"group_dst": dist.get_group_rank(pg, root)}),
+        ):
             tensor = torch.ones(4)
             dist.reduce(tensor, group=group, **root_)
             assert rank != root or tensor.tolist() == [float(size)] * 4
@@ -210,14 +216,14 @@ def test_coalescing(dist: Any, rank: int, size: int, async_ops: bool) -> None:
     outs = [torch.empty(size * n) for n in (1, 2)]
     with dist._coalescing_manager(async_ops=async_ops) as manager:
         for n, out in zip((1, 2), outs, strict=True):
-            dist.all_gather_single(out, torch.full((n,), float(rank)))
+            dist.all_gather_into_tensor(out, torch.full((n,), float(rank)))
     manager.wait()
     assert outs[1].tolist() == [float(peer) for peer in range(size) for _ in range(2)]
 
     outs = [torch.empty(n) for n in (1, 2)]
     with dist._coalescing_manager(async_ops=async_ops) as manager:
         for n, out in zip((1, 2), outs, strict=True):
-            dist.reduce_scatter_single(out, torch.ones(n * size))
+            dist.reduce_scatter_tensor(out, torch.ones(n * size))
     manager.wait()
     assert outs[1].tolist() == [float(size)] * 2
 

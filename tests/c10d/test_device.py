@@ -59,9 +59,14 @@ def _full(value: float, count: int = _COUNT) -> torch.Tensor:
 
 
 def _connected(value: float = 0.0) -> torch.Tensor:
-    """A tensor, when the communicator is made and the GPU has nothing to do."""
+    """A tensor, when the communicator is made and the GPU has nothing to do.
+
+    And has the kernel of a multiplication: CUDA loads one at its first launch, and may block until
+    other kernels end.
+    """
     dist.all_reduce(_full(0))
     tensor = _full(value)
+    tensor * 2
     torch.cuda.synchronize()
     return tensor
 
