@@ -85,7 +85,8 @@ struct Overlap {
 };
 
 // Searches the operations of a group, which run in any order. Inputs may overlap inputs. A message
-// from a rank to itself may be in place.
+// from a rank to itself may be in place. Receives may share a buffer, which gets one of the
+// messages: torch's pipelines begin with messages whose values they do not use.
 class OverlapSearch {
  public:
   void reserve(std::size_t operations) {
@@ -101,9 +102,9 @@ class OverlapSearch {
       message = message_to_itself(communicator, kind == PYNCCL_SEND);
     const auto in_place = memory.in_place;
     if (memory.reads && memory.input.size)
-      reads_.push_back({memory.input, index, in_place, message});
+      reads_.push_back({memory.input, index, in_place, message, false});
     if (memory.writes && memory.output.size)
-      writes_.push_back({memory.output, index, in_place, message});
+      writes_.push_back({memory.output, index, in_place, message, kind == PYNCCL_RECV});
   }
 
   std::optional<Overlap> find() {
@@ -112,6 +113,7 @@ class OverlapSearch {
     };
     if (!std::is_sorted(writes_.begin(), writes_.end(), earlier))
       std::sort(writes_.begin(), writes_.end(), earlier);
+    writes_.erase(std::unique(writes_.begin(), writes_.end(), shares), writes_.end());
     for (std::size_t i = 1; i < writes_.size(); ++i)
       if (writes_[i - 1].memory.overlaps(writes_[i].memory)) {
         const auto [first, last] = std::minmax(writes_[i - 1].operation, writes_[i].operation);
@@ -134,12 +136,18 @@ class OverlapSearch {
     std::size_t operation;
     std::optional<std::ptrdiff_t> in_place;
     std::size_t message;  // both sides of a message to itself have the same number, others 0
+    bool receives;        // a message
   };
 
   struct Itself {
     const void* communicator;
     std::size_t number, sends = 0, receives = 0;
   };
+
+  static bool shares(const Access& a, const Access& b) {
+    return a.receives && b.receives && a.memory.begin == b.memory.begin &&
+           a.memory.size == b.memory.size;
+  }
 
   static bool defined(const Access& read, const Access& write) {
     if (read.operation == write.operation)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as torch_dist
 
 import pynccl
 from tests.support.ranks import on_ranks
@@ -72,3 +73,15 @@ def test_two_ranks_send_small_tensors_first(dist: Any, rank: int, size: int) -> 
         dist.send(torch.full((2,), float(rank + step)), 1 - rank)
         dist.recv(received, 1 - rank)
         assert received.tolist() == [1.0 - rank + step] * 2
+
+
+@on_ranks(3, fixture="torch_world")
+def test_receives_into_one_tensor(rank: int, size: int) -> None:
+    """As torch's pipelines begin: with a tensor whose value is not used."""
+    neighbors = [(rank + 1) % size, (rank - 1) % size]
+    own, received = torch.tensor([float(rank)]), torch.zeros(1)
+    ops = [torch_dist.P2POp(torch_dist.irecv, received, peer) for peer in neighbors]
+    ops += [torch_dist.P2POp(torch_dist.isend, own, peer) for peer in neighbors]
+    for work in torch_dist.batch_isend_irecv(ops):
+        work.wait()
+    assert received.item() in neighbors
