@@ -37,9 +37,7 @@ _FAILURES: dict[str, type[nccl.NcclError]] = {
 # NCCL's kernels do not see these on GPUs, so the own time limit ends them. Ctrl-C only ends the
 # wait of the caller there.
 _LATE_ON_GPUS = tuple(set(_FAILURES) - {"aborted", "revoked"})
-# Graphs last: where one is pending, NCCL launches host functions, and CUDA blocks a caller that
-# enqueues several of them.
-_PARTS = ("streams", "events", "waiting_streams", "groups", "graphs")
+_PARTS = ("streams", "events", "waiting_streams", "graphs", "groups")
 _PROCESSES = ("peer died", "deadlock", "Ctrl-C")  # the others run in threads
 
 Wait = Callable[[], object]
