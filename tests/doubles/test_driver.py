@@ -5,6 +5,7 @@ Contexts, devices, streams and their implicit order, events, captures, memory, r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.violations
 
 POISON = 0xDB
 BUSY = 0.2  # seconds
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # CUstreamCaptureMode
 
 
 def in_thread(function: Callable[[], None]) -> None:
@@ -194,6 +196,68 @@ def test_the_legacy_stream_is_not_captured(cuda: library.Driver) -> None:
         library.driver()("cuMemsetD8Async", 8, ctypes.c_ubyte(0), 0, 0)
     graph = ctypes.c_uint64()
     cuda("cuStreamEndCapture", blocking, ctypes.byref(graph))
+    cuda("cuGraphDestroy", graph.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "elsewhere", "allowed"),
+    [
+        (GLOBAL, False, False),
+        (THREAD_LOCAL, False, False),
+        (RELAXED, False, True),
+        (GLOBAL, True, False),
+        (THREAD_LOCAL, True, True),
+    ],
+)
+def test_destroying_a_graph_invalidates_captures(
+    cuda: library.Driver, mode: int, elsewhere: bool, allowed: bool
+) -> None:
+    captured, graph = stream(), ctypes.c_uint64()
+
+    def end() -> None:
+        cuda("cuStreamEndCapture", captured, ctypes.byref(graph))
+
+    def destroy() -> None:
+        use(0)
+        cuda("cuGraphExecDestroy", executable)
+
+    cuda("cuStreamBeginCapture_v2", captured, RELAXED)
+    end()
+    executable = new("cuGraphInstantiateWithFlags", graph.value, 0)
+    cuda("cuGraphDestroy", graph.value)
+    cuda("cuStreamBeginCapture_v2", captured, mode)
+    with (
+        contextlib.nullcontext()
+        if allowed
+        else pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+    ):
+        in_thread(destroy) if elsewhere else destroy()
+    if allowed:
+        end()
+        cuda("cuGraphDestroy", graph.value)
+    else:
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+            end()
+        destroy()
+
+
+def test_an_event_of_another_capture_invalidates_a_capture(cuda: library.Driver) -> None:
+    first, second, event, graph = stream(), stream(), new("cuEventCreate", 2), ctypes.c_uint64()
+    cuda("cuStreamBeginCapture_v2", first, RELAXED)
+    cuda("cuEventRecord", event, first)
+    cuda("cuStreamEndCapture", first, ctypes.byref(graph))
+    cuda("cuGraphDestroy", graph.value)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_CAPTURED_EVENT"):
+        cuda("cuStreamWaitEvent", second, event, 0)
+    cuda("cuStreamBeginCapture_v2", second, RELAXED)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_MERGE"):
+        cuda("cuStreamWaitEvent", second, event, 0)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+        cuda("cuStreamEndCapture", second, ctypes.byref(graph))
+    cuda("cuStreamBeginCapture_v2", second, RELAXED)
+    cuda("cuEventRecord", event, second)
+    cuda("cuStreamWaitEvent", second, event, 0)
+    cuda("cuStreamEndCapture", second, ctypes.byref(graph))
     cuda("cuGraphDestroy", graph.value)
 
 

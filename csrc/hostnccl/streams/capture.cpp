@@ -132,23 +132,25 @@ std::shared_ptr<EventRecord> Capture::record_event(const Ref<Stream>& stream) {
 void Capture::wait_for_position(const Ref<Stream>& stream, const CapturePosition& position) {
   const std::lock_guard lock(captures_mutex);
   Capture& capture = *position.capture;
+  if (stream && stream->capturing()) {
+    CapturePosition& own = position_of(stream);
+    own.capture->check_valid();
+    if (own.capture != position.capture) {  // which may have ended
+      own.capture->invalidate();
+      capture.invalidate();
+      throw DeviceError(CUDA_ERROR_STREAM_CAPTURE_MERGE);
+    }
+    own.dependencies = set_union_of(own.dependencies, position.dependencies);
+    return;
+  }
   require(!capture.ended_, CUDA_ERROR_CAPTURED_EVENT);
   capture.check_valid();
   if (!stream) {
     capture.invalidate();
     throw DeviceError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
-  CapturePosition& own = position_of(stream);
-  if (!stream->capturing()) {
-    own.capture = position.capture;
-    return capture.add_stream(stream, position.dependencies);
-  }
-  if (own.capture != position.capture) {
-    own.capture->invalidate();
-    capture.invalidate();
-    throw DeviceError(CUDA_ERROR_STREAM_CAPTURE_MERGE);
-  }
-  own.dependencies = set_union_of(own.dependencies, position.dependencies);
+  position_of(stream).capture = position.capture;
+  capture.add_stream(stream, position.dependencies);
 }
 
 void Capture::check_not_capturing(const Ref<Stream>& stream, CUresult error) {

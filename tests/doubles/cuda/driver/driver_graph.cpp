@@ -41,11 +41,37 @@ void set_holds(Key key, Holds kept) {
   if (!kept.empty()) holds<Key>()[key] = std::move(kept);
 }
 
+struct DestroyEvent {
+  void operator()(CUevent event) const { engine().EventDestroy(event); }
+};
+using EngineEvent = std::unique_ptr<CUevent_st, DestroyEvent>;
+using Joins = std::map<CUstream, EngineEvent>;  // by the engine's stream, after its last operation
+
+// By the capture's id.
+std::map<cuuint64_t, Joins>& joins() {
+  static auto& all = *new std::map<cuuint64_t, Joins>;
+  return all;
+}
+
+Joins take_joins(cuuint64_t id) {
+  const std::lock_guard lock(mutex);
+  const auto taken = joins().extract(id);
+  return taken ? std::move(taken.mapped()) : Joins();
+}
+
 cuuint64_t capture_id(const Stream& stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
   engine().StreamGetCaptureInfo(stream.queue(), &status, &id, nullptr, nullptr, nullptr);
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
+}
+
+// What CUDA calls a potentially unsafe call: an error that invalidates captures, by the modes of
+// this thread and of the captures. The query of an event is one.
+CUresult check_unsafe_call() {
+  CUevent event = nullptr;
+  engine().EventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  return engine().EventQuery(EngineEvent(event).get());
 }
 
 }  // namespace
@@ -56,6 +82,17 @@ bool hold_in_capture(const Stream& stream, Hold hold) {
   const std::lock_guard lock(mutex);
   holds<cuuint64_t>()[id].push_back(std::move(hold));
   return true;
+}
+
+void need_no_join(const Stream& stream) {
+  const cuuint64_t id = capture_id(stream);
+  if (id == 0) return;
+  CUevent event = nullptr;
+  engine().EventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  EngineEvent after(event);
+  if (engine().EventRecord(event, stream.queue()) != CUDA_SUCCESS) return;  // it is invalidated
+  const std::lock_guard lock(mutex);
+  joins()[id][stream.queue()] = std::move(after);
 }
 
 namespace driver {
@@ -74,7 +111,10 @@ CUresult StreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
 CUresult StreamEndCapture(CUstream handle, CUgraph* graph) {
   const auto [stream, result] = find_stream(handle);
   if (!stream) return result;
-  Holds kept = take_holds(capture_id(*stream));
+  const cuuint64_t id = capture_id(*stream);
+  Holds kept = take_holds(id);
+  for (const auto& [queue, after] : take_joins(id))
+    engine().StreamWaitEvent(stream->queue(), after.get(), 0);
   const CUresult ended = engine().StreamEndCapture(stream->queue(), graph);
   if (ended == CUDA_SUCCESS) set_holds(*graph, std::move(kept));
   return ended;
@@ -136,7 +176,10 @@ CUresult GraphLaunch(CUgraphExec exec, CUstream handle) {
   });
 }
 
+// A potentially unsafe call: the destruction of an executable invalidates the captures of the
+// thread. It is assumed that a refused call destroys nothing.
 CUresult GraphExecDestroy(CUgraphExec exec) {
+  if (const CUresult refused = check_unsafe_call(); refused != CUDA_SUCCESS) return refused;
   const Holds released = take_holds(exec);
   return engine().GraphExecDestroy(exec);
 }

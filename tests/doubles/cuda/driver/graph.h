@@ -18,4 +18,8 @@ using Hold = std::shared_ptr<Held>;
 // The graph into which the stream is being captured keeps hold. False if it is not capturing.
 bool hold_in_capture(const Stream& stream, Hold hold);
 
+// The work captured on the stream so far needs no join at the end of the capture. Does nothing if
+// the stream is not capturing.
+void need_no_join(const Stream& stream);
+
 }  // namespace cuda_double
