@@ -28,16 +28,6 @@ std::string name_of(const Communicator& communicator) {
   return rank < 0 ? "a communicator" : "the communicator of rank " + std::to_string(rank);
 }
 
-// The id of the capture that the stream takes part in; none where the capture was invalidated.
-std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuuint64_t id = 0;
-  const CUresult result =
-      library.driver().StreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr);
-  if (result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return std::nullopt;
-  return id;
-}
-
 }  // namespace
 
 // Connects the graphs to the communicators that they use.
@@ -66,8 +56,12 @@ class Graph::Exec {
   }
   Exec(const Exec&) = delete;
   Exec& operator=(const Exec&) = delete;
+  // In another mode than the relaxed one it would invalidate a capture of this thread, or a global
+  // one of another thread.
   ~Exec() {
-    if (handle_) library_->driver().GraphExecDestroy(handle_);
+    if (!handle_) return;
+    const RelaxedMode relaxed(*library_);
+    library_->driver().GraphExecDestroy(handle_);
   }
   CUgraphExec handle() const { return handle_; }
 
@@ -152,6 +146,7 @@ Graph::Captured Graph::end_capture() {
   }
   const CUresult result = library_->driver().StreamEndCapture(stream_, &graph);
   count_capture(-1);
+  free_retired();
   return {result, std::unique_ptr<CUgraph_st, Destroy>(graph, Destroy{library_.get()})};
 }
 
@@ -175,7 +170,7 @@ std::string Graph::Used::text() const {
 
 bool Graph::Retired::in_use() const noexcept {
   try {
-    return launched && !(*launched)->query();
+    return exec || (launched && !(*launched)->query());
   } catch (const DriverFailure&) {  // a failed device runs nothing
     return false;
   }
@@ -189,7 +184,11 @@ std::vector<Graph::Retired>& Graph::retired() {
 // The resources are freed after the lock is released: that may run Python code.
 void Graph::free_retired() noexcept {
   std::vector<Retired> unused;
+  std::vector<std::shared_ptr<const Exec>> execs;  // freed before the communicators
   const std::lock_guard lock(graphs_mutex);
+  if (!any_capture())
+    for (Retired& one : retired())
+      if (one.exec) execs.push_back(std::move(one.exec));
   const auto first = std::partition(retired().begin(), retired().end(),
                                     [](const Retired& one) { return one.in_use(); });
   std::move(first, retired().end(), std::back_inserter(unused));
@@ -197,16 +196,15 @@ void Graph::free_retired() noexcept {
 }
 
 // The executable is freed at once: the driver completes a launch in flight first, and
-// ncclCommDestroy waits until the executable is gone.
+// ncclCommDestroy waits until the executable is gone. During a capture, which its destruction may
+// invalidate, it is freed at the end of the capture.
 void Graph::retire() noexcept {
-  std::shared_ptr<const Exec> freed;  // after the locks are released
   {
     const std::lock_guard launch_lock(launching_);
     const std::lock_guard lock(graphs_mutex);
-    freed = std::exchange(exec_, {});
-    retired().push_back({std::move(launched_), std::exchange(used_, {}), std::exchange(held_, {})});
+    retired().push_back({std::move(launched_), std::exchange(used_, {}), std::exchange(held_, {}),
+                         std::exchange(exec_, {})});
   }
-  freed.reset();
   free_retired();
 }
 
@@ -373,25 +371,27 @@ CUstream Graph::redirect(const Library& library, CUstream current) {
   return current;
 }
 
-bool Graph::uses(const Communicator& communicator) const {
-  return std::any_of(used_.begin(), used_.end(),
-                     [&](const Used& used) { return used.communicator.get() == &communicator; });
+bool Graph::uses(const std::vector<Used>& used, const Communicator& communicator) {
+  return std::any_of(used.begin(), used.end(),
+                     [&](const Used& one) { return one.communicator.get() == &communicator; });
 }
 
 void Graph::invalidate_for(const Communicator& communicator, bool aborted) {
   std::vector<std::shared_ptr<const Exec>> freed;  // after the lock is released
   const std::lock_guard lock(graphs_mutex);
   for (Graph* graph : all_graphs())
-    if (!aborted && graph->state_ == State::kCapturing && graph->uses(communicator))
+    if (!aborted && graph->state_ == State::kCapturing && uses(graph->used_, communicator))
       throw std::invalid_argument(
           "communicator: a capture in progress uses it; leave the with block first");
   for (Graph* graph : all_graphs()) {
-    if (!graph->uses(communicator)) continue;
+    if (!uses(graph->used_, communicator)) continue;
     if (graph->closed_communicator_.empty()) graph->closed_communicator_ = name_of(communicator);
     if (graph->state_ != State::kReady) continue;
     graph->state_ = State::kInvalidated;
     freed.push_back(std::move(graph->exec_));
   }
+  for (Retired& one : retired())
+    if (one.exec && uses(one.used, communicator)) freed.push_back(std::move(one.exec));
 }
 
 }  // namespace pynccl

@@ -96,11 +96,13 @@ class Graph {
 
     std::string text() const;
   };
-  // What the launches of a closed graph use, kept until they have completed.
+  // What a closed graph leaves: its executable if that cannot be freed yet, and what its launches
+  // use, kept until they have completed.
   struct Retired {
     std::shared_ptr<const PooledEvent> launched;
     std::vector<Used> used;
     std::vector<std::shared_ptr<void>> held;
+    std::shared_ptr<const Exec> exec;
 
     bool in_use() const noexcept;
   };
@@ -120,7 +122,7 @@ class Graph {
   std::shared_ptr<const Exec> exec() const;
   void check_expired(const std::string& cause = {}) const;
   void watch_launch(CUstream stream) const;
-  bool uses(const Communicator& communicator) const;
+  static bool uses(const std::vector<Used>& used, const Communicator& communicator);
   std::string why_not_ready() const;
   static void free_retired() noexcept;  // frees what is no longer in use
   static std::vector<Retired>& retired();

@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <thread>
 
 #include "comm/failed_streams.h"
@@ -127,6 +126,15 @@ bool is_capturing(const Library& library, CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   DRIVER_CHECK(library, StreamIsCapturing, (stream, &status));
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  const CUresult result =
+      library.driver().StreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr);
+  if (result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return std::nullopt;
+  return id;
 }
 
 Stream::Stream(std::shared_ptr<Library> library, int device, int priority)

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "nccl/library.h"
@@ -33,6 +34,9 @@ class RelaxedMode {
 // Whether the stream is being captured into a graph. The stream's device must be current where it
 // is a default stream.
 bool is_capturing(const Library& library, CUstream stream);
+
+// The id of the capture that the stream takes part in; none if the capture was invalidated.
+std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream);
 
 // Throws what the communicator, or the function, whose work has failed says of it; returns where it
 // is not known.

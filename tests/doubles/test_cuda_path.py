@@ -360,6 +360,23 @@ def test_waits_do_not_end_captures() -> None:
     comm.close()
 
 
+def test_closing_graphs_does_not_end_captures() -> None:
+    comm, stream = _one_rank(), nccl.Stream("cuda", device=0)
+    data = comm.mem_alloc(4, "float32")
+    graphs = []
+    for _ in range(2):
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(data, stream=stream)
+        graphs.append(graph)
+    with _captured_by_others(), library.record() as record:
+        graphs[0].close()
+        thread = threading.Thread(target=graphs[1].close)
+        thread.start()
+        thread.join()
+    assert [call.result for call in record.named("cuGraphExecDestroy")] == [0, 0]
+    comm.close()
+
+
 def _launch_with_another_current_device(rank: Rank) -> None:
     import torch
 

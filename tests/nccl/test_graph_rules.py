@@ -195,6 +195,44 @@ def test_other_threads_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa:
     stream.synchronize()
 
 
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@on_ranks(1, by="provider")
+def test_graphs_that_are_freed_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa: ANN401
+    """A graph may be closed or dropped during a capture, on any thread."""
+    stream, array, objects = rank.stream(), rank.memory.put(np.ones(COUNT)), []
+    rank.comm.all_reduce(array)
+
+    def captured(*frees: nccl.Graph) -> nccl.Graph:
+        with nccl.capture(stream, mode=mode) as graph:
+            for one in frees[1:]:
+                one.close()
+            thread = threading.Thread(target=lambda: [one.close() for one in frees[:1]])
+            thread.start()
+            thread.join()
+            stream.launch(Function())
+            rank.comm.all_reduce(array)
+        return graph
+
+    class Function:
+        def __init__(self) -> None:
+            objects.append(weakref.ref(self))
+
+        def __call__(self) -> None:
+            pass
+
+    for _ in range(3):
+        graph = captured(captured(), captured())
+        graph.launch()
+        stream.synchronize()
+    for _ in range(3):
+        with nccl.capture(stream, mode=mode) as graph:  # drops the graph of the iteration before
+            rank.comm.all_reduce(array)
+        graph.launch()
+        stream.synchronize()
+    gc.collect()
+    assert all(one() is None for one in objects)
+
+
 @on_ranks(2, by="provider", ids=2)
 def test_a_communicator_that_is_closed_before_its_graph(rank: Rank) -> None:
     stream, memory = rank.stream(), rank.memory
