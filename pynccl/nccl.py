@@ -201,7 +201,9 @@ def capture(
     other libraries' work on that stream (kernels, copies) become nodes of a CUDA graph
     (cuStreamBeginCapture) or, on CPUs, of a hostnccl graph with the same rules. Another stream
     joins the capture by waiting for an event recorded in it, and must be joined back in the same
-    way before the block ends. For asynchronous operations, ``wait()`` does both.
+    way before the block ends. For asynchronous operations, ``wait()`` does both; call it in the
+    block. On GPUs, NCCL 2.28 needs no join of a stream whose last captured work is a collective; do
+    not rely on that.
 
     In the capturing thread, a collective with ``stream=None`` uses the captured stream, unless the
     current stream of the tensor's framework is being captured as well. An exception in the block

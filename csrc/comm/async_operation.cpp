@@ -23,11 +23,16 @@ class DefaultStreamScope {
 }  // namespace
 
 AsyncOperation::AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device,
-                               bool captured)
-    : done_(std::move(done)), held_(std::move(held)), device_(device), captured_(captured) {}
+                               std::unique_ptr<const Capture> capture)
+    : done_(std::move(done)),
+      held_(std::move(held)),
+      device_(device),
+      capture_(std::move(capture)) {}
 
 void AsyncOperation::check_issued() const {
   const State state = state_.load(std::memory_order_acquire);
+  if (state == State::kIssued) [[likely]]
+    return;
   if (state == State::kDeferred)
     throw std::invalid_argument("work: the end of its group issues it; leave the group first");
   if (state == State::kDropped)
@@ -41,9 +46,21 @@ void AsyncOperation::drop() {
 
 void AsyncOperation::check_state() const {
   check_issued();
-  if (captured_)
+  if (captured())
     throw std::invalid_argument(
         "work: it was captured into a graph and runs with every launch of it");
+}
+
+// The wait for an event of another capture would invalidate the capture of the stream.
+void AsyncOperation::check_capture(CUstream stream) const {
+  const Library& library = done_->library();
+  if (capture_id(library, capture_->stream->handle()) != capture_->id)
+    throw std::invalid_argument(
+        "work: it was captured into a graph, whose capture has ended; it runs with every launch of "
+        "the graph");
+  if (capture_id(library, stream).value_or(capture_->id) != capture_->id)
+    throw std::invalid_argument(
+        "work: it was captured into a graph, and the stream is captured into another one");
 }
 
 bool AsyncOperation::done() const {
@@ -54,6 +71,8 @@ bool AsyncOperation::done() const {
 void AsyncOperation::wait(CUstream stream) const {
   check_issued();
   const DefaultStreamScope scope(done_->library(), device_, stream);
+  if (captured()) [[unlikely]]
+    check_capture(stream);
   done_->make_wait(stream);
 }
 
@@ -77,14 +96,18 @@ std::shared_ptr<AsyncOperation> AsyncQueue::begin(CUstream current, std::shared_
   const PooledEvent ready = events_->take();
   ready->record(current);
   stream_->wait(*ready);
+  std::unique_ptr<const AsyncOperation::Capture> capture;
+  if (capturing) [[unlikely]]
+    capture = std::make_unique<AsyncOperation::Capture>(
+        stream_, capture_id(library(), handle()).value_or(0));
   return std::make_shared<AsyncOperation>(events_->take(), std::move(held), stream_->device(),
-                                          capturing);
+                                          std::move(capture));
 }
 
 void AsyncQueue::end(std::shared_ptr<AsyncOperation> operation) {
   operation->done_->record(handle());
   operation->state_.store(AsyncOperation::State::kIssued, std::memory_order_release);
-  if (operation->captured_)
+  if (operation->captured())
     Graph::hold(library(), handle(), operation->held_);
   else
     pending_.push_back(std::move(operation));

@@ -16,9 +16,17 @@ namespace pynccl {
 // group; before that, and where the group fails, waiting for it throws std::invalid_argument.
 class AsyncOperation {
  public:
-  // held is kept alive until release(). A captured operation can be waited for within the capture;
-  // it has no state of its own, since it runs with every launch of the graph.
-  AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device, bool captured);
+  // The capture that an operation is captured in, which lasts as long as the stream takes part.
+  struct Capture {
+    std::shared_ptr<Stream> stream;  // of the operation
+    cuuint64_t id;
+  };
+
+  // held is kept alive until release(). A captured operation can be waited for within the capture,
+  // where its event is valid; it has no state of its own, since it runs with every launch of the
+  // graph. capture: null if it is not captured.
+  AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device,
+                 std::unique_ptr<const Capture> capture);
   AsyncOperation(const AsyncOperation&) = delete;
   AsyncOperation& operator=(const AsyncOperation&) = delete;
 
@@ -26,7 +34,8 @@ class AsyncOperation {
   // captured.
   bool done() const;
   // Makes the stream wait: what is enqueued on it later runs after this operation. Blocks where the
-  // stream is the calling thread itself.
+  // stream is the calling thread itself. Throws std::invalid_argument if it was captured and the
+  // capture has ended, or the stream takes part in another one.
   void wait(CUstream stream) const;
   // Blocks the caller; false where it takes longer. Throws NcclFailure where it has failed.
   bool wait_for(double seconds) const;
@@ -37,7 +46,7 @@ class AsyncOperation {
   }
   // Instead of AsyncQueue::end(): the group has failed.
   void drop();
-  bool captured() const { return captured_; }
+  bool captured() const { return capture_ != nullptr; }
   // Releases the held objects. Only after a wait: until then the operation may use them.
   void release() { held_.reset(); }
 
@@ -47,11 +56,12 @@ class AsyncOperation {
 
   void check_issued() const;
   void check_state() const;
+  void check_capture(CUstream stream) const;
 
   PooledEvent done_;
   std::shared_ptr<void> held_;
   int device_;
-  bool captured_;
+  std::unique_ptr<const Capture> capture_;
   std::atomic<State> state_ = State::kDeferred;
   std::atomic<std::uint64_t> sequence_ = 0;
 };

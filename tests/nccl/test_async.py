@@ -6,6 +6,7 @@ priorities and the default streams.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -170,11 +171,15 @@ def _settled(rank: Rank, tensor: Any) -> Any:  # noqa: ANN401
     return tensor
 
 
+def _refused(text: str) -> contextlib.AbstractContextManager[object]:
+    from pynccl.mirror.base.errors import BackendError
+
+    return pytest.raises((ValueError, BackendError), match=text)
+
+
 @on_ranks(2, by="provider")
 def test_asynchronous_work_is_captured(rank: Rank) -> None:
     """Asynchronous work inside a capture joins it, and lands in the graph."""
-    from pynccl.mirror.base.errors import BackendError
-
     comm_stream, stream = _comm_stream(rank, rank.comm), rank.stream()
     first, second = _tensor(rank, 1000), _tensor(rank, 1000)
     before = _start(comm_stream, first)  # outside, and not waited for yet
@@ -182,7 +187,7 @@ def test_asynchronous_work_is_captured(rank: Rank) -> None:
     _reset(rank, first)
     with nccl.capture(stream) as graph:
         works = [_start(comm_stream, first), _start(comm_stream, second)]
-        with pytest.raises((ValueError, BackendError), match="captured into a graph"):
+        with _refused("captured into a graph"):
             works[0].is_completed()
         for work in works:
             work.wait()
@@ -202,14 +207,62 @@ def test_asynchronous_work_is_captured(rank: Rank) -> None:
 
 @on_ranks(2, by="provider")
 def test_captured_work_that_nobody_waits_for(rank: Rank) -> None:
-    """Work of a capture without a wait is CUDA's error at the end of the capture."""
+    """On GPUs the graph runs it; hostnccl requires the join. It breaks no later capture."""
     comm_stream, stream, tensor = _comm_stream(rank, rank.comm), rank.stream(), _tensor(rank, 10)
-    with (
-        pytest.raises(nccl.DriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
-        nccl.capture(stream),
-    ):
-        _start(comm_stream, tensor)
     _start(comm_stream, tensor).wait()
+    for _ in range(3):
+        joins: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if rank.device is None:
+            joins = pytest.raises(nccl.DriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED")
+        with joins, nccl.capture(stream) as graph:  # frees the graph of the iteration before
+            work = _start(comm_stream, tensor)
+        with _refused("capture has ended"):
+            work.wait()
+        if rank.device is not None:
+            _reset(rank, tensor)
+            graph.launch()
+            stream.synchronize()
+            assert (tensor == rank.nranks).all()
+        _reset(rank, tensor)
+        _start(comm_stream, tensor).wait()
+        assert (_settled(rank, tensor) == rank.nranks).all()
+
+
+@on_ranks(2, by="provider")
+def test_captured_work_is_waited_for_in_its_capture(rank: Rank) -> None:
+    """A wait elsewhere is an error that invalidates no capture."""
+    comm_stream, tensor = _comm_stream(rank, rank.comm), _tensor(rank, 10)
+    first, second = rank.stream(), rank.stream()
+    _start(comm_stream, tensor).wait()
+    with nccl.capture(first, mode="relaxed") as outer:
+        work = _start(comm_stream, tensor)
+        with nccl.capture(second) as inner:
+            with _refused("the stream is captured into another one"):
+                work.wait()
+            rank.comm.all_reduce(tensor)
+        work.wait()
+    with nccl.capture(first) as later:
+        with _refused("capture has ended"):
+            work.wait()
+        rank.comm.all_reduce(tensor)
+    _reset(rank, tensor)
+    for graph in (outer, inner, later):
+        graph.launch(first)
+    first.synchronize()
+    assert (tensor == rank.nranks**3).all()
+    if rank.device is None:
+        return
+    import torch
+
+    side = torch.cuda.Stream(rank.device)
+    by_torch = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(by_torch):
+        work = _start(comm_stream, tensor)
+        with torch.cuda.stream(side):
+            work.wait()  # the stream joins the capture
+        torch.cuda.current_stream().wait_stream(side)
+    _reset(rank, tensor)
+    by_torch.replay()
     assert (_settled(rank, tensor) == rank.nranks).all()
 
 

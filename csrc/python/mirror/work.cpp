@@ -84,7 +84,8 @@ auto waiting(Work& work, Wait&& wait) {
 
 PyObject* wait_without_limit(Work& work) {
   const bool on_host = work.communicator->library().memory() == Memory::kHost;
-  if (on_host && work.waited && !work.error) return Py_NewRef(Py_True);
+  if (on_host && work.waited && !work.error && !work.operation->captured())
+    return Py_NewRef(Py_True);
   const CUstream current = work.current_stream();
   // Another thread may release the work meanwhile.
   const std::shared_ptr<AsyncOperation> operation = work.operation;
