@@ -713,6 +713,27 @@ def test_capture(rank: int, size: int, async_op: bool) -> None:
     graph.reset()
 
 
+@on_ranks(2, fixture="device_world")
+def test_captured_work_that_nobody_waits_for(rank: int, size: int) -> None:
+    """The graph runs it; it breaks no later capture and no later operation."""
+    x, works, graphs = _connected(rank + 1), [], []
+    torch.cuda.synchronize()
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            works.append(dist.all_reduce(x, async_op=True))
+        graphs.append(graph)
+    for graph in graphs:
+        x.fill_(rank + 1)
+        graph.replay()
+        assert x.tolist() == [3.0] * _COUNT
+    dist.all_reduce(x, async_op=True).wait()
+    assert x.tolist() == [6.0] * _COUNT
+    works.clear()
+    for graph in graphs:
+        graph.reset()
+
+
 def _trained_on(own: torch.device, rank: int) -> Values:
     model = DistributedDataParallel(make_model().to(own), bucket_cap_mb=0.004)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
