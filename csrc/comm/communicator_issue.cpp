@@ -189,8 +189,8 @@ void Communicator::throw_not_open() const {
   if (expired()) throw expiry(state == State::kExpired ? "ncclCommRevoke" : "ncclCommAbort");
   if (state == State::kShrunk)
     throw NcclFailure(ncclInvalidUsage, "ncclCommShrink", rank_,
-                      "communicator: shrink(abort=True) has ended its operations; use the new "
-                      "communicator");
+                      "communicator: shrink(abort=True) has ended its operations (ncclCommShrink); "
+                      "use the new communicator");
   if (state == State::kSuspended)
     throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
                       "communicator: it is suspended; resume() makes it usable again");
