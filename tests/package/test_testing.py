@@ -120,10 +120,13 @@ def test_an_error_that_cannot_be_pickled_comes_as_text(launch: Launcher) -> None
 )
 def test_on_gpus_what_an_older_nccl_lacks_skips_the_test(text: str, lacks: bool) -> None:
     old = Outcome(0, error=ValueError(text))
-    assert too_old(old) == (text if lacks else "")
+    assert too_old(str(old.error)) == (text if lacks else "")
     with pytest.raises(pytest.skip.Exception) if lacks else contextlib.nullcontext():
         skip_old([old, Outcome(1, value=3)])
     skip_old([old, Outcome(1, died="killed by SIGSEGV")])
+    waited = Outcome(1, died="not done within 10 s of a failure")
+    with pytest.raises(pytest.skip.Exception) if lacks else contextlib.nullcontext():
+        skip_old([old, waited])
 
 
 def _die(rank: Rank) -> None:
