@@ -10,7 +10,7 @@
 namespace pynccl {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestWait(1000);  // that an error waits for an answer
+constexpr std::chrono::milliseconds kLongestWait(2000);  // that an error waits for an answer
 
 struct Questions {
   std::mutex mutex;
