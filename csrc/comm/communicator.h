@@ -276,10 +276,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int known_rank() const { return rank_; }  // -1 where it has not been read yet
 
  private:
-  // kMaking: NCCL was called and has not written the handle yet. kExpired: open, but for no
-  // operation, nor kShrunk, by shrink(abort). kLent: open, and its owner has to be asked before
-  // each use. kUnready: open, and a call of a non-blocking communicator may be in progress, so NCCL
-  // has to be asked. kAbandoned: init_timeout has passed while NCCL was called.
+  // kMaking: NCCL was called and has not written the handle yet. kExpired, and kShrunk after
+  // shrink(abort): open, but operations are refused. kLent: open, and its owner has to be asked
+  // before each use. kUnready: open, and a call of a non-blocking communicator may be in progress,
+  // so NCCL has to be asked. kAbandoned: init_timeout has passed while NCCL was called.
   enum class State {
     kPending,
     kMaking,
@@ -316,7 +316,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool still_lent() noexcept;
   void check_ready();
   void note_in_progress();
-  // With no call in progress.
+  // The state while no call is in progress.
   State idle_state() const { return shrunk_by_abort_ ? State::kShrunk : State::kOpen; }
   bool settle();
   void forget() noexcept;

@@ -102,11 +102,9 @@ void Graph::begin() {
     count_capture(-1);
     throw;
   }
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuuint64_t id = 0;
-  library_->driver().StreamGetCaptureInfo(stream_, &status, &id, nullptr, nullptr, nullptr);
+  const std::optional<cuuint64_t> id = capture_id(*library_, stream_);
   const std::lock_guard lock(graphs_mutex);
-  id_ = id;
+  id_ = id.value_or(0);
   thread_ = std::this_thread::get_id();
   state_ = State::kCapturing;
 }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _PERIOD = 0.5  # seconds between polls for questions
-_PATIENCE = 1.7  # seconds to wait for the answers: of ranks on a busy machine, too
+_PATIENCE = 1.7  # seconds to wait for the answers; ranks on a busy machine answer late
 _STEP = 0.02
 _LAST_CALL = 1.0  # seconds to wait at exit for a call of a store
 _FRESH = 2.0  # seconds during which the answers to a question are reused for another rank

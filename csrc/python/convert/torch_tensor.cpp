@@ -21,7 +21,7 @@ struct Layout {
 };
 Layout layout;
 bool layout_is_known = false;
-bool layout_is_other = false;  // this torch's tensors are read by the slow way
+bool layout_is_other = false;  // not found: tensors are read by methods of torch
 
 std::uint64_t keys_of(const py::object& c, const py::object& tensor) {
   return py::cast<std::uint64_t>(c.attr("_dispatch_keys")(tensor).attr("raw_repr")());
