@@ -29,6 +29,7 @@ from tests.c10d import test_messages as messages
 from tests.c10d import test_work as works
 from tests.c10d.in_torch import backend_of, run_on_device, set_event, wait_event
 from tests.c10d.training import Values, batches, make_model, values
+from tests.support import gpu
 from tests.support.launcher import Launcher, Outcome
 from tests.support.ranks import of_ranks, on_ranks
 from tests.support.tier import FULL
@@ -59,10 +60,10 @@ def _full(value: float, count: int = _COUNT) -> torch.Tensor:
 
 
 def _connected(value: float = 0.0) -> torch.Tensor:
-    """A tensor, when the communicator is made and the GPU has nothing to do.
+    """Connect the ranks, and return a tensor when the GPU is idle.
 
-    And has the kernel of a multiplication: CUDA loads one at its first launch, and may block until
-    other kernels end.
+    The kernel of a multiplication is launched once: CUDA loads it then, which can block while
+    another kernel runs.
     """
     dist.all_reduce(_full(0))
     tensor = _full(value)
@@ -154,8 +155,7 @@ def _two_devices(rank: int, size: int) -> None:
 
 
 def test_several_devices_of_a_rank(device_world: World) -> None:
-    if torch.cuda.device_count() < 4:
-        pytest.skip("needs 4 GPUs")
+    gpu.require_devices(4)
     device_world(2, _two_devices)
 
 

@@ -152,8 +152,7 @@ def _with_another_current_device(rank: Rank) -> None:
 
 @pytest.mark.gpu
 def test_the_default_stream_of_its_device_waits(launch: Launcher) -> None:
-    if gpu.count() < 2:
-        pytest.skip("needs 2 GPUs")
+    gpu.require_devices(2)
     launch(1, _with_another_current_device, provider="cuda")
 
 

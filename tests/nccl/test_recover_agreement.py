@@ -54,7 +54,7 @@ def _check(results: Sequence[list[Lost | None]]) -> int:
         assert agreed, results  # the rank that decides is always left
         assert all(lost == agreed[0] for lost in agreed), results
         out |= {rank for rank, lost in now.items() if lost is None}
-        # A rank that is slow to read a decision finds the next one, by which it is left out.
+        # A slow rank may read only the next decision, which excludes it.
         early = out - set(agreed[0])
         assert set(agreed[0]) <= out, results
     assert not early, results

@@ -204,7 +204,7 @@ class Runner:
     def __init__(self, to: Target, jobs: int, end: float) -> None:
         self.to = to
         self.jobs = jobs
-        self.end = end  # of time.monotonic(): what has no outcome by then is left out
+        self.end = end  # of time.monotonic(): unfinished probes are then killed and not reported
         self.outcomes: dict[str, Any] = {}
         self._parts: dict[str, dict[int, Any]] = {}
         self._running: list[Process] = []
@@ -378,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="leave out what takes longer in all"
+        "--seconds", type=float, default=math.inf, help="kill the probes that run after this time"
     )
     options = parser.parse_args(arguments)
     end = time.monotonic() + options.seconds

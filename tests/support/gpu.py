@@ -12,6 +12,7 @@ from pynccl.errors import DriverError, LibraryNotFoundError
 from tests.support.tier import FULL
 
 _MOST_ON_ONE = 4  # processes that take turns on one GPU; more would exceed the time limit of a test
+FLOAT8 = frozenset(("float8_e4m3fn", "float8_e5m2"))
 _CTAS_ON_ONE = "4"  # per kernel if ranks share a GPU
 
 
@@ -34,6 +35,12 @@ def missing() -> str:
     except (LibraryNotFoundError, DriverError) as error:
         return f"no GPU to test on: {error}"
     return "" if torch.cuda.is_available() else "this PyTorch has no CUDA"
+
+
+def require_devices(number: int) -> None:
+    """Skip the test on a machine with fewer GPUs."""
+    if count() < number:
+        pytest.skip(f"needs {number} GPUs, and this machine has {count()}")
 
 
 def require(provider: str, *functions: str) -> raw.Library:
@@ -109,13 +116,13 @@ def without(provider: str) -> frozenset[str]:
 
     new = nccl.get_version("cuda") >= (2, 24, 0)
     capable = min(torch.cuda.get_device_capability(device) for device in range(count())) >= (9, 0)
-    return frozenset() if new and capable else frozenset(("float8_e4m3fn", "float8_e5m2"))
+    return frozenset() if new and capable else FLOAT8
 
 
 def rejects(provider: str, nranks: int, dtype: str, op: str) -> bool:
     """Whether the provider rejects a reduction: NCCL cannot scale 8-bit floats for one rank."""
     scales = op == "AVG" or op.startswith("PRE_MUL_SUM")
-    return provider == "cuda" and nranks == 1 and dtype.startswith("float8") and scales
+    return provider == "cuda" and nranks == 1 and dtype in FLOAT8 and scales
 
 
 def environment(nranks: int, rank: int) -> dict[str, str]:

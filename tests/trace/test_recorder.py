@@ -228,8 +228,7 @@ def _ranges_on_other_devices(rank: Rank) -> None:
 
 @pytest.mark.gpu
 def test_ranges_of_streams_on_other_devices(launch: Launcher) -> None:
-    if gpu.count() < 2:
-        pytest.skip("needs 2 GPUs")
+    gpu.require_devices(2)
     launch(1, _ranges_on_other_devices, provider="cuda")
 
 
