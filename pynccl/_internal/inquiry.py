@@ -33,6 +33,7 @@ _PERIOD = 0.5  # seconds between polls for questions
 _PATIENCE = 1.7  # seconds to wait for the answers; ranks on a busy machine answer late
 _STEP = 0.02
 _LAST_CALL = 1.0  # seconds to wait at exit for a call of a store
+_RECENT = 8  # questions before the first poll that are answered
 _FRESH = 2.0  # seconds during which the answers to a question are reused for another rank
 
 
@@ -41,7 +42,8 @@ class _Questions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._next = store.add("pynccl/questions", 0) + 1
+        # The last ones may be about a communicator that this process has just made.
+        self._next = max(1, store.add("pynccl/questions", 0) + 1 - _RECENT)
         self._answered: dict[str, tuple[int, float]] = {}  # by communicator: question, time
         self._published: set[str] = set()
         self._process = os.urandom(16).hex()  # identifies this process's dumps

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import _C, nccl
 from pynccl._internal import inquiry
 from pynccl.flight.dump import Dump, parse
 from pynccl.flight.missing import Missing, find_missing, shortened
@@ -154,6 +154,20 @@ def test_the_missing_rank_is_named(
 ) -> None:
     folder = str(tmp_path)
     assert any(launch(3, _wait_for_the_absent, what, folder, provider=provider, timeout=40))
+
+
+def test_a_question_before_the_first_poll_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path)
+    for number in range(1, 20):
+        store.add("pynccl/questions", 1)
+        store.set(f"pynccl/question/{number}", "a communicator")
+    monkeypatch.setattr(_C, "members", lambda: [(store, "a communicator", None, 0)])
+    monkeypatch.setattr("pynccl.flight.missing.shortened", lambda *_: "a dump")
+    inquiry._Questions(store).answer()
+    assert store.check(["pynccl/answer/19/0"])
+    assert not store.check(["pynccl/answer/1/0"])  # of a time before
 
 
 def _dumps(of_ranks: dict[int, list[dict[str, object]]], **fields: object) -> list[Dump]:
