@@ -3,8 +3,6 @@
 #include "hostnccl/api/driver_api.h"
 #include "hostnccl/segment/memory.h"
 
-#include <unistd.h>
-
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -81,24 +79,12 @@ CUresult hostDeviceGetName(char* name, int len, CUdevice device) {
   });
 }
 
-CUresult hostDeviceTotalMem(size_t* bytes, CUdevice device) {
-  return driver_guarded([=] {
-    require_device(device);
-    *non_null(bytes) =
-        static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  });
-}
-
 // The device has one context, and it is always current.
 CUresult hostDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   return driver_guarded([=] {
     require_device(device);
     *non_null(context) = device_context();
   });
-}
-
-CUresult hostDevicePrimaryCtxRelease(CUdevice device) {
-  return driver_guarded([=] { require_device(device); });
 }
 
 CUresult hostCtxGetCurrent(CUcontext* context) {

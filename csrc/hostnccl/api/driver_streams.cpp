@@ -25,13 +25,6 @@ std::shared_ptr<Event::Record> checked_record(const Ref<Event>& event) {
 
 extern "C" {
 
-CUresult hostCtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {
-  return driver_guarded([=] {  // either may be null
-    if (leastPriority != nullptr) *leastPriority = Stream::kLeastPriority;
-    if (greatestPriority != nullptr) *greatestPriority = Stream::kGreatestPriority;
-  });
-}
-
 CUresult hostStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
   return driver_guarded([=] {
     non_null(stream);

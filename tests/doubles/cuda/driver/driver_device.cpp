@@ -9,7 +9,6 @@ namespace cuda_double::driver {
 namespace {
 
 constexpr int kDriverVersion = 13000;
-constexpr size_t kTotalMemory = size_t{16} << 30;
 constexpr int kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76;  // CUdevice_attribute
 
 bool is_device(CUdevice device) { return device >= 0 && device < device_count(); }
@@ -63,13 +62,6 @@ CUresult DeviceGetName(char* name, int len, CUdevice device) {
   if (name == nullptr || len <= 0) return CUDA_ERROR_INVALID_VALUE;
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   std::snprintf(name, static_cast<size_t>(len), "CUDA test double");
-  return CUDA_SUCCESS;
-}
-
-CUresult DeviceTotalMem(size_t* bytes, CUdevice device) {
-  if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  *bytes = kTotalMemory;
   return CUDA_SUCCESS;
 }
 

@@ -58,11 +58,6 @@ int cuda_double_keep_queries(int keep) {
 
 namespace cuda_double::driver {
 
-CUresult CtxGetStreamPriorityRange(int* leastPriority, int* greatestPriority) {
-  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  return engine().CtxGetStreamPriorityRange(leastPriority, greatestPriority);
-}
-
 CUresult StreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
   if (stream == nullptr || (flags & ~CU_STREAM_NON_BLOCKING) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
