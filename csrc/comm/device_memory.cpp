@@ -61,11 +61,13 @@ void free_pending() {
   all.changed.notify_all();
 }
 
-void wait_for_pending() {
-  constexpr std::chrono::seconds kLimit(10);
+constexpr std::chrono::seconds kAllocationWait(10);
+constexpr std::chrono::milliseconds kFreeWait(50);
+
+void wait_for_pending(std::chrono::milliseconds limit) {
   Pending& all = pending();
   std::unique_lock lock(all.mutex);
-  all.changed.wait_for(lock, kLimit, [&] { return !all.has_thread; });
+  all.changed.wait_for(lock, limit, [&] { return !all.has_thread; });
 }
 
 }  // namespace
@@ -74,7 +76,7 @@ void* allocate_memory(Library& library, std::size_t bytes) {
   const auto allocate = library.nccl<&NcclTable::ncclMemAlloc>();
   void* data = nullptr;
   if (succeeded(allocate(&data, bytes))) return data;
-  wait_for_pending();
+  wait_for_pending(kAllocationWait);
   NCCL_CHECK(library, nullptr, -1, ncclMemAlloc, (&data, bytes));
   return data;
 }
@@ -99,15 +101,22 @@ bool wait_for_device(const Library& library, int device) {
 }
 
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept {
+  const bool on_gpu = library->memory() == Memory::kDevice;
   Pending& all = pending();
-  const std::lock_guard lock(all.mutex);
-  try {
-    all.memory.push_back({std::move(library), data, device});
-    if (std::exchange(all.has_thread, true)) return;
-    std::thread(&free_pending).detach();
-  } catch (...) {  // no thread: a later call tries again
-    all.has_thread = false;
+  {
+    const std::lock_guard lock(all.mutex);
+    try {
+      all.memory.push_back({std::move(library), data, device});
+      if (std::exchange(all.has_thread, true)) return;
+      std::thread(&free_pending).detach();
+    } catch (...) {  // no thread: a later call tries again
+      all.has_thread = false;
+      return;
+    }
   }
+  // torch.cuda.graph() collects garbage before it begins a capture, which the thread's wait for the
+  // device would invalidate. There the device is idle.
+  if (on_gpu && !Graph::any_capture()) wait_for_pending(kFreeWait);
 }
 
 void copy_to_device(const std::shared_ptr<Library>& library, int device, void* to, const void* from,

@@ -20,7 +20,8 @@ std::shared_ptr<void> allocate_shared(const std::shared_ptr<Library>& library, i
 // which does not allow it.
 bool wait_for_device(const Library& library, int device);
 
-// Waits in the background: the work may depend on what the caller does next.
+// Waits in the background, since the work may depend on what the caller does next: a GPU for 50 ms
+// here, so that an idle one is done when another library begins a capture.
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept;
 
 // Copies from host memory, and returns when the copy is done. The current thread may be capturing.

@@ -343,6 +343,25 @@ def _one_rank() -> nccl.Communicator:
     return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
 
 
+def test_memory_is_freed_before_a_capture_of_others() -> None:
+    """As by torch.cuda.graph(), which collects garbage first."""
+    comm, driver, graph = _one_rank(), library.driver(), ctypes.c_uint64()
+    busy, captured = (nccl.Stream("cuda", device=0) for _ in range(2))
+    freed = comm.mem_alloc(4, "float32")
+    library.busy(0.02, busy.handle)
+    with library.record() as record:
+        del freed
+        driver("cuStreamBeginCapture_v2", captured.handle, 0)
+        until = time.monotonic() + 20
+        while not record.named("ncclMemFree"):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+            record.read()
+        driver("cuStreamEndCapture", captured.handle, ctypes.byref(graph))  # raises where it failed
+    driver("cuGraphDestroy", graph.value)
+    comm.close()
+
+
 def test_waits_do_not_end_captures() -> None:
     comm, stream = _one_rank(), nccl.Stream("cuda", device=0)
     event = nccl.Event("cuda", device=0)
