@@ -144,7 +144,8 @@ def recover(
         MissingFunctionError: the library is older than NCCL 2.27.
         NcclRemoteError: this rank was excluded.
         NcclTimeoutError: a rank took part in the agreement but not in creating the communicator.
-            All ranks raise; the next call excludes it.
+            All ranks raise; the next call excludes it. NCCL before 2.28.7 cannot revoke: there a
+            communicator that has expired was aborted, and cannot be recovered.
         NcclError: NCCL failed.
     """
     _C.check_outside_group("recover")

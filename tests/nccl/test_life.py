@@ -109,6 +109,7 @@ def _shrink_with_abort(rank: Rank) -> None:
 def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
     launch: Launcher, provider: str, kill: str
 ) -> None:
+    gpu.require(provider, "ncclCommShrink")
     before = shared_memory.entries()
 
     def end_rank(run: Run) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_life import check_works
-from tests.support import shared_memory
+from tests.support import gpu, shared_memory
 from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
@@ -93,6 +93,7 @@ _LOST = [[1], [0], [0, 3], [0, 1, 2]]
 def test_those_that_are_left_go_on(
     launch: Launcher, provider: str, tmp_path: Path, how: signal.Signals, lost: list[int]
 ) -> None:
+    gpu.require(provider, "ncclCommRevoke", "ncclCommShrink")
     left = [rank for rank in range(_NRANKS) if rank not in lost]
     before = shared_memory.entries()
 

@@ -348,7 +348,8 @@ ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
     withdraw(comm);
     return ncclSuccess;
   }
-  if (communicator->calls.load() > 0 && holds(kAbortFrees))
+  // Before ncclCommRevoke nothing else ends a call.
+  if (communicator->calls.load() > 0 && holds(kAbortFrees) && kNcclVersion >= 22807)
     report_violation("ncclCommAbort frees a communicator that a call of another thread uses");
   const ncclResult_t result = nccl().ncclCommAbort(communicator->engine);
   if (result != ncclSuccess) return result;
