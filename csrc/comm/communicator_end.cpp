@@ -107,7 +107,9 @@ void Communicator::close() {
     }
   try {
     // Where it waits for ranks of other processes, which have not closed theirs, it continues.
-    free_handle(false, std::max(kAbortSeconds, seconds - seconds_since(began)));
+    // After a shrink with abort it would wait for the excluded ranks, which may be dead
+    // (NCCL 2.31.2).
+    free_handle(shrunk_by_abort_, std::max(kAbortSeconds, seconds - seconds_since(began)));
   } catch (const NcclFailure&) {  // mostly that of ncclCommFinalize
     failure = std::current_exception();
   }

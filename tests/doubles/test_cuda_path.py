@@ -485,3 +485,23 @@ def _limited(rank: Rank) -> None:
 
 def test_init_timeout_leaves_a_blocking_communicator(launch: Launcher) -> None:
     launch(2, _limited, provider="cuda", ids=2, fresh=True)
+
+
+def _close_after_shrink_with_abort(rank: Rank) -> list[str]:
+    comm = rank.comm
+    if rank.rank == 1:
+        rank.wait_event("closed", 0)  # is excluded, and closes nothing before
+        return []
+    with library.record() as record:
+        comm.shrink([1], abort=True).close()
+        parent = comm.handle
+        comm.close()
+    rank.set_event("closed")
+    ends = record.named("ncclCommDestroy", "ncclCommAbort")
+    return [call.function for call in ends if parent in call.arguments]
+
+
+def test_close_does_not_wait_for_ranks_excluded_with_abort(launch: Launcher) -> None:
+    """As ncclCommDestroy does since NCCL 2.31.2."""
+    ends = launch(2, _close_after_shrink_with_abort, provider="cuda")
+    assert ends == [["ncclCommAbort"], []]

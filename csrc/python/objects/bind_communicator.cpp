@@ -623,8 +623,9 @@ It waits as finalize() does, with the same time limit, and then for NCCL to free
 for the rest of the limit, or 5 seconds if that is longer; NCCL continues in the background then.
 From NCCL 2.24 on that waits for the ranks in other processes with which NCCL has connected this one,
 until all of them are closed or finalized; it does not if the communicator is revoked, and never
-waits for ranks in this process: the last one of them frees what they share. From 2.31.2 on it waits
-for the other ranks after shrink(abort=True), too. What NCCL may still use is not freed before the
+waits for ranks in this process: the last one of them frees what they share. After
+shrink(abort=True) close() aborts, since ncclCommDestroy would wait for the excluded ranks (NCCL
+2.31.2). What NCCL may still use is not freed before the
 process ends: a communicator that a graph of torch or CuPy has kept from being finalized in time, one
 that was revoked after operations of it were captured, and one that a call of NCCL does not leave.
 
