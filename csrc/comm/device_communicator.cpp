@@ -256,7 +256,8 @@ void DeviceCommunicator::close() {
   const Library& library = communicator_->library();
   // NCCL unmaps the resource memory at once. On CPUs it is up to the caller: a stream of this
   // process may wait for what the caller does next.
-  if (library.memory() == Memory::kDevice && !wait_for_device(library, communicator_->device()))
+  if (library.memory() == Memory::kDevice &&
+      !wait_for_device_or_signal(communicator_->shared_library(), communicator_->device()))
     throw std::invalid_argument("device communicator: it cannot be closed during a capture");
   {
     const Communicator::Use comm(*communicator_);

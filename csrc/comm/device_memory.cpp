@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -10,6 +11,8 @@
 #include "comm/graph.h"
 #include "comm/stream.h"
 #include "nccl/device.h"
+#include "nccl/interrupt.h"
+#include "nccl/run_within.h"
 
 namespace pynccl {
 namespace {
@@ -98,6 +101,17 @@ bool wait_for_device(const Library& library, int device) {
   const RelaxedMode relaxed(library);
   const CUresult result = library.driver().CtxSynchronize();
   return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // after other errors nothing runs
+}
+
+bool wait_for_device_or_signal(const std::shared_ptr<Library>& library, int device) {
+  if (!Interrupt::on_main_thread()) return wait_for_device(*library, device);
+  const auto allowed = std::make_shared<bool>();
+  const bool returned = run_within(std::numeric_limits<double>::infinity(),
+                                   [=] { *allowed = wait_for_device(*library, device); });
+  if (!returned)
+    throw DriverFailure(CUDA_ERROR_UNKNOWN, "cuCtxSynchronize",
+                        "cuCtxSynchronize was interrupted by a signal");
+  return *allowed;
 }
 
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept {

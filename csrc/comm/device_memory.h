@@ -20,6 +20,9 @@ std::shared_ptr<void> allocate_shared(const std::shared_ptr<Library>& library, i
 // which does not allow it.
 bool wait_for_device(const Library& library, int device);
 
+// The same for a call of the user: throws DriverFailure where a handler of a signal ends the wait.
+bool wait_for_device_or_signal(const std::shared_ptr<Library>& library, int device);
+
 // Waits in the background, since the work may depend on what the caller does next: a GPU for 50 ms
 // here, so that an idle one is done when another library begins a capture.
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept;

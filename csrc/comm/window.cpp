@@ -331,11 +331,11 @@ void Window::close() {
 
 // NCCL unmaps the memory of the peers at once. hostnccl keeps it for collectives, not for puts.
 void Window::wait_for_use() const {
-  const Library& library = communicator_->library();
-  if (library.memory() == Memory::kHost) {
+  const std::shared_ptr<Library>& library = communicator_->shared_library();
+  if (library->memory() == Memory::kHost) {
     for (const cudaStream_t stream : put_streams_)  // one that is destroyed has no work
-      library.driver().StreamSynchronize(stream);
-  } else if (!wait_for_device(library, communicator_->device())) {
+      library->driver().StreamSynchronize(stream);
+  } else if (!wait_for_device_or_signal(library, communicator_->device())) {
     throw std::invalid_argument("window: it cannot be closed during a capture");
   }
 }

@@ -245,6 +245,31 @@ def test_a_wait_for_a_stream_is_interrupted(rank: Rank, on_event: bool) -> None:
     comm.close()
 
 
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda")
+def test_closing_a_window_is_interrupted(rank: Rank) -> None:
+    """It waits for the device, where an operation waits for rank 1. The window stays open."""
+    gpu.require(rank.provider, "ncclCommWindowRegister")
+    comm, stream = rank.comm, rank.stream()
+    buffer, x = comm.mem_alloc(4096), rank.memory.put(np.ones(4, np.float32))
+    window = comm.register_window(buffer)
+    comm.all_reduce(x, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        rank.wait_event("interrupted", 0)
+    comm.all_reduce(x, stream=stream)
+    if rank.rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        interrupt_when_blocked(signal.SIGALRM)
+        with pytest.raises(KeyboardInterrupt):
+            window.close()
+        assert not window.closed
+        rank.set_event("interrupted")
+    stream.synchronize()
+    window.close()
+    comm.close()
+
+
 @on_ranks(2, by="provider")
 def test_the_registration_of_a_window_is_interrupted(rank: Rank) -> None:
     """Rank 1 never comes. It cannot be told, so the communicator of rank 0 ends."""
