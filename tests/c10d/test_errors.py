@@ -47,6 +47,8 @@ def test_mistakes_name_the_argument(rank: int, size: int) -> None:
         group._reduce_scatter_base(torch.empty(3), ones)
     with pytest.raises(ValueError, match="src: the group has ranks 0 to 1"):
         group.broadcast(ones, 7)
+    with pytest.raises(TypeError, match="output: it has dtype"):
+        group.alltoall_base(ones.double(), ones, [], [])
     with pytest.raises(ValueError, match="split sizes must add up to its first dimension"):
         dist.all_to_all_single(torch.empty(4, 4), ones, [1, 3], [1, 1])
     dist.all_reduce(ones)  # nothing was sent before

@@ -22,12 +22,14 @@ _LIMIT = 20.0  # seconds, of the others
 
 
 @contextlib.contextmanager
-def _communicators(rank: Rank) -> Iterator[dict[str, nccl.Communicator]]:
-    """Those of this rank: A has ranks 0 and 1, B the others and 1. Aborted at the end."""
+def _communicators(
+    rank: Rank, ranks: dict[str, tuple[int, ...]] | None = None
+) -> Iterator[dict[str, nccl.Communicator]]:
+    """Those of this rank, aborted at the end. Without ranks, A has 0 and 1, B 1 and the others."""
     comms = {}
     with contextlib.ExitStack() as stack:
         others = (1, 2) if rank.nranks == 3 else (*range(2, rank.nranks), 1)
-        for number, (name, members) in enumerate({"A": (0, 1), "B": others}.items()):
+        for number, (name, members) in enumerate((ranks or {"A": (0, 1), "B": others}).items()):
             if rank.rank in members:
                 unique_id, own = rank.unique_ids[number], members.index(rank.rank)
                 size, config = len(members), nccl.Config(timeout=_LIMIT, comm_name=name)
@@ -76,23 +78,38 @@ def _wait_in_vain(rank: Rank, comm: nccl.Communicator) -> str:
 
 
 def _chain(rank: Rank) -> str:
-    """Rank 0 waits in A for rank 1, which waits in B for rank 2, which does not come."""
-    with _communicators(rank) as comms:
+    """Rank 0 waits in A for rank 1, which waits in B for 2, which waits in C for 3, in vain."""
+    with _communicators(rank, {"A": (0, 1), "B": (1, 2), "C": (2, 3)}) as comms:
         if rank.rank == 0:
-            rank.wait_event("waits", 1)
+            rank.wait_event("waits", 1, 2)
             return _wait_in_vain(rank, comms["A"])
-        if rank.rank == 1:
-            return _wait_visibly(rank, comms["B"])
+        if rank.rank < 3:
+            return _wait_visibly(rank, comms["BC"[rank.rank - 1]])
         rank.wait_event("has its error", 0)
     return ""
 
 
 def test_a_rank_that_waits_elsewhere(launch: Launcher) -> None:
-    first, second, _ = launch(3, _chain, ids=2, timeout=60)
+    first, _, third, _ = launch(4, _chain, ids=3, timeout=60)
     number = r"rank \d \(pid \d+\)"
     assert re.search(r"waited for rank 1 in ncclAllReduce\(", first), first
-    assert re.search(rf"{number} waits for rank 1 in ncclAllReduce\(.*of communicator B", first)
-    assert re.search(r"rank 1 .*aborted its communicator", second), second
+    for name in "BC":
+        waits = rf"{number} waits for rank 1 in ncclAllReduce\([^;]*of communicator {name}"
+        assert re.search(waits, first), first
+    assert re.search(r"rank 1 .*aborted its communicator", third), third
+
+
+def _two_missing(rank: Rank) -> str:
+    with _communicators(rank, {"A": (0, 1, 2)}) as comms:
+        if rank.rank == 0:
+            return _wait_in_vain(rank, comms["A"])
+        rank.wait_event("has its error", 0)
+    return ""
+
+
+def test_all_missing_ranks_are_named(launch: Launcher) -> None:
+    first = launch(3, _two_missing, timeout=60)[0]
+    assert "waited for ranks 1 and 2 in ncclAllReduce(" in first
 
 
 def _queued(rank: Rank) -> str:

@@ -99,6 +99,7 @@ def test_mistakes_are_refused_and_the_group_works_on(dist: Any, rank: int, size:
         (RuntimeError, "No backend type associated with device type meta",
          lambda: dist.all_reduce(torch.ones(1, device="meta"))),
         (ValueError, "one for each of the", lambda: dist.all_gather(wrong_list, one)),
+        (TypeError, "output_tensor_list.*List", lambda: dist.all_to_all(one, [one] * size)),
         (RuntimeError, "one for each of the", lambda: dist.all_to_all(wrong_list, [one] * size)),
         (ValueError, "must be same size",
          lambda: dist.scatter(one, [torch.ones(3)] * size if rank == 0 else None)),

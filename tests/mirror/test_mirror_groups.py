@@ -340,6 +340,7 @@ def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
             dist.shrink_group(ranks)
     pg = dist.shrink_group([1], shrink_flags=flags)
     assert pg is dist.group.WORLD
+    assert [each.comm.nranks for each in pg.comm_streams().values()] == [size - 1]  # made already
     assert (pg.size(), pg.rank()) == (size - 1, {0: 0, 2: 1}[rank])
     assert dist.get_process_group_ranks(pg) == [0, 2]
     with pytest.raises(ValueError, match="Invalid process group"):

@@ -271,6 +271,16 @@ def test_reconfigure_without_a_rank_that_does_not_come(launch: Launcher, tmp_pat
 
 
 @on_ranks(2)
+def test_reconfigure_ends_the_waits_of_others(dist: Any, rank: int, size: int) -> None:
+    """Rank 0 waits for rank 1, which has begun to reconfigure."""
+    _sum_is_right(dist, None, [0, 1], rank)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 .*revoked"):
+            dist.all_reduce(torch.ones(1))
+    _sum_is_right(dist, dist.reconfigure(timeout=timedelta(seconds=30)), [0, 1], rank)
+
+
+@on_ranks(2)
 def test_a_pair_has_the_time_limit_of_its_group(
     dist: Any, rank: int, size: int, tmp_path: Path
 ) -> None:

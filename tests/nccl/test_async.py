@@ -134,26 +134,30 @@ def test_another_stream_waits(rank: Rank) -> None:
     second.close()
 
 
-def _with_another_current_device(rank: Rank) -> None:
+def _with_another_current_device(rank: Rank, default: int) -> None:
+    """A default stream, by its handle, is that of the communicator's device."""
     import torch
 
     comm_stream, tensor = _comm_stream(rank, rank.comm), _tensor(rank, 1000)
     torch.cuda.synchronize()
     ready = threading.Event()
     comm_stream.stream.launch(ready.wait)
-    with torch.cuda.device(1):
+    own, other = (torch.cuda.ExternalStream(default, device=device) for device in range(2))
+    with torch.cuda.stream(own), torch.cuda.device(1):
         work = _start(comm_stream, tensor)
         work.wait()
-        assert torch.cuda.default_stream(1).query()
+        assert other.query()
+    assert not own.query()
     ready.set()
-    torch.cuda.default_stream(0).synchronize()
+    own.synchronize()
     assert work.is_completed()
 
 
 @pytest.mark.gpu
-def test_the_default_stream_of_its_device_waits(launch: Launcher) -> None:
+@pytest.mark.parametrize("default", [0, 1, 2])  # none, the legacy one, the thread's own
+def test_the_default_stream_of_its_device_waits(launch: Launcher, default: int) -> None:
     gpu.require_devices(2)
-    launch(1, _with_another_current_device, provider="cuda")
+    launch(1, _with_another_current_device, default, provider="cuda")
 
 
 def _reset(rank: Rank, tensor: Any) -> None:  # noqa: ANN401

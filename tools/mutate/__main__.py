@@ -51,6 +51,7 @@ _WITH_GPU_CODE = (  # tested on the double, too
     "csrc/python/convert",
     "csrc/python/objects",
     "csrc/c10d",
+    "pynccl/mirror",
 )
 _NO_TESTS = 5  # pytest's exit status if no test was selected
 
@@ -69,6 +70,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
         *_files("nccl", "on_timeout groups threads interrupt windows life deadlines device_comm"),
+        "tests/nccl/test_borrow.py",
     ),
     "csrc/watch": (
         *_files("nccl", "flight_record comparison inquiry on_timeout deadlines flight_dump"),
