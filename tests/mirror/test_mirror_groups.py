@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,8 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 
-from tests.support import gpu
+from tests.support import gpu, warm
+from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
 from tests.support.ranks import on_ranks
@@ -429,6 +431,21 @@ def test_beside_torch(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     torch_dist.destroy_process_group()
     assert dist.is_initialized()
     dist.barrier()
+
+
+_RAISES = """
+import sys
+import pynccl as dist
+dist.init_process_group("host", init_method=sys.argv[1], rank=0, world_size=1)
+raise KeyError("mine")
+"""
+
+
+def test_tracebacks_name_the_rank(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _RAISES, f"file://{tmp_path}/store"]
+    ran = run_command(command, tmp_path, os.environ, 60, popen=warm.Popen)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == "[rank0]: KeyError: 'mine'"
 
 
 def test_small_questions(monkeypatch: pytest.MonkeyPatch) -> None:

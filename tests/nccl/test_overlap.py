@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.capsule import open_capsule
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -222,6 +223,9 @@ def _through_capsule(
 @on_ranks(2)
 def test_capsule(rank: Rank) -> None:
     comm, me, other = rank.comm, rank.rank, 1 - rank.rank
+    capsule = comm.__pynccl_communicator__()
+    struct, _ = open_capsule(capsule)
+    assert (struct.rank, struct.nranks, struct.device, struct.on_device) == (me, 2, 0, 0)
     x = np.ones(16, np.float32)
     for name, sent, received in (
         ("all_reduce", x[:4], x[1:]),

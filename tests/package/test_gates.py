@@ -96,6 +96,11 @@ def test_areas(area: str) -> None:
         assert mutant.apply(source) != source
 
 
+def test_pauses_do_not_count() -> None:
+    source = "void f() {\n  sleep_on(a, b);\n  wait(a);\n  std::this_thread::sleep_for(c);\n}\n"
+    assert [one.drops_pause() for one in mutants("a.cpp", source)] == [True, False, True]
+
+
 def test_a_seed_chooses_the_same_changes() -> None:
     area = "pynccl/weights"
     assert chosen(area, 30, 1) == chosen(area, 30, 1) != chosen(area, 30, 2)

@@ -43,6 +43,7 @@ _RETURN = re.compile(r"\breturn (true|false);")
 _IF = re.compile(r"\bif (constexpr )?\(")
 # A statement that is a call on its own line, which can be removed.
 _STATEMENT = re.compile(r"^ +(?!return|throw|delete|co_)[\w:.>()-]+\(.*\);$", re.MULTILINE)
+_PAUSE = re.compile(r"without `(sleep_on|std::this_thread::sleep_for|time\.sleep|poll|pause)\(")
 _NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n\\]|\\.)*|R"\((?:.*?)\)"|"(?:[^"\\\n]|\\.)*"'
     r"|'(?:[^'\\\n]|\\.)+'|\btemplate <[^\n]*",
@@ -73,6 +74,10 @@ class Mutant:
     def apply(self, source: str) -> str:
         """Return the source with the change."""
         return source[: self.begin] + self.new + source[self.end :]
+
+    def drops_pause(self) -> bool:
+        """Whether it leaves out a call that only sleeps."""
+        return bool(_PAUSE.match(self.text))
 
 
 def mutants(file: str, source: str) -> list[Mutant]:
