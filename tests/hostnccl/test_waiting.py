@@ -1,11 +1,18 @@
 """Proves that a waiting rank leaves resources to others: the GIL is free, the CPU is idle, and
-abort() from another thread ends the wait.
+abort() from another thread ends the wait. And that it takes little time from the rank where other
+processes want the CPUs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -172,3 +179,43 @@ def _close_tells_the_others(rank: Rank) -> str:
 
 def test_the_others_learn_of_a_close(launch: Launcher) -> None:
     assert "rank 1" in launch(2, _close_tells_the_others)[0]
+
+
+@contextlib.contextmanager
+def _busy_machine() -> Iterator[None]:
+    """Two processes for each CPU that use all the time that they get."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _exchange(rank: Rank) -> float:
+    """The median time of an exchange of four bytes."""
+    comm, array, taken = rank.comm, np.ones(1, np.float32), []
+    for _ in range(500):
+        began = time.perf_counter()
+        for sender in range(2):
+            comm.send(array, 1 - sender) if rank.rank == sender else comm.recv(array, sender)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+@pytest.mark.serial
+def test_other_processes_cost_a_wait_little(launch: Launcher) -> None:
+    """Waits that yield their CPU to them take a hundred times as long as those that only sleep."""
+    tried = []
+    with _busy_machine():
+        for _ in range(3):
+            found = {
+                spins: launch(2, _exchange, env={"HOSTNCCL_SPIN_US": spins}, fresh=True)[0]
+                for spins in ("0", "1000")
+            }
+            tried.append(found)
+            if found["1000"] < 10 * found["0"]:
+                return
+    raise AssertionError(f"seconds by HOSTNCCL_SPIN_US: {tried}")

@@ -38,6 +38,23 @@ void cpu_relax() {
 #endif
 }
 
+// Until when the waits of this process sleep at once, in the time of Clock.
+std::atomic<Clock::rep> contended_until{0};
+
+bool is_contended(Clock::time_point now) {
+  return now.time_since_epoch().count() < contended_until.load(std::memory_order_relaxed);
+}
+
+// Between these times the thread only span or yielded. What it lost is the price of finding out
+// whether others still want the CPUs: it is paid again when 64 times as much has passed.
+void note_lost(Clock::time_point begin, Clock::time_point end) {
+  constexpr auto kSlice = std::chrono::microseconds(200);  // far above a sleep and its wake-up
+  constexpr int kRemembered = 64;
+  if (end - begin < kSlice) return;
+  const auto until = end + kRemembered * (end - begin);
+  contended_until.store(until.time_since_epoch().count(), std::memory_order_relaxed);
+}
+
 timespec to_timespec(std::chrono::nanoseconds time) {
   return {static_cast<time_t>(time.count() / 1000000000),
           static_cast<long>(time.count() % 1000000000)};
@@ -100,7 +117,8 @@ void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanose
 
 // A yield is cheap if no other thread is ready to run. If it took long and ranks are
 // oversubscribed, the thread that ran was probably a rank that this one waits for, so it yields
-// sooner from then on.
+// sooner from then on. If it took as long as a slice of the scheduler, other processes want the
+// CPUs: a sleep, which ends as soon as the condition is met, costs far less than such a slice.
 bool SpinBackoff::wait() {
   constexpr int kSpins = 64;  // between two yields
   constexpr int kSpinsOversubscribed = 4;
@@ -116,10 +134,14 @@ bool SpinBackoff::wait() {
   if (!spinning_) {
     spinning_ = true;
     began_ = now;
+  } else {
+    note_lost(looked_, now);
   }
-  if (now - began_ >= spin_time()) return false;
+  if (now - began_ >= spin_time() || is_contended(now)) return false;
   sched_yield();
-  spins = oversubscribed_ && Clock::now() - now > kOtherThreadRan ? kSpinsOversubscribed : kSpins;
+  looked_ = Clock::now();
+  note_lost(now, looked_);
+  spins = oversubscribed_ && looked_ - now > kOtherThreadRan ? kSpinsOversubscribed : kSpins;
   return true;
 }
 

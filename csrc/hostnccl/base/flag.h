@@ -53,7 +53,7 @@ inline void sleep_on(const WaitCondition& condition, std::chrono::nanoseconds ce
 }
 
 // Busy-waiting before a sleep: spins and occasionally yields the CPU, more often if ranks are
-// oversubscribed.
+// oversubscribed, and hardly at all while other processes want the CPUs.
 class SpinBackoff {
  public:
   explicit SpinBackoff(bool oversubscribed) : oversubscribed_(oversubscribed) {}
@@ -64,7 +64,8 @@ class SpinBackoff {
   bool oversubscribed_;  // more ranks than CPUs
   int spins_ = 0;
   bool spinning_ = false;
-  Clock::time_point began_;  // of spinning_
+  Clock::time_point began_;   // of spinning_
+  Clock::time_point looked_;  // after the last yield
 };
 
 }  // namespace hostnccl
