@@ -343,6 +343,25 @@ def _one_rank() -> nccl.Communicator:
     return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
 
 
+def test_events_are_used_again(tmp_path: Path) -> None:
+    """Each asynchronous operation needs two."""
+    import torch
+
+    import pynccl as dist
+
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        x = torch.ones(4, device="cuda")
+        with library.record() as record:
+            for _ in range(30):
+                dist.all_reduce(x, async_op=True).wait()
+                torch.cuda.synchronize()
+        assert len(record.named("cuEventRecord")) >= 60
+        assert len(record.named("cuEventCreate")) < 10
+    finally:
+        dist.destroy_process_group()
+
+
 def test_memory_is_freed_before_a_capture_of_others() -> None:
     """As by torch.cuda.graph(), which collects garbage first."""
     comm, driver, graph = _one_rank(), library.driver(), ctypes.c_uint64()

@@ -23,6 +23,7 @@ from tests.support import gpu, warm
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
+from tests.support.rank import wait_for
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
@@ -350,6 +351,27 @@ def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == 2
+
+
+@on_ranks(3)
+def test_shrink_group_with_abort_ends_what_waits(
+    dist: Any, rank: int, size: int, tmp_path: Path
+) -> None:
+    """Rank 1 is alive, and does not come."""
+
+    def meet(what: str) -> None:
+        (tmp_path / f"{what}{rank}").touch()
+        for other in (0, 2):
+            wait_for(str(tmp_path / f"{what}{other}"))
+
+    dist.all_reduce(torch.ones(1))
+    if rank != 1:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        meet("issued")
+        dist.shrink_group([1], shrink_flags=1)
+        with pytest.raises(dist.DistBackendError, match=r"revoked|shrink"):
+            work.wait()
+    meet("shrunk")
 
 
 def _survive(dist: Any, rank: int, size: int) -> float:

@@ -244,15 +244,16 @@ def test_what_cannot_be_issued_is_not_compared(rank: Rank, tmp_path: Path) -> No
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_a_group_of_two_communicators(rank: Rank, tmp_path: Path) -> None:
-    """Two communicators in one group, and messages."""
+    """Two communicators in one group, in another order on each rank, and messages."""
     store = FolderStore(tmp_path)
     config = nccl.Config(check=1)
     comms = [rank.communicator(i, config=config, store=store) for i in (0, 1)]
     memory, stream = rank.memory, rank.stream()
     x, y, sent, z = (memory.put(np.ones(4, np.float32)) for _ in range(4))
+    calls = [(comms[0], x), (comms[1], y)]
     with nccl.group():
-        comms[0].all_reduce(x, stream=stream)
-        comms[1].all_reduce(y, stream=stream)
+        for comm, array in calls if rank.rank == 0 else reversed(calls):
+            comm.all_reduce(array, stream=stream)
         comms[0].send(sent, 1 - rank.rank, stream=stream)
         comms[0].recv(z, 1 - rank.rank, stream=stream)
     stream.synchronize()

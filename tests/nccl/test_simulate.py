@@ -172,6 +172,9 @@ def test_mistakes_send_nothing(comms: list[nccl.Communicator]) -> None:
     with simulation, nccl.group():  # it can be used again
         comms[0].all_reduce(np.ones(4))
     assert simulation.estimated_time is not None
+    with pytest.raises(TypeError, match="tensor: "), simulation:
+        comms[0].all_reduce("no buffer")
+    assert simulation.estimated_time is None
     with (
         pytest.raises(RuntimeError, match="simulate: it cannot begin inside a group"),
         nccl.group(),

@@ -77,6 +77,14 @@ def test_windows_are_alike_on_all_ranks(rank: Rank) -> None:
     comm.register_window(buffers[2]).close()
 
 
+@pytest.mark.gpu
+@on_ranks(1, provider="cuda")
+def test_memory_of_the_host_is_no_window_of_a_gpu(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommWindowRegister")
+    with pytest.raises(ValueError, match="buffer: is on cpu"):
+        rank.comm.register_window(np.zeros(2 * _PAGE, np.uint8))
+
+
 def test_a_deleted_window_stays_registered() -> None:
     """Until its communicator is closed: the ranks would close their windows in different orders."""
     comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")

@@ -71,7 +71,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
         *_files("nccl", "on_timeout groups threads interrupt windows life deadlines device_comm"),
-        "tests/nccl/test_borrow.py",
+        *_files("nccl", "borrow deadlines_graphs"),
+        "tests/trace/test_recorder.py",
         *_files("doubles", "cuda_path silent_driver"),
     ),
     "csrc/watch": (
@@ -126,7 +127,8 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "communicator arguments flight_record simulate plan buffers streams"),
         *_files("nccl", "graphs suspension memory peers device_comm coll_config groups inquiry"),
         "tests/trace/test_recorder.py",
-        *_files("nccl", "life windows borrow overlap deadlines"),
+        *_files("nccl", "life windows borrow overlap deadlines launch_native"),
+        "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_transfer.py",
     ),
     "csrc/c10d": (

@@ -30,9 +30,10 @@ void mark(const char* operation, bool begins) {
 }
 
 void set_mark(const py::object& function) {
-  Trace::set_mark(nullptr);
-  Py_XDECREF(std::exchange(marks, function.is_none() ? nullptr : function.inc_ref().ptr()));
-  if (marks) Trace::set_mark(&mark);
+  PyObject* const before =
+      std::exchange(marks, function.is_none() ? nullptr : function.inc_ref().ptr());
+  Trace::set_mark(marks ? &mark : nullptr);
+  Py_XDECREF(before);
 }
 
 CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(stream); }
