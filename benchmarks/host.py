@@ -1,6 +1,6 @@
 """Times hostnccl and compares it with MPICH and gloo on the CPUs of this machine.
 
-    python -m benchmarks.host --ranks 2,4
+    python -m benchmarks.host --ranks 2,4 [--beside 2]
 
 Every library has its own processes as ranks, which sleep while it is not their turn. For each
 operation and size the results are checked; then the libraries are timed in turns, so that other
@@ -8,7 +8,9 @@ load of the machine affects all of them alike. A sample is the mean over as many
 time, and the maximum over the ranks; the table shows the medians of the samples, of several passes
 the median of these. "copy" is one memcpy of the same number of bytes between the samples: the floor
 of every implementation that moves the bytes once. A table is printed; JSON and a plot go to a
-folder. A wrong result ends the run.
+folder. A wrong result ends the run. --beside starts processes that use all the CPU time they get,
+as on a laptop or a shared machine; the last column, the ninth decile of hostnccl's samples over
+their median, is above 1.5 where it depends on chance.
 
 hostnccl is called through pynccl.raw, with addresses; "numpy" and "torch" are hostnccl through
 pynccl.nccl, with arrays of these, which every call reads. MPICH needs the packages mpi4py and
@@ -21,9 +23,10 @@ import argparse
 import contextlib
 import importlib.util
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,15 +67,29 @@ def main() -> int:
     options = _parse()
     results: list[report.Result] = []
     try:
-        for nranks in options.ranks:
-            results += _Run(options, nranks).run()
+        with _busy_processes(options.beside):
+            for nranks in options.ranks:
+                results += _Run(options, nranks).run()
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    report.write(options.out, results)
+    report.write(options.out, results, options.beside)
     return 0
+
+
+@contextlib.contextmanager
+def _busy_processes(number: int) -> Iterator[None]:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _parse() -> argparse.Namespace:
@@ -95,6 +112,7 @@ def _parse() -> argparse.Namespace:
     add("--libraries", type=tuple_of(str, _LIBRARIES), help="default: all")
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
+    add("--beside", type=int, default=0, help="CPU-bound processes beside the ranks (default: 0)")
     add("--bind", action="store_true", help="bind the ranks of every library to CPUs in turn")
     add("--budget", type=float, help="seconds of a sample (default: 0.02, quick: 0.005)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
@@ -171,14 +189,14 @@ class _Run:
                 samples[world.library].append(world.sample(iterations, warm=seconds < _LONG))
         # One way of a round trip.
         share = 0.5 if row.operation == "ping_pong" else 1.0
-        medians = {
-            name: statistics.median(times) * (1.0 if name == "copy" else share)
-            for name, times in samples.items()
-        }
-        lowest = {
-            name: min(times) * (1.0 if name == "copy" else share) for name, times in samples.items()
-        }
-        return report.Result(row, medians, lowest)
+        medians, deciles = (
+            {
+                name: of(times) * (1.0 if name == "copy" else share)
+                for name, times in samples.items()
+            }
+            for of in (statistics.median, _ninth_decile)
+        )
+        return report.Result(row, medians, deciles)
 
     def _calibrate(self, world: World) -> tuple[int, float]:
         """Calls that fill a sample, and the seconds of one."""
@@ -190,6 +208,10 @@ class _Run:
                 break
             iterations = min(100_000, max(2 * iterations, int(budget / 2 / seconds)))
         return max(1, min(100_000, round(budget / seconds))), seconds
+
+
+def _ninth_decile(times: list[float]) -> float:
+    return sorted(times)[len(times) * 9 // 10]
 
 
 class _Floor:

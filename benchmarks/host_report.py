@@ -23,12 +23,12 @@ class Result:
     """A row's times in seconds by library; "copy" is one memcpy of the row's bytes.
 
     Attributes:
-        medians, lowest: of the samples.
+        medians, deciles: of the samples; the decile is the ninth.
     """
 
     row: Row
     medians: dict[str, float]
-    lowest: dict[str, float]
+    deciles: dict[str, float]
 
     def times(self, library: str, ours: str = _OURS) -> float | None:
         """How many times our time a library takes; None where one was not measured."""
@@ -43,7 +43,7 @@ def combine(results: list[Result]) -> Result:
     return Result(
         results[0].row,
         {name: statistics.median(r.medians[name] for r in results) for name in names},
-        {name: min(r.lowest[name] for r in results) for name in names},
+        {name: statistics.median(r.deciles[name] for r in results) for name in names},
     )
 
 
@@ -53,16 +53,17 @@ def heading(nranks: int, versions: dict[str, str]) -> str:
     columns = "".join(f"{name + ' us':>13}" for name in _COLUMNS)
     return (
         f"\n{nranks} ranks on {cpu()}: {known}\n"
-        f"{'operation':<15}{'dtype':<10}{'bytes':>11}{columns}{'/mpich':>9}{'/gloo':>9}"
+        f"{'operation':<15}{'dtype':<10}{'bytes':>11}{columns}{'/mpich':>9}{'/gloo':>9}{'p90':>7}"
     )
 
 
 def line(result: Result) -> str:
-    """A row of the table: microseconds, and how many times faster than the others."""
+    """A row of the table: microseconds, how many times faster than the others, the spread."""
     row = result.row
     cells = "".join(f"{report.microseconds(result.medians.get(name)):>13}" for name in _COLUMNS)
     ratios = "".join(f"{_ratio(result.times(name)):>9}" for name in ("mpich", "gloo"))
-    return f"{row.operation:<15}{row.dtype:<10}{row.nbytes:>11}{cells}{ratios}"
+    spread = result.deciles[_OURS] / result.medians[_OURS] if _OURS in result.medians else None
+    return f"{row.operation:<15}{row.dtype:<10}{row.nbytes:>11}{cells}{ratios}{_ratio(spread):>7}"
 
 
 def summary(results: list[Result]) -> str:
@@ -88,12 +89,19 @@ def summary(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def write(folder: Path, results: list[Result]) -> None:
-    """Write the JSON file, and the plots of the first dtype where matplotlib is installed."""
+def write(folder: Path, results: list[Result], beside: int) -> None:
+    """Write the JSON file, and the plots of the first dtype where matplotlib is installed.
+
+    Args:
+        folder: where to write them.
+        results: of all rows.
+        beside: the number of busy processes beside the ranks.
+    """
     rows = [
-        {**asdict(r.row), "median_seconds": r.medians, "lowest_seconds": r.lowest} for r in results
+        {**asdict(r.row), "median_seconds": r.medians, "p90_seconds": r.deciles} for r in results
     ]
-    report.write_json(folder / "host.json", rows, machine=cpu(), system=platform.platform())
+    of_run = {"machine": cpu(), "system": platform.platform(), "beside": beside}
+    report.write_json(folder / "host.json", rows, **of_run)
     try:
         from benchmarks.plot import Point, lines
     except ImportError:
@@ -107,7 +115,9 @@ def write(folder: Path, results: list[Result]) -> None:
             for library in _COLUMNS
             if r.row.nranks == nranks and r.row.dtype == dtype and library in r.medians
         ]
-        lines(folder / f"host-{nranks}ranks.png", points, f"{nranks} ranks, {dtype}, {cpu()}")
+        busy = f", beside {beside} busy processes" if beside else ""
+        title = f"{nranks} ranks, {dtype}, {cpu()}{busy}"
+        lines(folder / f"host-{nranks}ranks.png", points, title)
 
 
 def _ratio(ratio: float | None) -> str:
