@@ -177,7 +177,7 @@ WorkPtr PyncclWindow::put(const at::Tensor& tensor, std::int64_t rank, std::int6
                     "tensor: it has no elements; use signal() to send only a signal");
   const auto size = static_cast<std::int64_t>(tensor.element_size());
   const std::int64_t elements = part.nbytes / size;
-  TORCH_CHECK_VALUE(offset >= 0 && offset <= elements && tensor.numel() <= elements - offset,
+  TORCH_CHECK_VALUE(offset >= 0 && tensor.numel() <= elements - offset,
                     "target_offset_nelems: ", tensor.numel(), " elements at ", offset,
                     " end after the window of rank ", rank, ", which has ", elements);
   const CommunicatorRef& comm = backend_->group_lane(window->device).connection().get();

@@ -116,6 +116,21 @@ def test_one_sided_operations_run_in_order(
     _run(launch, program, strict)
 
 
+def _id_used_again(rank: Rank, strict: bool) -> None:
+    lib, unique_id = raw.load("host"), rank.unique_ids[1]
+    rank.comm.all_reduce(np.zeros(1))
+    lib.ncclCommDestroy(lib.ncclCommInitRank(2, unique_id, rank.rank))
+    rank.comm.all_reduce(np.zeros(1))
+    with _refused(strict, "commId: rank . has already created a communicator with it"):
+        lib.ncclCommDestroy(lib.ncclCommInitRank(2, unique_id, rank.rank))
+
+
+@_MODES
+def test_an_id_is_used_once(launch: Launcher, strict: bool) -> None:
+    """In NCCL the second creation never returns."""
+    _run(launch, _id_used_again, strict)
+
+
 def _captured(rank: Rank, call: Callable[[nccl.Stream], None]) -> tuple[nccl.Graph, nccl.Stream]:
     stream = rank.stream()
     with nccl.capture(stream) as graph:

@@ -71,7 +71,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
         *_files("nccl", "on_timeout groups threads interrupt windows life deadlines device_comm"),
-        *_files("nccl", "borrow deadlines_graphs"),
+        *_files("nccl", "borrow deadlines_graphs overlap"),
         "tests/trace/test_recorder.py",
         *_files("doubles", "cuda_path silent_driver"),
     ),
@@ -91,7 +91,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/hostnccl/communicator": (
         *_files("hostnccl", "mismatch reasons worlds"),
         *_files("nccl", "communicator revoke recover_agreement operators one_sided suspension"),
-        *_files("hostnccl", "deadlock interactions"),
+        *_files("hostnccl", "deadlock interactions tuning"),
         *_files("nccl", "life recover"),
     ),
     "csrc/hostnccl/operations": (
