@@ -302,14 +302,14 @@ def main() -> int:
             for one in plan:
                 print(f"{area}: {one.file}:{one.line}: {one.text}")
         return 0
-    outcomes = _earlier() if options.keep or options.again else []
-    if options.again:
-        outcomes = [
-            one
-            for one in outcomes
-            if not (one.area in plans and one.seed == options.seed and one.status == "survived")
-        ]
-    done = {(one.mutant.file, one.mutant.begin, one.mutant.new) for one in outcomes}
+    outcomes: list[Outcome] = []
+    for known in _earlier() if options.keep or options.again else []:
+        if known.area in plans and known.seed == options.seed:
+            tries_again = options.again and known.status == "survived"
+            if tries_again or known.mutant not in plans[known.area]:  # its file has changed
+                continue
+        outcomes.append(known)
+    done = [known.mutant for known in outcomes]
     _prepare()
     for area, plan in plans.items():
         if not _build(area):
@@ -319,7 +319,7 @@ def main() -> int:
             sys.exit(f"{area}: {failed or usual} without a change: {_FOLDER / 'tests.log'}")
         print(f"{area}: {len(plan)} changes; the tests take {seconds:.0f} s", flush=True)
         for one in plan:
-            if (one.file, one.begin, one.new) in done:
+            if one in done:
                 continue
             outcome = _try(area, options.seed, one, 4 * seconds + 60)
             outcomes.append(outcome)
