@@ -135,7 +135,8 @@ def _requirements(rank: Rank) -> None:
     assert (exchange.nSlots, resource.bufferSize, resource.bufferAlign) == (10, 2 * 21 * 16, 16)
     with pytest.raises(NcclInvalidArgumentError, match="need more memory than there can be"):
         library.ncclLLA2ACreateRequirement(2**31 - 1, 2**31 - 1, exchange, resource)
-    for buffers in ((2**64 - 64,), (2**63, 2**63), (2**39 - 4096,)):
+    most = 2**39 - 2**27 - 128  # and no room to align it
+    for buffers in ((2**64 - 64,), (2**63, 2**63), (2**39 - 4096,), (most,)):
         with pytest.raises(NcclInvalidArgumentError, match="bytes of resource memory"):
             rank.comm.device_comm(buffers=buffers)
     with pytest.raises(NcclInvalidArgumentError, match="nBarriers=-1 is negative"):

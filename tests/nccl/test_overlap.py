@@ -190,7 +190,10 @@ _Issue = ctypes.CFUNCTYPE(
     _Report,
     ctypes.c_void_p,
 )
-_KINDS = "all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter send recv"
+_KINDS = (
+    "all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter send recv "
+    "put_signal signal wait_signal"
+)
 
 
 def _through_capsule(
@@ -198,11 +201,8 @@ def _through_capsule(
 ) -> str:
     """Issue operations (name, input, output, count, root or peer); the text of the error."""
     capsule = comm.__pynccl_communicator__()
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    pointer = get(capsule, b"pynccl.communicator.v1")
-    # size, five functions, five numbers with their padding, path.
-    issue = ctypes.cast(pointer + 6 * 8 + 6 * 4 + 8, ctypes.POINTER(_Issue)).contents
+    struct, pointer = open_capsule(capsule)
+    issue = ctypes.cast(struct.issue, _Issue)
     texts: list[bytes] = []
     report = _Report(lambda _, text: texts.append(text))
 
@@ -245,6 +245,13 @@ def test_capsule(rank: Rank) -> None:
     assert not _through_capsule(comm, ("all_gather", x[4 * me :], x, 4, 0))
     assert not _through_capsule(comm, ("reduce_scatter", x, x[4 * me :], 4, 0))
     assert not _through_capsule(comm, ("gather", x[4 * me :], x if me == 0 else None, 4, 0))
+    buffer = comm.mem_alloc(4096)
+    window = comm.register_window(buffer)
+    assert not _through_capsule(comm, ("signal", None, None, 1, other))
+    assert not _through_capsule(comm, ("wait_signal", None, None, 1, other))
+    text = _through_capsule(comm, ("signal", None, None, 1, 2))
+    assert text == "root_or_peer: rank 2 is none of the 2 of the communicator"
+    window.close()
     # What the function does not use on this rank is ignored.
     assert not _through_capsule(comm, ("reduce", x[8:], x[8 + me :], 4, 0))
     assert not _through_capsule(comm, ("scatter", x if me == 0 else x[1:], x[4 * me :], 4, 0))

@@ -127,7 +127,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "communicator arguments flight_record simulate plan buffers streams"),
         *_files("nccl", "graphs suspension memory peers device_comm coll_config groups inquiry"),
         "tests/trace/test_recorder.py",
-        *_files("nccl", "life windows borrow overlap deadlines launch_native"),
+        *_files("nccl", "life windows borrow overlap deadlines launch_native on_timeout"),
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_transfer.py",
     ),
