@@ -145,11 +145,11 @@ void Communicator::end_setup(Segment& segment) const {
 void Communicator::await_tuning(Segment& segment, const Rendezvous& rendezvous) const {
   const WaitCondition tuned{&segment.tuned(), 1};
   if (!tuned.met() && rank_ == 0) {
-    const auto found = can_calibrate(segment) ? lead_calibration(segment) : std::nullopt;
+    const auto found = lead_calibration(segment);
     if (found) save_measurements(*found);
     segment.set_tuning(found);
   } else if (!tuned.met()) {
-    if (rank_ == 1 && can_calibrate(segment)) follow_calibration(segment);
+    if (rank_ == 1) follow_calibration(segment);
     await_peer(segment, 0, tuned, rendezvous, false);  // spinning would disturb the measurement
   }
   if (const auto found = segment.measurements()) adopt_measurements(*found);

@@ -5,7 +5,7 @@
 namespace hostnccl {
 namespace {
 
-std::atomic<unsigned> next_handle{abi::ncclNumOps};
+std::atomic<uint64_t> next_handle{abi::ncclNumOps};
 
 }  // namespace
 
@@ -17,10 +17,11 @@ abi::ncclRedOp_t RedOps::add(const Multiplier& multiplier, abi::ncclDataType_t d
     ops_.emplace(again, RedOp{multiplier, dtype});
     return static_cast<abi::ncclRedOp_t>(again);
   }
-  const unsigned handle = next_handle.fetch_add(1, std::memory_order_relaxed);
-  if (handle < abi::ncclNumOps || handle >= abi::ncclMaxRedOp) {
+  const uint64_t next = next_handle.fetch_add(1, std::memory_order_relaxed);
+  if (next >= abi::ncclMaxRedOp) {
     fail(abi::ncclSystemError, "all handles for reduction operators have been used");
   }
+  const auto handle = static_cast<unsigned>(next);
   ops_.emplace(handle, RedOp{multiplier, dtype});
   return static_cast<abi::ncclRedOp_t>(handle);
 }

@@ -194,15 +194,16 @@ class Calibrator {
   uint32_t turn_ = 0;
 };
 
-}  // namespace
-
 bool can_calibrate(const Segment& segment) {
   cpu_set_t cpus;
   CPU_OR(&cpus, &segment.rank_state(0).cpus, &segment.rank_state(1).cpus);
   return CPU_COUNT(&cpus) > 1;
 }
 
+}  // namespace
+
 std::optional<Measurements> lead_calibration(Segment& segment) {
+  if (!can_calibrate(segment)) return std::nullopt;
   try {
     const Measurements found = Calibrator(segment, 0).lead();
     if (plausible(found)) return found;
@@ -212,6 +213,7 @@ std::optional<Measurements> lead_calibration(Segment& segment) {
 }
 
 void follow_calibration(Segment& segment) {
+  if (!can_calibrate(segment)) return;
   try {
     Calibrator(segment, 1).follow();
   } catch (const Interrupted&) {

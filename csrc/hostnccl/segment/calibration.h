@@ -10,11 +10,8 @@
 
 namespace hostnccl {
 
-// Whether the two ranks can run at the same time.
-bool can_calibrate(const Segment& segment);
-
 // Rank 0 and rank 1 call these together. They take about 3 ms and at most 30 ms. There is no result
-// if the ranks were interrupted too often.
+// if the ranks were interrupted too often, or have one CPU.
 std::optional<Measurements> lead_calibration(Segment& segment);
 void follow_calibration(Segment& segment);
 
