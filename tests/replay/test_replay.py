@@ -55,6 +55,7 @@ def test_providers(provider: str) -> None:
     if provider == "cuda":
         from tests.support import gpu
 
+        gpu.require(provider, "ncclMemAlloc")
         nranks = min(nranks, gpu.count())
         # NCCL does not scale 8-bit floats for one rank.
         refused = gpu.FLOAT8 if nranks == 1 else gpu.without(provider)
