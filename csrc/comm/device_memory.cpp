@@ -21,6 +21,7 @@ struct Freed {
   std::shared_ptr<Library> library;
   void* data;
   int device;
+  CUstream captured;
 };
 
 // The memory that waits to be freed, and whether a thread is freeing it.
@@ -42,9 +43,11 @@ void free_after_work(const std::vector<Freed>& memory) {
     const bool same = last && last->library == one.library && last->device == one.device;
     last = &one;
     try {
+      const DeviceScope scope(*one.library, one.device);
+      while (one.captured && is_capturing(*one.library, one.captured))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       while (!same && !wait_for_device(*one.library, one.device))
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      const DeviceScope scope(*one.library, one.device);
       NCCL_CALL_NOTHROW(*one.library, ncclMemFree, (one.data));
     } catch (...) {  // the device is gone, and its memory with it
     }
@@ -99,6 +102,10 @@ bool wait_for_device(const Library& library, int device) {
   if (!wait.allowed()) return false;
   const DeviceScope scope(library, device);
   const RelaxedMode relaxed(library);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  // The default stream knows captures of blocking streams, of whoever began them.
+  if (library.driver().StreamIsCapturing(nullptr, &status) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    return false;
   const CUresult result = library.driver().CtxSynchronize();
   return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // after other errors nothing runs
 }
@@ -114,13 +121,14 @@ bool wait_for_device_or_signal(const std::shared_ptr<Library>& library, int devi
   return *allowed;
 }
 
-void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept {
+void free_memory_later(std::shared_ptr<Library> library, void* data, int device,
+                       CUstream captured) noexcept {
   const bool on_gpu = library->memory() == Memory::kDevice;
   Pending& all = pending();
   {
     const std::lock_guard lock(all.mutex);
     try {
-      all.memory.push_back({std::move(library), data, device});
+      all.memory.push_back({std::move(library), data, device, captured});
       if (std::exchange(all.has_thread, true)) return;
       std::thread(&free_pending).detach();
     } catch (...) {  // no thread: a later call tries again
@@ -130,7 +138,7 @@ void free_memory_later(std::shared_ptr<Library> library, void* data, int device)
   }
   // torch.cuda.graph() collects garbage before it begins a capture, which the thread's wait for the
   // device would invalidate. There the device is idle.
-  if (on_gpu && !Graph::any_capture()) wait_for_pending(kFreeWait);
+  if (on_gpu && !captured && !Graph::any_capture()) wait_for_pending(kFreeWait);
 }
 
 void copy_to_device(const std::shared_ptr<Library>& library, int device, void* to, const void* from,

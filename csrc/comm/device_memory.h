@@ -24,8 +24,11 @@ bool wait_for_device(const Library& library, int device);
 bool wait_for_device_or_signal(const std::shared_ptr<Library>& library, int device);
 
 // Waits in the background, since the work may depend on what the caller does next: a GPU for 50 ms
-// here, so that an idle one is done when another library begins a capture.
-void free_memory_later(std::shared_ptr<Library> library, void* data, int device) noexcept;
+// here, so that an idle one is done when another library begins a capture. captured: a stream that
+// another library captures, which the wait for the device would invalidate; it exists until its
+// capture has ended.
+void free_memory_later(std::shared_ptr<Library> library, void* data, int device,
+                       CUstream captured = nullptr) noexcept;
 
 // Copies from host memory, and returns when the copy is done. The current thread may be capturing.
 void copy_to_device(const std::shared_ptr<Library>& library, int device, void* to, const void* from,

@@ -318,11 +318,7 @@ def test_memory_is_freed_after_a_capture() -> None:
             record.read()
             assert not record.named("ncclMemFree")
         graph.launch(stream)
-        until = time.monotonic() + 20
-        while len(record.named("ncclMemFree")) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-            record.read()
+        _wait_for_free(record, 2)
     graph.close()
     comm.close()
 
@@ -341,6 +337,14 @@ def _captured_by_others() -> Iterator[int]:
 
 def _one_rank() -> nccl.Communicator:
     return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+
+
+def _wait_for_free(record: library.Record, count: int = 1) -> None:
+    until = time.monotonic() + 20
+    while len(record.named("ncclMemFree")) < count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+        record.read()
 
 
 def test_events_are_used_again(tmp_path: Path) -> None:
@@ -371,13 +375,50 @@ def test_memory_is_freed_before_a_capture_of_others() -> None:
     with library.record() as record:
         del freed
         driver("cuStreamBeginCapture_v2", captured.handle, 0)
-        until = time.monotonic() + 20
-        while not record.named("ncclMemFree"):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-            record.read()
+        _wait_for_free(record)
         driver("cuStreamEndCapture", captured.handle, ctypes.byref(graph))  # raises where it failed
     driver("cuGraphDestroy", graph.value)
+    comm.close()
+
+
+def test_memory_is_not_freed_in_a_capture_of_torch() -> None:
+    """The garbage collector may run while torch captures."""
+    import torch
+
+    comm = _one_rank()
+    x, freed = torch.ones(4, device="cuda:0"), comm.mem_alloc(4, "float32")
+    comm.all_reduce(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with library.record() as record:
+        with torch.cuda.graph(graph):
+            comm.all_reduce(x)
+            del freed
+            time.sleep(0.05)
+            record.read()
+            assert not record.named("ncclMemFree")
+        _wait_for_free(record)
+    graph.replay()
+    torch.cuda.synchronize()
+    graph.reset()
+    comm.close()
+
+
+def test_memory_is_not_freed_in_a_capture_of_a_blocking_stream() -> None:
+    """Such as those of CuPy, by any thread."""
+    comm, driver, graph = _one_rank(), library.driver(), ctypes.c_uint64()
+    freed, stream = comm.mem_alloc(4, "float32"), ctypes.c_uint64()
+    driver("cuStreamCreateWithPriority", ctypes.byref(stream), 0, ctypes.c_int(0))
+    with library.record() as record:
+        driver("cuStreamBeginCapture_v2", stream.value, 0)
+        del freed
+        time.sleep(0.1)
+        record.read()
+        assert not record.named("ncclMemFree")
+        driver("cuStreamEndCapture", stream.value, ctypes.byref(graph))  # raises where it failed
+        _wait_for_free(record)
+    driver("cuGraphDestroy", graph.value)
+    driver("cuStreamDestroy_v2", stream.value)
     comm.close()
 
 

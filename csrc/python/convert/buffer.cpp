@@ -7,6 +7,7 @@
 
 #include "comm/device_memory.h"
 #include "nccl/device.h"
+#include "python/convert/stream.h"
 
 namespace pynccl::python {
 
@@ -69,7 +70,7 @@ void Buffer::close() {
   if (owner_)
     owner_.reset();
   else if (data)
-    free_memory_later(library_, data, device_);
+    free_memory_later(library_, data, device_, captured_stream(*library_, device_));
 }
 
 }  // namespace pynccl::python

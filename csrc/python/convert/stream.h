@@ -10,6 +10,9 @@ namespace pynccl::python {
 cudaStream_t current_stream(const DLPackExchangeAPI& api, const DLDevice& device);
 cudaStream_t current_stream(const TensorView& view);
 
+// The current stream of torch on a device of this thread, where it is being captured; else null.
+cudaStream_t captured_stream(const Library& library, int device) noexcept;
+
 // The handle of a stream argument: a pynccl Stream, an object with __cuda_stream__, a torch or CuPy
 // stream, or an integer.
 cudaStream_t stream_from_python(PyObject* stream, const Library& library);

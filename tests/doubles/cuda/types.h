@@ -12,6 +12,4 @@ namespace cuda_double {
 
 using namespace pynccl::abi;
 
-inline constexpr CUresult CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = static_cast<CUresult>(906);
-
 }  // namespace cuda_double
