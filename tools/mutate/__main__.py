@@ -128,6 +128,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "graphs suspension memory peers device_comm coll_config groups inquiry"),
         "tests/trace/test_recorder.py",
         *_files("nccl", "life windows borrow overlap deadlines launch_native on_timeout"),
+        "tests/nccl/test_flight_dump.py",
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_transfer.py",
     ),
