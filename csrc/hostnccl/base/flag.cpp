@@ -38,21 +38,30 @@ void cpu_relax() {
 #endif
 }
 
-// Until when the waits of this process sleep at once, in the time of Clock.
+// Whether other processes want the CPUs: until when the waits of this process sleep at once, and
+// for how long they do, in the time of Clock.
 std::atomic<Clock::rep> contended_until{0};
+std::atomic<Clock::rep> contended_for{0};
 
 bool is_contended(Clock::time_point now) {
   return now.time_since_epoch().count() < contended_until.load(std::memory_order_relaxed);
 }
 
-// Between these times the thread only span or yielded. What it lost is the price of finding out
-// whether others still want the CPUs: it is paid again when 64 times as much has passed.
-void note_lost(Clock::time_point begin, Clock::time_point end) {
-  constexpr auto kSlice = std::chrono::microseconds(200);  // far above a sleep and its wake-up
-  constexpr int kRemembered = 64;
-  if (end - begin < kSlice) return;
-  const auto until = end + kRemembered * (end - begin);
-  contended_until.store(until.time_since_epoch().count(), std::memory_order_relaxed);
+// Between these times the thread only span or yielded. What it has lost is the price of finding
+// out: it is paid again when 8 times as much has passed, and later where that repeats itself.
+void note_lost(Clock::time_point begin, Clock::time_point end, bool oversubscribed) {
+  // Far above a sleep and its wake-up. Another rank on this CPU may copy for longer.
+  const Clock::duration slice = std::chrono::microseconds(oversubscribed ? 2500 : 200);
+  constexpr Clock::duration kMost = std::chrono::milliseconds(100);
+  constexpr int kFirst = 8;
+  if (end - begin < slice) return;
+  const Clock::rep first = kFirst * (end - begin).count();
+  const Clock::rep last = contended_for.load(std::memory_order_relaxed);
+  const Clock::rep calm =
+      begin.time_since_epoch().count() - contended_until.load(std::memory_order_relaxed);
+  const Clock::rep time = calm > last ? first : std::max(first, std::min(2 * last, kMost.count()));
+  contended_for.store(time, std::memory_order_relaxed);
+  contended_until.store(end.time_since_epoch().count() + time, std::memory_order_relaxed);
 }
 
 timespec to_timespec(std::chrono::nanoseconds time) {
@@ -135,12 +144,12 @@ bool SpinBackoff::wait() {
     spinning_ = true;
     began_ = now;
   } else {
-    note_lost(looked_, now);
+    note_lost(looked_, now, oversubscribed_);
   }
   if (now - began_ >= spin_time() || is_contended(now)) return false;
   sched_yield();
   looked_ = Clock::now();
-  note_lost(now, looked_);
+  note_lost(now, looked_, oversubscribed_);
   spins = oversubscribed_ && looked_ - now > kOtherThreadRan ? kSpinsOversubscribed : kSpins;
   return true;
 }
