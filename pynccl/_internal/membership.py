@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pynccl import nccl
 from pynccl._C import Config
@@ -90,18 +90,28 @@ def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> Non
     NCCL connects a direction during its first message, which blocks until both ranks call it.
     Without this exchange, two ranks that both send before they receive would deadlock.
     """
-    import torch
-
-    memory = torch.empty(2, dtype=torch.uint8, device=device)
     stream = None if device.type == "cpu" else nccl.Stream("cuda", device=device.index)
+    memory = {sends: _byte_for(comm, device) for sends, comm in comms.items()}
     with nccl.group():
         for sends, comm in comms.items():
-            if sends:
-                comm.send(memory[:1], 1 - comm.rank, stream=stream)
-            else:
-                comm.recv(memory[1:], 1 - comm.rank, stream=stream)
+            (comm.send if sends else comm.recv)(memory[sends], 1 - comm.rank, stream=stream)
     if stream is not None:
         stream.synchronize()
+
+
+def _byte_for(comm: Communicator, device: torch.device) -> Any:  # noqa: ANN401
+    """Return memory of one byte that no earlier work uses.
+
+    Torch gives out memory that earlier work of its stream still uses. To wait for that work may be
+    a deadlock, since it may wait for the other rank, so this is done with NCCL 2.18 only.
+    """
+    import torch
+
+    if comm.library.functions()["ncclMemAlloc"][1]:
+        return comm.mem_alloc(1)
+    memory = torch.empty(1, dtype=torch.uint8, device=device)
+    torch.cuda.current_stream(device).synchronize()
+    return memory
 
 
 def ordered_members(

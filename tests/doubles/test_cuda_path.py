@@ -20,6 +20,7 @@ import pytest
 
 from pynccl import nccl
 from tests.doubles import build, library
+from tests.mirror.conftest import mirror_runner
 from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
@@ -545,6 +546,25 @@ def _limited(rank: Rank) -> None:
 
 def test_init_timeout_leaves_a_blocking_communicator(launch: Launcher) -> None:
     launch(2, _limited, provider="cuda", ids=2, fresh=True)
+
+
+def _connect_while_memory_is_in_use(dist: ModuleType, rank: int, _size: int) -> None:
+    """The caching allocator gives out memory at once, to those who use it on the same stream."""
+    import torch
+
+    tensors = [torch.ones(64) for _ in range(3)]
+    torch.cuda.synchronize()
+    library.busy(0.3, torch.cuda.current_stream().cuda_stream)
+    tensors.pop().add_(1)
+    works = [dist.isend(tensors[0], 1 - rank), dist.irecv(tensors[1], 1 - rank)]
+    for work in works:
+        work.wait()
+    torch.cuda.synchronize()
+
+
+def test_a_connection_uses_memory_of_its_own(launch: Launcher, tmp_path: Path) -> None:
+    """The plugin reports memory that is used out of order."""
+    mirror_runner(launch, tmp_path, "cuda")(2, _connect_while_memory_is_in_use)
 
 
 def _close_after_shrink_with_abort(rank: Rank) -> list[str]:
