@@ -115,8 +115,8 @@ def _act_and_wait(act: Callable[[_Ranks], object], ranks: _Ranks) -> None:
     ranks.wait()
 
 
-def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> bool:
-    """Whether the rank's own limit was over, and not another's before."""
+def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> str:
+    """Whose limit was over first: "own", "other's"; or "unanswered", on a busy machine."""
     if what == "split":  # an older NCCL aborts, and that takes longer
         gpu.require(rank.provider, "ncclCommRevoke")
     comm = rank.communicator(0, store=FolderStore(folder))
@@ -130,12 +130,15 @@ def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> bool:
         act(ranks)
         rank.wait_event("done", 0, 2)
         comm.abort()
-        return False
+        return ""
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)) as raised:
         _act_and_wait(act, ranks)
     assert time.monotonic() - began < _LATEST
     error = raised.value
-    if isinstance(error, nccl.NcclTimeoutError):  # else the other rank's limit was over first
+    whose = "own" if isinstance(error, nccl.NcclTimeoutError) else "other's"
+    if "has not answered" in str(error):
+        whose = "unanswered"
+    if isinstance(error, nccl.NcclTimeoutError) and whose == "own":
         raised.match(text)
         assert error.missing_ranks == [_ABSENT], str(error)
         copy = pickle.loads(pickle.dumps(error))
@@ -145,15 +148,21 @@ def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> bool:
         check_works(rank, smaller, [0, 2])
     rank.set_event("done")
     comm.close()
-    return isinstance(error, nccl.NcclTimeoutError)
+    return whose
 
 
 @pytest.mark.parametrize("what", _MISSING)
 def test_the_missing_rank_is_named(
     launch: Launcher, provider: str, what: str, tmp_path: Path
 ) -> None:
-    folder = str(tmp_path)
-    assert any(launch(3, _wait_for_the_absent, what, folder, provider=provider, timeout=40))
+    for attempt in "123":
+        folder = tmp_path / attempt
+        folder.mkdir()
+        whose = launch(3, _wait_for_the_absent, what, str(folder), provider=provider, timeout=40)
+        if "unanswered" not in whose:
+            break
+    assert "own" in whose
+    assert "unanswered" not in whose
 
 
 def test_a_question_before_the_first_poll_is_answered(
