@@ -50,11 +50,11 @@ def check_schema(document: dict[str, Any]) -> None:
         if "bind_id" in event:
             flows[event["bind_id"]].append(f"{'flow_in' in event:d}{'flow_out' in event:d}")
         open_ = rows[event["pid"], event["tid"]]
-        while open_ and open_[-1] <= event["ts"]:
+        while open_ and open_[-1] <= event["ts"] + 1e-4:  # but for the doubles' last bit
             open_.pop()
         if event["ph"] != "i":
             end = event["ts"] + event["dur"] if event["ph"] == "X" else float("inf")
-            # Slices of a row contain each other or do not overlap, but for the doubles' last bit.
+            # Slices of a row contain each other or do not overlap.
             assert not open_ or end <= open_[-1] + 1e-4, event
             open_.append(end)
     for ends in flows.values():
