@@ -208,6 +208,13 @@ void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstrea
   Launch launch{what, stream, limit(), event, nullptr, now, now};
   if (DeadlineScope::on_this_thread() || std::none_of(launches_.begin(), launches_.end(), of_graph))
     launch.watched = event;
+  // Since the event was taken, the monitor may have begun to watch it for an earlier launch, whose
+  // end is not seen any more now.
+  for (Launch& one : launches_) {
+    if (one.watched != event) continue;
+    one.limit = launch.limit;
+    one.since = now;
+  }
   const auto before = std::find_if(launches_.begin(), launches_.end(), [&](const Launch& one) {
     return of_graph(one) && one.stream == stream && !one.watched;
   });
