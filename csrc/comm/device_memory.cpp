@@ -103,7 +103,7 @@ bool wait_for_device(const Library& library, int device) {
   const DeviceScope scope(library, device);
   const RelaxedMode relaxed(library);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // The default stream knows captures of blocking streams, of whoever began them.
+  // The default stream reports that a blocking stream is being captured, by any library.
   if (library.driver().StreamIsCapturing(nullptr, &status) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     return false;
   const CUresult result = library.driver().CtxSynchronize();
@@ -115,9 +115,7 @@ bool wait_for_device_or_signal(const std::shared_ptr<Library>& library, int devi
   const auto allowed = std::make_shared<bool>();
   const bool returned = run_within(std::numeric_limits<double>::infinity(),
                                    [=] { *allowed = wait_for_device(*library, device); });
-  if (!returned)
-    throw DriverFailure(CUDA_ERROR_UNKNOWN, "cuCtxSynchronize",
-                        "cuCtxSynchronize was interrupted by a signal");
+  if (!returned) throw_interrupted("cuCtxSynchronize");
   return *allowed;
 }
 

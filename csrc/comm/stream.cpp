@@ -96,9 +96,7 @@ void wait_with_handlers(const char* function, Query&& is_done) {
     pause < kShortest ? std::this_thread::yield() : std::this_thread::sleep_for(pause);
     if (now - checked < kCheckInterval) continue;
     checked = now;
-    if (Interrupt::poll())
-      throw DriverFailure(CUDA_ERROR_UNKNOWN, function,
-                          std::string(function) + " was interrupted by a signal");
+    if (Interrupt::poll()) throw_interrupted(function);
   }
 }
 
@@ -120,6 +118,11 @@ bool waits_with_handlers(const Library& library) {
 void check_failed_work(const Library& library, const WorkFailure& failure) {
   FailedFunctions::check(failure.origin);
   Observers::work_failed(library, failure);
+}
+
+void throw_interrupted(const char* function) {
+  throw DriverFailure(CUDA_ERROR_UNKNOWN, function,
+                      std::string(function) + " was interrupted by a signal");
 }
 
 bool is_capturing(const Library& library, CUstream stream) {

@@ -34,6 +34,8 @@ class RelaxedMode {
 // Whether the stream is being captured into a graph. The stream's device must be current where it
 // is a default stream.
 bool is_capturing(const Library& library, CUstream stream);
+// Throws the DriverFailure of a wait that a handler of a signal has ended.
+[[noreturn]] void throw_interrupted(const char* function);
 
 // The id of the capture that the stream takes part in; none if the capture was invalidated.
 std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream);

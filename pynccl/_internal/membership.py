@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pynccl import nccl
 from pynccl._C import Config
@@ -99,16 +99,16 @@ def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> Non
         stream.synchronize()
 
 
-def _byte_for(comm: Communicator, device: torch.device) -> Any:  # noqa: ANN401
+def _byte_for(comm: Communicator, device: torch.device) -> nccl.Buffer | torch.Tensor:
     """Return memory of one byte that no earlier work uses.
 
     Torch gives out memory that earlier work of its stream still uses. To wait for that work may be
     a deadlock, since it may wait for the other rank, so this is done with NCCL 2.18 only.
     """
-    import torch
-
     if comm.library.functions()["ncclMemAlloc"][1]:
         return comm.mem_alloc(1)
+    import torch
+
     memory = torch.empty(1, dtype=torch.uint8, device=device)
     torch.cuda.current_stream(device).synchronize()
     return memory

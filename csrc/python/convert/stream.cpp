@@ -53,12 +53,9 @@ cudaStream_t current_stream(const DLPackExchangeAPI& api, const DLDevice& device
 cudaStream_t captured_stream(const Library& library, int device) noexcept {
   if (library.memory() == Memory::kHost || !last_exchange.api) return nullptr;
   void* current = nullptr;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (last_exchange.api->current_work_stream(kDLCUDA, device, &current) != 0) PyErr_Clear();
   const auto stream = static_cast<cudaStream_t>(current);
-  const CUresult result = library.driver().StreamIsCapturing(stream, &status);
-  const bool captured = result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-  return captured ? stream : nullptr;
+  return capture_id(library, stream) ? stream : nullptr;
 }
 
 cudaStream_t current_stream(const TensorView& view) {
