@@ -8,9 +8,8 @@ load of the machine affects all of them alike. A sample is the mean over as many
 time, and the maximum over the ranks; the table shows the medians of the samples, of several passes
 the median of these. "copy" is one memcpy of the same number of bytes between the samples: the floor
 of every implementation that moves the bytes once. A table is printed; JSON and a plot go to a
-folder. A wrong result ends the run. --beside starts processes that use all the CPU time they get,
-as on a laptop or a shared machine; the last column, the ninth decile of hostnccl's samples over
-their median, is above 1.5 where it depends on chance.
+folder. A wrong result ends the run. --beside starts CPU-bound processes, as on a laptop or a shared
+machine. The last column is the ninth decile of hostnccl's samples over their median.
 
 hostnccl is called through pynccl.raw, with addresses; "numpy" and "torch" are hostnccl through
 pynccl.nccl, with arrays of these, which every call reads. MPICH needs the packages mpi4py and
@@ -23,10 +22,9 @@ import argparse
 import contextlib
 import importlib.util
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +33,7 @@ from benchmarks import host_report as report
 from benchmarks.host_ranks import World, find_mpiexec
 from benchmarks.host_rows import DTYPES, OPERATIONS, Row, exact_row
 from benchmarks.options import positive, size, tuple_of
-from benchmarks.ranks import BenchmarkError
+from benchmarks.ranks import BenchmarkError, busy_processes
 
 __all__ = ["main"]
 
@@ -67,7 +65,7 @@ def main() -> int:
     options = _parse()
     results: list[report.Result] = []
     try:
-        with _busy_processes(options.beside):
+        with busy_processes(options.beside):
             for nranks in options.ranks:
                 results += _Run(options, nranks).run()
     except BenchmarkError as error:
@@ -77,19 +75,6 @@ def main() -> int:
         return 130
     report.write(options.out, results, options.beside)
     return 0
-
-
-@contextlib.contextmanager
-def _busy_processes(number: int) -> Iterator[None]:
-    processes = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)
-    ]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def _parse() -> argparse.Namespace:
@@ -189,13 +174,10 @@ class _Run:
                 samples[world.library].append(world.sample(iterations, warm=seconds < _LONG))
         # One way of a round trip.
         share = 0.5 if row.operation == "ping_pong" else 1.0
-        medians, deciles = (
-            {
-                name: of(times) * (1.0 if name == "copy" else share)
-                for name, times in samples.items()
-            }
-            for of in (statistics.median, _ninth_decile)
-        )
+        for name in samples.keys() - {"copy"}:
+            samples[name] = [share * seconds for seconds in samples[name]]
+        medians = {name: statistics.median(times) for name, times in samples.items()}
+        deciles = {name: _ninth_decile(times) for name, times in samples.items()}
         return report.Result(row, medians, deciles)
 
     def _calibrate(self, world: World) -> tuple[int, float]:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pynccl.testing import Launcher, LaunchError
 
-__all__ = ["BenchmarkError", "RankError", "describe", "run_ranks"]
+__all__ = ["BenchmarkError", "RankError", "busy_processes", "describe", "run_ranks"]
 
 _GRACE = 1.0  # seconds that the other ranks have when one has failed
+
+
+_BUSY = """
+import os, sys
+if sys.argv[1:]:
+    os.sched_setaffinity(0, map(int, sys.argv[1:]))
+while True: pass
+"""
 
 
 class BenchmarkError(Exception):
@@ -18,6 +29,24 @@ class BenchmarkError(Exception):
 
 class RankError(BenchmarkError):
     """A rank failed, died or reported nothing for too long."""
+
+
+@contextlib.contextmanager
+def busy_processes(number: int, cpus: Iterable[int] = ()) -> Iterator[None]:
+    """Run CPU-bound processes beside the block.
+
+    Args:
+        number: how many.
+        cpus: the CPUs that they may use; all where empty.
+    """
+    command = [sys.executable, "-c", _BUSY, *map(str, cpus)]
+    processes = [subprocess.Popen(command) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def run_ranks(

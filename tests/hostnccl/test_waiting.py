@@ -1,23 +1,19 @@
 """Proves that a waiting rank leaves resources to others: the GIL is free, the CPU is idle, and
-abort() from another thread ends the wait. And that it takes little time from the rank where other
-processes want the CPUs.
+abort() from another thread ends the wait; and that a wait is short beside CPU-bound processes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.ranks import busy_processes
 from pynccl import nccl
 from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher
@@ -181,26 +177,6 @@ def test_the_others_learn_of_a_close(launch: Launcher) -> None:
     assert "rank 1" in launch(2, _close_tells_the_others)[0]
 
 
-_BUSY = """
-import os, sys
-os.sched_setaffinity(0, map(int, sys.argv[1:]))
-while True: pass
-"""
-
-
-@contextlib.contextmanager
-def _busy(cpus: list[int]) -> Iterator[None]:
-    """Two processes for each CPU that use all the time that they get."""
-    command = [sys.executable, "-c", _BUSY, *map(str, cpus)]
-    processes = [subprocess.Popen(command) for _ in range(2 * len(cpus))]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def _exchange(rank: Rank, cpus: list[int]) -> float:
     """The median time of an exchange of four bytes."""
     os.sched_setaffinity(0, cpus)
@@ -217,7 +193,7 @@ def _exchange(rank: Rank, cpus: list[int]) -> float:
 def test_other_processes_cost_a_wait_little(launch: Launcher) -> None:
     """Waits that yield their CPU to them take a hundred times as long as those that only sleep."""
     cpus, tried = sorted(os.sched_getaffinity(0))[:2], []
-    with _busy(cpus):
+    with busy_processes(2 * len(cpus), cpus):
         for _ in range(3):
             found = {
                 spins: launch(2, _exchange, cpus, env={"HOSTNCCL_SPIN_US": spins}, fresh=True)[0]
