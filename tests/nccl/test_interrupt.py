@@ -5,9 +5,11 @@ of it, and that handlers that do not raise only run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -221,53 +223,55 @@ def test_the_mirror_is_interrupted(launch: Launcher, tmp_path: Path, what: str) 
     launch(2, run_in_world, _mirror, url, {}, (what, interrupted))
 
 
-@pytest.mark.parametrize("on_event", [False, True])
-@on_ranks(2, by="provider")
-def test_a_wait_for_a_stream_is_interrupted(rank: Rank, on_event: bool) -> None:
-    """Rank 1 comes late; what rank 0 has enqueued stays, and is complete then."""
-    comm, stream = rank.comm, rank.stream()
-    x = rank.memory.put(np.ones(4, np.float32))
+@contextlib.contextmanager
+def _interrupted_beside_an_operation(
+    rank: Rank, stream: nccl.Stream
+) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Rank 1 comes late to an operation on the stream. In the block, rank 0 gets a function that
+    has a wait of it interrupted. What was enqueued stays, and is complete after the block.
+    """
+    comm, x = rank.comm, rank.memory.put(np.ones(4, np.float32))
     comm.all_reduce(x, stream=stream)
     stream.synchronize()
     if rank.rank == 1:
         rank.wait_event("interrupted", 0)
     comm.all_reduce(x, stream=stream)
-    if rank.rank == 0:
-        event = rank.event()
-        event.record(stream)
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        interrupt_when_blocked(signal.SIGALRM)
-        with pytest.raises(KeyboardInterrupt):
-            event.synchronize() if on_event else stream.synchronize()
-        rank.set_event("interrupted")
+
+    def interrupt(wait: Callable[[], None]) -> None:
+        if rank.rank == 0:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            interrupt_when_blocked(signal.SIGALRM)
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+            rank.set_event("interrupted")
+
+    yield interrupt
     stream.synchronize()
     assert (rank.memory.get(x) == 4).all()
-    comm.close()
+
+
+@pytest.mark.parametrize("on_event", [False, True])
+@on_ranks(2, by="provider")
+def test_a_wait_for_a_stream_is_interrupted(rank: Rank, on_event: bool) -> None:
+    stream, event = rank.stream(), rank.event()
+    with _interrupted_beside_an_operation(rank, stream) as interrupt:
+        event.record(stream)
+        interrupt(event.synchronize if on_event else stream.synchronize)
+    rank.comm.close()
 
 
 @pytest.mark.gpu
 @on_ranks(2, provider="cuda")
 def test_closing_a_window_is_interrupted(rank: Rank) -> None:
-    """It waits for the device, where an operation waits for rank 1. The window stays open."""
+    """It waits for the device. The window stays open."""
     gpu.require(rank.provider, "ncclCommWindowRegister")
-    comm, stream = rank.comm, rank.stream()
-    buffer, x = comm.mem_alloc(4096), rank.memory.put(np.ones(4, np.float32))
-    window = comm.register_window(buffer)
-    comm.all_reduce(x, stream=stream)
-    stream.synchronize()
-    if rank.rank == 1:
-        rank.wait_event("interrupted", 0)
-    comm.all_reduce(x, stream=stream)
-    if rank.rank == 0:
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        interrupt_when_blocked(signal.SIGALRM)
-        with pytest.raises(KeyboardInterrupt):
-            window.close()
+    buffer = rank.comm.mem_alloc(4096)
+    window = rank.comm.register_window(buffer)
+    with _interrupted_beside_an_operation(rank, rank.stream()) as interrupt:
+        interrupt(window.close)
         assert not window.closed
-        rank.set_event("interrupted")
-    stream.synchronize()
     window.close()
-    comm.close()
+    rank.comm.close()
 
 
 @on_ranks(2, by="provider")
