@@ -358,7 +358,7 @@ def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
 def test_shrink_group_with_abort_ends_what_waits(
     dist: Any, rank: int, size: int, tmp_path: Path
 ) -> None:
-    """Rank 1 is alive, and does not come."""
+    """Rank 1 is alive, but does not take part."""
 
     def meet(what: str) -> None:
         (tmp_path / f"{what}{rank}").touch()

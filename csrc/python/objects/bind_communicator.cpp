@@ -625,9 +625,9 @@ From NCCL 2.24 on that waits for the ranks in other processes with which NCCL ha
 until all of them are closed or finalized; it does not if the communicator is revoked, and never
 waits for ranks in this process: the last one of them frees what they share. After
 shrink(abort=True) close() aborts, since ncclCommDestroy would wait for the excluded ranks (NCCL
-2.31.2). What NCCL may still use is not freed before the
-process ends: a communicator that a graph of torch or CuPy has kept from being finalized in time, one
-that was revoked after operations of it were captured, and one that a call of NCCL does not leave.
+2.31.2). What NCCL may still use is not freed before the process ends: a communicator that a graph
+of torch or CuPy has kept from being finalized in time, one that was revoked after operations of it
+were captured, and one that a call of NCCL does not leave.
 
 Raises:
     ValueError: it is not ready yet, or a capture in progress uses it; or it is borrowed, and a
