@@ -78,6 +78,9 @@ void Communicator::close() {
   take_handle();
   if (pending()) throw_not_open();
   wait_for_expiry();
+  if (expired() && !library_->nccl_table().ncclCommRevoke) {  // the expiry aborts it
+    if (poll_until(kEndCallsSeconds, [this] { return closed(); })) return;
+  }
   if (!settle()) {
     discard();
     if (expired() && !error_thrown_) throw expiry("ncclCommDestroy");
