@@ -47,6 +47,7 @@ _OPTIONS = (
 _USUAL_S = 1800  # the limit for the tests of an area without a change
 _BACKEND_FLAGS = ('"-O2"', '"-O0"')  # in pynccl/c10d/compile.py, for the copy
 _WITH_GPU_CODE = (  # tested on the double, too
+    "csrc/nccl",
     "csrc/comm",
     "csrc/watch",
     "csrc/python/convert",
@@ -67,6 +68,9 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/nccl": (
         "tests/raw",
         *_files("nccl", "communicator failures threads interrupt deadlines_fork values memory"),
+        *_files("nccl", "device_comm streams"),
+        "tests/weights/test_trust.py",
+        *_files("doubles", "cuda_path silent_driver"),
     ),
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
@@ -89,8 +93,11 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/hostnccl/test_messages.py",
     ),
     "csrc/hostnccl/communicator": (
-        *_files("hostnccl", "mismatch reasons worlds"),
-        *_files("nccl", "communicator revoke recover_agreement operators one_sided suspension"),
+        *_files("hostnccl", "mismatch reasons worlds strict"),
+        *_files(
+            "nccl",
+            "nonblocking communicator revoke recover_agreement operators one_sided suspension",
+        ),
         *_files("hostnccl", "deadlock interactions tuning"),
         *_files("nccl", "life recover"),
     ),
