@@ -394,7 +394,7 @@ def _refuse_and_fail(rank: Rank) -> None:
     with pytest.raises(nccl.NcclRemoteError):
         comm.all_reduce(np.ones(4))
     path = Path(_C.flight_dump_path() or "")
-    assert "ncclAllReduce failed" in load(str(path)).communicators[0].failure or ""
+    assert "ncclAllReduce failed" in (load(str(path)).communicators[0].failure or "")
     path.unlink()
     with pytest.raises(nccl.NcclError):
         comm.all_reduce(np.ones(4))
