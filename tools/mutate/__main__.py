@@ -80,7 +80,10 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("doubles", "cuda_path silent_driver"),
     ),
     "csrc/watch": (
-        *_files("nccl", "flight_record comparison inquiry on_timeout deadlines flight_dump"),
+        *_files(
+            "nccl",
+            "flight_record comparison inquiry on_timeout deadlines flight_dump deadlines_graphs",
+        ),
         "tests/trace/test_recorder.py",
         "tests/doubles/test_silent_driver.py",
     ),
