@@ -193,6 +193,8 @@ def test_the_path_and_the_format_are_checked(
     monkeypatch.setenv("PYNCCL_FLIGHT_FILE", str(tmp_path / "flight_"))
     monkeypatch.delenv("RANK", raising=False)
     assert nccl.dump_flight_record() == str(tmp_path / f"flight_pid{os.getpid()}")
+    monkeypatch.setenv("RANK", "17th")
+    assert nccl.dump_flight_record() == str(tmp_path / f"flight_pid{os.getpid()}")
     monkeypatch.setenv("RANK", "17")
     assert nccl.dump_flight_record() == str(tmp_path / "flight_17")
     assert load(str(tmp_path / "flight_17")).rank == 17
