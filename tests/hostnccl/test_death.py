@@ -1,5 +1,7 @@
-"""Proves that the death of a rank is soon an error in all calls that wait for it,
-with its rank in the text, and that nothing stays in /dev/shm, for any signal at any moment.
+"""Proves that the death of a rank is named by every wait that follows an operation on a stream, that
+an exit without close() is a death, and that nothing stays in /dev/shm, for any signal at any moment.
+
+tests/reliability/test_kill_matrix.py has the death of a rank in every operation.
 """
 
 from __future__ import annotations
@@ -21,64 +23,6 @@ from tests.support.rank import Rank
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
-
-_SOON = 10.0  # seconds, on a busy machine; no time limit is as short
-
-
-def _until_error(rank: Rank, what: str) -> tuple[float, str]:
-    """Call it again and again; the moment and the text of the error that ends it."""
-    comm = rank.comm
-    array = np.ones((32 << 20) // 4 if what == "32 MB all_reduce" else 100_003, np.float32)
-    other = np.ones_like(array)
-    comm.all_reduce(other)
-    rank.report("ready")
-    ring = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
-    try:
-        while True:
-            match what.rsplit(maxsplit=1)[-1]:
-                case "all_reduce":
-                    comm.all_reduce(array, nccl.MAX)
-                case "ring":
-                    with nccl.group():
-                        comm.send(array, ring[0])
-                        comm.recv(other, ring[1])
-    except nccl.NcclRemoteError as error:
-        return time.monotonic(), str(error)
-    finally:
-        comm.abort()
-
-
-_PATHS = {
-    "direct": {"HOSTNCCL_DIRECT_BYTES": "16384", "HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"},
-    "staged": {"HOSTNCCL_CMA": "0"},
-}
-
-
-# On streams: tests/reliability/test_kill_matrix.py.
-@pytest.mark.parametrize(
-    ("what", "path"),
-    [("32 MB all_reduce", "staged"), ("all_reduce", "direct"), ("ring", "staged")],
-)
-def test_sigkill_is_an_error_in_the_others(launch: Launcher, what: str, path: str) -> None:
-    killed: list[float] = []
-    before = shared_memory.entries()
-
-    def kill(run: Run) -> None:
-        run.gather_reports()
-        time.sleep(0.05)
-        killed.append(run.kill(2))
-
-    outcomes = launch.outcomes(
-        4, _until_error, what, while_running=kill, env=_PATHS[path], timeout=60
-    )
-    assert outcomes[2].died == "killed by SIGKILL"
-    for rank in (0, 1, 3):
-        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
-        moment, text = outcomes[rank].value
-        assert moment - killed[0] < _SOON
-        assert "rank 2" in text
-    assert not shared_memory.left_behind(before)
-
 
 _Operation = Callable[[nccl.Communicator, np.ndarray, nccl.Stream], None]
 _OPERATIONS: dict[str, _Operation] = {

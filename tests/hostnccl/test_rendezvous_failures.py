@@ -1,6 +1,5 @@
 """Proves that a rank which fails after others have joined is named, with its reason, on every rank
-at once: without a free descriptor, address space, or memory for a part of a window's registration,
-and when it dies but its sockets live on in a helper that it has forked.
+at once: without a free descriptor, address space, or memory for a part of a window's registration.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher, Run
-from tests.support.rank import Rank, wait_for
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
 
 _SOON = 15.0  # seconds, on a busy machine; the deadline of a rendezvous is 300
 
@@ -112,64 +111,6 @@ def _id_without_descriptor(rank: Rank) -> str:
 def test_an_id_is_not_called_foreign_without_a_descriptor(launch: Launcher) -> None:
     for text in launch(2, _id_without_descriptor, fresh=True):
         assert "another machine" not in text
-
-
-def _lose_rank(rank: Rank, victim: int, raised: Path) -> tuple[float, str]:
-    if rank.rank == 2:
-        rank.report("away")
-        time.sleep(60)
-    if rank.rank != victim:
-        time.sleep(0.3 if rank.rank else 0)
-    elif victim:
-        time.sleep(0.3)
-    if rank.rank == victim:
-        # A helper that begins during the rendezvous, in a thread: it inherits the sockets.
-        import threading
-
-        threading.Timer(0.7, _fork_helper, (rank,)).start()
-    else:
-        rank.report("joining")
-    try:
-        rank.communicator()
-    except nccl.NcclRemoteError as error:
-        raised.touch()
-        return time.monotonic(), str(error)
-    raise AssertionError("made without rank 2")
-
-
-def _fork_helper(rank: Rank) -> None:
-    child = os.fork()
-    if child == 0:
-        for file in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                if "socket:" not in os.readlink(f"/proc/self/fd/{file}"):
-                    os.close(int(file))
-        time.sleep(60)
-        os._exit(0)
-    rank.report(child)
-
-
-@pytest.mark.parametrize("victim", [0, 1], ids=["host", "guest"])
-def test_a_rank_that_dies_with_a_helper_is_noticed(
-    launch: Launcher, victim: int, tmp_path: Path
-) -> None:
-    killed: list[float] = []
-    helper: list[int] = []
-
-    def kill(run: Run) -> None:
-        helper.append(run.gather_reports()[victim])
-        killed.append(run.kill(victim))
-        wait_for(str(tmp_path / "raised"))
-        run.kill(2)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(helper[0], 9)
-
-    raised = tmp_path / "raised"
-    outcomes = launch.outcomes(3, _lose_rank, victim, raised, while_running=kill)
-    moment, text = outcomes[1 - victim].value
-    assert moment - killed[0] < _SOON
-    assert "died" in text
-    assert outcomes[victim].died == "killed by SIGKILL"
 
 
 def _register(rank: Rank, limit: Callable[[], contextlib.AbstractContextManager[None]]) -> str:

@@ -1,6 +1,5 @@
-"""Proves that the tools of docs/quality.md change sources where they say, choose the same changes
-for a seed and write their part of a document only, that clang-tidy gets every source, and that
-subjects of commits are checked.
+"""Proves that the tools of docs/quality.md change sources where they say, that clang-tidy gets every
+source, and that subjects of commits are checked.
 """
 
 from __future__ import annotations
@@ -101,29 +100,6 @@ def test_pauses_do_not_count() -> None:
     assert [one.drops_pause() for one in mutants("a.cpp", source)] == [True, False, True]
 
 
-def test_a_seed_chooses_the_same_changes() -> None:
-    area = "pynccl/weights"
-    assert chosen(area, 30, 1) == chosen(area, 30, 1) != chosen(area, 30, 2)
-
-
-def test_a_file_with_few_changes_is_not_asked_for_more(tmp_path: Path) -> None:
-    (tmp_path / "area").mkdir()
-    (tmp_path / "area" / "few.py").write_text("x = 1 < 2\n")
-    (tmp_path / "area" / "many.py").write_text("x = 1 < 2 < 3 < 4 < 5\n")
-    names = [Path(one.file).stem for one in chosen("area", 4, 1, tmp_path)]
-    assert names == ["few", "many", "many", "many"]
-    assert len(chosen("area", 100, 1, tmp_path)) == 5
-
-
-def test_a_part_of_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "a.md"
-    path.write_text("before\n<!-- x -->\nold\nold\n<!-- end of x -->\nafter\n")
-    trees.replace_between(path, "x", ["new"])
-    assert path.read_text() == "before\n<!-- x -->\nnew\n<!-- end of x -->\nafter\n"
-    with pytest.raises(ValueError, match="has no <!-- y -->"):
-        trees.replace_between(path, "y", ["new"])
-
-
 def test_clang_tidy_gets_every_source(tmp_path: Path) -> None:
     tidy.configure(tmp_path)
     checked = {path.relative_to(trees.ROOT) for path in tidy.sources(tmp_path)}
@@ -152,17 +128,6 @@ def test_clang_tidy_gets_every_source(tmp_path: Path) -> None:
 def test_subjects_of_commits(subject: str, text: str) -> None:
     assert text in commits.problem(subject)
     assert bool(text) == bool(commits.problem(subject))
-
-
-def test_the_hook_reads_the_first_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = tmp_path / "message"
-    for text, status in (("core: x\n\nWhy; how.\n", 0), ("x\n", 1)):
-        message.write_text(text)
-        monkeypatch.setattr("sys.argv", ["commits", "--message", str(message)])
-        assert commits.main() == status
-    assert "'x': does not begin with an area" in capsys.readouterr().out
 
 
 def test_rows_of_mutants() -> None:

@@ -5,7 +5,6 @@ programs, are like new ones.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -46,15 +45,6 @@ def test_a_program_has_its_arguments_and_its_status(tmp_path: Path, form: str) -
     assert process.returncode == process.poll() == 7
 
 
-def test_an_interpreter_ends() -> None:
-    program = "import atexit, torch; atexit.register(print, torch.ones(2).sum()); raise KeyError(3)"
-    done = run_command(
-        [sys.executable, "-c", program], Path.cwd(), os.environ, 60, popen=warm.WholePopen
-    )
-    assert (done.returncode, done.stdout) == (1, "tensor(2.)\n")
-    assert done.stderr.endswith("KeyError: 3\n")
-
-
 _END = """
 import atexit, sys, threading, time
 def work():
@@ -70,30 +60,6 @@ sys.exit(3)
 def test_what_is_left_at_the_end_is_done(popen: type[warm.Popen]) -> None:
     done = run_command([sys.executable, "-c", _END], Path.cwd(), os.environ, 60, popen=popen)
     assert (done.returncode, done.stdout) == (3, "thread\natexit\n")
-
-
-def test_forks_have_other_addresses_and_no_more_modules() -> None:
-    program = (
-        "import mmap, sys; import numpy as np; array = np.frombuffer(mmap.mmap(-1, 1 << 22)); "
-    )
-    program += "print(array.ctypes.data, 'torch' in sys.modules)"
-    command = [sys.executable, "-c", program]
-    addresses = set()
-    for _ in range(3):
-        done = run_command(command, Path.cwd(), os.environ, 60, popen=warm.LightPopen)
-        where, with_torch = done.stdout.split()
-        addresses.add(where)
-        assert with_torch == "False"
-    assert len(addresses) > 1
-
-
-def test_a_program_that_is_killed() -> None:
-    process = warm.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    assert process.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.01)
-    process.kill()
-    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_the_environment_is_copied_while_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
