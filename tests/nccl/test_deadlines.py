@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
+import gc
 import os
-import signal
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from tests.support import gpu
 from tests.support.capsule import open_capsule
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
-from tests.support.launcher import Launcher, Run
+from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -91,6 +90,10 @@ def _window(_rank: Rank, comm: nccl.Communicator, _buffer: object) -> None:
     comm.register_window(comm.mem_alloc(4096))
 
 
+def _grow(rank: Rank, comm: nccl.Communicator, _buffer: object) -> None:
+    comm.grow(4, comm.get_unique_id() if rank.rank == 0 else None)
+
+
 # What ranks 0 and 2 call, and how the error names it.
 _WAITS: dict[str, tuple[Callable[[Rank, nccl.Communicator, object], object], str]] = {
     "all_reduce": (_synchronized(lambda c, b, s: c.all_reduce(b, stream=s)), "all_reduce #2"),
@@ -109,6 +112,8 @@ _CALLS: dict[str, tuple[Callable[[Rank, nccl.Communicator, object], object], str
     "group": (lambda _rank, comm, buffer: _send_and_receive(comm, buffer), "a group .*send #2"),
     "window": (_window, "ncclCommWindowRegister|all_gather|group"),
     "suspend": (lambda _rank, comm, _buffer: comm.suspend(), "ncclCommSuspend"),
+    "grow": (_grow, "ncclCommGrow"),
+    "signal": (lambda _rank, comm, _buffer: comm.wait_signal(_ABSENT), "wait_signal|WaitSignal"),
 }
 
 
@@ -120,17 +125,13 @@ def _act_and_check(
         raise error
 
 
-def _reduce_forever(comm: nccl.Communicator, array: object) -> None:
-    while True:
-        comm.all_reduce(array, nccl.MAX)
-
-
 def _wait_for_the_absent(rank: Rank, what: str) -> bool:
     """Whether the rank's own limit was over, and not another's before."""
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     comm.close()
-    comm = rank.communicator(1)
+    signals = nccl.Config(rma_eager_init=1) if what == "signal" else None
+    comm = rank.communicator(1, config=signals)
     buffer = rank.memory.put(np.ones(500_000, np.float32))
     comm.all_reduce(buffer, stream=(stream := rank.stream()))
     stream.synchronize()
@@ -204,39 +205,29 @@ def test_a_split_of_a_revoked_communicator_ends(launch: Launcher, provider: str)
     launch(2, _split_a_revoked_one, provider=provider, ids=2, timeout=40)
 
 
-def _stopped(rank: Rank) -> str:
-    comm = rank.comm
-    array = np.ones(1000, np.float32)
-    comm.all_reduce(array)
+@pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
+@pytest.mark.parametrize("deleted", [False, True], ids=["closed", "deleted"])
+@on_ranks(2, timeout=40)
+def test_the_end_of_a_communicator_with_queued_work_has_its_limit(
+    rank: Rank, deleted: bool
+) -> None:
+    comm, stream, array = rank.communicator(), rank.stream(), np.ones(8, np.float32)
+    comm.all_reduce(array, nccl.MAX)
     comm.timeout = _LIMIT
-    rank.report("ready")
-    if rank.rank == 2:
-        time.sleep(600)
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
+        comm.abort()
+        return
+    comm.all_reduce(array, nccl.MAX, stream=stream)
     began = time.monotonic()
-    with pytest.raises(nccl.NcclError) as raised:
-        _reduce_forever(comm, array)
+    if deleted:
+        del comm
+        gc.collect()
+    else:
+        with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #2|Finalize|Destroy"):
+            comm.close()
     assert time.monotonic() - began < _LATEST
-    rank.report("raised")
-    comm.timeout = _LONG
-    with comm.shrink([2], abort=True) as smaller:
-        check_works(rank, smaller, [0, 1])
-    comm.close()
-    return str(raised.value)
-
-
-def test_a_stopped_rank_is_named(launch: Launcher) -> None:
-    def stop(run: Run) -> None:
-        run.gather_reports()
-        run.kill(2, signal.SIGSTOP)
-        list(itertools.islice(run.reports(), 2))  # the others have their errors
-        run.kill(2, signal.SIGKILL)
-
-    outcomes = launch.outcomes(3, _stopped, while_running=stop, timeout=40)
-    for rank in (0, 1):
-        assert outcomes[rank].ok, outcomes[rank].trace
-        assert (
-            "waited for rank 2 in ncclAllReduce(count=1000, float32, max)" in outcomes[rank].value
-        )
+    rank.set_event("done")
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -248,33 +239,6 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def _comms(nranks: int = 2) -> list[nccl.Communicator]:
     return nccl.Communicator.init_all(nranks, provider="host")
-
-
-def test_every_waiter_gets_the_error() -> None:
-    comms, stream = _comms(), nccl.Stream("host")
-    array = np.ones(4, np.float32)
-    errors: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            stream.synchronize()
-        except nccl.NcclTimeoutError as error:
-            errors.append(error)
-
-    with nccl.deadline(0.3):
-        comms[0].all_reduce(array, stream=stream)
-    threads = [threading.Thread(target=wait) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(errors) == 3
-    for _ in range(2):  # operations too
-        with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #1 .* within 0\.3 s"):
-            comms[0].all_reduce(array)
-    stream.synchronize()  # it has no other failed operation
-    for comm in comms:
-        comm.abort()
 
 
 def test_the_first_wait_after_the_limit_raises() -> None:
@@ -527,24 +491,6 @@ def test_a_child_of_fork_has_deadlines() -> None:
     env = {**os.environ, "HOSTNCCL_DEADLOCK_MS": "20000"}
     done = run_command([sys.executable, "-c", _FORK], _ROOT, env, timeout=60)
     assert done.stdout == "expired\n", done
-
-
-def test_an_exit_with_operations_under_way_is_silent() -> None:
-    script = """
-from pynccl import nccl
-import numpy as np, threading, time
-comms = nccl.Communicator.init_all(2, provider="host")
-comms[0].timeout = 0.01
-threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)], daemon=True).start()
-stream = nccl.Stream("host")
-comms[1].timeout = 0.2
-comms[1].all_reduce(np.ones(4), stream=stream)
-"""
-    done = run_command(
-        [sys.executable, "-W", "ignore", "-c", script], _ROOT, os.environ, timeout=60
-    )
-    assert done.returncode == 0, done
-    assert "terminate" not in done.stderr
 
 
 def _late(dist: ModuleType, rank: int, _nranks: int) -> None:

@@ -206,23 +206,6 @@ except ValueError as error:
     assert output.startswith(printed), errors
 
 
-def test_an_exit_while_a_function_runs_is_silent() -> None:
-    script = """
-import numpy as np, time
-from pynccl import nccl
-comms = nccl.Communicator.init_all(2, provider="host")
-comms[0].timeout = 0.2
-comms[0].on_timeout = lambda *_: time.sleep(20)
-try:
-    comms[0].all_reduce(np.ones(4))
-except nccl.NcclTimeoutError:
-    time.sleep(0.2)
-"""
-    status, _output, errors = _run(script)
-    assert status == 0, errors
-    assert "terminate" not in errors
-
-
 def test_the_end_of_a_replaced_function_may_use_the_attribute() -> None:
     script = """
 from pynccl import nccl

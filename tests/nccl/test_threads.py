@@ -238,6 +238,10 @@ elif how == "on_timeout":
     comms[0].on_timeout, comms[0].timeout = note, 0.01
     comms[0].all_reduce(array, stream=stream)
     time.sleep(0.3)
+elif how == "time limits":
+    comms[0].timeout, comms[1].timeout = 0.01, 0.2
+    threading.Thread(target=comms[0].all_reduce, args=[array], daemon=True).start()
+    comms[1].all_reduce(array, stream=stream)
 elif how == "errors":
     sys.setswitchinterval(1e-6)
     def fail():
@@ -271,7 +275,17 @@ slow = Slow()
 
 @pytest.mark.parametrize(
     "how",
-    ["collective", "synchronize", "event", "launch", "comparison", "on_timeout", "busy", "errors"],
+    [
+        "collective",
+        "synchronize",
+        "event",
+        "launch",
+        "comparison",
+        "on_timeout",
+        "time limits",
+        "busy",
+        "errors",
+    ],
 )
 def test_the_interpreter_ends_with_blocked_threads(how: str) -> None:
     for _ in range(5 if FULL else 1):

@@ -35,11 +35,7 @@ from tests.support.rank import Rank
 T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
-_PRELOADED = (
-    "tests.reliability.cells",
-    "tests.reliability.hangs",
-    "tests.reliability.random_programs",
-)
+_PRELOADED = ("tests.reliability.cells", "tests.reliability.random_programs")
 # What a process with tensors on GPUs imports; the second by the first operation of the double's.
 FOR_GPUS = ("torch", "torch.distributed.tensor")
 _END = 10.0  # seconds for a process to end that was killed
