@@ -147,33 +147,6 @@ def test_a_closed_communicator_refuses_every_call(rank: Rank) -> None:
     comm.abort()
 
 
-@on_ranks(2)
-def test_non_blocking(rank: Rank) -> None:
-    if rank.rank == 1:
-        rank.wait_event("waits", 0)
-    comm = rank.communicator(config=nccl.Config(blocking=0))
-    seen = []
-    deadline = time.monotonic() + 20
-    while isinstance(error := comm.async_error(), nccl.NcclInProgressError):
-        seen.append(str(error))
-        rank.set_event("waits")
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert error is None
-    if rank.rank == 0:
-        assert seen
-    assert (comm.rank, comm.nranks) == (rank.rank, rank.nranks)
-    array = np.ones(3)
-    comm.all_reduce(array)
-    while isinstance(comm.async_error(), nccl.NcclInProgressError):
-        time.sleep(0.001)
-    assert (array == rank.nranks).all()
-    comm.finalize()
-    while isinstance(comm.async_error(), nccl.NcclInProgressError):
-        time.sleep(0.001)
-    comm.close()
-
-
 @on_ranks(1, ids=1)
 def test_abort_while_being_made(rank: Rank) -> None:
     comm = nccl.Communicator(

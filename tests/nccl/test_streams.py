@@ -197,27 +197,6 @@ def test_a_group_couples_the_streams_of_a_communicator(gated: int) -> None:
     assert idle == [False] * 3
 
 
-def _handles(rank: Rank) -> None:
-    """A stream by its object, by its protocol and by its number is the same stream."""
-    stream = rank.stream()
-
-    class Protocol:
-        def __cuda_stream__(self) -> tuple[int, int]:
-            return 0, stream.handle
-
-    assert stream.__cuda_stream__() == (0, stream.handle)
-    buffer = rank.memory.put(np.ones(5))
-    for form in (stream, Protocol(), stream.handle):
-        rank.comm.all_reduce(buffer, stream=form)
-    stream.synchronize()
-    assert (rank.memory.get(buffer) == rank.nranks**3).all()
-    assert stream.device == (rank.device or 0)
-
-
-def test_every_form_of_a_stream(launch: Launcher, provider: str) -> None:
-    launch(2, _handles, provider=provider)
-
-
 @on_ranks(1)
 def test_closed_streams_and_events(rank: Rank) -> None:
     stream, event, done = rank.stream(), rank.event(), []
