@@ -11,7 +11,7 @@ from pynccl.flight.merged import ranks_text
 from pynccl.tools.replay.errors import ReplayError
 from pynccl.tools.replay.model import Comm, Process, Recorded, Sync
 from pynccl.tools.replay.several import split
-from pynccl.tools.replay.signals import is_known, trim
+from pynccl.tools.replay.signals import trim
 from pynccl.tools.trace.model import Operation, ProcessTrace, Wait
 
 __all__ = ["COLLECTIVES", "counterpart", "gather"]
@@ -66,7 +66,6 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
         _fill(recorded, process, joined, places)
     _trim(recorded)
     trim(recorded)
-    _note_unknown(recorded)
     used = {item.communicator for process in recorded.processes for item in process.operations}
     recorded.comms = {id: comm for id, comm in recorded.comms.items() if id in used}
     return recorded
@@ -231,18 +230,6 @@ def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
     if operation.kind in ROOTED and root is not None:
         root = places.get(root, 0)  # the first rank replaces a root that is not replayed
     return dataclasses.replace(operation, peer=peer, root=root, signals=signals)
-
-
-def _note_unknown(recorded: Recorded) -> None:
-    """Note waits for signals that do not specify their signals."""
-    for process in recorded.processes:
-        waits = [one for one in process.operations if one.kind == "wait_signal"]
-        unknown = sum(not is_known(one) for one in waits)
-        if unknown:
-            recorded.notes.append(
-                f"rank {process.rank}: {unknown} wait_signal without the signals that they wait "
-                "for, which are waited for at the end"
-            )
 
 
 def _launched(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pynccl.tools.replay.model import Recorded, Sync
 from pynccl.tools.trace.model import Operation, Signal
 
-__all__ = ["ONE_SIDED", "Excess", "excess", "is_known", "trim"]
+__all__ = ["ONE_SIDED", "Excess", "excess", "trim"]
 
 ONE_SIDED = frozenset(("put_signal", "signal", "wait_signal"))
 
@@ -48,11 +48,6 @@ class Excess(NamedTuple):
     waited: int
     sent: int
     operation: Operation
-
-
-def is_known(operation: Operation) -> bool:
-    """Whether a wait_signal specifies its signals; early recordings do not."""
-    return bool(operation.signals) or operation.count == 0
 
 
 def _counts(recorded: Recorded) -> tuple[Counter[_Key], Counter[_Key]]:

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pynccl.tools.replay.layout import ALIGNMENT, Layout
+from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.layout import Layout
 from pynccl.tools.replay.model import Recorded
 from pynccl.tools.replay.program import Op, Program
 from pynccl.tools.replay.shape import ITEMSIZES
@@ -17,15 +18,16 @@ from pynccl.tools.trace.model import Operation, Signal, Window
 
 __all__ = ["Windows", "add_signals", "expect_puts"]
 
-_UNKNOWN = 0  # the window number for puts whose windows are unknown
-
 
 class Windows:
     """The windows of all ranks, with one memory layout for all of them.
 
     Args:
-        recorded: the recordings; notes are added to it.
+        recorded: the recordings.
         scale: factor for sizes.
+
+    Raises:
+        ReplayError: a put reads or writes memory outside the recorded windows.
     """
 
     def __init__(self, recorded: Recorded, scale: float) -> None:
@@ -36,8 +38,6 @@ class Windows:
         self._own: dict[tuple[str, int], list[Window]] = defaultdict(list)
         self._indexes: dict[str, tuple[int, int]] = {}
         self._layouts: dict[tuple[str, int], Layout] = {}
-        self._slots: dict[str, int] = {}  # for puts whose windows are unknown
-        self._staging: dict[tuple[str, int], Layout] = {}
         for place, process in enumerate(recorded.processes):
             for window in process.windows:
                 if window.communicator in recorded.comms:
@@ -47,9 +47,7 @@ class Windows:
 
     def _lay_out(self) -> None:
         parts: dict[tuple[str, int], list[tuple[int, int, int, int]]] = defaultdict(list)
-        unknown: dict[tuple[str, int], list[tuple[int, int, int, int]]] = defaultdict(list)
         for place, process in enumerate(self._recorded.processes):
-            missing = 0
             for operation in process.operations:
                 if operation.kind not in ONE_SIDED:
                     continue
@@ -59,30 +57,14 @@ class Windows:
                     continue
                 size, scaled, item = self._size(operation)
                 source = self._source(place, operation)
-                if source is None:
-                    missing += 1
-                    unknown[id, place].append((operation.sendbuff, size, scaled, item))
-                    slot = -(-scaled // ALIGNMENT) * ALIGNMENT
-                    self._slots[id] = max(self._slots.get(id, ALIGNMENT), slot)
-                    continue
                 offset = operation.sendbuff - source.address
                 parts[id, source.number].append((offset, size, scaled, item))
                 target = id, operation.window or 0
                 parts[target].append((operation.offset or 0, size, scaled, item))
-            if missing:
-                self._recorded.notes.append(
-                    f"rank {process.rank}: {missing} puts whose windows are not recorded have "
-                    "memory of their own"
-                )
         for key, opened in self._opened.items():
             nbytes = max(window.nbytes for window in opened.values())
             parts[key].append((0, nbytes, max(1, int(nbytes * self._scale)), 1))
             self._layouts[key] = Layout(parts[key], self._scale)
-        self._staging = {key: Layout(buffers, self._scale) for key, buffers in unknown.items()}
-        with_windows = {id for id, _ in self._opened}
-        for id in self._indexes:  # NCCL needs a registered window for signals
-            if id not in with_windows:
-                self._slots.setdefault(id, ALIGNMENT)
 
     def _size(self, operation: Operation) -> tuple[int, int, int]:
         """The recorded bytes of a put, the replayed bytes, and the bytes of an element."""
@@ -98,25 +80,30 @@ class Windows:
             signals, contexts = max(signals, signal + 1), max(contexts, context + 1)
         self._indexes[operation.communicator] = signals, contexts
 
-    def _source(self, place: int, operation: Operation) -> Window | None:
-        """The local window that a put reads; None if it or the target is unknown.
+    def _source(self, place: int, operation: Operation) -> Window:
+        """The local window that a put reads.
 
         Memory may be registered again. Among several windows, it is one that was open together with
         the target, and when the put was called. The time of a recorded call is not exact.
         """
         id = operation.communicator
         target = self._opened.get((id, operation.window or 0), {}).get(place)
-        if target is None or operation.offset is None:
-            return None
         end = operation.sendbuff + self._size(operation)[0]
         found = [
             window
             for window in self._own[id, place]
             if window.address <= operation.sendbuff
             and end <= window.address + window.nbytes
+            and target is not None
             and _overlap(window, target)
         ]
-        return min(found, key=lambda one: (_distance(one, operation), -one.number), default=None)
+        if not found:
+            raise ReplayError(
+                f"rank {self._recorded.processes[place].rank}: put_signal with sequence "
+                f"{operation.sequence} of communicator {id} uses memory outside the recorded "
+                "windows, which NCCL does not define"
+            )
+        return min(found, key=lambda one: (_distance(one, operation), -one.number))
 
     def indexes(self, id: str) -> tuple[int, int]:
         """The number of signals and contexts of a communicator."""
@@ -132,12 +119,6 @@ class Windows:
             exact = self._scale == 1 and own is not None
             nbytes = own.nbytes if exact and own else self._layouts[id, number].nbytes
             sizes[self._numbers[id], number] = nbytes
-        for id, slot in self._slots.items():
-            ranks = self._recorded.comms[id].ranks
-            if place in ranks:
-                staging = self._staging.get((id, place))
-                nbytes = slot * len(ranks) + (staging.nbytes if staging else 0)
-                sizes[self._numbers[id], _UNKNOWN] = nbytes
         return dict(sorted(sizes.items()))
 
     def place(self, place: int, op: Op) -> None:
@@ -145,13 +126,6 @@ class Windows:
         operation = op.recorded
         id = operation.communicator
         source = self._source(place, operation)
-        if source is None:
-            ranks = self._recorded.comms[id].ranks
-            op.home = op.window = _UNKNOWN
-            op.send = self._slots[id] * len(ranks)
-            op.send += self._staging[id, place][operation.sendbuff]
-            op.recv = self._slots[id] * ranks.index(place)
-            return
         op.home, op.window = source.number, operation.window
         op.send = self._layouts[id, source.number][operation.sendbuff - source.address]
         op.recv = self._layouts[id, operation.window or 0][operation.offset or 0]
