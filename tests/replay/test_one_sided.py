@@ -223,7 +223,7 @@ def test_a_signal_that_one_rank_has_not_sent(files: Files, form: str) -> None:
     traces = _traces(files[form])
     operations = traces[1].operations
     index = next(n for n, one in enumerate(operations) if one.kind == "signal")
-    gone = operations.pop(index)
+    operations.pop(index)
     sent = sum(one.kind in ("put_signal", "signal") and one.peer == 0 for one in operations)
     result = replay(traces)
     (finding,) = result.findings
@@ -233,8 +233,7 @@ def test_a_signal_that_one_rank_has_not_sent(files: Files, form: str) -> None:
     assert finding.number == last.sequence
     assert (
         f"rank 0 waits for {sent + 1} signals of rank 1 (signal 0, context 0), which has sent "
-        f"{sent}: the first wait_signal for more is that with sequence {last.sequence}; the "
-        f"recording of rank 1 has no operation with sequence {gone.sequence}"
+        f"{sent}: the first wait_signal for more is that with sequence {last.sequence}"
     ) in finding.text
     began = time.monotonic()
     result = replay(traces, check=False, timeout=2)

@@ -120,21 +120,20 @@ class World:
         for process in self.members[comm.rjust(16, "0")]:
             self.call(process, kind, comm, **fields)
 
-    def remove(self, process: int, index: int, *, renumber: bool) -> Operation:
-        """Remove an operation from a recording, as if it was lost or never called."""
+    def remove(self, process: int, index: int) -> Operation:
+        """Remove an operation from a recording, as if it was never called."""
         operations = self.traces[process].operations
         gone = operations.pop(index)
-        if renumber:
-            for place in range(index, len(operations)):
-                one = operations[place]
-                if one.communicator != gone.communicator:
-                    continue
-                same = _counted(one) == _counted(gone) and one.number is not None
-                operations[place] = replace(
-                    one,
-                    sequence=one.sequence - 1,
-                    number=(one.number or 0) - 1 if same else one.number,
-                )
+        for place in range(index, len(operations)):
+            one = operations[place]
+            if one.communicator != gone.communicator:
+                continue
+            same = _counted(one) == _counted(gone) and one.number is not None
+            operations[place] = replace(
+                one,
+                sequence=one.sequence - 1,
+                number=(one.number or 0) - 1 if same else one.number,
+            )
         return gone
 
 

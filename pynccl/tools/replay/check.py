@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
-from pynccl.tools.replay.model import Process, Recorded
+from pynccl.tools.replay.model import Recorded
 from pynccl.tools.replay.recorded import counterpart
 from pynccl.tools.replay.signals import excess
 from pynccl.tools.trace.model import Operation
@@ -25,11 +23,12 @@ def described(operation: Operation) -> str:
 
 
 def check(recorded: Recorded) -> list[Finding]:
-    """Compare the operations of all ranks by communicator and number, then by position."""
-    holes = [hole for process in recorded.processes for hole in _holes(recorded, process)]
+    """Compare the operations of all ranks by communicator and position."""
     dumps = [_dump(recorded, place) for place in range(len(recorded.processes))]
-    signals = missing_signals(recorded)
-    return [*located(recorded, holes or analyse(dumps).findings), *located(recorded, signals)]
+    return [
+        *located(recorded, analyse(dumps).findings),
+        *located(recorded, missing_signals(recorded)),
+    ]
 
 
 def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
@@ -43,34 +42,6 @@ def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.kind in ("stuck", "call"))
 
 
-def _holes(recorded: Recorded, process: Process) -> Iterator[Finding]:
-    """Operations missing from a recording, which appear as gaps in its numbers."""
-    numbers: dict[tuple[object, ...], list[Operation]] = defaultdict(list)
-    for operation in process.operations:
-        kind = counterpart(operation)
-        if kind is not None and operation.number is not None and operation.graph is None:
-            numbers[(operation.communicator, *kind)].append(operation)
-    for operations in numbers.values():
-        for before, after in itertools.pairwise(operations):
-            number = before.number or 0
-            if after.number == number + 1:
-                continue
-            comm = recorded.comms[after.communicator]
-            rank = comm.ranks.index(recorded.processes.index(process))
-            other = _elsewhere(recorded, process, before, number + 1)
-            what = f": {described(other)} on other ranks" if other is not None else ""
-            missing = f"#{number + 1}"
-            if before.kind in ("send", "recv"):
-                direction = "to" if before.kind == "send" else "from"
-                missing = f"{before.kind} #{number + 1} {direction} rank {before.peer}"
-            text = (
-                f"rank {rank}: the recording has no {missing} between {described(before)} and "
-                f"{described(after)}{what}"
-            )
-            yield Finding("skipped", comm.id, [rank], [], number + 1, None, text)
-            break
-
-
 def missing_signals(recorded: Recorded) -> list[Finding]:
     """Waits for more signals than their senders sent."""
     findings = []
@@ -82,36 +53,9 @@ def missing_signals(recorded: Recorded) -> list[Finding]:
             f"which has sent {one.sent}: the first wait_signal for more is that with sequence "
             f"{one.operation.sequence}"
         )
-        hole = _hole(recorded.processes[comm.place_of(one.sender)], comm.id)
-        if hole is not None:
-            text += f"; the recording of rank {one.sender} has no operation with sequence {hole}"
         ranks, sequence = ([one.sender], [one.receiver]), one.operation.sequence
         findings.append(Finding("signals", comm.id, *ranks, sequence, None, text))
     return findings
-
-
-def _hole(process: Process, id: str) -> int | None:
-    """The first sequence number missing from a recording."""
-    numbers = process.sequences[id]
-    some = range(min(numbers, default=0), max(numbers, default=0))
-    return next((one for one in some if one not in numbers), None)
-
-
-def _elsewhere(
-    recorded: Recorded, process: Process, before: Operation, number: int
-) -> Operation | None:
-    if counterpart(before) != ("", None):
-        return None
-    for other in recorded.processes:
-        if other is not process:
-            for operation in other.operations:
-                if (
-                    operation.communicator == before.communicator
-                    and operation.number == number
-                    and counterpart(operation) == ("", None)
-                ):
-                    return operation
-    return None
 
 
 def _record(operation: Operation, number: int | None) -> flight.Record:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -78,7 +77,7 @@ class Process:
             order of issue.
         several_threads: whether more than one thread issued operations.
         windows: windows of the replay's communicators.
-        sequences: the recorded sequence numbers of each communicator.
+        first: the first recorded sequence number of each communicator.
     """
 
     rank: int
@@ -86,7 +85,7 @@ class Process:
     items: list[Operation | Sync] = field(default_factory=list)
     several_threads: bool = False
     windows: list[Window] = field(default_factory=list)
-    sequences: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    first: dict[str, int] = field(default_factory=dict)
 
     @property
     def operations(self) -> list[Operation]:

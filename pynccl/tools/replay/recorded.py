@@ -163,7 +163,7 @@ def _fill(
                 f"rank {process.rank}: operation {operation.sequence} is on communicator {id}, "
                 "which the recording does not describe"
             )
-        process.sequences[id].add(operation.sequence)
+        process.first[id] = min(process.first.get(id, operation.sequence), operation.sequence)
         kept = _placed(dataclasses.replace(operation, communicator=id), places[id])
         if kept is None:
             left_out += 1

@@ -114,7 +114,7 @@ def trim(recorded: Recorded) -> None:
         if number <= sent[key]:
             continue
         sender = recorded.processes[recorded.comms[key.communicator].place_of(key.sender)]
-        if min(sender.sequences[key.communicator], default=1) > 1:
+        if sender.first.get(key.communicator, 1) > 1:
             surplus.early[key] = number - sent[key]
         elif sender.trace.dropped:
             surplus.left[key] = sent[key]
