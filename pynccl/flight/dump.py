@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import types
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+
+from pynccl._internal.typed_json import FieldError, build
 
 __all__ = ["Call", "Communicator", "Dump", "DumpError", "Record", "load", "parse"]
 
 _FORMAT = "pynccl flight record"
 _VERSION = 1
-_T = TypeVar("_T")
 
 
 class DumpError(ValueError):
@@ -213,43 +209,6 @@ def parse(text: str, path: str) -> Dump:
             f"{path}: its version is {value.get('version')!r}; this pynccl reads {_VERSION}"
         )
     try:
-        return _object(Dump, value | {"path": path})
-    except _FieldError as error:
+        return build(Dump, value, path=path)
+    except FieldError as error:
         raise DumpError(f"{path}: this is not a flight record of pynccl: {error}") from None
-
-
-class _FieldError(ValueError):
-    pass
-
-
-def _object(cls: type[_T], value: object) -> _T:
-    """Create an instance of a dataclass from a JSON object; unknown members are ignored."""
-    if not isinstance(value, dict):
-        raise _FieldError(f"{value!r} is not an object")
-    hints = typing.get_type_hints(cls)
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name not in value:
-            raise _FieldError(f"{field.name} is missing")
-        try:
-            fields[field.name] = _converted(hints[field.name], value[field.name])
-        except _FieldError as error:
-            raise _FieldError(f"{field.name}: {error}") from None
-    return cls(**fields)
-
-
-def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - of the typing module
-    if isinstance(hint, types.UnionType):
-        if value is None:
-            return None
-        hint = typing.get_args(hint)[0]
-    if typing.get_origin(hint) is list:
-        if not isinstance(value, list):
-            raise _FieldError(f"{value!r} is not a list")
-        return [_converted(typing.get_args(hint)[0], one) for one in value]
-    if dataclasses.is_dataclass(hint):
-        return _object(typing.cast("Callable[..., Any]", hint), value)  # type: ignore[arg-type]
-    accepted = (int, float) if hint is float else hint
-    if not isinstance(value, accepted) or isinstance(value, bool):
-        raise _FieldError(f"{value!r} is not of type {hint.__name__}")
-    return value

@@ -17,7 +17,7 @@ import pytest
 
 from pynccl import _C, nccl
 from pynccl.flight import dump, torch_format
-from pynccl.tools.trace import chrome, recording
+from pynccl.tools.trace import chrome
 
 _WORLD = """
 import numpy as np
@@ -105,10 +105,7 @@ def test_the_files_of_a_process(tmp_path: Path, variable: str) -> None:
     done = _run(tmp_path, **{variable: "run.rec"})
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["run.0.rec", "victim"]
-    if variable == "PYNCCL_TRACE":
-        assert chrome.load(path)
-    else:
-        assert recording.load(path)
+    assert chrome.load(path)
 
 
 def test_a_dump_by_a_signal(tmp_path: Path) -> None:

@@ -23,12 +23,11 @@ from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
 from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.compiler import compile_programs
-from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.recorded import gather
 from pynccl.tools.trace import chrome, recording
-from pynccl.tools.trace.errors import TraceError
 from pynccl.tools.trace.merge import merge
-from pynccl.tools.trace.model import ProcessTrace
+from pynccl.tools.trace.model import ProcessTrace, TraceError
 from pynccl.tools.trace.order import check
 from pynccl.tools.trace.summary import summarise
 from pynccl.weights import messages

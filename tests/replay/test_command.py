@@ -191,12 +191,12 @@ def test_a_wrong_speed() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "this is not a recording of pynccl"),
-        (b"text", "this is not a recording of pynccl"),
+        (b"", "this is not a trace or recording of pynccl"),
+        (b"text", "this is not a trace or recording of pynccl"),
         (b"{", "it is truncated, or not JSON"),
-        (b"{}", "this is not a recording of pynccl"),
+        (b"{}", "this is not a trace or recording of pynccl"),
         (b"[]", "file: "),
-        (b"{\xff", "this is not a recording of pynccl"),
+        (b"{\xff", "this is not a trace or recording of pynccl"),
     ],
 )
 def test_files_that_are_no_recordings(

@@ -467,7 +467,7 @@ def test_a_put_outside_the_windows_is_rejected() -> None:
     world = World(2)
     _with_windows(world, {1: 8192})
     world.call(1, "put_signal", peer=0, sendbuff=1 << 40, window=1, offset=0)
-    with pytest.raises(ReplayError, match="rank 1: put_signal with sequence 1 .* outside"):
+    with pytest.raises(ReplayError, match=r"rank 1: put_signal with sequence 1 .* outside"):
         replay(world.traces)
 
 

@@ -229,8 +229,8 @@ def test_processes_without_ranks_of_their_own() -> None:
     assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
 
 
-@pytest.mark.parametrize(("threads", "first_files"), [(True, False), (False, True)])
-def test_processes_with_several_ranks(threads: bool, first_files: bool) -> None:
+@pytest.mark.parametrize("threads", [True, False])
+def test_processes_with_several_ranks(threads: bool) -> None:
     """Of init_all() one thread calls all ranks in groups; ranks that are threads have their own."""
     world = World(4)
     other = world.communicator("b", [2, 3])
@@ -250,9 +250,6 @@ def test_processes_with_several_ranks(threads: bool, first_files: bool) -> None:
             ]
         operations = sorted(first.operations + second.operations, key=lambda one: one.called)
         communicators = first.communicators | second.communicators
-        if first_files:  # they have one rank of each
-            by_id = {one.id: one for one in communicators.values()}
-            communicators = {(one.id, one.rank): one for one in by_id.values()}
         merged.append(
             dataclasses.replace(
                 first, rank=None, communicators=communicators, operations=operations

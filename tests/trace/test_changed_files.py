@@ -19,11 +19,10 @@ from pynccl.flight import torch_format
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
-from pynccl.tools.replay import ReplayError, load
 from pynccl.tools.replay.check import check
 from pynccl.tools.replay.recorded import gather
 from pynccl.tools.trace import chrome, recording
-from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace.model import TraceError
 from pynccl.weights import messages
 from tests.fuzz import readers
 from tests.support.flight_dumps import communicator, dump, record
@@ -98,7 +97,7 @@ def _recording(kind: bytes, change: Callable[[dict[str, Any]], object]) -> bytes
 def test_values_of_a_recording(
     kind: bytes, change: Callable[[dict[str, Any]], object], says: str
 ) -> None:
-    with pytest.raises(recording.RecordingError, match=says):
+    with pytest.raises(TraceError, match=says):
         recording.parse(_recording(kind, change))
 
 
@@ -112,14 +111,14 @@ def test_ranks_of_a_trace() -> None:
 
 def test_values_that_are_nested_too_deep(tmp_path: Path) -> None:
     block = _NESTED.encode()
-    with pytest.raises(recording.RecordingError):
+    with pytest.raises(TraceError):
         recording.parse(b"pynccl trace 1\n" + struct.pack("<c3xI", b"H", len(block)) + block)
     with pytest.raises(DumpError):
         parse_dump(_NESTED, "dump")
     path = tmp_path / "file.json"
     path.write_text(_NESTED)
-    with pytest.raises(ReplayError):
-        load(str(path))
+    with pytest.raises(TraceError):
+        chrome.load(path)
 
 
 def test_numbers_of_a_dump() -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pynccl import cli
 from pynccl.tools.trace import chrome
-from pynccl.tools.trace.errors import TraceError
 from pynccl.tools.trace.model import (
     Communicator,
     GraphLaunch,
     Operation,
     ProcessTrace,
     Range,
+    TraceError,
     Wait,
 )
 from tests.support.tier import FULL
@@ -155,7 +155,7 @@ def _set_operation(column: str, value: object) -> Any:  # noqa: ANN401
         (_document(_set("pid", True)), "pid: True is not of type int"),
         (_document(_set("timed", 1)), "timed: 1 is not of type bool"),
         (_document(_set("operations", [])), "operations is not a table"),
-        (_document(_set("waits", {"columns": [], "rows": []})), "waits: the column what is"),
+        (_document(_set("waits", {"columns": [], "rows": [[]]})), "waits: row 0: what is missing"),
         (_document(_set_operation("kind", None)), "operations: row 0: kind: None is not of"),
         (_document(_set_operation("began", 1.5)), "row 0: began: 1.5 is not of type int"),
         (
@@ -169,7 +169,9 @@ def test_what_is_no_trace_is_an_error(
 ) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
-    with pytest.raises(TraceError, match=r"trace.json: this is not a trace of pynccl: ") as raised:
+    with pytest.raises(
+        TraceError, match=r"trace.json: this is not a trace or recording of pynccl: "
+    ) as raised:
         chrome.load(path)
     assert says in str(raised.value)
     for command in (["show"], ["check"], ["merge", "-o", str(tmp_path / "out.json")]):
@@ -187,7 +189,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
         path.write_bytes(data)
         assert cli.main(["trace", "show", str(path)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "this is not a trace of pynccl" in line
+        assert "this is not a trace or recording of pynccl" in line
 
 
 def test_columns_that_this_version_does_not_know_are_ignored() -> None:

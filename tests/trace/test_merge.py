@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from pynccl.tools.trace.errors import TraceError
 from pynccl.tools.trace.merge import Merged, merge
+from pynccl.tools.trace.model import TraceError
 from tests.support.traces import MS, TraceBuilder
 
 

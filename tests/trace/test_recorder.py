@@ -18,7 +18,7 @@ import pytest
 import pynccl
 from pynccl import _C, nccl
 from pynccl.tools.replay import replay
-from pynccl.tools.trace import chrome, recording
+from pynccl.tools.trace import chrome
 from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
 from tests.support import gpu
 from tests.support.launcher import Launcher
@@ -373,7 +373,7 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
 
     _C.start_recording(str(tmp_path / "file"), 1 << 26)
     trace = traced_by(run)
-    recorded = recording.load(_C.stop_recording())
+    (recorded,) = chrome.load(_C.stop_recording())
     (file,) = chrome.parse(json.dumps(chrome.document(trace)))
     assert file == trace
     for one in (trace, recorded, file):

@@ -13,9 +13,9 @@ operation (``values``). Each result is therefore exact in its dtype and unique t
 data of a wrong operation is detected.
 """
 
-from pynccl.tools.replay.errors import ReplayError
-from pynccl.tools.replay.load import load
+from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.report import Row
 from pynccl.tools.replay.run import Result, replay
+from pynccl.tools.trace.chrome import load
 
 __all__ = ["ReplayError", "Result", "Row", "load", "replay"]

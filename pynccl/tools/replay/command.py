@@ -10,10 +10,11 @@ from dataclasses import asdict
 
 from pynccl.errors import LibraryNotFoundError
 from pynccl.testing import LaunchError
-from pynccl.tools.replay.errors import ReplayError
-from pynccl.tools.replay.load import load
+from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.report import table
 from pynccl.tools.replay.run import Result, replay
+from pynccl.tools.trace.chrome import load
+from pynccl.tools.trace.model import TraceError
 
 __all__ = ["add_arguments", "run"]
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             data=not arguments.no_data,
             timeout=arguments.timeout,
         )
-    except (ReplayError, LibraryNotFoundError, OSError) as error:
+    except (ReplayError, TraceError, LibraryNotFoundError, OSError) as error:
         print(f"pynccl replay: {error}", file=sys.stderr)
         return 2
     except LaunchError as error:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from pynccl.tools.replay.contents import choose_sources, match, order
-from pynccl.tools.replay.errors import ReplayError
 from pynccl.tools.replay.layout import Layout
-from pynccl.tools.replay.model import Process, Recorded, Sync
+from pynccl.tools.replay.model import Process, Recorded, ReplayError, Sync
 from pynccl.tools.replay.program import Member, Op, Program, Step
 from pynccl.tools.replay.recorded import counterpart
 from pynccl.tools.replay.shape import ITEMSIZES, blocks

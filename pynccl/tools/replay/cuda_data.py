@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pynccl.tools.replay.data import CHUNK, Differ, inexact
-from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.program import Op
 from pynccl.tools.replay.values import SCALAR, Source
 

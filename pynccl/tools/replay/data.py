@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.program import Op
 from pynccl.tools.replay.values import SCALAR, Source
 

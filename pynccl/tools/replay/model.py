@@ -7,7 +7,11 @@ from functools import cached_property
 
 from pynccl.tools.trace.model import Operation, ProcessTrace, Window
 
-__all__ = ["Comm", "Process", "Recorded", "Sync"]
+__all__ = ["Comm", "Process", "Recorded", "ReplayError", "Sync"]
+
+
+class ReplayError(ValueError):
+    """Recordings that do not belong together or cannot be replayed, or an invalid argument."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pynccl.flight.merged import ranks_text
-from pynccl.tools.replay.errors import ReplayError
-from pynccl.tools.replay.model import Comm, Process, Recorded, Sync
+from pynccl.tools.replay.model import Comm, Process, Recorded, ReplayError, Sync
 from pynccl.tools.replay.several import split
 from pynccl.tools.replay.signals import trim
 from pynccl.tools.trace.model import Operation, ProcessTrace, Wait
@@ -62,8 +61,8 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
         recorded.notes.append(f"{ranks_text(gone)} left out, as asked")
         recorded.processes = processes[:ranks]
     places = _cut(recorded, members, cut=ranks is not None)
-    for process in recorded.processes:
-        _fill(recorded, process, joined, places)
+    for place, process in enumerate(recorded.processes):
+        _fill(recorded, place, process, joined, places)
     _trim(recorded)
     trim(recorded)
     used = {item.communicator for process in recorded.processes for item in process.operations}
@@ -146,6 +145,7 @@ def _cut(
 
 def _fill(
     recorded: Recorded,
+    place: int,
     process: Process,
     joined: dict[str, str],
     places: dict[str, dict[int, int]],
@@ -158,7 +158,7 @@ def _fill(
     for operation in trace.operations:
         failed += operation.failed
         id = joined.get(operation.communicator, operation.communicator)
-        if id not in recorded.comms:
+        if id not in recorded.comms or place not in recorded.comms[id].ranks:
             raise ReplayError(
                 f"rank {process.rank}: operation {operation.sequence} is on communicator {id}, "
                 "which the recording does not describe"

@@ -17,8 +17,7 @@ from pynccl.testing import Launcher, LaunchError
 from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.check import located, missing_signals
 from pynccl.tools.replay.compiler import compile_programs
-from pynccl.tools.replay.errors import ReplayError
-from pynccl.tools.replay.model import Recorded
+from pynccl.tools.replay.model import Recorded, ReplayError
 from pynccl.tools.replay.program import Program
 from pynccl.tools.replay.rank import Difference, Dump, Options, Outcome, run_rank
 from pynccl.tools.replay.recorded import gather

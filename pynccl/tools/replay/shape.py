@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pynccl.tools.replay.errors import ReplayError
+from pynccl.tools.replay.model import ReplayError
 
 __all__ = ["ITEMSIZES", "Blocks", "blocks", "total"]
 

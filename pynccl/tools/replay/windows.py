@@ -8,9 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pynccl.tools.replay.errors import ReplayError
 from pynccl.tools.replay.layout import Layout
-from pynccl.tools.replay.model import Recorded
+from pynccl.tools.replay.model import Recorded, ReplayError
 from pynccl.tools.replay.program import Op, Program
 from pynccl.tools.replay.shape import ITEMSIZES
 from pynccl.tools.replay.signals import ONE_SIDED

@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pynccl import _C
-from pynccl.tools.trace import rows
+from pynccl.tools.trace import recording, rows
 from pynccl.tools.trace.bandwidth import operation_bandwidths, operation_bytes
-from pynccl.tools.trace.errors import TraceError
 from pynccl.tools.trace.lanes import Lane, Lanes
 from pynccl.tools.trace.merge import Match, Merged, merge
-from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Range, Wait
+from pynccl.tools.trace.model import (
+    GraphLaunch,
+    Operation,
+    ProcessTrace,
+    Range,
+    TraceError,
+    Wait,
+)
 
 __all__ = ["document", "load", "parse", "save"]
 
@@ -54,29 +60,28 @@ def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
 
 
 def load(path: _Path) -> list[ProcessTrace]:
-    """Read a file written by :func:`save` or nccl.trace().
+    """Read a trace or a recording, which are distinguished by their contents.
 
     Args:
-        path: the file, compressed if the name ends in ".gz".
+        path: a file of :func:`save`, nccl.trace() or PYNCCL_RECORD.
 
     Returns:
-        The traces in it; several if they were merged.
+        The processes in it; several if traces were merged. A recording contains one, which has no
+        device times.
 
     Raises:
-        TraceError: the file is not a trace.
+        TraceError: the file is neither a trace nor a recording.
         OSError: the file cannot be read.
     """
     data = Path(path).read_bytes()
     try:
+        if data.startswith(recording.MAGIC):
+            return [recording.parse(data)]
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
-        text = data.decode()
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: this is not a trace of pynccl: {error}") from None
-    try:
-        return parse(text)
-    except TraceError as error:
-        raise TraceError(f"{path}: this is not a trace of pynccl: {error}") from None
+        return parse(data.decode())
+    except (TraceError, UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: this is not a trace or recording of pynccl: {error}") from None
 
 
 def parse(text: str) -> list[ProcessTrace]:

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
-from pynccl.tools.trace import chrome, recording
-from pynccl.tools.trace.errors import TraceError
+from pynccl.tools.trace import chrome
 from pynccl.tools.trace.merge import merge
-from pynccl.tools.trace.model import ProcessTrace
+from pynccl.tools.trace.model import ProcessTrace, TraceError
 from pynccl.tools.trace.order import check
 from pynccl.tools.trace.plot import plot
 from pynccl.tools.trace.summary import clock_notes, summarise
@@ -63,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         result: int = arguments.run_trace(arguments)
-    except (TraceError, recording.RecordingError, OSError, ImportError) as error:
+    except (TraceError, OSError, ImportError) as error:
         print(f"pynccl trace {arguments.trace_command}: {error}", file=sys.stderr)
         return 2
     return result
@@ -73,8 +72,7 @@ def _load(arguments: argparse.Namespace, *, timed: bool = True) -> list[ProcessT
     """Load the traces of all files; timed rejects recordings, which have no times."""
     traces = []
     for path in arguments.files:
-        recorded = recording.is_recording(path)
-        for trace in [recording.load(path)] if recorded else chrome.load(path):
+        for trace in chrome.load(path):
             if timed and not trace.timed:
                 raise TraceError(f"{path}: this is a recording, which lacks the times of a trace")
             traces.append(trace)

@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pynccl.tools.trace.errors import TraceError
-from pynccl.tools.trace.model import Operation, ProcessTrace
+from pynccl.tools.trace.model import Operation, ProcessTrace, TraceError
 
 __all__ = ["Clock", "Match", "Member", "Merged", "Waited", "merge"]
 

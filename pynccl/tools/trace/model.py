@@ -6,7 +6,7 @@ times except ``called``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = [
@@ -16,9 +16,14 @@ __all__ = [
     "ProcessTrace",
     "Range",
     "Signal",
+    "TraceError",
     "Wait",
     "Window",
 ]
+
+
+class TraceError(ValueError):
+    """A file is not a complete trace, or traces do not belong together."""
 
 
 @dataclass(frozen=True)
@@ -294,8 +299,6 @@ class ProcessTrace:
     def communicator(self, id: str, rank: int | None = None) -> Communicator | None:
         """A communicator, as seen by one of its ranks in this process.
 
-        Early files store one rank per communicator. Its data is then used for the other ranks.
-
         Args:
             id: of the communicator.
             rank: rank of this process in it; None is any one.
@@ -303,7 +306,6 @@ class ProcessTrace:
         Returns:
             The communicator; None if it is not in the trace.
         """
-        if rank is not None and (found := self.communicators.get((id, rank))) is not None:
-            return found
-        any_one = next((one for one in self.communicators.values() if one.id == id), None)
-        return any_one if any_one is None or rank is None else replace(any_one, rank=rank)
+        if rank is not None:
+            return self.communicators.get((id, rank))
+        return next((one for one in self.communicators.values() if one.id == id), None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pynccl.tools.trace.errors import TraceError
 from pynccl.tools.trace.lanes import Interval, Lane, Lanes
 from pynccl.tools.trace.merge import Merged
+from pynccl.tools.trace.model import TraceError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

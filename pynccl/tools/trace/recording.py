@@ -10,16 +10,13 @@ incomplete.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pynccl.tools.trace import rows
-from pynccl.tools.trace.errors import TraceError
 from pynccl.tools.trace.model import (
     Communicator,
     GraphLaunch,
@@ -27,21 +24,18 @@ from pynccl.tools.trace.model import (
     ProcessTrace,
     Range,
     Signal,
+    TraceError,
     Wait,
     Window,
 )
 
-__all__ = ["RecordingError", "is_recording", "load", "parse"]
+__all__ = ["MAGIC", "parse"]
 
-_MAGIC = b"pynccl trace 1\n"
+MAGIC = b"pynccl trace 1\n"
 _BLOCK = struct.Struct("<c3xI")
 _ENTRY = struct.Struct("<4B I i I I I 4q 7Q Q 2i")
 _WAITS = ("work", "stream", "event", "stream_event")
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8}
-
-
-class RecordingError(TraceError):
-    """A file is not a recording of pynccl."""
 
 
 class _Entry(NamedTuple):
@@ -103,41 +97,6 @@ class _Contents:
     entries: list[_Entry] = field(default_factory=list)
 
 
-def is_recording(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins like a recording.
-
-    Args:
-        path: the file.
-
-    Returns:
-        True for a file of PYNCCL_RECORD, complete or not.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    with Path(path).open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
-
-
-def load(path: str | os.PathLike[str]) -> ProcessTrace:
-    """Read a recording.
-
-    Args:
-        path: a file of PYNCCL_RECORD.
-
-    Returns:
-        The recording, as a trace without device times.
-
-    Raises:
-        RecordingError: the file is not a recording, or has another version.
-        OSError: the file cannot be read.
-    """
-    try:
-        return parse(Path(path).read_bytes())
-    except RecordingError as error:
-        raise RecordingError(f"{os.fspath(path)}: {error}") from None
-
-
 def parse(data: bytes) -> ProcessTrace:
     """Decode the bytes of a recording.
 
@@ -148,26 +107,22 @@ def parse(data: bytes) -> ProcessTrace:
         The recording.
 
     Raises:
-        RecordingError: data is not a recording, or has another version.
+        TraceError: data is not a recording, or has another version.
     """
-    if not data.startswith(_MAGIC):
-        raise RecordingError(
-            f"this is not a recording of pynccl: it has no {_MAGIC[:-1].decode()!r}"
-        )
+    if not data.startswith(MAGIC):
+        raise TraceError(f"it has no {MAGIC[:-1].decode()!r}")
     try:
         return _process_trace(_contents(data))
-    except RecordingError:
+    except TraceError:
         raise
-    except TraceError as error:
-        raise RecordingError(f"this is not a recording of pynccl: {error}") from None
     except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
-        raise RecordingError(f"this is not a recording of pynccl: {error!r}") from None
+        raise TraceError(f"{error!r}") from None
 
 
 def _blocks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
     """The complete blocks, and of an incomplete last block of entries those that are complete."""
     view = memoryview(data)
-    offset = len(_MAGIC)
+    offset = len(MAGIC)
     while offset + _BLOCK.size <= len(data):
         kind, size = _BLOCK.unpack_from(data, offset)
         offset += _BLOCK.size
@@ -193,16 +148,16 @@ def _contents(data: bytes) -> _Contents:
         elif kind == b"Z":
             contents.end = _object(block)
         else:
-            raise RecordingError(f"it has a block {kind!r}")
+            raise TraceError(f"it has a block {kind!r}")
     if contents.header.get("version") != 1:
-        raise RecordingError(f"its version is {contents.header.get('version')!r}; pynccl reads 1")
+        raise TraceError(f"its version is {contents.header.get('version')!r}; pynccl reads 1")
     return contents
 
 
 def _object(block: memoryview) -> dict[str, Any]:
     value = json.loads(bytes(block))
     if not isinstance(value, dict):
-        raise RecordingError(f"{value!r:.60} is not an object")
+        raise TraceError(f"{value!r:.60} is not an object")
     return value
 
 
@@ -215,7 +170,7 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
     trace = rows.checked_process(header | own)
     for names in ("kinds", "dtypes", "ops"):
         if not all(isinstance(name, str) for name in header[names]):
-            raise RecordingError(f"{names}: {header[names]!r:.60} are not names")
+            raise TraceError(f"{names}: {header[names]!r:.60} are not names")
     used = {entry.communicator for entry in contents.entries if entry.communicator}
     for number in sorted(used):
         communicator = contents.communicators[number]
