@@ -90,7 +90,7 @@ def sweep(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iter
     ctas = ["default", *map(str, _ctas_to_try())] if world.provider == "cuda" else ["default"]
     choices = {"ctas": ctas, "load": [f"gemm:{side}"], "nbytes": sizes}
     for row in lab.sweep_overlaps(
-        comm, lab.combinations(choices), library="torch", repeats=max(3, repeats), limit=10.0
+        comm, lab.combinations(choices), repeats=max(3, repeats), limit=10.0
     ):
         yield {
             "collective": row.setting["collective"],

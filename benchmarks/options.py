@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from pynccl.tools.lab.sizes import parse_size
+from pynccl.tools.text import parse_size
 
 __all__ = ["positive", "size", "tuple_of"]
 

@@ -19,7 +19,7 @@ from pynccl._internal.progress import Progress
 from pynccl.tools import lab
 from pynccl.tools.lab import algorithms, plots
 from pynccl.tools.lab.arrays import Library
-from pynccl.tools.lab.sizes import parse_size, size_text
+from pynccl.tools.text import parse_size, size_text
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 

@@ -126,11 +126,6 @@ def test_numbers_of_a_row() -> None:
     assert row.compute.quartiles == pytest.approx((9.5, 11))
 
 
-def test_a_row_survives_json() -> None:
-    row = _row(10, 4, 12)
-    assert Row.from_dict(row.as_dict()) == row
-
-
 def test_a_table_of_rows_without_settings() -> None:
     row = dataclasses.replace(_row(10, 4, 12), setting={})
     header, line, other = output.write_table([row, row]).splitlines()

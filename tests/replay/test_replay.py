@@ -14,7 +14,7 @@ from pynccl.tools.replay import Result, replay
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.recorded import gather
 from pynccl.tools.replay.run import run_programs
-from pynccl.tools.replay.shape import ITEMSIZES
+from pynccl.tools.trace.shape import ITEMSIZES
 from tests.support.recordings import World, generated
 from tests.support.tier import FULL
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pynccl.tools.replay.data import Sequences
-from pynccl.tools.replay.shape import ITEMSIZES
 from pynccl.tools.replay.values import Source, demand
+from pynccl.tools.trace.shape import ITEMSIZES
 from tests.support import dtypes, reference
 
 _NAMES = {"float8_e4m3": "float8_e4m3fn"}

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pynccl.tools.replay.shape import ITEMSIZES, blocks
 from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace
+from pynccl.tools.trace.shape import ITEMSIZES, blocks
 
 __all__ = ["World", "generated"]
 

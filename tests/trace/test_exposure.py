@@ -10,9 +10,10 @@ import pytest
 
 from pynccl import cli
 from pynccl.tools.trace import chrome
-from pynccl.tools.trace.bandwidth import bandwidth, operation_bandwidths, operation_bytes
+from pynccl.tools.trace.bandwidth import bandwidth, operation_bandwidths
 from pynccl.tools.trace.exposure import RANGES, WAITS, exposed
 from pynccl.tools.trace.merge import merge
+from pynccl.tools.trace.shape import total
 from pynccl.tools.trace.summary import summarise
 from tests.support.traces import MS, STREAM, TraceBuilder
 
@@ -149,18 +150,8 @@ def test_what_has_not_ended_lasts_until_the_end_of_the_trace() -> None:
 
 
 def test_sizes_are_those_of_nccl_tests() -> None:
-    builder = TraceBuilder(1, 4)
-    for kind, sendbytes, recvbytes in (
-        ("all_reduce", 8, 8),
-        ("all_gather", 8, 32),
-        ("reduce_scatter", 32, 8),
-        ("gather", 8, 0),
-        ("scatter", 0, 8),
-        ("reduce", 8, 0),
-    ):
-        builder.operation(kind, sendbytes=sendbytes, recvbytes=recvbytes)
-    sizes = [operation_bytes(one, 4) for one in builder.trace.operations]
-    assert sizes == [8, 32, 32, 32, 32, 8]
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "gather", "scatter", "reduce", "signal")
+    assert [total(kind, 4, 2, "float32") for kind in kinds] == [8, 32, 32, 32, 32, 8, 0]
 
 
 @pytest.mark.parametrize(

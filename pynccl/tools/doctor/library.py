@@ -49,7 +49,9 @@ class Facts:
         reason: why this one was chosen.
         error: why it could not be loaded, or "".
         version: NCCL's version code.
-        functions: the number of nccl.h functions that it exports, and the number that pynccl knows.
+        memory: "host" or "device".
+        functions: the number of nccl.h functions that pynccl knows.
+        missing: those that the library does not export.
         driver: the library that provides streams; "" if there is none.
         driver_version: 13000 for CUDA 13.0.
         driver_error: why the driver cannot be used, or "".
@@ -64,7 +66,9 @@ class Facts:
     reason: str = ""
     error: str = ""
     version: int = 0
-    functions: tuple[int, int] = (0, 0)
+    memory: str = ""
+    functions: int = 0
+    missing: list[str] = field(default_factory=list)
     driver: str = ""
     driver_version: int = 0
     driver_error: str = ""
@@ -95,8 +99,10 @@ def describe(provider: str, *, with_parameters: bool = True) -> Facts:
         facts.error = str(error)
         return facts
     facts.version = library.version
+    facts.memory = library.memory
     functions = library.functions()
-    facts.functions = (sum(there for _, there in functions.values()), len(functions))
+    facts.functions = len(functions)
+    facts.missing = [name for name, (_, present) in functions.items() if not present]
     try:
         facts.devices = library.device_names()
         facts.driver = library.driver_path
@@ -174,12 +180,13 @@ def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Fi
     yield Finding(
         area, "ok", f"{name} {_C.version_text(facts.version)}: {facts.path} ({facts.reason})"
     )
-    present, known = facts.functions
-    if present < known:
+    if facts.missing:
+        present = facts.functions - len(facts.missing)
         yield Finding(
             area,
             "note",
-            f"it provides {present} of the {known} functions that pynccl knows; the others raise "
+            f"it provides {present} of the {facts.functions} functions that pynccl knows; the "
+            "others raise "
             "MissingFunctionError (`pynccl info` lists them)",
         )
     if facts.driver_error:

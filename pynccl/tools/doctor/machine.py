@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pynccl.tools.doctor.finding import Finding
+from pynccl.tools.text import size_text
 
 __all__ = ["SharedMemory", "examine", "has_nvidia_device", "ptrace_scope", "shared_memory"]
 
@@ -82,8 +83,8 @@ def examine(
         yield Finding(
             _AREA,
             "note",
-            f"the address space is limited to {_size(limit)} (ulimit -v); CUDA reserves more than "
-            "the memory of the machine",
+            f"the address space is limited to {size_text(limit)} (ulimit -v); CUDA reserves more "
+            "than the memory of the machine",
             "ulimit -v unlimited",
         )
     yield _of_ptrace(scope())
@@ -94,7 +95,7 @@ def _of_shared_memory(found: SharedMemory | None) -> Finding:
     advice = "in a container: docker run --shm-size=1g, or --ipc=host"
     if found is None:
         return Finding(_AREA, "note", f"there is no /dev/shm; {use}", advice)
-    text = f"/dev/shm has {_size(found.total)}, of which {_size(found.free)} are free"
+    text = f"/dev/shm has {size_text(found.total)}, of which {size_text(found.free)} are free"
     if found.free < _LEAST_SHARED:
         full = found.total >= _ENOUGH_SHARED
         if full:
@@ -121,7 +122,7 @@ def _of_files() -> Finding:
 def _of_locked_memory() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = soft == resource.RLIM_INFINITY
-    text = f"a process may lock {'unlimited' if unlimited else _size(soft)} memory (ulimit -l)"
+    text = f"a process may lock {'unlimited' if unlimited else size_text(soft)} memory (ulimit -l)"
     if not unlimited and any(Path("/sys/class/infiniband").glob("*")):
         return Finding(
             _AREA,
@@ -150,9 +151,3 @@ def _of_ptrace(scope: int | None) -> Finding:
 
 def _count(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-
-
-def _size(nbytes: int) -> str:
-    if nbytes >= 2**30:
-        return f"{nbytes / 2**30:.3g} GiB"
-    return f"{nbytes / _MIB:.3g} MiB" if nbytes >= _MIB else f"{nbytes / 2**10:.3g} KiB"

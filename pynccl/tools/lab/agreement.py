@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from pynccl import nccl
 
-__all__ = ["align", "maximum", "new_event", "new_stream"]
+__all__ = ["align", "maximum", "new_event", "new_stream", "timed"]
 
 
 def new_stream(comm: nccl.Communicator, priority: int = 0) -> nccl.Stream:
@@ -26,6 +27,21 @@ def align(comm: nccl.Communicator, stream: nccl.Stream) -> None:
     """Return at about the same time on all ranks."""
     comm.barrier(stream=stream)
     stream.synchronize()
+
+
+def timed(
+    comm: nccl.Communicator,
+    stream: nccl.Stream,
+    enqueue: Callable[[nccl.Stream], object],
+    times: int = 1,
+) -> float:
+    """The seconds of work on a stream on this rank; all ranks begin at about the same time."""
+    align(comm, stream)
+    began = time.perf_counter()
+    for _ in range(times):
+        enqueue(stream)
+    stream.synchronize()
+    return time.perf_counter() - began
 
 
 def maximum(comm: nccl.Communicator, stream: nccl.Stream, values: Sequence[float]) -> list[float]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,13 +15,12 @@ from pynccl import nccl
 from pynccl.errors import NcclError
 from pynccl.testing import LaunchError
 from pynccl.tools.lab import world
-from pynccl.tools.lab.agreement import align, maximum, new_stream
+from pynccl.tools.lab.agreement import maximum, new_stream, timed
 from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.operations import BufferKind, Communication
-from pynccl.tools.lab.output import table
 from pynccl.tools.lab.row import Timing
-from pynccl.tools.lab.sizes import size_text
 from pynccl.tools.lab.variants import Variant, chosen_in_log, chosen_on_host, environment
+from pynccl.tools.text import size_text, table
 from pynccl.tools.trace.bandwidth import bandwidth
 
 __all__ = [
@@ -32,7 +29,6 @@ __all__ = [
     "draw",
     "measure",
     "winner",
-    "write_csv",
     "write_json",
     "write_table",
 ]
@@ -166,12 +162,7 @@ class _Timer:
 
     def sample(self) -> float:
         """Seconds of one call, the maximum over the ranks."""
-        align(self._comm, self._stream)
-        began = time.perf_counter()
-        for _ in range(self._times):
-            self._call(self._stream)
-        self._stream.synchronize()
-        seconds = (time.perf_counter() - began) / self._times
+        seconds = timed(self._comm, self._stream, self._call, self._times) / self._times
         return maximum(self._comm, self._stream, [seconds])[0]
 
     def close(self) -> None:
@@ -316,7 +307,7 @@ def write_table(measured: Sequence[Measured]) -> str:
                 _winner_text(best, default),
             ]
         )
-    text = table(header, lines)
+    text = table(header, lines, left=(len(header) - 1,))
     failed = {str(entry.variant): entry.error for entry in measured if entry.error}
     return "\n".join([text, *(f"{way} did not run: {error}" for way, error in failed.items())])
 
@@ -330,48 +321,12 @@ def _winner_text(best: Measured | None, default: Measured | None) -> str:
     return text
 
 
-def write_csv(path: Path, measured: Sequence[Measured]) -> None:
-    """Write one line per entry; times are in seconds, bandwidths in GB/s."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            [
-                "collective",
-                "ranks",
-                "bytes",
-                "algorithm",
-                "protocol",
-                "ctas",
-                "median_s",
-                "iqr_s",
-                "busbw_GBs",
-                "chosen",
-                "error",
-            ]
-        )
-        for entry in measured:
-            timing = entry.timing
-            way = entry.variant
-            writer.writerow(
-                [
-                    entry.collective,
-                    entry.nranks,
-                    entry.nbytes,
-                    way.algorithm,
-                    way.protocol,
-                    way.ctas,
-                ]
-                + ([timing.median, timing.iqr] if timing else ["", ""])
-                + [entry.busbw, entry.chosen or "", entry.error]
-            )
-
-
 def write_json(path: Path, measured: Sequence[Measured]) -> None:
     """Write all entries with their samples in seconds."""
     path.write_text(json.dumps([asdict(entry) for entry in measured], indent=1) + "\n")
 
 
-def draw(path: Path, measured: Sequence[Measured], title: str = "") -> None:
+def draw(path: Path, measured: Sequence[Measured]) -> None:
     """Draw time against size into a PNG file: a line per variant, with the winners marked.
 
     Raises:
@@ -390,7 +345,7 @@ def draw(path: Path, measured: Sequence[Measured], title: str = "") -> None:
         panel.set_title(f"{nranks} ranks", fontsize=10)
     axes[0].legend(fontsize=8)
     axes[0].set_ylabel("microseconds; a star is the winner")
-    drawn.suptitle(title, fontsize=10)
+    drawn.suptitle(measured[0].collective, fontsize=10)
     save(drawn, path)
 
 

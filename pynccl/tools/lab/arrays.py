@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from pynccl import nccl
 
@@ -13,17 +14,27 @@ __all__ = ["Arrays", "Library", "arrays_of", "installed"]
 Library = Literal["torch", "numpy", "cupy"]
 
 
-class Arrays(Protocol):
+class Arrays:
     """The operations of one array library on the memory of one communicator.
 
     Created by :func:`arrays_of`. An "array" belongs to that library and lives on the communicator's
-    device.
+    device. This class is for NumPy, and for CuPy, whose functions have the same names.
+
+    Args:
+        module: the library.
 
     Attributes:
         name: "torch", "numpy" or "cupy".
     """
 
-    name: Library
+    name: Library = "numpy"
+
+    def __init__(self, module: Any) -> None:  # noqa: ANN401
+        self._module = module
+
+    def _created(self, create: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Create an array on the device, complete on return."""
+        return create()
 
     def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
         """Create a float64 array.
@@ -34,6 +45,7 @@ class Arrays(Protocol):
         Returns:
             A one-dimensional array, complete on return.
         """
+        return self._created(lambda: self._module.asarray(values, dtype="float64"))
 
     def values_of(self, array: Any) -> list[float]:  # noqa: ANN401
         """The contents of a one-dimensional array.
@@ -44,6 +56,7 @@ class Arrays(Protocol):
         Returns:
             The elements.
         """
+        return [float(value) for value in array.tolist()]
 
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
         """Create a float32 array of zeros.
@@ -54,6 +67,7 @@ class Arrays(Protocol):
         Returns:
             The array, complete on return.
         """
+        return self._created(lambda: self._module.zeros(shape, dtype="float32"))
 
     def random(self, *shape: int) -> Any:  # noqa: ANN401
         """Create a float32 array of random numbers from 0 to 1.
@@ -64,6 +78,7 @@ class Arrays(Protocol):
         Returns:
             The array, complete on return.
         """
+        return self._created(lambda: self._module.random.random(shape).astype("float32"))
 
     def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
         """Compute a matrix product.
@@ -73,14 +88,16 @@ class Arrays(Protocol):
             b: the right matrix.
             out: the product.
         """
+        self._module.matmul(a, b, out=out)
 
     def copy(self, to: Any, source: Any) -> None:  # noqa: ANN401
         """Copy the contents of an array.
 
         Args:
-                to: the destination.
-                source: the source, of the same shape and dtype.
+            to: the destination.
+            source: the source, of the same shape and dtype.
         """
+        self._module.copyto(to, source)
 
     def enqueue(self, stream: nccl.Stream, function: Callable[[], object]) -> None:
         """Run a function that uses the library on a stream.
@@ -92,121 +109,64 @@ class Arrays(Protocol):
             stream: the stream.
             function: takes no arguments.
         """
+        stream.launch(function)
 
 
-def _run_on_cpu(stream: nccl.Stream, function: Callable[[], object]) -> None:
-    stream.launch(function)
+class _CuPy(Arrays):
+    name: Library = "cupy"
+
+    def __init__(self, module: Any, device: int) -> None:  # noqa: ANN401
+        super().__init__(module)
+        self._device = device
+
+    def _created(self, create: Callable[[], Any]) -> Any:  # noqa: ANN401
+        with self._module.cuda.Device(self._device):
+            array = create()
+            self._module.cuda.get_current_stream().synchronize()
+        return array
+
+    def enqueue(self, stream: nccl.Stream, function: Callable[[], object]) -> None:
+        cuda = self._module.cuda
+        with cuda.Device(self._device), cuda.ExternalStream(stream.handle, self._device):
+            function()
 
 
-class _Torch:
+class _Torch(Arrays):
     name: Library = "torch"
 
-    def __init__(self, comm: nccl.Communicator) -> None:
-        import torch
+    def __init__(self, module: Any, device: int | None) -> None:  # noqa: ANN401
+        super().__init__(module)
+        self._device = module.device("cpu" if device is None else f"cuda:{device}")
 
-        self._torch = torch
-        on_gpu = comm.provider == "cuda"
-        self._device = torch.device("cuda", comm.device) if on_gpu else torch.device("cpu")
-
-    def _complete(self, array: Any) -> Any:  # noqa: ANN401
+    def _created(self, create: Callable[[], Any]) -> Any:  # noqa: ANN401
+        with self._device:
+            array = create()
         if self._device.type == "cuda":
-            self._torch.cuda.synchronize(self._device)
+            self._module.cuda.synchronize(self._device)
         return array
 
     def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
-        torch = self._torch
-        return self._complete(torch.tensor(values, dtype=torch.float64, device=self._device))
-
-    def values_of(self, array: Any) -> list[float]:  # noqa: ANN401
-        return [float(value) for value in array.tolist()]
+        torch = self._module
+        return self._created(lambda: torch.tensor(values, dtype=torch.float64))
 
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
-        torch = self._torch
-        return self._complete(torch.zeros(*shape, dtype=torch.float32, device=self._device))
+        torch = self._module
+        return self._created(lambda: torch.zeros(*shape, dtype=torch.float32))
 
     def random(self, *shape: int) -> Any:  # noqa: ANN401
-        torch = self._torch
-        return self._complete(torch.rand(*shape, dtype=torch.float32, device=self._device))
-
-    def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
-        self._torch.mm(a, b, out=out)
+        torch = self._module
+        return self._created(lambda: torch.rand(*shape, dtype=torch.float32))
 
     def copy(self, to: Any, source: Any) -> None:  # noqa: ANN401
         to.copy_(source)
 
     def enqueue(self, stream: nccl.Stream, function: Callable[[], object]) -> None:
         if self._device.type == "cpu":
-            return _run_on_cpu(stream, function)
-        torch = self._torch
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, self._device)):
+            return super().enqueue(stream, function)
+        cuda = self._module.cuda
+        with cuda.stream(cuda.ExternalStream(stream.handle, self._device)):
             function()
         return None
-
-
-class _NumPy:
-    """NumPy, or CuPy, whose functions have the same names."""
-
-    name: Library = "numpy"
-
-    def __init__(self) -> None:
-        import numpy
-
-        self._module: Any = numpy
-
-    def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
-        return self._module.asarray(values, dtype="float64")
-
-    def values_of(self, array: Any) -> list[float]:  # noqa: ANN401
-        return [float(value) for value in array.tolist()]
-
-    def zeros(self, *shape: int) -> Any:  # noqa: ANN401
-        return self._module.zeros(shape, "float32")
-
-    def random(self, *shape: int) -> Any:  # noqa: ANN401
-        return self._module.random.random(shape).astype("float32")
-
-    def multiply(self, a: Any, b: Any, out: Any) -> None:  # noqa: ANN401
-        self._module.matmul(a, b, out=out)
-
-    def copy(self, to: Any, source: Any) -> None:  # noqa: ANN401
-        self._module.copyto(to, source)
-
-    def enqueue(self, stream: nccl.Stream, function: Callable[[], object]) -> None:
-        _run_on_cpu(stream, function)
-
-
-class _CuPy(_NumPy):
-    name: Library = "cupy"
-
-    def __init__(self, comm: nccl.Communicator) -> None:
-        import cupy
-
-        self._module = cupy
-        self._device = comm.device
-
-    def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
-        with self._module.cuda.Device(self._device):
-            array = super().of_values(values)
-            self._module.cuda.get_current_stream().synchronize()
-        return array
-
-    def zeros(self, *shape: int) -> Any:  # noqa: ANN401
-        with self._module.cuda.Device(self._device):
-            array = super().zeros(*shape)
-            self._module.cuda.get_current_stream().synchronize()
-        return array
-
-    def random(self, *shape: int) -> Any:  # noqa: ANN401
-        with self._module.cuda.Device(self._device):
-            array = super().random(*shape)
-            self._module.cuda.get_current_stream().synchronize()
-        return array
-
-    def enqueue(self, stream: nccl.Stream, function: Callable[[], object]) -> None:
-        with self._module.cuda.Device(self._device):
-            external = self._module.cuda.ExternalStream(stream.handle, self._device)
-            with external:
-                function()
 
 
 def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays:
@@ -218,7 +178,7 @@ def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays
             the other one.
 
     Returns:
-        The library's operations, as :class:`Arrays`.
+        The library's operations.
 
     Raises:
         ValueError: the library is unknown, or does not support this kind of memory.
@@ -230,12 +190,13 @@ def arrays_of(comm: nccl.Communicator, library: Library | None = None) -> Arrays
         library = "torch" if importlib.util.find_spec("torch") else other
     if library not in get_args(Library):
         raise ValueError(f"library: {library!r} is not one of {', '.join(get_args(Library))}")
-    if library == "torch":
-        return _Torch(comm)
-    if library != other:
+    if library not in ("torch", other):
         where = "CPUs" if host else "GPUs"
         raise ValueError(f"library: {library!r} does not support memory of {where}; use {other!r}")
-    return _NumPy() if host else _CuPy(comm)
+    module = importlib.import_module(library)
+    if library == "torch":
+        return _Torch(module, None if host else comm.device)
+    return Arrays(module) if host else _CuPy(module, comm.device)
 
 
 def installed(comm: nccl.Communicator) -> Arrays | None:

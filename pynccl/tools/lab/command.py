@@ -15,11 +15,13 @@ from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.tools.lab import algorithms, output, settings, variants, world
 from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
 from pynccl.tools.lab.row import Row
-from pynccl.tools.lab.sizes import parse_size
+from pynccl.tools.text import parse_size
 
 __all__ = ["add_arguments", "run"]
 
 T = TypeVar("T")
+# The options with the names of Setting's attributes.
+_SETTINGS = ("collective", "load", "ctas", "policy", "priority", "buffer", "chunks", "form")
 
 
 def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
@@ -70,8 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     overlap.add_argument("--load-seconds", type=float, help="duration of a load (default: T_comm)")
     overlap.add_argument("--form", type=_list_of(_one_of(["eager", "graph"])), default=["eager"])
-    overlap.add_argument("--library", choices=["torch", "numpy", "cupy"])
-    overlap.add_argument("--first", choices=["compute", "communication"], default="compute")
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
         "sweep", help="the fastest algorithm for each size and number of ranks"
@@ -91,16 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--ranks", type=_list_of(int), default=[2])
         command.add_argument("--provider", choices=PROVIDERS, default=default_provider())
         command.add_argument("--repeats", type=int, default=20)
-        command.add_argument("--csv", type=Path)
         command.add_argument("--json", type=Path)
         command.add_argument("--plot", type=Path, help="a PNG file; needs matplotlib")
-        command.add_argument("--title", default="")
-    overlap.add_argument(
-        "--threads",
-        type=int,
-        help="threads of torch's or NumPy's operations on CPUs (default: OMP_NUM_THREADS, "
-        "else the CPUs divided by the ranks)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,42 +128,27 @@ def _overlap(arguments: argparse.Namespace) -> None:
     chosen = settings.combinations(
         {
             "nranks": arguments.ranks,
-            "collective": arguments.collective,
-            "load": arguments.load,
-            "ctas": arguments.ctas,
-            "policy": arguments.policy,
-            "priority": arguments.priority,
-            "buffer": arguments.buffer,
-            "chunks": arguments.chunks,
-            "form": arguments.form,
             "nbytes": arguments.sizes,
+            **{name: getattr(arguments, name) for name in _SETTINGS},
         }
     )
     for setting in chosen:
         setting.config()  # report its errors here rather than in a rank
-    options = {
-        "load_seconds": arguments.load_seconds,
-        "library": arguments.library,
-        "repeats": arguments.repeats,
-        "first": arguments.first,
-    }
+    options = {"load_seconds": arguments.load_seconds, "repeats": arguments.repeats}
     args = (chosen, options)
-    env = {"OMP_NUM_THREADS": str(arguments.threads)} if arguments.threads else None
-    rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider, env)
+    rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider)
     if not rows:
         return  # a rank of torchrun other than rank 0
     print(output.write_table(rows))
-    if arguments.csv:
-        output.write_csv(arguments.csv, rows)
     if arguments.json:
         output.write_json(arguments.json, rows)
     if arguments.plot or arguments.lanes:
         from pynccl.tools.lab import plots
 
         if arguments.plot:
-            plots.draw_exposed(arguments.plot, rows, arguments.title)
+            plots.draw_exposed(arguments.plot, rows)
         if arguments.lanes:
-            plots.draw_lanes(arguments.lanes, rows[-1:], arguments.title)
+            plots.draw_lanes(arguments.lanes, rows[-1:])
 
 
 def _sweep_in_world(
@@ -208,9 +185,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
         progress=Progress(),
     )
     print(algorithms.write_table(measured))
-    if arguments.csv:
-        algorithms.write_csv(arguments.csv, measured)
     if arguments.json:
         algorithms.write_json(arguments.json, measured)
     if arguments.plot:
-        algorithms.draw(arguments.plot, measured, arguments.title or arguments.collective)
+        algorithms.draw(arguments.plot, measured)

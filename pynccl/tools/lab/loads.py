@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pynccl import nccl
-from pynccl.tools.lab.agreement import align, maximum
+from pynccl.tools.lab.agreement import maximum, timed
 from pynccl.tools.lab.arrays import Arrays, arrays_of
-from pynccl.tools.lab.sizes import parse_size
+from pynccl.tools.text import parse_size
 
 __all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "make_load"]
 
@@ -38,7 +38,7 @@ class Load(Protocol):
         """Enqueue the work.
 
         Args:
-                stream: the stream.
+            stream: the stream.
         """
 
 
@@ -126,10 +126,10 @@ class MemoryBound:
 
     Args:
         arrays: the library that copies.
-            nbytes: size of the array; should exceed the caches.
+        nbytes: size of the array; should exceed the caches.
 
     Raises:
-            ValueError: nbytes is below 4.
+        ValueError: nbytes is below 4.
     """
 
     def __init__(self, arrays: Arrays, nbytes: int) -> None:
@@ -180,13 +180,7 @@ def fit(load: Load, seconds: float, comm: nccl.Communicator, stream: nccl.Stream
 
 def _shortest(load: Load, comm: nccl.Communicator, stream: nccl.Stream) -> float:
     """The seconds of the shortest of a few calls, the maximum over the ranks."""
-    shortest = float("inf")
-    for _ in range(_PROBES):
-        align(comm, stream)
-        began = time.perf_counter()
-        load(stream)
-        stream.synchronize()
-        shortest = min(shortest, time.perf_counter() - began)
+    shortest = min(timed(comm, stream, load) for _ in range(_PROBES))
     return max(maximum(comm, stream, [shortest])[0], 1e-7)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pynccl.tools.lab.output import varying
 from pynccl.tools.lab.row import Row, Span
-from pynccl.tools.lab.sizes import size_text
+from pynccl.tools.text import size_text
 
 __all__ = ["draw_exposed", "draw_lanes", "figure", "panels", "save"]
 
@@ -41,7 +41,7 @@ def save(drawn: Any, path: Path) -> None:  # noqa: ANN401
     pyplot.close(drawn)
 
 
-def draw_exposed(path: Path, rows: Sequence[Row], title: str = "") -> None:
+def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     """Draw exposed time against size into an image file, with a line per setting.
 
     The lines are medians of T_both - T_compute; half the interquartile range on either side is
@@ -85,11 +85,10 @@ def draw_exposed(path: Path, rows: Sequence[Row], title: str = "") -> None:
     axes.axhline(0, color="black", linewidth=0.5)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    axes.set_title(title, fontsize=10)
     save(drawn, path)
 
 
-def draw_lanes(path: Path, rows: Sequence[Row], title: str = "") -> None:
+def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
     """Draw compute and communication of each row, alone and in one step, into an image file.
 
     Raises:
@@ -105,7 +104,6 @@ def draw_lanes(path: Path, rows: Sequence[Row], title: str = "") -> None:
     axes[-1].set_xlabel(
         "milliseconds, with waits; the line is T_both, dashed max(T_compute, T_comm)"
     )
-    drawn.suptitle(title, fontsize=10)
     save(drawn, path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ class Timing:
     """The samples of one duration.
 
     Attributes:
-            samples: in seconds, in the order of measurement. Each is the maximum over the ranks.
+        samples: in seconds, in the order of measurement. Each is the maximum over the ranks.
     """
 
     samples: tuple[float, ...]
@@ -141,7 +141,7 @@ class Row:
         """Convert the row for JSON: settings; medians, spreads and samples in seconds; the verdict.
 
         Returns:
-            A dictionary that json can write and :meth:`from_dict` reads.
+            A dictionary that json can write.
         """
         return {
             "setting": dict(self.setting),
@@ -160,37 +160,10 @@ class Row:
             "reason": self.verdict.reason,
             "text": str(self.verdict),
             "samples": {
-                "compute": list(self.compute.samples),
-                "communication": list(self.communication.samples),
-                "both": list(self.both.samples),
-                "compute_lane": list(self.compute_lane.samples),
-                "communication_lane": list(self.communication_lane.samples),
-                "compute_beside": list(self.compute_beside.samples),
-                "communication_beside": list(self.communication_beside.samples),
+                name: list(value.samples)
+                for name, value in vars(self).items()
+                if isinstance(value, Timing)
             },
             "evidence": dataclasses.asdict(self.evidence),
             "spans": {name: [span.began, span.ended] for name, span in self.spans.items()},
         }
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Row:
-        """Restore a row from :meth:`as_dict`.
-
-        Args:
-            data: the result of as_dict().
-
-        Returns:
-            The row.
-
-        Raises:
-            KeyError, TypeError: data is not a row.
-        """
-        samples: Mapping[str, Sequence[float]] = data["samples"]
-        return Row(
-            **{name: Timing(tuple(values)) for name, values in samples.items()},
-            evidence=Evidence(**data["evidence"]),
-            spans={name: Span(*ends) for name, ends in data["spans"].items()},
-            nranks=data["nranks"],
-            provider=data["provider"],
-            setting=data["setting"],
-        )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pynccl import nccl, raw
-from pynccl.tools.lab.agreement import maximum, new_stream
-from pynccl.tools.lab.arrays import Library, arrays_of, installed
+from pynccl.tools.lab.agreement import align, maximum, new_stream, timed
+from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.loads import Load, fit, make_load
 from pynccl.tools.lab.measure import overlap
 from pynccl.tools.lab.operations import BufferKind, Communication
@@ -101,7 +101,6 @@ def sweep_overlaps(
     settings: Iterable[Setting],
     *,
     load_seconds: float | None = None,
-    library: Library | None = None,
     progress: Callable[[int, int, str], object] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> list[Row]:
@@ -113,7 +112,6 @@ def sweep_overlaps(
         world: the communicator of all ranks; those of other settings are split from it.
         settings: the settings, equal on all ranks.
         load_seconds: duration of a load; None fits it to the communication alone.
-        library: the array library: "torch", "numpy" or "cupy"; None is the first that is installed.
         progress: called before each setting, and after the last, with the number of completed
             settings, the total number of settings, and the name of this one.
         **options: passed to overlap().
@@ -138,12 +136,10 @@ def sweep_overlaps(
             progress(index, len(listed), describe(setting))
         comm = comms[_key(setting)]
         if comm is not None:
-            rows.append(_measure(comm, setting, load_seconds, library, options))
+            rows.append(_measure(comm, setting, load_seconds, options))
     if progress is not None:
         progress(len(listed), len(listed), "")
-    stream = new_stream(world)
-    world.barrier(stream=stream)
-    stream.synchronize()
+    align(world, new_stream(world))
     for comm in comms.values():
         if comm is not None and comm is not world:
             comm.close()
@@ -185,10 +181,9 @@ def _measure(
     comm: nccl.Communicator,
     setting: Setting,
     load_seconds: float | None,
-    library: Library | None,
     options: Mapping[str, Any],
 ) -> Row:
-    arrays = installed(comm) if library is None else arrays_of(comm, library)
+    arrays = installed(comm)
     load: Load = make_load(setting.load, comm, arrays)
     communication = Communication(
         comm,
@@ -202,7 +197,8 @@ def _measure(
         stream = new_stream(comm, setting.priority)
         load(stream)  # the first call is slower
         if load_seconds is None:
-            load_seconds = _seconds_of(communication, comm, stream)
+            times = [timed(comm, stream, communication) for _ in range(_TRIES)]
+            load_seconds = maximum(comm, stream, [statistics.median(times)])[0]
         fit(load, load_seconds, comm, stream)
         return overlap(
             load,
@@ -215,18 +211,3 @@ def _measure(
         )
     finally:
         communication.close()
-
-
-def _seconds_of(
-    communication: Communication, comm: nccl.Communicator, stream: nccl.Stream
-) -> float:
-    """The median of a few runs of the communication alone."""
-    times = []
-    for _ in range(_TRIES):
-        comm.barrier(stream=stream)
-        stream.synchronize()
-        began = time.perf_counter()
-        communication(stream)
-        stream.synchronize()
-        times.append(time.perf_counter() - began)
-    return maximum(comm, stream, [sorted(times)[_TRIES // 2]])[0]

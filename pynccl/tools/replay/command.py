@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pynccl.errors import LibraryNotFoundError
 from pynccl.testing import LaunchError
 from pynccl.tools.replay.model import ReplayError
-from pynccl.tools.replay.report import table
+from pynccl.tools.replay.report import write_table
 from pynccl.tools.replay.run import Result, replay
 from pynccl.tools.trace.chrome import load
 from pynccl.tools.trace.model import TraceError
@@ -121,7 +121,7 @@ def _json(result: Result) -> dict[str, object]:
 def _text(result: Result) -> Iterator[str]:
     yield from (f"note: {note}" for note in result.notes)
     if result.rows:
-        yield table(result.rows)
+        yield write_table(result.rows)
         yield (
             f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
             f"{result.outputs} results compared"

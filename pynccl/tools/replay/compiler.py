@@ -9,10 +9,10 @@ from pynccl.tools.replay.layout import Layout
 from pynccl.tools.replay.model import Process, Recorded, ReplayError, Sync
 from pynccl.tools.replay.program import Member, Op, Program, Step
 from pynccl.tools.replay.recorded import counterpart
-from pynccl.tools.replay.shape import ITEMSIZES, blocks
 from pynccl.tools.replay.signals import ONE_SIDED
 from pynccl.tools.replay.windows import Windows, add_signals, expect_puts
 from pynccl.tools.trace.model import Operation
+from pynccl.tools.trace.shape import ITEMSIZES, KINDS, blocks
 
 __all__ = ["compile_programs"]
 
@@ -189,6 +189,8 @@ class _Compiler:
 
     def _op(self, operation: Operation) -> Op:
         member = self._members[operation.communicator]
+        if operation.kind not in KINDS:
+            raise ReplayError(f"there is no operation {operation.kind!r} in this pynccl")
         if operation.dtype not in ITEMSIZES and operation.kind not in ONE_SIDED - {"put_signal"}:
             raise ReplayError(
                 f"rank {self._process.rank}: {operation.kind} with sequence {operation.sequence} "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pynccl.tools.replay.shape import ITEMSIZES
 from pynccl.tools.replay.values import Source
 from pynccl.tools.trace.model import Operation, Signal
+from pynccl.tools.trace.shape import ITEMSIZES
 
 __all__ = ["Member", "Op", "Program", "Step"]
 

@@ -12,22 +12,9 @@ from pynccl.tools.replay.model import Comm, Process, Recorded, ReplayError, Sync
 from pynccl.tools.replay.several import split
 from pynccl.tools.replay.signals import trim
 from pynccl.tools.trace.model import Operation, ProcessTrace, Wait
+from pynccl.tools.trace.shape import COLLECTIVES, ROOTED
 
-__all__ = ["COLLECTIVES", "counterpart", "gather"]
-
-COLLECTIVES = frozenset(
-    [
-        "all_reduce",
-        "broadcast",
-        "reduce",
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-        "gather",
-        "scatter",
-    ]
-)
-ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+__all__ = ["counterpart", "gather"]
 
 
 def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pynccl.tools.replay.rank import Timing
-from pynccl.tools.replay.shape import ITEMSIZES, total
+from pynccl.tools.text import table
 from pynccl.tools.trace.bandwidth import bandwidth
+from pynccl.tools.trace.shape import total
 
-__all__ = ["Row", "rows_of", "table"]
+__all__ = ["Row", "rows_of", "write_table"]
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,8 @@ def rows_of(timings: Iterable[Timing]) -> list[Row]:
     """The rows, ordered by kind and size."""
     groups: dict[tuple[str, int, int, int], list[Timing]] = defaultdict(list)
     for one in timings:
-        item = ITEMSIZES.get(one.dtype, 0)
-        sizes = [
-            total(one.kind, one.nranks, n, item) for n in (one.recorded_count, one.replayed_count)
-        ]
-        if one.kind in ("signal", "wait_signal"):
-            sizes = [0, 0]
+        counts = (one.recorded_count, one.replayed_count)
+        sizes = [total(one.kind, one.nranks, count, one.dtype) for count in counts]
         groups[one.kind, sizes[0], sizes[1], one.nranks].append(one)
     rows = []
     for (kind, nbytes, replayed_nbytes, nranks), members in sorted(groups.items()):
@@ -92,28 +89,20 @@ _HEADER = (
 )
 
 
-def table(rows: Iterable[Row]) -> str:
+def write_table(rows: Iterable[Row]) -> str:
     """Format the rows as a table."""
-    lines = [_HEADER]
-    for row in rows:
-        lines.append(
-            (
-                row.kind,
-                str(row.nranks),
-                str(row.nbytes),
-                str(row.replayed_nbytes),
-                str(row.calls),
-                "-" if row.recorded is None else f"{row.recorded * 1e6:.1f}",
-                f"{row.replayed * 1e6:.1f}",
-                "-" if row.ratio is None else f"{row.ratio:.2f}",
-                "-" if row.busbw is None else f"{row.busbw:.3f}",
-            )
+    lines = [
+        (
+            row.kind,
+            str(row.nranks),
+            str(row.nbytes),
+            str(row.replayed_nbytes),
+            str(row.calls),
+            "-" if row.recorded is None else f"{row.recorded * 1e6:.1f}",
+            f"{row.replayed * 1e6:.1f}",
+            "-" if row.ratio is None else f"{row.ratio:.2f}",
+            "-" if row.busbw is None else f"{row.busbw:.3f}",
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+        for row in rows
+    ]
+    return table(_HEADER, lines)

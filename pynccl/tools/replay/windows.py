@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pynccl.tools.replay.layout import Layout
 from pynccl.tools.replay.model import Recorded, ReplayError
 from pynccl.tools.replay.program import Op, Program
-from pynccl.tools.replay.shape import ITEMSIZES
 from pynccl.tools.replay.signals import ONE_SIDED
 from pynccl.tools.trace.model import Operation, Signal, Window
+from pynccl.tools.trace.shape import ITEMSIZES
 
 __all__ = ["Windows", "add_signals", "expect_puts"]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pynccl.tools.trace.model import Operation, ProcessTrace
+from pynccl.tools.trace.shape import total
 
 __all__ = [
     "BUS_FACTORS",
@@ -20,7 +21,6 @@ __all__ = [
     "bandwidth",
     "bus_factor",
     "operation_bandwidths",
-    "operation_bytes",
 ]
 
 
@@ -98,21 +98,6 @@ def bandwidth(collective: str, nbytes: int, seconds: float, nranks: int) -> Band
     return Bandwidth(algbw, algbw * bus_factor(collective, nranks))
 
 
-def operation_bytes(operation: Operation, nranks: int) -> int:
-    """The size of an operation: that of the larger buffer on any rank, equal on all ranks.
-
-    Args:
-        operation: an operation of a trace.
-        nranks: the size of its communicator.
-    """
-    larger = max(operation.sendbytes, operation.recvbytes)
-    if operation.kind == "gather":  # only its root has the larger buffer
-        return max(larger, nranks * operation.sendbytes)
-    if operation.kind == "scatter":
-        return max(larger, nranks * operation.recvbytes)
-    return larger
-
-
 def operation_bandwidths(
     trace: ProcessTrace, operations: Sequence[Operation] | None = None
 ) -> list[Bandwidth | None]:
@@ -136,7 +121,8 @@ def operation_bandwidths(
     for index, operation in enumerate(operations):
         communicator = trace.communicator_of(operation)
         nranks = 1 if communicator is None else communicator.nranks
-        sizes.append((operation_bytes(operation, nranks), nranks))
+        nbytes = total(operation.kind, nranks, operation.count, operation.dtype)
+        sizes.append((nbytes, nranks))
         group = operation.group, operation.stream, operation.called
         place = index if operation.group is None else group
         keys.append((place, operation.kind, operation.communicator, operation.rank))

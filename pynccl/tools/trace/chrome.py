@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from pynccl import _C
 from pynccl.tools.trace import recording, rows
-from pynccl.tools.trace.bandwidth import operation_bandwidths, operation_bytes
+from pynccl.tools.trace.bandwidth import operation_bandwidths
 from pynccl.tools.trace.lanes import Lane, Lanes
 from pynccl.tools.trace.merge import Match, Merged, merge
 from pynccl.tools.trace.model import (
@@ -28,6 +28,7 @@ from pynccl.tools.trace.model import (
     TraceError,
     Wait,
 )
+from pynccl.tools.trace.shape import total
 
 __all__ = ["document", "load", "parse", "save"]
 
@@ -339,7 +340,8 @@ class _Writer:
             args["name"] = communicator.name
             args["rank"] = communicator.rank
             args["nranks"] = communicator.nranks
-            args["bytes"] = operation_bytes(operation, communicator.nranks)
+            nranks = communicator.nranks
+            args["bytes"] = total(operation.kind, nranks, operation.count, operation.dtype)
             if (found := self._bandwidths[position][index]) is not None:
                 args |= {k: v for k, v in found._asdict().items() if v is not None}
         waited = self._merged.waited.get((position, index))

@@ -9,15 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pynccl.tools.trace.model import Operation, ProcessTrace, TraceError
+from pynccl.tools.trace.shape import COLLECTIVES
 
 __all__ = ["Clock", "Match", "Member", "Merged", "Waited", "merge"]
 
-# Collectives in which every rank depends on every other: none ends before the last has begun.
-_SYNCHRONISING = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+# In all other collectives every rank depends on every other: none ends before the last has begun.
 _FROM_ROOT = {"broadcast", "scatter"}
 _TO_ROOT = {"reduce", "gather"}
 _MESSAGES = {"send", "recv"}
-_COLLECTIVES = _SYNCHRONISING | _FROM_ROOT | _TO_ROOT
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[M
             if operation.number is None or operation.graph is not None or communicator is None:
                 continue
             rank = communicator.rank
-            if operation.kind in _COLLECTIVES:
+            if operation.kind in COLLECTIVES:
                 route: object = None
             elif operation.kind in _MESSAGES:
                 ends = (rank, operation.peer)

@@ -28,6 +28,7 @@ from pynccl.tools.trace.model import (
     Wait,
     Window,
 )
+from pynccl.tools.trace.shape import ITEMSIZES, ROOTED, blocks
 
 __all__ = ["MAGIC", "parse"]
 
@@ -35,7 +36,6 @@ MAGIC = b"pynccl trace 1\n"
 _BLOCK = struct.Struct("<c3xI")
 _ENTRY = struct.Struct("<4B I i I I I 4q 7Q Q 2i")
 _WAITS = ("work", "stream", "event", "stream_event")
-_WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
 class _Entry(NamedTuple):
@@ -244,7 +244,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
         dtype=dtype,
         count=entry.elements,
         op=(ops[entry.op] if entry.op < len(ops) else "user-defined") if reduces else None,
-        root=entry.root_or_peer if kind in ("broadcast", "reduce", "gather", "scatter") else None,
+        root=entry.root_or_peer if kind in ROOTED else None,
         peer=entry.root_or_peer if kind in ("send", "recv", "put_signal", "signal") else None,
         sendbuff=entry.sendbuff,
         recvbuff=0 if kind == "put_signal" else entry.recvbuff,
@@ -265,41 +265,15 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
         signal=entry.signal if kind in ("put_signal", "signal") else None,
         context=entry.context if kind in ("put_signal", "signal") else None,
     )
-    sends, receives = _sizes(operation, communicator)
-    width = _width(dtype)
-    return replace(operation, sendbytes=sends * width, recvbytes=receives * width)
+    shape = blocks(kind, communicator.nranks, communicator.rank, operation.root)
+    size = operation.count * ITEMSIZES[dtype]
+    return replace(operation, sendbytes=shape.sent * size, recvbytes=shape.received * size)
 
 
 def _run(entry: _Entry, contents: _Contents) -> Operation:
     """A captured operation in a launch."""
     operation = _operation(entry, entry, contents, timed=True)
     return replace(operation, returned=None)
-
-
-def _width(dtype: str) -> int:
-    """Bytes per element."""
-    digits = dtype.partition("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
-    return _WIDTHS[digits]
-
-
-def _sizes(o: Operation, communicator: Communicator) -> tuple[int, int]:
-    """The elements that an operation reads from sendbuff, and that it writes to recvbuff."""
-    one, all_blocks = o.count, o.count * communicator.nranks
-    at_root = o.root == communicator.rank
-    sizes = {
-        "all_reduce": (one, one),
-        "broadcast": (one if at_root else 0, one),
-        "reduce": (one, one if at_root else 0),
-        "all_gather": (one, all_blocks),
-        "reduce_scatter": (all_blocks, one),
-        "all_to_all": (all_blocks, all_blocks),
-        "gather": (one, all_blocks if at_root else 0),
-        "scatter": (all_blocks if at_root else 0, one),
-        "send": (one, 0),
-        "recv": (0, one),
-        "put_signal": (one, 0),
-    }
-    return sizes.get(o.kind, (0, 0))
 
 
 def _wait(entry: _Entry, contents: _Contents) -> Wait:

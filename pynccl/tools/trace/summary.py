@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pynccl.tools.trace.bandwidth import Bandwidth, operation_bandwidths, operation_bytes
+from pynccl.tools.text import size_text, table, time_text
+from pynccl.tools.trace.bandwidth import Bandwidth, operation_bandwidths
 from pynccl.tools.trace.exposure import RANGES, WAITS, Exposed, exposed
 from pynccl.tools.trace.lanes import Lanes
 from pynccl.tools.trace.merge import Merged
 from pynccl.tools.trace.model import Operation, ProcessTrace
+from pynccl.tools.trace.shape import total
 
 __all__ = ["Rank", "Row", "Summary", "clock_notes", "summarise"]
 
@@ -147,20 +149,10 @@ class Summary:
         Returns:
             Lines of text.
         """
-        lines = _table(
-            _ROW_HEADER,
-            [_row_cells(row) for row in self.rows],
-            left=(0, 10),
-        )
-        if not self.rows:
-            lines = ["no operation has ended"]
-        lines.append("")
-        lines += _table(
-            _RANK_HEADER,
-            [_rank_cells(rank) for rank in self.ranks],
-            left=(0,),
-        )
-        lines.append("")
+        lines = ["no operation has ended"]
+        if self.rows:
+            lines = [table(_ROW_HEADER, [_row_cells(row) for row in self.rows], left=(0, 10))]
+        lines += ["", table(_RANK_HEADER, [_rank_cells(rank) for rank in self.ranks]), ""]
         lines += [_DEFINITIONS[kind] for kind in sorted({r.definition for r in self.ranks})]
         return "\n".join(lines + self._notes())
 
@@ -240,7 +232,8 @@ class _Collected:
 
 def _bytes(trace: ProcessTrace, operation: Operation) -> int:
     communicator = trace.communicator_of(operation)
-    return operation_bytes(operation, 1 if communicator is None else communicator.nranks)
+    nranks = 1 if communicator is None else communicator.nranks
+    return total(operation.kind, nranks, operation.count, operation.dtype)
 
 
 def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
@@ -299,18 +292,18 @@ def _row_cells(row: Row) -> list[str]:
     busbw = (
         "-" if row.busbw is None else f"{row.busbw:.3g}" if row.busbw < 100 else f"{row.busbw:.0f}"
     )
-    others = [f"{label} {_time(waited)}" for label, waited in row.waited_for.most_common(2)]
+    others = [f"{label} {time_text(waited)}" for label, waited in row.waited_for.most_common(2)]
     more = len(row.waited_for) - len(others)
     return [
         row.kind,
-        _size(row.bytes),
+        size_text(row.bytes),
         str(row.calls),
-        _time(row.total),
-        _time(row.median),
-        _time(row.minimum),
-        _time(row.maximum),
+        time_text(row.total),
+        time_text(row.median),
+        time_text(row.minimum),
+        time_text(row.maximum),
         busbw,
-        _time(row.exposed),
+        time_text(row.exposed),
         _percent(row.exposed, row.total),
         ", ".join(others) + (f", {more} more" if more else "") or "-",
     ]
@@ -319,44 +312,15 @@ def _row_cells(row: Row) -> list[str]:
 def _rank_cells(rank: Rank) -> list[str]:
     return [
         rank.label,
-        _time(rank.duration),
+        time_text(rank.duration),
         str(rank.calls),
-        _time(rank.communication),
-        _time(rank.exposed),
+        time_text(rank.communication),
+        time_text(rank.exposed),
         _percent(rank.exposed, rank.communication),
-        _time(rank.compute) if rank.definition == RANGES else "-",
-        _time(rank.waited),
-        _time(rank.waited_for),
+        time_text(rank.compute) if rank.definition == RANGES else "-",
+        time_text(rank.waited),
+        time_text(rank.waited_for),
     ]
-
-
-def _table(header: list[str], rows: Sequence[list[str]], left: Sequence[int]) -> list[str]:
-    """Format lines with aligned columns; those in left are left-aligned."""
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in [header, *rows]
-    ]
-
-
-def _time(nanoseconds: int | None) -> str:
-    """Format a time with a unit that leaves one to four digits before the point: "1.23 ms"."""
-    if nanoseconds is None:
-        return "-"
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.2f} {unit}"
-    return f"{nanoseconds} ns"
-
-
-def _size(nbytes: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.4g} {unit}"
-    return f"{nbytes} B"
 
 
 def _percent(part: int, whole: int) -> str:
@@ -388,6 +352,6 @@ def _clock_text(merged: Merged, trace: int) -> str:
     lower, upper = clock.bounds
     if lower is not None and upper is not None:
         if not clock.consistent:
-            return f"{text}; they contradict each other by {_time(lower - upper)}"
-        text += f", exact to {_time(upper - lower)}"
+            return f"{text}; they contradict each other by {time_text(lower - upper)}"
+        text += f", exact to {time_text(upper - lower)}"
     return text

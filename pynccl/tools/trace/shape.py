@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pynccl.tools.replay.model import ReplayError
-
-__all__ = ["ITEMSIZES", "Blocks", "blocks", "total"]
+__all__ = ["COLLECTIVES", "ITEMSIZES", "KINDS", "ROOTED", "Blocks", "blocks", "total"]
 
 ITEMSIZES = {
     "int8": 1,
@@ -57,18 +55,15 @@ _SHAPES = {
     "signal": ("0", "0"),
     "wait_signal": ("0", "0"),
 }
+KINDS = frozenset(_SHAPES)
+ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+COLLECTIVES = ROOTED | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
 
 def blocks(kind: str, nranks: int, rank: int, root: int | None) -> Blocks:
-    """The blocks of an operation.
-
-    Raises:
-        ReplayError: the operation is unknown.
-    """
-    if kind not in _SHAPES:
-        raise ReplayError(f"there is no operation {kind!r} in this pynccl")
+    """The blocks of an operation; none if the operation is unknown."""
     sizes = []
-    for text in _SHAPES[kind]:
+    for text in _SHAPES.get(kind, ("0", "0")):
         many, _, at = text.partition(" ")
         size = nranks if many == "n" else int(many)
         sizes.append(size if not at or rank == root else 0)
@@ -77,7 +72,8 @@ def blocks(kind: str, nranks: int, rank: int, root: int | None) -> Blocks:
     return Blocks(sizes[0], sizes[1], rank if scatters else 0, rank if gathers else 0)
 
 
-def total(kind: str, nranks: int, count: int, itemsize: int) -> int:
-    """The bytes of an operation for bandwidths: the larger of input and output."""
-    spread = kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-    return count * itemsize * (nranks if spread else 1)
+def total(kind: str, nranks: int, count: int, dtype: str) -> int:
+    """The bytes of an operation for bandwidths: those of the larger buffer on any rank."""
+    shape = "".join(_SHAPES.get(kind, ()))
+    most = nranks if "n" in shape else int("1" in shape)
+    return count * ITEMSIZES.get(dtype, 0) * most

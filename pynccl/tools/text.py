@@ -1,0 +1,55 @@
+"""Tables, sizes and times as text, in one form for all tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+__all__ = ["parse_size", "size_text", "table", "time_text"]
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)
+) -> str:
+    """Align columns: those in left at their left, all others at their right."""
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def time_text(nanoseconds: int | None) -> str:
+    """Format a time with a unit that leaves one to four digits before the point: "1.23 ms"."""
+    if nanoseconds is None:
+        return "-"
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.2f} {unit}"
+    return f"{nanoseconds} ns"
+
+
+def size_text(nbytes: int) -> str:
+    """Format a number of bytes with four digits: "64 KiB", "1.465 MiB", "1000 B"."""
+    for unit in ("G", "M", "K"):
+        if nbytes >= _UNITS[unit]:
+            return f"{nbytes / _UNITS[unit]:.4g} {unit}iB"
+    return f"{nbytes} B"
+
+
+def parse_size(text: str) -> int:
+    """Parse a number of bytes, with units that are powers of 1024: "4", "64K", "16MB", "1GiB".
+
+    Raises:
+        ValueError: text is not a size above 0.
+    """
+    match = re.fullmatch(r"(\d+)([KMG]?)(I?B)?", text.strip().upper())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a size in bytes; write 4, 64K, 16MB")
+    return int(match[1]) * _UNITS[match[2]]
