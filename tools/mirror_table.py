@@ -193,7 +193,9 @@ A script needs two changes: the import and the backend name.
   they use the same store.
 * In a function compiled with torch.compile, each of these calls causes a graph break. The
   collectives of `pynccl.ops` do not, and are differentiable: see [extending.md](extending.md).
-* torch's profiler shows no events for pynccl's operations, except those of `record_comm`.
+* In torch's profiler, an operation is a range from its call to its return, named like those of the
+  backend (`pynccl:all_reduce`). The backend's ranges last until an asynchronous operation is
+  complete. Without a profiler, this costs nothing.
 
 ## Names
 

@@ -181,3 +181,32 @@ def test_failures(dist: Any, rank: int, size: int) -> None:
         dist.all_reduce(tensor)
         assert errors == [None]
     sys.unraisablehook = sys.__unraisablehook__
+
+
+@on_ranks(2)
+def test_operations_are_ranges_of_a_profiler(dist: Any, rank: int, size: int) -> None:
+    from pynccl.mirror.group import profiling
+
+    calls = _calls(dist, rank, size, torch)
+    for call in calls.values():  # what they need is made before
+        call()
+    kinds = [key for key in calls if key.startswith("coalesced")]
+    kinds += [kind for key in calls if key not in kinds for kind in key.split(", ")]
+    for profile in (torch.profiler.profile, torch.autograd.profiler.profile):
+        assert profiling._ranges._hooks is None
+        with profile() as profiled:
+            for call in calls.values():
+                call()
+        counts = {event.key: event.count for event in profiled.key_averages()}
+        found = {key: count for key, count in counts.items() if key.startswith("pynccl:")}
+        assert found == {f"pynccl:{kind}": 1 for kind in kinds}, found
+    assert profiling._ranges._hooks is None
+
+
+@on_ranks(1)
+def test_a_profiler_that_runs_already(dist: Any, rank: int, size: int) -> None:
+    with torch.profiler.profile() as profiled:
+        dist.destroy_process_group()
+        dist.init_process_group("host", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1))
+    assert "pynccl:all_reduce" in {event.key for event in profiled.key_averages()}

@@ -20,6 +20,7 @@ from pynccl.mirror.base.job import Job, Process
 from pynccl.mirror.base.store import gather_via_store, job_store
 from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.profiling import show_operations
 from pynccl.mirror.lifecycle.destroy import end_all
 from pynccl.mirror.lifecycle.rendezvous import wait_for_creation
 from pynccl.mirror.world import world
@@ -102,6 +103,7 @@ def init_process_group(
         end_all(ProcessGroup.abort)
         raise
     _name_rank_in_tracebacks(rank)
+    show_operations()
 
 
 def _connect(pg: ProcessGroup) -> None:
