@@ -120,6 +120,7 @@ def test_a_new_group_with_nccl_without_a_gpu(dist: Any, rank: int, size: int) ->
         ("cpu:nccl", "'nccl' moves the tensors of 'cuda'"),
         ("cpu:host,cpu:host", "two for the device 'cpu'"),
         ("hosst", "pynccl has 'nccl' and 'host'"),
+        ("pynccl", r"torch\.distributed\.init_process_group\('pynccl'\)"),
     ],
 )
 def test_backends_that_are_refused(backend: str, message: str) -> None:

@@ -117,6 +117,12 @@ class BackendConfig:
 def _known(name: str) -> str:
     if name in _DEVICES:
         return name
+    if name == "pynccl":
+        raise ValueError(
+            "backend 'pynccl' is torch.distributed's: import pynccl.c10d, then call "
+            "torch.distributed.init_process_group('pynccl'). Here, pass backend='host' for tensors "
+            "on CPUs, 'nccl' for tensors on GPUs, or None for both"
+        )
     if name in _ELSEWHERE:
         raise ValueError(
             f"backend {name!r} is not supported; pass backend='host' for tensors on CPUs, 'nccl' "
