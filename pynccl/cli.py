@@ -2,46 +2,66 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
 
+from pynccl._internal.parser import Parser
+
 __all__ = ["main"]
 
-# A command's module defines add_arguments() and run(), and is imported for that command only.
+# A command's module, its description, and examples. The module defines add_arguments() and run(),
+# and is imported for that command only.
 _COMMANDS = {
     "info": (
         "pynccl.tools.doctor.info",
         "print providers, libraries, versions, devices, and settings",
+        ("pynccl info", "pynccl info --all"),
     ),
     "doctor": (
         "pynccl.tools.doctor.command",
         "diagnose this installation",
+        ("pynccl doctor", "pynccl doctor --provider cuda"),
     ),
     "hostnccl": (
         None,
         "print the path of a libnccl.so.2 for LD_PRELOAD that runs any NCCL client on CPUs",
+        ("LD_PRELOAD=$(pynccl hostnccl) python my_nccl_program.py",),
     ),
     "flight": (
         "pynccl.flight.command",
         "analyze the flight records of all ranks: which rank waits for which",
+        (
+            "PYNCCL_FLIGHT_FILE=$PWD/flight_ torchrun --nproc-per-node 2 train.py",
+            "pynccl flight flight_*",
+        ),
     ),
     "replay": (
         "pynccl.tools.replay.command",
         "replay recorded communication, optionally at other sizes",
+        (
+            "PYNCCL_RECORD=step.rec torchrun --nproc-per-node 4 train.py",
+            "pynccl replay step.*.rec",
+            "pynccl replay --ranks 2 --scale 0.1 step.*.rec",
+        ),
     ),
     "trace": (
         "pynccl.tools.trace.command",
         "summarize, merge, plot and check traces",
+        (
+            "PYNCCL_TRACE=step.json torchrun --nproc-per-node 4 train.py",
+            "pynccl trace show step.*.json",
+        ),
     ),
     "lab": (
         "pynccl.tools.lab.command",
         "measure how much communication is hidden by compute, and compare algorithms",
+        ("pynccl lab overlap --sizes 1M,16M", "pynccl lab sweep --ranks 2,4"),
     ),
     "build-backend": (
         None,
         "build the torch.distributed backend for the installed torch",
+        ("pynccl build-backend",),
     ),
 }
 
@@ -65,14 +85,19 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def _run(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="pynccl", description=__doc__)
+def _parser(words: list[str]) -> Parser:
+    """Return the parser, with the arguments of the command that words begin with."""
+    parser = Parser(prog="pynccl", description=__doc__, examples=("pynccl doctor",))
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (module, text) in _COMMANDS.items():
-        one = commands.add_parser(name, help=text, description=text)
+    for name, (module, text, examples) in _COMMANDS.items():
+        one = commands.add_parser(name, help=text, description=text, examples=examples)
         if module and words[:1] == [name]:
             importlib.import_module(module).add_arguments(one)
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def _run(words: list[str]) -> int:
+    arguments = _parser(words).parse_args(words)
     if module := _COMMANDS[arguments.command][0]:
         status: int = importlib.import_module(module).run(arguments)
         return status
@@ -85,7 +110,3 @@ def _run(words: list[str]) -> int:
 
         print(build.build(verbose=True))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -136,7 +136,7 @@ def test_the_environment_wins(tmp_path: Path) -> None:
 
 def test_info_says_where_values_come_from(tmp_path: Path) -> None:
     file = _write(tmp_path / "file", _content(_FAR))
-    code = "from pynccl.cli import main; main(['info'])"
+    code = "from pynccl.cli import main; main(['info', '--all'])"
     printed = _python(code, TUNING_FILE=file, DIRECT_BYTES=7)
     assert "value=16384 set_by=measured default=32768" in printed  # HOSTNCCL_STREAM_BYTES
     assert "value=7 set_by=environment default=16777216" in printed

@@ -83,6 +83,39 @@ def test_a_package_below_it_is_reported(tmp_path: Path) -> None:
     assert _REPAIR in problem
 
 
+def test_another_package_is_found_first(tmp_path: Path) -> None:
+    """The command says which package shadows ours, and how to repair it."""
+    package = tmp_path / "pynccl"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('this must not run')\n")
+    program = (
+        f"import sys; sys.path.append({str(_ROOT)!r}); import rawnccl; sys.exit(rawnccl.main())"
+    )
+    done = _python(tmp_path, "-c", program, "doctor")
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert f"pynccl: {package} shadows {_ROOT / 'pynccl'}: " in done.stderr
+    assert f"remove {tmp_path} from PYTHONPATH" in done.stderr
+    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import rawnccl; rawnccl.main()"
+    done = run_command([sys.executable, "-c", program], tmp_path, env, timeout=60)
+    assert "uninstall it (pip uninstall pynccl)" in done.stderr
+    (package / "__init__.py").unlink()
+    package.rmdir()
+    program = "import sys, rawnccl; sys.exit(rawnccl.main())"
+    done = run_command([sys.executable, "-c", program, "hostnccl"], tmp_path, env, timeout=60)
+    assert done.returncode == 0, done
+
+
+def test_the_command_reports_a_damaged_package(tmp_path: Path) -> None:
+    package = _install(tmp_path)
+    (package / "__init__.py").unlink()
+    (tmp_path / "rawnccl.py").symlink_to(_ROOT / "rawnccl.py")
+    done = _python(tmp_path, "-c", "import sys, rawnccl; sys.exit(rawnccl.main())", "info")
+    assert done.returncode == 2
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("pynccl: pynccl/__init__.py is missing")
+
+
 def test_nothing_is_wrong(tmp_path: Path) -> None:
     """And the metadata of the installed packages, which take milliseconds, are not read."""
     _install(tmp_path)

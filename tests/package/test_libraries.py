@@ -223,6 +223,10 @@ def test_the_command_tells_what_there_is() -> None:
     assert "libhostnccl.so (part of pynccl)" in printed
     assert "2.32." in printed
     assert re.search(r"provider cuda\n +library ", printed)
+    assert "not set; --all prints them" in printed
+    assert "set_by=" not in printed
+    printed = _python("from pynccl.cli import main; main(['info'])", HOSTNCCL_SPIN_US="5")
+    assert "  HOSTNCCL_SPIN_US=5\n" in printed
 
 
 def test_the_command_ends_quietly_when_nobody_reads() -> None:

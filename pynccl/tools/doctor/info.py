@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from collections.abc import Iterator
 
@@ -47,7 +48,10 @@ def _of_library(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no arguments: the command takes none."""
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--all", action="store_true", help="print all parameters of hostnccl with their values"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,5 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         if finding.advice:
             print(f"  {'to do':<12} {finding.advice}")
     print("\nparameters of provider host", flush=True)
-    params("host").dump()
+    found = params("host")
+    if arguments.all:
+        found.dump()
+        return 0
+    changed = [name for name in found if name in os.environ]
+    for name in changed:
+        print(f"  {name}={found[name]}")
+    print(f"  {len(found) - len(changed)} are not set; --all prints them")
     return 0

@@ -51,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how much of a communication is hidden, and why the rest is exposed",
         description="Options with several values take a comma-separated list; the "
         "rows are all combinations. Under torchrun, its processes are the ranks.",
+        examples=(
+            "pynccl lab overlap --sizes 1M,16M --load gemm:256,sleep:0.005 --plot exposed.png",
+            "torchrun --nproc-per-node 8 -m pynccl lab overlap --ctas 4,16 --form graph",
+        ),
     )
     strings = _list_of(str)
     overlap.add_argument("--sizes", type=_list_of(parse_size), default=[2**16, 2**20, 2**24])
@@ -74,7 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument("--form", type=_list_of(_one_of(["eager", "graph"])), default=["eager"])
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
-        "sweep", help="the fastest algorithm for each size and number of ranks"
+        "sweep",
+        help="the fastest algorithm for each size and number of ranks",
+        examples=("pynccl lab sweep --collective all_gather --ranks 2,4 --csv sweep.csv",),
     )
     compared.add_argument(
         "--sizes", type=_list_of(parse_size), default=[4**exponent for exponent in range(5, 13)]

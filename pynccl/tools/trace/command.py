@@ -24,10 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands."""
     commands = parser.add_subparsers(dest="trace_command", required=True)
 
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=text, description=text)
+    def add(name: str, run: _Run, text: str, options: str = "") -> argparse.ArgumentParser:
+        example = f"pynccl trace {name} step.*.json{options}"
+        one = commands.add_parser(name, help=text, description=text, examples=(example,))
         one.add_argument(
             "files", nargs="+", metavar="FILE", help="a trace of one or more processes"
         )
@@ -36,9 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     show = add("show", _show, "print a table of the operations, and one of the ranks")
     show.add_argument("--json", action="store_true", help="print them as JSON, times in ns")
-    joined = add("merge", _merge, "write the traces of several ranks to one file, on one clock")
+    text = "write the traces of several ranks to one file, on one clock"
+    joined = add("merge", _merge, text, " -o step.json")
     joined.add_argument("-o", "--output", required=True, metavar="OUT.json")
-    picture = add("plot", _plot, "draw the streams of the ranks as lanes (needs matplotlib)")
+    text = "draw the streams of the ranks as lanes (needs matplotlib)"
+    picture = add("plot", _plot, text, " -o step.png --to 0.1")
     picture.add_argument("-o", "--output", required=True, metavar="OUT.png")
     picture.add_argument(
         "--from",

@@ -1,0 +1,57 @@
+"""Proves that the command `pynccl` has one help for everything: each help has examples, and the
+examples are commands that exist.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pynccl import cli
+
+
+def _help(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def _helps(words: list[str], capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
+    text = _help(words, capsys)
+    yield " ".join(words), text
+    if found := re.search(r"\{([\w,-]+)\}\s+\.\.\.", text):
+        for name in found[1].split(","):
+            yield from _helps([*words, name], capsys)
+
+
+def test_every_help_ends_with_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    helps = dict(_helps([], capsys))
+    assert {"info", "trace show", "lab overlap", "build-backend"} <= helps.keys()
+    for command, text in helps.items():
+        examples = text.partition("\nexamples:\n")[2].splitlines()
+        assert any(f"pynccl {command}".strip() in example for example in examples), text
+        for example in examples:
+            _, _, arguments = example.partition("pynccl ")
+            if not example.strip().startswith("pynccl "):
+                continue  # the program whose output the next command reads
+            words = shlex.split(arguments)
+            assert cli._parser(words).parse_args(words)
+
+
+def test_a_command_imports_only_its_own_module() -> None:
+    code = (
+        "import sys; from pynccl import cli; cli._parser(['trace']);"
+        "print(*(name for name in sys.modules if name.startswith('pynccl.tools.')))"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert "pynccl.tools.trace.command" in printed
+    assert not [name for name in printed if not name.startswith("pynccl.tools.trace")]
+    assert not subprocess.check_output(
+        [sys.executable, "-c", code.replace("trace", "hostnccl")]
+    ).strip()
