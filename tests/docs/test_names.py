@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,34 @@ def test_calls_are_python() -> None:
     for page in _PAGES:
         for call in _calls([cell for row in _rows(page) for cell in row]):
             ast.parse(re.sub(r"(\w+)=(?=[,)])", r"\1=0", call))
+
+
+def _parameters(function: Callable[..., Any]) -> str:
+    """The parameters of a function for kernels, as the page writes them."""
+    texts = []
+    for parameter in inspect.signature(function).parameters.values():
+        default = getattr(parameter.default, "value", parameter.default)  # of Triton's constexpr
+        given = "" if default is parameter.empty else f"={default}".removesuffix(".0")
+        texts.append(parameter.name + given)
+    return ", ".join(texts)
+
+
+def test_signatures_of_functions_for_kernels() -> None:
+    """docs/device-api.md writes the parameters of the functions for Triton and Numba."""
+    modules = [
+        pytest.importorskip(f"pynccl.device.{name}", exc_type=ImportError)
+        for name in ("triton", "numba")
+    ]
+    page = (_FOLDER.parent / "device-api.md").read_text()
+    table = page[page.index("| | `pynccl.device.triton`") :].partition("\n\n")[0]
+    checked = 0
+    for row in table.splitlines()[2:]:
+        for module, cell in zip(modules, row.split(" | ")[1:], strict=False):
+            for name, parameters in re.findall(r"`(\w+)\(([^)]*)\)`", cell):
+                function = getattr(module, name)
+                function = getattr(function, "fn", getattr(function, "py_func", function))
+                if not inspect.isfunction(function):
+                    continue  # an intrinsic of Numba
+                assert _parameters(function) == parameters.replace('"', ""), name
+                checked += 1
+    assert checked > 15

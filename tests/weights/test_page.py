@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from pynccl.weights import WeightReceiver, WeightSender
 from pynccl.weights.float8 import float8
 from tests.docs.blocks import read
 
@@ -56,16 +58,21 @@ def _model(value: float) -> torch.nn.Module:
     return model.requires_grad_(requires_grad=False)
 
 
-def test_the_page_has_two_programs() -> None:
-    assert len(_blocks()) == 2
+def _program(number: int, folder: Path) -> str:
+    """A program of the page, with an address and a key of this test."""
+    text = re.sub(r"(0\.0\.0\.0|trainer):29600", f"127.0.0.1:{_free_port()}", _blocks()[number])
+    key = folder / "weights.key"
+    key.touch(0o600)
+    key.write_text("k" * 32)
+    return text.replace("weights.key", str(key))
+
+
+def test_the_page_has_three_programs() -> None:
+    assert len(_blocks()) == 3
 
 
 def test_the_first_program(tmp_path: Path) -> None:
-    text = re.sub(r"(0\.0\.0\.0|trainer):29600", f"127.0.0.1:{_free_port()}", _blocks()[0])
-    key = tmp_path / "weights.key"
-    key.touch(0o600)
-    key.write_text("k" * 32)
-    text = text.replace("weights.key", str(key))
+    text = _program(0, tmp_path)
     imports, trainer, engine = re.split(r"# in the trainer|# in each engine", text)
     engines = [_model(0) for _ in range(_ENGINES)]
 
@@ -85,6 +92,28 @@ def test_the_first_program(tmp_path: Path) -> None:
         assert all((parameter == 3).all() for parameter in model.parameters())
 
 
+def test_the_program_with_two_trainers(tmp_path: Path) -> None:
+    parts = re.split(r"# in .*", _program(1, tmp_path))[1:]
+    weight = torch.ones(100)
+
+    def run(code: str) -> None:
+        names: dict[str, Any] = {"WeightSender": WeightSender, "WeightReceiver": WeightReceiver}
+        exec(code, {**names, "Path": Path}, names)
+        if "sender" in names:
+            report = names["sender"].send({"weight": weight})
+            names["sender"].close()
+        else:
+            report = names["receiver"].receive()
+            assert torch.equal(names["receiver"].tensors["weight"], weight)
+            names["receiver"].close()
+        assert report.receivers == ("engine 0",)
+        for attribute in ("version", "nbytes", "seconds", "bandwidth", "lost", "repaired", "link"):
+            assert hasattr(report, attribute)
+
+    assert len(parts) == 3
+    _run(*(functools.partial(run, part) for part in parts))
+
+
 @pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="torch has no float8")
 def test_the_program_with_float8() -> None:
     sent: dict[str, Any] = {}
@@ -94,6 +123,6 @@ def test_the_program_with_float8() -> None:
             sent.update(gather())
             assert set(sent) == set(metadata)
 
-    exec(_blocks()[1], {"float8": float8, "model": _model(3), "sender": Sender()})
+    exec(_blocks()[2], {"float8": float8, "model": _model(3), "sender": Sender()})
     assert sent["weight"].dtype == torch.float8_e4m3fn
     assert "weight_scale_inv" in sent
