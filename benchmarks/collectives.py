@@ -6,46 +6,41 @@ Each of the ranks, which are processes, has a communicator of pynccl and a proce
 and runs both on the same buffers. For each collective and size both results are checked; then the
 libraries are timed in turns, a barrier before each sample. A sample is the mean over as many
 operations as fill its time, and the maximum over the ranks; the table shows the median of the
-samples and bandwidths in GB/s as nccl-tests defines them. JSON and a plot go to a folder. A wrong
-result ends the run.
+samples, bandwidths in GB/s as nccl-tests defines them, how many times pynccl's time the other
+library takes, and the ninth decile of pynccl's samples over their median. JSON and a plot go to a
+folder. A wrong result ends the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks import report
-from benchmarks.machine import Machine
+from benchmarks import report, timing
+from benchmarks.machine import Machine, describe, inspect
+from benchmarks.operations import DTYPES, Buffers, Row, exact_row
 from benchmarks.options import positive, size, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
-from benchmarks.results import DTYPES, Note, Plan, Row, Settings
+from benchmarks.timing import Figure
 from pynccl.libraries import default_provider
 from pynccl.testing import Rank
-from pynccl.tools.trace.bandwidth import BUS_FACTORS
+from pynccl.tools.trace.bandwidth import BUS_FACTORS, bandwidth
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from benchmarks.libraries import Library
+    from benchmarks.world import Settings, World
+
+__all__ = ["main", "measure"]
 
 _OUT = Path(__file__).parent / "out"
-_KIB, _MIB = 2**10, 2**20
-
-_FULL_SIZES = (
-    4,
-    256,
-    4 * _KIB,
-    16 * _KIB,
-    64 * _KIB,
-    256 * _KIB,
-    _MIB,
-    4 * _MIB,
-    16 * _MIB,
-    64 * _MIB,
-)
-_DEFAULT_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
-_QUICK_SIZES = (4, 64 * _KIB, 4 * _MIB)
+_K, _M = 2**10, 2**20
+_SILENCE = 180.0  # seconds without a row
 
 
 class _Effort(NamedTuple):
@@ -56,25 +51,52 @@ class _Effort(NamedTuple):
     budget: float
 
 
+_FULL_SIZES = (4, 256, 4 * _K, 16 * _K, 64 * _K, 256 * _K, _M, 4 * _M, 16 * _M, 64 * _M)
 _FULL = _Effort(_FULL_SIZES, 11, 0.05)
-_DEFAULT = _Effort(_DEFAULT_SIZES, 7, 0.02)
-_QUICK = _Effort(_QUICK_SIZES, 5, 0.02)
-_SILENCE = 180.0  # seconds without a row
+_DEFAULT = _Effort((4, 4 * _K, 64 * _K, _M, 16 * _M), 7, 0.02)
+_QUICK = _Effort((4, 64 * _K, 4 * _M), 5, 0.02)
 
 
 def main() -> int:
     """Run the benchmark; the exit status."""
     options = _parse()
-    settings = _settings(options)
+    rows: list[list[Figure]] = []
+    table = report.Table()
+    title = ""
     try:
-        machine, rows = _measure(settings)
+        print(f"starting {options.ranks} ranks ...", flush=True)
+        for message in run_ranks(options.ranks, _rank, (options,), _SILENCE):
+            match message:
+                case Machine() as machine, [*libraries]:
+                    title = f"{options.ranks} ranks, {options.dtype}, on {describe(machine)}"
+                    print(title, flush=True)
+                case str():
+                    print(f"note: {message}", flush=True)
+                case list():
+                    rows.append(message)
+                    table.add(report.line(message, libraries, libraries[1:], _columns(options)))
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    _write(options.out, settings, machine, rows)
+    print(report.summary(rows, "pynccl", libraries[-1]) or f"{len(rows)} rows, not compared")
+    path = options.out / f"collectives-{options.device}-{options.ranks}ranks-{options.dtype}.json"
+    found = [figure for row in rows for figure in row]
+    report.write_json(path, found, machine=dataclasses.asdict(machine), settings=_about(options))
+    from benchmarks.plot import lines  # takes a second to import
+
+    lines(path.with_suffix(".png"), found, title)
     return 0
+
+
+def _columns(options: argparse.Namespace) -> tuple[str, ...]:
+    host = ("host_seconds",) if options.device == "cuda" else ()
+    return ("seconds", *host, "busbw")
+
+
+def _about(options: argparse.Namespace) -> dict[str, object]:
+    return {name: value for name, value in vars(options).items() if name != "out"}
 
 
 def _parse() -> argparse.Namespace:
@@ -85,72 +107,119 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--ranks", type=positive, default=2, help="processes (default: %(default)s)")
     add("--device", choices=("cpu", "cuda"), help="default: cuda where a GPU can be used")
-    effort = parser.add_mutually_exclusive_group()
-    effort.add_argument("--full", action="store_true", help="ten sizes and more, longer samples")
-    effort.add_argument(
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--full", action="store_true", help="ten sizes and more, longer samples")
+    choice.add_argument(
         "--quick", action="store_true", help="three sizes, less and shorter samples"
     )
     add("--sizes", type=tuple_of(size), help="bytes, as 4,64K,16M (default: five, 4 to 16M)")
     add(
         "--collectives",
         type=tuple_of(str, BUS_FACTORS),
+        default=tuple(BUS_FACTORS),
         help=f"of {','.join(BUS_FACTORS)} (default: all)",
     )
-    add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
+    add("--dtype", choices=sorted(DTYPES), default="float32", help="default: %(default)s")
     add("--repeats", type=positive, help="samples of each library (default: 7)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
-    return parser.parse_args()
-
-
-def _settings(options: argparse.Namespace) -> Settings:
+    options = parser.parse_args()
     effort = _FULL if options.full else _QUICK if options.quick else _DEFAULT
-    return Settings(
-        nranks=options.ranks,
-        device=options.device or ("cuda" if default_provider() == "cuda" else "cpu"),
-        dtype=options.dtype,
-        collectives=options.collectives or tuple(BUS_FACTORS),
-        sizes=options.sizes or effort.sizes,
-        repeats=options.repeats or effort.repeats,
-        budget=effort.budget,
+    options.device = options.device or ("cuda" if default_provider() == "cuda" else "cpu")
+    options.sizes = options.sizes or effort.sizes
+    options.repeats = options.repeats or effort.repeats
+    options.budget = effort.budget
+    return options
+
+
+def _rank(rank: Rank, options: argparse.Namespace) -> None:
+    from benchmarks.world import Settings, World  # torch, which only the ranks need
+
+    names = ("device", "dtype", "collectives", "sizes", "repeats", "budget")
+    settings = Settings(**{name: getattr(options, name) for name in names})
+    world = World(rank, settings)
+    say = rank.report if rank.rank == 0 else lambda _: None
+    say((inspect(world.provider), [library.name for library in world.libraries]))
+    for found in measure(world, settings):
+        say(found)
+    world.close()
+
+
+def measure(world: World, settings: Settings) -> Iterator[str | list[Figure]]:
+    """Measure every collective and size in an existing world, on all ranks.
+
+    Yields:
+        Notes, and the figures of the libraries for each row.
+
+    Raises:
+        BenchmarkError: a result was wrong.
+    """
+    if world.refusal:
+        yield world.refusal
+    # A collection inside a sample would be measured, on every rank that waits for this one.
+    gc.disable()
+    gc.freeze()
+    stop = time.monotonic() + settings.seconds
+    rows = [
+        exact_row(collective, settings.dtype, world.nranks, nbytes)
+        for collective in settings.collectives
+        for nbytes in settings.sizes
+    ]
+    missing: set[tuple[str, str]] = set()  # what a library lacks of the collectives
+    for number, row in enumerate(rows := list(dict.fromkeys(rows))):
+        if world.maximum([float(time.monotonic() > stop)]) != [0.0]:
+            left = ", ".join(f"{one.operation} of {one.nbytes}" for one in rows[number:])
+            yield f"not measured, the time was up: {left} bytes"
+            return
+        gc.collect()
+        buffers = Buffers(row, world.rank, in_place=True, device=world.device)
+        libraries = []
+        for library in world.libraries:
+            if (library.name, row.operation) in missing:
+                continue
+            if reason := _check(world, library, buffers):
+                missing.add((library.name, row.operation))
+                yield f"{row.operation} by {library.name}: {reason}"
+            else:
+                libraries.append(library)
+        buffers.clear()
+        yield _figures(world, settings, libraries, buffers)
+
+
+def _check(world: World, library: Library, buffers: Buffers) -> str:
+    """Run a library once and compare the result; why it cannot, or ''."""
+    reason, row = "", buffers.row
+    try:
+        buffers.fill()
+        call = library.call(buffers)
+        assert call
+        call()
+        world.synchronize()
+    except Exception as error:  # of another library; it is said, and the others are measured
+        if library is world.pynccl:
+            raise
+        reason = str(error) or type(error).__name__
+    if not (reason := world.agree(reason)) and (wrong := buffers.wrong()):
+        raise BenchmarkError(f"{row.operation} of {row.nbytes} bytes by {library.name}: {wrong}")
+    return reason
+
+
+def _figures(
+    world: World, settings: Settings, libraries: list[Library], buffers: Buffers
+) -> list[Figure]:
+    row: Row = buffers.row
+    calls = {library.name: library.call(buffers) for library in libraries}
+    measured = timing.samples(
+        {name: world.timer(call) for name, call in calls.items() if call},
+        settings.repeats,
+        settings.budget,
+        world.clock.limit,
     )
-
-
-def _rank(rank: Rank, settings: Settings) -> None:
-    from benchmarks.runner import run  # torch, which only the ranks need
-
-    run(rank, settings)
-
-
-def _measure(settings: Settings) -> tuple[Machine, list[Row]]:
-    print(f"starting {settings.nranks} ranks ...", flush=True)
-    messages = run_ranks(settings.nranks, _rank, (settings,), _SILENCE)
-    plan = next(messages)
-    assert isinstance(plan, Plan)
-    print(report.describe(plan.machine, settings), flush=True)
-    rows: list[Row] = []
-    print(report.heading(plan, settings.device), flush=True)
-    for message in messages:
-        match message:
-            case Row():
-                rows.append(message)
-                print(report.line(message, settings.device), flush=True)
-            case Note(text):
-                print(f"note: {text}", flush=True)
-    return plan.machine, rows
-
-
-def _write(folder: Path, settings: Settings, machine: Machine, rows: list[Row]) -> None:
-    from benchmarks.plot import collectives  # takes a second to import
-
-    print(report.summary(rows))
-    stem = f"collectives-{settings.device}-{settings.nranks}ranks-{settings.dtype}"
-    about = dataclasses.asdict(settings)
-    del about["seconds"]
-    content = [{**dataclasses.asdict(row), "times_faster": row.times_faster} for row in rows]
-    path = folder / f"{stem}.json"
-    report.write_json(path, content, settings=about, machine=dataclasses.asdict(machine))
-    figures = [figure for row in rows for figure in row.figures()]
-    collectives(path.with_suffix(".png"), figures, report.describe(machine, settings))
+    torch = world.torch.name if world.torch else ""
+    found = timing.figures(measured, lambda _: torch, collective=row.operation, bytes=row.nbytes)
+    for figure in found:
+        widths = bandwidth(row.operation, row.nbytes, figure["seconds"], row.nranks)
+        figure.update(widths._asdict())
+    return found
 
 
 if __name__ == "__main__":

@@ -18,41 +18,36 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks import report
+import torch
+
+from benchmarks import collectives, gpu_calls, gpu_graphs, gpu_kernels, gpu_overlap, report
 from benchmarks.machine import ROOT, Machine, inspect, rows, scrub, slug
 from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
-from benchmarks.results import (
-    OUR_GRAPH,
-    SECTIONS,
-    TORCH_GRAPH,
-    Agenda,
-    Done,
-    Figure,
-    Note,
-    Settings,
-    Start,
-)
+from benchmarks.timing import Figure
+from benchmarks.world import Settings, World
 from pynccl.testing import Rank
 from pynccl.tools.trace.bandwidth import BUS_FACTORS
 
-__all__ = ["Section", "main"]
+__all__ = ["SECTIONS", "Done", "Section", "Start", "main"]
 
 _SILENCE = 90.0  # seconds without a report
-# What is given up first where a sequence cannot be captured.
-_FALLBACKS = (TORCH_GRAPH, OUR_GRAPH)
 _K, _M = 1 << 10, 1 << 20
 _SMALL = (8, 64, 512, 4 * _K, 16 * _K, 64 * _K)
 _LARGE = (_M, 16 * _M, 64 * _M, 256 * _M)
 _LARGE_SHARED = (_M, 16 * _M)
 _LARGE_ON_CPUS = (_M, 4 * _M)
 _QUICK = (8, 4 * _K, _M)
-_TITLES = {
+
+# In their order.
+SECTIONS = {
     "calls": "The host's time in one all_reduce",
     "kernels": "all_reduce by a kernel over pynccl/device.h",
     "overlap": "A matrix product at the same time",
@@ -60,6 +55,26 @@ _TITLES = {
     "collectives": "Collectives",
     "sequences": "Operations in sequence, the time of one",
 }
+
+
+class Start(NamedTuple):
+    """A world has come up.
+
+    Attributes:
+        gpus: how many GPUs its ranks have.
+        engine: of torch.distributed, to which the others are compared.
+        absent: the libraries that cannot be measured, and why.
+    """
+
+    gpus: int
+    engine: str
+    absent: dict[str, str]
+
+
+class Done(NamedTuple):
+    """The next section is complete, after so many seconds."""
+
+    seconds: float
 
 
 @dataclasses.dataclass
@@ -87,10 +102,10 @@ class Section:
     failures: list[str] = dataclasses.field(default_factory=list)
 
     def take(self, message: object) -> None:
-        """Keep what the ranks report."""
+        """Keep what the ranks report: notes, figures, and the end."""
         match message:
-            case Note(text):
-                self.notes.append(text)
+            case str():
+                self.notes.append(message)
             case Done(seconds):
                 self.seconds = seconds
             case dict():
@@ -102,19 +117,20 @@ class Section:
         figures = list(self.figures.values())
         about = dataclasses.asdict(self)
         del about["figures"]
+        about["start"] = self.start and self.start._asdict()
         path = folder / f"{self.nranks}ranks-{self.name}.json"
         report.write_json(path, figures, **about)
         path.with_suffix(".md").write_text(scrub("\n\n".join(self._parts())) + "\n")
         if plots and figures and self.name == "collectives":
-            from benchmarks.plot import collectives  # takes a second to import
+            from benchmarks.plot import lines  # takes a second to import
 
-            collectives(path.with_suffix(".png"), figures, next(self._parts()).removeprefix("# "))
+            lines(path.with_suffix(".png"), figures, next(self._parts()).removeprefix("# "))
 
     def _parts(self) -> Iterator[str]:
         gpus = self.start.gpus if self.start else len(self.machine.gpus)
         shares = 0 < gpus < self.nranks
         where = self.machine.gpus[0] if self.machine.gpus else "CPUs"
-        title = f"# {_TITLES[self.name]}: {self.nranks} rank{'s' if self.nranks > 1 else ''}"
+        title = f"# {SECTIONS[self.name]}: {self.nranks} rank{'s' if self.nranks > 1 else ''}"
         yield f"{title}{f' sharing {gpus} GPU' if shares else ''}, on {where}"
         yield _HOW
         if not self.machine.gpus:
@@ -175,45 +191,36 @@ def _measure(machine: Machine, options: argparse.Namespace, nranks: int, seconds
     """
     print(f"{nranks} ranks, {seconds:.0f} s", flush=True)
     deadline = time.monotonic() + seconds
-    agenda: Agenda | None = Agenda(SECTIONS, frozenset(), options.quick)
-    sections = {name: Section(name, nranks, machine) for name in SECTIONS}
+    left = [Section(name, nranks, machine) for name in SECTIONS]
     others, failed = True, False
-    while agenda:
-        left = [sections[name] for name in agenda.sections]
+    while left:
         try:
-            _run(left, options, agenda, deadline=deadline, others=others)
+            _run(left, options, deadline=deadline, others=others)
             return failed
         except BenchmarkError as error:
             reason = str(error)
         failed = True
         print(f"  error: {reason}", file=sys.stderr, flush=True)
-        current = next((section for section in left if not section.seconds), left[-1])
-        current.failures.append(reason)
-        current.write(options.out, plots=options.plots)
+        left = [section for section in left if not section.seconds] or left[-1:]
+        left[0].failures.append(reason)
+        left[0].write(options.out, plots=options.plots)
         if time.monotonic() > deadline:
             break
-        if others and not current.start:
+        if others and not left[0].start:
             others = False
             for section in left:
-                section.take(Note("the ranks did not come up: once more without the others"))
-            continue
-        done = {section.name for section in left if section.seconds}
-        agenda = agenda.after(done, _FALLBACKS if options.device == "cuda" else ())
+                section.take("the ranks did not come up: once more without the others")
+        else:
+            left = left[1:]
     return failed
 
 
 def _run(
-    sections: list[Section],
-    options: argparse.Namespace,
-    agenda: Agenda,
-    *,
-    deadline: float,
-    others: bool,
+    sections: list[Section], options: argparse.Namespace, *, deadline: float, others: bool
 ) -> None:
     """Run a world; the files of a section are written when it is done."""
     nranks, gpus = sections[0].nranks, len(sections[0].machine.gpus)
     settings = Settings(
-        nranks=nranks,
         device=options.device,
         dtype="float32",
         collectives=tuple(BUS_FACTORS),
@@ -226,7 +233,8 @@ def _run(
     )
     left = iter(sections)
     current = next(left)
-    for message in run_ranks(nranks, _rank, (settings, agenda), _SILENCE):
+    names = [section.name for section in sections]
+    for message in run_ranks(nranks, _rank, (settings, names, options.quick), _SILENCE):
         if isinstance(message, Start):
             for section in sections:
                 section.start = message
@@ -251,10 +259,43 @@ def _build_backend() -> str:
     return ""
 
 
-def _rank(rank: Rank, settings: Settings, agenda: Agenda) -> None:
-    from benchmarks.gpu_rank import run  # torch, which only the ranks need
+def _rank(rank: Rank, settings: Settings, names: list[str], quick: bool) -> None:
+    """Measure the sections in one world; rank 0 reports the figures as they are found."""
+    torch.manual_seed(rank.rank)
+    world = World(rank, settings)
+    say = rank.report if rank.rank == 0 else lambda _: None
+    gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
+    say(Start(gpus, world.engine, world.absent))
+    for name in names:
+        started = time.monotonic()
+        for found in _found(name, world, settings, quick):
+            say(found)
+        gc.collect()  # graphs go before the communicators that they use
+        say(Done(time.monotonic() - started))
+    world.close()
 
-    run(rank, settings, agenda)
+
+def _found(name: str, world: World, settings: Settings, quick: bool) -> Iterable[object]:
+    """Measure one section: the notes and the figures."""
+    repeats = settings.repeats
+    launches, replays = (5, 1) if world.shares else (10, 2) if quick else (100, 10)
+    side, nbytes = (128, 1 << 18) if quick else (512, 16 << 20)
+    if world.device.type == "cuda":
+        side, nbytes = (512, 1 << 20) if quick else (4096, (16 if world.shares else 256) << 20)
+    match name:
+        case "calls":
+            return gpu_calls.run(world, repeats, 20 if quick else None)
+        case "kernels":
+            return gpu_kernels.run(world, repeats, launches)
+        case "overlap":
+            return gpu_overlap.run(world, repeats, nbytes, side)
+        case "lab":
+            sizes = (nbytes,) if quick else (1 << 16, nbytes)
+            return gpu_overlap.sweep(world, repeats, sizes, side)
+        case "collectives":
+            found = collectives.measure(world, settings)
+            return (one for each in found for one in ([each] if isinstance(each, str) else each))
+    return gpu_graphs.run(world, repeats, replays)
 
 
 def _sizes(options: argparse.Namespace, nranks: int, gpus: int) -> tuple[int, ...]:

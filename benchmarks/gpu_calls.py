@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from benchmarks import compiler
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import Figure, Note
+from benchmarks.timing import Elapsed, Figure
 from benchmarks.world import World
 from pynccl import nccl, raw
 
@@ -33,7 +33,7 @@ _CALLS_SHARED = 10  # each takes several turns of some milliseconds
 Timer = Callable[[int], float]
 
 
-def run(world: World, repeats: int, calls: int | None = None) -> Iterator[Figure | Note]:
+def run(world: World, repeats: int, calls: int | None = None) -> Iterator[Figure | str]:
     """Measure every way there is.
 
     Args:
@@ -45,13 +45,14 @@ def run(world: World, repeats: int, calls: int | None = None) -> Iterator[Figure
     tensor = torch.zeros(_ELEMENTS, device=world.device)
     ways, note = _ways(world, tensor)
     if note:
-        yield Note(note)
+        yield note
     for timer in ways.values():
         timer(_WARM_UP)
         world.synchronize()
     # A call that is waited for is compared with one that is.
     figures = world.compare(
-        {way: _sampler(timer, calls) for way, timer in ways.items()},
+        {way: world.sampler(_mean_of(timer)) for way, timer in ways.items()},
+        calls,
         repeats,
         lambda way: _TORCH + _ASYNC * way.endswith(_ASYNC),
         bytes=tensor.nbytes,
@@ -107,8 +108,8 @@ def _ways(world: World, tensor: torch.Tensor) -> tuple[dict[str, Timer], str]:
     return ways, note
 
 
-def _sampler(timer: Timer, calls: int) -> Callable[[], float]:
-    return lambda: timer(calls) / calls
+def _mean_of(timer: Timer) -> Callable[[int], Elapsed]:
+    return lambda calls: Elapsed(timer(calls) / calls)
 
 
 def _timer(statement: str, **names: object) -> Timer:

@@ -6,15 +6,15 @@ the operations of a plan are. Each way is checked before it is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.peers import Call, all_gather_of
+from benchmarks.libraries import Call, all_gather_of
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import OUR_GRAPH, TORCH_GRAPH, Figure
+from benchmarks.timing import Figure
 from benchmarks.world import World
 from pynccl import nccl
 
@@ -25,23 +25,23 @@ _SIZES = (8, 64 << 10, 1 << 20)  # bytes
 _WARM_UP = 2
 
 
-def run(world: World, repeats: int, replays: int, without: Collection[str]) -> Iterator[Figure]:
+def run(world: World, repeats: int, replays: int) -> Iterator[Figure]:
     """Measure every way for each size.
 
     Args:
         world: this rank's.
         repeats: samples of each way.
         replays: sequences in a sample.
-        without: ways to leave out.
     """
     for nbytes in _SIZES:
         whole = torch.zeros(_LENGTH, nbytes // 4, device=world.device)
-        ways = {way: make() for way, make in _ways(world, whole) if way not in without}
+        ways = dict(_ways(world, whole))
         for way, call in ways.items():
             _check(world, whole, way, call)
         whole.zero_()
         yield from world.compare(
-            {way: world.timer(call, replays, _LENGTH) for way, call in ways.items()},
+            {way: world.timer(call, _LENGTH) for way, call in ways.items()},
+            replays,
             repeats,
             lambda way: "torch," + way.partition(",")[2],
             collective="all_reduce" if world.nranks > 1 else "all_gather",
@@ -50,8 +50,8 @@ def run(world: World, repeats: int, replays: int, without: Collection[str]) -> I
         )
 
 
-def _ways(world: World, whole: torch.Tensor) -> Iterator[tuple[str, Callable[[], Call]]]:
-    """The ways, each with what makes its call; a row of the tensor is an operation's."""
+def _ways(world: World, whole: torch.Tensor) -> Iterator[tuple[str, Call]]:
+    """The ways and their calls; a row of the tensor is an operation's."""
     rows, comm = whole.unbind(), world.comm
     if world.nranks > 1:
         ours = _for_each(comm.all_reduce, rows)
@@ -61,20 +61,16 @@ def _ways(world: World, whole: torch.Tensor) -> Iterator[tuple[str, Callable[[],
         pairs = list(zip(rows, torch.ones_like(whole).unbind(), strict=True))
         ours = _for_each(lambda pair: comm.all_gather(pair[1], out=pair[0]), pairs)
         theirs = _for_each(lambda pair: gather(*pair), pairs)
-    yield "pynccl, called", lambda: ours
+    yield "pynccl, called", ours
     if world.torch:
-        yield "torch, called", lambda: theirs
-    yield "pynccl, a plan", lambda: _recorded(ours)
-    if whole.is_cuda:
-        yield OUR_GRAPH, lambda: captured(ours)
-        if world.torch:
-            yield TORCH_GRAPH, lambda: captured(theirs)
-
-
-def _recorded(call: Call) -> Call:
+        yield "torch, called", theirs
     with nccl.plan() as plan:
-        call()
-    return plan
+        ours()
+    yield "pynccl, a plan", plan
+    if whole.is_cuda:
+        yield "pynccl, a CUDA graph", captured(ours)
+        if world.torch:
+            yield "torch, a CUDA graph", captured(theirs)
 
 
 def _for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> Call:

@@ -12,9 +12,9 @@ from torch.utils.dlpack import from_dlpack
 
 from benchmarks.gpu_graphs import captured
 from benchmarks.kernels import CpuKernels, GpuKernels, compile_for_cpus
-from benchmarks.peers import Call
+from benchmarks.libraries import Call
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import Figure, Note
+from benchmarks.timing import Figure
 from benchmarks.world import World
 from pynccl.errors import LibraryNotFoundError, MissingFunctionError, NcclError
 
@@ -25,7 +25,7 @@ _BLOCKS = 8
 _CAPACITY = _SIZES[-1] // 4  # elements of each half of the scratch memory
 
 
-def run(world: World, repeats: int, launches: int) -> Iterator[Figure | Note]:
+def run(world: World, repeats: int, launches: int) -> Iterator[Figure | str]:
     """Measure each way for each size.
 
     Args:
@@ -37,13 +37,13 @@ def run(world: World, repeats: int, launches: int) -> Iterator[Figure | Note]:
     try:
         lsa = comm.team_lsa().nranks
         if lsa < world.nranks:
-            yield Note(f"not measured: only {lsa} of the ranks reach each other's memory")
+            yield f"not measured: only {lsa} of the ranks reach each other's memory"
             return
         kernels = _compile(world)
         memory = comm.symmetric_empty(3 * _CAPACITY)
         device_comm = comm.device_comm(lsa_barriers=_BLOCKS)
     except (LibraryNotFoundError, MissingFunctionError, NcclError, ImportError) as error:
-        yield Note(f"not measured: {error}")
+        yield f"not measured: {error}"
         return
     argument = device_comm.as_argument(kernels.version).tobytes()
     whole = from_dlpack(memory)
@@ -67,7 +67,8 @@ def run(world: World, repeats: int, launches: int) -> Iterator[Figure | Note]:
         if world.device.type == "cuda":
             calls |= {f"{way}, a CUDA graph": captured(call) for way, call in calls.items()}
         yield from world.compare(
-            {way: world.timer(call, launches) for way, call in calls.items()},
+            {way: world.timer(call) for way, call in calls.items()},
+            launches,
             repeats,
             lambda way: re.sub(r"^kernel, [a-z ]+", "all_reduce", way),
             bytes=nbytes,

@@ -13,40 +13,27 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.peers import all_gather_of
-from benchmarks.results import Figure
+from benchmarks.libraries import all_gather_of
+from benchmarks.timing import Figure
 from benchmarks.world import World
 from pynccl import nccl
 from pynccl.tools import lab
 
-__all__ = ["Work", "run", "sweep"]
+__all__ = ["run", "sweep"]
 
 _CTAS = (1, 4, 16)
 _MOST_PRODUCTS = 2000
 
 
-class Work(NamedTuple):
-    """How much of both there is.
-
-    Attributes:
-        nbytes: of the collective.
-        side: of the square matrices.
-    """
-
-    nbytes: int
-    side: int
-
-
-def run(world: World, repeats: int, work: Work) -> Iterator[Figure]:
+def run(world: World, repeats: int, nbytes: int, side: int) -> Iterator[Figure]:
     """Measure every way: through the mirror, torch, and communicators of few and more CTAs."""
-    product = _Product(world, work.side)
+    product = _Product(world, side)
     collective = "all_reduce" if world.nranks > 1 else "all_gather"
-    send = torch.zeros(work.nbytes // 4, device=world.device)
+    send = torch.zeros(nbytes // 4, device=world.device)
     # An all_reduce of one rank does nothing; gathering from one rank copies.
     recv = send if world.nranks > 1 else torch.empty_like(send)
     ways: dict[str, Callable[[], Callable[[], object]]] = {
@@ -65,7 +52,7 @@ def run(world: World, repeats: int, work: Work) -> Iterator[Figure]:
         yield {
             "way": way,
             "collective": collective,
-            "bytes": work.nbytes,
+            "bytes": nbytes,
             "product_seconds": matmul,
             "collective_seconds": communication,
             "together_seconds": together,

@@ -5,11 +5,11 @@
 Every library has its own processes as ranks, which sleep while it is not their turn. For each
 operation and size the results are checked; then the libraries are timed in turns, so that other
 load of the machine affects all of them alike. A sample is the mean over as many calls as fill its
-time, and the maximum over the ranks; the table shows the medians of the samples, of several passes
-the median of these. "copy" is one memcpy of the same number of bytes between the samples: the floor
-of every implementation that moves the bytes once. A table is printed; JSON and a plot go to a
-folder. A wrong result ends the run. --beside starts CPU-bound processes, as on a laptop or a shared
-machine. The last column is the ninth decile of hostnccl's samples over their median.
+time, and the maximum over the ranks; the table shows the medians of the samples, those of all
+passes. "copy" is one memcpy of the same number of bytes between the samples: the floor of every
+implementation that moves the bytes once. A table is printed; JSON and a plot go to a folder. A
+wrong result ends the run. --beside starts CPU-bound processes, as on a laptop or a shared machine.
+The last column is the ninth decile of hostnccl's samples over their median.
 
 hostnccl is called through pynccl.raw, with addresses; "numpy" and "torch" are hostnccl through
 pynccl.nccl, with arrays of these, which every call reads. MPICH needs the packages mpi4py and
@@ -21,59 +21,53 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import statistics
+import itertools
+import platform
 import sys
-import time
+from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import host_report as report
-from benchmarks.host_ranks import World, find_mpiexec
-from benchmarks.host_rows import DTYPES, OPERATIONS, Row, exact_row
+from benchmarks import report, timing
+from benchmarks.host_ranks import World, find_mpiexec, world
+from benchmarks.machine import cpu
+from benchmarks.operations import OPERATIONS, Row, exact_row
 from benchmarks.options import positive, size, tuple_of
 from benchmarks.ranks import BenchmarkError, busy_processes
+from benchmarks.timing import Elapsed, Figure
 
 __all__ = ["main"]
 
 _OUT = Path(__file__).parent / "out"
-_KIB, _MIB = 2**10, 2**20
-_FULL_SIZES = (
-    4,
-    64,
-    512,
-    4 * _KIB,
-    16 * _KIB,
-    64 * _KIB,
-    256 * _KIB,
-    _MIB,
-    4 * _MIB,
-    16 * _MIB,
-    64 * _MIB,
-    256 * _MIB,
-)
-_QUICK_SIZES = (4, 4 * _KIB, 64 * _KIB, _MIB, 16 * _MIB)
+_K, _M = 2**10, 2**20
+_SMALL = (4, 64, 512, 4 * _K, 16 * _K, 64 * _K, 256 * _K)
+_FULL_SIZES = (*_SMALL, _M, 4 * _M, 16 * _M, 64 * _M, 256 * _M)
+_QUICK_SIZES = (4, 4 * _K, 64 * _K, _M, 16 * _M)
+_DTYPES = ("float32", "bfloat16", "float16", "int8")
+_OPERATIONS = tuple(name for name in OPERATIONS if name not in ("gather", "scatter", "send_recv"))
 # Three of them are hostnccl: with addresses, and with the arrays of NumPy and torch.
 _LIBRARIES = ("hostnccl", "numpy", "torch", "mpich", "gloo")
+_COMPARED = ("mpich", "gloo")
 _NEEDS = {"torch": ("torch",), "mpich": ("mpi4py",), "gloo": ("torch",)}
-_LONG = 0.1  # seconds of one call; longer ones get few samples
 
 
 def main() -> int:
     """Run the benchmark; the exit status."""
     options = _parse()
-    results: list[report.Result] = []
+    rows: list[list[Figure]] = []
     try:
         with busy_processes(options.beside):
             for nranks in options.ranks:
-                results += _Run(options, nranks).run()
+                rows += _run(options, nranks)
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    report.write(options.out, results, options.beside)
+    _write(options, rows)
     return 0
 
 
@@ -86,11 +80,11 @@ def _parse() -> argparse.Namespace:
     add("--ranks", type=tuple_of(positive), default=(2, 4, 8), help="worlds (default: 2,4,8)")
     add(
         "--operations",
-        type=tuple_of(str, OPERATIONS),
-        default=list(OPERATIONS),
+        type=tuple_of(str, _OPERATIONS),
+        default=_OPERATIONS,
         help="default: all",
     )
-    add("--dtypes", type=tuple_of(str, DTYPES), help="default: float32; full: all")
+    add("--dtypes", type=tuple_of(str, _DTYPES), help="default: float32; full: all")
     add("--sizes", type=tuple_of(size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
     add("--quick", action="store_true", help="five sizes, shorter samples")
     add("--full", action="store_true", help="all dtypes")
@@ -103,7 +97,7 @@ def _parse() -> argparse.Namespace:
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     options = parser.parse_args()
     options.sizes = options.sizes or (_QUICK_SIZES if options.quick else _FULL_SIZES)
-    options.dtypes = options.dtypes or (list(DTYPES) if options.full else ["float32"])
+    options.dtypes = options.dtypes or (_DTYPES if options.full else ["float32"])
     options.repeats = options.repeats or (5 if options.quick else 9)
     options.budget = options.budget or (0.005 if options.quick else 0.02)
     options.libraries = _installed(options.libraries or _LIBRARIES)
@@ -123,97 +117,78 @@ def _installed(libraries: Iterable[str]) -> list[str]:
     return there
 
 
-class _Run:
+def _run(options: argparse.Namespace, nranks: int) -> list[list[Figure]]:
     """The rows of one number of ranks."""
-
-    def __init__(self, options: argparse.Namespace, nranks: int) -> None:
-        self._options = options
-        self._nranks = nranks
-
-    def run(self) -> list[report.Result]:
-        results: list[report.Result] = []
-        with contextlib.ExitStack() as stack:
-            worlds = []
-            for library in self._options.libraries:
-                worlds.append(stack.enter_context(self._world(library)))
-            print(report.heading(self._nranks, {w.library: w.version for w in worlds}), flush=True)
-            rows = self._rows()
-            passes = self._options.passes
-            earlier = [{row: self._measure(row, worlds) for row in rows} for _ in range(passes - 1)]
-            for row in rows:
-                last = self._measure(row, worlds)
-                result = report.combine([*(one[row] for one in earlier), last])
-                results.append(result)
-                print(report.line(result), flush=True)
-        print(report.summary(results), flush=True)
-        return results
-
-    def _world(self, library: str) -> World:
-        return World(library, self._nranks, bind=self._options.bind)
-
-    def _rows(self) -> list[Row]:
-        rows: dict[Row, None] = {}
-        for dtype in self._options.dtypes:
-            for operation in self._options.operations:
-                sizes = [4] if operation == "barrier" else self._options.sizes
-                for nbytes in sizes:
-                    if operation != "barrier" or dtype == self._options.dtypes[0]:
-                        rows[exact_row(operation, dtype, self._nranks, nbytes)] = None
-        return list(rows)
-
-    def _measure(self, row: Row, worlds: list[World]) -> report.Result:
-        able = [world for world in worlds if world.prepare(row)]
-        plans = [self._calibrate(world) for world in able]
-        floor = _Floor(row.nbytes, self._options.budget)
-        samples: dict[str, list[float]] = {world.library: [] for world in able}
-        samples["copy"] = []
-        longest = max(seconds for _, seconds in plans)
-        for _ in range(min(self._options.repeats, 3 if longest > _LONG else 1000)):
-            samples["copy"].append(floor.sample())
-            for world, (iterations, seconds) in zip(able, plans, strict=True):
-                samples[world.library].append(world.sample(iterations, warm=seconds < _LONG))
-        # One way of a round trip.
-        share = 0.5 if row.operation == "ping_pong" else 1.0
-        for name in samples.keys() - {"copy"}:
-            samples[name] = [share * seconds for seconds in samples[name]]
-        medians = {name: statistics.median(times) for name, times in samples.items()}
-        deciles = {name: _ninth_decile(times) for name, times in samples.items()}
-        return report.Result(row, medians, deciles)
-
-    def _calibrate(self, world: World) -> tuple[int, float]:
-        """Calls that fill a sample, and the seconds of one."""
-        budget = self._options.budget
-        iterations = 1
-        while True:
-            seconds = world.sample(iterations, warm=iterations == 1)
-            if seconds * iterations >= budget / 4 or iterations >= 100_000:
-                break
-            iterations = min(100_000, max(2 * iterations, int(budget / 2 / seconds)))
-        return max(1, min(100_000, round(budget / seconds))), seconds
+    with contextlib.ExitStack() as stack:
+        worlds = [
+            stack.enter_context(world(library, nranks, bind=options.bind))
+            for library in options.libraries
+        ]
+        known = ", ".join(f"{one.library} ({one.version})" for one in worlds)
+        print(f"\n{nranks} ranks on {cpu()}: {known}", flush=True)
+        compared = [name for name in _COMPARED if name in options.libraries]
+        rows = _rows(options, nranks)
+        measured: dict[Row, dict[str, list[Elapsed]]] = {row: defaultdict(list) for row in rows}
+        table = report.Table()
+        found = []
+        for number, row in itertools.product(range(options.passes), rows):
+            for library, samples in _measure(options, row, worlds).items():
+                measured[row][library] += samples
+            if number == options.passes - 1:
+                about = {"operation": row.operation, "dtype": row.dtype}
+                figures = timing.figures(
+                    measured[row], lambda _: "", **about, ranks=nranks, bytes=row.nbytes
+                )
+                found.append(figures)
+                table.add(report.line(figures, [*options.libraries, "copy"], compared))
+    for ours, library in itertools.product(("hostnccl", "numpy", "torch"), _COMPARED):
+        if text := report.summary(found, ours, library):
+            print(text, flush=True)
+    return found
 
 
-def _ninth_decile(times: list[float]) -> float:
-    return sorted(times)[len(times) * 9 // 10]
+def _rows(options: argparse.Namespace, nranks: int) -> list[Row]:
+    rows = [
+        exact_row(operation, dtype, nranks, nbytes)
+        for dtype in options.dtypes
+        for operation in options.operations
+        for nbytes in ([4] if operation == "barrier" else options.sizes)
+        if operation != "barrier" or dtype == options.dtypes[0]
+    ]
+    return list(dict.fromkeys(rows))
 
 
-class _Floor:
-    """One copy between two buffers of so many bytes."""
+def _measure(
+    options: argparse.Namespace, row: Row, worlds: list[World]
+) -> dict[str, list[Elapsed]]:
+    able = {one.library: one.sample for one in worlds if one.prepare(row)}
+    source, target = np.ones(row.nbytes, np.uint8), np.ones(row.nbytes, np.uint8)
+    copy = partial(np.copyto, target, source)
+    timers = {**able, "copy": lambda calls: timing.HostClock().measure(copy, calls)}
+    return timing.samples(timers, options.repeats, options.budget)
 
-    def __init__(self, nbytes: int, budget: float) -> None:
-        self._source = np.zeros(nbytes, np.uint8)
-        self._target = np.ones(nbytes, np.uint8)
-        self._source[:] = 1  # so that there are pages behind it
-        self._iterations = 1
-        self._iterations = max(1, min(100_000, int(budget / 4 / self.sample())))
 
-    def sample(self) -> float:
-        """Seconds of one copy on average."""
-        source, target = self._source, self._target
-        target[:] = source
-        start = time.perf_counter()
-        for _ in range(self._iterations):
-            target[:] = source
-        return (time.perf_counter() - start) / self._iterations
+def _write(options: argparse.Namespace, rows: list[list[Figure]]) -> None:
+    """Write the JSON file, and the plots of the first dtype where matplotlib is installed."""
+    found = [figure for row in rows for figure in row]
+    report.write_json(
+        options.out / "host.json",
+        found,
+        machine=cpu(),
+        system=platform.platform(),
+        beside=options.beside,
+    )
+    try:
+        from benchmarks.plot import lines
+    except ImportError:
+        print("note: no plot, matplotlib is not installed")
+        return
+    dtype = options.dtypes[0]
+    busy = f", beside {options.beside} busy processes" if options.beside else ""
+    for nranks in options.ranks:
+        chosen = [one for one in found if (one["ranks"], one["dtype"]) == (nranks, dtype)]
+        title = f"{nranks} ranks, {dtype}, {cpu()}{busy}"
+        lines(options.out / f"host-{nranks}ranks.png", chosen, title)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,36 @@
 """The ranks of one library, which follow the orders of the process that runs the benchmark.
 
-    python -m benchmarks.host_ranks NRANKS FOLDER bind|free     # a rank of MPICH, from mpiexec
+    python -m benchmarks.host_ranks FOLDER bind|free     # a rank of MPICH, from mpiexec
 
 pynccl.testing launches the ranks; only those of MPICH must come from mpiexec. Orders and answers
-pass a socket: a Row is to be prepared, (iterations, warm) is a sample of it. A rank that waits for
+pass a socket: a Row is to be prepared, a number of calls is a sample of it. A rank that waits for
 its next order sleeps in a read, so that the library that is timed has the machine for itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from types import TracebackType
 
-from benchmarks.host_libraries import LIBRARIES, Call, Library
-from benchmarks.host_rows import Buffers, Row
-from benchmarks.ranks import BenchmarkError, RankError
+from benchmarks import libraries
+from benchmarks.libraries import Call, Library
+from benchmarks.operations import Buffers, Row
+from benchmarks.ranks import BenchmarkError
+from benchmarks.timing import Elapsed, HostClock
 from pynccl import testing
 
-__all__ = ["World", "find_mpiexec", "main"]
+__all__ = ["World", "find_mpiexec", "main", "world"]
 
 _SILENCE = 300.0  # seconds without an answer
-_SOCKET = "socket"  # in the folder of the run
 _START = 120.0
 # For torch, NumPy and others that use a thread for every CPU.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -41,59 +42,59 @@ def find_mpiexec() -> str | None:
     return str(own) if own.exists() else shutil.which("mpiexec")
 
 
+@contextlib.contextmanager
+def world(library: str, nranks: int, *, bind: bool) -> Iterator[World]:
+    """Start a library's ranks, and end them after the block.
+
+    Args:
+        library: a key of benchmarks.libraries.HOST, or ``"mpich"``.
+        nranks: how many to start.
+        bind: whether to bind them to CPUs in turn.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostbench-"))
+        listener = stack.enter_context(Listener(f"{folder}/socket", "AF_UNIX", backlog=nranks))
+        run = None
+        if library == "mpich":
+            command = [str(find_mpiexec()), "-n", str(nranks), sys.executable, "-m"]
+            command += ["benchmarks.host_ranks", folder, "bind" if bind else "free"]
+            process = subprocess.Popen(command, env={**os.environ, **_THREADS})
+            stack.callback(_end, process)
+        else:
+            launcher = stack.enter_context(testing.Launcher())
+            arguments = library, folder, bind
+            run = launcher.start(nranks, _serve, arguments, timeout=None, env=_THREADS)
+            stack.enter_context(run)
+        listener._listener._socket.settimeout(_START)  # type: ignore[attr-defined]
+        try:
+            ranks = [stack.enter_context(listener.accept()) for _ in range(nranks)]
+        except TimeoutError:
+            raise BenchmarkError(f"{library}: a rank has not connected in {_START:g} s") from None
+        yield World(library, ranks, run)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for MPICH's ranks, which end with their connections, and kill them if they do not."""
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class World:
     """One library's ranks. They run only between an order and its answers.
 
     Attributes:
+        library: its name.
         version: of the library.
     """
 
-    def __init__(self, library: str, nranks: int, *, bind: bool = False) -> None:
+    def __init__(self, library: str, ranks: list[Connection], run: testing.Run | None) -> None:
         self.library = library
-        self._bind = bind
-        self._nranks = nranks
-        self._folder = tempfile.TemporaryDirectory(prefix="hostbench-")
-        self._launcher = testing.Launcher()
-        self._run: testing.Run | None = None
-        self._mpiexec: subprocess.Popen[bytes] | None = None
-        self._ranks: list[Connection] = []
-        try:
-            self.version = self._start()
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self) -> str:
-        folder, nranks = self._folder.name, self._nranks
-        with Listener(str(Path(folder, _SOCKET)), "AF_UNIX", backlog=nranks) as listener:
-            if self.library == "mpich":
-                mpiexec = find_mpiexec()
-                assert mpiexec
-                command = [
-                    mpiexec,
-                    "-n",
-                    str(nranks),
-                    sys.executable,
-                    "-m",
-                    "benchmarks.host_ranks",
-                ]
-                command += [str(nranks), folder, "bind" if self._bind else "free"]
-                self._mpiexec = subprocess.Popen(command, env={**os.environ, **_THREADS})
-            else:
-                self._run = self._launcher.start(
-                    nranks,
-                    _serve_world,
-                    (self.library, folder, self._bind),
-                    unique_ids=0,
-                    timeout=None,
-                    env=_THREADS,
-                )
-            listener._listener._socket.settimeout(_START)  # type: ignore[attr-defined]
-            try:
-                self._ranks = [listener.accept() for _ in range(nranks)]
-            except TimeoutError:
-                raise self._error(f"not all ranks have connected within {_START:g} s") from None
-        return str(self._answers()[0])
+        self._ranks = ranks
+        self._run = run
+        self.version = str(self._answers()[0])
 
     def prepare(self, row: Row) -> bool:
         """Check a row; false where the library has no such operation.
@@ -108,44 +109,11 @@ class World:
             raise BenchmarkError(f"{self.library}, {row}: {wrong}")
         return True
 
-    def sample(self, iterations: int, *, warm: bool) -> float:
-        """Seconds of one call: the mean over iterations, the maximum over ranks."""
-        return max(float(str(answer)) for answer in self._ask((iterations, warm)))
+    def sample(self, calls: int) -> Elapsed:
+        """The mean over so many calls, the maximum over ranks."""
+        return Elapsed(max(float(str(answer)) for answer in self._ask(calls)))
 
-    def close(self) -> None:
-        """Close the connections, at which ranks end, and kill those that do not."""
-        for connection in self._ranks:
-            connection.close()
-        if self._run:
-            self._run.close()
-        self._launcher.close()
-        if self._mpiexec:
-            try:
-                self._mpiexec.wait(10)
-            except subprocess.TimeoutExpired:
-                self._mpiexec.kill()
-                self._mpiexec.wait()
-        self._folder.cleanup()
-
-    def _error(self, what: str) -> RankError:
-        """An error, with the tracebacks of the ranks that have failed."""
-        for outcome in self._run.outcomes(timeout=1) if self._run else []:
-            if outcome.died or outcome.error:
-                what += f"\nrank {outcome.rank}: {outcome.died}\n{outcome.trace}"
-        return RankError(f"{self.library}: {what}")
-
-    def __enter__(self) -> World:
-        return self
-
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _ask(self, order: object) -> list[object]:
+    def _ask(self, order: Row | int) -> list[object]:
         for connection in self._ranks:
             connection.send(order)
         return self._answers()
@@ -156,18 +124,23 @@ class World:
         while waiting:
             ready = wait(waiting, _SILENCE)
             if not ready:
-                raise RankError(f"{self.library}: no answer within {_SILENCE:g} s")
+                raise BenchmarkError(f"{self.library}: no answer within {_SILENCE:g} s")
             for connection in ready:
                 assert isinstance(connection, Connection)
                 try:
                     answer = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    raise self._error("a rank has died") from None
-                if isinstance(answer, RankError):
+                    raise BenchmarkError(f"{self.library}: a rank has died{self._why()}") from None
+                if isinstance(answer, BenchmarkError):
                     raise answer
                 answers.append(answer)
                 waiting.remove(connection)
         return answers
+
+    def _why(self) -> str:
+        """The tracebacks of the ranks that have failed."""
+        outcomes = self._run.outcomes(timeout=1) if self._run else []
+        return "".join(f"\nrank {o.rank}: {o.died}\n{o.trace}" for o in outcomes if not o.ok)
 
 
 class _Rank:
@@ -175,16 +148,9 @@ class _Rank:
         self._library = library
         self._rank = rank
         self._call: Call | None = None
+        self._share = 1.0
 
-    def obey(self, order: object) -> object:
-        match order:
-            case Row():
-                return self._prepare(order)
-            case int(iterations), bool(warm):
-                return self._measure(iterations, warm=warm)
-        raise TypeError(f"no such order: {order!r}")
-
-    def _prepare(self, row: Row) -> str | None:
+    def prepare(self, row: Row) -> str | None:
         """Make the buffers and check one call on them; what is wrong, or '', or None: no call."""
         self._call = None
         gc.collect()
@@ -198,47 +164,39 @@ class _Rank:
         wrong = buffers.wrong()
         buffers.clear()
         self._call, self._buffers = call, buffers
-        return f"{wrong} bytes are wrong on rank {self._rank}" if wrong else ""
+        self._share = 0.5 if row.operation == "ping_pong" else 1.0  # one way of a round trip
+        return wrong
 
-    def _measure(self, iterations: int, *, warm: bool) -> float:
-        """Seconds of one call on average."""
-        call = self._call
-        assert call is not None
-        if warm:
-            call()
+    def sample(self, calls: int) -> float:
+        """Seconds of one call on average; where there are several, after one that is not timed."""
+        assert self._call is not None
+        if calls > 1:
+            self._call()
         self._library.barrier()
-        start = time.perf_counter()
-        for _ in range(iterations):
-            call()
-        return (time.perf_counter() - start) / iterations
+        return self._share * HostClock().measure(self._call, calls).seconds
 
 
 def main() -> None:
     """Serve as a rank of MPICH."""
-    from mpi4py import MPI
-
-    nranks, folder, bind = sys.argv[1:]
-    _serve("mpich", MPI.COMM_WORLD.rank, int(nranks), Path(folder), bind=bind == "bind")
+    folder, bind = sys.argv[1:]
+    _serve(None, "mpich", folder, bind == "bind")
 
 
-def _serve_world(rank: testing.Rank, name: str, folder: str, bind: bool) -> None:
-    """Serve as a rank of another library, until the benchmark closes its end of the socket."""
-    _serve(name, rank.rank, rank.world_size, Path(folder), bind=bind)
-
-
-def _serve(name: str, rank: int, nranks: int, folder: Path, *, bind: bool) -> None:
-    if bind:
-        cpus = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
-    connection = Client(str(folder / _SOCKET), "AF_UNIX")
-    try:
-        library = LIBRARIES[name](rank, nranks, folder / f"{name}-{nranks}")
-        connection.send(library.version)
-        gc.disable()
-        gc.freeze()
-        _follow_orders(connection, _Rank(library, rank))
-    except Exception:
-        connection.send(RankError(f"{name}, rank {rank}: {traceback.format_exc()}"))
+def _serve(rank: testing.Rank | None, name: str, folder: str, bind: bool) -> None:
+    """Serve as a rank of a library, until the benchmark closes its end of the socket."""
+    with Client(f"{folder}/socket", "AF_UNIX") as connection:
+        try:
+            library = libraries.HOST[name](rank) if rank else libraries.Mpich()
+            number = rank.rank if rank else library.rank
+            if bind:
+                cpus = sorted(os.sched_getaffinity(0))
+                os.sched_setaffinity(0, {cpus[number % len(cpus)]})
+            connection.send(library.version)
+            gc.disable()
+            gc.freeze()
+            _follow_orders(connection, _Rank(library, number))
+        except Exception:
+            connection.send(BenchmarkError(f"{name}: {traceback.format_exc()}"))
 
 
 def _follow_orders(connection: Connection, rank: _Rank) -> None:
@@ -247,7 +205,7 @@ def _follow_orders(connection: Connection, rank: _Rank) -> None:
             order = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        connection.send(rank.obey(order))
+        connection.send(rank.prepare(order) if isinstance(order, Row) else rank.sample(order))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Machine", "cpu", "inspect", "rows", "scrub", "slug"]
+__all__ = ["ROOT", "Machine", "cpu", "describe", "inspect", "rows", "scrub", "slug"]
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,6 +92,15 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
         ("system", machine.system),
         *machine.versions.items(),
     ]
+
+
+def describe(machine: Machine) -> str:
+    """The facts in two lines."""
+    gpus = ""
+    if machine.gpus:
+        gpus = f", {len(machine.gpus)} GPU ({', '.join(sorted(set(machine.gpus)))})"
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    return f"{machine.cpu}, {machine.cores} cores{gpus}\n{versions}"
 
 
 def slug(machine: Machine) -> str:

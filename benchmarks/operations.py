@@ -1,105 +1,219 @@
-"""The collectives: which buffers a rank needs, what it fills in, and what must come out.
+"""The operations: the buffers of a rank, its input, and the expected output.
 
-The values are small integers, exact in every dtype whichever way they are summed (bfloat16: up to
-36 ranks), and another sequence on each rank, so that a block in the wrong place or a rank counted
-twice shows.
+Sizes are those of the larger buffer, as in nccl-tests. The values are small whole numbers, exact in
+every dtype whichever way they are summed (bfloat16: up to 36 ranks), and another sequence on each
+rank, so that a block in the wrong place or a rank counted twice shows.
 """
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from benchmarks.host_rows import MODULUS, Shape, expected, sent
-from benchmarks.ranks import BenchmarkError
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["COLLECTIVES", "Buffers", "WrongResultError", "check", "exact_size"]
+__all__ = ["DTYPES", "OPERATIONS", "ROOT", "Buffers", "Row", "exact_row", "expected"]
 
+ROOT = 0
 
-COLLECTIVES: dict[str, Shape] = {
-    "all_reduce": Shape(in_place=True),
-    "broadcast": Shape(in_place=True),
-    "reduce": Shape(in_place=True),
-    "all_gather": Shape(recv=0),
-    "reduce_scatter": Shape(send=0),
-    "all_to_all": Shape(send=0, recv=0),
-    "gather": Shape(recv=0),
-    "scatter": Shape(send=0),
-    "send_recv": Shape(),
+# The bytes of an element.
+DTYPES = {
+    "float32": 4,
+    "float64": 8,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "int32": 4,
+    "int64": 8,
 }
 
+_PERIOD = 1009  # a prime: no block of a usual size begins where the values repeat
+_MODULUS = 8  # of the values
 
-class WrongResultError(BenchmarkError):
-    """A library gave something else than the collective is defined to give."""
+
+class _Shape(NamedTuple):
+    """The buffers of one rank, in blocks; 0 is one block for each rank."""
+
+    send: int = 1
+    recv: int = 1
 
 
-def exact_size(collective: str, nbytes: int, nranks: int, itemsize: int) -> int:
-    """The size nearest below nbytes that has whole blocks, or that of one element in each."""
-    shape = COLLECTIVES[collective]
-    return shape.count(nbytes, nranks, itemsize) * shape.blocks(nranks) * itemsize
+OPERATIONS = {
+    "all_reduce": _Shape(),
+    "all_gather": _Shape(recv=0),
+    "reduce_scatter": _Shape(send=0),
+    "broadcast": _Shape(),
+    "reduce": _Shape(),
+    "all_to_all": _Shape(send=0, recv=0),
+    "gather": _Shape(recv=0),
+    "scatter": _Shape(send=0),
+    "ping_pong": _Shape(),  # ranks 0 and 1; the time is that of one way
+    "send_recv": _Shape(),  # every rank sends to the next one and receives from the one before
+    "ring": _Shape(),  # the same, as benchmarks.host calls it
+    "barrier": _Shape(),
+}
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")  # in torch.distributed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of one size.
+
+    Attributes:
+        nbytes: of the larger buffer.
+        count: elements of one block.
+    """
+
+    operation: str
+    dtype: str
+    nranks: int
+    nbytes: int
+    count: int
+
+
+def exact_row(operation: str, dtype: str, nranks: int, nbytes: int) -> Row:
+    """The row nearest below nbytes that has whole blocks, or that of one element in each."""
+    block = DTYPES[dtype] * (nranks if 0 in OPERATIONS[operation] else 1)
+    count = max(1, nbytes // block)
+    return Row(operation, dtype, nranks, count * block, count)
 
 
 class Buffers:
-    """One rank's tensors for a collective of a size; both libraries work on them.
+    """One rank's memory for a row. The results are checked on filled buffers; timed are zeros,
+    which no number of operations in place can make overflow.
+
+    Args:
+        row: the row.
+        rank: this rank.
+        in_place: whether the operations that are in place in torch.distributed have one buffer.
+        device: where torch's tensors are.
 
     Attributes:
-        nbytes: the size of the larger tensor, as exact_size() gives it.
-        send, recv: the tensors; the same where the collective works in place.
+        send, recv: the bytes, in memory of the host.
     """
 
-    def __init__(
-        self,
-        collective: str,
-        nbytes: int,
-        rank: int,
-        nranks: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.collective = collective
-        self.nbytes = nbytes
+    def __init__(self, row: Row, rank: int, *, in_place: bool = False, device: Any = "cpu") -> None:  # noqa: ANN401
+        self.row = row
         self.rank = rank
-        self.nranks = nranks
-        shape = COLLECTIVES[collective]
-        self._count = shape.count(nbytes, nranks, dtype.itemsize)
-        sent, received = (self._count * (blocks or nranks) for blocks in (shape.send, shape.recv))
-        self.send = torch.zeros(sent, dtype=dtype, device=device)
-        self.recv = (
-            self.send if shape.in_place else torch.zeros(received, dtype=dtype, device=device)
-        )
+        self._device = device
+        self._tensors: tuple[Any, Any] | None = None
+        shape, block = OPERATIONS[row.operation], row.count * DTYPES[row.dtype]
+        self.recv = _pages((shape.recv or row.nranks) * block)
+        self.send = self.recv
+        if not in_place or row.operation not in _IN_PLACE:
+            self.send = _pages((shape.send or row.nranks) * block)
+
+    def arrays(self, library: str) -> tuple[Any, Any]:
+        """What is sent and what is received, as arrays of ``"numpy"`` or ``"torch"``."""
+        dtype: Any = self.row.dtype
+        if library == "numpy":
+            if dtype == "bfloat16":
+                from ml_dtypes import bfloat16 as dtype
+            return self.send.view(dtype), self.recv.view(dtype)
+        if self._tensors is None:
+            import torch
+
+            send, recv = (
+                torch.from_numpy(part).view(getattr(torch, dtype)).to(self._device)
+                for part in (self.send, self.recv)
+            )
+            self._tensors = (recv if self.send is self.recv else send), recv
+        return self._tensors
 
     def fill(self) -> None:
-        """Fill in what the check expects, and in what is received what must not be left."""
-        self.recv.fill_(MODULUS * self.nranks)
-        self.send.copy_(torch.from_numpy(sent(self.rank, self.send.numel())))
+        """Write what this rank sends, and in what is received what must not be left."""
+        self.recv[:] = 0xFF
+        count = self.send.nbytes // DTYPES[self.row.dtype]
+        self.send[:] = self._bytes(_sequence(_values(self.rank), 0, count))
+        if self.row.operation == "broadcast" and self.rank == ROOT:
+            self.recv[:] = self.send  # it is in place, with every library
+        self._copy(to_device=True)
 
     def clear(self) -> None:
-        """Zeros: summed in place as often as wanted, they neither overflow nor slow down."""
-        self.send.zero_()
-        self.recv.zero_()
+        self.send[:] = self.recv[:] = 0
+        self._copy(to_device=True)
 
-    def expected(self) -> torch.Tensor | None:
-        """The expected contents of recv; None where this rank receives nothing."""
-        values = expected(self.collective, self.rank, self.nranks, self._count)
-        return None if values is None else torch.from_numpy(values)
+    def wrong(self) -> str:
+        """How what was received differs from what it must be; '' if it does not."""
+        row = self.row
+        values = expected(row.operation, self.rank, row.nranks, row.count)
+        if values is None:
+            return ""
+        self._copy(to_device=False)
+        wrong = np.flatnonzero(self.recv != self._bytes(values))
+        if not wrong.size:
+            return ""
+        return (
+            f"{wrong.size} of {self.recv.size} bytes are wrong on rank {self.rank} of "
+            f"{row.nranks}, the first in element {wrong[0] // DTYPES[row.dtype]}"
+        )
+
+    def _copy(self, *, to_device: bool) -> None:
+        """Copy the bytes from or to a GPU; tensors of the host are the same memory."""
+        if self._tensors is None or self._tensors[0].device.type == "cpu":
+            return
+        import torch
+
+        for memory, tensor in zip((self.send, self.recv), self._tensors, strict=True):
+            pair = torch.from_numpy(memory), tensor.view(torch.uint8)
+            target, source = reversed(pair) if to_device else pair
+            target.copy_(source)
+
+    def _bytes(self, values: NDArray[np.int16]) -> NDArray[np.uint8]:
+        """Small whole numbers in the dtype of the row."""
+        if self.row.dtype == "bfloat16":  # the upper half of a float32
+            return (values.astype(np.float32).view(np.uint32) >> 16).astype("<u2").view("u1")
+        return values.astype(self.row.dtype).view(np.uint8)
 
 
-def check(buffers: Buffers, library: str) -> None:
-    """Compare what was received with what is defined.
+def _pages(nbytes: int) -> NDArray[np.uint8]:
+    """Bytes that begin on a page, so that every library and run has the same alignment."""
+    page = 4096
+    memory = np.zeros(nbytes + page, np.uint8)
+    start = -memory.ctypes.data % page
+    return memory[start : start + nbytes]
 
-    Raises:
-        WrongResultError: they differ; says where, on which rank and in which library.
+
+def expected(operation: str, rank: int, nranks: int, count: int) -> NDArray[np.int16] | None:
+    """The values that a rank receives; None where it receives nothing.
+
+    Args:
+        operation: of OPERATIONS.
+        rank: the receiver.
+        nranks: how many there are.
+        count: elements of one block.
     """
-    values = buffers.expected()
-    if values is None:
-        return
-    values = values.to(buffers.recv)
-    if torch.equal(buffers.recv, values):
-        return
-    wrong = (buffers.recv != values).nonzero().flatten()
-    first = int(wrong[0])
-    raise WrongResultError(
-        f"{buffers.collective} of {buffers.nbytes} bytes by {library} is wrong on rank "
-        f"{buffers.rank} of {buffers.nranks}: element {first} is {buffers.recv[first].item()}, "
-        f"must be {values[first].item()} ({len(wrong)} of {values.numel()} elements differ)"
-    )
+    if (
+        operation == "barrier"
+        or (operation in ("reduce", "gather") and rank != ROOT)
+        or (operation == "ping_pong" and rank > 1)
+    ):
+        return None
+    values = [_values(peer) for peer in range(nranks)]
+    total = np.sum(values, axis=0)
+    # The sequences that the result is made of, and where in them it begins.
+    sources, begin = {
+        "all_reduce": ([total], 0),
+        "reduce": ([total], 0),
+        "reduce_scatter": ([total], rank * count),
+        "broadcast": ([values[ROOT]], 0),
+        "all_gather": (values, 0),
+        "all_to_all": (values, rank * count),
+        "gather": (values, 0),
+        "scatter": ([values[ROOT]], rank * count),
+        "ping_pong": ([values[(1 - rank) % nranks]], 0),
+        "ring": ([values[rank - 1]], 0),
+        "send_recv": ([values[rank - 1]], 0),
+    }[operation]
+    return np.concatenate([_sequence(source, begin, count) for source in sources])
+
+
+def _values(rank: int) -> NDArray[np.int16]:
+    """What a rank sends, over and over."""
+    return (np.arange(1, _PERIOD + 1) * (rank + 1) % _PERIOD % _MODULUS).astype(np.int16)
+
+
+def _sequence(values: NDArray[np.int16], start: int, count: int) -> NDArray[np.int16]:
+    """Elements [start, start + count) of the endless repetition of values."""
+    return np.resize(np.roll(values.astype(np.int16), -(start % _PERIOD)), count)

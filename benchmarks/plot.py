@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 
@@ -15,54 +15,34 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-__all__ = ["Point", "bars", "collectives", "lines"]
+__all__ = ["bars", "lines"]
 
 _TICKS = {4: "4 B", 2**8: "256 B", 2**14: "16 KB", 2**20: "1 MB", 2**26: "64 MB"}
 _FLOORS = ("copy", "one copy")  # are dotted
 
 
-class Point(NamedTuple):
-    """A time of a library.
-
-    Attributes:
-        panel: the operation.
-        series: the library.
-        nbytes: the size.
-        seconds: the median of the samples.
-        samples: are shaded from the least to the greatest; may be empty.
-    """
-
-    panel: str
-    series: str
-    nbytes: int
-    seconds: float
-    samples: Sequence[float] = ()
-
-
-def collectives(path: Path, figures: Iterable[Mapping[str, Any]], title: str) -> None:
-    """Draw what Row.figures() gives."""
-    keys = ("collective", "library", "bytes", "seconds", "samples")
-    lines(path, [Point(*(figure[key] for key in keys)) for figure in figures], title)
-
-
 def lines(
-    path: Path, points: Sequence[Point], title: str, metadata: Mapping[str, str] | None = None
+    path: Path,
+    figures: Sequence[Mapping[str, Any]],
+    title: str,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Draw time against size, a panel for each operation and a line for each library.
 
     Args:
         path: the PNG file.
-        points: at least one.
+        figures: at least one; the range of their samples is shaded.
         title: stands above the panels.
         metadata: of the file.
     """
-    names = list(dict.fromkeys(point.panel for point in points))
-    libraries = list(dict.fromkeys(point.series for point in points))
-    sizes = [point.nbytes for point in points]
+    key = "collective" if "collective" in figures[0] else "operation"
+    names = list(dict.fromkeys(figure[key] for figure in figures))
+    libraries = list(dict.fromkeys(figure["library"] for figure in figures))
+    sizes = [figure["bytes"] for figure in figures]
     ticks = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
     columns = min(3, len(names))
     height = math.ceil(len(names) / columns)
-    figure, panels = plt.subplots(
+    drawn, panels = plt.subplots(
         height,
         columns,
         figsize=(4.2 * columns, 3.1 * height + 0.6),
@@ -73,13 +53,13 @@ def lines(
         panel.set_visible(False)
     for panel, name in zip(panels.flat, names, strict=False):
         for number, library in enumerate(libraries):
-            chosen = [one for one in points if (one.panel, one.series) == (name, library)]
-            x = [one.nbytes for one in chosen]
+            chosen = [one for one in figures if (one[key], one["library"]) == (name, library)]
+            x = [one["bytes"] for one in chosen]
             color, style = ("0.6", ":") if library in _FLOORS else (f"C{number}", "o-")
-            medians = [one.seconds * 1e6 for one in chosen]
+            medians = [one["seconds"] * 1e6 for one in chosen]
             panel.plot(x, medians, style, markersize=3, color=color, label=library)
-            samples = [[one * 1e6 for one in point.samples or [point.seconds]] for point in chosen]
-            fastest, slowest = list(map(min, samples)), list(map(max, samples))
+            samples = [one.get("samples") or [one["seconds"]] for one in chosen]
+            fastest, slowest = ([1e6 * end(each) for each in samples] for end in (min, max))
             panel.fill_between(x, fastest, slowest, color=color, alpha=0.2, linewidth=0)
         panel.set_title(name, fontsize=10)
         panel.set_xscale("log", base=2)
@@ -87,10 +67,10 @@ def lines(
         panel.set_yscale("log")
         panel.grid(alpha=0.3)
     panels.flat[0].legend(fontsize=8)
-    figure.supxlabel("bytes", fontsize=10)
-    shaded = ": the median, samples shaded" if any(point.samples for point in points) else ""
-    figure.supylabel(f"microseconds{shaded}", fontsize=10)
-    _save(figure, path, title, metadata)
+    drawn.supxlabel("bytes", fontsize=10)
+    shaded = ": the median, samples shaded" if any(one.get("samples") for one in figures) else ""
+    drawn.supylabel(f"microseconds{shaded}", fontsize=10)
+    _save(drawn, path, title, metadata)
 
 
 def bars(

@@ -10,7 +10,7 @@ from typing import Any
 
 from pynccl.testing import Launcher, LaunchError
 
-__all__ = ["BenchmarkError", "RankError", "busy_processes", "describe", "run_ranks"]
+__all__ = ["BenchmarkError", "busy_processes", "describe", "run_ranks"]
 
 _GRACE = 1.0  # seconds that the other ranks have when one has failed
 
@@ -25,10 +25,6 @@ while True: pass
 
 class BenchmarkError(Exception):
     """A reason to end the run that needs no traceback."""
-
-
-class RankError(BenchmarkError):
-    """A rank failed, died or reported nothing for too long."""
 
 
 @contextlib.contextmanager
@@ -66,7 +62,7 @@ def run_ranks(
         What the ranks report, in the order of arrival.
 
     Raises:
-        RankError: a rank raised, died, or all reported nothing for too long.
+        BenchmarkError: a rank raised, died, or all reported nothing for too long.
     """
     with (
         Launcher() as launcher,
@@ -76,7 +72,7 @@ def run_ranks(
             for _, value in run.reports(silence):
                 yield value
         except LaunchError as error:
-            raise RankError(describe(error)) from None
+            raise BenchmarkError(describe(error)) from None
 
 
 def describe(error: LaunchError) -> str:

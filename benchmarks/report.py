@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import math
 import os
@@ -10,67 +11,134 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.machine import Machine, scrub
-from benchmarks.results import Plan, Row, Settings, Timing
+from benchmarks.machine import scrub
+from benchmarks.timing import Figure
 
-__all__ = [
-    "describe",
-    "heading",
-    "line",
-    "microseconds",
-    "size",
-    "summary",
-    "table",
-    "write_json",
-]
+__all__ = ["Table", "line", "significant", "size", "summary", "table", "write_json"]
 
 
-def heading(plan: Plan, device: str) -> str:
-    """The two lines above the rows of both libraries."""
-    columns = f"{'us':>12}{'host us':>10}" if device == "cuda" else f"{'us':>12}"
-    columns += f"{'algbw':>9}{'busbw':>9}"
-    names = "".join(f"{name:>{len(columns)}}" for name in plan.libraries)
-    return f"{'':28}{names}\n{'collective':<15}{'bytes':>13}{columns * 2}{'times faster':>15}"
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """A table in Markdown, with a column for each key but those of sequences.
+
+    The key decides the unit: of ``seconds`` and ``..._seconds`` the cells are microseconds, of
+    ``bytes`` sizes, of ``hidden`` percents. A column that is None in all rows is left out.
+    """
+    keys = dict.fromkeys(key for row in rows for key in row if key != "samples")
+    keys = {key: None for key in keys if any(row.get(key) is not None for row in rows)}
+    text = [f"| {' | '.join(map(_head, keys))} |", f"|{'---|' * len(keys)}"]
+    text += [f"| {' | '.join(_cell(key, row.get(key)) for key in keys)} |" for row in rows]
+    return "\n".join(text)
 
 
-def line(row: Row, device: str) -> str:
-    """A row of both libraries."""
-    ratio = "-" if row.times_faster is None else f"{row.times_faster:.2f}"
-    cells = "".join(_cells(timing, device) for timing in (row.pynccl, row.torch))
-    return f"{row.collective:<15}{row.nbytes:>13}{cells}{ratio:>15}"
+class Table:
+    """The same of rows with the same keys, printed row by row as they are found."""
+
+    def __init__(self) -> None:
+        self._widths: dict[str, int] = {}
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """Print a row, and above the first one the heads."""
+        cells = {key: _cell(key, value) for key, value in row.items()}
+        if not self._widths:
+            # The first column has names; the longest is reduce_scatter.
+            self._widths = {
+                key: max(7 if number else 14, len(_head(key))) for number, key in enumerate(cells)
+            }
+            print(self._line({key: _head(key) for key in cells}))
+            print(f"|{'|'.join('-' * (width + 2) for width in self._widths.values())}|")
+        print(self._line(cells), flush=True)
+
+    def _line(self, cells: Mapping[str, str]) -> str:
+        texts = (
+            cell.rjust(width) if number else cell.ljust(width)
+            for number, (cell, width) in enumerate(
+                zip(cells.values(), self._widths.values(), strict=True)
+            )
+        )
+        return f"| {' | '.join(texts)} |"
 
 
-def _cells(timing: Timing | None, device: str) -> str:
-    host = (
-        f"{microseconds(timing.host_seconds if timing else None):>10}" if device == "cuda" else ""
-    )
-    if timing is None:
-        return f"{'-':>12}{host}{'-':>9}{'-':>9}"
-    return f"{microseconds(timing.seconds):>12}{host}{timing.algbw:>9.2f}{timing.busbw:>9.2f}"
+def _head(key: str) -> str:
+    return re.sub(r"seconds$", "us", key).replace("_", " ")
 
 
-def describe(machine: Machine, settings: Settings) -> str:
-    """The run in two lines."""
-    place = f"{machine.cpu}, {machine.cores} cores"
-    if machine.gpus:
-        place += f", {len(machine.gpus)} GPU ({', '.join(sorted(set(machine.gpus)))})"
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    return f"{settings.nranks} ranks, {settings.dtype}, on {place}\n{versions}"
+def _cell(key: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if key == "bytes" and isinstance(value, int):
+        return size(value)
+    if not isinstance(value, float):
+        return str(value)
+    if key == "hidden":
+        return f"{value:.0%}"
+    return significant(value * 1e6) if key.endswith("seconds") else significant(value, 2)
 
 
-def summary(rows: list[Row]) -> str:
-    """How often and by how much pynccl is faster."""
-    ratios = [row.times_faster for row in rows if row.times_faster is not None]
+def size(nbytes: int) -> str:
+    """A number of bytes with a unit."""
+    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"
+
+
+def significant(value: float, places: int = 9) -> str:
+    """A number with three significant digits, and so many after the point at most."""
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 2
+    return f"{round(value, digits):.{min(places, max(0, digits))}f}"
+
+
+def line(
+    figures: Sequence[Figure],
+    libraries: Sequence[str],
+    compared: Sequence[str],
+    columns: Iterable[str] = ("seconds",),
+) -> Figure:
+    """The row of a table with the figures of several libraries.
+
+    Args:
+        figures: those that there are.
+        libraries: whose columns are to be shown, ours first.
+        compared: libraries whose time is divided by ours.
+        columns: of each library.
+    """
+    found = {figure["library"]: figure for figure in figures}
+    ours = found.get(libraries[0], {})
+    row = _about(figures[0])
+    for library in libraries:
+        for column in columns:
+            row[f"{library} {column}"] = found.get(library, {}).get(column)
+    for library in compared:
+        measured = ours and library in found
+        row[f"/ {library}"] = found[library]["seconds"] / ours["seconds"] if measured else None
+    return {**row, "spread": ours.get("spread")}
+
+
+def _about(figure: Figure) -> Figure:
+    """What was measured: the columns before the library's."""
+    return dict(itertools.takewhile(lambda item: item[0] != "library", figure.items()))
+
+
+def summary(rows: Sequence[Sequence[Figure]], ours: str, library: str) -> str:
+    """In how many rows and by how much a library is faster than another one, and where it is not;
+    '' where none has both.
+    """
+    ratios = {}
+    for row in rows:
+        seconds = {figure["library"]: figure["seconds"] for figure in row}
+        if ours in seconds and library in seconds:
+            name = " ".join(map(str, _about(row[0]).values()))
+            ratios[name] = seconds[library] / seconds[ours]
     if not ratios:
-        return f"{len(rows)} rows, none of them compared"
-    mean = statistics.geometric_mean(ratios)
-    faster = sum(ratio > 1 for ratio in ratios)
+        return ""
+    behind = [f"{name} ({ratio:.2f})" for name, ratio in ratios.items() if ratio < 1]
     return (
-        f"pynccl is faster in {faster} of {len(ratios)} rows, "
-        f"{mean:.1f} times in the geometric mean"
+        f"{library}: {ours} is ahead in {len(ratios) - len(behind)} of {len(ratios)} rows, "
+        f"{significant(statistics.geometric_mean(ratios.values()), 1)} times as fast in the "
+        f"geometric mean; behind in {len(behind)}{': ' if behind else ''}{', '.join(behind)}"
     )
 
 
@@ -103,46 +171,3 @@ def _scrubbed(value: object) -> object:
         case list() | tuple():
             return [_scrubbed(one) for one in value]
     return value
-
-
-def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """A table in Markdown, with a column for each key but those of sequences.
-
-    The key decides the unit: of ``seconds`` and ``..._seconds`` the cells are microseconds, of
-    ``bytes`` sizes, of ``hidden`` percents. A column that is None in all rows is left out.
-    """
-    keys = dict.fromkeys(key for row in rows for key in row if key != "samples")
-    keys = {key: None for key in keys if any(row.get(key) is not None for row in rows)}
-    heads = (re.sub(r"seconds$", "us", key).replace("_", " ") for key in keys)
-    text = [f"| {' | '.join(heads)} |", f"|{'---|' * len(keys)}"]
-    text += [f"| {' | '.join(_cell(key, row.get(key)) for key in keys)} |" for row in rows]
-    return "\n".join(text)
-
-
-def _cell(key: str, value: object) -> str:
-    if value is None:
-        return "-"
-    if key == "bytes" and isinstance(value, int):
-        return size(value)
-    if not isinstance(value, float):
-        return str(value)
-    if key == "hidden":
-        return f"{value:.0%}"
-    return microseconds(value) if key.endswith("seconds") else f"{value:.2f}"
-
-
-def size(nbytes: int) -> str:
-    """A number of bytes with a unit."""
-    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes} B"
-
-
-def microseconds(seconds: float | None) -> str:
-    """Three significant digits, or as many as stand before the point; "-" for None."""
-    if seconds is None:
-        return "-"
-    value = seconds * 1e6
-    places = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 2
-    return f"{value:.{places}f}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
-import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -15,16 +16,42 @@ import torch.distributed as dist
 
 import pynccl
 from benchmarks import engines
-from benchmarks.clock import Clock, CudaClock, HostClock
-from benchmarks.peers import Call, Distributed, Pynccl
+from benchmarks.libraries import Call, Distributed, Library, Pynccl
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import Figure, Settings
+from benchmarks.timing import Clock, CudaClock, Elapsed, Figure, HostClock, Timer, figures, in_turns
 from pynccl import nccl
 from pynccl.testing import Rank
 
-__all__ = ["World"]
+__all__ = ["Settings", "World"]
 
 _TIMEOUT = timedelta(seconds=20)  # of the groups of other backends
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        dtype: one of benchmarks.operations.DTYPES.
+        collectives: keys of BUS_FACTORS.
+        sizes: bytes.
+        repeats: samples of each library in a row.
+        budget: seconds that a sample should last.
+        seconds: after which no new row begins.
+        others: whether to measure pynccl as dist and the other backends of torch.distributed, too.
+        unbuilt: why pynccl's backend cannot be measured, or ''.
+    """
+
+    device: str
+    dtype: str
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    repeats: int
+    budget: float
+    seconds: float = math.inf
+    others: bool = False
+    unbuilt: str = ""
 
 
 class World:
@@ -65,7 +92,7 @@ class World:
             world_size=self.nranks,
         )
         self.comm = self.communicator()
-        self.pynccl = Pynccl(self.comm)
+        self.pynccl = Pynccl("pynccl", self.comm, "torch")
         self.engine = engines.engine(None, self.device)
         self.torch: Distributed | None = Distributed(f"torch {self.engine}", dist)
         self.refusal = self._first_of_torch() if settings.device == "cuda" else ""
@@ -81,6 +108,11 @@ class World:
     def shares(self) -> bool:
         """Whether ranks share a GPU."""
         return self.device.type == "cuda" and self.nranks > torch.cuda.device_count()
+
+    @property
+    def libraries(self) -> list[Library]:
+        """All that can be measured, pynccl's communicator first."""
+        return [self.pynccl, *([self.torch] if self.torch else []), *self.others]
 
     @property
     def folder(self) -> Path:
@@ -123,49 +155,46 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def timer(self, call: Call, iterations: int, operations: int = 1) -> Callable[[], float]:
-        """What takes a sample for compare(): seconds of one of a call's operations."""
-        return lambda: self.clock.measure(call, iterations).seconds / operations
+    def timer(self, call: Call, operations: int = 1) -> Timer:
+        """What takes samples of one of a call's operations, by the clock of the device."""
+
+        def measure(calls: int) -> Elapsed:
+            seconds, host = self.clock.measure(call, calls)
+            return Elapsed(seconds / operations, host and host / operations)
+
+        return self.sampler(measure)
+
+    def sampler(self, measure: Callable[[int], Elapsed]) -> Timer:
+        """What takes samples on all ranks at once, which all of them call: the maxima."""
+
+        def sample(calls: int) -> Elapsed:
+            self.barrier()
+            found = measure(calls)
+            self.synchronize()
+            seconds, host = self.maximum([found.seconds, found.host or 0.0])
+            return Elapsed(seconds, None if found.host is None else host)
+
+        return sample
 
     def compare(
         self,
-        timers: Mapping[str, Callable[[], float]],
+        timers: Mapping[str, Timer],
+        calls: int,
         repeats: int,
         baseline: Callable[[str], str],
         **about: object,
     ) -> list[Figure]:
-        """Sample each way in turns, a barrier before each sample. All ranks call it.
+        """Sample each way in turns. All ranks call it.
 
         Args:
-            timers: by way, what takes a sample and returns its seconds.
+            timers: by way.
+            calls: in a sample.
             repeats: samples of each way.
             baseline: from a way to the one that it is compared with.
             **about: what the figures have besides.
-
-        Returns:
-            A figure for each way: samples are maxima over the ranks, seconds their median, and
-            times_faster the baseline's seconds over the way's.
         """
-        samples: dict[str, list[float]] = {way: [] for way in timers}
-        for _ in range(repeats):
-            for way, timer in timers.items():
-                self.barrier()
-                samples[way].append(timer())
-                self.synchronize()
-        slowest = {way: self.maximum(seconds) for way, seconds in samples.items()}
-        medians = {way: statistics.median(seconds) for way, seconds in slowest.items()}
-        return [
-            {
-                "way": way,
-                **about,
-                "seconds": seconds,
-                "times_faster": medians[baseline(way)] / seconds
-                if baseline(way) in medians
-                else None,
-                "samples": slowest[way],
-            }
-            for way, seconds in medians.items()
-        ]
+        filled = {way: functools.partial(timer, calls) for way, timer in timers.items()}
+        return figures(in_turns(filled, repeats), baseline, key="way", **about)
 
     def close(self) -> None:
         self.barrier()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 __all__ = ["PICTURES", "checksum", "main", "table"]
 
@@ -86,30 +87,31 @@ def _calls(header: str) -> list[tuple[str, str, float]]:
     return calls
 
 
-def _points(header: str) -> list[tuple[str, str, int, float]]:
-    """The operation, library, bytes and seconds of each cell, of operations of several sizes."""
-    points = [
-        (operation, library, _bytes(size), float(cell) * 1e-6)
+def _figures(header: str) -> list[dict[str, Any]]:
+    """A figure for each cell, of operations of several sizes."""
+    return [
+        {
+            "operation": operation,
+            "library": library,
+            "bytes": _bytes(size),
+            "seconds": float(cell) * 1e-6,
+        }
         for operation, size, *cells in table(header)
         for library, cell in zip(_LIBRARIES, cells, strict=False)
-        if re.match(r"[\d.]+$", cell)
+        if operation != "barrier"
     ]
-    sizes: dict[str, set[int]] = {}
-    for operation, _, nbytes, _ in points:
-        sizes.setdefault(operation, set()).add(nbytes)
-    return [point for point in points if len(sizes[point[0]]) > 1]
 
 
 def main() -> None:
     """Draw all plots."""
-    from benchmarks.plot import Point, bars, lines
+    from benchmarks.plot import bars, lines
 
     for path, header in PICTURES.items():
         metadata = {"Description": checksum(header)}
         if path.stem == "calls":
             bars(path, _calls(header), "", metadata)
         else:
-            lines(path, [Point(*point) for point in _points(header)], "", metadata)
+            lines(path, _figures(header), "", metadata)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from tests.support.tier import FULL
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from benchmarks import gpu, host_rows
+from benchmarks import gpu, operations
+from benchmarks.gpu import SECTIONS, Done, Start
 from benchmarks.machine import ROOT, Machine
 from benchmarks.ranks import BenchmarkError
-from benchmarks.results import SECTIONS, Agenda, Done, Note, Row, Settings, Start, Timing
+from benchmarks.timing import Elapsed, figures
+from benchmarks.world import Settings
 
 
 def _tables(text: str) -> list[list[dict[str, str]]]:
@@ -39,9 +41,9 @@ def _tables(text: str) -> list[list[dict[str, str]]]:
 
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 def test_every_operation_has_an_expected_result(nranks: int) -> None:
-    for operation in host_rows.OPERATIONS:
+    for operation in operations.OPERATIONS:
         for rank in range(nranks):
-            values = host_rows.expected(operation, rank, nranks, 5)
+            values = operations.expected(operation, rank, nranks, 5)
             assert values is None or len(values) in (5, 5 * nranks)
 
 
@@ -84,7 +86,7 @@ def test_a_dry_run_writes_every_section(tmp_path: Path) -> None:
         "torch pynccl",
     }
     assert all(float(row["times faster"]) > 0 for row in tables["collectives"])
-    assert len(list(tmp_path.glob("*.png"))) == 1
+    assert len(list(tmp_path.glob("*.png"))) == 2
 
 
 def test_a_section_of_a_shared_gpu_that_failed(tmp_path: Path) -> None:
@@ -93,13 +95,14 @@ def test_a_section_of_a_shared_gpu_that_failed(tmp_path: Path) -> None:
     machine = Machine("a CPU", 8, ("NVIDIA T9000",), "Linux", {"NCCL": "2.28.9"})
     absent = {"torch nccl4py": "nccl4py is not installed:\npip install nccl4py"}
     section = gpu.Section("collectives", 4, machine, Start(1, engine, absent))
-    timing = Timing("pynccl", 2e-5, (2e-5,), 10, 3e-6, 1.5, 2.25)
-    slower = Timing(f"torch {engine}", 4e-5, (4e-5,), 10, 9e-6, 0.75, 1.125)
+    torch = f"torch {engine}"
+    measured = {"pynccl": [Elapsed(2e-5, 3e-6)], torch: [Elapsed(4e-5, 9e-6)]}
     # Of repeated measurements the last counts.
-    for theirs in (None, slower):
-        for figure in Row("all_reduce", 4096, timing, theirs).figures():
-            section.take(figure)
-    section.take(Note("a note"))
+    for baseline in ("", torch):
+        about = {"collective": "all_reduce", "bytes": 4096}
+        for figure in figures(measured, lambda _, name=baseline: name, **about):  # type: ignore[misc]
+            section.take({**figure, "busbw": 4.5e-5 / figure["seconds"]})
+    section.take("a note")
     section.failures.append("rank 1 was ended by SIGSEGV")
     section.write(tmp_path, plots=False)
     text = (tmp_path / "4ranks-collectives.md").read_text()
@@ -120,19 +123,6 @@ def test_a_section_of_a_shared_gpu_that_failed(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "4ranks-collectives.json").read_text())
     assert [row["samples"] for row in content["rows"]] == [[2e-5], [4e-5]]
     assert content["start"]["engine"] == engine
-
-
-def test_what_is_done_after_a_failure() -> None:
-    agenda: Agenda | None = Agenda(SECTIONS, frozenset(), quick=True)
-    assert agenda
-    agenda = agenda.after({"calls"}, ("a",))
-    assert agenda == Agenda(SECTIONS[2:], frozenset(), quick=True)
-    assert agenda
-    agenda = agenda.after({"overlap", "lab", "collectives"}, ("a",))
-    assert agenda == Agenda(("sequences",), frozenset("a"), quick=True)
-    assert agenda
-    assert agenda.after(set(), ("a",)) is None
-    assert Agenda(SECTIONS, frozenset(), quick=True).after(set(SECTIONS), ()) is None
 
 
 def _options(out: Path) -> argparse.Namespace:
@@ -162,12 +152,12 @@ def test_ranks_that_do_not_come_up_do_so_without_the_other_backends(
 def test_a_section_that_fails_does_not_affect_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    worlds: list[tuple[str, ...]] = []
+    worlds: list[list[str]] = []
 
     def ranks(
-        _nranks: int, _rank: object, arguments: tuple[Settings, Agenda], _silence: float
+        _nranks: int, _rank: object, arguments: tuple[Settings, list[str], bool], _silence: float
     ) -> Iterator[object]:
-        sections = arguments[1].sections
+        sections = arguments[1]
         worlds.append(sections)
         yield Start(0, "gloo", {})
         for section in sections:
@@ -178,7 +168,7 @@ def test_a_section_that_fails_does_not_affect_the_others(
 
     monkeypatch.setattr(gpu, "run_ranks", ranks)
     assert gpu._measure(Machine("a CPU", 8, (), "Linux", {}), _options(tmp_path), 2, 60.0)
-    assert worlds == [SECTIONS, ("collectives", "sequences")]
+    assert worlds == [[*SECTIONS], ["collectives", "sequences"]]
     for section in SECTIONS:
         content = json.loads((tmp_path / f"2ranks-{section}.json").read_text())
         assert [row["way"] for row in content["rows"]] == [section]

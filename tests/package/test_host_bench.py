@@ -21,11 +21,11 @@ def test_rows_beside_a_busy_process(tmp_path: Path) -> None:
     command += ["--libraries", "hostnccl,gloo", "--beside", "1"]
     done = run_command(command, _ROOT, os.environ, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "gloo: hostnccl is " in done.stdout
+    assert "gloo: hostnccl is ahead in " in done.stdout
     report = json.loads((tmp_path / "host.json").read_text())
     assert report["beside"] == 1
-    assert [row["nbytes"] for row in report["rows"]] == [4, 2**16]
-    for row in report["rows"]:
-        assert set(row["median_seconds"]) == {"hostnccl", "gloo", "copy"}
-        for library, seconds in row["median_seconds"].items():
-            assert 0 < seconds <= row["p90_seconds"][library]
+    measured = [(row["bytes"], row["library"]) for row in report["rows"]]
+    assert measured == [
+        (size, library) for size in (4, 2**16) for library in ("hostnccl", "gloo", "copy")
+    ]
+    assert all(row["seconds"] > 0 and row["spread"] >= 1 for row in report["rows"])
