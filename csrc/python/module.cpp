@@ -57,8 +57,7 @@ PYBIND11_MODULE(_C_bindings, m) {
   check_instance_layout<Plan>(py::cast(Plan()));              // held by a unique_ptr
 }
 
-// PyInit_ is the prefix that Python looks for. The extension has one state for the process: its
-// threads and caches belong to the main interpreter.
+// The extension keeps one state per process. Its threads and caches belong to the main interpreter.
 extern "C" PYBIND11_EXPORT PyObject* PyInit__C() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__C_bindings();
   PyErr_SetString(PyExc_ImportError, "pynccl._C cannot be imported in a subinterpreter");

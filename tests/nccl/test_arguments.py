@@ -160,8 +160,9 @@ def _streams_counts_and_dtypes(rank: Rank) -> int:
     for method in _METHODS:
         calls.refuse(TypeError, "stream: expected a stream", method, good, stream="x")
         calls.refuse(ValueError, "stream: -1 does not fit", method, good, stream=-1)
-        calls.refuse(TypeError, "are for an integer address only", method, good, count=8)
-        calls.refuse(TypeError, "are for an integer address only", method, good, dtype="float32")
+        text = "count= and dtype= are only allowed with an integer address"
+        calls.refuse(TypeError, text, method, good, count=8)
+        calls.refuse(TypeError, text, method, good, dtype="float32")
         out = {"out": address + 64} if method == "all_to_all" else {}
         numbered = {"count": 8, "dtype": "float32", **out}
         for value in (-1, 2**64):

@@ -145,9 +145,11 @@ def test_parameters_are_written_as_by_torch_distributed(comm: nccl.Communicator)
 def test_scalars_and_masked_arrays_are_refused(comm: nccl.Communicator) -> None:
     ones = np.ones(1)
     for scalar in (np.float64(5), np.mean(np.ones(3)), np.int32(1), np.bool_(True), ones[0]):
-        with pytest.raises(TypeError, match=r"^tensor: expected an array, not a scalar of NumPy"):
+        with pytest.raises(
+            TypeError, match=r"^tensor: expected an array; a NumPy scalar is a copy"
+        ):
             comm.all_reduce(scalar)
-        with pytest.raises(TypeError, match=r"^out: expected an array, not a scalar of NumPy"):
+        with pytest.raises(TypeError, match=r"^out: expected an array; a NumPy scalar is a copy"):
             comm.all_reduce(ones, out=scalar)
     masked = np.ma.masked_array([1.0, 2.0], [False, True])
     with pytest.raises(TypeError, match=r"^tensor: expected an array without a mask"):

@@ -11,10 +11,9 @@
 namespace pynccl::python {
 namespace {
 
-// The classes of pynccl.errors, which set_exceptions() passes in. References for the life of the
-// process.
+// The classes of pynccl.errors, passed in by set_exceptions() and never released.
 struct Exceptions {
-  PyObject* from_result = nullptr;  // makes the NcclError of a result
+  PyObject* from_result = nullptr;  // a function that builds the NcclError of a result
   PyObject* nccl = nullptr;
   PyObject* driver = nullptr;
   PyObject* missing_function = nullptr;
@@ -23,16 +22,17 @@ struct Exceptions {
 
 Exceptions exceptions;
 
-// An exception of this class; before pynccl.errors is imported there are no classes. It is made
-// while one of C++ is handled, which Python must not unwind: the interpreter may end meanwhile.
+// Creates an exception of an injected class, or a RuntimeError before pynccl.errors is imported.
+// It runs inside a catch block. If the interpreter exits meanwhile, Python must not unwind the C++
+// exception that is being handled, so the thread sleeps.
 template <class... Arguments>
 py::object make(PyObject* injected, Arguments&&... arguments) {
   const py::tuple given = py::make_tuple(std::forward<Arguments>(arguments)...);
   PyObject* type = injected ? injected : PyExc_RuntimeError;
   const gil::SleepInsteadOfTerminate sleep;
-  PyObject* made = gil::or_sleep([&] { return PyObject_Call(type, given.ptr(), nullptr); });
-  if (!made) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(made);
+  PyObject* error = gil::or_sleep([&] { return PyObject_Call(type, given.ptr(), nullptr); });
+  if (!error) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(error);
 }
 
 void raise_python(const std::exception_ptr& pointer) {
@@ -57,7 +57,7 @@ void translate(std::exception_ptr pointer) {
   try {
     raise_python(pointer);
   } catch (py::error_already_set& e) {
-    e.restore();  // making the exception failed, for example by a KeyboardInterrupt
+    e.restore();  // the exception could not be created, for example because of a KeyboardInterrupt
   }
 }
 
@@ -95,15 +95,15 @@ void bind_errors(py::module_& m) {
   py::register_local_exception<OverlapError>(m, "OverlapError", PyExc_ValueError);
   m.def("set_exceptions", &set_exceptions, py::arg("from_result"), py::arg("nccl"),
         py::arg("driver"), py::arg("missing_function"), py::arg("library_not_found"),
-        R"(Set the exceptions that this module raises; pynccl.errors calls it when it is imported.
+        R"(Set the exceptions that this module raises. Called by pynccl.errors on import.
 
 Args:
-    from_result: a function (text, code, function, rank, missing_ranks) that makes the NcclError of
-        a result.
-    nccl: NcclError, the base class of what from_result makes.
-    driver: DriverError, made of (text, code, function).
-    missing_function: MissingFunctionError, made of (text).
-    library_not_found: LibraryNotFoundError, made of (text).)");
+    from_result: a function (text, code, function, rank, missing_ranks) that returns the NcclError
+        for a result.
+    nccl: NcclError, the base class of the exceptions that from_result returns.
+    driver: DriverError, called with (text, code, function).
+    missing_function: MissingFunctionError, called with (text).
+    library_not_found: LibraryNotFoundError, called with (text).)");
 }
 
 }  // namespace pynccl::python

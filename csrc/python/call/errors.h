@@ -1,5 +1,5 @@
-// The translation of C++ exceptions into Python's: the classes of pynccl/errors.py for failures of
-// NCCL, the driver and the loader; ValueError and TypeError for wrong arguments.
+// Translates C++ exceptions to Python: the classes of pynccl/errors.py for failures of NCCL, the
+// driver and the loader, ValueError and TypeError for invalid arguments.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,14 +14,14 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
-// Throws a TypeError that names the argument, the expected type and the value passed.
+// Throws a TypeError that names the argument, the expected type and the value.
 [[noreturn, gnu::cold]] void throw_type_error(const char* argument, const char* expected,
                                               PyObject* value);
 
-// Raises an exception object: sets it as Python's current error.
+// Sets an exception object as Python's current error.
 void raise(const py::object& error);
 
-// The Python exception for a result, not raised; None for ncclSuccess.
+// Returns the Python exception for a result without raising it; None for ncclSuccess.
 py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
                         const std::optional<std::vector<int>>& missing = std::nullopt);
 
@@ -30,8 +30,8 @@ bool is_library_error(const py::error_already_set& error);
 
 void bind_errors(py::module_& m);
 
-// Runs body, which returns a new reference, and translates what it throws into a raised Python
-// exception. Every function that Python calls without pybind11's dispatcher runs inside it.
+// Runs body, which returns a new reference, and turns a C++ exception into a raised Python one.
+// Required in every function that Python calls without pybind11's dispatcher.
 template <class Body>
 [[gnu::always_inline]] inline PyObject* guarded(Body&& body) noexcept {
   try {

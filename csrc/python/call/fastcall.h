@@ -1,6 +1,5 @@
-// Methods with Python's METH_FASTCALL convention, added to classes defined by pybind11: a table
-// of parameter names, and arguments read from the C array that Python passes, without a tuple or a
-// dictionary.
+// METH_FASTCALL methods for classes defined by pybind11. Arguments are read from the C array that
+// Python passes, without building a tuple or a dictionary.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,14 +11,13 @@
 
 namespace pynccl::python {
 
-// unwrap() reads pybind11's internal struct instance. The versions below have the layout that it
-// expects, and check_instance_layout() compares it with pybind11's own cast when the module is
-// imported.
+// unwrap() reads pybind11's internal struct instance, whose layout is known for the versions below.
+// check_instance_layout() compares it with pybind11's own cast when the module is imported.
 static_assert(PYBIND11_VERSION_HEX >= 0x03000000 && PYBIND11_VERSION_HEX < 0x04000000,
               "fastcall.h is written for pybind11 3: check the layout of detail::instance");
 
-// The C++ object inside a pybind11 instance of a class with one bound base. The method descriptor
-// has checked the type of self.
+// Returns the C++ object inside a pybind11 instance of a class with one bound base. The method
+// descriptor has already checked the type of self.
 template <class T>
 [[gnu::always_inline]] inline T& unwrap(PyObject* self) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
@@ -30,8 +28,8 @@ template <class T>
   return *static_cast<T*>(value);
 }
 
-// Throws ImportError where unwrap() and pybind11's cast give different addresses for an instance of
-// T. module.cpp calls it, so that a wrong layout fails the import.
+// Throws ImportError if unwrap() and pybind11's cast return different addresses for an instance of
+// T. module.cpp calls it, so that an unknown layout fails the import.
 template <class T>
 void check_instance_layout(const py::object& instance) {
   if (&unwrap<T>(instance.ptr()) != py::cast<T*>(instance))
@@ -41,15 +39,15 @@ void check_instance_layout(const py::object& instance) {
         "that csrc/python/call/fastcall.h reads; build pynccl with another release of pybind11 3");
 }
 
-// The parameters of one function: the first Required are required, the first Positional can be
-// passed by position, all by name.
+// The parameters of one function. The first Required are required, the first Positional can be
+// passed by position, and all can be passed by name.
 template <std::size_t Count, std::size_t Positional = Count, std::size_t Required = Positional>
 class Signature {
  public:
   using Names = std::array<const char*, Count>;
   using Values = std::array<PyObject*, Count>;
 
-  // The names must stay valid until the process ends. Needs the GIL.
+  // The names must stay valid until the process exits. Requires the GIL.
   Signature(const char* function, const Names& names) : function_(function), names_(names) {
     for (std::size_t i = 0; i < Count; ++i) {
       interned_[i] = PyUnicode_InternFromString(names[i]);
@@ -57,8 +55,8 @@ class Signature {
     }
   }
 
-  // The arguments in the order of the names, nullptr for one that was not passed. The result is the
-  // caller's array where that is in order already, otherwise values.
+  // Returns the arguments in the order of the names, nullptr for those not passed: the caller's
+  // array if it is in order already, otherwise values.
   PyObject* const* parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames,
                          Values& values) const {
     const auto given = static_cast<std::size_t>(nargs);
@@ -90,8 +88,8 @@ class Signature {
     }
   }
 
-  // Names at a call site are interned, so that addresses suffice; names from a dictionary may not
-  // be.
+  // Keyword names at a call site are interned, so comparing addresses is enough. Names from a
+  // dictionary may not be.
   std::size_t find(PyObject* keyword) const {
     for (std::size_t i = 0; i < Count; ++i)
       if (interned_[i] == keyword) [[likely]]

@@ -40,7 +40,7 @@ SleepInsteadOfTerminate::SleepInsteadOfTerminate() : before_(sleeps_instead) {
 SleepInsteadOfTerminate::~SleepInsteadOfTerminate() { sleeps_instead = before_; }
 
 PyGILState_STATE ensure() {
-  // A thread without a state of Python cannot get one any more.
+  // A thread without a Python thread state can no longer create one.
   if (!Py_IsInitialized() && !PyGILState_GetThisThreadState()) sleep_until_exit();
   return or_sleep([] { return PyGILState_Ensure(); });
 }
@@ -48,7 +48,7 @@ PyGILState_STATE ensure() {
 }  // namespace gil
 
 PyObject* call_reporting(PyObject* callable, PyObject* arguments) {
-  // No objects of C++: where Python ends the thread they would be released without the GIL.
+  // No C++ objects here: if Python ends the thread, they would be released without the GIL.
   return gil::or_sleep([&] {
     PyObject* const result = PyObject_CallObject(callable, arguments);
     Py_XDECREF(result);

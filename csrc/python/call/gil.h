@@ -1,8 +1,8 @@
-// GilReleased and GilAcquired: release and acquire the GIL during a scope. When the
-// interpreter ends, a thread that waits for the GIL sleeps until the process has ended: before 3.14
-// Python ends it with pthread_exit, which would unwind through destructors and abort the process.
-// pybind11's gil_scoped_release costs as much as all checks of a call, since it also looks up
-// pybind11's thread state.
+// GilReleased and GilAcquired release and acquire the GIL for a scope. If the interpreter exits, a
+// thread waiting for the GIL sleeps until the process has exited. Before 3.14, Python ends such a
+// thread with pthread_exit, which would unwind through destructors and abort the process.
+// pybind11's gil_scoped_release is not used because it also looks up pybind11's thread state, which
+// costs as much as all other checks of a call.
 #pragma once
 
 #include <cxxabi.h>
@@ -15,7 +15,7 @@ namespace pynccl::python {
 namespace gil {
 [[noreturn, gnu::cold]] void sleep_until_exit();
 
-// Calls body, in which Python may end this thread.
+// Calls body, and sleeps if Python ends this thread during the call.
 template <class Body>
 auto or_sleep(Body&& body) {
   try {
@@ -25,8 +25,8 @@ auto or_sleep(Body&& body) {
   }
 }
 
-// While one lives: where Python has ended this thread and the C++ runtime would call
-// std::terminate(), the thread sleeps.
+// For a scope: if Python ends this thread and the C++ runtime would call std::terminate(), the
+// thread sleeps instead.
 class SleepInsteadOfTerminate {
  public:
   SleepInsteadOfTerminate();
@@ -40,8 +40,8 @@ class SleepInsteadOfTerminate {
 
 PyGILState_STATE ensure();
 
-// The calling thread calls C++ of others, which does not expect to be ended: instead of
-// std::terminate() it sleeps once the interpreter has ended.
+// The same for the rest of the calling thread, which runs foreign C++ code that does not expect a
+// forced unwind.
 void sleep_instead_of_terminate();
 }  // namespace gil
 
@@ -58,13 +58,13 @@ class GilReleased {
   PyThreadState* state_;
 };
 
-// For any thread, whether it has the GIL or not.
+// Can be used on any thread, whether or not it holds the GIL.
 class GilAcquired {
  public:
   GilAcquired() : state_(gil::ensure()) {}
   ~GilAcquired() {
     if (!PyGILState_Check()) [[unlikely]]
-      gil::sleep_until_exit();  // Python is ending this thread, in code that was called meanwhile
+      gil::sleep_until_exit();  // Python is ending this thread, in code that the scope called
     PyGILState_Release(state_);
   }
   GilAcquired(const GilAcquired&) = delete;
@@ -74,9 +74,9 @@ class GilAcquired {
   PyGILState_STATE state_;
 };
 
-// Calls a function of Python with a tuple of arguments, or none, on a thread of C++ that has
-// acquired the GIL. What it raises goes to sys.unraisablehook, and is returned as a new reference;
-// else null.
+// Calls a Python function with a tuple of arguments, or none, from a C++ thread that has acquired
+// the GIL. An exception goes to sys.unraisablehook and is returned as a new reference; otherwise
+// the result is null.
 PyObject* call_reporting(PyObject* callable, PyObject* arguments = nullptr);
 
 }  // namespace pynccl::python

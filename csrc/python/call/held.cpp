@@ -45,7 +45,8 @@ struct OnStream {
   py::object object;
 };
 
-// What hold_until_done() keeps; under the GIL. Never destroyed: the interpreter may have ended.
+// The objects of hold_until_done(), protected by the GIL. Never destroyed, since the interpreter
+// may be gone by then.
 std::vector<OnStream>& on_streams() {
   static std::vector<OnStream>* all = nullptr;
   if (!all) all = new std::vector<OnStream>;
@@ -54,7 +55,7 @@ std::vector<OnStream>& on_streams() {
 
 void release_done() {
   if (Graph::any_capture()) return;  // a query may invalidate a capture
-  std::vector<OnStream> released;    // last: it may run Python code
+  std::vector<OnStream> released;    // released on return, since that may run Python code
   std::erase_if(on_streams(), [&](OnStream& one) {
     if (!one.done->query()) return false;
     released.push_back(std::move(one));
@@ -69,7 +70,7 @@ void hold_until_done(Communicator& communicator, CUstream stream, PyObject* obje
   if (!object || (library.memory() == Memory::kHost && !stream)) return;
   release_done();
   const DeviceScope device(library, communicator.device());
-  if (is_capturing(library, stream)) return;  // its event could not be queried
+  if (is_capturing(library, stream)) return;  // the event could not be queried
   auto done = std::make_unique<Event>(communicator.shared_library(), communicator.device(), false);
   done->record(stream);
   on_streams().push_back({std::move(done), py::reinterpret_borrow<py::object>(object)});

@@ -1,4 +1,4 @@
-// References to Python objects that code without the GIL keeps and releases.
+// References to Python objects, owned and released by code that does not hold the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,20 +12,21 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
-// A shared reference that any thread can release, with or without the GIL. Calling hold() needs the
-// GIL.
+// Returns a shared reference that any thread can release, with or without the GIL. Calling hold()
+// requires the GIL.
 std::shared_ptr<void> hold(py::object object);
 std::shared_ptr<void> hold(std::vector<py::object> objects);
-py::object held(const std::shared_ptr<void>& object);  // of hold(object); None for none
+// Returns the object passed to hold(); None for an empty reference.
+py::object held(const std::shared_ptr<void>& object);
 
-// Keeps objects (nullptr is skipped) alive as long as the graph that the stream is captured into;
-// does nothing where capture() does not capture the stream.
+// Keeps objects alive as long as the graph that the stream is being captured into. Skips nullptr,
+// and does nothing unless capture() is capturing the stream.
 void hold_in_capture(const Library& library, CUstream stream,
                      std::initializer_list<PyObject*> objects);
 
-// Keeps an object until what has been enqueued on the stream is done. nullptr is skipped, and a
-// stream that is being captured: hold_in_capture() does that, and the memory in a graph of another
-// library is that library's concern. Needs the GIL.
+// Keeps an object alive until the work enqueued on the stream so far is done. Skips nullptr and
+// streams that are being captured: hold_in_capture() covers those of capture(), and memory used by
+// a graph of another library is managed by that library. Requires the GIL.
 void hold_until_done(Communicator& communicator, CUstream stream, PyObject* object);
 
 }  // namespace pynccl::python

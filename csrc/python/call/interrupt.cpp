@@ -9,12 +9,12 @@
 namespace pynccl::python {
 namespace {
 
-PyObject* raised = nullptr;  // by a handler, of the main thread
+PyObject* raised = nullptr;  // by a signal handler on the main thread
 
-// A call that has ended well in spite of the interruption: it is raised afterwards.
+// Raises the exception after a call that completed despite the interruption.
 int raise_later(void*) { return raise_interrupt() ? -1 : 0; }
 
-// Python runs handlers in its main thread, which is that of the process.
+// Python runs signal handlers in its main thread, which is the main thread of the process.
 bool run_handlers() {
   if (!Interrupt::on_main_thread() || !Py_IsInitialized()) return false;
   const PyGILState_STATE state = PyGILState_Ensure();

@@ -5,7 +5,8 @@ namespace pynccl::python {
 
 void bind_interrupt();
 
-// Raises what a signal handler has raised during the wait of this thread; false if nothing.
+// Raises the exception that a signal handler raised while this thread was waiting. Returns false if
+// there is none.
 bool raise_interrupt();
 
 }  // namespace pynccl::python

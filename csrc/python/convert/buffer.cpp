@@ -17,7 +17,7 @@ Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::in
   const std::size_t bytes = bytes_of(shape_, dtype_);
   const DeviceScope scope(*library_, device);
   device_ = scope.device();
-  data_ = allocate_memory(*library_, std::max<std::size_t>(bytes, 1));  // it rejects 0 bytes
+  data_ = allocate_memory(*library_, std::max<std::size_t>(bytes, 1));  // 0 bytes are rejected
 }
 
 Buffer::Buffer(std::shared_ptr<Library> library, int device, std::vector<std::int64_t> shape,

@@ -1,5 +1,5 @@
 // Buffer: memory from ncclMemAlloc with a shape and a dtype, or a view of such memory. Collectives
-// take it directly; torch, NumPy and CuPy by DLPack.
+// accept it directly; torch, NumPy and CuPy import it through DLPack.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@ namespace pynccl::python {
 
 class Buffer {
  public:
-  // Allocates on the device; shape in elements of dtype.
+  // Allocates memory on the device.
   Buffer(std::shared_ptr<Library> library, int device, std::vector<std::int64_t> shape,
          const DType& dtype);
-  // A view of memory that owner keeps alive. check throws where it cannot be used any more.
+  // A view of memory that owner keeps alive. check throws if the memory is no longer usable.
   Buffer(std::shared_ptr<Library> library, int device, std::vector<std::int64_t> shape,
          const DType& dtype, void* data, std::shared_ptr<void> owner,
          std::function<void()> check = {});

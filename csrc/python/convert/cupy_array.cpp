@@ -12,9 +12,9 @@ namespace {
 ModuleClass ndarray_class{"cupy", "ndarray"};
 Name contiguous{"_c_contiguous"}, data{"data"}, device_id{"device_id"}, dtype{"dtype"}, ptr{"ptr"},
     size{"size"};
-PyObject* get_current_stream = nullptr;  // CuPy's; filled in under the GIL, and kept
+PyObject* get_current_stream = nullptr;  // CuPy's; set under the GIL, never released
 
-// The attributes of a C type are called at once, not by way of the lookup of any attribute.
+// Calls the getter of a C attribute directly, which is faster than a generic attribute lookup.
 py::object get(PyObject* object, Name& name) {
   PyObject* found = _PyType_Lookup(Py_TYPE(object), name.get());
   PyObject* value = nullptr;
@@ -57,7 +57,7 @@ void view(TensorView& view) {
   view.data = reinterpret_cast<char*>(address);
   view.count = elements * view.dtype->width;
   view.device_type = kDLCUDA;
-  // An array of no elements may have no memory.
+  // An empty array may have no memory.
   view.device_id = elements ? integer<int>(view.argument, memory.ptr(), device_id) : -1;
 }
 

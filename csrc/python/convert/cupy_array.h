@@ -1,13 +1,13 @@
-// CuPy's arrays, read by their C-level attributes.
+// CuPy arrays, read through their C-level attributes.
 #pragma once
 
 #include "python/convert/tensor.h"
 
 namespace pynccl::python::cupy_array {
 
-// Whether the type is cupy.ndarray or inherits it.
+// Whether the type is cupy.ndarray or a subclass.
 bool is_type(PyTypeObject* type);
-// Whether instances of the type can be read: it has the attributes.
+// Whether view() can read instances of the type.
 bool reads(PyTypeObject* type);
 
 // Reads an instance of a type that reads() accepts.

@@ -15,9 +15,10 @@ namespace {
 constexpr std::uint8_t op_bit(ncclRedOp_t op) { return static_cast<std::uint8_t>(1u << op); }
 
 constexpr std::uint8_t kAll = 0x3f;
-// On booleans PROD is "and", MAX is "or"; a sum is not a boolean.
+// On booleans PROD is "and" and MAX is "or". A sum of booleans is not a boolean.
 constexpr std::uint8_t kBoolean = op_bit(ncclProd) | op_bit(ncclMax) | op_bit(ncclMin);
-// Complex numbers are transferred as pairs of reals: only operators that work on the parts apply.
+// Complex numbers are transferred as pairs of reals, so only operators that act on the real and
+// imaginary parts separately are allowed.
 constexpr std::uint8_t kComplex = op_bit(ncclSum) | op_bit(ncclAvg) | op_bit(ncclNumOps);
 
 constexpr DType kTypes[] = {
@@ -38,7 +39,7 @@ constexpr DType kTypes[] = {
     {"complex128", ncclFloat64, kDLComplex, 128, 2, kComplex, 20000},
 };
 
-// The row of kTypes by type code and element size in bytes; -1 if NCCL has no such type.
+// The index in kTypes by type code and element size in bytes; -1 for types that NCCL lacks.
 constexpr auto kRows = [] {
   std::array<std::array<signed char, 17>, 16> rows{};
   for (auto& row : rows) row.fill(-1);
@@ -51,8 +52,8 @@ constexpr auto kRows = [] {
 struct Format {
   int exponent_bits;
   int mantissa_bits;
-  // The code of the largest magnitude that rounding gives: infinity where the format has it,
-  // otherwise the largest finite number, as CUDA's conversions saturate.
+  // The code of the largest magnitude that rounding can produce: infinity or, like CUDA's
+  // saturating conversions to 8 bits, the largest finite number.
   unsigned largest;
   unsigned nan;
 };
@@ -67,7 +68,7 @@ unsigned encode(double value, const Format& format) {
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   const int exponent = std::max(std::ilogb(magnitude), 1 - bias);
   if (exponent > bias + 1) return sign | format.largest;
-  // The mantissa with its leading one; the addition carries an overflow into the exponent.
+  // The mantissa includes its leading one, so the addition carries an overflow into the exponent.
   const double mantissa = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
   const unsigned code = (static_cast<unsigned>(exponent + bias - 1) << format.mantissa_bits) +
                         static_cast<unsigned>(mantissa);
@@ -91,7 +92,7 @@ const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lane
 }
 
 std::optional<TypeString> parse_type_string(const std::string& text) {
-  constexpr std::size_t kDigits = 9;  // of a size, more are no size of an element
+  constexpr std::size_t kDigits = 9;  // the most digits of an element size
   if (text.size() < 3 || text.size() > 2 + kDigits) return std::nullopt;
   if (text[0] != '<' && text[0] != '>' && text[0] != '|') return std::nullopt;
   TypeString type{text[1], 0, false};
@@ -137,14 +138,14 @@ void throw_unsupported_dtype(const char* argument, const std::string& dtype) {
 }
 
 const DType& dtype_from_python(const char* argument, PyObject* value) {
-  static PyObject* enum_type = nullptr;  // filled in under the GIL
+  static PyObject* enum_type = nullptr;  // set under the GIL
   if (!enum_type) enum_type = py::type::of(py::cast(ncclFloat32)).release().ptr();
   if (py::isinstance(value, enum_type)) {
     const long code = PyLong_AsLong(value);
     for (const DType& type : kTypes)
       if (static_cast<long>(type.nccl) == code) return type;
   }
-  // "torch.float32", "float32", dtype('float32') and <class 'numpy.float32'> end in the same word.
+  // "torch.float32", "float32", dtype('float32') and <class 'numpy.float32'> all end in "float32".
   std::string name;
   if (PyType_Check(value))
     name = std::string(py::str(py::handle(value).attr("__name__")));

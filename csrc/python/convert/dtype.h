@@ -1,5 +1,4 @@
-// The element types: a table from the names of DLPack, the array interfaces and the frameworks to
-// NCCL's data types.
+// The element types: maps those of DLPack, the array interfaces and the frameworks to NCCL's.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -21,10 +20,10 @@ struct DType {
   std::uint8_t code;    // DLDataTypeCode
   std::uint8_t bits;    // of one element
   std::uint8_t width;   // elements of nccl in one element: 2 for complex numbers
-  // The reduction operators that are defined on it: bit 1 << ncclRedOp_t; bit 1 << ncclNumOps
-  // stands for the operators of ncclRedOpCreatePreMulSum.
+  // The reduction operators defined on the type: bit 1 << ncclRedOp_t, and bit 1 << ncclNumOps for
+  // operators from ncclRedOpCreatePreMulSum.
   std::uint8_t reductions;
-  int since;  // the first NCCL version that has it
+  int since;  // the first NCCL version that supports it
 
   constexpr std::size_t size() const { return bits / 8u; }
   bool reduces(ncclRedOp_t op) const {
@@ -32,34 +31,34 @@ struct DType {
   }
 };
 
-// nullptr if NCCL has no such type.
+// Returns nullptr if NCCL does not support the type.
 const DType* find_dtype(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes);
 
 // The type string of an array interface, such as "<f4".
 struct TypeString {
   char kind;
   std::size_t size;  // bytes of one element
-  bool swapped;      // in the byte order of other machines
+  bool swapped;      // not in this machine's byte order
 };
-// None if it is not of that form.
+// Returns nullopt if the text is not a type string.
 std::optional<TypeString> parse_type_string(const std::string& text);
 const DType* find_dtype(const TypeString& type);
-// From the type string and, for types that NumPy does not define (ml_dtypes), from the name of
-// its dtype, which may be nullptr. Throws TypeError and ValueError.
+// The type of a type string. For types that NumPy does not define (ml_dtypes), the name of the
+// dtype object decides, which may be nullptr. Throws TypeError and ValueError.
 const DType& dtype_of_numpy(const char* argument, const std::string& typestr, PyObject* dtype);
 const DType& dtype_of_numpy(const char* argument, PyObject* dtype);
 [[noreturn, gnu::cold]] void throw_unsupported_dtype(const char* argument,
                                                      const std::string& dtype);
 
-// From a str, a NumPy or torch dtype, or a raw.ncclDataType_t. Throws TypeError and ValueError that
-// name the argument.
+// The type of a dtype argument: a str, a NumPy or torch dtype, or a raw.ncclDataType_t. Throws
+// TypeError and ValueError that name the argument.
 const DType& dtype_from_python(const char* argument, PyObject* value);
 
-// "int8, uint8, ...", for messages.
+// The list of supported types for error messages: "int8, uint8, ...".
 std::string dtype_names();
 
-// The bits of a number as one element of this type, rounded to nearest even; in the first bytes of
-// the result.
+// Encodes a number as one element of this type, rounded to nearest even, in the first bytes of the
+// result.
 std::uint64_t encode_scalar(const char* argument, PyObject* value, const DType& dtype);
 
 }  // namespace pynccl::python

@@ -1,4 +1,4 @@
-// A shape: an integer or a sequence of integers.
+// Converts a shape argument: an integer or a sequence of integers.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Integers of exact width from Python ones.
+// Converts Python integers to C++ integers, with a range check.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,14 +12,14 @@
 
 namespace pynccl::python {
 
-// long and not long long: Python converts a long digit by digit, but a long long byte by byte
-// through memory, which for an address takes as long as the rest of a call.
+// long rather than long long: Python converts a long digit by digit, but a long long byte by byte
+// through memory. For an address that takes as long as the rest of a call.
 template <class T>
 using Wide = std::conditional_t<std::is_unsigned_v<T>, unsigned long, long>;
 static_assert(sizeof(long) == sizeof(void*) && sizeof(long) == sizeof(std::int64_t));
 
-// The value of a nonnegative int of one digit, read in place; -1 for others. All integers but
-// addresses have one digit.
+// The value of a nonnegative int of one digit, read in place; -1 for other ints. In practice, all
+// arguments except addresses have one digit.
 inline long one_digit(PyObject* value) {
   auto* integer = reinterpret_cast<PyLongObject*>(value);
 #if PY_VERSION_HEX >= 0x030c0000
@@ -46,7 +46,7 @@ bool fits(Wide<T> wide) {
   return wide >= std::numeric_limits<T>::min() && wide <= std::numeric_limits<T>::max();
 }
 
-// Converts what integer_from_python() does not handle inline: objects with __index__, -1, errors.
+// The slow path of integer_from_python(): objects with __index__, -1, and errors.
 template <class T>
 [[gnu::noinline]] T other_integer_from_python(const char* name, PyObject* value) {
   if (!PyIndex_Check(value)) throw_type_error(name, "an integer", value);
@@ -63,8 +63,8 @@ template <class T>
   return static_cast<T>(wide);
 }
 
-// A Python integer (or an object with __index__) as an integer of this width. Throws TypeError and
-// ValueError that name the argument.
+// Converts a Python integer or an object with __index__ to T. Throws TypeError and ValueError that
+// name the argument.
 template <class T>
 T integer_from_python(const char* name, PyObject* value) {
   if (PyLong_Check(value)) [[likely]] {

@@ -12,7 +12,7 @@
 namespace pynccl::python {
 namespace {
 
-// One array interface. Its errors name the argument and the key.
+// An array interface. Errors name the argument and the key.
 class ArrayInterface {
  public:
   ArrayInterface(const char* argument, const char* name, py::object dict)
@@ -48,16 +48,16 @@ class ArrayInterface {
   py::object dict_;
 };
 
-// The shape and the strides of a tensor that is not known to be well made.
+// Validates the shape of a tensor from an untrusted producer.
 void check_extents(const std::string& where, const DLTensor& tensor) {
   std::int64_t bytes = (tensor.dtype.bits + 7) / 8 * tensor.dtype.lanes;
   for (int i = 0; i < tensor.ndim; ++i) {
     const std::int64_t extent = tensor.shape[i];
     if (extent < 0)
-      throw py::value_error(where + ": the shape has " + std::to_string(extent) +
+      throw py::value_error(where + ": the shape contains " + std::to_string(extent) +
                             ", which is negative");
     if (extent && __builtin_mul_overflow(bytes, extent, &bytes))
-      throw py::value_error(where + ": the size of the shape in bytes does not fit");
+      throw py::value_error(where + ": the size in bytes does not fit");
   }
   if (reinterpret_cast<std::uintptr_t>(tensor.data) > std::numeric_limits<std::uintptr_t>::max() -
                                                           tensor.byte_offset -
@@ -123,7 +123,7 @@ void from_dlpack(TensorView& view, Owners& owners) {
   if (!PyTuple_Check(device.ptr()) || PyTuple_GET_SIZE(device.ptr()) != 2)
     throw_type_error((argument + ": __dlpack_device__()").c_str(), "a tuple of two integers",
                      device.ptr());
-  // Stream -1: the producer does not synchronise. The stream of the call determines the order.
+  // Stream -1: the producer must not synchronize. The stream of the call determines the order.
   const bool cuda = integer_from_python<int>((argument + ": __dlpack_device__()").c_str(),
                                              PyTuple_GET_ITEM(device.ptr(), 0)) == kDLCUDA;
   const py::object capsule =
@@ -137,7 +137,7 @@ void from_dlpack(TensorView& view, Owners& owners) {
     throw py::value_error(where + ": the tensor has no shape");
   check_extents(where, tensor);
   fill(view, tensor);
-  owners.add(capsule);  // the memory may belong to it alone
+  owners.add(capsule);  // it may be the only owner of the memory
 }
 
 }  // namespace
@@ -147,7 +147,7 @@ bool view_interface(TensorView& view, Owners& owners) {
       dlpack("__dlpack__");
   if (const py::object interface = attribute_or_null(view.owner, cuda.get())) {
     from_array_interface(view, "__cuda_array_interface__", interface, kDLCUDA);
-    view.device_id = -1;  // not in the interface: check_placement() asks the driver
+    view.device_id = -1;  // not part of the interface; check_placement() asks the driver
     owners.add(interface);
   } else if (const py::object other = attribute_or_null(view.owner, host.get())) {
     from_array_interface(view, "__array_interface__", other, kDLCPU);

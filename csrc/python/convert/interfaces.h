@@ -1,5 +1,5 @@
-// Buffers that an object describes by a protocol of Python: an array interface or __dlpack__. What
-// it says is checked, as far as it can be.
+// Buffers described by a Python protocol: an array interface or __dlpack__. The description is
+// checked as far as possible.
 #pragma once
 
 #include "python/convert/owners.h"
@@ -7,8 +7,8 @@
 
 namespace pynccl::python {
 
-// Reads __cuda_array_interface__, __array_interface__ or __dlpack__, the first one that the object
-// has. False if it has none of them.
+// Reads the first of __cuda_array_interface__, __array_interface__ and __dlpack__ that the object
+// supports. Returns false if it supports none.
 bool view_interface(TensorView& view, Owners& owners);
 
 }  // namespace pynccl::python

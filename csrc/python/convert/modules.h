@@ -1,4 +1,5 @@
-// Classes of modules that are imported already: what was not imported has no instances.
+// Looks up classes of modules that are already imported. A class of a module that is not imported
+// has no instances.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,7 +8,7 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
-// A name as an interned str, made when it is first used, under the GIL, and kept.
+// An interned str, created on first use under the GIL and never released.
 class Name {
  public:
   constexpr explicit Name(const char* text) : text_(text) {}
@@ -26,15 +27,14 @@ class ModuleClass {
  public:
   constexpr ModuleClass(const char* module, const char* name) : module_(module), name_(name) {}
 
-  // The module, borrowed; nullptr if it was not imported. Imports nothing.
+  // The module, borrowed; nullptr if it was not imported.
   PyObject* module() {
     PyObject* found = PyDict_GetItemWithError(PyImport_GetModuleDict(), module_.get());
     if (!found && PyErr_Occurred()) throw py::error_already_set();
     return found;
   }
 
-  // The class, borrowed; nullptr if the module was not imported, or has none (while it is being
-  // imported).
+  // The class, borrowed; nullptr if the module was not imported or does not define it yet.
   PyTypeObject* get() {
     PyObject* found = module();
     if (!found || !PyModule_Check(found)) return nullptr;
@@ -52,8 +52,8 @@ class ModuleClass {
   Name module_, name_;
 };
 
-// The attribute, null if there is none or where reading it raises (torch's
-// __cuda_array_interface__ does for CPU tensors).
+// The attribute; null if it does not exist or reading it raises, as torch's
+// __cuda_array_interface__ does for CPU tensors.
 inline py::object attribute_or_null(PyObject* object, PyObject* name) {
   PyObject* found = nullptr;
 #if PY_VERSION_HEX >= 0x030d0000

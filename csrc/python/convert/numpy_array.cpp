@@ -31,8 +31,8 @@ constexpr int kWriteable = 0x400;
 
 const Array& array_of(PyObject* object) { return *reinterpret_cast<const Array*>(object); }
 
-// Whether an array reads as Python says.
-bool reads_well(const py::object& array) {
+// Whether the fields of an array agree with its Python attributes.
+bool fields_agree(const py::object& array) {
   const Array& fields = array_of(array.ptr());
   const auto shape = py::cast<py::tuple>(array.attr("shape"));
   const auto strides = py::cast<py::tuple>(array.attr("strides"));
@@ -58,7 +58,7 @@ bool has_this_layout(PyTypeObject* ndarray) {
     const py::object transposed = array.attr("T");
     const py::object readonly = array.attr("copy")();
     readonly.attr("setflags")(py::arg("write") = false);
-    return reads_well(array) && reads_well(transposed) && reads_well(readonly) &&
+    return fields_agree(array) && fields_agree(transposed) && fields_agree(readonly) &&
            array_of(array.ptr()).flags & kContiguous && array_of(array.ptr()).flags & kWriteable &&
            !(array_of(transposed.ptr()).flags & kContiguous) &&
            !(array_of(readonly.ptr()).flags & kWriteable);
@@ -70,12 +70,11 @@ bool has_this_layout(PyTypeObject* ndarray) {
   }
 }
 
-// numpy.ndarray: kept until the process ends, filled in once, under the GIL.
+// numpy.ndarray. Set once under the GIL, never released.
 PyTypeObject* known = nullptr;
 bool layout_is_right = false;
 
-// The dtypes of the last arrays, by the address of NumPy's dtype object, to which each row has a
-// reference.
+// A cache of dtypes by the address of NumPy's dtype object. Each row owns a reference to it.
 struct Row {
   PyObject* descr = nullptr;
   const DType* dtype = nullptr;
@@ -113,7 +112,7 @@ bool reads(PyTypeObject* type) {
     PyTypeObject* ndarray = ndarray_class.get();
     if (!ndarray) return false;
     const bool right = has_this_layout(ndarray);
-    if (known) return reads(type);  // another thread was faster
+    if (known) return reads(type);  // another thread has set it meanwhile
     Py_INCREF(ndarray);
     known = ndarray;
     layout_is_right = right;
@@ -123,7 +122,7 @@ bool reads(PyTypeObject* type) {
 
 void refuse(const char* argument, PyObject* object) {
   if (scalar_class.is_base_of(Py_TYPE(object)))
-    throw_type_error(argument, "an array, not a scalar of NumPy, which is a copy", object);
+    throw_type_error(argument, "an array; a NumPy scalar is a copy", object);
   if (masked_class.is_base_of(Py_TYPE(object)))
     throw_type_error(argument, "an array without a mask; pass its .data", object);
 }

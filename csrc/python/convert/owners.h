@@ -1,5 +1,5 @@
-// Owners: references to what owns the memory of a call's buffers and is known to nobody else, such
-// as the capsule of __dlpack__(). They are held until the operation is done.
+// Owners: references to owners of a call's buffers that the caller does not hold, such as the
+// capsule of __dlpack__(). They are kept until the operation is done.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -22,7 +22,7 @@ class Owners {
     if (!list_ && !(list_ = PyList_New(0))) throw py::error_already_set();
     if (PyList_Append(list_, owner.ptr()) != 0) throw py::error_already_set();
   }
-  // All of them as one object; nullptr if there are none, as for most arrays.
+  // All owners as one object; nullptr if there are none, as for most arrays.
   PyObject* get() const { return list_; }
   py::object object() const { return py::reinterpret_borrow<py::object>(list_ ? list_ : Py_None); }
 

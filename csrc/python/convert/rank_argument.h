@@ -1,4 +1,4 @@
-// The rank argument of a method: a root or a peer.
+// Converts a rank argument: a root or a peer.
 #pragma once
 
 #include <string>

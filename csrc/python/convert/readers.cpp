@@ -1,4 +1,4 @@
-// Which reader reads the instances of a type: the slow part of view_tensor().
+// The slow path of view_tensor(): selects the reader for a type.
 #include <dlpack/dlpack.h>
 
 #include <array>
@@ -29,14 +29,14 @@ struct Reader {
   LastExchange exchange;
 };
 
-// The readers of the last types.
+// A cache of readers by type.
 std::array<Reader, 16> readers;
 
-Reader& place_of(PyTypeObject* type) {
+Reader& slot_of(PyTypeObject* type) {
   return readers[reinterpret_cast<std::uintptr_t>(type) / 64 % readers.size()];
 }
 
-// nullptr if the type has none, or one of another version.
+// Returns nullptr if the type has no exchange API or one of another major version.
 const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   static constinit Name name("__dlpack_c_exchange_api__");
   if (!_PyType_Lookup(type, name.get())) return nullptr;
@@ -51,8 +51,8 @@ const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   return known ? api : nullptr;
 }
 
-// Finds out how the instances of a type are read, and keeps that. False for types whose instances
-// view_other() reads.
+// Selects the reader of a type and caches it. Returns false if view_other() must read its
+// instances.
 bool find_reader(PyTypeObject* type, Reader& found) {
   found = {};
   found.type = type;
@@ -67,7 +67,7 @@ bool find_reader(PyTypeObject* type, Reader& found) {
     return false;
   }
   Py_INCREF(type);
-  const Reader before = std::exchange(place_of(type), found);
+  const Reader before = std::exchange(slot_of(type), found);
   if (last_exchange.type == before.type) last_exchange = {};
   Py_XDECREF(before.type);  // may run Python code
   return true;
@@ -91,7 +91,7 @@ void view_address(TensorView& view, PyObject* count, PyObject* dtype) {
     throw py::value_error(std::string(view.argument) + ": the address is 0");
 }
 
-// Reads a buffer that has no reader.
+// Reads a buffer whose type has no cached reader.
 void view_other(TensorView& view, Owners& owners) {
   if (py::isinstance<Buffer>(view.owner))
     return py::cast<const Buffer&>(py::handle(view.owner)).fill(view);
@@ -110,12 +110,12 @@ void view_uncached(TensorView& view, Owners& owners, PyObject* count, PyObject* 
   if (PyLong_CheckExact(view.owner)) return view_address(view, count, dtype);
   if (count || dtype)
     throw py::type_error(std::string(view.argument) +
-                         ": count= and dtype= are for an integer address only");
+                         ": count= and dtype= are only allowed with an integer address");
   PyTypeObject* type = Py_TYPE(view.owner);
-  Reader reader = place_of(type);
+  Reader reader = slot_of(type);
   if (reader.type != type && !find_reader(type, reader)) return view_other(view, owners);
   if (reader.view) return reader.view(view);
-  if (place_of(type).type == type) last_exchange = reader.exchange;
+  if (slot_of(type).type == type) last_exchange = reader.exchange;
   view_exchanged(view, reader.exchange);
 }
 

@@ -29,7 +29,7 @@ constexpr NamedOp kNamedOps[] = {
                         " is not one of 'sum', 'avg', 'max', 'min', 'prod'");
 }
 
-// Literals in a program are interned, so that addresses suffice for them.
+// String literals are interned, so comparing addresses usually suffices.
 const NamedOp& named_by(PyObject* text) {
   static std::array<PyObject*, std::size(kNamedOps)> interned{};  // filled in under the GIL
   for (std::size_t i = 0; i < interned.size(); ++i) {
@@ -42,14 +42,14 @@ const NamedOp& named_by(PyObject* text) {
   throw_unknown(text);
 }
 
-// The operator of a value of torch's ReduceOp; nullptr for another object.
+// The operator for a value of torch's ReduceOp; nullptr for other objects.
 const NamedOp* named_by_torch(PyObject* op) {
   static ModuleClass reduce_op("torch.distributed.distributed_c10d", "ReduceOp");
   static std::array<PyObject*, std::size(kNamedOps)> values{};  // filled in under the GIL
   PyTypeObject* type = reduce_op.get();
   if (!type) return nullptr;
   const py::handle of_torch(reinterpret_cast<PyObject*>(type));
-  // A ReduceOp has a value that is equal to one of the enumeration's.
+  // A ReduceOp wraps a value that compares equal to a member of the enumeration.
   py::object value = py::reinterpret_borrow<py::object>(op);
   const bool wrapped = Py_TYPE(op) == type;
   if (wrapped) value = py::tuple(value.attr("__getstate__")())[0];
@@ -61,7 +61,7 @@ const NamedOp* named_by_torch(PyObject* op) {
   if (!py::isinstance(value, of_torch.attr("RedOpType"))) return nullptr;
   if (value.equal(of_torch.attr("PREMUL_SUM")))
     throw py::value_error(
-        "op: ReduceOp.PREMUL_SUM belongs to torch; make one with Communicator.pre_mul_sum()");
+        "op: ReduceOp.PREMUL_SUM is not supported; create one with Communicator.pre_mul_sum()");
   throw py::value_error("op: " + std::string(py::repr(value)) + " is not an operator of NCCL");
 }
 
@@ -84,7 +84,7 @@ RedOp::RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> 
 RedOp::~RedOp() {
   try {
     close();
-  } catch (...) {  // a failed communicator frees its operators itself
+  } catch (...) {  // NCCL frees the operators of a failed communicator
   }
 }
 
@@ -111,7 +111,7 @@ void RedOp::throw_unless_valid(const DType& dtype, const Communicator& communica
 
 ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator) {
   if (!op) throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
-  static PyTypeObject* type = nullptr;  // filled in under the GIL
+  static PyTypeObject* type = nullptr;  // set under the GIL
   if (!type) type = reinterpret_cast<PyTypeObject*>(py::type::of<RedOp>().release().ptr());
   if (Py_TYPE(op) != type) {
     const NamedOp& named = named_op(op);
@@ -130,7 +130,7 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
   communicator->handle();  // a closed communicator is refused before its arguments are read
   const DType& type = dtype_from_python("dtype", dtype.ptr());
   ncclRedOp_t op = ncclSum;
-  // NumPy's scalars are instances of numbers.Real, arrays and tensors are not.
+  // NumPy scalars are instances of numbers.Real; arrays and tensors are not.
   if (py::isinstance(scalar, py::module_::import("numbers").attr("Real"))) {
     std::uint64_t bits = encode_scalar("scalar", scalar.ptr(), type);
     const Communicator::Use comm(*communicator);

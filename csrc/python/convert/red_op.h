@@ -1,4 +1,4 @@
-// RedOp: a reduction operator, one of NCCL's five or a PreMulSum of one communicator.
+// RedOp: a reduction operator, either one of NCCL's five or a PreMulSum of one communicator.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace pynccl::python {
 class RedOp {
  public:
   RedOp(ncclRedOp_t value, std::string name) : value_(value), name_(std::move(name)) {}
-  // Takes ownership of an operator of ncclRedOpCreatePreMulSum. scalar: what its memory belongs to.
+  // Takes ownership of an operator from ncclRedOpCreatePreMulSum. scalar owns the scalar's memory.
   RedOp(ncclRedOp_t value, std::string name, std::shared_ptr<Communicator> communicator,
         const DType& dtype, std::shared_ptr<void> scalar = nullptr);
   ~RedOp();
@@ -42,10 +42,10 @@ class RedOp {
 };
 
 // The operator of an argument: a RedOp, a str such as "sum", or a value of torch's ReduceOp. Throws
-// TypeError, and ValueError as RedOp::check() does.
+// TypeError for other objects, and ValueError like RedOp::check().
 ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator);
 
-// The operator of a call; SUM for nullptr.
+// The operator of an argument; SUM for nullptr.
 inline ncclRedOp_t op_from_python(PyObject* op, const DType& dtype,
                                   const Communicator& communicator) {
   if (!op && dtype.reduces(ncclSum)) [[likely]]
@@ -53,8 +53,8 @@ inline ncclRedOp_t op_from_python(PyObject* op, const DType& dtype,
   return given_op(op, dtype, communicator);
 }
 
-// The operator that multiplies this rank's input by a scalar and sums. The scalar is a number, or a
-// tensor of one element that is read when the operation runs.
+// Creates the operator that multiplies this rank's input by a scalar before the sum. The scalar is
+// a number, or a tensor of one element that is read when the operation runs.
 std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communicator,
                                    const py::object& scalar, const py::object& dtype);
 

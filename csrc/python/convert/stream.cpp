@@ -63,14 +63,14 @@ cudaStream_t current_stream(const TensorView& view) {
     return current_stream(*view.api, {static_cast<DLDeviceType>(view.device_type), view.device_id});
   PyTypeObject* type = Py_TYPE(view.owner);
   if (cupy_array::is_type(type)) return cupy_array::current_stream(view.device_id);
-  // Before 2.10 torch has no exchange API.
+  // torch has no exchange API before 2.10.
   if (torch_tensor::is_type(type)) {
     const py::object current =
         py::module_::import("torch.cuda").attr("current_stream")(view.device_id);
     return reinterpret_cast<cudaStream_t>(py::cast<std::uintptr_t>(current.attr("cuda_stream")));
   }
-  throw py::type_error("stream: is required, " + std::string(view.argument) + " (" + type->tp_name +
-                       ") has no current stream");
+  throw py::type_error("stream: is required, since " + std::string(view.argument) + " (" +
+                       type->tp_name + ") has no current stream");
 }
 
 }  // namespace pynccl::python

@@ -65,8 +65,8 @@ int device_of(const char* address, const Library& library) {
 
 namespace tensor_mistakes {
 
-// The framework has no memory for this tensor (sparse, meta, ...). The text is the first line of
-// its error, after the name of the argument.
+// The framework cannot export this tensor (sparse, meta, ...). The message is the argument's name
+// followed by the first line of the framework's error.
 void throw_refused(const char* argument) {
   const py::error_already_set error;
   const std::string reason = std::string(py::str(error.value()));
@@ -99,7 +99,7 @@ void check_placement_slowly(TensorView& view, const Library& library, int device
   if (library.version() < view.dtype->since) throw_too_new(view, library);
   const bool host = library.memory() == Memory::kHost;
   const bool cuda = view.device_type == kDLCUDA || view.device_type == kDLCUDAManaged;
-  // An array of no elements has no address.
+  // An empty array has no address.
   if (cuda && view.device_id < 0 && !host)
     view.device_id = view.count ? device_of(view.data, library) : device;
   if (!cuda || view.device_id != device || host)

@@ -1,5 +1,6 @@
-// TensorView: address, size, dtype and device of a buffer, read from a Python object. A tensor of
-// the type of the last one, with DLPack's C exchange API, is read here; readers.cpp has the others.
+// TensorView: address, size, dtype and device of a buffer, read from a Python object. This header
+// contains the fast path, for a type with DLPack's C exchange API that is the type of the previous
+// tensor. readers.cpp contains the rest.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -22,14 +23,14 @@ struct TensorView {
   int device_type = 0;  // DLDeviceType; 0 for an integer address, whose device is unknown
   int device_id = 0;
   bool readonly = false;
-  const DLPackExchangeAPI* api = nullptr;  // gives the current stream; null if there is none
+  const DLPackExchangeAPI* api = nullptr;  // provides the current stream; may be null
   PyObject* owner = nullptr;               // borrowed from the call
   const char* argument = "";               // the parameter's name, for messages
 
   std::size_t nbytes() const { return count * dtype->size() / dtype->width; }
 };
 
-// The exchange API of the type of the last tensor: a cache of one entry.
+// The exchange API of the previous tensor's type: a cache of one entry.
 struct LastExchange {
   PyTypeObject* type = nullptr;
   const DLPackExchangeAPI* api = nullptr;  // nullptr: there was no such tensor
@@ -37,8 +38,8 @@ struct LastExchange {
 };
 extern LastExchange last_exchange;
 
-// The dtype of the last tensor: a cache of one entry. The branch predictor runs ahead on it, so
-// that a call does not wait for the load of the tensor's dtype.
+// The dtype of the previous tensor: a cache of one entry. It lets the branch predictor run ahead,
+// so a call does not wait for the load of the tensor's dtype.
 struct LastDType {
   std::uint32_t packed = ~0u;  // a DLDataType; the initial value matches no tensor
   const DType* dtype = nullptr;
@@ -69,7 +70,7 @@ inline bool like_last_dtype(const DLTensor& tensor) {
   return std::bit_cast<std::uint32_t>(tensor.dtype) == last_dtype.packed;
 }
 
-// Fills in the view from a DLTensor.
+// Fills the view from a DLTensor.
 [[gnu::always_inline]] inline void fill(TensorView& view, const DLTensor& tensor) {
   const std::int64_t elements = contiguous_elements(tensor);
   if (elements < 0) [[unlikely]]
@@ -85,7 +86,7 @@ inline bool like_last_dtype(const DLTensor& tensor) {
     tensor_mistakes::throw_no_storage(view);
 }
 
-// Reads a tensor by the exchange API of its type.
+// Reads a tensor through the exchange API of its type.
 [[gnu::always_inline]] inline void view_exchanged(TensorView& view, const LastExchange& exchange) {
   DLTensor tensor;
   if (exchange.keys.refuse(view.owner)) [[unlikely]]
@@ -96,12 +97,13 @@ inline bool like_last_dtype(const DLTensor& tensor) {
   fill(view, tensor);
 }
 
-// Reads a buffer whose type is not that of the last tensor.
+// The slow path of view_tensor(), for every other buffer.
 void view_uncached(TensorView& view, Owners& owners, PyObject* count, PyObject* dtype);
 
-// Reads a buffer. The object and what is added to owners must live until the operation is done.
-// count and dtype are for an integer address and null otherwise. Throws TypeError and ValueError
-// that name the argument: not a buffer, not contiguous, a dtype that NCCL does not have.
+// Reads a buffer. The object and the objects added to owners must live until the operation is done.
+// count and dtype belong to an integer address and are null otherwise. Throws TypeError and
+// ValueError that name the argument if it is not a buffer, not contiguous or of a dtype that NCCL
+// does not support.
 [[gnu::always_inline]] inline void view_tensor(TensorView& view, Owners& owners,
                                                const char* argument, PyObject* object,
                                                PyObject* count, PyObject* dtype) {
@@ -118,8 +120,7 @@ inline TensorView view_tensor(Owners& owners, const char* argument, PyObject* ob
   return view;
 }
 
-// Whether memory of this device type and id is the memory of a communicator of the library on
-// device.
+// Whether a communicator of the library on device can use memory of this DLPack device type and id.
 [[gnu::always_inline]] inline bool is_placed(int type, int id, const Library& library, int device) {
   return library.memory() == Memory::kHost ? type == kDLCPU || type == kDLCUDAHost
                                            : type == kDLCUDA && id == device;
@@ -128,8 +129,8 @@ inline TensorView view_tensor(Owners& owners, const char* argument, PyObject* ob
 // The slow part of check_placement().
 void check_placement_slowly(TensorView& view, const Library& library, int device);
 
-// Throws ValueError if the buffer is not in the memory of a communicator of the library on
-// device, or the library is too old for its dtype. Afterwards the view has a device_id.
+// Throws ValueError if a communicator of the library on device cannot use the buffer, or the
+// library is too old for its dtype. Sets view.device_id if it was unknown.
 [[gnu::always_inline]] inline void check_placement(TensorView& view, const Library& library,
                                                    int device) {
   const bool placed =

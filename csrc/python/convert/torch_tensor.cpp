@@ -12,7 +12,7 @@ namespace py = pybind11;
 
 ModuleClass tensor_class{"torch", "Tensor"};
 
-// Kept until the process ends, filled in once; under the GIL, without a lock.
+// Set once under the GIL, never released.
 struct Layout {
   Keys keys;                               // without refused keys
   std::uint64_t lazy = 0;                  // conjugated, negated, zeros without memory
@@ -21,13 +21,13 @@ struct Layout {
 };
 Layout layout;
 bool layout_is_known = false;
-bool layout_is_other = false;  // not found: tensors are read by methods of torch
+bool layout_is_other = false;  // not recognized: tensors are checked by methods of torch
 
 std::uint64_t keys_of(const py::object& c, const py::object& tensor) {
   return py::cast<std::uint64_t>(c.attr("_dispatch_keys")(tensor).attr("raw_repr")());
 }
 
-// The keys of these names that this torch has.
+// The mask of the keys with these names. Keys that this torch does not define are skipped.
 std::uint64_t mask_of(const py::object& c, std::initializer_list<const char*> names) {
   std::uint64_t mask = 0;
   for (const char* name : names)
@@ -41,7 +41,7 @@ T load(const void* address, std::ptrdiff_t offset) {
   return *reinterpret_cast<const T*>(static_cast<const char*>(address) + offset);
 }
 
-// The offset of a value that differs for each specimen, in steps of a word; -1 if it is nowhere.
+// Searches for the word offset at which each base contains its value; -1 if there is none.
 template <class Base, class Value>
 std::ptrdiff_t find_offset(std::ptrdiff_t end, const Base (&bases)[3], const Value (&values)[3]) {
   for (std::ptrdiff_t offset = 0; offset < end; offset += sizeof(void*)) {
@@ -52,7 +52,7 @@ std::ptrdiff_t find_offset(std::ptrdiff_t end, const Base (&bases)[3], const Val
   return -1;
 }
 
-// Compares three tensors with what torch says of them.
+// Derives the layout from three tensors whose keys torch reports.
 bool find_layout(const py::object& torch, PyTypeObject* tensor_type) {
   const py::object c = torch.attr("_C");
   const py::object plain = torch.attr("zeros")(1, py::arg("device") = "cpu");
@@ -71,7 +71,7 @@ bool find_layout(const py::object& torch, PyTypeObject* tensor_type) {
     keys[i] = keys_of(c, specimens[i]);
   }
   Layout found;
-  constexpr std::ptrdiff_t kEnd = 192;  // a TensorImpl has as many bytes or more
+  constexpr std::ptrdiff_t kEnd = 192;  // a lower bound of sizeof(TensorImpl)
   found.keys.pointer = find_offset(tensor_type->tp_basicsize, objects, implementations);
   found.keys.keys = find_offset(kEnd, addresses, keys);
   const std::uint64_t conjugate = mask_of(c, {"Conjugate"}), negative = mask_of(c, {"Negative"});
@@ -114,7 +114,7 @@ bool find_keys(PyTypeObject* type, const DLPackExchangeAPI* api, Keys& keys) {
   }
   if (!layout_is_known) return false;
   keys = layout.keys;
-  // A subclass with an API of its own says itself where its values are.
+  // A subclass with its own exchange API reports itself where its values are.
   keys.refused = layout.lazy | (api == layout.api ? layout.elsewhere : 0);
   return true;
 }
@@ -134,8 +134,8 @@ void throw_refused(const char* argument, PyObject* tensor) {
   for (const auto& lazy : kLazy)
     if (answers_yes(tensor, lazy.test))
       throw py::value_error(name + ": is lazily " + lazy.state +
-                            ", its memory has other values; pass what ." + lazy.remedy +
-                            "() returns");
+                            ", its memory does not contain its values; pass the result of ." +
+                            lazy.remedy + "()");
   throw py::value_error(name + ": the values of this tensor (" + Py_TYPE(tensor)->tp_name +
                         ") are not in memory of its own; pass a plain tensor");
 }

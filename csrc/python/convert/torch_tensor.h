@@ -1,7 +1,7 @@
-// What DLPack does not say about torch's tensors: whether the values are those in memory. A tensor
-// may be conjugated or negated lazily, or its values may be defined by Python or by a
-// transformation. torch notes that in the dispatch keys of the tensor, which are read here without
-// a call.
+// Checks that the values of a torch tensor are those in its memory, which DLPack does not report. A
+// tensor may be lazily conjugated or negated, or its values may be defined by Python or by a
+// transformation. torch records this in the tensor's dispatch keys, which are read here without a
+// call.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -12,8 +12,8 @@
 
 namespace pynccl::python::torch_tensor {
 
-// Where an object of a type has its dispatch keys, and which of them are refused. As it is made, it
-// reads the type of the object, and refuses nothing.
+// The location of the dispatch keys in objects of a type, and the keys to refuse. By default it
+// reads the object's type pointer and refuses nothing.
 struct Keys {
   std::ptrdiff_t pointer = offsetof(PyObject, ob_type);  // to the TensorImpl, in the object
   std::ptrdiff_t keys = 0;                               // in the TensorImpl
@@ -26,17 +26,18 @@ struct Keys {
   }
 };
 
-// Whether the type is torch.Tensor or inherits it.
+// Whether the type is torch.Tensor or a subclass.
 bool is_type(PyTypeObject* type);
 
-// The keys of a type of tensors with this exchange API. False if the layout of this torch is not
-// known, or cannot be found out now: then each tensor is to be checked by check_slowly().
+// Finds the keys of a type with this exchange API. Returns false if the layout of this torch is
+// unknown, or cannot be determined now. Then check_slowly() must check each tensor.
 bool find_keys(PyTypeObject* type, const DLPackExchangeAPI* api, Keys& keys);
 
-// Throws ValueError if the values of a tensor are not those in memory, as Python tells.
+// Throws ValueError if the values of a tensor are not those in memory, according to torch's
+// methods.
 void check_slowly(const char* argument, PyObject* tensor);
 
-// Throws the ValueError of a tensor that keys refuse.
+// Throws the ValueError for a tensor refused by Keys::refuse().
 [[noreturn, gnu::cold]] void throw_refused(const char* argument, PyObject* tensor);
 
 }  // namespace pynccl::python::torch_tensor

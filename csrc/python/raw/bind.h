@@ -1,4 +1,4 @@
-// The classes and functions of the raw layer, in the order in which module.cpp adds them.
+// The functions that bind the raw layer, in the order in which module.cpp calls them.
 #pragma once
 
 #include <pybind11/pybind11.h>

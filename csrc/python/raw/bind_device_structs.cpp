@@ -1,5 +1,5 @@
-// The structs of nccl_device/*.h that host code passes, under their own names, for pynccl.raw. A
-// pointer in a struct is an integer in Python; address() is that of a struct itself.
+// The structs of nccl_device/*.h that host code passes to NCCL, under their own names, for
+// pynccl.raw. Pointers in structs are integers in Python. address() returns a struct's address.
 #include <pybind11/native_enum.h>
 
 #include "python/raw/bind.h"
@@ -8,7 +8,7 @@
 namespace pynccl::python {
 namespace {
 
-// A struct with plain fields, made with zeros and with the defaults of its initializer.
+// Binds a struct with plain fields. A new object has the values of its default initializer.
 template <class T>
 class StructClass {
  public:
@@ -16,7 +16,7 @@ class StructClass {
     type_.def(py::init<>());
     type_.def(
         "address", [](const T& s) { return reinterpret_cast<std::uintptr_t>(&s); },
-        "The address of the struct, valid as long as the object.");
+        "The address of the struct, valid for the lifetime of the object.");
   }
 
   template <class Field>
@@ -50,7 +50,7 @@ class StructClass {
 }  // namespace
 
 void bind_device_structs(py::module_& m) {
-  StructClass<ncclTeam>(m, "ncclTeam_t", "Ranks of a communicator at a constant distance.")
+  StructClass<ncclTeam>(m, "ncclTeam_t", "Ranks of a communicator with a constant stride.")
       .field("nRanks", &ncclTeam::nRanks)
       .field("rank", &ncclTeam::rank)
       .field("stride", &ncclTeam::stride)
@@ -71,7 +71,7 @@ void bind_device_structs(py::module_& m) {
 
   using Resources = ncclDevResourceRequirements_t;
   StructClass<Resources>(m, "ncclDevResourceRequirements_t",
-                         "Memory and signals that a device communicator shall have.")
+                         "The memory and signals to allocate for a device communicator.")
       .field("next", &Resources::next)
       .field("bufferSize", &Resources::bufferSize)
       .field("bufferAlign", &Resources::bufferAlign)
@@ -81,7 +81,7 @@ void bind_device_structs(py::module_& m) {
       .field("outGinSignalStart", &Resources::outGinSignalStart)
       .field("outGinCounterStart", &Resources::outGinCounterStart);
   StructClass<ncclTeamRequirements_t>(m, "ncclTeamRequirements_t",
-                                      "A team that a device communicator is used with.")
+                                      "A team for which a device communicator is prepared.")
       .field("next", &ncclTeamRequirements_t::next)
       .field("team", &ncclTeamRequirements_t::team)
       .field("multimem", &ncclTeamRequirements_t::multimem)
@@ -89,7 +89,7 @@ void bind_device_structs(py::module_& m) {
 
   StructClass<ncclDevCommRequirements_t> requirements(
       m, "ncclDevCommRequirements_t",
-      "What a device communicator shall have, initialised by "
+      "The requirements of a device communicator, initialized by "
       "NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.");
   requirements.field("size", &ncclDevCommRequirements_t::size)
       .field("magic", &ncclDevCommRequirements_t::magic)
@@ -100,9 +100,9 @@ void bind_device_structs(py::module_& m) {
 
   StructClass<ncclCommProperties_t> properties(
       m, "ncclCommProperties_t",
-      "The properties of a communicator, initialised by NCCL_COMM_PROPERTIES_INITIALIZER. A "
+      "The properties of a communicator, initialized by NCCL_COMM_PROPERTIES_INITIALIZER. A "
       "library "
-      "older than version is an error: set size and version to those of the library.");
+      "older than version returns an error: set size and version to those of the library.");
   properties.field("size", &ncclCommProperties_t::size)
       .field("magic", &ncclCommProperties_t::magic)
       .field("version", &ncclCommProperties_t::version);
@@ -112,8 +112,8 @@ void bind_device_structs(py::module_& m) {
 
   StructClass<ncclDevComm>(
       m, "ncclDevComm_t",
-      "A device communicator as NCCL 2.31 and 2.32 lay it out. Kernels take it "
-      "by value: bytes(device_comm).")
+      "A device communicator in the layout of NCCL 2.31 and 2.32. Pass it to kernels by value: "
+      "bytes(device_comm).")
       .field("magic", &ncclDevComm::magic)
       .field("version", &ncclDevComm::version)
       .field("rank", &ncclDevComm::rank)

@@ -1,4 +1,4 @@
-// The class Library of pynccl.raw: every function of nccl.h under its own name.
+// The class Library of pynccl.raw, with every function of nccl.h under its own name.
 #include "python/raw/bind.h"
 #include "python/raw/raw_call.h"
 
@@ -80,24 +80,24 @@ std::size_t CallArguments::count(std::string_view name) const {
 
 void bind_library(py::module_& m) {
   py::class_<Library, std::shared_ptr<Library>> library(
-      m, "Library", R"(A loaded NCCL; pynccl.raw.load() returns it.
+      m, "Library", R"(A loaded NCCL library, as returned by pynccl.raw.load().
 
-Every function of nccl.h is a method under its own name with nccl.h's parameters: addresses and
-handles are integers, structs are the classes of pynccl.raw, NULL is None. Values that C returns
-through pointers are returned. The GIL is released during a call.
+Every function of nccl.h is a method of the same name and parameters. Addresses and handles are
+integers, structs are classes of pynccl.raw, and NULL is None. Values that C returns through
+pointers are return values. The GIL is released during a call.
 
 Every method raises TypeError or ValueError for an argument of the wrong type or range, NcclError
-for a result other than ncclSuccess and ncclInProgress, and MissingFunctionError where the library
-does not have the function.)");
+for a result other than ncclSuccess and ncclInProgress, and MissingFunctionError if the library does
+not export the function.)");
   library.def_property_readonly("path", &Library::path, "The path of the loaded file.")
       .def_property_readonly("version", &Library::version,
                              "The version as ncclGetVersion returns it: 23203 for 2.32.3.")
       .def_property_readonly(
           "memory",
           [](const Library& l) { return l.memory() == Memory::kHost ? "host" : "device"; },
-          "The memory of the buffers of its communicators: 'host' or 'device'.")
+          "The kind of memory that its communicators work on: 'host' or 'device'.")
       .def_property_readonly("driver_path", &Library::driver_path,
-                             "The path of the library of the stream calls.")
+                             "The path of the library that provides the driver's stream calls.")
       .def("driver_version", &Library::driver_version,
            "The driver's version (cuDriverGetVersion): 13000 for CUDA 13.0.")
       .def(
@@ -115,7 +115,7 @@ does not have the function.)");
             }
             return names;
           },
-          "The names of the devices (cuDeviceGetName), in the order of their ordinals.")
+          "The names of the devices, by ordinal (cuDeviceGetName).")
       .def(
           "functions",
           [](const Library& l) {
@@ -127,8 +127,8 @@ does not have the function.)");
 #include "abi/undef.inc"
             return functions;
           },
-          "Every function of nccl.h: (first NCCL version that has it, whether this library has "
-          "it).")
+          "The functions of nccl.h: a dict from name to (first NCCL version, whether this library "
+          "exports it).")
       .def("__repr__", [](const Library& l) {
         return "<pynccl.raw.Library " + version_text(l.version()) + " " + l.path() + ">";
       });
@@ -138,12 +138,13 @@ does not have the function.)");
 #include "abi/undef.inc"
 
   m.def("open_library", &Library::open, py::arg("path"),
-        "Loads the library at a path. The same file gives the same Library.");
+        "Load the library at a path. The same file returns the same Library.");
   m.def(
       "loaded_path", [](const std::string& soname) { return loaded_path(soname); },
       py::arg("soname"),
       "The path of a file loaded in this process whose name begins with soname, or ''.");
-  m.def("version_text", &version_text, py::arg("version"), "'2.32.3' for 23203.");
+  m.def("version_text", &version_text, py::arg("version"),
+        "Format a version number: 23203 is '2.32.3'.");
 }
 
 }  // namespace pynccl::python

@@ -88,14 +88,14 @@ void bind_enums(py::module_& m) {
 void bind_structs(py::module_& m) {
   auto config = versioned<ncclConfig_t>(
       m, "ncclConfig_t",
-      "The configuration of a communicator, initialised by NCCL_CONFIG_INITIALIZER.");
+      "The configuration of a communicator, initialized by NCCL_CONFIG_INITIALIZER.");
 #define FIELD(since, type, name, attribute) def_field(config, #name, &ncclConfig_t::name);
 #include "abi/config_fields.inc"
 #undef FIELD
 
   auto coll = versioned<ncclCollConfig_t>(
       m, "ncclCollConfig_t",
-      "The configuration of one collective, initialised by NCCL_COLLCONFIG_INITIALIZER.");
+      "The configuration of one collective, initialized by NCCL_COLLCONFIG_INITIALIZER.");
   def_address(coll, "ext", &ncclCollConfig_t::ext);
   def_value(coll, "minCTAs", &ncclCollConfig_t::minCTAs);
   def_value(coll, "maxCTAs", &ncclCollConfig_t::maxCTAs);
@@ -117,10 +117,11 @@ void bind_structs(py::module_& m) {
       .def_readwrite("size", &ncclSimInfo_t::size)
       .def_readwrite("magic", &ncclSimInfo_t::magic)
       .def_readwrite("version", &ncclSimInfo_t::version)
-      .def_readwrite("estimatedTime", &ncclSimInfo_t::estimatedTime, "Microseconds.");
+      .def_readwrite("estimatedTime", &ncclSimInfo_t::estimatedTime,
+                     "The estimated time in microseconds.");
 
   py::class_<ncclWaitSignalDesc_t>(m, "ncclWaitSignalDesc_t",
-                                   "A peer and how many of its signals ncclWaitSignal waits for.")
+                                   "A peer and the number of its signals to wait for.")
       .def(py::init([](int opCnt, int peer, int sigIdx, int ctx) {
              return ncclWaitSignalDesc_t{opCnt, peer, sigIdx, ctx};
            }),

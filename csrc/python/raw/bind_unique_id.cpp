@@ -34,15 +34,15 @@ void bind_unique_id(py::module_& m) {
   py::class_<ncclUniqueId>(m, "UniqueId",
                            R"(The id of a new communicator (ncclUniqueId).
 
-One rank makes it with get_unique_id() and sends it to the others by any means: bytes(id) gives its
-128 bytes, UniqueId(data) makes an id of them, and it can be pickled.
+One rank creates it with get_unique_id() and sends it to the others by any means. bytes(id) returns
+its 128 bytes, UniqueId(data) restores it from them, and it can be pickled.
 
 Args:
     data: 128 bytes, or a UniqueId.
 
 Raises:
     TypeError: data is neither a UniqueId nor bytes.
-    ValueError: data does not have 128 bytes.)")
+    ValueError: data is not 128 bytes long.)")
       .def(py::init(
                [](const py::object& data) { return unique_id_from_python("data", data.ptr()); }),
            py::arg("data"))
@@ -71,7 +71,7 @@ Raises:
         NCCL_CHECK(library, nullptr, -1, ncclGetUniqueId, (&id));
         return id;
       },
-      py::arg("library"), "Create a new UniqueId with a library (ncclGetUniqueId).");
+      py::arg("library"), "Create a UniqueId (ncclGetUniqueId).");
 }
 
 }  // namespace pynccl::python

@@ -1,6 +1,6 @@
-// The conversions of each kind of parameter of abi/nccl_functions.inc between Python and C. A
-// visible parameter is passed by the caller; the others are created here and returned. raw_call.h
-// makes the calls.
+// Converts the parameters of abi/nccl_functions.inc between Python and C, one class per kind.
+// Visible parameters are passed by the caller; the others are created here and returned. raw_call.h
+// calls the functions.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -29,15 +29,15 @@ struct CallArguments {
   std::span<const char* const> names;  // of the visible parameters
   PyObject* const* values;             // of these parameters
 
-  // The length in the parameter of this name. Throws ValueError for a negative one.
+  // The length in the parameter of this name. Throws ValueError if it is negative.
   std::size_t count(std::string_view name) const;
 };
 
-// A part of a name of the list: "comm", or "commIds:nId" for a parameter that refers to others.
-// Part 0 is the parameter's own name, part -1 the last one.
+// A part of a name such as "commIds:nId", whose parameter refers to others. Part 0 is the
+// parameter's own name, part -1 the last part.
 std::string_view reference(std::string_view name, int part);
 
-// Integers, enums, handles and addresses from a Python integer; NULL from None.
+// Converts a Python integer to an integer, enum, handle or address, and None to NULL.
 template <class T>
 T from_python(const char* name, PyObject* value) {
   if constexpr (std::is_same_v<T, const char*>) {
@@ -97,8 +97,8 @@ struct Out {
   py::object result() { return to_python(value); }
 };
 
-// Handles that NCCL may write after the call: at the end of the group, or for a non-blocking
-// communicator. Their memory is never freed.
+// Handles that NCCL may write after the call: at the end of the group, or in the background for a
+// non-blocking communicator. Their memory is never freed.
 template <class T>
   requires std::is_same_v<T, ncclComm_t> || std::is_same_v<T, ncclWindow_t>
 struct Out<T> {
@@ -116,8 +116,8 @@ struct Out<T> {
   py::object result() { return to_python(*value); }
 };
 
-// NCCL may write the handles after the call, too: once the call has succeeded, their memory is
-// never freed.
+// NCCL may write these handles after the call as well. Their memory is never freed once the call
+// has succeeded.
 template <class T>
 struct Outs {
   using C = T*;
@@ -130,7 +130,7 @@ struct Outs {
   std::size_t size = 0;
   void load(const char* name, PyObject*, const CallArguments& call) {
     size = call.count(reference(name, 1));
-    // Not touched, so a size that NCCL refuses takes no memory.
+    // calloc does not touch the pages, so a size that NCCL refuses uses no memory.
     values.reset(static_cast<T*>(std::calloc(std::max<std::size_t>(size, 1), sizeof(T))));
     if (!values) throw std::bad_alloc();
   }
@@ -173,7 +173,7 @@ struct Array {
   C argument() { return null ? nullptr : values.data(); }
 };
 
-// A versioned struct that the caller passes, converted to the version of the library.
+// A versioned struct of the caller, converted to the version of the library.
 template <class T>
 struct Struct {
   using C = T*;
@@ -204,8 +204,8 @@ struct InOut {
   py::object result() { return py::cast(value); }
 };
 
-// A struct of the caller, which the call writes to, and later ones that get its address. The object
-// must live until then.
+// A struct of the caller that this call, or a later one that receives its address, writes to. The
+// object must live until then.
 template <class T>
 struct Filled {
   using C = T*;
@@ -221,7 +221,7 @@ struct Filled {
   C argument() { return value; }
 };
 
-// Memory that the call writes; a parameter gives its capacity.
+// Memory that the call writes. Another parameter gives its capacity.
 struct ByteBuffer {
   using C = void*;
   static constexpr bool visible = false;

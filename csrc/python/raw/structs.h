@@ -14,7 +14,7 @@
 
 namespace pynccl::python {
 
-// A struct with the storage of the strings that it points to.
+// A struct together with the strings that it points to.
 template <class T>
 struct Owned {
   T value{};
@@ -54,16 +54,16 @@ inline constexpr bool has_strings<ncclEncryptionConfig_t> = true;
 template <class T>
 using Bound = std::conditional_t<has_strings<T>, Owned<T>, T>;  // the C++ type of the Python class
 
-// The 128 bytes of an id, from a UniqueId or an object with the buffer protocol.
+// Converts a UniqueId or an object with the buffer protocol.
 ncclUniqueId unique_id_from_python(const char* name, PyObject* value);
 
-// The name of a struct's class in Python, as its users write it.
+// The name of a struct's Python class.
 template <class T>
 std::string type_name() {
   return py::cast<std::string>(py::type::of<T>().attr("__name__"));
 }
 
-// A copy of the struct. Its strings are owned by the Python object.
+// Returns a copy of the struct. The Python object still owns its strings.
 template <class T>
 T struct_from_python(const char* name, PyObject* value) {
   if constexpr (std::is_same_v<T, ncclUniqueId>) {
