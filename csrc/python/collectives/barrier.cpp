@@ -23,19 +23,19 @@ void bind_barrier(py::module_&) {
   const py::cpp_function method(
       &barrier, py::name("barrier"), py::is_method(type), py::kw_only(),
       py::arg("stream") = py::none(),
-      R"(Wait in the order of a stream until all ranks have come to the same call (ncclAllReduce).
+      R"(Synchronize the streams of all ranks with each other (ncclAllReduce).
 
-What a stream runs after it begins when the streams of all ranks have run what was before it: kernels
-and functions that load from and store to the memory of other ranks can be ordered with it. On GPUs
-the call itself returns immediately; synchronize the stream to wait for the ranks. It is an
-all_reduce of one byte, may be part of a group, and is captured in graphs.
+Work enqueued after the barrier starts when the streams of all ranks have completed the work before
+it. Use it to order kernels and functions that load from and store to the memory of other ranks. On
+GPUs the call returns immediately; synchronize the stream to block the host as well. The barrier is
+an all_reduce of one byte. It can be part of a group and can be captured into a graph.
 
 Args:
-    stream: as for the collectives; None is the default stream, on CPUs the calling thread.
+    stream: as for the collectives. None is the default stream, on CPUs the calling thread.
 
 Raises:
-    TypeError, ValueError: a wrong stream, or the communicator is closed.
-    NcclError: NCCL failed, for example because a rank has died.)");
+    TypeError, ValueError: an invalid stream, or the communicator is closed.
+    NcclError: NCCL failed, for example because a rank died.)");
   py::setattr(type, "barrier", method);
 }
 

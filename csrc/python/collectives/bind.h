@@ -1,5 +1,5 @@
-// The operations as methods of Communicator: each turns its arguments into a checked Operation and
-// issues it, or adds it to the group of the thread.
+// The operations as methods of Communicator. Each builds a checked Operation from its arguments and
+// issues it or adds it to the thread's group.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,5 +1,5 @@
-// The collectives and messages as methods of Communicator: parse the arguments, get the checked
-// Operation of the factory, and issue it or add it to the group of the thread.
+// The collectives, send and recv as methods of Communicator: parse the arguments, let the factory
+// build the checked Operation, and issue it or add it to the thread's group.
 #include "comm/communicator.h"
 #include "comm/graph.h"
 #include "python/call/fastcall.h"
@@ -33,7 +33,7 @@ OperationArguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwna
     names[next++] = "stream";
     names[next++] = "count";
     names[next++] = "dtype";
-    if (traits.takes_out) names[next++] = "config";  // send and recv have none
+    if (traits.takes_out) names[next++] = "config";  // all but send and recv
     return names;
   }());
   typename MethodSignature::Values storage;
@@ -51,14 +51,14 @@ OperationArguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwna
   return a;
 }
 
-// By value: an operation whose address no other function takes stays in registers.
+// Passed by value: an operation whose address is not taken stays in registers.
 [[gnu::noinline]] void add_to(Group& group, PyObject* self, Communicator& communicator,
                               const Operation operation, const OperationArguments a) {
   group.batch().add(communicator, operation, {self, a.tensor, a.out, a.stream, a.op}, a.owner());
 }
 
-// Issues a checked operation, or adds it to the thread's group. With a configuration its kind is
-// another than K.
+// Issues a checked operation or adds it to the thread's group. An operation with a CollConfig has
+// another kind than K.
 template <Kind K>
 [[gnu::always_inline]] inline PyObject* perform(PyObject* self, Communicator& communicator,
                                                 const Operation& operation,

@@ -1,13 +1,12 @@
-// MethodTraits: the differences between the methods of Communicator that take a tensor, the names
-// of their parameters and the blocks of their buffers. The methods, the factory and the docs use
-// it.
+// MethodTraits: the parameter names and buffer blocks of each method of Communicator that takes a
+// tensor. Shared by the methods, the factory and the docstrings.
 #pragma once
 
 #include "comm/operation.h"
 
 namespace pynccl::python {
 
-// A buffer holds one block, or all blocks: one for each rank.
+// A buffer holds one block, or one block per rank.
 struct MethodTraits {
   const char* name;
   const char* root_or_peer;  // the name of the rank parameter, nullptr if there is none
@@ -17,7 +16,7 @@ struct MethodTraits {
   int recv_blocks;
 
   constexpr bool takes_rank() const { return root_or_peer != nullptr; }
-  // Whether both buffers hold one block, so that one buffer is a complete operation in place.
+  // Whether both buffers hold one block, so that the operation can run in place on one buffer.
   constexpr bool one_block() const { return send_blocks == 1 && recv_blocks == 1; }
 };
 

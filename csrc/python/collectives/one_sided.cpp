@@ -29,7 +29,7 @@ void check_index(const char* name, int index, const Library& library) {
                         version_text(library.version()) + " and has only 0");
 }
 
-// NCCL has one-sided operations, and the driver what they need.
+// Throws unless both the library and the driver support one-sided operations.
 template <auto Function>
 void check_available(const Library& library) {
   library.nccl<Function>();
@@ -51,15 +51,15 @@ int index_from_python(const char* name, PyObject* value) {
   return index;
 }
 
-// A signal or a context. NCCL has only number 0 before 2.31.
+// The index of a signal or a context. Before 2.31, NCCL supports only index 0.
 int index_from_python(const char* name, PyObject* value, const Library& library) {
   const int index = index_from_python(name, value);
   check_index(name, index, library);
   return index;
 }
 
-// The stream of an operation without a tensor. There is no framework to ask for its current stream;
-// in a thread that captures by capture() it is the captured stream.
+// The stream of an operation without a tensor, and so without a framework whose current stream
+// could be used. In a thread that is inside capture(), it is the captured stream.
 cudaStream_t stream_without_tensor(const char* method, PyObject* stream, const Library& library) {
   if (stream) return stream_from_python(stream, library);
   if (Graph::any_capture())
@@ -78,7 +78,7 @@ const Window& window_from_python(PyObject* value, const Communicator& communicat
   return window;
 }
 
-// needed: the objects whose memory the operation uses; the graph of a capture keeps them.
+// needed: the objects whose memory the operation uses. The graph of a capture keeps them alive.
 void issue_one_sided(PyObject* self, Communicator& communicator, const Operation& operation,
                      PyObject* stream, std::initializer_list<PyObject*> needed,
                      PyObject* owner = nullptr) {
@@ -154,7 +154,8 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   });
 }
 
-// The descriptors of wait_signal(), from a rank, ranks, a dict of ranks and counts, or descriptors.
+// The descriptors of wait_signal(), built from a rank, ranks, a dict of ranks and counts, or
+// descriptors.
 class SignalDescriptors {
  public:
   SignalDescriptors(Communicator& communicator, int count, int signal, int context)
@@ -185,7 +186,7 @@ class SignalDescriptors {
     return count;
   }
 
-  // As a bytes object, which a group or a plan can hold.
+  // As a bytes object, so that a group or a plan can keep it alive.
   py::bytes bytes() const {
     return {reinterpret_cast<const char*>(all_.data()), all_.size() * sizeof all_[0]};
   }

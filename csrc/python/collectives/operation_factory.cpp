@@ -9,7 +9,7 @@ namespace {
 
 using Kind = OperationKind;
 
-// The errors. Cold functions are laid out elsewhere and use no registers of their caller.
+// Cold and not inlined, so that the errors take neither code space nor registers of the hot path.
 [[noreturn, gnu::cold, gnu::noinline]] void throw_size(const TensorView& view, std::size_t needed,
                                                        const char* why) {
   throw py::value_error(std::string(view.argument) + ": has " +
@@ -37,20 +37,20 @@ using Kind = OperationKind;
           : "out: overlaps tensor; only the in-place position or separate memory is allowed");
 }
 
-// The elements of one block of a buffer that consists of nranks blocks.
+// The number of elements per block in a buffer of nranks blocks.
 std::size_t block_count(const TensorView& view, std::size_t nranks) {
   if (view.count % (nranks * view.dtype->width) != 0) [[unlikely]]
     throw_blocks(view, nranks);
   return view.count / nranks;
 }
 
-// Checks one call and builds its operation.
+// Checks the arguments of one call and builds its operation.
 template <Kind K>
 class CheckedCall {
   static constexpr MethodTraits traits = method_traits<K>();
 
  public:
-  // On this stream; nullptr: the stream that the arguments give.
+  // stream overrides the stream of the arguments; nullptr uses theirs.
   CheckedCall(Communicator& communicator, const OperationArguments& arguments,
               const cudaStream_t* stream)
       : communicator_(communicator), arguments_(arguments), stream_(stream) {
@@ -69,7 +69,7 @@ class CheckedCall {
     return operation(in);
   }
 
-  // On a tensor that has been read before.
+  // For a tensor that has been read already.
   Operation operation(TensorView& in) {
     check_placement(in, communicator_.library(), communicator_.device());
     if constexpr (traits.reduces) op_ = op_from_python(arguments_.op, *in.dtype, communicator_);
@@ -94,7 +94,7 @@ class CheckedCall {
 
   std::size_t nranks() const { return static_cast<std::size_t>(communicator_.nranks()); }
 
-  // Where this rank's block begins in a buffer of all blocks, in bytes.
+  // The offset in bytes of this rank's block in a buffer of all blocks.
   std::size_t block_offset(const TensorView& view, std::size_t count) const {
     return static_cast<std::size_t>(communicator_.rank()) * count * view.dtype->size() /
            view.dtype->width;
@@ -118,7 +118,7 @@ class CheckedCall {
       count = block_count(in, nranks());
       if (out.count != in.count) throw_size(out, in.count, ", as many as tensor");
     }
-    // On all ranks alike: also where NCCL does not use one of the buffers on this one.
+    // Checked on every rank, even if NCCL does not use one of the buffers on this rank.
     const OperationMemory memory = memory_of(
         static_cast<int>(K), in.data, out.data, count * in.dtype->size() / in.dtype->width,
         root_or_peer_, communicator_.rank(), communicator_.nranks());
@@ -142,8 +142,7 @@ class CheckedCall {
       return build(all, all.data, block, count);
   }
 
-  // gather or scatter on a rank that is not the root: it has one block and needs no buffer of all
-  // blocks.
+  // gather or scatter on a rank other than the root, which needs only a buffer of one block.
   Operation not_root() {
     PyObject* block = arguments_.tensor;
     const char* name = "tensor";

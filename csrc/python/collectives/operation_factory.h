@@ -1,6 +1,5 @@
-// The checked factory of an Operation: validates the arguments of a collective or message, then
-// builds the Operation. The methods of Communicator and the functions of pynccl.mirror, alone or in
-// a batch, get their operations here and nowhere else.
+// The factory of Operations: validates the arguments of a collective, send or recv, then builds the
+// Operation. The methods of Communicator and the functions of pynccl.mirror all use it.
 #pragma once
 
 #include "comm/communicator.h"
@@ -11,9 +10,9 @@
 
 namespace pynccl::python {
 
-// The arguments of a call by name; nullptr for one that was not given.
+// The arguments of a call by name; nullptr for those not passed.
 struct OperationArguments {
-  Owners* owners = nullptr;  // gets what owns the memory besides the arguments
+  Owners* owners = nullptr;  // receives further owners of the memory
   PyObject* tensor = nullptr;
   PyObject* root_or_peer = nullptr;
   PyObject* op = nullptr;
@@ -26,17 +25,17 @@ struct OperationArguments {
   PyObject* owner() const { return owners ? owners->get() : nullptr; }
 };
 
-// The operation of a call. Throws TypeError and ValueError that name the argument.
+// Builds the operation of a call. Throws TypeError and ValueError that name the argument.
 template <OperationKind K>
 Operation make_operation(Communicator& communicator, const OperationArguments& arguments);
 
-// The same, on a tensor that the caller has read already and without a config; on stream, or where
-// that is nullptr, on the stream that the arguments give.
+// The same for a tensor that the caller has read already, without a config. stream overrides the
+// stream of the arguments unless it is nullptr.
 template <OperationKind K>
 void make_operation(Communicator& communicator, const OperationArguments& arguments,
                     TensorView& tensor, const cudaStream_t* stream, Operation& operation);
 
-// The last step: an Operation of values that have been checked.
+// Builds an Operation from checked values.
 template <OperationKind K>
 [[gnu::always_inline]] inline Operation build_operation(const DType& dtype, ncclRedOp_t op,
                                                         int root_or_peer, const void* sendbuff,
@@ -52,10 +51,10 @@ template <OperationKind K>
           .stream = stream};
 }
 
-// The fast path of make_operation(): one tensor in place and nothing else given (args: the tensor,
-// and the rank where the method takes one), the tensor of the same type and dtype as the last one.
-// It makes the same checks by predicates. False if one of them fails or the call is not of this
-// form: then make_operation() handles it and reports mistakes.
+// The fast path of make_operation(), for calls in place with no other arguments: args holds the
+// tensor, followed by the rank if the method takes one. The tensor must have the type and dtype of
+// the previous one. The checks are the same, but return false instead of throwing; the caller then
+// falls back to make_operation(), which reports the error.
 template <OperationKind K>
 [[gnu::always_inline]] inline bool make_plain_operation(Communicator& communicator,
                                                         PyObject* const* args,
