@@ -1,4 +1,4 @@
-// One function per class of the mirror, in the order in which they need each other.
+// The functions that bind the classes of the mirror, in the order of their dependencies.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -20,7 +20,7 @@ AsyncQueue& CommStream::queue() {
   return *queue_;
 }
 
-// The end of the group issues the operation of the work, and is the end of that operation.
+// The operation is issued, and so ends, when the group ends.
 void CommStream::end_with(Group& group, const Work& work) {
   group.at_end([object = work.comm_stream, this, operation = work.operation](bool issued) {
     if (!issued) return operation->drop();
@@ -31,11 +31,11 @@ void CommStream::end_with(Group& group, const Work& work) {
 
 namespace {
 
-// Releases the tensors of asynchronous operations that are done, before a synchronous one.
+// Releases the tensors of completed asynchronous operations before a synchronous one.
 void release_done(CommStream& comm_stream, const py::object& record) {
   if (!comm_stream.has_pending()) return;
   const py::object tensor = py::list(record.attr("calls"))[0].attr("tensor");
-  Owners owners;  // only its device is of interest
+  Owners owners;  // not kept: only the device of the tensor is used
   TensorView view = view_tensor(owners, "tensor", tensor.ptr());
   const Library& library = comm_stream.communicator().library();
   comm_stream.release_done(reinterpret_cast<CUstream>(resolve_stream(nullptr, view, library)));
@@ -57,7 +57,7 @@ py::object issue_record(const py::object& self, const py::object& record) {
       return Py_NewRef(Py_None);
     }
     const py::object tensor = record.attr("tensor");
-    Owners owners;  // only its device is of interest
+    Owners owners;  // not kept: only the device of the tensor is used
     Work work(self, comm_stream.communicator(), kind, view_tensor(owners, "tensor", tensor.ptr()));
     work.result = record.attr("result");
     work.source = py::cast<std::optional<int>>(record.attr("source")).value_or(-1);
@@ -75,27 +75,28 @@ py::object issue_record(const py::object& self, const py::object& record) {
 
 void bind_comm_stream(py::module_& m) {
   py::class_<CommStream>(m, "CommStream",
-                         R"(A communicator with the stream of its asynchronous operations.
+                         R"(A communicator and the stream of its asynchronous operations.
 
 Args:
     comm: the communicator.
-    priority: of the stream.)")
+    priority: the priority of the stream.)")
       .def(py::init<std::shared_ptr<Communicator>, int>(), py::arg("comm"), py::arg("priority") = 0)
       .def_property_readonly("comm", &CommStream::shared_communicator, "The communicator.")
       .def_property_readonly("stream", &CommStream::stream, "The communication stream.")
       .def("issue", &issue_record, py::arg("record"), R"(Issue an operation.
 
-A synchronous one goes to the current stream; an asynchronous one to the communication stream, after
-what is on the current one. If NCCL or the driver raises an error, explain(kind, error) of the class
-returns the exception that is raised instead.
+A synchronous operation is enqueued on the current stream. An asynchronous one is enqueued on the
+communication stream and runs after the work on the current stream. If NCCL or the driver fails, the
+exception returned by the class's explain(kind, error) is raised instead.
 
 Args:
-    record: an OperationRecord. Its calls and its result are kept until the work was waited for.
+    record: an OperationRecord. Its calls and its result are kept alive until the work was waited
+        for.
 
 Returns:
     The Work of an asynchronous operation, None for a synchronous one.)")
       .def("oldest", &CommStream::oldest,
-           "The number of the oldest asynchronous operation that is not done; None if all are.");
+           "The number of the oldest asynchronous operation that is not done, or None.");
 }
 
 }  // namespace pynccl::python::mirror

@@ -1,5 +1,5 @@
-// CommStream: one communicator with the stream of its asynchronous operations. The Python class
-// CommStream inherits it. Every operation of the mirror is issued by issued() of this file.
+// CommStream: a communicator and the stream of its asynchronous operations. The Python class
+// CommStream inherits from it. Every operation of the mirror goes through issued() in this file.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -27,9 +27,9 @@ class CommStream {
   Communicator& communicator() const { return *communicator_; }
   const std::shared_ptr<Communicator>& shared_communicator() const { return communicator_; }
 
-  // Enqueues on the communication stream, after what is on the current one; in an open group at its
-  // end. enqueue takes the stream, and leaves the GIL as it finds it; held lives until the work was
-  // waited for or is done.
+  // Enqueues an operation on the communication stream, after the work on the current stream; in an
+  // open group, when the group ends. enqueue is called with the stream and must return with the GIL
+  // held, as it was called. held is kept alive until the work was waited for or is done.
   template <class Enqueue>
   PyObject* start(Work&& work, py::object held, Enqueue&& enqueue) {
     std::unique_lock order = lock_order();
@@ -48,24 +48,24 @@ class CommStream {
     return make_work(std::move(work));
   }
 
-  // The communication stream and its queue, made at the first use.
+  // The communication stream and its queue, created on first use.
   const std::shared_ptr<Stream>& stream();
   AsyncQueue& queue();
 
-  // Releases the tensors of asynchronous operations that are done, before a synchronous call on the
-  // current stream. An asynchronous one does so in start().
+  // Releases the tensors of completed asynchronous operations before a synchronous call on the
+  // current stream. For an asynchronous call, start() does it.
   void release_done(CUstream current) {
     if (has_pending()) [[unlikely]]
       queue_->release_done(current);
   }
-  // Whether there are asynchronous operations that were not known to be done at the last look.
+  // Whether there were unfinished asynchronous operations at the last check.
   bool has_pending() const { return queue_ && queue_->has_pending(); }
 
   // The number of the oldest asynchronous operation that is not done.
   std::optional<std::size_t> oldest() { return queue_ ? queue_->oldest() : std::nullopt; }
 
  private:
-  // A thread that waits for the lock must not keep the GIL from the thread that has the lock.
+  // A thread waiting for the lock must not hold the GIL, which the owner of the lock may need.
   std::unique_lock<std::mutex> lock_order() {
     std::unique_lock order(order_, std::try_to_lock);
     if (!order) [[unlikely]] {
@@ -83,7 +83,7 @@ class CommStream {
   std::optional<AsyncQueue> queue_;
 };
 
-// A CommStream: Python's object, and its part in C++.
+// A reference to a CommStream: the Python object and its C++ part.
 struct CommStreamRef {
   py::object object;
   CommStream* comm_stream = nullptr;
@@ -95,10 +95,10 @@ struct CommStreamRef {
   explicit operator bool() const { return comm_stream != nullptr; }
 };
 
-// Issues an operation: every operation of the mirror passes here, synchronous or asynchronous, from
-// Python or from a fast function, single or batched. body calls NCCL and returns a new reference:
-// the work, or None. make_record returns the OperationRecord for the hooks; it is called only where
-// hooks are registered.
+// Issues an operation. Every operation of the mirror goes through this function: synchronous or
+// asynchronous, from Python or from a fast function, single or batched. body calls NCCL and returns
+// a new reference to the work or None. make_record returns the OperationRecord for the hooks and is
+// only called if hooks are registered.
 template <class MakeRecord, class Body>
 PyObject* issued(const py::object& comm_stream, PyObject* kind, MakeRecord&& make_record,
                  Body&& body) {

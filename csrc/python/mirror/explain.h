@@ -1,4 +1,4 @@
-// The exceptions of the mirror in place of those of NCCL and the driver.
+// Replaces exceptions of NCCL and the driver by those of the mirror.
 #pragma once
 
 #include <utility>
@@ -7,11 +7,11 @@
 
 namespace pynccl::python::mirror {
 
-// Replaces the exception that is raised now, if it is of NCCL or the driver.
+// Replaces the current Python exception if it comes from NCCL or the driver.
 [[gnu::cold]] void explain(const py::object& comm_stream, PyObject* kind);
 
-// Runs body, which returns a new reference. Where NCCL or the driver fails, it raises what
-// explain(kind, error) of the CommStream (Python's) returns.
+// Runs body, which returns a new reference. If NCCL or the driver fails, raises the exception
+// returned by explain(kind, error) of the Python CommStream.
 template <class Body>
 PyObject* explained(const py::object& comm_stream, PyObject* kind, Body&& body) {
   PyObject* result = guarded(std::forward<Body>(body));

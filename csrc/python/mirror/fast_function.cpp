@@ -20,10 +20,10 @@ std::map<std::string, std::size_t>& fallback_counts() {
   return counts;
 }
 
-// The object, laid out like that of functools.lru_cache.
+// The Python object, laid out like functools.lru_cache's.
 struct Callable {
   PyObject_HEAD vectorcallfunc vectorcall;
-  PyObject* wrapped;  // Python's function
+  PyObject* wrapped;  // the Python function
   PyObject* dictionary;
   PyObject* weakrefs;
   const FastFunction* function;  // owned
@@ -68,7 +68,7 @@ void destroy(PyObject* self) {
   Py_DECREF(type);
 }
 
-// Binds to an instance, as a function in a class does.
+// Binds to an instance, like a function in a class.
 PyObject* bind_to(PyObject* self, PyObject* instance, PyObject*) {
   return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
 }
@@ -77,7 +77,7 @@ PyObject* repr_fast(PyObject* self) {
   return PyUnicode_FromFormat("<function pynccl.%U>", callable(self).function->name());
 }
 
-// By name, as functions are pickled and copied.
+// Pickled and copied by name, like functions.
 PyObject* reduce(PyObject* self, PyObject*) { return PyObject_GetAttrString(self, "__qualname__"); }
 
 const FastSpec& spec_of(const std::string& name) {
@@ -90,16 +90,16 @@ const FastSpec& spec_of(const std::string& name) {
 py::object fast(const py::function& function) {
   const FastSpec& spec = spec_of(py::cast<std::string>(function.attr("__name__")));
   auto attached = std::make_unique<const FastFunction>(spec, function);
-  auto made = py::reinterpret_steal<py::object>(function_type->tp_alloc(function_type, 0));
-  if (!made) throw py::error_already_set();
-  Callable& object = callable(made.ptr());
+  auto wrapper = py::reinterpret_steal<py::object>(function_type->tp_alloc(function_type, 0));
+  if (!wrapper) throw py::error_already_set();
+  Callable& object = callable(wrapper.ptr());
   object.vectorcall = &call_fast;
   object.wrapped = Py_NewRef(function.ptr());
   object.function = attached.release();
-  return py::module_::import("functools").attr("update_wrapper")(made, function);
+  return py::module_::import("functools").attr("update_wrapper")(wrapper, function);
 }
 
-// The errors of a function whose parameters do not fit.
+// Raises the errors of a function whose parameters do not match.
 class Mismatch {
  public:
   Mismatch(const py::function& function, const py::object& signature)
@@ -112,7 +112,7 @@ class Mismatch {
   std::string text_;
 };
 
-// The default as Python has it; nullptr for a required parameter.
+// The Python object for a default; nullptr for a required parameter.
 PyObject* object_of(Default value) {
   static PyObject* const zero = PyLong_FromLong(0);
   switch (value) {
@@ -142,6 +142,7 @@ void check_default(const Mismatch& mismatch, const Parameter& parameter, const p
     mismatch.raise("the default of " + quoted + " must be " + std::string(py::repr(expected)));
 }
 
+// Returns a reference that is never released.
 PyTypeObject* kept(const py::type& type) {
   return reinterpret_cast<PyTypeObject*>(py::type(type).release().ptr());
 }
@@ -201,7 +202,7 @@ bool Parameters::match(PyObject* const* args, std::size_t nargs, PyObject* kwnam
   const auto keywords = static_cast<std::size_t>(PyTuple_GET_SIZE(kwnames));
   for (std::size_t k = 0; k < keywords; ++k) {
     PyObject* keyword = PyTuple_GET_ITEM(kwnames, k);
-    std::size_t i = nargs;  // what was given by position cannot be given again
+    std::size_t i = nargs;  // a positional argument cannot be passed again by keyword
     while (i < count_ && names_[i] != keyword) ++i;
     if (i == count_ || values[indices_[i]]) [[unlikely]]
       return false;
@@ -243,16 +244,16 @@ void bind_fast_function(py::module_& m) {
                              slots};
   function_type = add_type(m, spec, "FastFunction");
   m.def("fast", &fast, py::arg("function"),
-        R"(Put the fast function of the same name before a function in Python.
+        R"(Wrap a Python function with the fast function of the same name.
 
-The result has the function's signature, name and documentation. It does the common case itself and
-calls the function for every other case.
+The result keeps the function's signature, name and docstring. It handles the common case in C++ and
+calls the Python function in every other case.
 
 Raises:
     ValueError: there is no fast function of this name.
-    TypeError: the parameters of the function are not those that the fast function expects.)");
+    TypeError: the function's parameters are not the ones that the fast function expects.)");
   m.def("fallbacks", &fallback_counts,
-        R"(The number of calls of each fast function that went to the function in Python.
+        R"(The number of calls of each fast function that were passed on to the Python function.
 
 Returns:
     Counts by name, since the start of the process.)");
@@ -260,17 +261,18 @@ Returns:
         py::arg("call"), R"(Set the classes of operations, before the first one is issued.
 
 Args:
-    work: the class of what asynchronous operations return, of _C.Work.
+    work: the class of the handles of asynchronous operations, a subclass of _C.Work.
     record: OperationRecord.
     call: Call.)");
   m.def("set_group_classes", &set_group_classes, py::arg("tensor"), py::arg("group"),
-        py::arg("operators"), R"(Set what the fast functions take, before one is attached.
+        py::arg("operators"),
+        R"(Set the classes and operators that fast functions accept, before one is attached.
 
 Args:
     tensor: torch.Tensor.
-    group: the class of process groups, of _C.ProcessGroup.
-    operators: pairs of what stands for an operator (torch's, a RedOp, an interned str) and the
-        RedOp that it is; torch's SUM first.)");
+    group: the class of process groups, a subclass of _C.ProcessGroup.
+    operators: pairs of an operator argument (torch's, a RedOp, an interned str) and the RedOp that
+        it stands for; torch's SUM first.)");
 }
 
 }  // namespace pynccl::python::mirror

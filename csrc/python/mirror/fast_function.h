@@ -1,6 +1,6 @@
-// Fast functions: callables in C++ that do the common case of a function of the mirror, and call
-// the function in Python, with the same arguments, for every other case, mistakes included. So each
-// signature, each documentation and each error text exists once, in Python.
+// Fast functions: C++ callables that handle the common case of a function of the mirror. In every
+// other case, including invalid arguments, they call the Python function with the same arguments,
+// so signatures, docstrings and error texts exist only in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,8 +15,8 @@ namespace py = pybind11;
 
 class FastFunction;
 
-// The index of an argument in the array that the body of a fast function gets. The parameters of
-// the function in Python are resolved to indices by name, when the fast function is attached.
+// The index of an argument in the array passed to the body of a fast function. The parameters of
+// the Python function are mapped to indices by name when the fast function is attached.
 enum ArgIndex : std::uint8_t {
   kTensor,
   kOut,
@@ -29,29 +29,29 @@ enum ArgIndex : std::uint8_t {
   kOpList,
 };
 
-// What an argument that is not given stands for.
+// The default value of a parameter.
 enum class Default { kRequired, kNone, kFalse, kZero, kSum };
 
 struct Parameter {
   const char* name = nullptr;
-  std::uint8_t index = 0;  // an ArgIndex, or what else the caller of match() counts by
+  std::uint8_t index = 0;  // an ArgIndex, or another numbering of the caller of match()
   Default default_value = Default::kRequired;
 };
 
-// The parameters of a function in Python, for matching the arguments of a call.
+// The parameters of a Python function, for matching the arguments of a call.
 class Parameters {
  public:
   static constexpr std::size_t kMost = 6;
   static constexpr std::size_t kIndices = 9;
   using Values = std::array<PyObject*, kIndices>;
-  using Expected = std::array<Parameter, kMost>;  // unused ones have no name
+  using Expected = std::array<Parameter, kMost>;  // unused entries have no name
 
-  // Takes the order of the parameters from inspect.signature(function). Throws TypeError unless
-  // they are the expected ones, in any order, with the expected defaults.
+  // Reads the order of the parameters from inspect.signature(function). Throws TypeError unless the
+  // parameters and their defaults are the expected ones, in any order.
   Parameters(const py::function& function, const Expected& expected);
 
-  // Puts the arguments of a call at the indices of their parameters, nullptr for those that are not
-  // given. Returns false for calls that only the Python function can handle.
+  // Stores the arguments of a call at the indices of their parameters, nullptr for those not
+  // passed. Returns false for calls that only the Python function can handle.
   bool match(PyObject* const* args, std::size_t nargs, PyObject* kwnames, Values& values) const;
 
  private:
@@ -60,13 +60,13 @@ class Parameters {
   std::array<std::uint8_t, kMost> indices_{};
 };
 
-// What a function is as the op of a P2POp.
+// The meaning of a function as the op of a P2POp.
 enum class Direction { kNone, kSend, kReceive };
 
-// The fast function for a function in Python of this name.
+// Describes the fast function for the Python function of this name.
 struct FastSpec {
-  // Returns a new reference, nullptr with an exception raised, or fallback() if Python's function
-  // is to be called: then nothing has happened. What it throws becomes an exception in Python.
+  // Returns a new reference, nullptr with an exception raised, or fallback() if the Python function
+  // must be called. In that case it has had no effect. C++ exceptions are raised in Python.
   using Body = PyObject* (*)(const FastFunction& function, PyObject* const* values);
 
   const char* name;
@@ -75,17 +75,17 @@ struct FastSpec {
   Direction direction = Direction::kNone;
 };
 
-// The result of a body that leaves the call to Python's function; not a reference.
+// The result of a body that leaves the call to the Python function; not a reference.
 inline PyObject* fallback() { return Py_NotImplemented; }
 
-// Counts the calls of a name that went to Python's function.
+// The counter of calls of this name that were passed on to the Python function.
 std::size_t& fallback_count(const std::string& name);
 
 std::span<const FastSpec> one_tensor_specs();
 std::span<const FastSpec> p2p_specs();
 
-// The C++ part of a fast function. The callable object has the rest (its name, its documentation)
-// from Python's function in its dictionary.
+// The C++ part of a fast function. The name and the docstring are in the dictionary of the callable
+// object, copied from the Python function.
 class FastFunction {
  public:
   FastFunction(const FastSpec& spec, const py::function& function);
@@ -95,7 +95,7 @@ class FastFunction {
   const Parameters& parameters() const { return parameters_; }
   void count_fallback() const { ++fallbacks_; }
 
-  // The FastFunction in a callable object, nullptr for any other object.
+  // The FastFunction of a callable object; nullptr for any other object.
   static const FastFunction* in(PyObject* object);
 
  private:

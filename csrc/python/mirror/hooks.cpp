@@ -30,7 +30,7 @@ void Hooks::remove(std::size_t number) {
   const auto found = std::find_if(hooks_.begin(), hooks_.end(),
                                   [&](const auto& hook) { return hook->number == number; });
   if (found == hooks_.end()) return;
-  // Its destruction may run code that calls add or remove.
+  // Released on return, since that may run code that calls add() or remove().
   const std::shared_ptr<Hook> removed = std::move(*found);
   hooks_.erase(found);
   any_ = !hooks_.empty();
@@ -62,7 +62,7 @@ void Hooks::notify_abort(const py::object& comm_stream, const std::string& reaso
 void bind_hooks(py::module_& m) {
   m.def("add_operation_hooks", &Hooks::add, py::arg("before"), py::arg("after"),
         py::arg("on_abort"),
-        R"(Register functions around every operation of the mirror.
+        R"(Register functions to call around every operation of the mirror.
 
 Args:
     before: before(record), or None.
@@ -70,9 +70,9 @@ Args:
     on_abort: on_abort(comm_stream, reason), or None.
 
 Returns:
-    The number for remove_operation_hooks().)");
+    The number to pass to remove_operation_hooks().)");
   m.def("remove_operation_hooks", &Hooks::remove, py::arg("number"),
-        "Remove what add_operation_hooks() has registered; a second time does nothing.");
+        "Remove the hooks of an add_operation_hooks() call. Removing them twice is allowed.");
   m.def("notify_abort", &Hooks::notify_abort, py::arg("comm_stream"), py::arg("reason"),
         "Call the on_abort hooks.");
 }

@@ -1,5 +1,5 @@
-// Functions in Python that are called around every operation of the mirror, and when a communicator
-// is aborted.
+// Hooks: Python functions called around every operation of the mirror, and when a communicator is
+// aborted.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,19 +11,19 @@ namespace pynccl::python::mirror {
 
 namespace py = pybind11;
 
-// All of it needs the GIL.
+// All functions require the GIL.
 class Hooks {
  public:
-  // Whether hooks are registered: one load, the only cost if there are none.
+  // Whether hooks are registered. This load is the only cost if there are none.
   static bool any() { return any_; }
 
-  // before, after and on_abort are callables, or None. Returns the number for remove().
+  // before, after and on_abort are callables or None. Returns the number to pass to remove().
   static std::size_t add(py::object before, py::object after, py::object on_abort);
   static void remove(std::size_t number);
 
-  // Calls before(record), body, and after(record, work, error). body returns a new reference, or
-  // nullptr with an exception raised; so does this function. The exception of a hook goes to
-  // sys.unraisablehook: it changes nothing about the operation.
+  // Calls before(record), body, and after(record, work, error). body and this function return a new
+  // reference, or nullptr with an exception raised. Exceptions of hooks go to sys.unraisablehook
+  // and do not affect the operation.
   template <class Body>
   [[gnu::cold]] static PyObject* around(const py::object& comm_stream, const py::object& record,
                                         Body&& body) {

@@ -1,4 +1,4 @@
-// What the fast functions share: whether the fast path applies, checks, and the call of NCCL.
+// Shared by the fast functions: whether the fast path applies, checks, and the call to NCCL.
 #pragma once
 
 #include <stdexcept>
@@ -12,7 +12,7 @@
 
 namespace pynccl::python::mirror {
 
-// The group of an argument if operations on it are issued at once; else nullptr.
+// The group of an argument if its operations are issued immediately, otherwise nullptr.
 inline ProcessGroup* direct_group(PyObject* argument) {
   ProcessGroup* group = ProcessGroup::given(argument);
   if (!group || !group->batch.is_none() || Group::active()) [[unlikely]]
@@ -20,9 +20,9 @@ inline ProcessGroup* direct_group(PyObject* argument) {
   return group;
 }
 
-// Runs the checks of a body. Returns false if they throw what checks throw for a mistake, or what
-// the creation of the communication stream throws: Python's function repeats them and raises the
-// right exception. All other exceptions (std::bad_alloc, KeyboardInterrupt) propagate.
+// Runs the checks of a body. Returns false if they fail or the communication stream cannot be
+// created; the Python function then repeats them and raises the right exception. Other exceptions
+// (std::bad_alloc, KeyboardInterrupt) propagate.
 template <class Checks>
 bool passes(Checks&& checks) {
   try {
@@ -41,8 +41,8 @@ bool passes(Checks&& checks) {
   return false;
 }
 
-// A Call for the hooks, of the same form as those in Python: the Communicator's method, and what it
-// takes; nullptr for an argument that it does not take.
+// Creates a Call for the hooks, as the Python functions do: a method of Communicator and its
+// arguments, nullptr for those that it does not take.
 inline py::object make_call(const char* method, PyObject* tensor, PyObject* root_or_peer,
                             PyObject* op, PyObject* out) {
   const auto given = [](PyObject* object) {
@@ -52,7 +52,7 @@ inline py::object make_call(const char* method, PyObject* tensor, PyObject* root
                                   given(out));
 }
 
-// An OperationRecord for the hooks.
+// Creates an OperationRecord for the hooks.
 inline py::object make_record(const py::object& kind, PyObject* tensor, const py::list& calls,
                               const py::list& result, bool async_op, int source = -1) {
   return py::handle(classes.record)(
@@ -60,7 +60,7 @@ inline py::object make_record(const py::object& kind, PyObject* tensor, const py
       source < 0 ? py::object(py::none()) : py::object(py::int_(source)));
 }
 
-// Calls send(), which calls NCCL on the stream, without the GIL.
+// Issues a synchronous operation: calls send() without the GIL, which calls NCCL on the stream.
 template <class MakeRecord, class Send>
 PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t stream,
                     MakeRecord&& make_record, Send&& send) {
@@ -73,7 +73,7 @@ PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t strea
   });
 }
 
-// The same on the stream of the CommStream of the work, which keeps it alive.
+// Issues an asynchronous operation on the communication stream of the work's CommStream.
 template <class MakeRecord, class Send>
 PyObject* issue_async(CommStream& part, Work&& work, py::object held, MakeRecord&& make_record,
                       Send&& send) {

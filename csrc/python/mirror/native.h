@@ -1,5 +1,5 @@
-// Python types whose instances contain a C++ object. They are for objects that are made in every
-// call: pybind11's table of instances would cost more than such an object.
+// Python types whose instances contain a C++ object, for objects that are created in every call.
+// pybind11's table of instances would cost more than the object.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,15 +11,15 @@
 
 namespace pynccl::python::mirror {
 
-// T is made without arguments, all zeros are a valid state of it, and each(f) calls f for each of
-// its py::object members. The memory of up to Spares instances is used again.
+// T must be default-constructible, all zeros must be a valid state, and each(f) must call f for
+// each of its py::object members. The memory of up to Spares instances is reused.
 template <class T, std::size_t Spares = 0>
 struct Native {
   PyObject_HEAD T value;
 
   static T& of(PyObject* self) { return reinterpret_cast<Native*>(self)->value; }
 
-  // A new instance of the type, or of a class in Python that inherits it.
+  // Creates an instance of the type or of a Python subclass.
   static PyObject* make(PyTypeObject* type) {
     PyObject* self = nullptr;
     if (spares.count != 0 && type == spares.type) {
@@ -63,7 +63,7 @@ struct Native {
     return 0;
   }
 
-  // Only of the type itself: a class that inherits it has members of its own.
+  // Only for the type itself, since instances of subclasses are larger.
   struct Spare {
     PyTypeObject* type = nullptr;
     std::size_t count = 0;
@@ -77,7 +77,7 @@ void* slot(Function* function) {
   return reinterpret_cast<void*>(function);
 }
 
-// Makes the type and puts it into the module.
+// Creates the type and adds it to the module.
 inline PyTypeObject* add_type(py::module_& m, PyType_Spec& spec, const char* name) {
   PyObject* type = PyType_FromSpec(&spec);
   if (!type) throw py::error_already_set();

@@ -1,4 +1,4 @@
-// The fast functions on one tensor per rank: a table of what each takes, and two templates.
+// The fast functions with one tensor per rank: two templates, and a table of their parameters.
 #include <dlpack/dlpack.h>
 
 #include "comm/communicator.h"
@@ -14,14 +14,15 @@ namespace {
 using Kind = OperationKind;
 
 // The parameters of a collective besides a tensor, a group and async_op.
-struct Takes {
+struct CollectiveParameters {
   bool out = false;
   bool op = false;
   bool root = false;
 };
 
-// NCCL's operator for one of torch's, a RedOp or a str: nullptr for torch's SUM. False for what is
-// not in the table, such as a str that is not interned: Python's function reads it.
+// Looks up the operator for a value of torch's ReduceOp, a RedOp or a str; nullptr for torch's SUM.
+// Returns false for operators that the Python function must convert, such as a str that is not
+// interned.
 bool find_operator(PyObject* given, PyObject*& op) {
   if (!given || given == classes.operators[0].first) [[likely]]
     return true;
@@ -38,25 +39,25 @@ bool find_flag(PyObject* given, bool& flag) {
   return flag || !given || given == Py_False;
 }
 
-// Python's function chooses the operators on booleans and on complex numbers.
-bool reduces_as_it_is(const DType& dtype) { return dtype.width == 1 && dtype.code != kDLBool; }
+// The Python function chooses the operators for booleans and complex numbers.
+bool reduces_directly(const DType& dtype) { return dtype.width == 1 && dtype.code != kDLBool; }
 
 template <Kind K>
 void send(Communicator& communicator, const Operation& operation) {
   communicator.issue(K, operation);
 }
 
-// A list of one object, or of none.
+// A list of one object; empty for nullptr.
 py::list list_of(PyObject* object) {
   py::list result;
   if (object) result.append(py::handle(object));
   return result;
 }
 
-template <Kind K, Takes T>
+template <Kind K, CollectiveParameters T>
 PyObject* collective(const FastFunction& function, PyObject* const* values) {
   const ProcessGroup* group = direct_group(values[kGroup]);
-  Owners owners;  // of tensors, whose memory is their own
+  Owners owners;  // stays empty: tensors own their memory
   OperationArguments arguments;
   arguments.owners = &owners;
   arguments.tensor = values[kTensor];
@@ -80,7 +81,7 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   const bool checked_well = passes([&] {
     view_tensor(view, owners, "tensor", arguments.tensor, nullptr, nullptr);
     if constexpr (T.op)
-      if (!reduces_as_it_is(*view.dtype)) return false;
+      if (!reduces_directly(*view.dtype)) return false;
     ref = group->comm_stream(view.device_type);
     if (!ref) return false;
     CommStream& comm_stream = *ref->comm_stream;
@@ -123,15 +124,15 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   }
 }
 
-// isend, irecv, send and recv outside a batch, between two ranks that have connected, or on the
-// communicator of the group.
+// isend, irecv, send and recv outside a batch, on the communicator of two connected ranks or on the
+// group's.
 template <bool Sends, bool Async>
 PyObject* transfer(const FastFunction&, PyObject* const* values) {
   constexpr Kind kKind = Sends ? Kind::kSend : Kind::kRecv;
   static PyObject* const name = PyUnicode_InternFromString(Sends ? "send" : "recv");
-  static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};  // of a pair
+  static PyObject* const ranks[] = {PyLong_FromLong(0), PyLong_FromLong(1)};  // in a pair
   const ProcessGroup* group = direct_group(values[kGroup]);
-  Owners owners;  // of tensors, whose memory is their own
+  Owners owners;  // stays empty: tensors own their memory
   OperationArguments arguments;
   arguments.owners = &owners;
   arguments.tensor = values[kTensor];
@@ -190,64 +191,64 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   }
 }
 
-constexpr Parameter kTheGroup{"group", kGroup, Default::kNone};
-constexpr Parameter kTheFlag{"async_op", kAsyncOp, Default::kFalse};
-constexpr Parameter kTheOperator{"op", kOp, Default::kSum};
-constexpr Parameter kTheTag{"tag", kTag, Default::kZero};
+constexpr Parameter kGroupParameter{"group", kGroup, Default::kNone};
+constexpr Parameter kAsyncParameter{"async_op", kAsyncOp, Default::kFalse};
+constexpr Parameter kOpParameter{"op", kOp, Default::kSum};
+constexpr Parameter kTagParameter{"tag", kTag, Default::kZero};
 
 constexpr FastSpec kOneTensorSpecs[] = {
     {"all_reduce",
-     {{{"tensor", kTensor}, kTheOperator, kTheGroup, kTheFlag}},
+     {{{"tensor", kTensor}, kOpParameter, kGroupParameter, kAsyncParameter}},
      &collective<Kind::kAllReduce, {.op = true}>},
     {"broadcast",
      {{{"tensor", kTensor},
        {"src", kGlobalRank, Default::kNone},
-       kTheGroup,
-       kTheFlag,
+       kGroupParameter,
+       kAsyncParameter,
        {"group_src", kGroupRank, Default::kNone}}},
      &collective<Kind::kBroadcast, {.root = true}>},
     {"reduce",
      {{{"tensor", kTensor},
        {"dst", kGlobalRank, Default::kNone},
-       kTheOperator,
-       kTheGroup,
-       kTheFlag,
+       kOpParameter,
+       kGroupParameter,
+       kAsyncParameter,
        {"group_dst", kGroupRank, Default::kNone}}},
      &collective<Kind::kReduce, {.op = true, .root = true}>},
     {"all_gather_single",
-     {{{"output_tensor", kOut}, {"input_tensor", kTensor}, kTheGroup, kTheFlag}},
+     {{{"output_tensor", kOut}, {"input_tensor", kTensor}, kGroupParameter, kAsyncParameter}},
      &collective<Kind::kAllGather, {.out = true}>},
     {"reduce_scatter_single",
-     {{{"output", kOut}, {"input", kTensor}, kTheOperator, kTheGroup, kTheFlag}},
+     {{{"output", kOut}, {"input", kTensor}, kOpParameter, kGroupParameter, kAsyncParameter}},
      &collective<Kind::kReduceScatter, {.out = true, .op = true}>},
     {"isend",
      {{{"tensor", kTensor},
        {"dst", kGlobalRank, Default::kNone},
-       kTheGroup,
-       kTheTag,
+       kGroupParameter,
+       kTagParameter,
        {"group_dst", kGroupRank, Default::kNone}}},
      &transfer<true, true>,
      Direction::kSend},
     {"irecv",
      {{{"tensor", kTensor},
        {"src", kGlobalRank, Default::kNone},
-       kTheGroup,
-       kTheTag,
+       kGroupParameter,
+       kTagParameter,
        {"group_src", kGroupRank, Default::kNone}}},
      &transfer<false, true>,
      Direction::kReceive},
     {"send",
      {{{"tensor", kTensor},
        {"dst", kGlobalRank, Default::kNone},
-       kTheGroup,
-       kTheTag,
+       kGroupParameter,
+       kTagParameter,
        {"group_dst", kGroupRank, Default::kNone}}},
      &transfer<true, false>},
     {"recv",
      {{{"tensor", kTensor},
        {"src", kGlobalRank, Default::kNone},
-       kTheGroup,
-       kTheTag,
+       kGroupParameter,
+       kTagParameter,
        {"group_src", kGroupRank, Default::kNone}}},
      &transfer<false, false>},
 };

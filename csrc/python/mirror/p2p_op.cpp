@@ -1,4 +1,4 @@
-// P2POp, and the fast function batch_isend_irecv: a list of P2POps as one NCCL group.
+// P2POp, and the fast function batch_isend_irecv, which issues a list of P2POps as one NCCL group.
 #include <array>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace {
 using Kind = OperationKind;
 
 PyTypeObject* p2p_op_type;
-PyObject* complete;  // Python's function, which checks the arguments and completes them
+PyObject* complete;  // the Python function that checks and completes the arguments
 const Parameters* parameters_of_p2p_op;
 
 struct P2POp {
@@ -51,7 +51,7 @@ Direction direction_of(PyObject* op) {
   return function ? function->spec().direction : Direction::kNone;
 }
 
-// Fills in the fields; false if only the Python function can handle the arguments.
+// Sets the fields. Returns false if only the Python function can handle the arguments.
 bool fill(P2POp& made, const Parameters::Values& values) {
   static PyObject* const no_tag = PyLong_FromLong(0);
   const ProcessGroup* group = ProcessGroup::given(values[P2POp::kGroup]);
@@ -66,7 +66,7 @@ bool fill(P2POp& made, const Parameters::Values& values) {
     peer = group_peer;
   }
   PyObject* given_group = values[P2POp::kGroup];
-  // The fields are empty before, so that nothing is to be released.
+  // The fields are empty, so there is nothing to release.
   const auto set = [&](P2POp::Field field, PyObject* value) {
     new (&made.fields[field]) py::object(reference_to(value));
   };
@@ -79,14 +79,14 @@ bool fill(P2POp& made, const Parameters::Values& values) {
   return true;
 }
 
-// The same by Python's function, which raises for mistakes.
+// Sets the fields from the result of the Python function; null if it raised an exception.
 void fill_from(P2POp& made, PyObject* completed) {
   if (!completed) throw py::error_already_set();
   const auto values = py::reinterpret_steal<py::tuple>(completed);
   for (std::size_t i = 0; i < P2POp::kFields; ++i) made.fields[i] = values[i];
 }
 
-// The call of the class itself.
+// Called for P2POp(...).
 PyObject* construct(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   return guarded([&] {
     auto made =
@@ -103,7 +103,7 @@ PyObject* construct(PyObject* type, PyObject* const* args, std::size_t nargsf, P
   });
 }
 
-// The __new__ of a class that inherits it.
+// The __new__ of subclasses.
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&] {
     auto made = py::reinterpret_steal<py::object>(NativeP2POp::make(type));
@@ -153,7 +153,7 @@ PyObject* repr_p2p_op(PyObject* self) {
   });
 }
 
-// The kind of a batch: the kinds of its operations.
+// The kind of a batch, according to the kinds of its operations.
 py::object kind_of(bool sends, bool receives) {
   static PyObject* const kinds[] = {PyUnicode_InternFromString("coalesced isend"),
                                     PyUnicode_InternFromString("coalesced irecv"),
@@ -176,20 +176,20 @@ struct Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  // The memory of the thread's last batch, to be used again.
+  // The memory of the thread's previous batch, for reuse.
   static thread_local std::vector<Operation> spare;
 };
 thread_local std::vector<Operation> Exchange::spare;
 
-// Checks the operations of a list; false if only the Python function can handle one of them.
-// It throws as the methods of Communicator do.
+// Checks the operations of a list. Returns false if only the Python function can handle one of
+// them, and throws like the methods of Communicator.
 bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* group_object,
                       PyObject* list) {
   const auto size = static_cast<std::size_t>(PyList_GET_SIZE(list));
   exchange.operations.reserve(size);
   Communicator* communicator = nullptr;
   cudaStream_t queue = nullptr;
-  Owners owners;  // of tensors, whose memory is their own
+  Owners owners;  // stays empty: tensors own their memory
   OperationArguments arguments;
   arguments.owners = &owners;
   for (std::size_t i = 0; i < size; ++i) {
@@ -224,7 +224,7 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
   return true;
 }
 
-// The tensors of a batch in two lists: those to send, and those to receive into.
+// The tensors of a batch in two lists: those to send and those to receive into.
 std::pair<py::list, py::list> tensors_of(PyObject* list, const Exchange& exchange) {
   const std::size_t size = exchange.operations.size();
   py::list sent(size - exchange.receives), received(exchange.receives);
@@ -240,7 +240,7 @@ std::pair<py::list, py::list> tensors_of(PyObject* list, const Exchange& exchang
 }
 
 void issue_together(Communicator& communicator, const std::vector<Operation>& operations) {
-  const Communicator::Use use(communicator);  // of a closed one nothing is sent
+  const Communicator::Use use(communicator);  // throws if it is closed, before anything is sent
   const Deadlines::Group deadline(communicator.deadlines());
   try {
     GroupScope group(communicator.library());
@@ -278,7 +278,8 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
 
   auto [sent, received] = tensors_of(list, exchange);
   const auto& [ref, place, operations, receives] = exchange;
-  // The work keeps it alive; ref is the group's, which another thread may destroy meanwhile.
+  // The work keeps the communicator alive. ref belongs to the group, which another thread may
+  // destroy meanwhile.
   Communicator& communicator = ref->comm_stream->communicator();
   const py::object kind = kind_of(operations.size() > receives, receives > 0);
   Work work(ref->object, communicator, kind, place);
@@ -302,15 +303,16 @@ constexpr FastSpec kP2PSpecs[] = {
     {"batch_isend_irecv", {{{"p2p_op_list", kOpList}}}, &batch_isend_irecv}};
 
 constexpr char kDoc[] =
-    R"(One of the operations of :func:`batch_isend_irecv`: torch.distributed.P2POp.
+    R"(An operation for :func:`batch_isend_irecv`. See torch.distributed.P2POp.
 
 Args:
     op: :func:`isend` or :func:`irecv`.
-    tensor: contiguous, of any shape and of a dtype that NCCL has; sent, or received into.
-    peer: the global rank of the other side.
+    tensor: the tensor to send or to receive into, contiguous, of any shape and any dtype that NCCL
+        supports.
+    peer: the global rank of the peer.
     group: the group; None is the default group.
     tag: ignored, as by torch's NCCL backend.
-    group_peer: the rank of the other side in the group, instead of peer.
+    group_peer: the rank of the peer in the group, instead of peer.
 
 Raises:
     TypeError: tensor is not a tensor.

@@ -19,7 +19,7 @@ void Pair::connect(bool sends, const py::object& comm_stream) {
   comm_streams_[sends] = CommStreamRef(comm_stream);
 }
 
-// Moved out first: the destruction of a CommStream may run code that calls this object.
+// Moved out first, since destroying a CommStream may run code that calls this object.
 void Pair::disconnect() { const auto gone = std::exchange(comm_streams_, {}); }
 
 ProcessGroup* ProcessGroup::given(PyObject* group) {
@@ -61,7 +61,8 @@ const ProcessGroup::Device* ProcessGroup::device(const std::string& device_type)
 }
 
 ProcessGroup::Device& ProcessGroup::known_device(const std::string& device_type) {
-  if (!device(device_type)) throw py::value_error("device_type: must be cpu or cuda");
+  if (!device(device_type))
+    throw py::value_error("device_type: '" + device_type + "' must be 'cpu' or 'cuda'");
   return devices_[device_type == kDeviceTypes[1]];
 }
 
@@ -74,7 +75,7 @@ ProcessGroup::Transfer ProcessGroup::transfer(int device_type, long peer, bool s
   const Device* device = this->device(device_type);
   if (!device) return {};
   if (device->own_for_transfers) {
-    // Python's function refuses a transfer of a rank to itself.
+    // The Python function refuses transfers of a rank to itself.
     if (!device->comm_stream || peer == rank_) return {};
     return {&device->comm_stream, peer};
   }
@@ -144,40 +145,40 @@ void bind_process_group(py::module_& m) {
   py::class_<Pair>(m, "Pair", "The CommStreams between this rank and another.")
       .def(py::init<>())
       .def("_connect", &Pair::connect, py::arg("sends"), py::arg("comm_stream"),
-           "Set the CommStream on which this rank sends, or the one on which it receives.")
+           "Set the CommStream on which this rank sends (sends=True) or receives.")
       .def("_disconnect", &Pair::disconnect, "Remove the CommStreams.");
 
   py::class_<ProcessGroup>(m, "ProcessGroup", R"(The CommStreams of a process group.
 
 Args:
     rank: this process's rank in the group.
-    rank_of: the group's ranks by the global ones.)")
+    rank_of: a dict from global ranks to ranks in the group.)")
       .def(py::init<int, py::dict>(), py::arg("rank"), py::arg("rank_of"))
       .def("rank", &ProcessGroup::rank, "This process's rank in the group.")
       .def("size", &ProcessGroup::size, "The number of ranks in the group.")
       .def_readwrite("_batch", &ProcessGroup::batch,
-                     "The Batch that collects operations at the moment, or None.")
+                     "The Batch that is currently collecting operations, or None.")
       .def("_comm_stream", &ProcessGroup::get_comm_stream, py::arg("device_type"),
-           "The CommStream for a type of device, or None. ValueError if the group is invalid.")
+           "The CommStream for a type of device, or None. Raises ValueError if the group is "
+           "invalid.")
       .def("_set_comm_stream", &ProcessGroup::set_comm_stream, py::arg("device_type"),
            py::arg("comm_stream"), "Set the CommStream for a type of device.")
-      .def("comm_streams", &ProcessGroup::comm_streams,
-           "The CommStreams that exist, by the type of their device.")
+      .def("comm_streams", &ProcessGroup::comm_streams, "The existing CommStreams, by device type.")
       .def("_pair", &ProcessGroup::get_pair, py::arg("device_type"), py::arg("peer"),
-           "The Pair with a rank, or None. ValueError if the group is invalid.")
+           "The Pair with a rank, or None. Raises ValueError if the group is invalid.")
       .def("_set_pair", &ProcessGroup::set_pair, py::arg("device_type"), py::arg("peer"),
            py::arg("pair"), "Set the Pair with a rank.")
-      .def("_pairs", &ProcessGroup::pairs, "The Pairs that exist, in a list.")
+      .def("_pairs", &ProcessGroup::pairs, "A list of the existing Pairs.")
       .def("_use_own_for_transfers", &ProcessGroup::use_own_for_transfers, py::arg("device_type"),
-           "Make transfers outside a batch use the CommStream of the group, not those of Pairs.")
+           "Use the CommStream of the group for transfers outside a batch, not those of Pairs.")
       .def("_invalidate", &ProcessGroup::invalidate, py::arg("reason"), py::arg("keep") = false,
-           R"(Make the group unusable: its operations raise ValueError.
+           R"(Invalidate the group: its operations raise ValueError.
 
 Args:
-    reason: why, for the text of the error.
+    reason: the reason, for the error text.
     keep: whether to keep the CommStreams alive, unused, instead of releasing them.)");
   m.def("set_default_group", &ProcessGroup::set_default, py::arg("group"),
-        "Set the default group, which operations without a group use; None for no group.");
+        "Set the default group, used by operations without a group argument; None removes it.");
   m.def(
       "default_group",
       [] {

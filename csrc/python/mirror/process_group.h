@@ -1,4 +1,4 @@
-// The C++ parts of pynccl.ProcessGroup and of a pair of ranks: they own the CommStreams.
+// The C++ parts of pynccl.ProcessGroup and of a pair of ranks, which own the CommStreams.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,8 +11,8 @@
 
 namespace pynccl::python::mirror {
 
-// The CommStreams between this rank and another, one for each direction that is connected. The
-// Python class Pair inherits it.
+// The CommStreams between this rank and another, one per connected direction. The Python class Pair
+// inherits from it.
 class Pair {
  public:
   void connect(bool sends, const py::object& comm_stream);
@@ -25,30 +25,30 @@ class Pair {
 
 class ProcessGroup {
  public:
-  // rank_of: this group's ranks by the global ones.
+  // rank_of maps global ranks to ranks in this group.
   ProcessGroup(int rank, py::dict rank_of) : rank_(rank), rank_of_(std::move(rank_of)) {}
 
-  // The group of an argument: the default one for nullptr and None; nullptr for an object that is
-  // no ProcessGroup.
+  // The group of an argument: the default group for nullptr and None, nullptr for an object that is
+  // not a ProcessGroup.
   static ProcessGroup* given(PyObject* group);
   static void set_default(const py::object& group);
   static PyObject* default_object() { return default_object_; }  // borrowed; nullptr for none
   bool is_default() const { return this == default_; }
 
-  // The Batch that collects operations at the moment, or None.
+  // The Batch that is currently collecting operations, or None.
   py::object batch = py::none();
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(PyDict_GET_SIZE(rank_of_.ptr())); }
-  // The rank in this group that a global rank (or else the group rank itself) names; borrowed,
-  // nullptr if only the Python function can resolve it.
+  // The rank in this group for a global rank or a group rank, of which one is given; borrowed.
+  // Returns nullptr if only the Python function can resolve it.
   PyObject* rank_of(PyObject* global_rank, PyObject* group_rank) const;
 
-  // Whether there is any CommStream of the whole group.
+  // Whether the whole group has a CommStream.
   bool connected() const { return devices_[0].comm_stream || devices_[1].comm_stream; }
   // The CommStream for a DLDeviceType; nullptr if there is none.
   const CommStreamRef* comm_stream(int device_type) const;
-  // The CommStream on which this rank sends to a peer outside a batch, or receives from it, and the
+  // The CommStream on which this rank sends to or receives from a peer outside a batch, and the
   // peer's rank in its communicator. comm_stream is nullptr if there is none yet.
   struct Transfer {
     const CommStreamRef* comm_stream = nullptr;
@@ -56,8 +56,8 @@ class ProcessGroup {
   };
   Transfer transfer(int device_type, long peer, bool sends) const;
 
-  // The same for Python, by torch's type of the device ("cpu", "cuda"). The getters return None
-  // if there is none, and throw ValueError once the group is invalid.
+  // The same for Python, by torch's device type ("cpu", "cuda"). The getters return None if there
+  // is none, and throw ValueError once the group is invalid.
   py::object get_comm_stream(const std::string& device_type) const;
   void set_comm_stream(const std::string& device_type, const py::object& comm_stream);
   py::dict comm_streams() const;
@@ -67,7 +67,7 @@ class ProcessGroup {
   // Transfers outside a batch use the CommStream of the whole group, not those of pairs.
   void use_own_for_transfers(const std::string& device_type);
 
-  // Makes the group unusable. keep: whether to keep the CommStreams alive, unused.
+  // Invalidates the group. keep: whether to keep the CommStreams alive, unused.
   void invalidate(std::string reason, bool keep);
 
  private:
@@ -84,7 +84,7 @@ class ProcessGroup {
 
   const Device* device(int device_type) const;
   const Device* device(const std::string& device_type) const;  // nullptr for other types
-  Device& known_device(const std::string& device_type);        // throws for them
+  Device& known_device(const std::string& device_type);        // throws for other types
   void check_valid() const;
 
   inline static PyObject* default_object_ = nullptr;

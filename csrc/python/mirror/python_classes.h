@@ -1,5 +1,5 @@
-// Python's classes and operators that the fast functions need. set_operation_classes() and
-// set_group_classes() set them when the mirror is imported.
+// The Python classes and operators that the fast functions use, set by set_operation_classes() and
+// set_group_classes() when the mirror is imported.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,7 +17,7 @@ struct PythonClasses {
   PyTypeObject* group = nullptr;   // pynccl.ProcessGroup
   PyObject* record = nullptr;      // pynccl.mirror.group.record.OperationRecord
   PyObject* call = nullptr;        // pynccl.mirror.group.record.Call
-  // What stands for an operator, and the RedOp that it is; the first one is torch's SUM.
+  // Operator arguments and the RedOps that they stand for; torch's SUM first.
   std::vector<std::pair<PyObject*, PyObject*>> operators;
 };
 

@@ -14,8 +14,8 @@ CUstream Work::current_stream() const {
   const Library& library = communicator->library();
   if (library.memory() == Memory::kDevice && !place.api) [[unlikely]]
     throw py::type_error(
-        "tensor: asynchronous operations need a tensor with DLPack's C exchange API, as torch's "
-        "have since 2.10");
+        "tensor: asynchronous operations need a tensor with DLPack's C exchange API, which torch "
+        "supports since 2.10");
   return resolve_stream(nullptr, place, library);
 }
 
@@ -34,16 +34,16 @@ Work& started(PyObject* self) {
   return work;
 }
 
-// Whether the communicator may have failed, as far as is known. NCCL reports an operation that a
-// revocation or an abort has ended as done.
+// Whether the communicator may have failed. NCCL reports an operation that was ended by a
+// revocation or an abort as done, so the state of the operation is not enough.
 bool failed(const Work& work) {
   Communicator& communicator = *work.communicator;
   return communicator.expired() || communicator.revoked() || communicator.closed() ||
          communicator.async_error() != ncclSuccess;
 }
 
-// The first error is kept. Once the operation is known to be done a new error of the communicator
-// is of a later one.
+// Keeps the first error. Once the operation is known to be done, a new error of the communicator
+// belongs to a later operation.
 void note_error(Work& work) {
   if (work.error || work.waited) return;
   if (!failed(work)) [[likely]]
@@ -57,7 +57,7 @@ void note_error(Work& work) {
   throw py::error_already_set();
 }
 
-// is_done: whether the operation is known to be done, and not only ordered before a stream.
+// is_done: whether the operation is known to be done, not only ordered before a stream.
 PyObject* finish_wait(Work& work, bool is_done) {
   work.operation->release();
   note_error(work);
@@ -67,8 +67,8 @@ PyObject* finish_wait(Work& work, bool is_done) {
   return Py_NewRef(Py_True);
 }
 
-// Calls wait, which may throw the failure of the operation: the work raises the error that it
-// keeps, so that every wait and exception() give the same object.
+// Calls wait. If it throws the failure of the operation, raises the error that the work keeps, so
+// that every wait and exception() report the same object.
 template <class Wait>
 auto waiting(Work& work, Wait&& wait) {
   try {
@@ -180,38 +180,38 @@ PyObject* get_source(PyObject* self, void*) {
 
 constexpr char kWaitDoc[] =
     "wait($self, timeout=None)\n--\n\n"
-    R"(Make the current stream wait for the operation; on CPUs, and with a timeout, the caller.
+    R"(Make the current stream wait for the operation. On CPUs, or with a timeout, block the caller.
 
 Args:
-    timeout: a datetime.timedelta, how long to wait at most; zero and None: no limit besides the
-        group's timeout.
+    timeout: the time limit, a datetime.timedelta. With zero or None, only the group's timeout
+        applies.
 
 Returns:
     True.
 
 Raises:
-    DistBackendError: the operation failed, or took longer.)";
+    DistBackendError: the operation failed or exceeded the time limit.)";
 
 constexpr char kIsCompletedDoc[] =
     "is_completed($self)\n--\n\n"
-    R"(Whether the operation has ended, with or without an error; it does not wait.
+    R"(Whether the operation has ended, with or without an error. Does not wait.
 
 Returns:
-    True if it has.)";
+    True if it has ended.)";
 
 constexpr char kExceptionDoc[] =
     "exception($self)\n--\n\n"
-    R"(The error that the operation has failed with.
+    R"(The error of the operation.
 
 Returns:
-    A DistBackendError; None if it has not failed so far.)";
+    A DistBackendError; None if the operation has not failed so far.)";
 
 constexpr char kResultDoc[] =
     "result($self)\n--\n\n"
-    R"(The tensors that the operation writes; it does not wait.
+    R"(The output tensors of the operation. Does not wait.
 
 Returns:
-    A list of them.)";
+    A list of tensors.)";
 
 }  // namespace
 
@@ -220,7 +220,8 @@ void bind_work(py::module_& m) {
       fast_method("wait", &wait, kWaitDoc),
       {"_wait_for", &wait_for, METH_O,
        "_wait_for($self, seconds, /)\n--\n\n"
-       "Block the caller until the operation is done, which is True, or the time is over."},
+       "Block the caller until the operation is done or the time is over. Returns whether it is "
+       "done."},
       fast_method("is_completed", &is_completed, kIsCompletedDoc),
       fast_method("exception", &exception, kExceptionDoc),
       fast_method("result", &result, kResultDoc),
@@ -228,8 +229,9 @@ void bind_work(py::module_& m) {
   static PyGetSetDef properties[] = {
       {"_comm_stream", &get_comm_stream, nullptr,
        "The CommStream that the operation was issued on.", nullptr},
-      {"_name", &get_name, nullptr, "The operation's name.", nullptr},
-      {"_source", &get_source, nullptr, "The rank that it receives from, or None.", nullptr},
+      {"_name", &get_name, nullptr, "The name of the operation.", nullptr},
+      {"_source", &get_source, nullptr, "The rank that the operation receives from, or None.",
+       nullptr},
       {}};
   static PyType_Slot slots[] = {{Py_tp_new, slot(&Native<Work>::create)},
                                 {Py_tp_dealloc, slot(&Native<Work>::destroy)},

@@ -13,9 +13,9 @@
 namespace pynccl::python::mirror {
 
 struct Work {
-  Work() = default;  // one that was never started
-  // Of an operation on this CommStream (Python's object, which owns the communicator); place is one
-  // of its tensors: its framework and device determine the current stream.
+  Work() = default;  // a work that was never started
+  // object is the Python CommStream of the operation, which owns the communicator. place is one of
+  // the tensors; its framework and device determine the current stream.
   Work(py::object object, Communicator& its_communicator, py::object operation_name,
        const TensorView& place_of_tensor)
       : comm_stream(std::move(object)),
@@ -37,14 +37,14 @@ struct Work {
   Communicator* communicator = nullptr;
   py::object name;
   TensorView place;
-  py::object result;  // the tensors that it writes: a list, or the only one
-  int source = -1;    // the rank that it receives from
+  py::object result;  // the output tensor, or a list of output tensors
+  int source = -1;    // the rank that the operation receives from
   std::shared_ptr<AsyncOperation> operation;
-  py::object error;  // what it failed with
+  py::object error;  // the error of the operation
   bool waited = false;
 };
 
-// An instance of the Python class.
+// Creates an instance of the Python class.
 PyObject* make_work(Work&& work);
 
 }  // namespace pynccl::python::mirror
