@@ -252,7 +252,7 @@ def test_grow_from_two_to_four(launch: Launcher, provider: str, threads: bool) -
 @on_ranks(2, by="provider")
 def test_wrong_arguments_of_grow(rank: Rank) -> None:
     comm = rank.comm
-    with pytest.raises(ValueError, match="nranks: 2 must be above the present size 2"):
+    with pytest.raises(ValueError, match="nranks: 2 must be above the current size 2"):
         comm.grow(2)
     with pytest.raises(TypeError, match="unique_id"):
         comm.grow(3, "id")  # type: ignore[arg-type]

@@ -250,7 +250,7 @@ def test_capsule(rank: Rank) -> None:
     assert not _through_capsule(comm, ("signal", None, None, 1, other))
     assert not _through_capsule(comm, ("wait_signal", None, None, 1, other))
     text = _through_capsule(comm, ("signal", None, None, 1, 2))
-    assert text == "root_or_peer: rank 2 is none of the 2 of the communicator"
+    assert text == "root_or_peer: rank 2 is out of range for a communicator of size 2"
     window.close()
     # What the function does not use on this rank is ignored.
     assert not _through_capsule(comm, ("reduce", x[8:], x[8 + me :], 4, 0))

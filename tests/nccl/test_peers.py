@@ -80,7 +80,7 @@ def _check_bounds(window: nccl.Window, peer: int, size: int) -> None:
          lambda: window.peer(peer, 0, (size // 8 + 1,), "int64")),
         ("offset: 4 is not a multiple of the 8 bytes of int64",
          lambda: window.peer(peer, 4, 1, "int64")),
-        (f"dtype: the {size} bytes of the memory of rank {peer} are no whole number of .* int64",
+        (f"dtype: the {size} bytes of the memory of rank {peer} are not a whole number of .* int64",
          lambda: window.peer(peer, dtype="int64")),
         ("shape: -1 is negative", lambda: window.peer(peer, 0, -1)),
         ("shape: the size in bytes does not fit",

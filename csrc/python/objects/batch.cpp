@@ -64,13 +64,13 @@ void Batch::check_open() const {
       throw std::invalid_argument(std::string(closed) + ": it is closed, and operation " +
                                   std::to_string(i + 1) + " of " + std::to_string(entries_.size()) +
                                   " uses it; nothing was issued");
-    entries_[i].communicator->handle();  // throws where it is suspended
+    entries_[i].communicator->handle();  // throws if it is suspended
   }
   check_alike();
 }
 
-// Since 2.28 NCCL leaves the blocking communicators of a group with non-blocking ones in progress
-// for good.
+// Refuses blocking and non-blocking communicators in one group: since 2.28, NCCL leaves the
+// blocking ones in progress forever.
 void Batch::check_alike() const {
   for (std::size_t i = 1; i < entries_.size(); ++i) {
     Communicator& first = *entries_.front().communicator;
@@ -78,9 +78,9 @@ void Batch::check_alike() const {
     if (other.blocking() == first.blocking() || &other.library() != &first.library()) continue;
     if (first.nranks() == 1 || other.nranks() == 1) continue;
     throw std::invalid_argument("group: operation 1 of " + std::to_string(entries_.size()) +
-                                " has a " + (first.blocking() ? "blocking" : "non-blocking") +
+                                " uses a " + (first.blocking() ? "blocking" : "non-blocking") +
                                 " communicator, and operation " + std::to_string(i + 1) +
-                                " has one that is not (Config.blocking); use a group for each");
+                                " one that is not (Config.blocking); use a group for each");
   }
 }
 
@@ -110,7 +110,7 @@ void Batch::hold_until_done() const {
   }
 }
 
-// Communicator::Use for the communicators of all entries, which form a group of each.
+// Communicator::Use for the communicators of all entries. The deadlines of each see one group.
 class Batch::Uses {
  public:
   explicit Uses(const std::vector<Entry>& entries) : entries_(entries) {
@@ -129,7 +129,7 @@ class Batch::Uses {
   Uses& operator=(const Uses&) = delete;
 
  private:
-  // Once for neighbours that have the same one.
+  // Calls f once for consecutive entries with the same communicator.
   template <class F>
   void each(F&& f) const {
     const Communicator* last = nullptr;
@@ -140,7 +140,8 @@ class Batch::Uses {
   const std::vector<Entry>& entries_;
 };
 
-// One NCCL group per library: issue_one(communicator, operation) for each, end(group) ends it.
+// Opens one NCCL group per library, calls issue_one(communicator, operation) for its operations and
+// closes it with end(group).
 template <class Issue, class End>
 void Batch::issue_groups(Issue&& issue_one, End&& end) const {
   const Uses uses(entries_);
@@ -148,8 +149,8 @@ void Batch::issue_groups(Issue&& issue_one, End&& end) const {
   try {
     for (Library* library : libraries_) {
       GroupScope group(*library);
-      // The waits for signals last: NCCL runs the one-sided operations of a context in order, so
-      // that a wait before the put that another rank waits for would not end.
+      // Waits for signals go last. NCCL runs the one-sided operations of a context in order, so a
+      // wait in front of a put that another rank waits for would never end.
       bool waits = false;
       for (const Entry& entry : entries_) {
         if (entry.operation.kind == OperationKind::kWaitSignal)
@@ -171,11 +172,11 @@ void Batch::issue_groups(Issue&& issue_one, End&& end) const {
   }
 }
 
-// Where their configuration says so, the ranks compare the collectives first.
+// Lets the ranks compare the collectives before they are issued, if Config.check is set.
 void Batch::compare() const {
   const auto compares = [](const Entry& entry) { return entry.communicator->check() != 0; };
   if (!Observers::operations() || std::ranges::none_of(entries_, compares)) return;
-  check_open();  // no rank waits for one that cannot issue
+  check_open();  // a rank that cannot issue must not make the others wait
   std::vector<std::pair<Communicator*, const Operation*>> operations;
   operations.reserve(entries_.size());
   for (const Entry& entry : entries_) operations.emplace_back(entry.communicator, &entry.operation);
@@ -199,8 +200,8 @@ void Batch::issue() const {
   if (trace) trace->succeeded();
 }
 
-// NCCL would run these: it has no simulation of messages, which remain in its queue, nor for
-// non-blocking communicators.
+// Refuses operations that NCCL would run instead: it simulates neither messages, which remain in
+// its queue, nor operations of non-blocking communicators.
 void Batch::check_simulated() const {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const std::string which =
@@ -218,7 +219,7 @@ void Batch::check_simulated() const {
 std::optional<double> Batch::simulate() const {
   for (Library* library : libraries_) library->nccl<&NcclTable::ncclGroupSimulateEnd>();
   check_simulated();
-  // NCCL copies at once in a communicator of one rank.
+  // In a communicator of one rank, NCCL would copy the data immediately.
   Batch several;
   for (const Entry& entry : entries_)
     if (entry.communicator->nranks() > 1) several.add(*entry.communicator, entry.operation, {});

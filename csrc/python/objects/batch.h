@@ -1,5 +1,5 @@
 // Batch: a sequence of operations that are issued together, with references to the Python objects
-// that they need. A group collects one, a plan keeps one.
+// that they need. Groups collect batches, plans store them.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -25,35 +25,35 @@ class Batch {
   std::size_t size() const { return entries_.size(); }
 
   void reserve(std::size_t operations) { entries_.reserve(operations); }
-  // held: the objects that the operation needs, the owner of the communicator included. owner: what
-  // owns memory that the caller has no reference to. nullptr is skipped. Needs the GIL, as all
-  // functions below except issue() and simulate() do.
+  // held: the objects that the operation needs, including the owner of the communicator. owner: an
+  // owner of memory that the caller does not hold. Both skip nullptr. Requires the GIL, like all
+  // functions below except issue() and simulate().
   void add(Communicator& communicator, const Operation& operation,
            std::initializer_list<PyObject*> held, PyObject* owner = nullptr);
   void hold(PyObject* object);  // another object that an operation needs
   void append(const Batch& other);
 
-  // Throws OverlapError where operations would use memory that another one writes.
+  // Throws OverlapError if an operation would use memory that another one writes.
   void check_overlap() const;
 
   Mark mark() const { return {entries_.size(), libraries_.size(), held_.size(), owned_.size()}; }
-  void cut(const Mark& mark);  // removes what was added after the mark
+  void cut(const Mark& mark);  // removes everything added after the mark
 
   // A copy with all operations on one stream: a pynccl, torch or CuPy stream, or an integer.
   Batch on_stream(PyObject* stream) const;
 
-  // Makes the graphs that capture() captures the operations into keep the objects. Needs the GIL.
+  // Keeps the objects alive as long as the graphs that capture() captures the operations into.
   void hold_in_captures() const;
 
-  // After issue(): keeps the owners of memory until the operations are done.
+  // After issue(): keeps the owners of memory alive until the operations are done.
   void hold_until_done() const;
 
   // Issues all operations as one NCCL group per library, in the order in which the libraries first
-  // appear. A closed communicator or window is an error before anything is issued. Does not need
-  // the GIL; the calls can block.
+  // appear. Throws before anything is issued if a communicator or window is closed. The calls can
+  // block.
   void issue() const;
 
-  // NCCL's estimate of the duration of issue() in seconds, without running it; none where a library
+  // NCCL's estimate of the duration of issue() in seconds, without running it; nullopt if a library
   // has no estimate.
   std::optional<double> simulate() const;
 

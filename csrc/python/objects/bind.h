@@ -1,4 +1,4 @@
-// The classes of pynccl.nccl, in the order in which module.cpp adds them.
+// The functions that bind the classes of pynccl.nccl.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@ namespace pynccl::python {
 
 namespace py = pybind11;
 
-// A time limit of the argument. Throws ValueError unless it is above 0 seconds.
+// Returns a time limit argument. Throws ValueError unless it is positive.
 std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds);
 
 void bind_config(py::module_& m);

@@ -10,11 +10,10 @@ void bind_arena(py::module_& m) {
   using Release = py::call_guard<GilReleased>;
 
   py::class_<Arena, std::unique_ptr<Arena, py::nodelete>> arena(
-      m, "Arena",
-      R"(The source of the segments of pynccl.memory's pools: ncclMemAlloc of a library.)");
+      m, "Arena", R"(The allocator of the segments of pynccl.memory's pools (ncclMemAlloc).)");
   arena
       .def_static("of", &Arena::of, py::arg("library"), py::return_value_policy::reference,
-                  "The arena of a library; there is one per library.")
+                  "Return the arena of a library; there is one per library.")
       .def_property_readonly("library", &Arena::shared_library,
                              "The library that allocates its memory.")
       .def(
@@ -23,7 +22,7 @@ void bind_arena(py::module_& m) {
             return reinterpret_cast<std::uintptr_t>(a.allocate(size, device));
           },
           py::arg("size"), py::arg("device") = -1, Release(),
-          "Allocates a segment of size bytes on a device (-1: the current one) and returns its "
+          "Allocate a segment of size bytes on a device (-1: the current one) and return its "
           "address (ncclMemAlloc).")
       .def(
           "deallocate",
@@ -31,15 +30,15 @@ void bind_arena(py::module_& m) {
             a.deallocate(reinterpret_cast<void*>(address));
           },
           py::arg("address"), py::arg("device") = -1, Release(),
-          "Deregisters a segment and frees it (ncclMemFree).")
+          "Deregister a segment and free it (ncclMemFree).")
       .def("serve_torch", &set_torch_arena,
-           "Sets the arena of pynccl_torch_malloc and pynccl_torch_free, once in a process.");
+           "Use this arena for pynccl_torch_malloc and pynccl_torch_free. Once per process.");
 
   py::class_<Arena::PoolRegistration>(
       m, "PoolRegistration",
-      R"(The registration of the memory of pools with a communicator (ncclCommRegister).
+      R"(The registration of memory pools with a communicator (ncclCommRegister).
 
-close() deregisters all segments (ncclCommDeregister), as closing the communicator does.)",
+close() deregisters all segments (ncclCommDeregister). So does closing the communicator.)",
       py::release_gil_before_calling_cpp_dtor())
       .def(py::init<Arena&, const std::shared_ptr<Communicator>&>(), py::arg("arena"),
            py::arg("communicator"), Release())
@@ -50,9 +49,8 @@ close() deregisters all segments (ncclCommDeregister), as closing the communicat
                              py::cpp_function(&Arena::PoolRegistration::closed, Release()),
                              "Whether the registration or the communicator is closed.")
       .def("close", &Arena::PoolRegistration::close, Release(),
-           "Deregisters all segments. Closing twice is allowed.\n\nRaises:\n    NcclError: a "
-           "segment "
-           "could not be registered when it was allocated.")
+           "Deregister all segments. Closing twice is allowed.\n\nRaises:\n    NcclError: a "
+           "segment could not be registered when it was allocated.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](Arena::PoolRegistration& f, const py::args&) {
         const GilReleased released;

@@ -1,4 +1,4 @@
-// The steps of Communicator.borrow(), which is in pynccl/_internal/borrowing.py.
+// The C++ part of Communicator.borrow(); the rest is in pynccl/_internal/borrowing.py.
 #include "comm/communicator.h"
 #include "extension/capsule.h"
 #include "python/call/gil.h"
@@ -9,8 +9,8 @@
 namespace pynccl::python {
 namespace {
 
-// Calls a function of Python, which returns the handle as an integer; null where it raises.
-std::function<ncclComm_t()> asker(const py::object& function) {
+// Wraps a Python function that returns the handle as an integer. The result is null if it raises.
+std::function<ncclComm_t()> handle_getter(const py::object& function) {
   if (function.is_none()) return {};
   return [function = hold(function)]() -> ncclComm_t {
     const GilAcquired gil;
@@ -38,7 +38,7 @@ std::shared_ptr<Communicator> borrow_from(const std::shared_ptr<Library>& librar
 std::shared_ptr<Communicator> borrow_handle(const std::shared_ptr<Library>& library,
                                             std::uintptr_t handle, const py::object& owner,
                                             const py::object& ask) {
-  Communicator::Owner from{nullptr, asker(ask), hold(owner)};
+  Communicator::Owner from{nullptr, handle_getter(ask), hold(owner)};
   if (py::isinstance<Communicator>(owner))
     from.communicator = py::cast<std::shared_ptr<Communicator>>(owner);
   return borrow_from(library, reinterpret_cast<ncclComm_t>(handle), std::move(from));
@@ -68,17 +68,17 @@ void bind_borrow(py::module_& m) {
 Args:
     library: the Library that the handle belongs to.
     handle: the ncclComm_t as an integer.
-    owner: an object to keep; if it is a Communicator, the owner of the handle.
-    ask: a function that returns the handle as long as its owner has not closed it; or None.
+    owner: an object to keep alive. If it is a Communicator, it owns the handle.
+    ask: a function that returns the handle until its owner closes it, or None.
 
 Returns:
     A Communicator.)");
   m.def(
       "borrow_capsule", &borrow_capsule, py::arg("capsule"),
-      R"(Borrow the communicator of a capsule of extension/capsule.h; for pynccl._internal.borrowing.
+      R"(Borrow the communicator of a capsule (extension/capsule.h); for pynccl._internal.borrowing.
 
 Args:
-    capsule: what __pynccl_communicator__() returns.
+    capsule: the result of __pynccl_communicator__().
 
 Returns:
     A Communicator.)");

@@ -8,7 +8,7 @@
 namespace pynccl::python {
 namespace {
 
-// The content of a DLPack capsule: the struct for the consumer, and a reference to the Buffer.
+// The contents of a DLPack capsule: the struct for the consumer and a reference to the Buffer.
 template <class Managed>
 struct Export {
   Managed managed{};
@@ -36,7 +36,7 @@ py::capsule capsule_of(py::object buffer, const char* name) {
   if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>)
     exported->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   py::capsule capsule(&exported->managed, name, [](PyObject* self) {
-    // A consumer that takes over the struct renames the capsule.
+    // A consumer that takes ownership of the struct renames the capsule.
     const char* current = PyCapsule_GetName(self);
     if (std::string_view(current).starts_with("used_")) return;
     auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(self, current));
@@ -62,10 +62,10 @@ void bind_buffer(py::module_& m) {
       m, "Buffer",
       R"(Memory from ncclMemAlloc with a shape and a dtype; created by Communicator.mem_alloc().
 
-torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) make tensors on
-this memory without a copy; collectives take the buffer directly. After the last reference, or close(),
-the memory is freed in the background when the work that was enqueued on its device until then is
-done. No tensor may use the memory after close().)",
+torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) create tensors on
+this memory without a copy. Collectives accept the buffer directly. When the last reference is gone,
+or after close(), the memory is freed in the background, once the work enqueued on its device until
+then is done. No tensor may use the memory after close().)",
       py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
@@ -78,7 +78,7 @@ done. No tensor may use the memory after close().)",
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
       .def("close", &Buffer::close, py::call_guard<GilReleased>(),
-           "Free the memory (ncclMemFree) when the work on its device is done. Closing twice is "
+           "Free the memory once the work on its device is done (ncclMemFree). Closing twice is "
            "allowed.")
       .def("__dlpack_device__",
            [](const Buffer& b) { return py::make_tuple(b.device_type(), b.device_id()); })

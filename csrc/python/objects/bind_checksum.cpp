@@ -1,4 +1,4 @@
-// pack(), unpack() and checksum(): what pynccl.weights does with memory of the host.
+// pack(), unpack() and checksum(): host memory operations of pynccl.weights.
 #include <dlpack/dlpack.h>
 
 #include <string>
@@ -16,7 +16,7 @@ TensorView view_on_host(Owners& owners, const char* argument, const py::handle& 
                         bool written) {
   const TensorView view = view_tensor(owners, argument, object.ptr());
   if (view.device_type != kDLCPU && view.device_type != kDLCUDAHost)
-    throw py::value_error(std::string(argument) + ": it is not memory of the host");
+    throw py::value_error(std::string(argument) + ": must be in host memory");
   if (written) check_writable(view);
   return view;
 }
@@ -27,7 +27,7 @@ struct Part {
   std::size_t size;    // in bytes
 };
 
-// Copies between tensors and their places in a bucket; the checksums.
+// Copies between tensors and their positions in a bucket. Returns the checksums.
 template <bool packs>
 std::vector<std::uint64_t> copy(const py::object& bucket, const py::list& offsets,
                                 const py::list& sizes, const py::list& tensors) {
@@ -48,7 +48,7 @@ std::vector<std::uint64_t> copy(const py::object& bucket, const py::list& offset
                             std::to_string(sizes[i].cast<std::size_t>()));
     if (offset > place.nbytes() || view.nbytes() > place.nbytes() - offset)
       throw py::value_error("offsets: " + std::to_string(view.nbytes()) + " bytes at " +
-                            std::to_string(offset) + " are outside of the bucket of " +
+                            std::to_string(offset) + " are outside the bucket of " +
                             std::to_string(place.nbytes()) + " bytes");
     parts.push_back({view.data, offset, view.nbytes()});
   }
@@ -75,22 +75,21 @@ std::uint64_t checksum_of(const py::object& tensor) {
 void bind_checksum(py::module_& m) {
   m.def("pack", &copy<true>, py::arg("bucket"), py::arg("offsets"), py::arg("sizes"),
         py::arg("tensors"),
-        R"(Copy contiguous tensors into a bucket of the host, without the GIL.
+        R"(Copy contiguous tensors into a bucket in host memory, without the GIL.
 
 Args:
     bucket: a contiguous buffer.
-    offsets: where each tensor begins, in bytes.
-    sizes: how many bytes each tensor has.
+    offsets: the offset of each tensor in the bucket, in bytes.
+    sizes: the size of each tensor, in bytes.
     tensors: the tensors.
 
 Returns:
     The checksum of each tensor.)");
   m.def("unpack", &copy<false>, py::arg("bucket"), py::arg("offsets"), py::arg("sizes"),
         py::arg("tensors"),
-        "Copy a bucket into tensors, as pack() in the other direction; the checksums of the "
-        "tensors afterwards.");
+        "Copy a bucket into tensors, the reverse of pack(). Returns the checksums of the tensors.");
   m.def("checksum", &checksum_of, py::arg("tensor"),
-        "The 64-bit checksum of a contiguous tensor of the host.");
+        "The 64-bit checksum of a contiguous tensor in host memory.");
 }
 
 }  // namespace pynccl::python

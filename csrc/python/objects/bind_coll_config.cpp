@@ -7,7 +7,7 @@
 namespace pynccl::python {
 namespace {
 
-// An integer in a range; kUndefInt for None.
+// Returns an integer in a range; kUndefInt for None.
 int bounded(const char* name, const py::object& value, int min_value, int max_value) {
   if (value.is_none()) return kUndefInt;
   const int number = integer_from_python<int>(name, value.ptr());
@@ -90,7 +90,7 @@ constexpr const char* kCollConfigAttributes[] = {
     "min_ctas",        "max_ctas",   "nvls_ctas",    "cga_cluster_size", "algorithm",
     "force_algorithm", "cta_policy", "profiler_tag", "launch_event"};
 
-// The attributes that differ from CollConfig().
+// The attributes with values other than the defaults.
 py::dict coll_config_settings(const py::object& self) {
   static const py::object& plain = *new py::object(py::cast(CollConfig()));
   py::dict set;
@@ -132,31 +132,33 @@ void bind_coll_config(py::module_& m) {
                          R"(The configuration of one collective (ncclCollConfig_t, NCCL 2.31).
 
 Pass it as config= to a collective of a Communicator, with the same values on every rank. None
-leaves a setting to the communicator's Config and to NCCL. A CollConfig is immutable and can be used
-in many calls.
+leaves a setting to the communicator's Config and to NCCL. A CollConfig is immutable and can be
+reused.
 
 Args:
     min_ctas, max_ctas: the minimum and maximum number of CTAs (thread blocks, channels).
     nvls_ctas: the maximum number of CTAs for NVLink SHARP.
-    cga_cluster_size: the CTAs per cluster, 0 to 8; the same in all collectives of a group.
-    algorithm: the algorithms that NCCL may choose from, such as "ring", "tree,ring", or "^nvls" for
-        all others. hostnccl has "staged" (through shared memory) and "direct" (reads the
-        memory of the other ranks); both give the same bits.
-    force_algorithm: True makes an unavailable algorithm an error; False lets NCCL choose another.
+    cga_cluster_size: the number of CTAs per cluster, 0 to 8. It must be the same in all collectives
+        of a group.
+    algorithm: the algorithms that NCCL may choose from, such as "ring" or "tree,ring", or "^nvls"
+        for all except one. hostnccl supports "staged" (through shared memory) and "direct" (reads
+        the memory of the other ranks). Both return the same bits.
+    force_algorithm: True raises an error if the algorithm is unavailable. False lets NCCL choose
+        another.
     cta_policy: a combination of the flags NCCL_CTA_POLICY_* of pynccl.raw.
-    profiler_tag: a number below 2**63 that NCCL passes to profilers; hostnccl has it in its error
+    profiler_tag: a number below 2**63 that NCCL passes to profilers. hostnccl prints it in error
         texts.
-    launch_event: an event that is recorded when the operation has been launched, so that another
-        stream can overlap with it; on CPUs when its stream reaches the operation. A pynccl Event, a
-        torch or CuPy event, or a cudaEvent_t as an integer, created without timing. Pass one on
-        every rank, at most one per communicator in a group, and keep it until no stream waits for it.
-        NCCL 2.32.
+    launch_event: an event to record when the operation has been launched, so that another stream
+        can overlap with it; on CPUs, when the stream reaches the operation. A pynccl Event, a torch
+        or CuPy event, or a cudaEvent_t as an integer, created without timing. Pass one on every
+        rank and at most one per communicator in a group, and keep it alive until no stream waits
+        for it. Requires NCCL 2.32.
 
-On CPUs the CTAs, clusters and policies have no effect: a rank is one thread.
+On CPUs, where a rank is one thread, the CTAs, clusters and policies have no effect.
 
 Raises:
     TypeError: an argument has the wrong type.
-    ValueError: an argument is out of range, min_ctas is above max_ctas, or an event of torch has no
+    ValueError: an argument is out of range, min_ctas is above max_ctas, or a torch event has no
         cudaEvent_t yet.)")
       .def(py::init(&make_coll_config), py::kw_only(), py::arg("min_ctas") = py::none(),
            py::arg("max_ctas") = py::none(), py::arg("nvls_ctas") = py::none(),

@@ -1,5 +1,5 @@
-// The class Communicator: its creation, state and end, buffers and operators. The operations are in
-// collectives/.
+// The class Communicator: creation, state, destruction, buffers and operators. The operations are
+// in collectives/.
 #include <algorithm>
 
 #include "comm/communicator.h"
@@ -20,7 +20,7 @@
 namespace pynccl::python {
 namespace {
 
-// A communicator that Python deletes without closing it is aborted, with a ResourceWarning.
+// Aborts a communicator that is deleted without close(), with a ResourceWarning.
 class OwnedCommunicator : public Communicator {
  public:
   using Communicator::Communicator;
@@ -51,7 +51,7 @@ std::shared_ptr<Communicator> make_with_store(std::shared_ptr<Library> library,
   return make_owned(std::move(library), options);
 }
 
-// A communicator made from a parent; config None inherits the parent's.
+// Creates the object of a child communicator. With config None it inherits the parent's options.
 std::shared_ptr<Communicator> make_child(Communicator& parent, const py::object& config) {
   Communicator::Options options =
       config.is_none() ? parent.inherited() : options_from_python(config, parent.device());
@@ -59,8 +59,8 @@ std::shared_ptr<Communicator> make_child(Communicator& parent, const py::object&
   return make_owned(parent.shared_library(), options);
 }
 
-// The functions of pynccl.libraries that find libraries and devices, which set_resolvers() passes
-// in. References for the life of the process.
+// The functions of pynccl.libraries that find libraries and devices, passed in by set_resolvers()
+// and never released.
 struct Resolvers {
   PyObject* one = nullptr;
   PyObject* all = nullptr;
@@ -77,7 +77,7 @@ py::tuple call_resolver(PyObject* resolver, const py::object& provider, const py
   return py::handle(resolver)(provider, device);
 }
 
-// The library and the device's ordinal of a new communicator.
+// The library and the device ordinal of a new communicator.
 std::pair<std::shared_ptr<Library>, int> resolve(const py::object& provider,
                                                  const py::object& device) {
   const py::tuple found = call_resolver(resolvers.one, provider, device);
@@ -93,7 +93,7 @@ std::pair<int, int> size_and_rank_from_python(const py::object& nranks, const py
   return {size, own};
 }
 
-// One id, or a list or tuple of them.
+// The ids of a unique_id argument: a single id, or a list or tuple of ids.
 std::vector<ncclUniqueId> ids_from_python(const py::object& value, int nranks) {
   if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value))
     return {unique_id_from_python("unique_id", value.ptr())};
@@ -102,7 +102,7 @@ std::vector<ncclUniqueId> ids_from_python(const py::object& value, int nranks) {
   if (ids.empty()) throw py::value_error("unique_id: the sequence is empty");
   if (ids.size() > static_cast<std::size_t>(nranks))
     throw py::value_error("unique_id: " + std::to_string(ids.size()) + " ids for " +
-                          std::to_string(nranks) + " ranks; at most one for each");
+                          std::to_string(nranks) + " ranks, must be at most one per rank");
   return ids;
 }
 
@@ -114,7 +114,7 @@ std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& u
   const std::vector<ncclUniqueId> ids = ids_from_python(unique_id, size);
   const auto [library, ordinal] = resolve(provider, device);
   auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
-  // config owns the strings that NCCL reads while the communicator is made.
+  // config owns the strings that NCCL reads while it creates the communicator.
   make_communicator(communicator, [size = size, own = own, ids, kept = hold(config)](
                                       Communicator& c) { c.begin_init(size, ids, own); });
   return communicator;
@@ -178,7 +178,7 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
   return child;
 }
 
-// Creates the communicator of the surviving ranks, and frees the parent.
+// Creates the communicator of the surviving ranks and frees the parent.
 std::shared_ptr<Communicator> make_recovered(const std::shared_ptr<Communicator>& parent,
                                              const std::vector<int>& lost, double seconds,
                                              const py::object& config) {
@@ -188,7 +188,7 @@ std::shared_ptr<Communicator> make_recovered(const std::shared_ptr<Communicator>
     c.begin_recovered(*parent, lost);
   });
   const GilReleased released;
-  constexpr double kGrace = 1;  // for a library that ends the creation of a non-blocking one itself
+  constexpr double kGrace = 1;  // lets the library end a non-blocking creation by itself
   child->wait_ready(seconds + kGrace);
   child->limit_creation(limit);
   parent->discard();
@@ -200,7 +200,7 @@ std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
                                    const py::object& config) {
   const int size = integer_from_python<int>("nranks", nranks.ptr());
   if (size <= parent->nranks())
-    throw py::value_error("nranks: " + std::to_string(size) + " must be above the present size " +
+    throw py::value_error("nranks: " + std::to_string(size) + " must be above the current size " +
                           std::to_string(parent->nranks()));
   std::optional<ncclUniqueId> id;
   if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
@@ -230,15 +230,15 @@ void add_creation(CommunicatorClass& type) {
            py::arg("device") = py::none(), py::arg("store") = py::none())
       .def_static("init_all", &init_all, py::arg("devices"), py::kw_only(),
                   py::arg("provider") = py::none(),
-                  R"(Make all ranks of a communicator in this process (ncclCommInitAll).
+                  R"(Create all ranks of a communicator in this process (ncclCommInitAll).
 
 Args:
     devices: the number of ranks, or a sequence of one device per rank.
     provider: as for Communicator.
 
 Returns:
-    The communicators in the order of their ranks. Use them from one thread inside group(), or each
-    from its own thread.
+    The communicators, in rank order. Use them from one thread inside group(), or each from its own
+    thread.
 
 Raises:
     TypeError, ValueError: an invalid argument, or devices of different providers.
@@ -248,15 +248,17 @@ Raises:
            py::arg("config") = py::none(),
            R"(Create a communicator of the ranks with the same color (ncclCommSplit).
 
-All ranks of this communicator must call it, even those without a color: NCCL waits for all of them.
-A revoked communicator can be split, and stays revoked. The child of a non-blocking communicator is
-created in the background, whatever its own Config says, and this one is not ready until it is.
-Closing or aborting one of the two leaves the other usable, unless they share resources (split_share
-of this communicator's Config; the child's alone shares nothing).
+All ranks of this communicator must call it, even those without a color, since NCCL waits for all of
+them. A revoked communicator can be split and stays revoked. The child of a non-blocking
+communicator is created in the background, regardless of its own Config, and this communicator is
+not ready until the child is. Closing or aborting one of the two leaves the other usable, unless
+they share resources (split_share in the Config of this communicator; setting it only for the child
+shares nothing).
 
 Args:
-    color: an integer from 0 on; None for a rank without a new communicator (NCCL_SPLIT_NOCOLOR).
-    key: determines the order of the ranks in the new communicator; equal keys keep the present
+    color: a nonnegative integer; None for a rank that does not join a new communicator
+        (NCCL_SPLIT_NOCOLOR).
+    key: determines the order of the ranks in the new communicator. Equal keys keep the current
         order.
     config: a Config; None inherits this communicator's.
 
@@ -271,20 +273,20 @@ Raises:
            py::arg("config") = py::none(),
            R"(Create a communicator without some of the ranks (ncclCommShrink, NCCL 2.27).
 
-Only the remaining ranks call it, all with the same ranks to exclude. They keep their order. NCCL
-waits for all of them. For a non-blocking communicator see split().
+Only the remaining ranks call it, all with the same ranks to exclude, and NCCL waits for all of
+them. They keep their order. For non-blocking communicators see split().
 
 Args:
     exclude: the ranks to exclude, a sequence of at least one.
-    abort: True aborts the operations in progress on this communicator first (NCCL_SHRINK_ABORT):
-        use it when a rank is dead or an operation hangs. Afterwards this communicator can only be
-        closed, aborted, or shrunk again. (NCCL resets its flags and would accept operations, which
-        wait for the excluded ranks forever.) False leaves the operations as they are and requires
-        that they can complete; this communicator stays usable.
+    abort: True aborts the operations in progress on this communicator first (NCCL_SHRINK_ABORT).
+        Use it if a rank is dead or an operation hangs. Afterwards this communicator can only be
+        closed, aborted or shrunk again. (NCCL resets its flags and would accept operations, but
+        they would wait for the excluded ranks forever.) False requires that the operations in
+        progress can complete. This communicator then stays usable.
     config: a Config; None inherits this communicator's.
 
 Returns:
-    The new Communicator. The caller still has to close or abort this one.
+    The new Communicator. The caller must still close or abort this one.
 
 Raises:
     TypeError, ValueError: an invalid argument, or this communicator is closed.
@@ -296,12 +298,12 @@ Raises:
            py::arg("config") = py::none(),
            R"(Create a communicator with more ranks (ncclCommGrow, NCCL 2.29).
 
-All ranks of this communicator call it and keep their numbers; the new ranks call
+All ranks of this communicator call it and keep their rank numbers. The new ranks call
 Communicator.join() at the same time.
 
 Args:
-    nranks: the number of ranks of the new communicator, above the present number.
-    unique_id: the UniqueId of get_unique_id() on the rank that made it; None on all others.
+    nranks: the number of ranks of the new communicator, above the current number.
+    unique_id: on the rank that called get_unique_id(), the UniqueId; None on all others.
     config: a Config; None inherits this communicator's.
 
 Returns:
@@ -315,7 +317,7 @@ Raises:
       .def_static("join", &join, py::arg("nranks"), py::arg("unique_id"), py::arg("rank"),
                   py::kw_only(), py::arg("config") = py::none(), py::arg("provider") = py::none(),
                   py::arg("device") = py::none(), py::arg("store") = py::none(),
-                  R"(Join a communicator that grows, as a new rank (ncclCommGrow, NCCL 2.29).
+                  R"(Join a growing communicator as a new rank (ncclCommGrow, NCCL 2.29).
 
 Args:
     nranks: the number of ranks of the new communicator.
@@ -370,10 +372,10 @@ void wait_ready(Communicator& c, std::optional<double> timeout) {
 void add_life(CommunicatorClass& type) {
   type.def(
           "get_unique_id", &Communicator::get_unique_id, Release(),
-          R"(Make the id with which new ranks join this communicator (ncclCommGetUniqueId, NCCL 2.29).
+          R"(Create the id for new ranks to join this communicator (ncclCommGetUniqueId, NCCL 2.29).
 
-One rank makes it, passes it to grow() and sends it to the new ranks, which pass it to
-Communicator.join(). An id serves one grow(); a second one cannot be made before that.
+One rank creates it, passes it to grow() and sends it to the new ranks, which pass it to
+Communicator.join(). An id is valid for one grow(), and no second one can be created before that.
 
 Returns:
     A UniqueId.
@@ -381,60 +383,61 @@ Returns:
 Raises:
     ValueError: the communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.29.
-    NcclError: there is an unused id already, or NCCL failed.)")
+    NcclError: an unused id exists already, or NCCL failed.)")
       .def(
           "revoke", &Communicator::revoke, Release(),
           R"(Abort the operations in progress and keep the communicator (ncclCommRevoke, NCCL 2.28.7).
 
-Every rank calls it, once; any thread can. It neither waits for other ranks nor notifies them: on a
-rank that does not call it the operations stay pending. Blocked operations return, and later ones
-raise NcclInvalidUsageError; only split(), shrink(), close() and abort() can follow. NCCL refuses it
-once finalize() has called NCCL. On GPUs interrupted operations end as if they were done, with
-incomplete data; Work.wait() of the mirror raises for them. NCCL waits for the work that precedes the
-operations on their streams; if that is a hung operation of another communicator, revoke that
-communicator, too. On hostnccl an operation that waits for a revoked rank raises NcclRemoteError.
-Revoking a borrowed communicator also ends its owner's operations.
+Every rank calls it once, from any thread. It neither waits for other ranks nor notifies them: on a
+rank that does not call it, the operations stay pending. Blocked operations return, and later ones
+raise NcclInvalidUsageError. Only split(), shrink(), close() and abort() can follow. NCCL refuses
+the call once finalize() has called NCCL.
+
+On GPUs, interrupted operations end as if they were done, with incomplete data. Work.wait() of the
+mirror raises for them. NCCL waits for the work that precedes the operations on their streams. If
+that is a hung operation of another communicator, revoke that communicator as well. On hostnccl, an
+operation that waits for a revoked rank raises NcclRemoteError. Revoking a borrowed communicator
+also ends the operations of its owner.
 
 Raises:
     ValueError: the communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.28.7.
-    NcclTimeoutError: NCCL takes longer than the time limit, and continues in the background.
-    NcclError: NCCL failed, or has revoked or finalized the communicator before.)")
+    NcclTimeoutError: NCCL exceeded the time limit. It continues in the background.
+    NcclError: NCCL failed, or the communicator was already revoked or finalized.)")
       .def(
           "suspend",
           [](const std::shared_ptr<Communicator>& c) {
             change_communicator(c, [](Communicator& suspended) { suspended.begin_suspend(); });
           },
-          R"(Release the memory that a suspended communicator does not need (ncclCommSuspend, NCCL 2.29.7).
+          R"(Suspend the communicator and release part of its memory (ncclCommSuspend, NCCL 2.29.7).
 
-All ranks call it, after their operations are done, and NCCL waits for all of them; a thread with
-several ranks calls it inside group(). Until resume() operations raise NcclInvalidUsageError: NCCL
-would accept them, and their kernels would use unmapped memory. close(), abort(), finalize(), split()
-and revoke() are possible meanwhile.
+All ranks call it after their operations are done, and NCCL waits for all of them. A thread with
+several ranks calls it inside group(). Until resume(), operations raise NcclInvalidUsageError, since
+NCCL would accept them and their kernels would use unmapped memory. close(), abort(), finalize(),
+split() and revoke() are allowed meanwhile.
 
 Raises:
     ValueError: the communicator is closed or borrowed.
     MissingFunctionError: the library is older than NCCL 2.29.7.
-    NcclError: it is suspended already, operations are in progress, or NCCL failed.)")
+    NcclError: the communicator is suspended already, operations are in progress, or NCCL failed.)")
       .def(
           "resume",
           [](const std::shared_ptr<Communicator>& c) {
             change_communicator(c, [](Communicator& resumed) { resumed.begin_resume(); });
           },
-          R"(Make a suspended communicator usable again (ncclCommResume, NCCL 2.29.7).
+          R"(Resume a suspended communicator (ncclCommResume, NCCL 2.29.7).
 
-All ranks call it; a thread with several ranks calls it inside group().
+All ranks call it. A thread with several ranks calls it inside group().
 
 Raises:
     ValueError: the communicator is closed or borrowed.
     MissingFunctionError: the library is older than NCCL 2.29.7.
-    NcclError: it is not suspended, or NCCL failed.)")
-      .def(
-          "memory_stats", &memory_stats,
-          R"(The memory that this rank's part of the communicator has allocated (ncclCommMemStats, NCCL 2.29.7).
+    NcclError: the communicator is not suspended, or NCCL failed.)")
+      .def("memory_stats", &memory_stats,
+           R"(The memory allocated by this rank of the communicator (ncclCommMemStats, NCCL 2.29.7).
 
 Returns:
-    MemoryStats, in bytes: of GPU memory, on CPUs of shared memory.
+    MemoryStats, in bytes of GPU memory or, on CPUs, of shared memory.
 
 Raises:
     ValueError: the communicator is closed.
@@ -451,17 +454,18 @@ Raises:
     ValueError: the communicator is closed.)")
       .def_property_readonly(
           "ready", &Communicator::ready,
-          "Whether a communicator with Config(blocking=0) is made and its calls are done "
+          "Whether a communicator with Config(blocking=0) is created and its calls are done "
           "(ncclCommGetAsyncError).\n\nRaises:\n    NcclError: the background work failed.")
       .def("wait_ready", &wait_ready, py::arg("timeout") = py::none(),
            R"(Wait until a communicator with Config(blocking=0) is ready (ncclCommGetAsyncError).
 
 Args:
-    timeout: the time limit in seconds; None is no limit.
+    timeout: the time limit in seconds; None waits without limit.
 
 Raises:
     ValueError: timeout is negative, or the communicator is closed.
-    NcclTimeoutError: it is not ready in time. The background work continues: wait again or abort.
+    NcclTimeoutError: the communicator is not ready in time. The background work continues; wait
+        again or abort.
     NcclError: the background work failed.)");
 }
 
@@ -486,7 +490,7 @@ class BufferRegistration {
   ~BufferRegistration() {
     try {
       close();
-    } catch (...) {  // a failed communicator frees its registrations itself
+    } catch (...) {  // NCCL frees the registrations of a failed communicator
     }
   }
 
@@ -512,7 +516,7 @@ class BufferRegistration {
 
 void add_resolvers(py::module_& m) {
   m.def("set_resolvers", &set_resolvers, py::arg("resolve"), py::arg("resolve_all"),
-        R"(Set how Communicator finds libraries; pynccl.libraries calls it when it is imported.
+        R"(Set the functions that find libraries and devices. Called by pynccl.libraries on import.
 
 Args:
     resolve: a function (provider, device) that returns a Library and an ordinal.
@@ -572,27 +576,29 @@ Raises:
       R"(One rank of a communicator (ncclCommInitRankConfig, ncclCommInitRankScalable).
 
 The constructor waits until all ranks have joined, unless config.blocking is 0 or it is called
-inside group(). One thread at a time uses a communicator; abort() and revoke() can be called from
-another one. With config.blocking at 0, ready and wait_ready() show when it is created, and when
-split(), shrink(), finalize() and the like are done; until then other calls raise ValueError.
-Operations return once NCCL has issued them, and close() aborts one that is still being created.
+inside group(). Only one thread at a time may use a communicator, except for abort() and revoke().
+If config.blocking is 0, ready and wait_ready() report when the communicator is created, and when
+split(), shrink(), finalize() and similar calls are done. Until then, other calls raise ValueError.
+Operations return once NCCL has issued them, and close() aborts a communicator that is still being
+created.
 
 Args:
     nranks: the number of ranks.
-    unique_id: the UniqueId that all ranks share; or a list or tuple of several, the same on all
+    unique_id: the UniqueId shared by all ranks; or a list or tuple of several, the same on all
         ranks, which speeds up the start of very many ranks (ncclCommInitRankScalable).
     rank: this rank, from 0 to nranks - 1.
-    config: a Config, or None for the defaults.
-    provider: "cuda" for libnccl.so.2, "host" for hostnccl on CPUs. None is the provider that device
-        names, otherwise PYNCCL_PROVIDER from the environment, otherwise "cuda" if there is a
-        usable GPU and "host" if there is none.
-    device: the GPU as an integer or "cuda:1", or "cpu"; None is the thread's current device.
-    store: a torch.distributed.Store of all ranks, or an object with its methods. When something
-        takes longer than its time limit, the ranks ask each other through it which of them are
-        missing. The communicators created from this one inherit it.
+    config: a Config; None uses the defaults.
+    provider: "cuda" for libnccl.so.2, "host" for hostnccl on CPUs. None is the provider of device
+        if that is given, otherwise the environment variable PYNCCL_PROVIDER, otherwise "cuda" if a
+        GPU is usable, else "host".
+    device: the GPU as an integer or a str such as "cuda:1", or "cpu". None is the thread's current
+        device.
+    store: a torch.distributed.Store shared by all ranks, or an object with its methods. If an
+        operation or call exceeds its time limit, the ranks use it to find out which of them are
+        missing. Communicators created from this one inherit it.
 
 Raises:
-    TypeError, ValueError: an invalid argument, or a setting that the library is too old for.
+    TypeError, ValueError: an invalid argument, or a setting that the library does not support yet.
     LibraryNotFoundError: the library of the provider was not found.
     NcclError: the arguments of the ranks do not match, a rank died, or NCCL failed.
     NcclTimeoutError: not all ranks joined within config.init_timeout.)");
@@ -601,57 +607,62 @@ Raises:
   type.def("finalize", &Communicator::finalize, Release(),
            R"(Wait until all issued operations are done (ncclCommFinalize).
 
-close() does it as well. Only close() and abort() may follow. It waits for no other rank, except as
-the operations do. NCCL is called when the operations are done: an operation that takes longer than
-its time limit is revoked, and NCCL refuses that once it is called. NCCL then waits for the graphs
-that captured the communicator, also those of torch and CuPy. The time limit of the communicator
-applies to both waits together. A non-blocking communicator calls NCCL immediately and waits
-for neither. NCCL refuses to finalize a revoked communicator, and to finalize twice.
+close() includes it. Only close() and abort() may follow. It waits for other ranks only as far as
+the operations do. NCCL is called after the operations are done, since an operation that exceeds its
+time limit is revoked, and NCCL refuses that after ncclCommFinalize. NCCL then waits for the graphs
+that captured the communicator, including those of torch and CuPy. The time limit of the
+communicator applies to both waits together. A non-blocking communicator calls NCCL immediately and
+waits for neither. NCCL refuses to finalize a revoked communicator, and to finalize twice.
 
 Raises:
-    ValueError: it is closed or borrowed.
-    NcclTimeoutError: an operation, or NCCL, takes longer than the time limit.
+    ValueError: the communicator is closed or borrowed.
+    NcclTimeoutError: an operation or NCCL exceeded the time limit.
     NcclError: NCCL failed, or a rank died.)")
       .def("close", &Communicator::close, Release(),
            R"(Wait for the issued operations and free the communicator (ncclCommDestroy).
 
-Closing twice is allowed. Graphs that use the communicator cannot be launched afterwards. One with
-an asynchronous error is aborted. A borrowed one waits for nothing and frees nothing: it only
-forgets the handle.
+Closing twice is allowed. Graphs that use the communicator cannot be launched afterwards. A
+communicator with an asynchronous error is aborted. Closing a borrowed communicator waits for
+nothing and frees nothing; it only drops the handle.
 
-It waits as finalize() does, with the same time limit, and then for NCCL to free the communicator,
-for the rest of the limit, or 5 seconds if that is longer; NCCL continues in the background then.
-From NCCL 2.24 on that waits for the ranks in other processes with which NCCL has connected this one,
-until all of them are closed or finalized; it does not if the communicator is revoked, and never
-waits for ranks in this process: the last one of them frees what they share. After
-shrink(abort=True) close() aborts, since ncclCommDestroy would wait for the excluded ranks (NCCL
-2.31.2). What NCCL may still use is not freed before the process ends: a communicator that a graph
-of torch or CuPy has kept from being finalized in time, one that was revoked after operations of it
-were captured, and one that a call of NCCL does not leave.
+It waits like finalize(), with the same time limit, and then for NCCL to free the communicator, for
+the rest of the limit or 5 seconds, whichever is longer. After that NCCL continues in the
+background. From NCCL 2.24 on, freeing waits for the ranks in other processes that NCCL has
+connected with this one, until all of them are closed or finalized. It does not if the communicator
+is revoked, and it never waits for ranks in this process: the last of them frees what they share.
+After shrink(abort=True) close() aborts, since ncclCommDestroy would wait for the excluded ranks
+(NCCL 2.31.2).
+
+A communicator that NCCL may still use is not freed before the process exits: one that a graph of
+torch or CuPy kept from being finalized in time, one that was revoked after its operations were
+captured, and one with an NCCL call that does not return.
 
 Raises:
-    ValueError: it is not ready yet, or a capture in progress uses it; or it is borrowed, and a
-        buffer or window is registered with it.
-    NcclTimeoutError: an operation, or ncclCommFinalize, took longer than the time limit. The
-        communicator is closed.
+    ValueError: the communicator is not ready yet, a capture in progress uses it, or it is borrowed
+        and a buffer or window is registered with it.
+    NcclTimeoutError: an operation or ncclCommFinalize exceeded the time limit. The communicator is
+        closed.
     NcclError: the communicator has an asynchronous error that no operation has raised, or NCCL
         failed.)")
       .def("abort", &Communicator::abort, Release(),
            R"(Free the communicator immediately (ncclCommAbort).
 
-Any thread can call it, and it waits for no other rank. NCCL does not tell them: their operations
-with this rank stay pending. Calls of other threads on the communicator raise an error first: they
-are revoked (NCCL 2.28.7). abort() waits 2 seconds for them to return. If one does not, the
-communicator is not freed; an older NCCL frees it under that call, which is undefined. NCCL itself
-waits without limit for graphs that captured the communicator, and for what is queued before its
-operations on their streams; after 5 seconds abort() returns and NCCL continues in the background.
-After a revocation NCCL would not wait for graphs: then a communicator with captured operations is
-not freed before the process ends. Children work on, unless they share its resources (split_share,
-shrink_share). Aborting a closed communicator does nothing.
+Any thread can call it. It neither waits for other ranks nor notifies them: their operations with
+this rank stay pending. Children stay usable, unless they share resources of this communicator
+(split_share, shrink_share). Aborting a closed communicator does nothing.
+
+Calls of other threads on the communicator are revoked first and raise an error (NCCL 2.28.7).
+abort() waits 2 seconds for them to return. If one does not, the communicator is not freed. An older
+NCCL frees it during that call, which is undefined behavior. NCCL itself waits without limit for
+graphs that captured the communicator and for the work queued before its operations on their
+streams. After 5 seconds abort() returns, and NCCL continues in the background. After a revocation
+NCCL would not wait for graphs, so a communicator with captured operations is not freed before the
+process exits.
 
 Raises:
-    ValueError: it is borrowed: revoke() ends its operations, its owner can abort it. Or it shares
-        the resources of its parent, which NCCL's abort would end, too: close() it.
+    ValueError: the communicator is borrowed (revoke() ends its operations, and its owner can abort
+        it), or it shares the resources of its parent, whose operations NCCL's abort would end as
+        well (use close()).
     NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
@@ -675,7 +686,7 @@ Raises:
             c.ask_owner();
             return c.closed();
           },
-          "Whether the communicator was closed or aborted, if it is borrowed also by its owner.")
+          "Whether the communicator was closed or aborted. For a borrowed one, also by its owner.")
       .def_property_readonly("borrowed", &Communicator::borrowed,
                              "Whether it was created by borrow().")
       .def_property_readonly("revoked", &Communicator::revoked,
@@ -687,7 +698,7 @@ Raises:
           [](const Communicator& c) {
             return c.library().memory() == Memory::kHost ? "host" : "cuda";
           },
-          "The provider of its streams, events and further communicators: 'host' or 'cuda'.")
+          "The provider of the communicator, its streams and events: 'host' or 'cuda'.")
       .def_property_readonly(
           "handle",
           [](Communicator& c) {
@@ -706,8 +717,8 @@ Args:
     buffer: a contiguous tensor, an array or a Buffer in the memory of this communicator's device.
 
 Returns:
-    A Registration. It keeps the buffer alive; close() deregisters it, as closing the communicator
-    does.
+    A Registration, which keeps the buffer alive. Closing it or the communicator deregisters the
+    buffer.
 
 Raises:
     TypeError, ValueError: an invalid argument.
@@ -729,29 +740,29 @@ Args:
     dtype: the element type: a name ("float32"), a NumPy or torch dtype.
 
 Returns:
-    A Buffer on this communicator's device, not initialised, of at least 1 byte.
+    An uninitialized Buffer on this communicator's device. At least 1 byte is allocated.
 
 Raises:
     TypeError, ValueError: an invalid argument: a negative shape, a size in bytes that does not fit,
-        or a dtype that NCCL does not have.
+        or a dtype that NCCL does not support.
     MissingFunctionError: the library is older than NCCL 2.19.
     NcclError: the memory cannot be allocated.)")
       .def("pre_mul_sum", &pre_mul_sum, py::arg("scalar"), py::arg("dtype"),
            py::keep_alive<0, 2>(),  // a tensor is read when the operation runs
-           R"(Create an operator that scales this rank's input and sums (ncclRedOpCreatePreMulSum).
+           R"(Create a sum that scales the input of each rank first (ncclRedOpCreatePreMulSum).
 
 Args:
-    scalar: a number, converted to dtype with rounding to nearest even; or a tensor of one element
-        of dtype on this communicator's device, which is read when the operation runs.
+    scalar: the factor for this rank's input: a number, rounded to the nearest value of dtype (ties
+        to even), or a tensor of one element of dtype on this communicator's device, which is read
+        when the operation runs.
     dtype: the dtype of the tensors to reduce: a name, a NumPy or torch dtype.
 
 Returns:
-    A RedOp for this communicator and this dtype. close() frees it, as closing the communicator
-    does.
+    A RedOp for this communicator and this dtype. Closing it or the communicator frees it.
 
 Raises:
     TypeError: scalar is neither a number nor a tensor.
-    ValueError: dtype is not a dtype of NCCL, a number does not fit into it, a tensor does not have
+    ValueError: dtype is not a dtype of NCCL, a number is out of its range, a tensor does not have
         exactly one element of it, or the communicator is closed.
     NcclError: NCCL failed.)")
       .def("__repr__", [](Communicator& c) {

@@ -88,37 +88,38 @@ std::optional<std::uint64_t> check_from_python(const py::object& value) {
 void bind_config(py::module_& m) {
   py::class_<Config> type(m, "Config", R"(The configuration of a communicator (ncclConfig_t).
 
-Every field of ncclConfig_t is a keyword and an attribute in snake case (cgaClusterSize is
-cga_cluster_size). None leaves the choice to NCCL. A setting that the loaded NCCL is too old for is
-a ValueError when the communicator is created.
+Every field of ncclConfig_t is a keyword argument and an attribute in snake case (cgaClusterSize is
+cga_cluster_size). None leaves the choice to NCCL. If the loaded NCCL does not support a setting
+yet, creating the communicator raises ValueError.
 
 Args:
-    init_timeout: the time limit in seconds for making the communicator, until all ranks have
-        joined; after that the ranks that have joined raise NcclTimeoutError. On CPUs the creation
-        ends then, and the first rank that gives up is named on the others; on GPUs the call of NCCL
-        goes on in the background. None is the library's own limit (hostnccl:
-        HOSTNCCL_INIT_TIMEOUT, 300 s).
+    init_timeout: the time limit in seconds for creating the communicator, until all ranks have
+        joined. After that, the ranks that have joined raise NcclTimeoutError. On CPUs the creation
+        ends, and the error on the other ranks names the first rank that gave up. On GPUs the NCCL
+        call continues in the background. None is the library's own limit (hostnccl:
+        HOSTNCCL_INIT_TIMEOUT, 300 seconds).
     timeout: the time limit in seconds for every operation, from its call until it is done, and for
-        every other call that waits for ranks. What takes longer raises NcclTimeoutError, and the
-        communicator is revoked (aborted if NCCL is older than 2.28.7): it can still be shrunk.
-        float("inf") is no limit; None is PYNCCL_TIMEOUT from the environment, else 1800 seconds.
-    on_timeout: what happens besides when timeout is over: "raise": nothing. "abort": the process
-        ends with SIGABRT, and the text is on stderr. A function is called once, with the
+        every other call that waits for ranks. An operation or call that exceeds it raises
+        NcclTimeoutError, and the communicator is revoked (aborted if NCCL is older than 2.28.7); it
+        can still be shrunk. float("inf") is no limit. None is the environment variable
+        PYNCCL_TIMEOUT, else 1800 seconds.
+    on_timeout: the additional action when timeout is exceeded. "raise": none. "abort": the process
+        prints the error on stderr and ends with SIGABRT. A function: it is called once, with the
         Communicator and the NcclTimeoutError, in a thread of its own after the communicator was
-        revoked: see Communicator.on_timeout. None is PYNCCL_ON_TIMEOUT from the environment, else
-        "raise".
-    check: "every" or a number N: before every collective, or every N-th one, the ranks compare
-        through the communicator's store what they are about to call, and what they have called since
-        the last comparison. If they differ, all raise NcclInvalidUsageError, and nothing is sent.
-        Messages are compared without waiting: of two that differ, the call that comes second
-        raises. For debugging: a comparison takes milliseconds. None is PYNCCL_CHECK from the
-        environment for communicators with a store, else no comparison.
+        revoked; see Communicator.on_timeout. None is the environment variable PYNCCL_ON_TIMEOUT,
+        else "raise".
+    check: "every" or a number N. Before every collective, or every N-th one, the ranks compare
+        through the communicator's store what they are about to call and what they have called since
+        the previous comparison. If they differ, all ranks raise NcclInvalidUsageError, and nothing
+        is sent. Messages are compared without waiting: if two differ, the later call raises. For
+        debugging, since a comparison takes milliseconds. None is the environment variable
+        PYNCCL_CHECK if the communicator has a store, else no comparison.
 
 Raises:
     TypeError: an unknown setting, or a value of the wrong type.
-    ValueError: an integer out of range, a time limit that is not above 0, or another string for
+    ValueError: an integer out of range, a time limit that is not positive, or an unknown string for
         on_timeout.)");
-  // The keywords are those of the table. Each is set as an attribute, which checks it.
+  // The keywords are those of the table. Each is set as an attribute, whose setter checks it.
   type.def(py::init([](const py::kwargs& settings) {
         py::object self = py::cast(Config());
         apply(self, settings);
@@ -129,7 +130,7 @@ Raises:
           [](Config& c, std::optional<double> seconds) {
             c.init_timeout = checked_seconds("init_timeout", seconds);
           },
-          "The time limit of making the communicator in seconds, or None.")
+          "The time limit for creating the communicator in seconds, or None.")
       .def_property(
           "timeout", [](const Config& c) { return c.timeout; },
           [](Config& c, std::optional<double> seconds) {
@@ -139,14 +140,14 @@ Raises:
       .def_property(
           "on_timeout", [](const Config& c) { return held(c.on_timeout); },
           [](Config& c, const py::object& value) {
-            if (!value.is_none()) policy_from_python(value);  // checks it
+            if (!value.is_none()) policy_from_python(value);  // throws if it is invalid
             c.on_timeout = value.is_none() ? nullptr : hold(value);
           },
           "'raise', 'abort', a function, or None.")
       .def_property(
           "check", [](const Config& c) { return c.check; },
           [](Config& c, const py::object& value) { c.check = check_from_python(value); },
-          "Every how many collectives the ranks compare them, or None.")
+          "The number of collectives between comparisons, or None.")
       .def("__repr__",
            [](const py::object& self) {
              std::string text;

@@ -1,5 +1,4 @@
-// The deadlines of operations: Communicator.timeout and on_timeout, and the context manager
-// deadline().
+// Deadlines of operations: Communicator.timeout and on_timeout, and the context manager deadline().
 #include "comm/deadlines.h"
 
 #include <functional>
@@ -31,8 +30,8 @@ class Deadline {
   std::vector<std::unique_ptr<DeadlineScope>> scopes_;
 };
 
-// Calls a function of Python in a thread of its own: the thread that holds the GIL may be waiting
-// for the monitor.
+// Calls a Python function in a thread of its own, since the thread that holds the GIL may be
+// waiting for the monitor.
 void call_in_thread(const std::shared_ptr<void>& function,
                     const std::shared_ptr<Communicator>& communicator, const NcclFailure& failure) {
   const common::SignalsBlocked blocked;  // inherited by the thread
@@ -78,20 +77,22 @@ std::optional<double> checked_seconds(const char* argument, std::optional<double
 }
 
 void bind_deadlines(py::module_& m) {
-  py::class_<Deadline>(m, "deadline", R"(A time limit for what this thread issues in a with block.
+  py::class_<Deadline>(m, "deadline",
+                       R"(A time limit for the operations that this thread issues in a with block.
 
     with nccl.deadline(5):
         comm.all_reduce(tensor)
 
-It applies to every operation and to every other call that waits for ranks, from its call until it
-is done. Where limits are nested, or a communicator has one, the shortest applies. What takes longer
-raises NcclTimeoutError in all that wait for it, and its communicator is revoked: see Config.timeout.
+It applies to every operation, and to every other call that waits for ranks, from its call until it
+is done. If limits are nested, or the communicator has one, the shortest applies. An operation that
+exceeds its limit raises NcclTimeoutError in every wait for it, and its communicator is revoked; see
+Config.timeout.
 
 Args:
-    seconds: of each operation.
+    seconds: the time limit of each operation, in seconds.
 
 Raises:
-    ValueError: seconds is not above 0.)")
+    ValueError: seconds is not positive.)")
       .def(py::init<double>(), py::arg("seconds"))
       .def("__enter__",
            [](const py::object& self) {
@@ -111,8 +112,8 @@ Raises:
           [](Communicator& c, std::optional<double> seconds) {
             c.set_timeout(checked_seconds("timeout", seconds));
           },
-          "The time limit of every operation in seconds, for operations from now on; None for no "
-          "limit. See Config.timeout.")
+          "The time limit of subsequent operations in seconds, or None for no limit. See "
+          "Config.timeout.")
       .def_property(
           "on_timeout",
           [](const Communicator& c) -> py::object {
@@ -121,16 +122,16 @@ Raises:
             return py::str(policy.abort ? "abort" : "raise");
           },
           [](Communicator& c, const py::object& value) { c.set_policy(policy_from_python(value)); },
-          R"(What happens besides when a time limit is over.
+          R"(The additional action when a time limit is exceeded: 'raise', 'abort' or a function.
 
-'raise': nothing; those who wait raise NcclTimeoutError, as with every policy. 'abort': the process
-ends with SIGABRT; the text is on stderr, and the flight record in its file where PYNCCL_FLIGHT_FILE
-is set. A function: it is called once, with the Communicator and the NcclTimeoutError, in a thread of
-its own, after the communicator was revoked, so those who wait raise whether it returns or not. It
-may make and close communicators. It needs the GIL: it does not run while another thread keeps that.
-What it raises goes to sys.unraisablehook.)")
+With every policy, calls that wait for the operation raise NcclTimeoutError. 'raise': nothing else
+happens. 'abort': the process prints the error on stderr, writes the flight record if
+PYNCCL_FLIGHT_FILE is set, and ends with SIGABRT. A function: it is called once, with the
+Communicator and the NcclTimeoutError, in a thread of its own after the communicator was revoked, so
+the waiting calls raise whether or not it returns. It may create and close communicators. It needs
+the GIL and cannot run while another thread holds it. Its exceptions go to sys.unraisablehook.)")
       .def_property_readonly("expired", &Communicator::expired,
-                             "Whether something took longer than its time limit.");
+                             "Whether an operation or call exceeded its time limit.");
 }
 
 }  // namespace pynccl::python

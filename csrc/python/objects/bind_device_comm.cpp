@@ -59,12 +59,14 @@ std::optional<int> to_lsa(Communicator& communicator, const Team& team, const py
 }
 
 constexpr char kTeamDoc[] =
-    R"(Ranks at a constant distance, seen from one of them (ncclTeam_t): a value.
+    R"(Ranks with a constant stride, as seen from one of them (ncclTeam_t).
+
+A Team is an immutable value: it can be compared, hashed and pickled.
 
 Args:
     nranks: the number of ranks.
-    rank: the own rank in the team.
-    stride: the distance of two neighbours in ranks of the communicator.
+    rank: this rank's number in the team.
+    stride: the distance between two neighbors, in ranks of the communicator.
 
 Raises:
     TypeError, ValueError: an invalid argument.)";
@@ -85,7 +87,7 @@ constexpr std::pair<const char*, ncclGinConnectionType_t> kGinConnections[] = {
     {"custom", abi::NCCL_GIN_CONNECTION_CUSTOM_STRIDE},
 };
 
-// A value that has no name yet is the text of its number.
+// Returns the number as text if the value has no name yet.
 template <class Table, class Value>
 py::object name_in(const Table& table, Value value) {
   for (const auto& [name, number] : table)
@@ -97,7 +99,7 @@ py::object gin_connection_name(ncclGinConnectionType_t value) {
   return name_in(kGinConnections, value);
 }
 
-// NCCL 2.29.2 has ginType as one byte after the flags.
+// In NCCL 2.29.2, ginType is one byte after the flags.
 constexpr std::size_t kFirstGinType = 34;
 constexpr std::size_t kFirstSize = 40;
 
@@ -170,7 +172,7 @@ CommunicatorProperties properties(Communicator& communicator) {
   return query_properties(communicator);
 }
 
-// A device communicator that Python deletes without closing it stays, with a ResourceWarning.
+// A device communicator that is deleted without close() stays, with a ResourceWarning.
 class OwnedDeviceCommunicator : public DeviceCommunicator {
  public:
   using DeviceCommunicator::DeviceCommunicator;
@@ -214,7 +216,7 @@ auto named(const char* argument, const Table& table, const std::string& name) {
   throw py::value_error(std::string(argument) + ": '" + name + "' is not one of " + names);
 }
 
-// 23203 or "2.32.3".
+// Converts a version argument: 23203 or "2.32.3".
 int version_from_python(const char* argument, const py::object& value) {
   if (!py::isinstance<py::str>(value)) return count_from_python(argument, value);
   const auto text = py::cast<std::string>(value);
@@ -223,7 +225,7 @@ int version_from_python(const char* argument, const py::object& value) {
   if (read != 3 || static_cast<std::size_t>(end) != text.size() || major < 2 || minor < 0 ||
       minor > 99 || patch < 0 || patch > 99)
     throw py::value_error(std::string(argument) + ": '" + text +
-                          "' is not a version of NCCL as '2.32.3'");
+                          "' is not a version of NCCL such as '2.32.3'");
   return major * 10000 + minor * 100 + patch;
 }
 
@@ -287,14 +289,14 @@ std::shared_ptr<DeviceCommunicator> make_device_comm(
     request.version = version_from_python("version", version);
     if (request.version == 0) throw py::value_error("version: it is 0");
   }
-  auto made = std::make_shared<OwnedDeviceCommunicator>(std::move(communicator), request);
+  auto created = std::make_shared<OwnedDeviceCommunicator>(std::move(communicator), request);
   if (Group* group = Group::active()) {
-    group->record(Group::PendingDeviceCommunicator{made});
-    return made;
+    group->record(Group::PendingDeviceCommunicator{created});
+    return created;
   }
   const GilReleased released;
-  DeviceCommunicator::make({made.get()});
-  return made;
+  DeviceCommunicator::make({created.get()});
+  return created;
 }
 
 py::bytes to_bytes(const DeviceCommunicator& d) {
@@ -309,7 +311,7 @@ py::object as_argument(const DeviceCommunicator& d, const py::object& version) {
 }
 
 py::tuple buffers_of(const std::shared_ptr<DeviceCommunicator>& d) {
-  d->data();  // it is open
+  d->data();  // throws if it is closed
   py::tuple buffers(d->buffer_sizes().size());
   for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i] = DeviceBuffer{d, i};
   return buffers;
@@ -327,54 +329,53 @@ py::tuple multimem_pointers(const DeviceCommunicator& d) {
 }
 
 constexpr char kDeviceCommDoc[] =
-    R"(What kernels need to communicate themselves (ncclDevComm_t, NCCL 2.28).
+    R"(A device communicator, with which kernels communicate (ncclDevComm_t, NCCL 2.28).
 
-Communicator.device_comm() makes one. Pass it to a kernel by value: bytes(dc), or
-dc.as_argument(version) to CuPy's RawKernel; or pass dc.pointer(), the address of a copy. Its layout
-is that of the NCCL headers of dc.version: a kernel that is compiled with other headers must not
-get it.)";
+Created by Communicator.device_comm(). Pass it to a kernel by value, as bytes(dc) or, with CuPy's
+RawKernel, as dc.as_argument(version); or pass dc.pointer(), the address of a copy. Its layout is
+that of the NCCL headers of dc.version. Do not pass it to kernels compiled with other headers.)";
 
 constexpr char kMakeDoc[] =
     R"(Create a device communicator (ncclDevCommCreate, NCCL 2.28).
 
-All ranks must call it with the same arguments, and make and close windows and device communicators
-in the same order. The call waits for all of them, also with a non-blocking communicator. Inside
-group() the device communicator is ready when the group ends.
+All ranks must call it with the same arguments, and create and close windows and device
+communicators in the same order. The call waits for all of them, even with a non-blocking
+communicator. Inside group() the device communicator is ready when the group ends.
 
 Args:
-    lsa_barriers: the number of barriers of the LSA team, one for each block of a kernel that uses
-        one.
+    lsa_barriers: the number of barriers of the LSA team: one for each thread block that uses one.
     barriers: the number of barriers of all ranks.
-    rail_gin_barriers, world_gin_barriers: the number of barriers of the rail team, and of all ranks,
-        over GIN.
+    rail_gin_barriers, world_gin_barriers: the number of barriers over GIN, of the rail team and of
+        all ranks.
     lsa_multimem: whether kernels use multimem instructions on the memory of the LSA team.
-    gin_contexts: the number of GIN contexts; NCCL takes it as a hint.
+    gin_contexts: the number of GIN contexts, a hint for NCCL.
     gin_signals, gin_counters: the number of GIN signals and counters.
-    gin_connection: the ranks that GIN connects: "none", "full", "rail", or "custom": every
-        gin_stride-th. NCCL from 2.29.7 on needs it for all that uses GIN.
-    gin_exclusive_contexts: whether no other device communicator uses its contexts.
-    gin_queue_depth: the entries of a GIN queue; 0 is NCCL's choice.
-    gin_traffic_class: the traffic class; None is NCCL's choice.
+    gin_connection: the ranks that GIN connects: "none", "full", "rail", or "custom" for every
+        gin_stride-th. From NCCL 2.29.7 on, it is required for every use of GIN.
+    gin_exclusive_contexts: whether no other device communicator may share its contexts.
+    gin_queue_depth: the number of entries of a GIN queue; 0 leaves the choice to NCCL.
+    gin_traffic_class: the traffic class; None leaves the choice to NCCL.
     gin_strong_signals, gin_va_signals: False if kernels do not use such signals.
-    gin_stride: for gin_connection "custom".
-    gin_type: "proxy", "gdaki", "gpi" or "efa_gda"; None is any.
-    cft: ncclCftCap_t as an integer, of NCCL 2.31.
+    gin_stride: the stride for gin_connection "custom".
+    gin_type: "proxy", "gdaki", "gpi" or "efa_gda"; None allows any.
+    cft: an ncclCftCap_t as an integer (NCCL 2.31).
     cft_barriers: the number of CFT barriers.
-    buffers: sizes in bytes. Each rank has memory of this size for each, which the LSA team can load
-        from and store to; it is 0 at first.
-    teams: Teams that need addresses for multimem instructions.
-    version: the NCCL that the kernels are compiled with, as an NCCL_VERSION_CODE or "2.30.7": the
-        symbol pynccl_device_version of a kernel with pynccl/device.h. None is the loaded library's.
+    buffers: sizes in bytes. For each, every rank allocates zero-filled memory of this size, which
+        the LSA team can load from and store to.
+    teams: the Teams that need addresses for multimem instructions.
+    version: the version of the NCCL headers that the kernels are compiled with, as an
+        NCCL_VERSION_CODE or a str such as "2.30.7". Kernels with pynccl/device.h export it as
+        pynccl_device_version. None is the version of the loaded library.
 
 Returns:
-    A DeviceComm. One that is deleted without close() stays until the communicator is closed.
+    A DeviceComm. If it is deleted without close(), it stays until the communicator is closed.
 
 Raises:
     TypeError: an invalid argument.
-    ValueError: an invalid argument, the communicator is closed, the library does not serve that
-        version, or the version does not have one of the settings. Nothing was called.
+    ValueError: an invalid argument, the communicator is closed, the library does not support that
+        version, or the version does not support one of the settings. Nothing was called.
     MissingFunctionError: the library is older than NCCL 2.28.
-    NcclError: NCCL has no device API between these ranks, or failed.)";
+    NcclError: NCCL does not support the device API between these ranks, or failed.)";
 
 }  // namespace
 
@@ -384,10 +385,10 @@ void bind_device_team(py::module_& m) {
       .def_property_readonly(
           "nranks", [](const Team& t) { return t.value.nRanks; }, "The number of ranks.")
       .def_property_readonly(
-          "rank", [](const Team& t) { return t.value.rank; }, "The own rank in the team.")
+          "rank", [](const Team& t) { return t.value.rank; }, "This rank's number in the team.")
       .def_property_readonly(
           "stride", [](const Team& t) { return t.value.stride; },
-          "The distance of two neighbours in ranks of the communicator.")
+          "The distance between two neighbors, in ranks of the communicator.")
       .def(
           "is_member",
           [](const Team& t, const Team& other, const py::object& rank) {
@@ -413,7 +414,7 @@ Raises:
             return *found;
           },
           py::arg("other"), py::arg("rank"),
-          R"(The rank in this team of a rank of another one (ncclTeamRankToTeam).
+          R"(Convert a rank of another team to a rank of this one (ncclTeamRankToTeam).
 
 Args:
     other: a team of the same communicator, seen from the same rank.
@@ -427,10 +428,10 @@ Raises:
             return Team{inner_team(t.value, integer_from_python<int>("size", size.ptr()))};
           },
           py::arg("size"),
-          R"(The team of this rank's block, if the ranks are divided into blocks (ncclTeamInnerFactor).
+          R"(Divide the team into blocks and return this rank's block (ncclTeamInnerFactor).
 
 Args:
-    size: the ranks of a block; it divides nranks.
+    size: the number of ranks per block, a divisor of nranks.
 
 Raises:
     TypeError, ValueError: an invalid argument.)")
@@ -440,10 +441,12 @@ Raises:
             return Team{outer_team(t.value, integer_from_python<int>("size", size.ptr()))};
           },
           py::arg("size"),
-          R"(The team of the ranks at the own place of all blocks (ncclTeamOuterFactor).
+          R"(Divide the team into blocks and return one rank per block (ncclTeamOuterFactor).
+
+The result contains the rank at this rank's position in every block.
 
 Args:
-    size: the ranks of a block; it divides nranks.
+    size: the number of ranks per block, a divisor of nranks.
 
 Raises:
     TypeError, ValueError: an invalid argument.)")
@@ -458,7 +461,7 @@ Raises:
 
 Args:
     subset: a team whose ranks are all in this one.
-    index: from 0 to the difference of the numbers of ranks, exclusive.
+    index: at least 0 and less than the difference of the numbers of ranks.
 
 Returns:
     A rank of this team.
@@ -492,7 +495,7 @@ Raises:
       "team_lsa", &team_from<TeamKind::kLsa>,
       R"(The ranks whose memory this one can load from and store to (ncclTeamLsa, NCCL 2.28).
 
-On one machine with NVLink or peer access, and on CPUs, it is all ranks.
+On CPUs, and on one machine with NVLink or peer access, these are all ranks.
 
 Raises:
     ValueError: the communicator is closed.
@@ -500,7 +503,7 @@ Raises:
     NcclError: NCCL failed.)");
   add_method<Communicator>(
       "team_rail", &team_from<TeamKind::kRail>,
-      R"(The ranks at this rank's place in all LSA teams (ncclTeamRail, NCCL 2.28).
+      R"(The ranks with this rank's position in each LSA team (ncclTeamRail, NCCL 2.28).
 
 Raises:
     ValueError: the communicator is closed.
@@ -508,7 +511,7 @@ Raises:
     NcclError: NCCL failed.)");
   add_method<Communicator>(
       "rank_to_world", &to_world, py::arg("team"), py::arg("rank"),
-      R"(The rank in the communicator of a rank of a team (ncclTeamRankToWorld, NCCL 2.28).
+      R"(Convert a rank of a team to a rank of the communicator (ncclTeamRankToWorld, NCCL 2.28).
 
 Args:
     team: a Team of this communicator.
@@ -519,7 +522,7 @@ Raises:
     MissingFunctionError: the library is older than NCCL 2.28.)");
   add_method<Communicator>(
       "rank_to_lsa", &to_lsa, py::arg("team"), py::arg("rank"),
-      R"(The rank in the LSA team of a rank of a team (ncclTeamRankToLsa, NCCL 2.28).
+      R"(Convert a rank of a team to a rank of the LSA team (ncclTeamRankToLsa, NCCL 2.28).
 
 Args:
     team: a Team of this communicator.
@@ -536,9 +539,9 @@ Raises:
 void bind_device_properties(py::module_& m) {
   py::class_<CommunicatorProperties> type(
       m, "CommProperties",
-      R"(The properties of a communicator (ncclCommProperties_t); returned by Communicator.properties().
+      R"(The properties of a communicator (ncclCommProperties_t), from Communicator.properties().
 
-Attributes that the loaded library does not have are None.)");
+Properties that the loaded library does not report are None.)");
   using P = ncclCommProperties_t;
   def_field(type, "rank", &P::rank, "The rank.");
   def_field(type, "nranks", &P::nRanks, "The number of ranks.");
@@ -547,22 +550,22 @@ Attributes that the loaded library does not have are None.)");
   def_field(type, "device_api_support", &P::deviceApiSupport,
             "Whether device communicators can be created.");
   def_field(type, "multimem_support", &P::multimemSupport,
-            "Whether there are addresses for multimem instructions.");
+            "Whether multimem instructions are supported.");
   type.def_property_readonly(
       "gin_type", &gin_type,
       "How kernels reach other LSA teams: 'none', 'proxy', 'gdaki', 'gpi' or 'efa_gda'.");
   def_field(type, "n_lsa_teams", &P::nLsaTeams, "The number of LSA teams (NCCL 2.29.7).");
   def_field(type, "host_rma_support", &P::hostRmaSupport,
-            "Whether the host can put and signal (NCCL 2.29.7).");
+            "Whether one-sided operations of the host are supported (NCCL 2.29.7).");
   def_field(type, "railed_gin_type", &P::railedGinType,
-            "The same as gin_type, within rails (NCCL 2.29.7).");
-  def_field(type, "comm_hash", &P::commHash, "A number that is the same on all ranks (NCCL 2.31).");
+            "Like gin_type, within rails (NCCL 2.29.7).");
+  def_field(type, "comm_hash", &P::commHash, "A number that is equal on all ranks (NCCL 2.31).");
   def_field(type, "gin_min_stride", &P::ginMinStride,
-            "The least stride of GIN connections (NCCL 2.31).");
+            "The minimum stride of GIN connections (NCCL 2.31).");
   def_field(type, "gin_connection_type", &P::ginConnectionType,
             "The ranks that GIN can connect: 'none', 'full', 'rail' or 'custom' (NCCL 2.31).");
   type.def_property_readonly("gin_support", &gin_support,
-                             "The names of all supported GIN types, a tuple (NCCL 2.31).");
+                             "The names of the supported GIN types, a tuple (NCCL 2.31).");
   def_field(type, "dev_comm_size", &P::devCommRuntimeVersionSize,
             "The size of this library's ncclDevComm in bytes (NCCL 2.31).");
   def_field(type, "cft_support", &P::cftSupport, "Whether CFT is supported (NCCL 2.32).");
@@ -610,13 +613,13 @@ void bind_device_comm(py::module_& m) {
             return b.address(integer_from_python<int>("lsa_rank", lsa_rank.ptr()));
           },
           py::arg("lsa_rank"),
-          R"(The address of the memory of a rank of the LSA team as an integer.
+          R"(The address of this buffer on another rank of the LSA team, as an integer.
 
 Args:
     lsa_rank: the rank in Communicator.team_lsa().
 
 Raises:
-    TypeError, ValueError: a wrong rank, or the device communicator is closed.)");
+    TypeError, ValueError: an invalid rank, or the device communicator is closed.)");
 
   py::class_<DeviceCommunicator, std::shared_ptr<DeviceCommunicator>>(
       m, "DeviceComm", kDeviceCommDoc, py::release_gil_before_calling_cpp_dtor())
@@ -641,32 +644,32 @@ Raises:
           },
           "The number of ranks of the LSA team.")
       .def_property_readonly("version", &DeviceCommunicator::version,
-                             "The version of the headers whose layout it has, as an "
+                             "The version of the headers that define its layout, as an "
                              "NCCL_VERSION_CODE.")
       .def_property_readonly("nbytes", &DeviceCommunicator::nbytes,
                              "The size of the struct in bytes.")
       .def_property_readonly("closed", &DeviceCommunicator::closed,
                              "Whether it or its communicator is closed.")
-      .def_property_readonly("buffers", &buffers_of,
-                             "The DeviceBuffers that were asked for, a tuple.")
+      .def_property_readonly("buffers", &buffers_of, "The requested DeviceBuffers, a tuple.")
       .def_property_readonly("multimem_pointers", &multimem_pointers,
-                             "For each of the teams that were asked for the address for multimem "
-                             "instructions, ncclMultimemHandle_t.mcBasePtr; None if there is "
-                             "none.")
+                             "The address for multimem instructions of each requested team "
+                             "(ncclMultimemHandle_t.mcBasePtr), None if there is none; a tuple.")
       .def("__bytes__", &to_bytes)
       .def("as_argument", &as_argument, py::arg("version"),
-           R"(The struct as a kernel's argument by value.
+           R"(The struct as a by-value argument of a kernel.
 
 Args:
     version: the version of the NCCL headers that the kernel is compiled with, as an
-        NCCL_VERSION_CODE or "2.30.7": the kernel's pynccl_device_version. None compares nothing.
+        NCCL_VERSION_CODE or a str such as "2.30.7": the kernel's pynccl_device_version. None skips
+        the check.
 
 Returns:
-    A numpy.void of nbytes bytes, which CuPy's RawKernel takes.
+    A numpy.void of nbytes bytes, which CuPy's RawKernel accepts.
 
 Raises:
     TypeError: version is not a version.
-    ValueError: the kernel is compiled with another version than dc.version, or it is closed.
+    ValueError: the kernel is compiled with another version than dc.version, or the device
+        communicator is closed.
     ImportError: NumPy is not installed.)")
       .def(
           "pointer",
@@ -674,25 +677,25 @@ Raises:
             const GilReleased released;
             return reinterpret_cast<std::uintptr_t>(d.device_data());
           },
-          R"(The address of a copy of the struct in memory of the device, on CPUs of the struct.
+          R"(The address of a copy of the struct in device memory; on CPUs, of the struct itself.
 
-For kernels that take a pointer (Triton, Numba). It is valid until close().
+For kernels that take a pointer (Triton, Numba). Valid until close().
 
 Returns:
     The address as an integer.
 
 Raises:
-    ValueError: it is closed.
-    DriverError, NcclError: there is no memory for the copy.)")
+    ValueError: the device communicator is closed.
+    DriverError, NcclError: the memory for the copy cannot be allocated.)")
       .def("close", &DeviceCommunicator::close, py::call_guard<GilReleased>(),
            R"(Free the resources (ncclDevCommDestroy). Closing twice is allowed.
 
-On GPUs it waits for all work on the device. On CPUs the functions that use it must have ended:
+On GPUs it waits for all work on the device. On CPUs the functions that use it must have returned;
 synchronize their streams first. The other ranks must not use this rank's resource memory
-afterwards; they close theirs in the same order of windows and device communicators.
+afterwards. All ranks close their windows and device communicators in the same order.
 
 Raises:
-    ValueError: it is being made, or a graph is being captured.
+    ValueError: the device communicator is still being created, or a graph is being captured.
     NcclError: NCCL failed.)")
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",

@@ -33,7 +33,7 @@ SAME(SIGNAL, Signal);
 SAME(WAIT_SIGNAL, WaitSignal);
 #undef SAME
 
-// The struct that the capsule points to, with a reference to the Python object.
+// The struct that the capsule points to, with a reference to the Python communicator.
 struct Exported final : PyncclCommunicator {
   using Report = void (*)(void* context, const char* text);
 
@@ -65,7 +65,7 @@ struct Exported final : PyncclCommunicator {
   static void give_back(PyncclCommunicator* self) {
     auto* exported = static_cast<Exported*>(self);
     if (--exported->references != 0) return;
-    if (!Py_IsInitialized()) return;  // nothing can be freed after the interpreter
+    if (!Py_IsInitialized()) return;  // Python objects can no longer be released
     const GilAcquired gil;
     delete exported;
   }
@@ -81,7 +81,7 @@ struct Exported final : PyncclCommunicator {
   static void* find_driver_function(const PyncclCommunicator* self, const char* name) {
     try {
       return static_cast<const Exported*>(self)->communicator.library().driver_symbol(name);
-    } catch (const std::exception&) {  // there is no driver; C callers get no exceptions
+    } catch (const std::exception&) {  // there is no driver; C callers must not see exceptions
       return nullptr;
     }
   }
@@ -104,8 +104,8 @@ struct Exported final : PyncclCommunicator {
                       std::size_t count, double* duration, Report report, void* context) {
     return reported(report, context, [&] {
       Communicator& communicator = static_cast<Exported*>(self)->communicator;
-      const Several several(communicator, operations, count);
-      *duration = several.batch.simulate().value_or(-1);
+      const CapsuleBatch all(communicator, operations, count);
+      *duration = all.batch.simulate().value_or(-1);
     });
   }
 
@@ -126,7 +126,7 @@ struct Exported final : PyncclCommunicator {
       if (!self->on_device) return new TraceWait(kWork);
       return new TraceWait(kWork, communicator.shared_library(), self->device,
                            static_cast<CUstream>(stream));
-    } catch (const std::exception&) {  // the wait goes on without the trace
+    } catch (const std::exception&) {  // wait without tracing
       return nullptr;
     }
   }
@@ -158,12 +158,12 @@ struct Exported final : PyncclCommunicator {
       check_overlap(communicator, operation);
       return communicator.issue(operation);
     }
-    Several(communicator, operations, count).batch.issue();
+    CapsuleBatch(communicator, operations, count).batch.issue();
   }
 
-  // Several operations, and the memory that those of them need that wait for signals.
-  struct Several {
-    Several(Communicator& communicator, const PyncclOperation* operations, std::size_t count)
+  // A batch of operations, with the descriptors of those that wait for signals.
+  struct CapsuleBatch {
+    CapsuleBatch(Communicator& communicator, const PyncclOperation* operations, std::size_t count)
         : signals(count) {
       for (std::size_t i = 0; i < count; ++i)
         batch.add(communicator, operation_of(communicator, operations[i], signals[i]), {});
@@ -193,8 +193,8 @@ struct Exported final : PyncclCommunicator {
                              ncclWaitSignalDesc_t& signals) {
     if (o.root_or_peer < 0 || o.root_or_peer >= communicator.nranks())
       throw std::invalid_argument("root_or_peer: rank " + std::to_string(o.root_or_peer) +
-                                  " is none of the " + std::to_string(communicator.nranks()) +
-                                  " of the communicator");
+                                  " is out of range for a communicator of size " +
+                                  std::to_string(communicator.nranks()));
     switch (o.kind) {
       case OperationKind::kPutSignal: {
         const auto* target = static_cast<const PyncclTarget*>(std::exchange(o.recvbuff, nullptr));
@@ -212,7 +212,7 @@ struct Exported final : PyncclCommunicator {
         return;
       default:
         throw std::invalid_argument("kind: " + std::to_string(static_cast<int>(o.kind)) +
-                                    " is none of the operations of this pynccl");
+                                    " is not an operation of this version of pynccl");
     }
   }
 
@@ -241,10 +241,10 @@ void bind_extension(py::module_& m) {
   const py::object type = m.attr("Communicator");
   constexpr const char* name = "__pynccl_communicator__";
   type.attr(name) = py::cpp_function(&capsule_of_communicator, py::name(name), py::is_method(type),
-                                     R"(The communicator for C++: a capsule that pynccl.h reads.
+                                     R"(The communicator for C++, as a capsule that pynccl.h reads.
 
-The capsule keeps this object alive but not open: C++ code gets an exception where the communicator
-is closed. See pynccl.get_include().
+The capsule keeps this object alive but does not keep it open: if the communicator is closed, calls
+from C++ throw an exception. See pynccl.get_include().
 
 Returns:
     A capsule named "pynccl.communicator.v1".

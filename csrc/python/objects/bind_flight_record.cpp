@@ -1,4 +1,4 @@
-// The flight record: the class FlightRecord, and the functions that read and dump it.
+// The class FlightRecord and the functions that read and dump the flight record.
 #include <cerrno>
 #include <string_view>
 #include <system_error>
@@ -15,7 +15,7 @@
 namespace pynccl::python {
 namespace {
 
-// A record as Python sees it.
+// A record of the Python class FlightRecord.
 struct RecordView {
   FlightRecord record;
   bool done;
@@ -43,46 +43,49 @@ py::dict all_flight_records() {
 
 void bind_flight_record(py::module_& m) {
   py::class_<RecordView>(m, "FlightRecord",
-                         "The record of an operation, of Communicator.flight_record().")
+                         "The record of an operation, from Communicator.flight_record().")
       .def_property_readonly(
           "sequence", [](const RecordView& r) { return r.record.sequence; },
-          "The number of the operation on this rank's communicator, from 1.")
+          "The number of the operation on this rank of the communicator, from 1.")
       .def_property_readonly(
           "operation", [](const RecordView& r) { return kind_name(r.record.kind); },
-          "The method of Communicator, such as 'all_reduce'.")
+          "The name of the method of Communicator, such as 'all_reduce'.")
       .def_property_readonly(
           "dtype", [](const RecordView& r) { return dtype_name(r.record.dtype); },
           "The name of NCCL's data type, such as 'float32'.")
       .def_property_readonly(
           "count", [](const RecordView& r) { return r.record.count; },
-          "Elements, as the function of nccl.h counts them.")
+          "The number of elements, as passed to the function of nccl.h.")
       .def_property_readonly(
           "root_or_peer", [](const RecordView& r) { return r.record.root_or_peer; },
-          "The root of a collective, the peer of a message; of no meaning for others.")
+          "The root of a collective or the peer of a message; meaningless for other operations.")
       .def_property_readonly(
           "stream",
           [](const RecordView& r) { return reinterpret_cast<std::uintptr_t>(r.record.stream); },
           "The cudaStream_t as an integer.")
       .def_property_readonly(
           "issued", [](const RecordView& r) { return static_cast<double>(r.record.issued) / 1e9; },
-          "When it was called, in seconds of time.monotonic(), with a resolution of some ms.")
+          "The time of the call in seconds of time.monotonic(), with a resolution of a few ms.")
       .def_property_readonly(
           "time_created_ns", [](const RecordView& r) { return r.record.issued + epoch_of_clock(); },
-          "The same in nanoseconds since the epoch.")
+          "The time of the call in nanoseconds since the epoch.")
       .def_property_readonly(
           "number",
           [](const RecordView& r) {
             return r.record.number != 0 ? std::optional(r.record.number) : std::nullopt;
           },
-          "From 1: of a collective among the collectives of the communicator; of a message among "
-          "the sends to, or receives from, its peer; None for one-sided operations.")
-      .def_property_readonly("state", &RecordView::state,
-                             "'called': the call has not returned; 'issued': it has; 'captured': "
-                             "into a graph of nccl.capture(), whose launches run it; 'done': the "
-                             "operation is known to be done; 'failed': the call has failed.")
+          "The number of a collective among the collectives of the communicator, or of a message "
+          "among the sends to, or receives from, its peer; from 1. None for one-sided operations.")
+      .def_property_readonly(
+          "state", &RecordView::state,
+          "'called': the call has not returned. 'issued': the call has returned. "
+          "'captured': the operation was captured into a graph of "
+          "nccl.capture(), whose launches run it. 'done': the operation is known "
+          "to be done. 'failed': the call failed.")
       .def_property_readonly(
           "fingerprint", [](const RecordView& r) { return r.record.fingerprint; },
-          "64 bits of all collectives up to this one. Equal on ranks that have called the same.")
+          "A 64-bit hash of all collectives up to this one, equal on ranks that have called the "
+          "same ones.")
       .def("__repr__", [](const RecordView& r) {
         return "<pynccl.nccl.FlightRecord " + r.record.text() + ", " + r.state() + ">";
       });
@@ -91,8 +94,8 @@ void bind_flight_record(py::module_& m) {
   type.def("flight_record", &flight_record,
            R"(The last 512 operations of this rank, oldest first.
 
-They are recorded always, also for operations inside groups and plans; a launch of a graph is not
-recorded. A communicator that was closed or has failed still has its records.
+Recording is always on and includes operations inside groups and plans. Launches of graphs are not
+recorded. The records remain available after the communicator was closed or has failed.
 
 Returns:
     A list of FlightRecord.)")
@@ -103,10 +106,10 @@ Returns:
         R"(The last 512 operations on each open communicator of this process.
 
 Returns:
-    A dict: for each Communicator what its flight_record() returns, in the order in which the
-    communicators were created.)");
+    A dict from each Communicator to the result of its flight_record(), in the order of their
+    creation.)");
   m.def("flight_dump_json", &FlightDump::json, py::arg("reason"), py::call_guard<GilReleased>(),
-        "The dump of the flight record as JSON: see nccl.dump_flight_record().");
+        "A dump of the flight record as JSON. See nccl.dump_flight_record().");
   m.def(
       "write_new_file",
       [](const std::string& path, const py::bytes& data) {
@@ -123,16 +126,16 @@ Returns:
         }
       },
       py::arg("path"), py::arg("data"),
-      R"(Write a file in place of any earlier one of that name.
+      R"(Write a file atomically, replacing an existing one.
 
-It is complete at any time, follows no link, and only its owner can change it.
+Links are not followed, and only the owner can write to the file.
 
 Raises:
-    OSError: it cannot be written, or the path is that of a link, a folder or a device.)");
+    OSError: the file cannot be written, or the path names a link, a directory or a device.)");
   m.def("flight_dump_path", &FlightDump::default_path,
-        "The file of this process by PYNCCL_FLIGHT_FILE, or None.");
+        "The dump file of this process according to PYNCCL_FLIGHT_FILE, or None.");
   m.def("set_process_rank", &set_process_rank, py::arg("rank").none(true),
-        "Set the rank of this process in dumps and traces, in place of RANK. None: RANK again.");
+        "Set the rank of this process in dumps and traces. None restores the default, RANK.");
   FlightDump::listen();
 }
 

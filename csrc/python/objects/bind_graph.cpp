@@ -1,4 +1,4 @@
-// The class Graph: captured work, launched as one call.
+// The class Graph: captured work that is launched with one call.
 #include "comm/graph.h"
 #include "comm/stream.h"
 #include "python/call/errors.h"
@@ -19,7 +19,7 @@ CUstreamCaptureMode mode_from_python(const std::string& mode) {
                         std::string(py::repr(py::str(mode))));
 }
 
-// A graph with the stream that it is captured on, the default stream of its launches.
+// A graph with the stream that it was captured on, the default stream of its launches.
 struct StreamGraph : Graph {
   StreamGraph(const std::shared_ptr<Library>& library, const py::object& on,
               CUstreamCaptureMode mode)
@@ -53,11 +53,11 @@ std::shared_ptr<StreamGraph> make_graph(const std::shared_ptr<Library>& library,
 void bind_graph(py::module_& m) {
   using Release = py::call_guard<GilReleased>;
   py::class_<StreamGraph, std::shared_ptr<StreamGraph>>(
-      m, "Graph", R"(Captured work that is launched as one call (CUgraphExec); capture() makes one.
+      m, "Graph",
+      R"(Captured work that is launched with one call (CUgraphExec). Created by capture().
 
 It keeps the captured buffers, functions and communicators alive until it is closed or deleted. The
-memory of the buffers must stay at its address. Closing a communicator invalidates the graphs that
-use it.)")
+memory of the buffers must not move. Closing a communicator invalidates the graphs that use it.)")
       .def(py::init(&make_graph), py::arg("library"), py::arg("stream"),
            py::arg("mode") = "thread_local")
       .def("__enter__",
@@ -76,20 +76,20 @@ use it.)")
           "launch",
           [](const StreamGraph& graph, const py::object& on) {
             const CUstream stream = graph.target(on);
-            const GilReleased released;  // on CPUs it may run here
+            const GilReleased released;  // on CPUs the work may run in this call
             graph.launch(stream);
           },
           py::arg("stream") = py::none(),
           R"(Run the captured work, after the work on the stream and the previous launch (cuGraphLaunch).
 
 Args:
-    stream: the stream to launch on, in any form that a collective takes; None is the captured
-        stream. On CPUs 0 is the calling thread: the call returns when the work is done.
+    stream: the stream to launch on, as for the collectives; None is the captured stream. On CPUs, 0
+        runs the work on the calling thread, and the call returns when it is done.
 
 Raises:
-    RuntimeError: it is called inside a group or a plan.
-    ValueError: there is nothing to launch, or a communicator that it uses was closed.
-    NcclTimeoutError: a communicator that it uses has expired.
+    RuntimeError: launched inside a group or a plan.
+    ValueError: there is nothing to launch, or a communicator of the graph was closed.
+    NcclTimeoutError: a communicator of the graph exceeded a time limit.
     DriverError: the driver failed.)")
       .def(
           "upload",
@@ -99,13 +99,13 @@ Raises:
             graph.upload(stream);
           },
           py::arg("stream") = py::none(),
-          R"(Prepare the device for the first launch, which otherwise does it (cuGraphUpload).
+          R"(Prepare the device for the first launch, which does it otherwise (cuGraphUpload).
 
 Args:
     stream: as for launch().
 
 Raises:
-    RuntimeError: it is called inside a group or a plan.
+    RuntimeError: called inside a group or a plan.
     ValueError: there is nothing to launch.
     DriverError: the driver failed.)")
       .def("close", &StreamGraph::close, Release(),

@@ -1,5 +1,5 @@
-// group() and the context manager that it returns. Programs call it in every step, so it does not
-// use pybind11's dispatcher.
+// group() and its context manager. Programs call it in every step, so it bypasses pybind11's
+// dispatcher.
 #include "python/call/fastcall.h"
 #include "python/objects/bind.h"
 #include "python/objects/group.h"
@@ -7,7 +7,7 @@
 namespace pynccl::python {
 namespace {
 
-// It has no state: the open groups are per thread, so one object serves all.
+// Stateless: open groups belong to threads, so one object is enough.
 struct GroupContext {};
 
 PyObject* context;
@@ -36,18 +36,18 @@ constexpr char kGroupDoc[] =
     R"(Issue the operations of a with block as one NCCL group (ncclGroupStart, ncclGroupEnd).
 
 Operations are checked when they are called and issued together when the outermost group ends. Sends
-and receives of a group cannot deadlock in any order, one thread can drive several ranks, and
-communicators created inside are ready after the block. An exception inside drops all operations of
-the group and leaves the communicators usable. Other calls, such as close() and abort(), take effect
-immediately. Groups nest; each thread has its own.
+and receives in a group cannot deadlock, whatever their order, one thread can drive several ranks,
+and communicators created inside are ready after the block. An exception inside the block drops all
+operations of the group and leaves the communicators usable. Other calls, such as close() and
+abort(), take effect immediately. Groups can be nested and are per thread.
 
 Returns:
     A context manager.
 
 Raises:
-    ValueError: at the end of the block, where a communicator or window of the group was closed
-        inside, or an operation writes memory that another one uses; nothing was issued.
-    NcclError: at the end of the block, NCCL rejects an operation.)";
+    ValueError: at the end of the block, if a communicator or window of the group was closed inside,
+        or an operation writes memory that another one uses; nothing was issued.
+    NcclError: at the end of the block, if NCCL rejects an operation.)";
 
 }  // namespace
 

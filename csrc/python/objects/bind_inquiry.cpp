@@ -1,5 +1,5 @@
-// What pynccl._internal.inquiry needs: the open questions, and what the communicators of this
-// process do.
+// The C++ part of pynccl._internal.inquiry: pending questions, and the state of the communicators
+// of this process.
 #include <cmath>
 #include <cstdlib>
 #include <tuple>
@@ -18,14 +18,13 @@
 namespace pynccl::python {
 namespace {
 
-// The functions of pynccl._internal.inquiry, which set_watcher() passes in. References for the life
-// of the process.
+// The functions of pynccl._internal.inquiry, passed in by set_watcher() and never released.
 struct Watcher {
   PyObject* attach = nullptr;
   PyObject* start = nullptr;
 };
 
-PyObject* exchange = nullptr;  // of pynccl._internal.inquiry, likewise
+PyObject* exchange = nullptr;  // passed in by set_exchange(), never released
 
 Watcher watcher;
 
@@ -33,13 +32,13 @@ void set_watcher(const py::object& attach, const py::object& start) {
   watcher = {py::object(attach).release().ptr(), py::object(start).release().ptr()};
 }
 
-// The communicators with a store; under the GIL. A child of fork() must not use the stores of its
-// parent.
+// The communicators with a store, protected by the GIL. Per process, since a child of fork() must
+// not use the stores of its parent.
 std::vector<std::weak_ptr<Communicator>>& watched() {
   return common::per_process<std::vector<std::weak_ptr<Communicator>>>();
 }
 
-std::vector<std::shared_ptr<Communicator>> open_ones() {
+std::vector<std::shared_ptr<Communicator>> open_watched() {
   std::vector<std::shared_ptr<Communicator>> open;
   std::erase_if(watched(), [&](const auto& one) {
     auto communicator = one.lock();
@@ -52,7 +51,7 @@ std::vector<std::shared_ptr<Communicator>> open_ones() {
 
 py::list members() {
   py::list found;
-  for (const auto& one : open_ones()) {
+  for (const auto& one : open_watched()) {
     const FlightIdentity is = one->deadlines().recorder().identity();
     const auto joined =
         is.joined != 0 ? std::optional(FlightIdentity::text(is.joined)) : std::nullopt;
@@ -68,13 +67,13 @@ struct Question {
   FlightIdentity identity;
 };
 
-// PYNCCL_CHECK; nothing is compared where it is empty.
+// The value of PYNCCL_CHECK; nullopt if it is empty.
 std::optional<std::uint64_t> check_from_text(const std::string& text) {
   if (text.empty()) return std::nullopt;
   try {
     return check_from_python(text == "every" ? py::object(py::str(text)) : py::int_(py::str(text)));
   } catch (const std::exception&) {
-    throw py::value_error("PYNCCL_CHECK: '" + text + "' is neither 'every' nor a number from 1 on");
+    throw py::value_error("PYNCCL_CHECK: '" + text + "' is neither 'every' nor a positive integer");
   }
 }
 
@@ -95,7 +94,7 @@ double seconds_of_limit(const Deadlines& deadlines) {
   return limit == FlightRecord::kNoLimit ? HUGE_VAL : static_cast<double>(limit) / 1e9;
 }
 
-// A rank of a communicator and its store, as pynccl._internal.comparison.Rank.
+// The fields of pynccl._internal.comparison.Rank.
 py::tuple rank_of(const Communicator& communicator) {
   const Deadlines& deadlines = communicator.deadlines();
   const FlightIdentity is = deadlines.recorder().identity();
@@ -106,7 +105,7 @@ py::tuple rank_of(const Communicator& communicator) {
                         has_joined, is.rank, is.nranks, seconds_of_limit(deadlines));
 }
 
-// For Comparison, with or without the GIL.
+// Called by Comparison, with or without the GIL.
 void compare(const std::vector<Comparison::Item>& items,
              const std::vector<Comparison::Message>& messages) {
   const GilAcquired gil;
@@ -118,7 +117,7 @@ void compare(const std::vector<Comparison::Item>& items,
   for (const Comparison::Message& message : messages)
     given_messages.append(py::make_tuple(rank_of(*message.communicator), message.sends,
                                          message.peer, message.number, message.text));
-  py::object failure;  // of a function that waits for the other ranks
+  py::object failure;  // initialized under or_sleep(): the call waits for the other ranks
   gil::or_sleep([&] { failure = py::handle(exchange)(collectives, given_messages); });
   if (failure.is_none()) return;
   const auto [rank, text, missing] =
@@ -159,30 +158,31 @@ void watch_store(const std::shared_ptr<Communicator>& communicator) {
 }
 
 void bind_inquiry(py::module_& m) {
-  py::class_<Question>(m, "Inquiry", "An operation that is late; pynccl._internal.inquiry answers.")
+  py::class_<Question>(m, "Inquiry",
+                       "A question about an overdue operation, for pynccl._internal.inquiry.")
       .def_property_readonly(
           "store", [](const Question& q) { return held(q.communicator->store()); },
-          "Of the communicator.")
+          "The store of the communicator.")
       .def_property_readonly(
           "comm", [](const Question& q) { return FlightIdentity::text(q.identity.id); },
           "The id of the communicator, equal on its ranks.")
       .def_property_readonly(
-          "rank", [](const Question& q) { return q.identity.rank; }, "This one.")
+          "rank", [](const Question& q) { return q.identity.rank; }, "This rank.")
       .def_property_readonly(
           "nranks", [](const Question& q) { return q.identity.nranks; }, "The number of ranks.")
       .def_property_readonly(
           "what", [](const Question& q) { return q.inquiry->late().what; },
-          "The operation, or the function of nccl.h.")
+          "The overdue operation, or the function of nccl.h.")
       .def(
           "answer",
           [](const Question& q, std::string text, std::optional<std::vector<int>> missing) {
             q.inquiry->answer({std::move(text), std::move(missing)});
           },
-          py::arg("text"), py::arg("missing"), R"(Answer, with the end of the error's text.
+          py::arg("text"), py::arg("missing"), R"(Answer the question.
 
 Args:
-    text: which ranks are missing, in words.
-    missing: these ranks; None if that is unknown.)");
+    text: a description of the missing ranks, appended to the error text.
+    missing: the missing ranks; None if they are unknown.)");
   auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   communicator.def_property_readonly(
       "_timeout_error",
@@ -192,36 +192,36 @@ Args:
         return error_object(failure.code, failure.function.c_str(), failure.rank, failure.what(),
                             failure.missing);
       },
-      "The NcclTimeoutError of a communicator that has expired, not raised; else None.");
+      "The NcclTimeoutError of a communicator that exceeded a time limit, not raised; else None.");
   m.def("set_watcher", &set_watcher, py::arg("attach"), py::arg("start"),
-        R"(Set how stores are used; pynccl._internal.inquiry calls it when it is imported.
+        R"(Set the functions that use stores. Called by pynccl._internal.inquiry on import.
 
 Args:
-    attach: a function of the store of a new communicator, which returns the one to use.
-    start: a function that is called once there is a communicator with a store.)");
+    attach: a function of the store of a new communicator that returns the store to use.
+    start: a function to call when there is a communicator with a store.)");
   m.def(
       "set_exchange", &set_exchange, py::arg("function"),
-      R"(Set how ranks compare what they call; pynccl._internal.inquiry calls it when it is imported.
+      R"(Set the function that compares calls of ranks. Called by pynccl._internal.inquiry on import.
 
 Args:
     function: pynccl._internal.comparison.exchange.)");
   m.def("sleep_at_exit", &gil::sleep_instead_of_terminate,
-        R"(Let the calling thread sleep where the interpreter ends during its call of a store.
+        R"(Make the calling thread sleep if the interpreter exits while it calls a store.
 
-Before 3.14 Python ends such a thread by pthread_exit, which aborts the process in the C++ of torch's
-stores.)");
-  m.def("take_inquiry", &take_inquiry, py::arg("seconds"), R"(Wait for an operation that is late.
+Before 3.14, Python ends such a thread with pthread_exit, which aborts the process inside the C++
+code of torch's stores.)");
+  m.def("take_inquiry", &take_inquiry, py::arg("seconds"), R"(Wait for an overdue operation.
 
 Args:
-    seconds: how long to wait at most.
+    seconds: the time limit of the wait.
 
 Returns:
     An Inquiry, or None.)");
   m.def("members", &members, R"(The open communicators with a store.
 
 Returns:
-    A list of tuples: the store, the id, after grow() the id on the ranks that have joined, where it
-    is known, and this rank, -1 before it is known.)");
+    A list of tuples: the store, the id, the id on the ranks that have joined with grow() if it is
+    known, and this rank, -1 if it is not known yet.)");
 }
 
 }  // namespace pynccl::python

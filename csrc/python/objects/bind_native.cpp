@@ -1,4 +1,4 @@
-// Stream.launch_native(): C functions on a stream, without the GIL.
+// Stream.launch_native(): calls C functions on a stream, without the GIL.
 #include <mutex>
 #include <vector>
 
@@ -14,8 +14,8 @@
 namespace pynccl::python {
 namespace {
 
-// A call that keeps Python objects until it has run. Whoever has the GIL next releases them: the
-// stream's thread does not wait for it.
+// A call that keeps Python objects alive until it has run. The next holder of the GIL releases
+// them, so that the stream's thread does not wait for it.
 struct NativeCall {
   CUhostFn function;
   void* argument;
@@ -43,17 +43,17 @@ void run(void* data) {
   call->function(call->argument);
   const std::lock_guard lock(finished_mutex);
   finished().push_back(call->kept);
-  // Where Python's list of pending calls is full, the next call releases them, too.
+  // If Python's list of pending calls is full, the next launch_native() releases them.
   if (Py_IsInitialized()) Py_AddPendingCall(&release_finished, nullptr);
 }
 
-// Whether it is an instance of a class of a module, which is not imported for that.
+// Whether an object is an instance of a class of a module. Does not import the module.
 bool is_instance(const py::object& object, const char* module, const char* type) {
   const py::object modules = py::module_::import("sys").attr("modules");
   return modules.contains(module) && py::isinstance(object, modules[module].attr(type));
 }
 
-// The address of a C function; appends to kept what keeps it.
+// The address of a C function. Appends the objects that keep its code alive to kept.
 std::uintptr_t function_from_python(const py::object& object, py::list& kept) {
   std::uintptr_t address = 0;
   if (PyIndex_Check(object.ptr())) {
@@ -62,7 +62,7 @@ std::uintptr_t function_from_python(const py::object& object, py::list& kept) {
     const py::buffer_info content = py::reinterpret_borrow<py::buffer>(object).request();
     address = *static_cast<const std::uintptr_t*>(content.ptr);
     kept.append(object);
-  } else if (py::hasattr(object, "address")) {  // of numba.cfunc
+  } else if (py::hasattr(object, "address")) {  // numba.cfunc
     address = integer_from_python<std::uintptr_t>("function", object.attr("address").ptr());
     kept.append(object);
   } else {
@@ -73,7 +73,7 @@ std::uintptr_t function_from_python(const py::object& object, py::list& kept) {
 }
 
 std::uintptr_t argument_from_python(const py::object& object, py::list& kept) {
-  // NumPy's integers have the buffer protocol, its arrays __index__.
+  // NumPy integers support the buffer protocol, and NumPy arrays define __index__.
   const bool has_memory = PyObject_CheckBuffer(object.ptr());
   if (PyIndex_Check(object.ptr()) && (!has_memory || is_instance(object, "numpy", "generic")))
     return integer_from_python<std::uintptr_t>("argument", object.ptr());
@@ -123,22 +123,23 @@ void launch_native(const Stream& stream, const py::object& function, const py::o
 void bind_native(py::module_&) {
   add_method<Stream>(
       "launch_native", &launch_native, py::arg("function"), py::arg("argument") = 0,
-      R"(Enqueue a call of a C function, void function(void* argument) (cuLaunchHostFunc).
+      R"(Enqueue a call to a C function, void function(void* argument) (cuLaunchHostFunc).
 
-It runs in the order of the stream, on a thread without the GIL. Inside capture() every launch of the
-graph calls it.
+The function runs in stream order, on a thread without the GIL. Inside capture(), every launch of
+the graph calls it.
 
 Args:
-    function: its address as an integer, a ctypes function, or an object with the address as its
-        attribute "address" (numba.cfunc). It must not call CUDA. The caller keeps the code that an
-        integer points to.
-    argument: an address as an integer, or an object with the buffer protocol whose memory is passed;
-        it is kept alive until the function has run, in a graph as long as the graph.
+    function: the address as an integer, a ctypes function, or an object with an attribute "address"
+        (numba.cfunc). The function must not call CUDA. The caller must keep the code of an integer
+        address alive.
+    argument: an address as an integer, or an object with the buffer protocol whose address is
+        passed. The object is kept alive until the function has run; in a graph, as long as the
+        graph.
 
 Raises:
     TypeError: an invalid argument.
-    ValueError: the address of the function is 0, the memory is not contiguous, or the stream is
-        closed, or captured other than by capture() with an object that has to be kept.
+    ValueError: the address of the function is 0, the memory is not contiguous, the stream is
+        closed, or it is being captured other than by capture() and an object must be kept alive.
     DriverError: the driver failed.)");
 }
 

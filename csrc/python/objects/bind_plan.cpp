@@ -11,7 +11,7 @@ namespace pynccl::python {
 
 void Plan::enter() {
   if (state_ != State::kNew)
-    throw std::invalid_argument("plan: it was recorded before; make another one");
+    throw std::invalid_argument("plan: it was recorded before; create another plan");
   Group::of_this_thread().enter(*this);
   state_ = State::kRecording;
 }
@@ -57,7 +57,7 @@ const char* Plan::why_not_ready() const {
     case State::kRecording:
       return "plan: it is being recorded; leave its with block first";
     case State::kFailed:
-      return "plan: an exception ended its recording; make another one";
+      return "plan: an exception ended its recording; create another plan";
     default:
       return "plan: it is closed";
   }
@@ -100,19 +100,19 @@ PyObject* call_plan(PyObject* self, PyObject* args, PyObject* keywords) {
 void bind_plan(py::module_& m) {
   const auto set_call = [](PyHeapTypeObject* type) { type->ht_type.tp_call = &call_plan; };
   py::class_<Plan>(m, "Plan",
-                   R"(A recorded sequence of operations; plan() makes one.
+                   R"(A recorded sequence of operations. Created by plan().
 
-Calling it issues the operations as one group (ncclGroupStart, ncclGroupEnd), with the buffers,
-operators and streams of the recording. The plan keeps these objects alive until it is closed or
-deleted. Their memory must stay at its address: do not resize or close a buffer meanwhile. Inside
-group() the operations become part of that group, inside another plan part of its recording.
+Calling it issues the operations as one group (ncclGroupStart, ncclGroupEnd), with the recorded
+buffers, operators and streams. The plan keeps these objects alive until it is closed or deleted.
+Their memory must not move: do not resize or close a buffer meanwhile. Inside group() the operations
+become part of that group, inside another plan part of its recording.
 
 Args:
     stream: the stream for all operations: a stream, an object with __cuda_stream__, or a
-        cudaStream_t as an integer. None keeps the streams of the recording.
+        cudaStream_t as an integer. None uses the recorded streams.
 
 Raises:
-    ValueError: there is no recording, or one of its communicators or windows is closed; nothing was
+    ValueError: nothing was recorded, or a communicator or window of the plan is closed; nothing was
         issued.
     NcclError: NCCL failed.)",
                    py::custom_type_setup(set_call))
@@ -127,33 +127,33 @@ Raises:
              return false;
            })
       .def("close", &Plan::close,
-           "Releases the buffers. Closing twice is allowed.\n\nRaises:\n    ValueError: the plan "
+           "Release the buffers. Closing twice is allowed.\n\nRaises:\n    ValueError: the plan "
            "is being recorded.")
       .def("__len__", &Plan::size, "The number of operations.")
       .def("__repr__", [](const Plan& plan) { return "<pynccl.nccl.Plan " + plan.text() + ">"; });
   m.def(
       "plan", [] { return Plan(); },
-      R"(Record the operations of a with block, to issue them as one call.
+      R"(Record the operations of a with block, to issue them with one call.
 
     with nccl.plan() as step:
         comm.all_reduce(x)
         comm.send(y, 1)
     step()
 
-The block issues nothing: operations are checked, and their buffers, operators and streams are
-recorded. step() issues them as one NCCL group, as group() does, and checks only that the
-communicators and windows are open. A group() inside merges with the plan. A stream of None is
-resolved when the operation is recorded. After an exception in the block the plan cannot be called;
-the communicators stay usable. A plan begins outside of groups and other plans, and communicators
-and windows cannot be created inside.
+The block checks the operations and records their buffers, operators and streams, but issues
+nothing. step() issues them as one NCCL group, like group(), and only checks that the communicators
+and windows are open. A group() inside the block merges with the plan. A stream of None is resolved
+when the operation is recorded. After an exception in the block the plan cannot be called, but the
+communicators stay usable. A plan cannot begin inside a group or another plan, and communicators and
+windows cannot be created inside a plan.
 
 Returns:
     A Plan, a context manager that records.
 
 Raises:
     RuntimeError: at the beginning of the block, inside a group, a plan or a simulation.
-    ValueError: at the beginning of the block, where the plan was recorded before; at its end, where
-        operations overlap: see group().)");
+    ValueError: at the beginning of the block, if the plan was recorded before; at its end, if
+        operations overlap (see group()).)");
 }
 
 }  // namespace pynccl::python

@@ -1,4 +1,4 @@
-// The steps of Communicator.recover(), which is in pynccl/_internal/recovery.py.
+// The C++ part of Communicator.recover(); the rest is in pynccl/_internal/recovery.py.
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/communicator.h"
@@ -17,31 +17,33 @@ void bind_recovery(py::module_& m) {
       R"(Raise ValueError inside group().
 
 Args:
-    method: what cannot be called there.)");
+    method: the name of the method, for the error text.)");
   m.def(
       "can_agree",
       [](const Communicator& c) { return c.library().symbol("hostCommAgree") != nullptr; },
       py::arg("communicator"),
-      R"(Whether the library of a communicator has an agreement of its own; for pynccl._internal.recovery.
+      R"(Whether the library can agree on the surviving ranks; for pynccl._internal.recovery.
 
 Args:
     communicator: the communicator.)");
   m.def("begin_recovery", &Communicator::begin_recovery, py::arg("communicator"), Release(),
-        R"(Revoke a communicator if NCCL can and it is not revoked; for pynccl._internal.recovery.
+        R"(Revoke a communicator if NCCL supports it; for pynccl._internal.recovery.
+
+A communicator that is revoked already is left alone.
 
 Args:
     communicator: the communicator.)");
   m.def("agree", &Communicator::agree, py::arg("communicator"), py::arg("seconds"), py::arg("lost"),
         Release(),
-        R"(The agreement of a library on which ranks are left; for pynccl._internal.recovery.
+        R"(Let the library agree on the surviving ranks; for pynccl._internal.recovery.
 
 Args:
     communicator: the communicator, after begin_recovery().
-    seconds: how long to wait for ranks.
+    seconds: the time limit of the wait for ranks.
     lost: the ranks not to wait for.
 
 Returns:
-    The lost ranks; None if the library has no such agreement.)");
+    The lost ranks; None if the library cannot agree: see can_agree().)");
 }
 
 }  // namespace pynccl::python

@@ -8,22 +8,22 @@ void bind_red_op(py::module_& m) {
   py::class_<RedOp, std::shared_ptr<RedOp>> type(m, "RedOp",
                                                  R"(A reduction operator (ncclRedOp_t).
 
-RedOp.SUM, PROD, MAX, MIN and AVG are NCCL's operators; Communicator.pre_mul_sum() makes others.)");
+RedOp.SUM, PROD, MAX, MIN and AVG are NCCL's operators. Communicator.pre_mul_sum() creates others.)");
   type.def_property_readonly("name", &RedOp::name, "The name, such as 'SUM'.")
       .def_property_readonly(
           "value", [](const RedOp& op) { return static_cast<unsigned>(op.value()); },
           "The ncclRedOp_t as an integer.")
       .def("close", &RedOp::close,
-           R"(Free an operator of pre_mul_sum() (ncclRedOpDestroy).
+           R"(Free an operator from pre_mul_sum() (ncclRedOpDestroy).
 
-It does nothing for a built-in operator. Closing twice is allowed.
+Does nothing for a built-in operator. Closing twice is allowed.
 
 Raises:
     NcclError: NCCL failed.)")
       .def("__repr__", [](const RedOp& op) { return "RedOp." + op.name(); })
       .def("__reduce__", [](const py::object& self) {
-        // By name: unpickling gives the same object for a built-in operator, and an AttributeError
-        // for an operator of pre_mul_sum().
+        // By name: unpickling returns the same object for a built-in operator, and raises
+        // AttributeError for an operator from pre_mul_sum().
         return py::make_tuple(py::module_::import("builtins").attr("getattr"),
                               py::make_tuple(py::type::of<RedOp>(), self.attr("name")));
       });

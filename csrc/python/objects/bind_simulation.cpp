@@ -1,4 +1,4 @@
-// simulate(): a group whose duration is estimated; its operations are not run.
+// simulate(): a group whose duration is estimated without running its operations.
 #include "python/call/gil.h"
 #include "python/objects/bind.h"
 #include "python/objects/group.h"
@@ -29,7 +29,7 @@ class Simulation : Group::Recorder {
 }  // namespace
 
 void bind_simulation(py::module_& m) {
-  py::class_<Simulation>(m, "Simulation", "A simulated group; simulate() makes one.")
+  py::class_<Simulation>(m, "Simulation", "A simulated group. Created by simulate().")
       .def("__enter__",
            [](const py::object& self) {
              py::cast<Simulation&>(self).enter();
@@ -42,8 +42,8 @@ void bind_simulation(py::module_& m) {
             return false;
           })
       .def_property_readonly("estimated_time", &Simulation::estimated_time,
-                             "The estimated duration of the group in seconds; None before its "
-                             "end, and if NCCL has no estimate.");
+                             "The estimated duration of the group in seconds. None before the end "
+                             "of the block, and if NCCL has no estimate.");
   m.def(
       "simulate", [] { return Simulation(); },
       R"(Estimate the duration of a group without running it (ncclGroupSimulateEnd, NCCL 2.22).
@@ -52,23 +52,24 @@ void bind_simulation(py::module_& m) {
         comm.all_reduce(x)
     print(s.estimated_time)
 
-The with block collects and checks operations as group() does. At its end NCCL estimates the
-duration; no buffer is accessed. All ranks of a communicator call it: NCCL connects them for an
-algorithm that it has not used before. estimated_time is in seconds (nccl.h has microseconds). NCCL
-estimates one collective of the group from its model of the machine; hostnccl adds up all
-operations, with constants that were measured on one machine. An empty block, and communicators of
-one rank, give 0.0. A simulation begins outside of groups and plans, and communicators and windows
-cannot be created inside.
+The with block collects and checks operations like group(). At its end NCCL estimates the duration,
+without accessing the buffers. All ranks of a communicator must call it, since NCCL connects them
+for an algorithm that it has not used before. estimated_time is in seconds (microseconds in nccl.h).
+NCCL estimates one collective of the group from its model of the machine. hostnccl adds up all
+operations, with constants measured on one machine. The estimate for an empty block, and for
+communicators of one rank, is 0.0. A simulation cannot begin inside a group or a plan, and
+communicators and windows cannot be created inside a simulation.
 
 Returns:
     A Simulation, a context manager.
 
 Raises:
     RuntimeError: at the beginning of the block, inside a group, a plan or a simulation.
-    ValueError: at the end of the block, an operation that NCCL would run instead: of a non-blocking
-        communicator, a message, an all_to_all, gather or scatter, a one-sided operation.
-    MissingFunctionError: at the end of the block, the library is older than NCCL 2.22.
-    NcclError: at the end of the block, NCCL rejects an operation.)");
+    ValueError: at the end of the block, if NCCL would run an operation instead: an operation of a
+        non-blocking communicator, a send or recv, an all_to_all, gather or scatter, or a one-sided
+        operation.
+    MissingFunctionError: at the end of the block, if the library is older than NCCL 2.22.
+    NcclError: at the end of the block, if NCCL rejects an operation.)");
 }
 
 }  // namespace pynccl::python

@@ -1,4 +1,4 @@
-// The classes Stream and Event, on either provider.
+// The classes Stream and Event, for both providers.
 #include "comm/stream.h"
 
 #include "comm/failed_streams.h"
@@ -14,16 +14,16 @@
 namespace pynccl::python {
 namespace {
 
-// A call of a function of Python by a stream.
+// A call to a Python function, enqueued on a stream.
 struct StreamCall {
   std::shared_ptr<Library> library;
   PyObject* callable;
   CUstream stream;
   std::int64_t launched;
-  std::shared_ptr<const Graph::Launches> launches;  // of the graph that holds it
+  std::shared_ptr<const Graph::Launches> launches;  // of the graph that contains the call
 };
 
-// What the function has raised, as a new reference; null if nothing.
+// Calls the function. Returns its exception as a new reference; null if it returns normally.
 PyObject* raised_by(PyObject* callable, std::string& text) {
   PyObject* raised = nullptr;
   gil::or_sleep([&] {
@@ -39,7 +39,7 @@ PyObject* raised_by(PyObject* callable, std::string& text) {
   return raised;
 }
 
-// Called on a stream's thread, with the GIL. The exception becomes the failure of the stream.
+// Called on a stream's thread, with the GIL. An exception becomes a failure of the stream.
 void run_call(const StreamCall& call) {
   std::string text;
   PyObject* const raised = raised_by(call.callable, text);
@@ -62,7 +62,7 @@ void call_once(void* data) {
   gil::or_sleep([&] { Py_DECREF(call->callable); });
 }
 
-// The same for a call that a graph holds, which may be closed meanwhile.
+// The same for a call of a graph, which may be closed meanwhile.
 void call_again(void* data) {
   const GilAcquired gil;
   const StreamCall call = *static_cast<const StreamCall*>(data);
@@ -71,7 +71,7 @@ void call_again(void* data) {
   gil::or_sleep([&] { Py_DECREF(call.callable); });
 }
 
-// Captures the call into a graph, which keeps it.
+// Captures the call into a graph, which keeps it alive.
 void capture(const Stream& stream, const py::function& callable) {
   const bool valid = stream.capture_status() == CU_STREAM_CAPTURE_STATUS_ACTIVE;
   auto launches = Graph::launches(stream.library(), stream.handle());
@@ -111,9 +111,9 @@ void bind_stream(py::module_& m) {
   py::class_<Stream, std::shared_ptr<Stream>> stream(
       m, "Stream", R"(A stream: a queue that runs work in order (cudaStream_t).
 
-On GPUs a CUDA stream (cuStreamCreateWithPriority, not synchronised with the default stream); on
-CPUs a queue with a worker thread. Pass it as stream= to a collective. It has __cuda_stream__, so
-torch and CuPy accept it.)");
+On GPUs it is a CUDA stream (cuStreamCreateWithPriority) that does not synchronize with the default
+stream. On CPUs it is a queue with a worker thread. Pass it as stream= to a collective. It
+implements __cuda_stream__, so torch and CuPy accept it.)");
   py::class_<Event, std::shared_ptr<Event>> event(
       m, "Event", R"(A point in a stream that streams and threads can wait for (cudaEvent_t).)");
 
@@ -137,7 +137,7 @@ torch and CuPy accept it.)");
 Raises:
     ValueError: the stream is closed.
     DriverError: the driver failed.
-    NcclError: an operation on the stream has failed; once. The class tells the reason.)")
+    NcclError: an operation on the stream failed. Raised once; the class gives the reason.)")
       .def("query", &Stream::query, Release(), R"(Whether all enqueued work is done (cuStreamQuery).
 
 Returns:
@@ -146,27 +146,28 @@ Returns:
 Raises:
     ValueError: the stream is closed.
     DriverError: the driver failed.
-    NcclError: an operation on the stream has failed; once. The class tells the reason.)")
+    NcclError: an operation on the stream failed. Raised once; the class gives the reason.)")
       .def("wait", &Stream::wait, py::arg("event"), Release(),
            R"(Make work that is enqueued later wait for an event (cuStreamWaitEvent).
 
 Args:
-    event: an Event; its last recorded point counts. An event without one is not waited for.
+    event: an Event. The stream waits for its most recently recorded point, if there is one.
 
 Raises:
     ValueError: the stream or the event is closed.
     DriverError: the driver failed.)")
       .def("launch", &launch, py::arg("function"),
-           R"(Enqueue a call of a Python function (cuLaunchHostFunc).
+           R"(Enqueue a call to a Python function (cuLaunchHostFunc).
 
-Inside capture() every launch of the graph calls it.
+Inside capture(), every launch of the graph calls it.
 
 Args:
-    function: called without arguments; it must not call CUDA or a collective. What it raises goes
-        to sys.unraisablehook, and is raised by whoever waits for it: the stream, events and graphs.
+    function: called without arguments. It must not call CUDA or a collective. An exception goes to
+        sys.unraisablehook and is raised again by calls that wait for the function: those of the
+        stream, events and graphs.
 
 Raises:
-    ValueError: the stream is closed, or captured other than by capture().
+    ValueError: the stream is closed, or is being captured other than by capture().
     DriverError: the driver failed.)")
       .def("close", &Stream::close, Release(),
            R"(Free the stream (cuStreamDestroy). Enqueued work still runs. Closing twice is allowed.
@@ -187,10 +188,10 @@ Raises:
             const GilReleased released;
             e.record(handle);
           },
-          py::arg("stream"), R"(Record the present end of a stream (cuEventRecord).
+          py::arg("stream"), R"(Record the current end of a stream (cuEventRecord).
 
 Args:
-    stream: a stream in any form that a collective takes.
+    stream: a stream, as for the collectives.
 
 Raises:
     TypeError, ValueError: stream is not a stream, or the event or the stream is closed.
@@ -201,7 +202,7 @@ Raises:
 Raises:
     ValueError: the event is closed.
     DriverError: the driver failed.
-    NcclError: an operation on the stream has failed; once. The class tells the reason.)")
+    NcclError: an operation on the stream failed. Raised once; the class gives the reason.)")
       .def("query", &Event::done, Release(),
            R"(Whether the recorded point is reached (cuEventQuery).
 
@@ -211,26 +212,26 @@ Returns:
 Raises:
     ValueError: the event is closed.
     DriverError: the driver failed.
-    NcclError: an operation before the recorded point has failed, whenever it is asked.)")
+    NcclError: an operation before the recorded point failed. Raised by every call.)")
       .def(
           "elapsed_time",
           [](const Event& began, const Event& ended) {
-            began.done(), ended.done();  // throw what has failed
+            began.done(), ended.done();  // throw the failure of an operation
             return began.elapsed_seconds(ended);
           },
           py::arg("end"), Release(),
           R"(The time between two events (cuEventElapsedTime).
 
 Args:
-    end: the later event. Both are created with timing=True and recorded.
+    end: the later event. Both must be created with timing=True and recorded.
 
 Returns:
-    Seconds.
+    The time in seconds.
 
 Raises:
     ValueError: an event is closed.
     DriverError: an event was created without timing, or is not recorded or not reached.
-    NcclError: an operation before one of them has failed.)")
+    NcclError: an operation before one of them failed.)")
       .def("close", &Event::close, R"(Free the event (cuEventDestroy). Closing twice is allowed.
 
 Raises:

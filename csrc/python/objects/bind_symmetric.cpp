@@ -1,4 +1,4 @@
-// The class SymmetricBuffer, Communicator.symmetric_empty(), and the memory of peers in windows.
+// The class SymmetricBuffer, Communicator.symmetric_empty(), and access to windows of peers.
 #include "abi/constants.h"
 #include "comm/device_memory.h"
 #include "python/call/gil.h"
@@ -22,7 +22,7 @@ std::size_t offset_from_python(const py::object& offset) {
   return integer_from_python<std::size_t>("offset", offset.ptr());
 }
 
-// A view of the memory of a rank, at an offset in bytes. No shape: to the end of the memory.
+// A view of a rank's memory in a window, from an offset in bytes; without a shape, to its end.
 std::shared_ptr<Buffer> view_peer(const std::shared_ptr<Window>& window, int rank,
                                   std::size_t offset,
                                   std::optional<std::vector<std::int64_t>> shape,
@@ -42,7 +42,7 @@ std::shared_ptr<Buffer> view_peer(const std::shared_ptr<Window>& window, int ran
     if ((size - offset) % dtype.size() != 0)
       throw py::value_error("dtype: the " + std::to_string(size - offset) +
                             " bytes of the memory of rank " + std::to_string(rank) +
-                            " are no whole number of elements of " + dtype.name);
+                            " are not a whole number of elements of " + dtype.name);
     shape = {static_cast<std::int64_t>((size - offset) / dtype.size())};
   }
   if (Buffer::bytes_of(*shape, dtype) > size - offset)
@@ -67,7 +67,7 @@ std::shared_ptr<Buffer> peer(const std::shared_ptr<Window>& window, const py::ob
                    dtype_from_python("dtype", element.ptr()));
 }
 
-// An array of addresses in the memory of the device.
+// Returns an array of addresses in device memory.
 std::shared_ptr<Buffer> peer_pointers(const std::shared_ptr<Window>& window,
                                       const py::object& offset) {
   window->handle();
@@ -87,7 +87,7 @@ std::shared_ptr<Buffer> peer_pointers(const std::shared_ptr<Window>& window,
   return buffer;
 }
 
-// The memory belongs to the window, which does not refer to this object.
+// The window owns the memory, without a reference to this object.
 class SymmetricBuffer : public Buffer {
  public:
   SymmetricBuffer(const std::shared_ptr<Buffer>& memory, std::shared_ptr<Window> window)
@@ -127,10 +127,10 @@ std::shared_ptr<SymmetricBuffer> symmetric_empty(const std::shared_ptr<Communica
 }
 
 constexpr char kSymmetricDoc[] =
-    R"(Memory that all ranks of a communicator have registered, with a shape and a dtype.
+    R"(Memory that is registered on all ranks of a communicator, with a shape and a dtype.
 
-Communicator.symmetric_empty() makes one. It is a Buffer: torch.from_dlpack(), numpy.from_dlpack()
-and cupy.from_dlpack() make tensors on it, and collectives take it directly.)";
+Created by Communicator.symmetric_empty(). It is a Buffer: torch.from_dlpack(), numpy.from_dlpack()
+and cupy.from_dlpack() create tensors on it, and collectives accept it directly.)";
 
 }  // namespace
 
@@ -148,20 +148,20 @@ void bind_symmetric(py::module_& m) {
                              0, b.shape(), b.dtype());
           },
           py::arg("rank"),
-          R"(The memory of a rank, with the same shape and dtype: see Window.peer().
+          R"(The memory of a rank, with the same shape and dtype. See Window.peer().
 
 Args:
     rank: the rank in the communicator.
 
 Raises:
     TypeError: rank is not an integer.
-    ValueError: there is no such rank, its memory is smaller or cannot be loaded from, or the buffer
-        is closed or still being registered.)")
+    ValueError: rank is out of range, its memory is smaller or cannot be accessed, or the buffer is
+        closed or still being registered.)")
       .def("close", &SymmetricBuffer::close, py::call_guard<GilReleased>(),
            R"(Close the window and free the memory. Closing twice is allowed.
 
-All ranks close their windows in the same order, and none before the others have finished with its
-memory. No tensor may use the memory after close().
+All ranks must close their windows in the same order, each after the other ranks have finished using
+its memory. No tensor may use the memory after close().
 
 Raises:
     ValueError: the window is being registered, or a graph is being captured.
@@ -176,44 +176,44 @@ Raises:
       "symmetric_empty", &symmetric_empty, py::arg("shape"), py::arg("dtype") = "float32",
       R"(Allocate memory and register it on all ranks (ncclMemAlloc, ncclCommWindowRegister).
 
-All ranks must call it, as register_window(): the call waits for all of them, and inside group() the
-memory is registered when the group ends.
+As with register_window(), all ranks must call it, the call waits for all of them, and inside
+group() the memory is registered when the group ends.
 
 Args:
-    shape: the shape in elements, an integer or a sequence of integers; not 0 elements.
+    shape: the shape in elements, an integer or a sequence of integers; at least one element.
     dtype: the element type: a name ("float32"), a NumPy or torch dtype.
 
 Returns:
-    A SymmetricBuffer, not initialised. One that is deleted without close() stays registered, with
-    its memory, until the communicator is closed.
+    An uninitialized SymmetricBuffer. If it is deleted without close(), the memory stays registered
+    until the communicator is closed.
 
 Raises:
     TypeError: an invalid argument.
     ValueError: an invalid argument, or as for register_window().
     MissingFunctionError: the library is older than NCCL 2.27.
-    NcclError: there is no memory, or NCCL failed.)");
+    NcclError: the memory cannot be allocated, or NCCL failed.)");
 
   add_method<Window>("peer", &peer, py::arg("rank"), py::arg("offset") = 0,
                      py::arg("shape") = py::none(), py::arg("dtype") = py::none(),
                      R"(The memory of a rank in this window (ncclGetPeerDevicePointer, NCCL 2.29).
 
-Loads and stores go to the memory of that rank. Nothing orders them with its work: use barriers,
-signals or collectives.
+Loads and stores access the memory of that rank directly. They are not ordered with its work: use
+barriers, signals or collectives.
 
 Args:
-    rank: the rank in the communicator; the own one is allowed.
-    offset: where the view begins, in bytes from the beginning of that rank's memory.
+    rank: the rank in the communicator; this rank is allowed.
+    offset: the beginning of the view, in bytes from the beginning of that rank's memory.
     shape: the shape in elements; None is one dimension to the end of that rank's memory.
     dtype: the element type; None is "uint8".
 
 Returns:
-    A Buffer over that memory, which it does not own; it keeps the window alive. Tensors over it
-    must not be used after the window is closed.
+    A Buffer that does not own the memory but keeps the window alive. Tensors on it must not be used
+    after the window is closed.
 
 Raises:
     TypeError: an invalid argument.
-    ValueError: there is no such rank, its memory cannot be loaded from, the view does not end
-        inside of it or is misaligned, or the window is closed or still being registered.
+    ValueError: rank is out of range, its memory cannot be accessed, the view ends outside it or is
+        misaligned, or the window is closed or still being registered.
     MissingFunctionError: the library is older than NCCL 2.29.
     NcclError: NCCL failed.)");
   add_method<Window>(
@@ -227,14 +227,14 @@ Raises:
 
 Args:
     lsa_rank: the rank in Communicator.team_lsa().
-    offset: bytes from the beginning of that rank's memory.
+    offset: the offset in bytes from the beginning of that rank's memory.
 
 Returns:
     The address as an integer; None if NCCL cannot share the memory between the ranks.
 
 Raises:
     TypeError: an invalid argument.
-    ValueError: there is no such rank, the offset is outside of its memory, or the window is closed
+    ValueError: lsa_rank is out of range, the offset is outside its memory, or the window is closed
         or still being registered.
     MissingFunctionError: the library is older than NCCL 2.29.
     NcclError: NCCL failed.)");
@@ -250,23 +250,22 @@ Raises:
 
 Args:
     rank: the rank in the communicator.
-    offset: bytes from the beginning of that rank's memory.
+    offset: the offset in bytes from the beginning of that rank's memory.
 
 Returns:
     The address as an integer; None if this rank cannot load from and store to that memory.
 
 Raises:
     TypeError: an invalid argument.
-    ValueError: there is no such rank, the offset is outside of its memory, or the window is closed
-        or still being registered.
+    ValueError: rank is out of range, the offset is outside its memory, or the window is closed or
+        still being registered.
     MissingFunctionError: the library is older than NCCL 2.29.
     NcclError: NCCL failed.)");
-  add_method<Window>(
-      "peer_pointers", &peer_pointers, py::arg("offset") = 0,
-      R"(The addresses of the memory of all ranks, in memory of the device, for kernels.
+  add_method<Window>("peer_pointers", &peer_pointers, py::arg("offset") = 0,
+                     R"(The addresses of the memory of all ranks, in device memory, for kernels.
 
 Args:
-    offset: bytes from the beginning of each rank's memory.
+    offset: the offset in bytes from the beginning of each rank's memory.
 
 Returns:
     A Buffer of nranks elements of uint64, by rank; 0 if this rank cannot load from and store to
@@ -274,7 +273,8 @@ Returns:
 
 Raises:
     TypeError: offset is not an integer.
-    ValueError: it is outside of a rank's memory, or the window is closed or still being registered.
+    ValueError: offset is outside a rank's memory, or the window is closed or still being
+        registered.
     MissingFunctionError: the library is older than NCCL 2.29.
     NcclError, DriverError: NCCL or the driver failed.)");
   add_method<Window>(
@@ -290,19 +290,20 @@ Raises:
       py::arg("offset") = 0,
       R"(The address for multimem instructions on the memory of the LSA team.
 
-It stands for ncclGetLsaMultimemDevicePointer (NCCL 2.29). The first call, and a device communicator
-with lsa_multimem=True, makes the multicast object of the team, for which all ranks of the team must
-call it.
+Equivalent to ncclGetLsaMultimemDevicePointer (NCCL 2.29). The multicast object of the team is
+created by the first call, or by a device communicator with lsa_multimem=True. All ranks of the team
+must take part in that call.
 
 Args:
-    offset: bytes from the beginning of each rank's memory.
+    offset: the offset in bytes from the beginning of each rank's memory.
 
 Returns:
-    The address as an integer; None if the devices have no multicast, and on CPUs.
+    The address as an integer; None if the devices do not support multicast, and on CPUs.
 
 Raises:
     TypeError: offset is not an integer.
-    ValueError: it is outside of the own memory, or the window is closed or still being registered.
+    ValueError: offset is outside this rank's memory, or the window is closed or still being
+        registered.
     MissingFunctionError: the library is older than NCCL 2.29.
     NcclError: NCCL failed.)");
 }

@@ -1,4 +1,4 @@
-// Traces and recordings: what pynccl.tools.trace is built on.
+// Traces and recordings, the basis of pynccl.tools.trace.
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -14,9 +14,9 @@ namespace {
 
 using Release = py::call_guard<GilReleased>;
 
-PyObject* marks = nullptr;  // Python's function, or null
+PyObject* marks = nullptr;  // the Python function, or null
 
-// Called by a thread without the GIL. What fails there cannot fail the operation.
+// Called by a thread without the GIL. An exception does not fail the operation.
 void mark(const char* operation, bool begins) {
   if (!Py_IsInitialized()) return;
   const GilAcquired gil;
@@ -42,8 +42,8 @@ CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(st
 
 void bind_trace(py::module_& m) {
   m.def("start_trace", &Trace::start, py::arg("operations"), py::arg("graphs"), Release(),
-        "Start a trace of at most this many operations, with or without times of those in graphs. "
-        "Raises ValueError if one is on.");
+        "Start a trace of at most this many operations, with or without the times of operations in "
+        "graphs. Raises ValueError if a trace is active.");
   m.def(
       "stop_trace",
       [](double seconds) {
@@ -55,10 +55,10 @@ void bind_trace(py::module_& m) {
         return py::bytes(bytes);
       },
       py::arg("seconds"),
-      "End the trace: wait for its operations, at most this long, and return it in the format of a "
-      "recording.");
+      "Stop the trace: wait for its operations, at most this many seconds, and return it in the "
+      "format of a recording.");
   m.def("start_recording", &Trace::start_recording, py::arg("path"), py::arg("bytes"), Release(),
-        "Start a recording of at most this many bytes. Raises ValueError if one is on.");
+        "Start a recording of at most this many bytes. Raises ValueError if one is active.");
   m.def(
       "stop_recording",
       [] {
@@ -71,13 +71,12 @@ void bind_trace(py::module_& m) {
           throw py::error_already_set();
         }
       },
-      "End the recording. Returns the name of its file; empty if nothing was recorded.");
-  m.def(
-      "path_of_process", &path_of_process, py::arg("path"),
-      "The path with the rank of this process, or \"pid\" and its process id, before its suffix.");
-  m.def("is_traced", &Trace::timed, "Whether there is a trace.");
+      "Stop the recording. Returns the name of its file; empty if nothing was recorded.");
+  m.def("path_of_process", &path_of_process, py::arg("path"),
+        "Insert the rank of this process, or \"pid\" and its process id, before a path's suffix.");
+  m.def("is_traced", &Trace::timed, "Whether a trace is active.");
   m.def("set_trace_mark", &set_mark, py::arg("function").none(true),
-        "Set the function(operation, begins) that is called around each operation of a trace.");
+        "Set the function(operation, begins) to call before and after each operation of a trace.");
   m.def(
       "begin_range",
       [](const std::string& name, bool compute, const std::shared_ptr<Library>& library,
@@ -85,7 +84,8 @@ void bind_trace(py::module_& m) {
         return Trace::begin_range(name, compute, library, stream_of(stream));
       },
       py::arg("name"), py::arg("compute"), py::arg("library").none(true), py::arg("stream"),
-      "Begin a range of a trace, of the thread or of a stream of the library. Returns its number.");
+      "Begin a range of the thread, or of a stream of the library, in a trace. Returns its "
+      "number.");
   m.def(
       "end_range",
       [](std::uint64_t number, const std::shared_ptr<Library>& library, std::uintptr_t stream) {

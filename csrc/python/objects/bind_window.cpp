@@ -11,7 +11,7 @@
 namespace pynccl::python {
 namespace {
 
-// A window that Python deletes without closing it stays registered, with a ResourceWarning.
+// A window that is deleted without close() stays registered, with a ResourceWarning.
 class OwnedWindow : public Window {
  public:
   using Window::Window;
@@ -30,7 +30,7 @@ class OwnedWindow : public Window {
 struct WindowFlag {
   const char* keyword;
   int value;
-  int since;  // NCCL's version
+  int since;  // the first NCCL version that supports it
 };
 
 constexpr int since(const char* name) {
@@ -85,18 +85,18 @@ std::shared_ptr<Window> register_window(std::shared_ptr<Communicator> communicat
 constexpr char kRegisterDoc[] =
     R"(Register memory as a window that all ranks can write into (ncclCommWindowRegister, NCCL 2.27).
 
-All ranks must call it, and register and close windows in the same order; the sizes may differ.
+All ranks must call it, and register and close windows in the same order. The sizes may differ.
 Large collectives on tensors inside windows are faster. Inside group() the window is ready when the
 group ends.
 
-The ranks exchange what they are about to register, so the call waits for all of them, and what is
-wrong on one rank is an error on all. With NCCL 2.29 and 2.30 it also sets up one-sided operations.
-With a non-blocking communicator the call does neither, and put_signal() does not know the sizes of
-the others.
+The ranks exchange what they are about to register, so the call waits for all of them, and an
+invalid argument on one rank raises an error on all. With NCCL 2.29 and 2.30 the call also sets up
+one-sided operations. With a non-blocking communicator it does neither, and put_signal() cannot
+check the sizes of the other ranks' windows.
 
 Args:
-    buffer: memory that NCCL can share between ranks: of mem_alloc() or a tensor on it, at an
-        address that is a multiple of 4096 bytes.
+    buffer: memory that NCCL can share between ranks: a Buffer of mem_alloc() or a tensor on it, at
+        an address that is a multiple of 4096 bytes.
     symmetric: True promises that all ranks call collectives on this window at the same offset in it
         (NCCL_WIN_COLL_SYMMETRIC). NCCL requires it for one-sided operations. None is True unless
         gin_only or cft_counted is set.
@@ -106,17 +106,19 @@ Args:
     count, dtype: the number of elements and their type, if the buffer is an integer address.
 
 Returns:
-    A Window. It keeps the buffer alive. One that is deleted without close() stays registered until
-    the communicator is closed: the ranks could not keep the order otherwise.
+    A Window, which keeps the buffer alive. If it is deleted without close(), the memory stays
+    registered until the communicator is closed, since the ranks must close windows in the same
+    order.
 
 Raises:
     TypeError: an invalid argument; nothing was registered.
-    ValueError: a flag that the library is too old for, the communicator is closed; or, on all ranks
-        where it is so on one: a buffer without elements, of memory that NCCL cannot share, or at
-        the address of an open window; buffers that begin at different places of their
-        allocations; other windows are open on other ranks. No rank has registered anything.
+    ValueError: a flag that the library does not support yet, or the communicator is closed. On all
+        ranks, if it applies to one of them: the buffer has no elements, is in memory that NCCL
+        cannot share, or is at the address of an open window; the buffers are at different offsets
+        in their allocations; or the ranks have different windows open. No rank has registered
+        anything.
     MissingFunctionError: the library is older than NCCL 2.27.
-    NcclError: NCCL cannot share the memory of a rank, or failed. Then no rank has a window.)";
+    NcclError: NCCL cannot share the memory of a rank, or failed. No rank has a window then.)";
 
 }  // namespace
 
@@ -140,8 +142,8 @@ void bind_window(py::module_& m) {
   };
   py::class_<Window, std::shared_ptr<Window>>(
       m, "Window",
-      "Memory that all ranks have registered (ncclWindow_t); Communicator.register_window() makes "
-      "one.",
+      "Memory that is registered on all ranks (ncclWindow_t). Created by "
+      "Communicator.register_window().",
       py::release_gil_before_calling_cpp_dtor())
       .def_property_readonly(
           "handle", [=](const Window& w) { return as_integer(w.handle()); },
@@ -156,15 +158,14 @@ void bind_window(py::module_& m) {
           "user_pointer", [=](const Window& w) { return as_integer(w.user_pointer()); },
           "The address of this rank's memory as NCCL returns it (ncclWinGetUserPtr, NCCL 2.29).\n\n"
           "Raises:\n    ValueError: the window is closed.\n    MissingFunctionError: the library "
-          "is "
-          "older than NCCL 2.29.")
+          "is older than NCCL 2.29.")
       .def("close", &Window::close, py::call_guard<GilReleased>(),
-           R"(Wait for what uses the window and deregister the memory (ncclCommWindowDeregister).
+           R"(Wait for the users of the window and deregister it (ncclCommWindowDeregister).
 
 On GPUs it waits for all work on the device, on CPUs for the puts of this rank into the window.
 
-All ranks close their windows in the same order, and none before the others have finished writing
-into it. Closing twice is allowed.
+All ranks must close their windows in the same order, each after the other ranks have finished
+writing into its window. Closing twice is allowed.
 
 Raises:
     ValueError: the window is being registered, or a graph is being captured.

@@ -1,5 +1,5 @@
-// CollConfig: the configuration of one collective. It is immutable, so that groups, plans and
-// graphs can refer to it.
+// CollConfig: the configuration of one collective. Immutable, so that groups, plans and graphs can
+// refer to it.
 #pragma once
 
 #include "comm/communicator.h"
@@ -9,11 +9,11 @@ namespace pynccl::python {
 
 struct CollConfig : Owned<ncclCollConfig_t> {
   py::object launch_event = py::none();
-  const Library* event_library = nullptr;  // where launch_event is a pynccl Event
+  const Library* event_library = nullptr;  // set if launch_event is a pynccl Event
 };
 
-// Adds a CollConfig to an operation; an open group or plan keeps the object. Throws where the
-// library is too old for it or the event belongs to another library.
+// Adds a CollConfig to an operation. An open group or plan keeps the object alive. Throws if the
+// library does not support it yet or the event belongs to another library.
 [[gnu::cold, gnu::noinline]] void configure(Operation& operation, const Communicator& communicator,
                                             PyObject* config);
 

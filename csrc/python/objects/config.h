@@ -1,4 +1,4 @@
-// Config: the configuration of a communicator, ncclConfig_t plus what pynccl adds.
+// Config: the configuration of a communicator, ncclConfig_t plus the settings of pynccl.
 #pragma once
 
 #include <memory>
@@ -12,17 +12,17 @@ namespace pynccl::python {
 struct Config : Owned<ncclConfig_t> {
   std::optional<double> init_timeout;  // seconds
   std::optional<double> timeout;       // seconds
-  std::optional<std::uint64_t> check;  // every how many collectives
-  std::shared_ptr<void> on_timeout;    // the Python object; none where it is not set
+  std::optional<std::uint64_t> check;  // the number of collectives between comparisons
+  std::shared_ptr<void> on_timeout;    // the Python object; null if it is not set
 };
 
-// The options of a communicator, from a Config or None. Throws TypeError for another object.
+// Converts a Config or None. Throws TypeError for other objects.
 Communicator::Options options_from_python(const py::object& config, int device);
 
-// "every", a number or None. Throws TypeError or ValueError for something else.
+// Converts "every", a number or None. Throws TypeError or ValueError for other objects.
 std::optional<std::uint64_t> check_from_python(const py::object& value);
 
-// "raise", "abort" or a function. Throws TypeError or ValueError for something else.
+// Converts "raise", "abort" or a function. Throws TypeError or ValueError for other objects.
 TimeoutPolicy policy_from_python(const py::object& value);
 
 }  // namespace pynccl::python

@@ -8,7 +8,7 @@
 namespace pynccl::python {
 namespace {
 
-// The items of each library, in the order in which the libraries first appear.
+// Splits the items by library, in the order in which the libraries first appear.
 template <class Item, class LibraryOf>
 std::vector<std::vector<const Item*>> by_library(const std::vector<Item>& items,
                                                  LibraryOf&& library_of) {
@@ -22,9 +22,9 @@ std::vector<std::vector<const Item*>> by_library(const std::vector<Item>& items,
   return parts;
 }
 
-// Calls make; after an exception all items are dropped.
+// Calls make, and drops all items if it throws.
 template <class Item, class Make>
-void or_drop(const std::vector<Item>& items, Make&& make) {
+void drop_on_error(const std::vector<Item>& items, Make&& make) {
   try {
     make();
   } catch (...) {
@@ -33,9 +33,9 @@ void or_drop(const std::vector<Item>& items, Make&& make) {
   }
 }
 
-// Makes or changes communicators, one NCCL group per library. Does not need the GIL.
+// Creates or changes communicators, in one NCCL group per library. Does not need the GIL.
 void make_together(const std::vector<Group::PendingCommunicator>& items) {
-  or_drop(items, [&] {
+  drop_on_error(items, [&] {
     const auto library_of = [](const auto& item) -> Library& { return item.library(); };
     for (const auto& part : by_library(items, library_of)) {
       GroupScope group(part.front()->library());
@@ -48,7 +48,7 @@ void make_together(const std::vector<Group::PendingCommunicator>& items) {
 
 // Registers windows. Does not need the GIL.
 void register_together(const std::vector<Group::PendingWindow>& items) {
-  or_drop(items, [&] {
+  drop_on_error(items, [&] {
     const auto library_of = [](const auto& item) -> Library& {
       return item.window->communicator()->library();
     };
@@ -61,31 +61,31 @@ void register_together(const std::vector<Group::PendingWindow>& items) {
   });
 }
 
-// Makes device communicators. Does not need the GIL.
+// Creates device communicators. Does not need the GIL.
 void make_devices_together(const std::vector<Group::PendingDeviceCommunicator>& items) {
-  or_drop(items, [&] {
+  drop_on_error(items, [&] {
     const auto library_of = [](const auto& item) -> Library& {
-      return item.made->communicator()->library();
+      return item.communicator->communicator()->library();
     };
     for (const auto& part : by_library(items, library_of)) {
-      std::vector<DeviceCommunicator*> made;
-      made.reserve(part.size());
-      for (const auto* item : part) made.push_back(item->made.get());
-      DeviceCommunicator::make(made);
+      std::vector<DeviceCommunicator*> communicators;
+      communicators.reserve(part.size());
+      for (const auto* item : part) communicators.push_back(item->communicator.get());
+      DeviceCommunicator::make(communicators);
     }
   });
 }
 
-// The communicators that an init_timeout applies to.
-std::vector<std::shared_ptr<Communicator>> made_by(
+// The new communicators, to which init_timeout applies.
+std::vector<std::shared_ptr<Communicator>> created_by(
     const std::vector<Group::PendingCommunicator>& pending) {
-  std::vector<std::shared_ptr<Communicator>> made;
+  std::vector<std::shared_ptr<Communicator>> created;
   for (const auto& one : pending)
-    if (one.action == Group::Action::kMake) made.push_back(one.communicator);
-  return made;
+    if (one.action == Group::Action::kMake) created.push_back(one.communicator);
+  return created;
 }
 
-// Drops the items after the first ones.
+// Drops all items after the first ones.
 template <class Item>
 void drop_after(std::vector<Item>& items, std::size_t first) {
   for (std::size_t i = first; i < items.size(); ++i) items[i].drop();
@@ -95,7 +95,7 @@ void drop_after(std::vector<Item>& items, std::size_t first) {
 }  // namespace
 
 Group& Group::of_this_thread() {
-  // Never destroyed: it may hold Python objects, and a thread may outlive the interpreter.
+  // Never destroyed: it may own Python objects, and a thread may outlive the interpreter.
   thread_local Group& group = *new Group;
   return group;
 }
@@ -114,11 +114,11 @@ void Group::record(PendingWindow window) {
   windows_.push_back(std::move(window));
 }
 
-void Group::record(PendingDeviceCommunicator made) {
+void Group::record(PendingDeviceCommunicator communicator) {
   if (recorder_)
     throw std::runtime_error(std::string(recorder_->name) +
                              ": a device communicator cannot be created inside it");
-  device_communicators_.push_back(std::move(made));
+  device_communicators_.push_back(std::move(communicator));
 }
 
 void Group::at_end(AtEnd function) {
@@ -155,9 +155,9 @@ void Group::exit(bool failed) {
   if (marks_.empty() && !failed) issue();
 }
 
-// Before anything is issued; drops everything where operations overlap.
+// Called before anything is issued. Drops everything if operations overlap.
 void Group::check_overlap() {
-  if (batch_.size() < 2) return;  // each is checked by itself
+  if (batch_.size() < 2) return;  // a single operation was checked when it was called
   try {
     batch_.check_overlap();
   } catch (...) {
@@ -187,7 +187,7 @@ Batch Group::exit(const Recorder& recorder, bool failed) {
 }
 
 void Group::issue() {
-  // Moved out first: the next group starts empty even after an exception.
+  // Moved out first, so that the next group starts empty even after an exception.
   Batch batch = std::exchange(batch_, {});
   const std::vector<AtEnd> ends = std::exchange(ends_, {});
   try {
@@ -197,8 +197,8 @@ void Group::issue() {
     throw;
   }
   for (const AtEnd& end : ends) end(true);
-  // The next group reuses the memory, unless releasing the objects ran Python code with a group of
-  // its own.
+  // The next group reuses the memory, unless releasing the objects ran Python code that used a
+  // group itself.
   batch.cut({});
   if (batch_.empty()) batch_ = std::move(batch);
 }
@@ -209,16 +209,16 @@ void Group::issue(const Batch& batch) {
   const auto devices = std::exchange(device_communicators_, {});
   if (!communicators.empty()) {
     const GilReleased released;
-    or_drop(windows, [&] {
-      or_drop(devices, [&] {
-        Communicator::make(made_by(communicators),
+    drop_on_error(windows, [&] {
+      drop_on_error(devices, [&] {
+        Communicator::make(created_by(communicators),
                            [communicators] { make_together(communicators); });
       });
     });
   }
   if (!windows.empty()) {
     const GilReleased released;
-    or_drop(devices, [&] { register_together(windows); });
+    drop_on_error(devices, [&] { register_together(windows); });
   }
   if (!devices.empty()) {
     const GilReleased released;
@@ -239,7 +239,7 @@ void make_or_change(Group::Action action, std::shared_ptr<Communicator> communic
   Group::PendingCommunicator pending{action, std::move(communicator), std::move(begin)};
   if (Group* group = Group::active()) return group->record(std::move(pending));
   const GilReleased released;
-  Communicator::make(made_by({pending}), [pending] {
+  Communicator::make(created_by({pending}), [pending] {
     pending.begin();
     pending.finish();
   });

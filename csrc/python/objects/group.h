@@ -1,7 +1,7 @@
-// Group: what a thread collects between the entry and the exit of group(): checked operations with
-// references to their buffers, and communicators, windows and device communicators to be made. NCCL
-// is called when the outermost group ends, so that an exception inside leaves no operation issued.
-// A plan and a simulation are recorders: groups whose operations are handed over instead of issued.
+// Group: collects the calls of a thread inside group(): checked operations with references to their
+// buffers, and communicators, windows and device communicators to create. NCCL is called when the
+// outermost group ends, so after an exception inside nothing has been issued. Plans and simulations
+// are recorders: groups whose operations are handed over instead of issued.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace pynccl::python {
 
 class Group {
  public:
-  // The open group of this thread, or nullptr. A single load where no thread has one.
+  // The open group of this thread, or nullptr. A single load if no thread has one.
   [[gnu::always_inline]] static Group* active() {
     if (threads_.load(std::memory_order_relaxed) == 0) [[likely]]
       return nullptr;
@@ -29,7 +29,8 @@ class Group {
   // The operations collected so far.
   Batch& batch() { return batch_; }
 
-  // What the end of the group makes: begin() calls NCCL, finish() waits, drop() undoes it.
+  // Objects that the end of the group creates or changes: begin() calls NCCL, finish() waits,
+  // drop() cancels it.
   enum class Action { kMake, kChange };
   struct PendingCommunicator {  // any thread can release it, with or without the GIL
     Action action;
@@ -53,25 +54,25 @@ class Group {
   };
 
   struct PendingDeviceCommunicator {
-    std::shared_ptr<DeviceCommunicator> made;
+    std::shared_ptr<DeviceCommunicator> communicator;
 
-    void drop() const { made->cancel(); }
+    void drop() const { communicator->cancel(); }
   };
   void record(PendingCommunicator communicator);
   void record(PendingWindow window);
-  void record(PendingDeviceCommunicator made);
-  // A function for the end of the outermost group: called with true after the operations were
-  // issued, with false where they are dropped or fail.
+  void record(PendingDeviceCommunicator communicator);
+  // Registers a function for the end of the outermost group. It is called with true after the
+  // operations were issued, with false if they are dropped or fail.
   using AtEnd = std::function<void(bool issued)>;
   void at_end(AtEnd function);
 
   void enter();
-  // Ends the innermost group. An inner group leaves its operations to the outer one; the outermost
-  // issues them. With failed, what the group collected is dropped.
+  // Ends the innermost group. An inner group leaves its operations to the outer one, and the
+  // outermost issues them. If failed, the group drops everything it collected.
   void exit(bool failed);
 
-  // The same for a recorder, a plan or a simulation: the outermost group of its thread, which gets
-  // the collected operations. The name is for error texts.
+  // The same for a recorder (a plan or a simulation), which must be the outermost group of its
+  // thread and receives the collected operations. The name is for error texts.
   struct Recorder {
     const char* name;
   };
@@ -91,7 +92,7 @@ class Group {
 
   inline static std::atomic<int> threads_ = 0;  // threads with an open group
 
-  std::vector<Mark> marks_;  // the beginning of each open group
+  std::vector<Mark> marks_;  // the state at the beginning of each open group
   Batch batch_;
   std::vector<PendingCommunicator> communicators_;
   std::vector<PendingWindow> windows_;
@@ -100,7 +101,7 @@ class Group {
   const Recorder* recorder_ = nullptr;
 };
 
-// Makes a communicator now, or at the end of the open group. Releases the GIL.
+// Creates a communicator now, or at the end of the open group. Releases the GIL.
 void make_communicator(std::shared_ptr<Communicator> communicator,
                        std::function<void(Communicator&)> begin);
 

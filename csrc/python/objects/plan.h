@@ -1,5 +1,5 @@
-// Plan: a fixed sequence of operations, recorded and checked once in a with block and issued any
-// number of times as one call.
+// Plan: a fixed sequence of operations, recorded and checked once in a with block and then issued
+// any number of times with one call.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ class Plan : Group::Recorder {
   void exit(bool failed);
   void close();  // releases the buffers; closing twice is allowed
 
-  // Issues the operations, on stream or where that is nullptr, on the recorded streams. Inside a
-  // group it adds them to the group. Throws std::invalid_argument where there is no recording.
+  // Issues the operations on stream or, if it is nullptr, on the recorded streams. Inside a group
+  // it adds them to the group. Throws std::invalid_argument if nothing was recorded.
   void replay(PyObject* stream) const;
 
   std::size_t size() const { return batch_ ? batch_->size() : 0; }

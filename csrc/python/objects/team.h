@@ -1,4 +1,4 @@
-// Team as Python has it: a value of its own, so that pynccl.raw can have ncclTeam.
+// The Python class Team: a type of its own, since pynccl.raw binds ncclTeam itself.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,7 +17,7 @@ struct Team {
   }
 };
 
-// Adds a method to a class that is bound already.
+// Adds a method to a class that is already bound.
 template <class Class, class Function, class... Extra>
 void add_method(const char* name, Function&& function, const Extra&... extra) {
   const py::type type = py::type::of<Class>();

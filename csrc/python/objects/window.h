@@ -1,4 +1,4 @@
-// The registration of memory as a window that Python owns.
+// Registers memory as a window that is owned by Python.
 #pragma once
 
 #include <memory>
