@@ -1,4 +1,4 @@
-"""The extension module; pynccl.raw and pynccl.nccl are its public faces."""
+"""The extension module. Its public interfaces are pynccl.raw and pynccl.nccl."""
 
 import enum
 import inspect
@@ -32,7 +32,7 @@ class OverlapError(ValueError): ...
 _Tensor: TypeAlias = object
 # A pynccl, torch or CuPy stream, an object with __cuda_stream__, or an integer.
 _Stream: TypeAlias = object
-# A RedOp, an operator of torch.distributed.ReduceOp, or "sum", "avg", "max", "min" or "prod".
+# A RedOp, a value of torch.distributed.ReduceOp, or "sum", "avg", "max", "min" or "prod".
 _Op: TypeAlias = RedOp | torch.distributed.ReduceOp | torch.distributed.ReduceOp.RedOpType | str
 _OnTimeout: TypeAlias = Literal["raise", "abort"] | Callable[[Communicator, NcclError], object]
 _Id: TypeAlias = bytes | bytearray | memoryview
@@ -638,7 +638,7 @@ class Library:
     def ncclGetPeerDeviceLeInfo(
         self, window: int, offset: int, peerWorld: int
     ) -> tuple[int, int]: ...
-    # End of that.
+    # End of the generated methods.
 
 def set_exceptions(
     from_result: Callable[[str, int, str, int, list[int] | None], NcclError],

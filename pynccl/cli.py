@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as in `pynccl info | head`
+    except BrokenPipeError:  # the reader has exited, as in `pynccl info | head`
         # The interpreter flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,6 +1,6 @@
 """Exceptions for failures of NCCL, the driver and the loader.
 
-Wrong arguments raise :class:`ValueError` or :class:`TypeError` before anything is issued. The
+Invalid arguments raise :class:`ValueError` or :class:`TypeError` before anything is issued. The
 exceptions can be pickled, so a spawned rank can report its error.
 """
 

@@ -65,7 +65,7 @@ def _refuse_gradients(*tensors: Tensor) -> None:
 
 
 def all_reduce(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
-    """Reduce the tensors of all ranks element by element, on every rank (ncclAllReduce).
+    """Reduce the tensors of all ranks elementwise; every rank gets the result (ncclAllReduce).
 
     Args:
         tensor: this rank's input, of the same shape and dtype on every rank.
@@ -139,7 +139,7 @@ def broadcast_(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
 
 
 def reduce(tensor: Tensor, dst: int = 0, op: Operator = "sum", group: Group = None) -> Tensor:
-    """Reduce the tensors of all ranks element by element, on one rank (ncclReduce).
+    """Reduce the tensors of all ranks elementwise; one rank gets the result (ncclReduce).
 
     Args:
         tensor: this rank's input, of the same shape and dtype on every rank.
@@ -242,13 +242,13 @@ def all_to_all(
     With split sizes, it is issued as a group of ncclSend and ncclRecv.
 
     Args:
-        tensor: the blocks for the ranks, in the order of ranks.
-        output_split_sizes: the rows from each rank; None for blocks of equal size.
-        input_split_sizes: the rows for each rank; None for blocks of equal size.
+        tensor: the blocks for the ranks, in rank order.
+        output_split_sizes: the number of rows from each rank; None for blocks of equal size.
+        input_split_sizes: the number of rows for each rank; None for blocks of equal size.
         group: a group or its name; None is the default group.
 
     Returns:
-        A new tensor: the blocks from the ranks, in the order of ranks.
+        A new tensor: the blocks from the ranks, in rank order.
 
     Raises:
         ValueError, DistBackendError: see :mod:`pynccl.ops`.
@@ -267,9 +267,9 @@ def all_to_all_(
 
     Args:
         output: the result, contiguous.
-        tensor: the blocks for the ranks, in the order of ranks.
-        output_split_sizes: the rows from each rank; None for blocks of equal size.
-        input_split_sizes: the rows for each rank; None for blocks of equal size.
+        tensor: the blocks for the ranks, in rank order.
+        output_split_sizes: the number of rows from each rank; None for blocks of equal size.
+        input_split_sizes: the number of rows for each rank; None for blocks of equal size.
         group: a group or its name; None is the default group.
 
     Returns:

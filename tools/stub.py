@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 ABI = ROOT / "csrc" / "abi"
 STUB = ROOT / "pynccl" / "_C.pyi"
 BEGIN = "    # From csrc/abi/nccl_functions.inc by tools/stub.py:\n"
-END = "    # End of that.\n"
+END = "    # End of the generated methods.\n"
 
 # The Python names of structs that C names without _t.
 RENAMED = {

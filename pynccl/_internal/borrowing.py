@@ -34,7 +34,7 @@ def borrow(
         comm = nccl.Communicator.borrow(process_group)
 
     The result has the methods of a Communicator, and its own time limits and flight record.
-    close(), the garbage collector and the end of the process only forget the handle; abort(),
+    close(), the garbage collector and the end of the process only drop the handle. abort(),
     finalize(), suspend(), resume() and register_pool() are refused. revoke(), recover(),
     shrink(abort=True), an expired time limit and an interrupted wait end the owner's operations as
     well: they revoke the communicator, which the owner must still free. With a library older than
@@ -42,9 +42,9 @@ def borrow(
     owner's.
 
     The owner is kept alive until close(). Once it has closed its communicator, calls raise
-    ValueError if that can be detected. It cannot for an integer, unless a pynccl Communicator has
-    that handle. Operations of the owner and of the borrower share one communicator: all ranks must
-    issue them in the same order.
+    ValueError if that can be detected, which it cannot for an integer, unless it is the handle of a
+    pynccl Communicator. Operations of the owner and of the borrower share one communicator: all
+    ranks must issue them in the same order.
 
     Args:
         owner: a Communicator; a pynccl process group; a torch process group or its backend (pynccl
@@ -66,8 +66,8 @@ def borrow(
     """
     _C.check_outside_group("borrow")
     if isinstance(owner, _C.ProcessGroup):
-        made = {kind: one.comm for kind, one in owner.comm_streams().items() if not one.closed}
-        return borrow(_chosen(made, device), provider=provider)
+        comms = {kind: one.comm for kind, one in owner.comm_streams().items() if not one.closed}
+        return borrow(_chosen(comms, device), provider=provider)
     backend = _backend(owner, device)
     if backend is not None:
         return _borrow_from_torch(backend, provider, device)
@@ -109,8 +109,8 @@ def _borrow_from_torch(
         else:
             devices = [one for one in (torch.device("cpu"), _current_device()) if one]
         found = ((one.type, backend.communicator(one)) for one in devices)
-        made = {kind: comm for kind, comm in found if comm is not None}
-        return borrow(_chosen(made, device), provider=provider)
+        comms = {kind: comm for kind, comm in found if comm is not None}
+        return borrow(_chosen(comms, device), provider=provider)
 
     current = _current_device() if device is None else device
 
@@ -121,21 +121,21 @@ def _borrow_from_torch(
     return _ask(backend, ask, provider)
 
 
-def _chosen(made: dict[str, Any], device: object) -> Any:  # noqa: ANN401
+def _chosen(comms: dict[str, Any], device: object) -> Any:  # noqa: ANN401
     """Select a process group's communicator for a device, from its communicators by device type."""
     if device is not None:
         import torch
 
         kind = torch.device(device).type  # type: ignore[call-overload]
-        made = {kind: made[kind]} if kind in made else {}
-    if len(made) > 1:
+        comms = {kind: comms[kind]} if kind in comms else {}
+    if len(comms) > 1:
         raise ValueError("device: the group has communicators on several devices")
-    if not made:
+    if not comms:
         raise ValueError(
             "owner: the process group has no communicator on this device yet; it creates one for "
             "its first operation there"
         )
-    return next(iter(made.values()))
+    return next(iter(comms.values()))
 
 
 def _current_device() -> torch.device | None:

@@ -129,7 +129,7 @@ class _Message(NamedTuple):
 
 
 def _compare_messages(messages: list[_Message]) -> Failure | None:
-    set_ones = []
+    published = []
     for message in messages:
         comm = _common_id(message.one, until=0)
         if not comm:  # the other ranks have not compared anything yet
@@ -139,8 +139,8 @@ def _compare_messages(messages: list[_Message]) -> Failure | None:
         called[message.number] = message.text
         called.pop(message.number - _MESSAGES, None)
         message.one.store.set(key, json.dumps(list(called.items())))
-        set_ones.append((message, message.key(comm, message.other)))
-    for message, key in set_ones:  # the second of the two ranks finds the key of the first
+        published.append((message, message.key(comm, message.other)))
+    for message, key in published:  # the second of the two ranks finds the key of the first
         store = message.one.store
         known = dict(json.loads(store.get(key))) if store.check([key]) else {}
         others = known.get(message.number, message.text)

@@ -42,7 +42,7 @@ class _Questions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # The last ones may be about a communicator that this process has just made.
+        # The most recent ones may concern a communicator that this process has just created.
         self._next = max(1, store.add("pynccl/questions", 0) + 1 - _RECENT)
         self._answered: dict[str, tuple[int, float]] = {}  # by communicator: question, time
         self._published: set[str] = set()
@@ -158,7 +158,7 @@ class _Watcher:
 
     def _run(self) -> None:
         _C.sleep_at_exit()
-        import pynccl.flight.missing  # noqa: F401 - now, rather than when something is late
+        import pynccl.flight.missing  # noqa: F401 - now, rather than when an operation is overdue
 
         waiting: list[_Open] = []
         while True:

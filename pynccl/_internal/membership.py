@@ -67,15 +67,15 @@ def connect_pair(
     """
     half = len(ids) // 2
     with nccl.group():
-        made = {
+        comms = {
             sends: create(unique_id, int(not lower))
             for sends, unique_id in ((lower, ids[:half]), (not lower, ids[half:]))
         }
-    for comm in made.values():
-        comm.timeout = timeout or None  # of the exchange below
+    for comm in comms.values():
+        comm.timeout = timeout or None  # before the exchange, which it limits as well
     if device.type != "cpu" or _connects_in_calls():
-        _exchange_byte(made, device)
-    return made
+        _exchange_byte(comms, device)
+    return comms
 
 
 def _connects_in_calls() -> bool:
@@ -100,10 +100,11 @@ def _exchange_byte(comms: dict[bool, Communicator], device: torch.device) -> Non
 
 
 def _byte_for(comm: Communicator, device: torch.device) -> nccl.Buffer | torch.Tensor:
-    """Return memory of one byte that no earlier work uses.
+    """Return one byte of memory that no earlier work uses.
 
-    Torch gives out memory that earlier work of its stream still uses. To wait for that work may be
-    a deadlock, since it may wait for the other rank, so this is done with NCCL 2.18 only.
+    Memory from torch may still be in use by earlier work on its stream. Waiting for that work could
+    deadlock, since it may wait for the other rank. It is unavoidable with NCCL 2.18, which lacks
+    ncclMemAlloc.
     """
     if comm.library.functions()["ncclMemAlloc"][1]:
         return comm.mem_alloc(1)
