@@ -276,6 +276,25 @@ def test_arguments_that_nccl_refuses(launch: Launcher, strict: bool) -> None:
     _run(launch, _arguments, strict)
 
 
+def _operators(rank: Rank, strict: bool) -> None:
+    comm = rank.comm
+    first, second = (comm.pre_mul_sum(factor, "float32") for factor in (2.0, 3.0))
+    handle = first.value
+    first.close()
+    third, fourth = (comm.pre_mul_sum(factor, "float32") for factor in (5.0, 7.0))
+    assert (third.value == handle) == strict
+    for op, factor in ((second, 3), (third, 5), (fourth, 7)):
+        array = np.ones(4, np.float32)
+        comm.all_reduce(array, op)
+        assert array.tolist() == [2 * factor] * 4
+
+
+@_MODES
+def test_handles_of_destroyed_operators(launch: Launcher, strict: bool) -> None:
+    """NCCL gives the handle of a destroyed operator to the next one."""
+    _run(launch, _operators, strict)
+
+
 def _simulations(rank: Rank, strict: bool) -> None:
     lib = raw.load("host")
     x = np.ones(2, np.float32)
