@@ -1,7 +1,6 @@
-"""Proves that the death of a rank is named by every wait that follows an operation on a stream, that
-an exit without close() is a death, and that nothing stays in /dev/shm, for any signal at any moment.
-
-tests/reliability/test_kill_matrix.py has the death of a rank in every operation.
+"""Proves that the death of a rank is named by every wait that follows an operation on a stream,
+that an exit without close() is a death, and that nothing stays in /dev/shm, for any signal at any
+moment. tests/reliability/test_kill_matrix.py has the death of a rank in every operation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Proves that the tools of docs/quality.md change sources where they say, that clang-tidy gets every
-source, and that subjects of commits are checked.
+"""Proves that the tools of docs/quality.md change sources where they say, that clang-tidy gets
+every source, and that subjects of commits are checked.
 """
 
 from __future__ import annotations
