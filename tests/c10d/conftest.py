@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,22 +37,12 @@ def torch_world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
     return world_runner(launch, tmp_path, run_in_torch)
 
 
-@pytest.fixture(scope="session")
-def _device() -> None:
-    """On the double, build the CUDA device for torch's own tensors."""
+@pytest.fixture
+def device_world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
+    """torch_world() in which each rank has a GPU, its current device."""
     if reason := gpu.missing():
         pytest.skip(reason)
-    if libraries := os.environ.get("CUDA_DOUBLE_LIBRARIES"):
-        from tests.doubles.build import build_device
-
-        build_device(Path(libraries))
-
-
-@pytest.fixture
-def device_world(launch: Launcher, tmp_path: Path, _device: None) -> Callable[..., list[Any]]:
-    """torch_world() in which each rank has a GPU, its current device."""
-    env = {"CUDA_DOUBLE_TENSORS": "device"}
-    return world_runner(launch, tmp_path, run_on_device, provider="cuda", env=env)
+    return world_runner(launch, tmp_path, run_on_device, provider="cuda")
 
 
 @pytest.fixture

@@ -572,13 +572,11 @@ def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list
 
 def _outcomes(launch: Launcher, tmp_path: Path, env: dict[str, str], *args: Any) -> list[Outcome]:
     url = f"file://{tmp_path}/store"
-    env = {"CUDA_DOUBLE_TENSORS": "device", **env}
     return launch.outcomes(
         2, run_on_device, _used_too_early, url, {}, args, provider="cuda", env=env
     )
 
 
-@pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize("how", ["call", "work", "message"])
 def test_a_timeout_ends_the_process_before_the_data_is_used(
     launch: Launcher, tmp_path: Path, how: str
@@ -587,7 +585,6 @@ def test_a_timeout_ends_the_process_before_the_data_is_used(
     assert "SIGABRT" in absent.died, absent
 
 
-@pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize(
     ("chosen", "how"),
     list(itertools.product(("configuration", "environment"), ("call", "work")))

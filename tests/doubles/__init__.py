@@ -1,4 +1,5 @@
-"""A test double of the CUDA driver and of NCCL, with stand-ins for torch's and CuPy's arrays.
+"""A test double of the CUDA driver and of NCCL, with a CUDA device of torch's own tensors and a
+stand-in for CuPy's arrays.
 
 It runs the tests of the cuda provider on a machine without a GPU::
 
@@ -10,11 +11,9 @@ devices, streams, events, captures and lifetimes follow CUDA's rules, and NCCL's
 modelled.
 
 Environment:
-    CUDA_DOUBLE_TENSORS: "device" makes torch's own tensors CUDA tensors (cuda/torch/device.cpp, for
-        torch.distributed). The default is a stand-in in Python (tensor.py).
     PYNCCL_DOUBLE: the NCCL version: 2.18, 2.24, 2.28, 2.30 or 2.32. Empty for no double.
     CUDA_DOUBLE_DEVICES: the number of devices, 4 by default.
     CUDA_DOUBLE_KERNEL_SECONDS: the minimum duration of a kernel, 0 by default.
-    CUDA_DOUBLE_STRICT: 0 for a driver that accepts explicit streams in threads without a context.
-    NCCL_DOUBLE_*: enable (1) or disable (0) NCCL's rules, see cuda/nccl/rules.h.
+    NCCL_DOUBLE_DEAD_PEERS_SPIN: 0 for an NCCL that notices the death of a peer.
+    NCCL_DOUBLE_ONE_SIDED: 0 for ranks that cannot map each other's memory.
 """

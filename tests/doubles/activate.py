@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from tests.doubles import library
+
 __all__ = ["activate"]
 
 
@@ -53,10 +55,7 @@ def _with_stand_ins(name: str) -> importlib.machinery.ModuleSpec | None:
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType, execute: object = execute) -> None:
-            if _device_tensors():  # before torch first checks for CUDA
-                from tests.doubles import library
-
-                library.load_torch_device()
+            library.torch_device()  # before torch first checks for CUDA
             execute(module)
             _stand_in()
 
@@ -65,27 +64,17 @@ def _with_stand_ins(name: str) -> importlib.machinery.ModuleSpec | None:
     return None
 
 
-def _device_tensors() -> bool:
-    return os.environ.get("CUDA_DOUBLE_TENSORS") == "device"
-
-
 def _stand_in() -> None:
-    if _device_tensors():
-        from tests.doubles import torch_device
+    from tests.doubles import torch_cuda
 
-        torch_device.activate()
-    else:
-        from tests.doubles import torch_cuda
-
-        torch_cuda.activate()
+    torch_cuda.activate()
 
 
 def activate() -> None:
     """Load libcuda.so.1, and install the stand-ins when torch and CuPy are imported."""
-    from tests.doubles import library
-
     library.driver()
     if "torch" in sys.modules:
+        library.torch_device()
         _stand_in()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

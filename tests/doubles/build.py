@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["VERSIONS", "BuildError", "build", "build_device", "nccl"]
+__all__ = ["VERSIONS", "BuildError", "build", "nccl"]
 
 VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.30": 23007, "2.32": 23203}
 
@@ -31,6 +31,7 @@ def build(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        include = _torch_include()
         configure = [
             "cmake",
             "-S",
@@ -40,29 +41,16 @@ def build(folder: Path) -> Path:
             "-G",
             "Ninja",
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DTORCH_INCLUDE={_torch_include()}",
+            f"-DTORCH_INCLUDE={include}",
         ]
         if launcher := shutil.which("ccache"):
             configure.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}")
-        if not (folder / "build.ninja").exists():
+        cache = folder / "CMakeCache.txt"
+        if not cache.exists() or f"={include}\n" not in cache.read_text():
             _run(configure)
         _run(["cmake", "--build", str(folder)])
         _copy(_hostnccl(), folder / "libengine.so")
     return folder
-
-
-def build_device(folder: Path) -> None:
-    """Build the CUDA device for torch's own tensors in a build folder.
-
-    Raises:
-        BuildError: it cannot be built.
-    """
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _run(
-            ["cmake", "-S", str(_SOURCES), "-B", str(folder), f"-DTORCH_INCLUDE={_torch_include()}"]
-        )
-        _run(["cmake", "--build", str(folder), "--target", "torch_device"])
 
 
 def nccl(folder: Path, version: str) -> Path:

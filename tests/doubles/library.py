@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ __all__ = [
     "driver",
     "folder",
     "kept_queries",
-    "load_torch_device",
     "record",
     "slow",
+    "torch_device",
     "violations",
 ]
 
@@ -128,9 +129,15 @@ def driver() -> Driver:
     return _loaded
 
 
-def load_torch_device() -> None:
-    """Load the CUDA device for torch's own tensors, which registers itself."""
-    ctypes.CDLL(str(folder() / "libtorch_device.so"))
+@functools.cache
+def torch_device() -> ctypes.CDLL:
+    """Load the CUDA device of torch's own tensors, which registers itself."""
+    library = ctypes.CDLL(str(folder() / "libtorch_device.so"))
+    library.cuda_double_set_current_stream.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    library.cuda_double_set_current_stream.restype = None
+    library.cuda_double_current_stream.argtypes = [ctypes.c_int]
+    library.cuda_double_current_stream.restype = ctypes.c_uint64
+    return library
 
 
 class Record:

@@ -479,32 +479,25 @@ def tables(
     build()  # which takes longer than a world may
     provider: str = request.param
     folder = tmp_path_factory.mktemp("stores")
-    with pytest.MonkeyPatch.context() as patch:
-        if provider == "cuda":
-            if reason := gpu.missing():
-                pytest.skip(reason)
-            if built := os.environ.get("CUDA_DOUBLE_LIBRARIES"):
-                from tests.doubles.build import build_device
-
-                build_device(Path(built))
-                patch.setenv("CUDA_DOUBLE_TENSORS", "device")
-        with Forks(("torch.distributed.tensor", __name__)) as forks, Lanes(forks, _LANES) as lanes:
-            selected = dict.fromkeys(
-                (item.callspec.params["front"], item.callspec.params["failure"])
-                for item in request.session.items
-                if isinstance(item, pytest.Function) and item.path == request.path
-            )
-            left = set() if FULL or provider == "host" else set(_UNNOTICED)
-            if not libraries.load(provider).functions()["ncclCommRevoke"][1]:
-                left |= {"revoked", "peer revoked"}
-            yield (
-                provider,
-                {
-                    each: lanes.submit(_run, provider, *each, folder / "-".join(each))
-                    for each in selected
-                    if each[1] not in left
-                },
-            )
+    if provider == "cuda" and (reason := gpu.missing()):
+        pytest.skip(reason)
+    with Forks(("torch.distributed.tensor", __name__)) as forks, Lanes(forks, _LANES) as lanes:
+        selected = dict.fromkeys(
+            (item.callspec.params["front"], item.callspec.params["failure"])
+            for item in request.session.items
+            if isinstance(item, pytest.Function) and item.path == request.path
+        )
+        left = set() if FULL or provider == "host" else set(_UNNOTICED)
+        if not libraries.load(provider).functions()["ncclCommRevoke"][1]:
+            left |= {"revoked", "peer revoked"}
+        yield (
+            provider,
+            {
+                each: lanes.submit(_run, provider, *each, folder / "-".join(each))
+                for each in selected
+                if each[1] not in left
+            },
+        )
 
 
 @pytest.mark.parametrize("front", _FRONTS)

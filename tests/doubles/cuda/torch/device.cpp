@@ -248,6 +248,20 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 }  // namespace cuda_double
 
+namespace {
+
+thread_local std::array<cuda_double::CUstream, cuda_double::kMostDevices> current_streams{};
+
+}  // namespace
+
+void cuda_double_set_current_stream(int device, cuda_double::CUstream stream) {
+  current_streams[static_cast<std::size_t>(device)] = stream;
+}
+
+cuda_double::CUstream cuda_double_current_stream(int device) {
+  return current_streams[static_cast<std::size_t>(device)];
+}
+
 namespace c10d {
 C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, cuda_double::Timer)
 }

@@ -16,7 +16,7 @@ namespace cuda_double {
 
 }  // namespace cuda_double
 
-// The current streams of a thread, which torch_cuda.py sets: see exchange.cpp.
+// The current streams of a thread, which torch_cuda.py sets.
 extern "C" void cuda_double_set_current_stream(int device, cuda_double::CUstream stream);
 extern "C" cuda_double::CUstream cuda_double_current_stream(int device);
 

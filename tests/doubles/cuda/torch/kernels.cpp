@@ -204,7 +204,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("view_as_complex", at::native::view_as_complex);
   for (const char* name :
        {"add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "add.out", "sub.out", "mul.out",
-        "div.out", "fill_.Scalar", "fill_.Tensor", "zero_"})
+        "div.out", "fill_.Scalar", "fill_.Tensor", "remainder_.Scalar", "zero_"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_stream>());
 }
 
