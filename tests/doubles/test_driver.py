@@ -97,28 +97,6 @@ def test_calls_that_need_a_context_fail_without_one() -> None:
     in_thread(body)
 
 
-def test_a_context_is_valid_while_it_is_retained(cuda: library.Driver) -> None:
-    context = new("cuDevicePrimaryCtxRetain", 3)
-    active = ctypes.c_int()
-    cuda("cuDevicePrimaryCtxGetState", 3, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
-    assert active.value
-    cuda("cuDevicePrimaryCtxRelease_v2", 3)
-    cuda("cuDevicePrimaryCtxGetState", 3, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
-    if not active.value:  # not retained elsewhere in this process
-        with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_CONTEXT"):
-            cuda("cuCtxSetCurrent", context)
-
-
-def test_push_and_pop(cuda: library.Driver) -> None:
-    context, device = new("cuDevicePrimaryCtxRetain", 1), ctypes.c_int()
-    cuda("cuCtxPushCurrent_v2", context)
-    cuda("cuCtxGetDevice", ctypes.byref(device))
-    assert device.value == 1
-    assert new("cuCtxPopCurrent_v2") == context
-    cuda("cuCtxGetDevice", ctypes.byref(device))
-    assert device.value == 0
-
-
 def test_events_and_streams_belong_to_a_device(cuda: library.Driver) -> None:
     first, event = stream(), new("cuEventCreate", 2)
     use(1)

@@ -1,6 +1,6 @@
 """The double of libnccl.so.2 enforces NCCL's own rules.
 
-Each rule can be disabled, and each version lacks the functions that NCCL's lacks.
+Each version lacks the functions that NCCL's lacks. tests/rules compares the results of its calls.
 """
 
 from __future__ import annotations
@@ -148,58 +148,6 @@ def test_freed_memory_in_flight_is_reported(comm: nccl.Communicator, no_violatio
     first, second = library.violations(clear=True)
     assert "ncclMemFree of 4096 bytes" in first
     assert "ncclAllReduce used 4096 bytes" in second
-
-
-def test_operations_of_blocking_and_non_blocking_mix(comm: nccl.Communicator) -> None:
-    import torch
-
-    config = nccl.Config(blocking=False)
-    other = nccl.Communicator(
-        1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0, config=config
-    )
-    other.wait_ready(30)
-    x = torch.ones(4, device="cuda")
-    nccl_calls = ctypes.CDLL(str(build.nccl(library.folder(), os.environ["PYNCCL_DOUBLE"])))
-    assert nccl_calls.ncclGroupStart() == 0
-    results = [
-        nccl_calls.ncclAllReduce(
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_size_t(4),
-            7,
-            0,
-            ctypes.c_void_p(c.handle),
-            ctypes.c_void_p(0),
-        )
-        for c in (comm, other)
-    ]
-    assert (results, nccl_calls.ncclGroupEnd()) == ([0, 0], 0)
-    torch.cuda.synchronize()
-    other.abort()
-
-
-def _closes_late(rank: Rank, seen: str, rule: str) -> float:
-    import torch
-
-    os.environ["NCCL_DOUBLE_WAIT_FOR_PEERS"] = rule
-    comm = rank.communicator()
-    comm.all_reduce(torch.ones(4, device=f"cuda:{rank.device}"))
-    torch.cuda.synchronize(rank.device)
-    if rank.rank == 1:
-        time.sleep(SECONDS)
-    started = time.monotonic()
-    comm.close()
-    return time.monotonic() - started
-
-
-@pytest.mark.parametrize("rule", ["1", "0"])
-def test_destroy_waits_for_connected_peers(launch: Launcher, tmp_path: Path, rule: str) -> None:
-    first, _ = launch(
-        2, _closes_late, str(tmp_path), rule, provider="cuda", fresh=True,
-        env={"NCCL_DOUBLE_WAIT_FOR_PEERS": rule},
-    )  # fmt: skip
-    waits = rule == "1" and nccl.get_version("cuda") >= (2, 24, 0)
-    assert (first > SECONDS / 2) == waits
 
 
 def _closes_without_operations(rank: Rank) -> float:

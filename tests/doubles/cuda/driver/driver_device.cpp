@@ -1,7 +1,6 @@
 // Devices and contexts.
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
 
 #include "driver/driver.h"
 
@@ -9,11 +8,8 @@ namespace cuda_double::driver {
 namespace {
 
 constexpr int kDriverVersion = 13000;
-constexpr int kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76;  // CUdevice_attribute
 
 bool is_device(CUdevice device) { return device >= 0 && device < device_count(); }
-
-thread_local std::vector<Context*> pushed;
 
 }  // namespace
 
@@ -65,31 +61,11 @@ CUresult DeviceGetName(char* name, int len, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-CUresult DeviceGetAttribute(int* value, int attribute, CUdevice device) {
-  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  *value = attribute == kComputeCapabilityMajor ? 9 : 0;
-  if (attribute == kComputeCapabilityMinor) *value = 0;
-  return CUDA_SUCCESS;
-}
-
 CUresult DevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   context_of(device).retain();
   *context = context_of(device).handle();
-  return CUDA_SUCCESS;
-}
-
-CUresult DevicePrimaryCtxRelease(CUdevice device) {
-  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  return context_of(device).release() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult DevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
-  if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  if (flags != nullptr) *flags = 0;
-  if (active != nullptr) *active = context_of(device).active();
   return CUDA_SUCCESS;
 }
 
@@ -104,21 +80,6 @@ CUresult CtxSetCurrent(CUcontext context) {
   Context* found = find_context(context);
   if (found == nullptr || !found->active()) return CUDA_ERROR_INVALID_CONTEXT;
   set_current(found);
-  return CUDA_SUCCESS;
-}
-
-CUresult CtxPushCurrent(CUcontext context) {
-  Context* const before = current();
-  if (const CUresult result = CtxSetCurrent(context); result != CUDA_SUCCESS) return result;
-  pushed.push_back(before);
-  return CUDA_SUCCESS;
-}
-
-CUresult CtxPopCurrent(CUcontext* context) {
-  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  if (context != nullptr) *context = current()->handle();
-  set_current(pushed.empty() ? nullptr : pushed.back());
-  if (!pushed.empty()) pushed.pop_back();
   return CUDA_SUCCESS;
 }
 

@@ -8,8 +8,6 @@
 namespace cuda_double::driver {
 namespace {
 
-constexpr size_t kTotalMemory = size_t{16} << 30;
-
 char* pointer(CUdeviceptr address) { return reinterpret_cast<char*>(address); }
 
 struct Copy {
@@ -87,10 +85,6 @@ CUresult MemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream ha
   return StreamSynchronize(handle);
 }
 
-CUresult Memcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
-  return synchronous(MemcpyAsync(dst, src, bytes, nullptr));
-}
-
 CUresult MemcpyHtoD(CUdeviceptr dst, const void* src, size_t bytes) {
   return synchronous(MemcpyAsync(dst, reinterpret_cast<CUdeviceptr>(src), bytes, nullptr));
 }
@@ -115,10 +109,6 @@ CUresult MemsetD8Async(CUdeviceptr ptr, unsigned char value, size_t bytes, CUstr
   });
 }
 
-CUresult MemsetD8(CUdeviceptr ptr, unsigned char value, size_t bytes) {
-  return synchronous(MemsetD8Async(ptr, value, bytes, nullptr));
-}
-
 CUresult MemAlloc(CUdeviceptr* ptr, size_t bytes) {
   if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (ptr == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -126,27 +116,6 @@ CUresult MemAlloc(CUdeviceptr* ptr, size_t bytes) {
   if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
   *ptr = reinterpret_cast<CUdeviceptr>(range->base);
   return CUDA_SUCCESS;
-}
-
-// Waits for all work of the context, as the driver does.
-CUresult MemFree(CUdeviceptr ptr) {
-  if (ptr == 0) return CUDA_SUCCESS;
-  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const RangeRef range = take_range(pointer(ptr));
-  if (!range) return CUDA_ERROR_INVALID_VALUE;
-  for (const CUstream queue : context_of(range->device).queues()) engine().StreamSynchronize(queue);
-  free_range(range, "cuMemFree");
-  return CUDA_SUCCESS;
-}
-
-CUresult MemAllocAsync(CUdeviceptr* ptr, size_t bytes, CUstream handle) {
-  return on_stream(handle, [&](Stream& s) {
-    if (ptr == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    const RangeRef range = allocate(bytes, s.context().device(), "cuMemAllocAsync");
-    if (!range) return CUDA_ERROR_OUT_OF_MEMORY;
-    *ptr = reinterpret_cast<CUdeviceptr>(range->base);
-    return CUDA_SUCCESS;
-  });
 }
 
 CUresult MemFreeAsync(CUdeviceptr ptr, CUstream handle) {
@@ -161,13 +130,6 @@ CUresult MemFreeAsync(CUdeviceptr ptr, CUstream handle) {
         },
         new RangeRef(std::move(range)));
   });
-}
-
-CUresult MemGetInfo(size_t* free, size_t* total) {
-  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  if (free == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *free = *total = kTotalMemory;
-  return CUDA_SUCCESS;
 }
 
 CUresult MemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr ptr) {

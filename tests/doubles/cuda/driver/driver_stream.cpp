@@ -12,7 +12,7 @@ namespace {
 // Querying or waiting for an event works on any device, but requires a context.
 template <class Body>
 CUresult on_event(CUevent handle, Body&& body) {
-  if (strict() && current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   const EventRef event = find_event(handle);
   return event ? body(event->event) : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -164,7 +164,7 @@ CUresult EventSynchronize(CUevent event) {
 }
 
 CUresult EventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-  if (strict() && current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (current() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   const EventRef from = find_event(start), to = find_event(end);
   if (!from || !to || &from->context != &to->context) return CUDA_ERROR_INVALID_HANDLE;
   return engine().EventElapsedTime(milliseconds, from->event, to->event);

@@ -100,13 +100,6 @@ void Stream::after_work() {
   ++context_.legacy_work_;
 }
 
-bool Context::release() {
-  int before = retained_.load();
-  while (before > 0 && !retained_.compare_exchange_weak(before, before - 1)) {
-  }
-  return before > 0;
-}
-
 StreamRef Context::make_stream(Stream::Kind kind, int priority) {
   // Removes itself from the context when the last reference is released.
   StreamRef stream(new Stream(*this, kind, priority), [](Stream* gone) {
@@ -189,16 +182,10 @@ Context* current() { return current_context; }
 
 void set_current(Context* context) { current_context = context; }
 
-bool strict() {
-  static const bool on = number_of("CUDA_DOUBLE_STRICT", 1) != 0;
-  return on;
-}
-
 Found find_stream(CUstream handle) {
   const auto value = reinterpret_cast<uintptr_t>(handle);
   Context* context = current();
-  if (context == nullptr && (strict() || value <= kStreamPerThread))
-    return {nullptr, CUDA_ERROR_INVALID_CONTEXT};
+  if (context == nullptr) return {nullptr, CUDA_ERROR_INVALID_CONTEXT};
   if (value == kStreamPerThread) return {context->per_thread()};
   if (value <= kStreamLegacy) return {context->legacy()};
   StreamRef stream = stream_handles().find(handle);

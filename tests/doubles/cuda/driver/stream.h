@@ -55,9 +55,8 @@ class Context {
 
   int device() const { return device_; }
   CUcontext handle() { return reinterpret_cast<CUcontext>(this); }
-  bool active() const { return retained_.load() > 0; }
-  void retain() { retained_.fetch_add(1); }
-  bool release();
+  bool active() const { return retained_.load(); }
+  void retain() { retained_.store(true); }
 
   StreamRef legacy();
   StreamRef per_thread();
@@ -71,7 +70,7 @@ class Context {
   friend class Stream;
 
   const int device_;
-  std::atomic<int> retained_{0};
+  std::atomic<bool> retained_{false};
   std::mutex mutex_;  // of the streams and their order
   StreamRef legacy_;
   uint64_t legacy_work_ = 0;
@@ -90,7 +89,6 @@ Context& context_of(int device);
 Context* find_context(CUcontext handle);  // null if it is not a context
 Context* current();                       // of this thread; null without one
 void set_current(Context* context);
-bool strict();  // calls that need a context fail without one
 
 // The stream of a handle. 0, 1 and 2 are the default streams of the current context.
 struct Found {

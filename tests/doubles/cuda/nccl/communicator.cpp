@@ -6,8 +6,6 @@
 #include <string_view>
 #include <thread>
 
-#include "nccl/rules.h"
-
 namespace cuda_double {
 namespace {
 
@@ -23,14 +21,14 @@ Communicators& communicators() {
 
 }  // namespace
 
-bool holds(const Rule& rule) {
-  const char* text = std::getenv(rule.variable);
-  return text && *text ? std::atoi(text) != 0 : rule.otherwise;
+bool enabled(const char* rule) {
+  const char* text = std::getenv(rule);
+  return !text || !*text || std::atoi(text) != 0;
 }
 
 bool may_share_gpus() {
   const char* text = kNcclVersion < 23000 ? nullptr : std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  return (text && std::atoi(text) != 0) || !holds(kRefuseSharedGpus);
+  return text && std::atoi(text) != 0;
 }
 
 void Communicator::enter(int size, int own_rank) {
@@ -47,8 +45,7 @@ void Communicator::learn() {
   if (nccl().ncclCommCount(engine, &count) != ncclSuccess) return;
   nccl().ncclCommUserRank(engine, &rank);
   nranks = count;
-  if (!peers && !key.empty() && (holds(kWaitForPeers) || holds(kConnect)))
-    peers = std::make_unique<Peers>(key, nranks, rank);
+  if (!peers && !key.empty()) peers = std::make_unique<Peers>(key, nranks, rank);
   if (!peers || may_share_gpus() || !peers->share_gpu()) return;
   creation_failed = true;
   refused = ncclInvalidUsage;
@@ -78,8 +75,7 @@ void Communicator::wait_for_streams() const {
 }
 
 void Communicator::wait_for_graphs() const {
-  while (holds(kWaitForGraphs) && graphs.load() > 0)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (graphs.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 ncclResult_t Communicator::unready() {
@@ -115,10 +111,7 @@ bool Communicator::has_begun(int peer, bool sends) {
 
 bool Communicator::connects() {
   if (revoked || aborted || !peers) return false;
-  const bool waits = holds(kConnect);
-  const bool collectives = called && (waits || (!blocking && holds(kInProgress)));
-  if (collectives && !peers->all_called()) return true;
-  if (!waits) return false;
+  if (called && !peers->all_called()) return true;
   const std::lock_guard lock(mutex);
   std::erase_if(unanswered, [this](const auto& message) {
     return peers->answered(message.first, message.second);
@@ -127,13 +120,13 @@ bool Communicator::connects() {
 }
 
 bool Communicator::wait_connected() {
-  if (!blocking || !holds(kConnect)) return true;
+  if (!blocking) return true;
   while (connects()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return !revoked && !aborted;
 }
 
 bool Communicator::begin_progress(bool messages) {
-  if (blocking || nranks < 2 || !holds(kInProgress)) return false;
+  if (blocking || nranks < 2) return false;
   const bool first_messages = messages && !had_messages;
   had_messages = had_messages || messages;
   if (kNcclVersion < 22400 && !first_messages) return false;
@@ -142,8 +135,7 @@ bool Communicator::begin_progress(bool messages) {
 }
 
 ncclResult_t Communicator::refuse(ncclResult_t result) {
-  if (blocking || result == ncclSuccess || result == ncclInProgress || !holds(kKeepRefusals))
-    return result;
+  if (blocking || result == ncclSuccess || result == ncclInProgress) return result;
   if (kNcclVersion < 22400 && (state() == ncclInProgress || busy())) return ncclInvalidUsage;
   refused.store(result);
   return result;
@@ -152,7 +144,7 @@ ncclResult_t Communicator::refuse(ncclResult_t result) {
 bool Communicator::makes_child() {
   constexpr std::chrono::milliseconds kLater(50);
   const CommunicatorRef made = child.lock();
-  if (!made || !holds(kParentLater)) return false;
+  if (!made) return false;
   ncclResult_t state = ncclInProgress;
   if (made->engine) nccl().ncclCommGetAsyncError(made->engine, &state);
   if (state == ncclInProgress) return true;

@@ -65,17 +65,26 @@ struct Communicator {
   ncclResult_t unready();
   // Called after operations, with or without messages. Whether they are in progress.
   bool begin_progress(bool messages);
-  bool connects();  // first operations connect until the other ranks have called theirs
+  // The first collective (from 2.24 on) and the first message between two ranks in each direction
+  // connect their ranks until these have called theirs.
+  bool connects();
   // A blocking one waits while it connects. False if it was aborted or revoked meanwhile.
   bool wait_connected();
   // Records that a call was rejected, and returns its result.
   ncclResult_t refuse(ncclResult_t result);
   void wait_for_streams() const;
   void wait_for_graphs() const;
-  bool makes_child();  // whether the call that creates the last child is in progress
+  // Whether the call that creates the last child of a non-blocking communicator is in progress,
+  // which it is for a while after the child is ready.
+  bool makes_child();
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;
 
+// Whether a rule of NCCL is not disabled by its environment variable, which is read at each use.
+bool enabled(const char* rule);
+
+// Two ranks on one GPU are rejected unless they have different NCCL_HOSTIDs or, from 2.30 on,
+// NCCL_MULTI_RANK_GPU_ENABLE is set. ncclCommInitAll ignores NCCL_HOSTID.
 bool may_share_gpus();
 
 CommunicatorRef find_communicator(ncclComm_t handle);  // null if it is not one

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "nccl/calls.h"
-#include "nccl/rules.h"
 
 namespace cuda_double {
 namespace {
@@ -144,15 +143,17 @@ std::string derived_key(const CommunicatorRef& parent, const char* how, int numb
   return parent->key + how + std::to_string(parent->derived++) + "." + std::to_string(number);
 }
 
+// From 2.24 on, ncclCommDestroy waits for local peers in other processes that have connected to
+// this rank, until they finalize, destroy, abort or end. After a revocation it does not.
 void wait_for_peers(Communicator& communicator) {
   if (!communicator.peers) return;
   communicator.peers->close();
-  if (holds(kWaitForPeers) && !before_24() && !communicator.revoked) communicator.peers->wait();
+  if (!before_24() && !communicator.revoked) communicator.peers->wait();
 }
 
 // Without finalize, destroy and abort wait like finalize (NCCL 2.30.7, init.cc:2849).
 void finalize_before_free(const Communicator& communicator) {
-  if (communicator.finalized && holds(kFreeAtOnce)) return;
+  if (communicator.finalized) return;
   communicator.wait_for_streams();
   communicator.wait_for_graphs();
 }
@@ -233,7 +234,7 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
     const auto communicator = std::make_shared<Communicator>();
     communicator->engine = made[static_cast<size_t>(i)];
     communicator->device = devices ? devices[i] : i;
-    if (holds(kConnect)) communicator->key = text_of(id);
+    communicator->key = text_of(id);
     communicator->learn();
     publish(communicator);
     comms[i] = communicator->handle();
@@ -324,11 +325,12 @@ ncclResult_t Call<&Table::ncclCommDestroy>::run(const char*, ncclComm_t comm) {
     unready = ncclInvalidArgument;
   if (unready == ncclSuccess && !before_24() && communicator->failed())
     unready = communicator->state();
-  if (unready != ncclSuccess && holds(kDestroyInGroup)) {
-    if (!before_24()) Call<&Table::ncclGroupStart>::run("ncclGroupStart");
+  if (unready != ncclSuccess) {
+    if (!before_24())  // it leaves the thread in a group
+      Call<&Table::ncclGroupStart>::run("ncclGroupStart");
     return before_24() ? ncclInvalidArgument : unready;
   }
-  if (communicator->calls.load() > 0 && holds(kAbortFrees))
+  if (communicator->calls.load() > 0)
     report_violation("ncclCommDestroy frees a communicator that a call of another thread uses");
   finalize_before_free(*communicator);
   wait_for_peers(*communicator);
@@ -349,7 +351,7 @@ ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
     return ncclSuccess;
   }
   // Before ncclCommRevoke nothing else ends a call.
-  if (communicator->calls.load() > 0 && holds(kAbortFrees) && kNcclVersion >= 22807)
+  if (communicator->calls.load() > 0 && kNcclVersion >= 22807)
     report_violation("ncclCommAbort frees a communicator that a call of another thread uses");
   const ncclResult_t result = nccl().ncclCommAbort(communicator->engine);
   if (result != ncclSuccess) return result;
@@ -368,14 +370,15 @@ ncclResult_t Call<&Table::ncclCommRevoke>::run(const char*, ncclComm_t comm, int
   if (!communicator) return nccl().ncclCommRevoke(comm, flags);
   const CallGuard guard(communicator);
   // The flag of a finalized communicator, which a revocation also sets (init.cc:2976, 2990).
-  if (communicator->finalized && holds(kRevokeOnce)) return ncclInvalidArgument;
+  if (communicator->finalized) return ncclInvalidArgument;
   const ncclResult_t result = nccl().ncclCommRevoke(communicator->engine, flags);
   if (result == ncclSuccess || result == ncclInProgress) {
     communicator->revoked = true;
     communicator->issuing.store(false);
     communicator->finalized = true;
     communicator->refused.store(ncclSuccess);
-    if (communicator->blocking && holds(kRevokeWaits)) communicator->wait_for_streams();
+    // Of NCCL's streams (init.cc:2942), which are ordered after all earlier work of the users'.
+    if (communicator->blocking) communicator->wait_for_streams();
   }
   return result;
 }
@@ -395,9 +398,9 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
       communicator->issuing.exchange(false) || communicator->connects() || communicator->stuck;
   if (busy && *error == ncclSuccess) *error = ncclInProgress;
   if (*error == ncclSuccess && !communicator->blocking && communicator->revoked &&
-      communicator->pending.load() > 0 && holds(kRevokeWaits))
+      communicator->pending.load() > 0)
     *error = ncclInProgress;
-  if (*error == ncclRemoteError && holds(kDeadPeersSpin)) *error = ncclSuccess;
+  if (*error == ncclRemoteError && enabled("NCCL_DOUBLE_DEAD_PEERS_SPIN")) *error = ncclSuccess;
   return result;
 }
 

@@ -6,7 +6,6 @@
 
 #include "driver/driver.h"
 #include "nccl/calls.h"
-#include "nccl/rules.h"
 
 namespace cuda_double {
 namespace {
@@ -16,7 +15,7 @@ constexpr int kManySignals = 23100;    // earlier, only signal 0 and context 0
 constexpr int kSetUpByWindow = 23100;  // earlier, the first operation sets them up on all ranks
 
 ncclResult_t check(int signal, int context) {
-  if (!holds(kOneSided)) return ncclInvalidArgument;
+  if (!enabled("NCCL_DOUBLE_ONE_SIDED")) return ncclInvalidArgument;
   int driver = 0;
   driver::DriverGetVersion(&driver);
   if (driver < kOneSidedDriver) return ncclInvalidUsage;
@@ -26,7 +25,7 @@ ncclResult_t check(int signal, int context) {
 
 ncclResult_t set_up(ncclComm_t handle) {
   const CommunicatorRef communicator = find_communicator(handle);
-  if (!communicator || kNcclVersion >= kSetUpByWindow || !holds(kSetUpOneSided)) return ncclSuccess;
+  if (!communicator || kNcclVersion >= kSetUpByWindow) return ncclSuccess;
   communicator->learn();
   Group& group = Group::of_this_thread();
   group.one_sided.push_back(communicator);

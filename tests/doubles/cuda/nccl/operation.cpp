@@ -7,7 +7,6 @@
 
 #include "driver/duration.h"
 #include "driver/graph.h"
-#include "nccl/rules.h"
 
 namespace cuda_double {
 namespace {
@@ -45,8 +44,9 @@ void add_buffers(MemoryUse& use, const Communicator& communicator, const Argumen
   }
 }
 
+// A kernel whose peer has died spins until the communicator is aborted. NCCL does not detect it.
 void spin_for_dead_peers(const Communicator& communicator) {
-  if (!holds(kDeadPeersSpin)) return;
+  if (!enabled("NCCL_DOUBLE_DEAD_PEERS_SPIN")) return;
   while (!communicator.aborted.load() && !communicator.revoked.load() && communicator.failed())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
@@ -59,7 +59,7 @@ class Captured final : public Held {
   }
   ~Captured() override {
     communicator_->graphs.fetch_sub(1);
-    if (communicator_->freed.load() && holds(kFreeAtOnce))
+    if (communicator_->freed.load())  // it writes to the communicator (enqueue.cc:1528)
       report_violation("a graph is destroyed after a communicator of its operations was freed");
   }
   void before_launch() override { communicator_->pending.fetch_add(1); }
