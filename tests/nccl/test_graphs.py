@@ -5,7 +5,6 @@ inputs, on any stream, in its place among the operations of its communicators.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import threading
 import weakref
@@ -183,28 +182,6 @@ def test_functions_and_forks(rank: Rank) -> None:
     graph.close()
     gc.collect()
     assert alive() is None
-
-
-@pytest.mark.parametrize("count", [1, 2], ids=["alone", "in a group"])
-def test_the_event_of_a_captured_collective_forks_the_capture(count: int) -> None:
-    stream, other = nccl.Stream("host"), nccl.Stream("host")
-    begins, joined = nccl.Event("host"), nccl.Event("host")
-    configs = [nccl.CollConfig(launch_event=begins), None][:count]
-    seen: list[str] = []
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        with nccl.capture(stream) as graph:
-            with nccl.group() if count > 1 else contextlib.nullcontext():
-                for config in configs:
-                    comm.all_reduce(np.ones(3), stream=stream, config=config)
-            other.wait(begins)
-            other.launch(lambda: seen.append("fork"))
-            joined.record(other)
-            stream.wait(joined)
-        assert seen == []
-        graph.launch(stream)
-        stream.synchronize()
-        graph.close()
-    assert seen == ["fork"]
 
 
 @on_ranks(1)
