@@ -20,7 +20,6 @@ from pynccl.tools.doctor.library import Facts, describe
 __all__ = ["Program", "check", "exchange", "find"]
 
 _RANKS = 2
-_SECRET = 4711
 _TO_START = 4  # times the limit: importing Python packages takes long, torch above all
 _COUNT = 2**18  # float32 numbers: 1 MiB
 _MOST_CTAS = "4"  # per rank if ranks share a GPU, so that all kernels fit
@@ -35,7 +34,7 @@ _ADVICE = {
     "HOSTNCCL_": "unset the variable or correct its value",
 }
 
-Program = Callable[[Rank, bytes], dict[str, Any]]
+Program = Callable[[Rank, bytes], float]  # returns the seconds of one all_reduce
 
 
 @dataclass
@@ -45,12 +44,10 @@ class _Result:
     Attributes:
         outcomes: one per rank; empty if none was started.
         steps: the steps that each rank reported, in order.
-        reports: the values that the ranks returned.
     """
 
     outcomes: list[Outcome]
     steps: dict[int, list[str]]
-    reports: list[dict[str, Any]]
 
 
 def find(provider: str, timeout: float) -> Facts:
@@ -93,23 +90,14 @@ def check(facts: Facts, timeout: float, program: Program | None = None) -> Itera
     if not all(outcome.ok for outcome in result.outcomes):
         yield from _failures(area, facts, result, timeout)
         return
-    first = result.reports[0]
     seconds = time.monotonic() - began
     on = " that share the GPU" if shared else ""
     yield Finding(
         area,
         "ok",
         f"all_reduce, send and recv of 1 MiB are correct between {_RANKS} processes{on} "
-        f"({seconds:.1f} s in total; one all_reduce {first['seconds'] * 1e3:.2g} ms)",
+        f"({seconds:.1f} s in total; one all_reduce {result.outcomes[0].value * 1e3:.2g} ms)",
     )
-    if not all(report["reads"] for report in result.reports) and facts.provider == "host":
-        yield Finding(
-            area,
-            "note",
-            "ranks cannot read each other's memory (process_vm_readv is refused): large messages "
-            "are copied twice, through shared memory",
-            "sysctl kernel.yama.ptrace_scope=0; in a container: docker run --cap-add SYS_PTRACE",
-        )
 
 
 def _environments(facts: Facts) -> list[Mapping[str, str]]:
@@ -135,7 +123,7 @@ def _run(
                 1, _unique_id, **options, timeout=_TO_START * timeout, env=own
             )[0]
         except LaunchError as error:
-            return _Result(error.outcomes, steps, [])
+            return _Result(error.outcomes, steps)
         with launcher.start(
             _RANKS,
             program,
@@ -154,7 +142,7 @@ def _run(
             with contextlib.suppress(LaunchError):
                 for rank, step in run.reports():  # what came after the first failure
                     steps[rank].append(step)
-    return _Result(outcomes, steps, [outcome.value for outcome in outcomes])
+    return _Result(outcomes, steps)
 
 
 def _unique_id(rank: Rank) -> bytes:
@@ -167,11 +155,11 @@ def _silence() -> None:
     os.dup2(2, 1)
 
 
-def exchange(rank: Rank, unique_id: bytes) -> dict[str, Any]:
+def exchange(rank: Rank, unique_id: bytes) -> float:
     """Run on each rank: exchange data, reporting each step.
 
     Returns:
-        The seconds of one all_reduce, and whether the rank can read the next rank's memory.
+        The seconds of one all_reduce.
 
     Raises:
         RuntimeError: a result is wrong.
@@ -201,10 +189,9 @@ def exchange(rank: Rank, unique_id: bytes) -> dict[str, Any]:
             comm.recv(got, (own - 1) % size, stream=stream)
         transfer.compare("recv", got, (own - 1) % size + 10.0)
         rank.report("right messages")
-        reads = _reads_the_next(comm, transfer, stream)
         for one in (sent, got):
             one.close()
-    return {"seconds": seconds, "reads": reads}
+    return seconds
 
 
 class _Transfer:
@@ -221,49 +208,19 @@ class _Transfer:
             raise RuntimeError(f"a copy of {nbytes} bytes failed: CUresult {result}")
         self._stream.synchronize()
 
-    def put(self, buffer: nccl.Buffer, content: array.array[Any]) -> None:
-        address, count = content.buffer_info()
-        self._run(buffer.ptr, address, count * content.itemsize)
-
-    def get(self, buffer: nccl.Buffer, code: str, count: int) -> array.array[Any]:
-        """Return the contents after all enqueued work."""
-        content = array.array(code, bytes(array.array(code).itemsize * count))
-        self._run(content.buffer_info()[0], buffer.ptr, content.itemsize * count)
-        return content
-
     def write(self, buffer: nccl.Buffer, value: float) -> None:
-        self.put(buffer, array.array("f", [value]) * _COUNT)
+        content = array.array("f", [value]) * _COUNT
+        self._run(buffer.ptr, content.buffer_info()[0], buffer.nbytes)
 
     def compare(self, what: str, buffer: nccl.Buffer, value: float) -> None:
-        found = self.get(buffer, "f", _COUNT)
+        """Compare the contents after all enqueued work."""
+        found = array.array("f", bytes(buffer.nbytes))
+        self._run(found.buffer_info()[0], buffer.ptr, buffer.nbytes)
         if found != array.array("f", [value]) * _COUNT:
             wrong = sum(one != value for one in found)
             raise RuntimeError(
                 f"{what} gave wrong data: {wrong} of {_COUNT} elements are not {value:g}"
             )
-
-
-def _reads_the_next(comm: nccl.Communicator, transfer: _Transfer, stream: nccl.Stream) -> bool:
-    """Whether this process may read the memory of the next rank's process (process_vm_readv)."""
-    secret = array.array("q", [_SECRET + comm.rank])
-    own, all_ = comm.mem_alloc(2, "int64"), comm.mem_alloc(2 * comm.nranks, "int64")
-    transfer.put(own, array.array("q", [os.getpid(), secret.buffer_info()[0]]))
-    comm.all_gather(own, out=all_, stream=stream)
-    places = transfer.get(all_, "q", 2 * comm.nranks)
-    peer = (comm.rank + 1) % comm.nranks
-    read = array.array("q", [0])
-    local = (ctypes.c_uint64 * 2)(read.buffer_info()[0], read.itemsize)
-    remote = (ctypes.c_uint64 * 2)(places[2 * peer + 1], read.itemsize)
-    libc = ctypes.CDLL(None)
-    one = ctypes.c_ulong(1)
-    libc.process_vm_readv(
-        ctypes.c_int(places[2 * peer]), local, one, remote, one, ctypes.c_ulong(0)
-    )
-    comm.all_gather(own, out=all_, stream=stream)  # secret lives until every rank has read
-    transfer.get(all_, "q", 2 * comm.nranks)
-    own.close()
-    all_.close()
-    return bool(read[0] == _SECRET + peer)
 
 
 def _failures(area: str, facts: Facts, result: _Result, timeout: float) -> Iterator[Finding]:

@@ -330,7 +330,7 @@ def draw(path: Path, measured: Sequence[Measured]) -> None:
     """Draw time against size into a PNG file: a line per variant, with the winners marked.
 
     Raises:
-        ModuleNotFoundError: matplotlib is not installed.
+        ImportError: matplotlib is not installed.
         ValueError: nothing was measured.
     """
     from pynccl.tools.lab.plots import panels, save

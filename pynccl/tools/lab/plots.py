@@ -5,40 +5,38 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from pynccl.tools.figures import new_figure
 from pynccl.tools.lab.output import varying
 from pynccl.tools.lab.row import Row, Span
 from pynccl.tools.text import size_text
 
-__all__ = ["draw_exposed", "draw_lanes", "figure", "panels", "save"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_exposed", "draw_lanes", "panels", "save"]
 
 _COMPUTE, _COMMUNICATION = "tab:blue", "tab:orange"
 
 
-def figure(width: float, height: float) -> tuple[Any, Any]:
-    """Create a figure with one panel, drawn without a display.
+def panels(columns: int, lines: int = 1) -> tuple[Figure, list[Axes]]:
+    """Create a figure with panels that share their axes.
 
     Raises:
-        ModuleNotFoundError: matplotlib is not installed.
+        ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"plots need matplotlib: {error}", name=error.name) from error
-    return pyplot.subplots(figsize=(width, height), layout="constrained")
+    drawn = new_figure(2.8 + 4.2 * columns, 2.0 * lines + 0.5 if lines > 1 else 3.8)
+    return drawn, list(
+        drawn.subplots(lines, columns, sharex=True, sharey=lines == 1, squeeze=False).flat
+    )
 
 
-def save(drawn: Any, path: Path) -> None:  # noqa: ANN401
+def save(drawn: Figure, path: Path) -> None:
     """Write the figure, creating its folder."""
-    from matplotlib import pyplot
-
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(path, dpi=100)
-    pyplot.close(drawn)
 
 
 def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
@@ -48,7 +46,7 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     shaded. The dashed line is T_comm, which is exposed if nothing is hidden.
 
     Raises:
-        ModuleNotFoundError: matplotlib is not installed.
+        ImportError: matplotlib is not installed.
         ValueError: there are no rows.
     """
     if not rows:
@@ -58,7 +56,8 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     for row in rows:
         label = ", ".join(f"{name} {row.setting[name]}" for name in names) or "exposed"
         lines.setdefault(label, []).append(row)
-    drawn, axes = figure(6.4, 4.0)
+    drawn = new_figure(6.4, 4.0)
+    axes = drawn.subplots()
     for index, (label, of_line) in enumerate(lines.items()):
         ordered = sorted(of_line, key=lambda row: row.setting["nbytes"])
         sizes = [row.setting["nbytes"] for row in ordered]
@@ -92,7 +91,7 @@ def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
     """Draw compute and communication of each row, alone and in one step, into an image file.
 
     Raises:
-        ModuleNotFoundError: matplotlib is not installed.
+        ImportError: matplotlib is not installed.
         ValueError: there are no rows.
     """
     if not rows:
@@ -107,7 +106,7 @@ def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
     save(drawn, path)
 
 
-def _draw_lanes_of(panel: Any, row: Row, name: str) -> None:  # noqa: ANN401
+def _draw_lanes_of(panel: Axes, row: Row, name: str) -> None:
     bars = [
         ("compute alone", Span(0.0, row.compute.median), _COMPUTE, 0.4),
         ("communication alone", Span(0.0, row.communication.median), _COMMUNICATION, 0.4),
@@ -124,17 +123,3 @@ def _draw_lanes_of(panel: Any, row: Row, name: str) -> None:  # noqa: ANN401
     numbers = f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed. {row.verdict}"
     text = textwrap.fill(f"{name}. {numbers}" if name else numbers, 90)
     panel.set_title(text, fontsize=8, loc="left")
-
-
-def panels(columns: int, lines: int = 1) -> tuple[Any, Any]:
-    """Create a figure with panels that share their axes.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    drawn, _ = figure(1, 1)
-    drawn.clear()
-    drawn.set_size_inches(2.8 + 4.2 * columns, 2.0 * lines + 0.5 if lines > 1 else 3.8)
-    share = lines == 1
-    made = drawn.subplots(lines, columns, sharex=True, sharey=share, squeeze=False)
-    return drawn, made.flatten()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -44,15 +43,11 @@ class Ran:
         seconds: until all work was done.
         compute: begin and end of the compute, by its events; twice 0.0 if there was none.
         communication: begin and end of the communication, by its events.
-        compute_call: duration of the call that enqueued the compute.
-        communication_call: duration of the call that enqueued the communication.
     """
 
     seconds: float
     compute: Span
     communication: Span
-    compute_call: float
-    communication_call: float
 
 
 class Steps:
@@ -83,27 +78,19 @@ class Steps:
 
     def run(self, step: Step) -> Ran:
         """Run a step and wait until it is done."""
-        calls = [0.0, 0.0]
-
-        def compute() -> None:
-            if step.compute is not None:
-                calls[0] = self._around(step.compute, self.compute, self._of_compute)
-
-        def communicate() -> None:
-            if step.communicate is not None:
-                calls[1] = self._around(
-                    step.communicate, self.communication, self._of_communication
-                )
-
         self._origin.record(self._idle)
+        calls = [
+            (step.compute, self.compute, self._of_compute),
+            (step.communicate, self.communication, self._of_communication),
+        ]
         if step.together is not None:
             self._together(step.together)
-        elif step.first == "compute":
-            compute()
-            communicate()
-        else:
-            communicate()
-            compute()
+            calls.clear()
+        for enqueue, stream, events in calls if step.first == "compute" else calls[::-1]:
+            if enqueue is not None:
+                events[0].record(stream)
+                enqueue(stream)
+                events[1].record(stream)
         streams = self.compute, self.communication
         for end, stream in zip(self._ends, streams, strict=True):
             end.record(stream)
@@ -119,17 +106,7 @@ class Steps:
             max(self._origin.elapsed_time(end) for end in ends),
             self._span(self._of_compute) if has_compute else Span(0.0, 0.0),
             self._span(self._of_communication) if has_communication else Span(0.0, 0.0),
-            *calls,
         )
-
-    def _around(self, enqueue: Enqueue, stream: nccl.Stream, events: list[nccl.Event]) -> float:
-        """Enqueue work between two events; return the seconds of the call."""
-        events[0].record(stream)
-        began = time.perf_counter()
-        enqueue(stream)
-        called = time.perf_counter() - began
-        events[1].record(stream)
-        return called
 
     def _together(self, together: Callable[[nccl.Stream, nccl.Stream], object]) -> None:
         self._of_compute[0].record(self.compute)

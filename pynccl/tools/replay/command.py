@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"pynccl replay: {error}", file=sys.stderr)
         return 1
     if arguments.json:
-        print(json.dumps(_json(result), indent=2))
+        print(json.dumps({"ok": result.ok, **asdict(result)}, indent=2))
     else:
         print("\n".join(_text(result)))
     return 0 if result.ok else 1
@@ -98,24 +98,6 @@ def _ranks(text: str) -> int | None:
     if not text.isdigit():
         raise ReplayError(f"--ranks: {text!r} is neither 'all' nor a number")
     return int(text)
-
-
-def _json(result: Result) -> dict[str, object]:
-    return {
-        "ok": result.ok,
-        "operations": result.operations,
-        "seconds": result.seconds,
-        "outputs": result.outputs,
-        "checked": result.checked,
-        "shared": result.shared,
-        "rows": [asdict(row) for row in result.rows],
-        "notes": result.notes,
-        "findings": [asdict(finding) for finding in result.findings],
-        "failures": {str(rank): text for rank, text in result.failures.items()},
-        "differences": {
-            str(rank): [one._asdict() for one in ones] for rank, ones in result.differences.items()
-        },
-    }
 
 
 def _text(result: Result) -> Iterator[str]:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pynccl.tools.replay.data import CHUNK, Differ, inexact
+from pynccl.tools.replay.data import CHUNK, Differ, chunks, inexact
 from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.program import Op
 from pynccl.tools.replay.values import SCALAR, Source
@@ -90,24 +90,19 @@ class CudaData:
 
     def compare(self, op: Op) -> None:
         """Enqueue the comparison of an operation's output on the current stream."""
-        assert op.expected is not None
         bits = getattr(self._torch, _BITS[op.itemsize])
         output = self._part(op, op.recv, op.received)
-        for block, source in enumerate(op.expected[:1] if op.reduced else op.expected):
-            for first in range(0, op.count, CHUNK):
-                some = min(CHUNK, op.count - first)
-                sources = op.expected if op.reduced else [source]
-                numbers = [self._numbers(one.at(first), some) for one in sources]
-                total = self._reduced(op, numbers) if op.reduced else numbers[0]
-                expected = self._encoded(total, op)
-                begin = block * op.count + first
-                got = output[begin : begin + some]
-                if inexact(op):
-                    tolerance = 2e-3 if op.itemsize == 2 else 1e-5
-                    flag = ~self._torch.isclose(got, expected, rtol=tolerance).all()
-                else:
-                    flag = (got.view(bits) != expected.view(bits)).any()
-                self._flags.append((op, begin, flag))
+        for first, count, sources in chunks(op):
+            numbers = [self._numbers(source, count) for source in sources]
+            total = self._reduced(op, numbers) if op.reduced else numbers[0]
+            expected = self._encoded(total, op)
+            got = output[first : first + count]
+            if inexact(op):
+                tolerance = 2e-3 if op.itemsize == 2 else 1e-5
+                flag = ~self._torch.isclose(got, expected, rtol=tolerance).all()
+            else:
+                flag = (got.view(bits) != expected.view(bits)).any()
+            self._flags.append((op, first, flag))
 
     def _on(self, stream: nccl.Stream | None) -> Any:  # noqa: ANN401 - a context of torch
         cuda = self._torch.cuda

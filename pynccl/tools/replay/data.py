@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pynccl import nccl
 
-__all__ = ["CHUNK", "STORAGE", "Data", "Differ", "HostData", "Memory", "inexact"]
+__all__ = ["CHUNK", "STORAGE", "Data", "Differ", "HostData", "Memory", "chunks", "inexact"]
 
 CHUNK = 1 << 18  # elements that are filled or compared at once
 STORAGE = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float8_e5m2": "uint8"}
@@ -140,18 +140,18 @@ class Sequences:
             total = total // len(sources)  # of floats each term is a multiple of their number
         return self.encode(total, op.dtype)
 
-    def expected(self, op: Op) -> Iterator[tuple[int, NDArray[Any]]]:
-        """The expected contents of an output, in chunks with their first elements."""
-        assert op.expected is not None
-        count = op.count
-        for block, source in enumerate(op.expected[:1] if op.reduced else op.expected):
-            for first in range(0, count, CHUNK):
-                some = min(CHUNK, count - first)
-                if op.reduced:
-                    at = [one.at(first) for one in op.expected]
-                    yield first, self.reduced(op, at, some)
-                else:
-                    yield block * count + first, self.codes(source.at(first), op.dtype, some)
+
+def chunks(op: Op) -> Iterator[tuple[int, int, list[Source]]]:
+    """The chunks of an output: the first element, the number of elements, and their sources.
+
+    There is one source, or with ``op.reduced`` one per rank.
+    """
+    assert op.expected is not None
+    blocks = [op.expected] if op.reduced else [[source] for source in op.expected]
+    for block, sources in enumerate(blocks):
+        for first in range(0, op.count, CHUNK):
+            some = min(CHUNK, op.count - first)
+            yield block * op.count + first, some, [source.at(first) for source in sources]
 
 
 def inexact(op: Op) -> bool:
@@ -258,8 +258,12 @@ class HostData:
         """Compare the output of an operation immediately."""
         np = self._np
         array = self._array(op, op.recv, op.received)
-        for first, codes in self._sequences.expected(op):
-            got = array[first : first + codes.size]
+        for first, count, sources in chunks(op):
+            if op.reduced:
+                codes = self._sequences.reduced(op, sources, count)
+            else:
+                codes = self._sequences.codes(sources[0], op.dtype, count)
+            got = array[first : first + count]
             if np.array_equal(got, codes):
                 continue
             if inexact(op) and np.allclose(got, codes, rtol=2e-3 if op.itemsize == 2 else 1e-5):

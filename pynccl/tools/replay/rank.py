@@ -48,7 +48,8 @@ class Timing(NamedTuple):
     replayed: int
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """An output that differs from the expected one."""
 
     communicator: str
@@ -85,26 +86,15 @@ class Outcome:
     seconds: float = 0.0
 
 
-class _HostView:
+class _View:
     """A buffer for collectives: memory, a shape and the name of a dtype."""
 
-    def __init__(self, address: int, count: int, itemsize: int, dtype: str) -> None:
+    def __init__(self, interface: str, address: int, count: int, itemsize: int, dtype: str) -> None:
         self.dtype = dtype
-        self.__array_interface__ = _interface(address, count, itemsize)
-
-
-class _CudaView:
-    """A buffer on a GPU."""
-
-    def __init__(self, address: int, count: int, itemsize: int, dtype: str) -> None:
-        self.dtype = dtype
-        self.__cuda_array_interface__ = _interface(address, count, itemsize)
-
-
-def _interface(address: int, count: int, itemsize: int) -> dict[str, object]:
-    # V: the type is in the attribute dtype, which supports names that type strings lack.
-    typestr = f"|V{itemsize}"
-    return {"version": 3, "typestr": typestr, "shape": (count,), "data": (address, False)}
+        # V: the type is in the attribute dtype, which supports names that type strings lack.
+        typestr = f"|V{itemsize}"
+        value = {"version": 3, "typestr": typestr, "shape": (count,), "data": (address, False)}
+        setattr(self, interface, value)
 
 
 class _FailedError(Exception):
@@ -166,7 +156,6 @@ class _Player:
         self._operators: dict[tuple[int, str], nccl.RedOp] = {}
         self._windows: dict[tuple[int, int], tuple[nccl.Buffer, nccl.Window]] = {}
         self._failures: list[BaseException] = []
-        self._view: Any = _HostView if self._host else _CudaView
         self._reported = time.monotonic()
         self._arena: Memory
         self._data: Data
@@ -232,7 +221,7 @@ class _Player:
             try:
                 self._step(number, step)
             except Exception as error:
-                if step.ops and not _names_it(error, step.ops[0]):
+                if step.ops and step.ops[0].kind not in str(error):
                     what = ", ".join(self._named(op) for op in step.ops[:3])
                     raise _FailedError(f"{type(error).__name__} in {what}: {error}") from error
                 raise
@@ -326,7 +315,8 @@ class _Player:
 
     def _buffer(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a view
         dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
-        return self._view(self._memory(op).ptr + offset, count, op.itemsize, dtype)
+        interface = "__array_interface__" if self._host else "__cuda_array_interface__"
+        return _View(interface, self._memory(op).ptr + offset, count, op.itemsize, dtype)
 
     def _operator(self, op: Op) -> Any:  # noqa: ANN401 - a RedOp or its name
         if op.op != "user-defined":
@@ -435,8 +425,3 @@ class _HostMemory:
 
         self._array = np.zeros(nbytes + 64, np.uint8)
         self.ptr = -(-self._array.ctypes.data // 64) * 64
-
-
-def _names_it(error: Exception, op: Op) -> bool:
-    """Whether the text of an error names the operation."""
-    return op.kind in str(error)

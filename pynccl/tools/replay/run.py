@@ -190,17 +190,18 @@ def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
     if failures:
         signals = located(recorded, missing_signals(recorded))
         findings = [*_findings(recorded, outcomes), *signals]
+    every = list(outcomes.values())
     return Result(
-        rows_of([timing for outcome in outcomes.values() for timing in outcome.timings]),
+        rows_of(timing for outcome in every for timing in outcome.timings),
         recorded.notes,
         findings,
         failures,
         {rank: outcome.differences for rank, outcome in outcomes.items() if outcome.differences},
-        sum(outcome.operations for outcome in outcomes.values()),
-        sum(outcome.checked for outcome in outcomes.values()),
-        sum(outcome.outputs for outcome in outcomes.values()),
-        sum(outcome.shared for outcome in outcomes.values()),
-        max((outcome.seconds for outcome in outcomes.values()), default=0.0),
+        sum(outcome.operations for outcome in every),
+        sum(outcome.checked for outcome in every),
+        sum(outcome.outputs for outcome in every),
+        sum(outcome.shared for outcome in every),
+        max((outcome.seconds for outcome in every), default=0.0),
     )
 
 

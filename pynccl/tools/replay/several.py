@@ -21,7 +21,7 @@ def split(trace: ProcessTrace) -> list[ProcessTrace]:
         if rank is not None and rank not in known:
             known.append(rank)
     if all(len(known) < 2 for known in ranks.values()):
-        return [_part(trace, {id: known[0] for id, known in ranks.items() if known})]
+        return [trace]
     by_thread = _by_thread(trace)
     if by_thread is None:
         width = max(map(len, ranks.values()))
@@ -30,7 +30,7 @@ def split(trace: ProcessTrace) -> list[ProcessTrace]:
             {id: known[place] for id, known in by_order.items() if place < len(known)}
             for place in range(width)
         ]
-    return [_part(trace, members, alone=False) for members in by_thread]
+    return [_part(trace, members) for members in by_thread]
 
 
 def _rank(trace: ProcessTrace, one: Operation | Wait) -> int | None:
@@ -53,37 +53,36 @@ def _by_thread(trace: ProcessTrace) -> list[dict[str, int]] | None:
     return list(threads.values())
 
 
-def _part(trace: ProcessTrace, members: dict[str, int], *, alone: bool = True) -> ProcessTrace:
-    """The part of these ranks; alone means that the process has no others."""
-    part = dataclasses.replace(trace, rank=trace.rank if alone else None)
-    if alone:
-        members = {one.id: one.rank for one in trace.communicators.values()} | members
-    part.communicators = {
-        (id, rank): comm
-        for id, rank in members.items()
-        if (comm := trace.communicator(id, rank)) is not None
-    }
-    if alone:
-        return part
-    part.windows = [one for one in trace.windows if members.get(one.communicator) == one.rank]
-    part.operations = _of(trace, trace.operations, members)
-    part.runs = _of(trace, trace.runs, members)
-    threads = {operation.thread for operation in part.operations}
-    part.waits = [
-        wait
-        for wait in trace.waits
-        if (members.get(wait.communicator) == _rank(trace, wait) if wait.communicator else False)
-        or (wait.communicator is None and wait.thread in threads and not _shared(trace, threads))
-    ]
-    return part
+def _part(trace: ProcessTrace, members: dict[str, int]) -> ProcessTrace:
+    """The part of these ranks."""
+    operations = _of(trace, trace.operations, members)
+    threads = {operation.thread for operation in operations}
+    if _by_thread(trace) is None or len(threads) > 1:
+        threads.clear()  # they act for several ranks
+    return dataclasses.replace(
+        trace,
+        rank=None,
+        communicators={
+            (id, rank): comm
+            for id, rank in members.items()
+            if (comm := trace.communicator(id, rank)) is not None
+        },
+        windows=[one for one in trace.windows if members.get(one.communicator) == one.rank],
+        operations=operations,
+        runs=_of(trace, trace.runs, members),
+        waits=[
+            wait
+            for wait in trace.waits
+            if (
+                wait.thread in threads
+                if wait.communicator is None
+                else members.get(wait.communicator) == _rank(trace, wait)
+            )
+        ],
+    )
 
 
 def _of(
     trace: ProcessTrace, operations: Sequence[Operation], members: dict[str, int]
 ) -> list[Operation]:
     return [one for one in operations if members.get(one.communicator) == _rank(trace, one)]
-
-
-def _shared(trace: ProcessTrace, threads: set[int]) -> bool:
-    """Whether these threads act for several ranks."""
-    return _by_thread(trace) is None or len(threads) > 1

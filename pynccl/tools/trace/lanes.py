@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -153,7 +154,8 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def _common(one: Interval, others: list[Interval]) -> Iterator[Interval]:
-    for began, ended in others[_first(one[0], others) :]:
+    first = bisect(others, one[0], key=lambda other: other[1])
+    for began, ended in others[first:]:
         if began >= one[1]:
             return
         yield max(began, one[0]), min(ended, one[1])
@@ -170,15 +172,3 @@ def without(one: Interval, others: list[Interval]) -> list[Interval]:
     if at < one[1]:
         result.append((at, one[1]))
     return result
-
-
-def _first(time: int, intervals: list[Interval]) -> int:
-    """The index of the first one that ends after a time."""
-    low, high = 0, len(intervals)
-    while low < high:
-        middle = (low + high) // 2
-        if intervals[middle][1] <= time:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pynccl.tools.figures import new_figure
 from pynccl.tools.trace.lanes import Interval, Lane, Lanes
 from pynccl.tools.trace.merge import Merged
 from pynccl.tools.trace.model import TraceError
@@ -54,13 +55,6 @@ def plot(
         ImportError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f"a plot needs matplotlib (pip install 'rawnccl[plot]'): {error}"
-        ) from error
     first = min(merged.time(i, trace.began) for i, trace in enumerate(merged.traces))
     low = None if begin is None else first + round(begin * 1e9)
     high = None if end is None else first + round(end * 1e9)
@@ -70,8 +64,7 @@ def plot(
         raise TraceError("there is nothing to plot in this period")
     rows = _rows(merged, bars)
     inches = min(1.6 + _LANE_INCHES * len(rows), _MOST_INCHES)
-    figure = Figure(figsize=(_WIDTH_INCHES, inches), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(_WIDTH_INCHES, inches)
     axes = figure.add_subplot()
     low = min(bar.began for bar in bars) if low is None else low
     high = max(bar.ended for bar in bars) if high is None else high
