@@ -59,29 +59,12 @@ def test_a_sound_machine() -> None:
     assert re.fullmatch(r"no problems \(\d+\.\d s\)", lines[-1])
 
 
-def test_json() -> None:
-    code, found, _ = _run(_environment(), "--provider", "host")
-    assert code == 0
-    assert found["ok"] is True
-    assert all(found[name] for name in ("pynccl", "python", "platform", "seconds"))
-    for one in found["findings"]:
-        assert set(one) == {"area", "level", "text", "advice"}
-        assert one["level"] in ("ok", "note", "problem")
-
-
 def test_a_library_that_is_not_there() -> None:
     code, found, _ = _run(_environment(PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2"))
     assert code == 1
     (problem,) = [one for one in found["findings"] if one["level"] == "problem"]
     assert "/nowhere/libnccl.so.2: cannot open shared object file" in problem["text"]
     assert problem["advice"].startswith("unset PYNCCL_NCCL_LIBRARY")
-
-
-def test_hostnccl_that_is_not_there() -> None:
-    code, found, _ = _run(_environment(PYNCCL_HOSTNCCL_LIBRARY="/nowhere.so"), "--provider", "host")
-    assert code == 1
-    assert any("/nowhere.so: cannot open shared object file" in text for text in _problems(found))
-    assert not any(one["area"].startswith("2 ranks") for one in found["findings"])
 
 
 @pytest.mark.parametrize("mistake", ["hang", "crash"])

@@ -32,13 +32,6 @@ def _record(rank: Rank, prefix: str, skips: bool) -> None:
     del memory  # in use until then
 
 
-def _trace(rank: Rank, prefix: str) -> None:
-    from pynccl import nccl
-
-    with nccl.trace(f"{prefix}-{rank.rank}.json.gz"):
-        _program(rank, skips=False)
-
-
 def _program(rank: Rank, skips: bool) -> object:
     """Collectives, groups, splits, plans and puts; rank 1 may skip an operation."""
     import numpy as np
@@ -114,18 +107,6 @@ def test_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     row = rows["all_reduce", 2400]
     assert (row["replayed_nbytes"], row["calls"], row["nranks"]) == (1200, 16, 4)
     assert rows["reduce_scatter", 800]["calls"] == 16
-
-
-def test_a_trace_has_the_recorded_times(
-    launched: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launched(4, _trace, str(tmp_path / "trace"))
-    assert cli.main(["replay", "--json", *sorted(map(str, tmp_path.iterdir()))]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    row = next(row for row in rows if (row["kind"], row["nbytes"]) == ("all_reduce", 2400))
-    assert row["recorded"] > 0
-    assert row["ratio"] == pytest.approx(row["replayed"] / row["recorded"])
-    assert row["busbw"] == pytest.approx(2400 * 1.5 / row["replayed"] / 1e9)
 
 
 def test_fewer_ranks(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,34 +137,6 @@ def test_waits_for_events_are_for_what_came_before_the_record() -> None:
     assert replay(world.traces).ok
 
 
-def test_events_of_a_program_that_has_run() -> None:
-    import numpy as np
-
-    from pynccl import nccl
-
-    (comm,) = nccl.Communicator.init_all(1, provider="host")
-    first, second = nccl.Stream("host"), nccl.Stream("host")
-    event = nccl.Event("host")
-    x, y = np.ones(8), np.ones(8)
-    with comm, nccl.trace() as traced:
-        comm.all_reduce(x, stream=first)
-        event.record(first)
-        comm.all_reduce(x, stream=first)
-        second.wait(event)
-        comm.all_reduce(y, stream=second)
-        event.synchronize()
-    assert traced.process is not None
-    steps = compile_programs(gather([traced.process]))[0].steps
-    assert [(len(step.ops), step.waits) for step in steps] == [
-        (1, []),
-        (1, []),
-        (0, [(2, 0, 1)]),
-        (1, []),
-        (0, [(None, 0, 1)]),
-    ]
-    assert replay([traced.process]).ok
-
-
 def test_waits_of_streams_without_operations_are_passed_on() -> None:
     """Stream 48 has compute only, which waits for stream 16, and which stream 32 waits for."""
     world = World(2)

@@ -303,8 +303,9 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plot_without_matplotlib_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(tmp_path / "0.json")
-    chrome.save(TraceBuilder().trace, path)
+    builder, path = TraceBuilder(), str(tmp_path / "0.json")
+    builder.operation("all_reduce", 1, 5)
+    chrome.save(builder.trace, path)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
     assert cli.main(["trace", "plot", path, "-o", str(tmp_path / "0.png")]) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -20,83 +19,50 @@ from pynccl.tools.trace.model import (
     Operation,
     ProcessTrace,
     Range,
+    Signal,
     TraceError,
     Wait,
+    Window,
 )
 from tests.support.tier import FULL
-from tests.support.traces import STREAM, TraceBuilder
-
-_TEXTS = st.text(max_size=8)
-_IDS = st.text("0123456789abcdef", min_size=16, max_size=16)
-_NUMBERS = st.integers(0, 2**62)
-_STREAMS = st.sampled_from([0, 1, 2, STREAM, 2**64 - 1])
-_FEW = st.integers(1, 3)
-_VALUES = {
-    "bool": st.booleans(),
-    "int": _NUMBERS,
-    "int | None": st.none() | _NUMBERS,
-    "str": _TEXTS,
-    "str | None": st.none() | _TEXTS,
-}
-_KINDS = ["all_reduce", "gather", "send", "recv", "put_signal", "signal", "barrier"]
-
-
-def _any(record: type[Any], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """A record with any values of the types of its fields, or these."""
-    fields = {
-        one.name: _VALUES[str(one.type)]
-        for one in dataclasses.fields(record)
-        if str(one.type) in _VALUES
-    }
-    return st.builds(record, **(fields | special))
-
-
-_COMMUNICATORS = _any(
-    Communicator,
-    id=_IDS,
-    joined=st.none() | _IDS,
-    parent=st.none() | _IDS,
-    provider=st.sampled_from(["host", "cuda"]),
-    rank=st.integers(0, 7),
-    nranks=st.integers(8, 9),
-)
+from tests.support.traces import TraceBuilder
 
 
 @st.composite
 def _traces(draw: st.DrawFn) -> ProcessTrace:
-    communicators = draw(st.lists(_COMMUNICATORS, min_size=1, max_size=2))
-    ids = [one.id for one in communicators]
-    operation = _any(
-        Operation,
-        kind=st.sampled_from(_KINDS),
-        communicator=st.sampled_from([*ids, "missing"]),
-        sequence=_FEW,
-        number=st.none() | _FEW,
-        stream=_STREAMS,
-        thread=_FEW,
-        group=st.none() | _FEW,
-        graph=st.none() | _FEW,
+    """Any values of the types of the fields, with communicators that have their rank."""
+    communicator = st.builds(
+        Communicator,
+        provider=st.sampled_from(["host", "cuda"]),
+        rank=st.integers(0, 7),
+        nranks=st.integers(8, 9),
     )
-    wait = _any(
-        Wait,
-        what=st.sampled_from(["work", "stream", "event", "stream_event"]),
-        communicator=st.none() | st.sampled_from(ids),
-        sequence=st.none() | _FEW,
-        stream=st.none() | _STREAMS,
-        thread=_FEW,
+    communicators = draw(st.lists(communicator, min_size=1, max_size=2))
+    ids = st.sampled_from([*(one.id for one in communicators), "missing"])
+    kinds = st.sampled_from(["all_reduce", "gather", "send", "recv", "put_signal", "barrier"])
+    numbers = st.none() | st.integers(1, 3)
+    operations = st.lists(
+        st.builds(
+            Operation,
+            kind=kinds,
+            communicator=ids,
+            number=numbers,
+            group=numbers,
+            graph=numbers,
+            signals=st.lists(st.builds(Signal), max_size=2).map(tuple),
+        ),
+        max_size=6,
     )
-    records = {
-        "operations": (operation, 6),
-        "waits": (wait, 3),
-        "ranges": (_any(Range, stream=st.none() | _STREAMS, thread=_FEW), 3),
-        "launches": (_any(GraphLaunch, graph=_FEW, stream=_STREAMS, thread=_FEW), 2),
-    }
     return draw(
-        _any(
+        st.builds(
             ProcessTrace,
-            pid=st.integers(1, 2**22),
             communicators=st.just({(one.id, one.rank): one for one in communicators}),
-            **{name: st.lists(one, max_size=most) for name, (one, most) in records.items()},
+            operations=operations,
+            waits=st.lists(st.builds(Wait, communicator=st.none() | ids), max_size=3),
+            ranges=st.lists(st.builds(Range), max_size=3),
+            launches=st.lists(st.builds(GraphLaunch, graph=numbers.filter(bool)), max_size=2),
+            windows=st.lists(st.builds(Window), max_size=2),
+            runs=operations,
         )
     )
 

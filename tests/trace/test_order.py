@@ -247,20 +247,6 @@ def test_equal_conflicts_of_a_loop_are_one() -> None:
     assert [(one.error, one.times) for one in found] == [(True, 5), (False, 4)]
 
 
-def test_a_correct_loop_of_two_streams_is_in_order() -> None:
-    """Compute and communication wait for each other by events, as those of DDP do."""
-
-    def build(builder: TraceBuilder) -> None:
-        for step in range(5):
-            at = 10 * step
-            builder.operation("all_reduce", at + 1, at + 5, stream=_A, called=at)
-            builder.wait("stream_event", at + 5, at + 5.1, stream=_B)
-            builder.operation("all_gather", at + 5.2, at + 6, stream=_B, called=at + 0.1, **_CHAIN)
-            builder.wait("stream_event", at + 6, at + 6.1, stream=_A)
-
-    assert _check(build) == []
-
-
 def test_many_operations_are_checked_in_time() -> None:
     """Time grows with the operations, not with their square: 10,000 in a second."""
     builder = TraceBuilder()

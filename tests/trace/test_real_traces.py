@@ -5,7 +5,6 @@ found, and the merged trace of 4 ranks passes the schema, Perfetto, and the defi
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import ProcessTrace
 from pynccl.tools.trace.order import Conflict, check
 from tests.nccl import test_delays
-from tests.support import perfetto
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
@@ -167,15 +165,3 @@ def test_two_ranks_of_one_process(launch: Launcher) -> None:
         ("send", 2, [(0, "send"), (1, "recv")]),
         ("send", 2, [(1, "send"), (0, "recv")]),
     ]
-
-
-@pytest.mark.skipif(perfetto.why_not() is not None, reason=perfetto.why_not() or "")
-def test_perfetto_reads_the_trace_of_4_ranks(traces: list[ProcessTrace], tmp_path: Path) -> None:
-    path = tmp_path / "merged.json"
-    chrome.save(traces, path)
-    with perfetto.TraceProcessor(str(path)) as processor:
-        assert perfetto.problems(processor) == []
-        (row,) = processor.query("select count(*) as n from slice where category = 'operation'")
-        assert row["n"] == 4 * 3 * 6
-        (row,) = processor.query("select count(*) as n from flow")
-        assert row["n"] == 12 * 3 + 12

@@ -388,37 +388,6 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         comm.close()
 
 
-@pytest.mark.usefixtures("kept_ranks")
-def test_ranks_that_are_threads() -> None:
-    unique_id = nccl.get_unique_id("host")
-
-    def work(rank: int) -> None:
-        with nccl.Communicator(2, unique_id, rank, provider="host") as comm:
-            for _ in range(3):
-                comm.all_reduce(np.ones(COUNT, np.float32))
-
-    def run() -> None:
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-
-    trace = traced_by(run)
-    (id,) = {one.communicator for one in trace.operations}
-    assert sorted(trace.communicators) == [(id, 0), (id, 1)]
-    threads = {(one.rank, one.thread) for one in trace.operations}
-    assert len(threads) == 2
-    for operation in trace.operations:
-        communicator = trace.communicator_of(operation)
-        assert communicator is not None
-        assert communicator.rank == operation.rank
-    result = replay([trace])
-    assert result.ok
-    assert result.checked == 6
-
-
 def _largest(rank: Rank) -> None:
     half = rank.comm.split(rank.rank // 2, -rank.rank)
     assert half is not None

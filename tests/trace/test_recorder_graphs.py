@@ -15,42 +15,9 @@ from pynccl.tools.trace import chrome
 from pynccl.tools.trace.exposure import exposed
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
-from tests.support.traces import CLOCKS, traced_by
+from tests.support.traces import traced_by
 
 COUNT = 1000
-
-
-def _graphs(rank: Rank) -> None:
-    comm, stream = rank.comm, rank.stream()
-    x = rank.memory.put(np.zeros(COUNT, np.float32))
-
-    def run() -> None:
-        with nccl.capture(stream) as graph:
-            comm.all_reduce(x)
-            with nccl.group():
-                comm.all_reduce(x)
-        graph.launch(stream)
-        graph.launch(stream)
-        stream.synchronize()
-
-    trace = traced_by(run)
-    assert len(trace.operations) == 2
-    for operation in trace.operations:
-        assert operation.graph is not None
-        assert operation.began is operation.ended is None
-    assert [launch.graph for launch in trace.launches] == [trace.operations[0].graph] * 2
-    one, two = trace.launches
-    assert one.began is not None
-    assert one.ended is not None
-    assert two.began is not None
-    assert two.ended is not None
-    assert one.called <= one.began + CLOCKS
-    assert one.began <= one.ended <= two.began + CLOCKS
-    assert two.began <= two.ended
-
-
-def test_captures_have_no_times_and_launches_have(launch: Launcher, provider: str) -> None:
-    launch(2, _graphs, provider=provider)
 
 
 def _ranges_in_captures(rank: Rank) -> None:

@@ -11,7 +11,6 @@ import functools
 import importlib
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from pynccl import nccl
 from pynccl.tools.lab.agreement import maximum, timed
@@ -25,14 +24,15 @@ _MOST_TIMES = 10**6
 _MEASURABLE = 5e-3  # seconds
 
 
-class Load(Protocol):
+class Load:
     """Work on a stream; :func:`make_load` creates the built-in ones.
 
     Attributes:
         times: how often one call repeats the work; the duration scales with it.
     """
 
-    times: int
+    def __init__(self) -> None:
+        self.times = 1
 
     def __call__(self, stream: nccl.Stream) -> None:
         """Enqueue the work.
@@ -40,9 +40,10 @@ class Load(Protocol):
         Args:
             stream: the stream.
         """
+        raise NotImplementedError
 
 
-class Sleep:
+class Sleep(Load):
     """Blocks a stream for a known time and occupies nothing else.
 
     It is a host function on the stream, on GPUs as well: it uses no SM, no bandwidth and no GIL.
@@ -57,16 +58,15 @@ class Sleep:
     def __init__(self, seconds: float) -> None:
         if not 0 < seconds <= 1000:
             raise ValueError(f"seconds: {seconds} is not above 0 and at most 1000")
+        super().__init__()
         self.seconds = seconds
-        self.times = 1
 
     def __call__(self, stream: nccl.Stream) -> None:
-        """Enqueue the work."""
         for _ in range(self.times):
             stream.launch_native(_usleep(), max(1, round(self.seconds * 1e6)))
 
 
-class Spin:
+class Spin(Load):
     """Occupies one CPU core for a known time, and the GIL for most of it.
 
     Args:
@@ -79,11 +79,10 @@ class Spin:
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
             raise ValueError(f"seconds: {seconds} is not above 0")
+        super().__init__()
         self.seconds = seconds
-        self.times = 1
 
     def __call__(self, stream: nccl.Stream) -> None:
-        """Enqueue the work."""
         stream.launch(self._spin)
 
     def _spin(self) -> None:
@@ -92,7 +91,7 @@ class Spin:
             pass
 
 
-class Gemm:
+class Gemm(Load):
     """Products of square float32 matrices: compute-bound.
 
     Args:
@@ -106,14 +105,13 @@ class Gemm:
     def __init__(self, arrays: Arrays, side: int) -> None:
         if side < 1:
             raise ValueError(f"side: {side} is below 1")
-        self.times = 1
+        super().__init__()
         self._arrays = arrays
         # Multiplying zeros draws less power, so that a GPU clocks higher.
         self._a, self._b = arrays.random(side, side), arrays.random(side, side)
         self._out = arrays.zeros(side, side)
 
     def __call__(self, stream: nccl.Stream) -> None:
-        """Enqueue the work."""
         self._arrays.enqueue(stream, self._multiply)
 
     def _multiply(self) -> None:
@@ -121,7 +119,7 @@ class Gemm:
             self._arrays.multiply(self._a, self._b, self._out)
 
 
-class MemoryBound:
+class MemoryBound(Load):
     """Copies of a large array: memory-bound.
 
     Args:
@@ -135,12 +133,11 @@ class MemoryBound:
     def __init__(self, arrays: Arrays, nbytes: int) -> None:
         if nbytes < 4:
             raise ValueError(f"nbytes: {nbytes} is below 4")
-        self.times = 1
+        super().__init__()
         self._arrays = arrays
         self._to, self._source = (arrays.zeros(nbytes // 4) for _ in range(2))
 
     def __call__(self, stream: nccl.Stream) -> None:
-        """Enqueue the work."""
         self._arrays.enqueue(stream, self._copy)
 
     def _copy(self) -> None:
@@ -225,11 +222,11 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
     return load
 
 
-class _Users:
+class _Users(Load):
     """A user-defined function, repeated."""
 
     def __init__(self, function: Callable[[nccl.Stream], None]) -> None:
-        self.times = 1
+        super().__init__()
         self._function = function
 
     def __call__(self, stream: nccl.Stream) -> None:

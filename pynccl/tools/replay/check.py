@@ -45,16 +45,16 @@ def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
 def missing_signals(recorded: Recorded) -> list[Finding]:
     """Waits for more signals than their senders sent."""
     findings = []
-    for one in excess(recorded):
-        comm = recorded.comms[one.communicator]
-        which = f"signal {one.signal}, context {one.context}"
+    for key, waited, sent, operation in excess(recorded):
         text = (
-            f"rank {one.receiver} waits for {one.waited} signals of rank {one.sender} ({which}), "
-            f"which has sent {one.sent}: the first wait_signal for more is that with sequence "
-            f"{one.operation.sequence}"
+            f"rank {key.receiver} waits for {waited} signals of rank {key.sender} (signal "
+            f"{key.signal}, context {key.context}), which has sent {sent}: the first wait_signal "
+            f"for more is that with sequence {operation.sequence}"
         )
-        ranks, sequence = ([one.sender], [one.receiver]), one.operation.sequence
-        findings.append(Finding("signals", comm.id, *ranks, sequence, None, text))
+        ranks = [key.sender], [key.receiver]
+        findings.append(
+            Finding("signals", key.communicator, *ranks, operation.sequence, None, text)
+        )
     return findings
 
 

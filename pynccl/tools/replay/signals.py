@@ -11,12 +11,12 @@ from typing import NamedTuple
 from pynccl.tools.replay.model import Recorded, Sync
 from pynccl.tools.trace.model import Operation, Signal
 
-__all__ = ["ONE_SIDED", "Excess", "excess", "trim"]
+__all__ = ["ONE_SIDED", "Excess", "Key", "excess", "trim"]
 
 ONE_SIDED = frozenset(("put_signal", "signal", "wait_signal"))
 
 
-class _Key(NamedTuple):
+class Key(NamedTuple):
     """The key by which signals are counted; ranks are those of the communicator."""
 
     communicator: str
@@ -26,34 +26,14 @@ class _Key(NamedTuple):
     context: int
 
 
-class Excess(NamedTuple):
-    """A wait for more signals than were sent.
-
-    Attributes:
-        communicator: its id.
-        receiver: the waiting rank.
-        sender: the rank that would send them.
-        signal: index of the signal.
-        context: index of the context.
-        waited: number of signals that the receiver waits for.
-        sent: number of signals that were sent.
-        operation: the first one that waits for more than were sent.
-    """
-
-    communicator: str
-    receiver: int
-    sender: int
-    signal: int
-    context: int
-    waited: int
-    sent: int
-    operation: Operation
+# The signals of a key that are awaited, those that were sent, and the first wait for more.
+Excess = tuple[Key, int, int, Operation]
 
 
-def _counts(recorded: Recorded) -> tuple[Counter[_Key], Counter[_Key]]:
+def _counts(recorded: Recorded) -> tuple[Counter[Key], Counter[Key]]:
     """The signals sent and the signals awaited, for senders with a file."""
-    sent: Counter[_Key] = Counter()
-    waited: Counter[_Key] = Counter()
+    sent: Counter[Key] = Counter()
+    waited: Counter[Key] = Counter()
     for place, process in enumerate(recorded.processes):
         for operation in process.operations:
             if operation.kind not in ONE_SIDED:
@@ -64,15 +44,15 @@ def _counts(recorded: Recorded) -> tuple[Counter[_Key], Counter[_Key]]:
                     waited[key] += signal.times
             elif operation.peer is not None:
                 indexes = operation.signal or 0, operation.context or 0
-                sent[_Key(operation.communicator, rank, operation.peer, *indexes)] += 1
+                sent[Key(operation.communicator, rank, operation.peer, *indexes)] += 1
     return sent, waited
 
 
-def _waits(recorded: Recorded, operation: Operation, rank: int) -> Iterator[tuple[_Key, Signal]]:
+def _waits(recorded: Recorded, operation: Operation, rank: int) -> Iterator[tuple[Key, Signal]]:
     missing = recorded.comms[operation.communicator].missing
     for one in operation.signals:
         if one.peer not in missing:
-            yield _Key(operation.communicator, one.peer, rank, one.signal, one.context), one
+            yield Key(operation.communicator, one.peer, rank, one.signal, one.context), one
 
 
 def excess(recorded: Recorded) -> Iterator[Excess]:
@@ -82,7 +62,7 @@ def excess(recorded: Recorded) -> Iterator[Excess]:
     if not found:
         return
     for place, process in enumerate(recorded.processes):
-        so_far: Counter[_Key] = Counter()
+        so_far: Counter[Key] = Counter()
         for operation in process.operations:
             if operation.kind != "wait_signal":
                 continue
@@ -91,16 +71,7 @@ def excess(recorded: Recorded) -> Iterator[Excess]:
                 so_far[key] += signal.times
                 if key in found and so_far[key] > sent[key]:
                     found.remove(key)
-                    yield Excess(
-                        communicator=key.communicator,
-                        receiver=key.receiver,
-                        sender=key.sender,
-                        signal=key.signal,
-                        context=key.context,
-                        waited=waited[key],
-                        sent=sent[key],
-                        operation=operation,
-                    )
+                    yield key, waited[key], sent[key], operation
 
 
 def trim(recorded: Recorded) -> None:
@@ -149,11 +120,11 @@ class _Surplus:
         dropped: number of dropped waits, by reason.
     """
 
-    early: Counter[_Key]
-    left: dict[_Key, int]
+    early: Counter[Key]
+    left: dict[Key, int]
     dropped: Counter[str] = field(default_factory=Counter)
 
-    def take(self, key: _Key, one: Signal) -> Signal:
+    def take(self, key: Key, one: Signal) -> Signal:
         """The part of the next wait that is preserved."""
         early = min(one.times, self.early[key])
         self.early[key] -= early
