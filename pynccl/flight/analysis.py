@@ -101,7 +101,9 @@ def _describe(one: Merged) -> dict[str, object]:
         for rank, member in one.members.items()
         if member.communicator.failure is not None
     }
-    lines = [f"{one.label} of {one.nranks} ranks, made by {next(iter(one)).communicator.creator}"]
+    lines = [
+        f"{one.label} of {one.nranks} ranks, created by {next(iter(one)).communicator.creator}"
+    ]
     processes = {rank: member.dump.rank for rank, member in one.members.items()}
     if any(process not in (None, rank) for rank, process in processes.items()):
         places = [f"{rank} in process {process}" for rank, process in processes.items()]

@@ -234,7 +234,7 @@ def test_wrong_results() -> None:
     assert problem.text.startswith(
         "ranks 0 and 1 failed after creating a communicator: RuntimeError:"
     )
-    assert "all_reduce gave wrong data: 262144 of 262144 elements are not 3" in problem.text
+    assert "all_reduce returned wrong data: 262144 of 262144 elements are not 3" in problem.text
 
 
 def test_what_ranks_print(capfd: pytest.CaptureFixture[str]) -> None:

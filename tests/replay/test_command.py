@@ -112,10 +112,10 @@ def test_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_fewer_ranks(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", "--ranks", "3", *files]) == 0
     printed = capsys.readouterr().out
-    assert "note: rank 3 left out, as asked" in printed
+    assert "note: rank 3 excluded, as requested" in printed
     assert "has 3 of its 4 ranks" in printed
     assert "has 1 of its 2 ranks" in printed
-    assert "operations to or from ranks that are left out are dropped" in printed
+    assert "operations to or from excluded ranks are dropped" in printed
 
 
 def test_a_rank_that_skips(skipping: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def test_communicators_are_cut_to_the_ranks_that_are_left() -> None:
     roots = [operation.root for operation in recorded.processes[0].operations[:2]]
     assert roots == [0, 1]  # the first rank that is left, and process 0
     assert [one.peer for one in recorded.processes[1].operations[2:]] == [1]
-    assert "rank 0: 1 operations to or from ranks that are left out are dropped" in recorded.notes
+    assert "rank 0: 1 operations to or from excluded ranks are dropped" in recorded.notes
     assert f"communicator {other} has 2 of its 3 ranks" in recorded.notes
     assert replay(world.traces, ranks=2).ok
 

@@ -219,7 +219,7 @@ class _Transfer:
         if found != array.array("f", [value]) * _COUNT:
             wrong = sum(one != value for one in found)
             raise RuntimeError(
-                f"{what} gave wrong data: {wrong} of {_COUNT} elements are not {value:g}"
+                f"{what} returned wrong data: {wrong} of {_COUNT} elements are not {value:g}"
             )
 
 

@@ -63,7 +63,7 @@ def run(
 
     store, rank, world_size = next(rendezvous("env://"))
     if world_size < nranks:
-        raise ValueError(f"ranks: {nranks} are asked for, torchrun has started {world_size}")
+        raise ValueError(f"ranks: {nranks} requested, but torchrun started {world_size}")
     if rank == 0:
         store.set("pynccl.lab", bytes(nccl.get_unique_id(provider)))
     unique_id = nccl.UniqueId(store.get("pynccl.lab"))

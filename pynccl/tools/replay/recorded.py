@@ -45,7 +45,7 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
     members = _members(processes, joined)
     if ranks is not None and ranks < len(processes):
         gone = [process.rank for process in processes[ranks:]]
-        recorded.notes.append(f"{ranks_text(gone)} left out, as asked")
+        recorded.notes.append(f"{ranks_text(gone)} excluded, as requested")
         recorded.processes = processes[:ranks]
     places = _cut(recorded, members, cut=ranks is not None)
     for place, process in enumerate(recorded.processes):
@@ -139,7 +139,7 @@ def _fill(
 ) -> None:
     """Collect the items of a process, with the communicators and ranks of the replay."""
     trace = process.trace
-    left_out = failed = 0
+    excluded = failed = 0
     captured: dict[int, list[Operation]] = defaultdict(list)
     timed: list[tuple[int, Operation | Sync]] = []
     for operation in trace.operations:
@@ -153,7 +153,7 @@ def _fill(
         process.first[id] = min(process.first.get(id, operation.sequence), operation.sequence)
         kept = _placed(dataclasses.replace(operation, communicator=id), places[id])
         if kept is None:
-            left_out += 1
+            excluded += 1
         elif operation.graph is not None:
             captured[operation.graph].append(kept)
         else:
@@ -173,10 +173,9 @@ def _fill(
     for window in trace.windows:
         id = joined.get(window.communicator, window.communicator)
         process.windows.append(dataclasses.replace(window, communicator=id))
-    if left_out:
+    if excluded:
         recorded.notes.append(
-            f"rank {process.rank}: {left_out} operations to or from ranks that are left out are "
-            "dropped"
+            f"rank {process.rank}: {excluded} operations to or from excluded ranks are dropped"
         )
     if failed:
         recorded.notes.append(

@@ -70,50 +70,40 @@ def exposed(trace: ProcessTrace) -> Exposed:
         for one in trace.ranges
         if one.compute and (interval := lanes.interval(one)) is not None
     )
-    running = [
-        None if one.graph is not None or one.failed else lanes.interval(one)
-        for one in trace.operations
-    ]
-    runs = [lanes.interval(one) for one in trace.runs]
     known = {_launch(one) for one in trace.runs if one.began is not None}
-    launched = [None if _launch(one) in known else lanes.interval(one) for one in trace.launches]
-    communicating = union(one for one in (*running, *launched, *runs) if one is not None)
+    ran = [
+        *(
+            None if one.graph is not None or one.failed else lanes.interval(one)
+            for one in trace.operations
+        ),
+        *(None if _launch(one) in known else lanes.interval(one) for one in trace.launches),
+        *map(lanes.interval, trace.runs),
+    ]
+    communicating = union(one for one in ran if one is not None)
     if any(one.compute for one in trace.ranges):
+        definition = RANGES
         open_ = [part for one in communicating for part in without(one, computing)]
-        return Exposed(
-            RANGES,
-            [_outside(one, computing) for one in running],
-            [_outside(one, computing) for one in launched],
-            [_outside(one, computing) for one in runs],
-            length(open_),
-            length(communicating),
-            length(computing),
-        )
-    parts, graphs, in_graphs, others = _waited(trace, lanes, running, launched, runs)
-    every = union([*(one for own in (*parts, *graphs, *in_graphs) for one in own), *others])
+        parts = [[] if one is None else without(one, computing) for one in ran]
+    else:
+        definition = WAITS
+        parts, others = _waited(trace, lanes, ran)
+        open_ = union([*(part for own in parts for part in own), *others])
+    exposed_ = [
+        None if one is None else length(union(own)) for one, own in zip(ran, parts, strict=True)
+    ]
+    first, last = len(trace.operations), len(ran) - len(trace.runs)
     return Exposed(
-        WAITS,
-        _lengths(running, parts),
-        _lengths(launched, graphs),
-        _lengths(runs, in_graphs),
-        length(every),
+        definition,
+        exposed_[:first],
+        exposed_[first:last],
+        exposed_[last:],
+        length(open_),
         length(communicating),
-        0,
+        length(computing),
     )
 
 
-def _outside(one: Interval | None, computing: list[Interval]) -> int | None:
-    return None if one is None else length(without(one, computing))
-
-
-_Parts = list[list[Interval]]
 _Name = tuple[str, int | None, int]  # communicator, rank and sequence of an operation
-
-
-def _lengths(running: list[Interval | None], parts: _Parts) -> list[int | None]:
-    return [
-        None if ran is None else length(union(own)) for ran, own in zip(running, parts, strict=True)
-    ]
 
 
 class _OnLane(NamedTuple):
@@ -125,18 +115,10 @@ class _OnLane(NamedTuple):
 
 
 def _waited(
-    trace: ProcessTrace,
-    lanes: Lanes,
-    running: list[Interval | None],
-    launched: list[Interval | None],
-    runs: list[Interval | None],
-) -> tuple[_Parts, _Parts, _Parts, list[Interval]]:
-    """The waiting times for each operation, for each launch, for each operation in a launch, and
-    for unknown ones.
-    """
-    parts: _Parts = [[] for _ in running]
-    graphs: _Parts = [[] for _ in launched]
-    in_graphs: _Parts = [[] for _ in runs]
+    trace: ProcessTrace, lanes: Lanes, ran: list[Interval | None]
+) -> tuple[list[list[Interval]], list[Interval]]:
+    """The waiting times for each operation, launch and operation in a launch, and for others."""
+    parts: list[list[Interval]] = [[] for _ in ran]
     others: list[Interval] = []
     by_lane: dict[Lane, list[_OnLane]] = defaultdict(list)
     by_sequence: dict[_Name, int] = {
@@ -144,19 +126,19 @@ def _waited(
         for index, one in enumerate(trace.operations)
     }
     workers = _workers(trace, by_sequence)
-    for index, (operation, ran) in enumerate(zip(trace.operations, running, strict=True)):
-        if ran is not None:
-            lane = lanes.of_operation(operation)
-            waits = lane.blocks_thread and operation.thread not in workers
-            parts[index] += [ran] if waits else []
-            by_lane[lane].append(_OnLane(ran[1], ran[0], parts[index]))
     # A wait for an operation in a graph waits for the stream of the launch.
     of_launch = {_launch(one): lanes.of_launch(one) for one in trace.launches}
-    launches: list[GraphLaunch | Operation] = [*trace.launches, *trace.runs]
-    times = zip([*launched, *runs], [*graphs, *in_graphs], strict=True)
-    for one, (ran, own) in zip(launches, times, strict=True):
-        if ran is not None and _launch(one) in of_launch:
-            by_lane[of_launch[_launch(one)]].append(_OnLane(ran[1], ran[0], own))
+    entries = [*trace.operations, *trace.launches, *trace.runs]
+    for index, (one, interval) in enumerate(zip(entries, ran, strict=True)):
+        if interval is None:
+            continue
+        lane = of_launch.get(_launch(one))
+        if isinstance(one, Operation) and one.graph is None:
+            lane = lanes.of_operation(one)
+            if lane.blocks_thread and one.thread not in workers:
+                parts[index].append(interval)
+        if lane is not None:
+            by_lane[lane].append(_OnLane(interval[1], interval[0], parts[index]))
     for ordered in by_lane.values():
         ordered.sort(key=lambda one: one.ended)
     for wait in trace.waits:
@@ -172,7 +154,7 @@ def _waited(
             others.append(span)
         else:
             _share(span, by_lane.get(awaited, []))
-    return parts, graphs, in_graphs, others
+    return parts, others
 
 
 def _launch(one: Operation | GraphLaunch) -> tuple[int | None, int]:

@@ -28,19 +28,10 @@ _STOP_SECONDS = 10.0
 class Trace:
     """A trace of this process, created by :func:`trace`. See docs/trace.md.
 
-    Args:
-        path: a file for the trace, or None; the rank of the process is inserted before the suffix.
-        limit: maximum number of operations; later ones are only counted.
-        annotate: whether operations become ranges of NVTX and of torch's profiler.
-        graphs: whether captured operations are timed in each launch of their Graph.
-
     Attributes:
         process: the result, a :class:`pynccl.tools.trace.model.ProcessTrace`; None until the trace
             ends.
         path: the file that was written, or None.
-
-    Raises:
-        ValueError: limit is below 1.
     """
 
     def __init__(self, path: _Path | None, *, limit: int, annotate: bool, graphs: bool) -> None:
