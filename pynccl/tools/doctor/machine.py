@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ from pynccl.tools.text import size_text
 
 __all__ = ["SharedMemory", "examine", "has_nvidia_device", "ptrace_scope", "shared_memory"]
 
-_AREA = "machine"
+_ok = partial(Finding, "machine", "ok")
+_note = partial(Finding, "machine", "note")
+_problem = partial(Finding, "machine", "problem")
 _MIB = 2**20
 _ENOUGH_SHARED = 512 * _MIB  # NCCL takes up to some ten MiB for each pair of ranks, torch more
 _LEAST_SHARED = 32 * _MIB
@@ -68,21 +71,17 @@ def examine(
     """
     cpus = len(os.sched_getaffinity(0))
     if cpus < 2:
-        yield Finding(
-            _AREA,
-            "note",
+        yield _note(
             "this process may use one CPU: ranks take turns on it",
             "start the container or the job with a CPU for each rank",
         )
     else:
-        yield Finding(_AREA, "ok", f"{cpus} CPUs")
+        yield _ok(f"{cpus} CPUs")
     yield _of_shared_memory(memory())
     yield _of_files()
     yield _of_locked_memory()
     if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        yield Finding(
-            _AREA,
-            "note",
+        yield _note(
             f"the address space is limited to {size_text(limit)} (ulimit -v); CUDA reserves more "
             "than the memory of the machine",
             "ulimit -v unlimited",
@@ -94,29 +93,24 @@ def _of_shared_memory(found: SharedMemory | None) -> Finding:
     use = "NCCL's ranks on one machine and torch's DataLoader use it; hostnccl does not"
     advice = "in a container: docker run --shm-size=1g, or --ipc=host"
     if found is None:
-        return Finding(_AREA, "note", f"there is no /dev/shm; {use}", advice)
+        return _note(f"there is no /dev/shm; {use}", advice)
     text = f"/dev/shm has {size_text(found.total)}, of which {size_text(found.free)} are free"
     if found.free < _LEAST_SHARED:
         full = found.total >= _ENOUGH_SHARED
         if full:
             advice = "remove files that other programs left in /dev/shm (ls -l /dev/shm)"
-        return Finding(_AREA, "problem", f"{text}: too little for NCCL; {use}", advice)
+        return _problem(f"{text}: too little for NCCL; {use}", advice)
     if found.total < _ENOUGH_SHARED:
-        return Finding(_AREA, "note", f"{text}: little for many ranks; {use}", advice)
-    return Finding(_AREA, "ok", text)
+        return _note(f"{text}: little for many ranks; {use}", advice)
+    return _ok(text)
 
 
 def _of_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"a process may open {_count(soft)} files (ulimit -n)"
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH_FILES:
-        return Finding(
-            _AREA,
-            "note",
-            f"{text}; a rank needs some for each peer",
-            f"ulimit -n {_count(hard)}",
-        )
-    return Finding(_AREA, "ok", text)
+        return _note(f"{text}; a rank needs some for each peer", f"ulimit -n {_count(hard)}")
+    return _ok(text)
 
 
 def _of_locked_memory() -> Finding:
@@ -124,26 +118,22 @@ def _of_locked_memory() -> Finding:
     unlimited = soft == resource.RLIM_INFINITY
     text = f"a process may lock {'unlimited' if unlimited else size_text(soft)} memory (ulimit -l)"
     if not unlimited and any(Path("/sys/class/infiniband").glob("*")):
-        return Finding(
-            _AREA,
-            "note",
+        return _note(
             f"{text}; there is InfiniBand or RoCE, which NCCL registers its buffers with",
             "ulimit -l unlimited; in a container: docker run --ulimit memlock=-1",
         )
     if not unlimited and soft < _ENOUGH_LOCKED:
         text += ", which only networks with RDMA and pinned host memory need"
-    return Finding(_AREA, "ok", text)
+    return _ok(text)
 
 
 def _of_ptrace(scope: int | None) -> Finding:
     if scope is None:
-        return Finding(_AREA, "ok", "the kernel does not restrict ptrace (no yama)")
+        return _ok("the kernel does not restrict ptrace (no yama)")
     text = f"kernel.yama.ptrace_scope is {scope}: {_SCOPES.get(scope, 'an unknown value')}"
     if scope == 0:
-        return Finding(_AREA, "ok", text)
-    return Finding(
-        _AREA,
-        "note",
+        return _ok(text)
+    return _note(
         f"{text}, so hostnccl copies large messages twice",
         "sysctl kernel.yama.ptrace_scope=0, if you administer the machine",
     )

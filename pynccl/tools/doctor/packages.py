@@ -6,13 +6,16 @@ import importlib.metadata
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 
 from pynccl._internal.installation import conflict
 from pynccl.tools.doctor.finding import Finding
 
 __all__ = ["examine"]
 
-_AREA = "packages"
+_ok = partial(Finding, "packages", "ok")
+_note = partial(Finding, "packages", "note")
+_problem = partial(Finding, "packages", "problem")
 _FIRST_TORCH = (2, 11)
 
 
@@ -23,20 +26,15 @@ def examine(*, device_present: bool) -> Iterator[Finding]:
         device_present: whether there is an NVIDIA GPU.
     """
     if what := conflict():
-        yield Finding(_AREA, "problem", *what.split(". To repair it: "))
+        yield _problem(*what.split(". To repair it: "))
     yield _of_torch(_version("torch"), device_present)
     yield _of_numpy(_version("numpy"))
     if device_present and _version("cuda-pathfinder") is None:
-        yield Finding(
-            _AREA,
-            "problem",
-            "cuda-pathfinder is not installed: it finds libnccl.so.2",
-            "pip install cuda-pathfinder",
+        yield _problem(
+            "cuda-pathfinder is not installed: it finds libnccl.so.2", "pip install cuda-pathfinder"
         )
     if _version("torch") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        yield Finding(
-            _AREA,
-            "note",
+        yield _note(
             'there is no C++ compiler: the backend "pynccl" of torch.distributed is built at its '
             "first use (the functions of `import pynccl as dist` need none)",
             "install g++ 11 or newer",
@@ -52,38 +50,30 @@ def _version(package: str) -> str | None:
 
 def _of_torch(version: str | None, device_present: bool) -> Finding:
     if version is None:
-        return Finding(
-            _AREA,
-            "note",
+        return _note(
             "torch is not installed: `import pynccl as dist` and pynccl.ops need it, pynccl.nccl "
             "and pynccl.raw do not",
             "pip install torch",
         )
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < _FIRST_TORCH:
-        return Finding(
-            _AREA,
-            "problem",
+        return _problem(
             f"torch {version} is older than {'.'.join(map(str, _FIRST_TORCH))}, the first that "
             "pynccl supports",
             "pip install --upgrade torch",
         )
     if device_present and version.endswith("+cpu"):
-        return Finding(
-            _AREA,
-            "note",
+        return _note(
             f"torch {version} is built without CUDA, and there is a GPU",
             "pip install torch from a PyTorch index with CUDA (pytorch.org, Get Started)",
         )
-    return Finding(_AREA, "ok", f"torch {version}")
+    return _ok(f"torch {version}")
 
 
 def _of_numpy(version: str | None) -> Finding:
     if version is None:
-        return Finding(
-            _AREA,
-            "note",
+        return _note(
             "NumPy is not installed: the examples on CPUs without torch need it, pynccl does not",
             "pip install numpy",
         )
-    return Finding(_AREA, "ok", f"NumPy {version}")
+    return _ok(f"NumPy {version}")

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pynccl.libraries import PROVIDERS
@@ -17,6 +18,9 @@ from pynccl.tools.doctor.variable_table import NCCL, OF_TORCH, PYNCCL
 __all__ = ["examine"]
 
 _AREA = "environment"
+_ok = partial(Finding, _AREA, "ok")
+_note = partial(Finding, _AREA, "note")
+_problem = partial(Finding, _AREA, "problem")
 _OURS = ("NCCL_", "HOSTNCCL_", "PYNCCL_")
 # Variables of the tests and of the build of the test double.
 _OF_TESTS = re.compile(r"PYNCCL_(TEST_.*|DOUBLE|BENCH_.*)")
@@ -43,13 +47,13 @@ def examine(
     for name in ours:
         yield _of_variable(name, environment[name], known, bool(described), library)
     if not ours:
-        yield Finding(_AREA, "ok", "no variable of NCCL, hostnccl or pynccl is set")
+        yield _ok("no variable of NCCL, hostnccl or pynccl is set")
     yield from _of_values(environment, facts)
     yield from _of_rendezvous(environment)
     for name in files:
         path = Path(name).expanduser()
         if path.is_file():
-            yield Finding(_AREA, "note", f"NCCL also reads {path}")
+            yield _note(f"NCCL also reads {path}")
 
 
 def _of_variable(
@@ -96,24 +100,20 @@ def _of_values(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterat
     """Report unusable values."""
     provider = environment.get("PYNCCL_PROVIDER")
     if provider and provider not in PROVIDERS:
-        yield Finding(
-            _AREA,
-            "problem",
+        yield _problem(
             f"PYNCCL_PROVIDER={provider} is not one of {', '.join(PROVIDERS)}",
             "unset it, or set it to one of them",
         )
     for one in facts:
         for text in one.wrong:
-            yield Finding(_AREA, "problem", text, "unset the variable or correct its value")
+            yield _problem(text, "unset the variable or correct its value")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         hides = "which hides all GPUs" if visible.strip() in ("", "-1") else "the others are hidden"
-        yield Finding(_AREA, "note", f"CUDA_VISIBLE_DEVICES={visible}: {hides}")
+        yield _note(f"CUDA_VISIBLE_DEVICES={visible}: {hides}")
     preload = environment.get("LD_PRELOAD", "")
     if "libnccl" in os.path.basename(preload) or "/libnccl" in preload:
-        yield Finding(
-            _AREA, "note", f"LD_PRELOAD={preload}: every program of this shell uses this libnccl"
-        )
+        yield _note(f"LD_PRELOAD={preload}: every program of this shell uses this libnccl")
 
 
 def _of_rendezvous(environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -121,9 +121,7 @@ def _of_rendezvous(environment: Mapping[str, str]) -> Iterator[Finding]:
     present = [name for name in _RENDEZVOUS if environment.get(name)]
     missing = [name for name in _RENDEZVOUS if not environment.get(name)]
     if present and missing:
-        yield Finding(
-            _AREA,
-            "note",
+        yield _note(
             f"{', '.join(present)} set, but not {', '.join(missing)}: init_process_group without "
             "arguments needs all four",
             "start the script with torchrun, or unset them",
