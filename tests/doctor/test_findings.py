@@ -38,8 +38,11 @@ def _about(findings: Iterable[Finding], text: str) -> Finding:
         (None, "note", "there is no /dev/shm"),
     ],
 )
-def test_shared_memory(memory: SharedMemory | None, level: str, text: str) -> None:
-    found = _about(machine.examine(memory=lambda: memory), "/dev/shm")
+def test_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, memory: SharedMemory | None, level: str, text: str
+) -> None:
+    monkeypatch.setattr(machine, "shared_memory", lambda: memory)
+    found = _about(machine.examine(), "/dev/shm")
     assert found.level == level
     assert text in found.text
     assert bool(found.advice) == (level != "ok")
@@ -48,8 +51,9 @@ def test_shared_memory(memory: SharedMemory | None, level: str, text: str) -> No
 
 
 @pytest.mark.parametrize(("scope", "level"), [(None, "ok"), (0, "ok"), (1, "note"), (3, "note")])
-def test_ptrace(scope: int | None, level: str) -> None:
-    found = _about(machine.examine(scope=lambda: scope), "ptrace")
+def test_ptrace(monkeypatch: pytest.MonkeyPatch, scope: int | None, level: str) -> None:
+    monkeypatch.setattr(machine, "ptrace_scope", lambda: scope)
+    found = _about(machine.examine(), "ptrace")
     assert found.level == level
     assert ("sysctl kernel.yama.ptrace_scope=0" in found.advice) == (level == "note")
 

@@ -45,7 +45,8 @@ def _torch_dumps(path: Path) -> None:
 def _trace(path: Path) -> None:
     with nccl.trace() as trace:
         pass
-    trace.save(path)
+    assert trace.process is not None
+    chrome.save(trace.process, path)
 
 
 _WRITERS: list[Callable[[Path], None]] = [_dump, _torch_dump, _torch_dumps, _trace]

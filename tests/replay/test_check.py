@@ -96,13 +96,3 @@ def test_a_hang_is_replayed_on_purpose(kind: str) -> None:
         one.communicator == gone.communicator and rank in one.ranks and one.number == gone.number
         for one in result.findings
     ), result.findings
-
-
-def test_a_rank_that_ends_early_is_waited_for_until_the_time_limit() -> None:
-    world = World(2)
-    world.all("all_reduce")
-    world.call(0, "all_reduce", stream=16)
-    result = replay(world.traces, check=False, timeout=2)
-    assert list(result.failures) == [0]
-    (finding,) = [one for one in result.findings if one.kind == "behind"]
-    assert (finding.ranks, finding.number) == ([1], 2)

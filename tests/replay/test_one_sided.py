@@ -470,16 +470,3 @@ def test_recordings_that_begin_or_end_at_other_places(why: str) -> None:
         when = "after the recordings of others were full"
     assert f"rank 1: waits for 2 signals {when} are dropped" in recorded.notes
     _is_good(replay(world.traces))
-
-
-def test_streams_that_put_from_the_same_memory_are_ordered() -> None:
-    world = World(2)
-    _with_windows(world, {1: 8192})
-    for step in range(20):
-        for stream in (16, 32):
-            _put(world, 0, 1, 0, 4096 + stream * 32, stream=stream, count=64)
-        if step:
-            _wait(world, 1, (0, 2, 0, 0))
-    result = replay(world.traces)
-    _is_good(result)
-    assert result.checked == result.outputs == 2

@@ -75,9 +75,7 @@ class Diagnosis:
         }
 
 
-def diagnose(
-    provider: str | None = None, timeout: float = TIMEOUT, program: ranks.Program | None = None
-) -> Diagnosis:
+def diagnose(provider: str | None = None, timeout: float = TIMEOUT) -> Diagnosis:
     """Examine packages, libraries, machine and environment, and run two ranks over each provider.
 
     Args:
@@ -85,7 +83,6 @@ def diagnose(
             "cuda" is then required only if there is an NVIDIA GPU or PYNCCL_PROVIDER selects it.
         timeout: seconds without progress after which a process of the examination is ended;
             starting a rank may take four times as long.
-        program: the function that each rank runs; None is an all_reduce and a ring of messages.
 
     Returns:
         The diagnosis.
@@ -98,7 +95,7 @@ def diagnose(
     if not timeout > 0:
         raise ValueError(f"timeout: {timeout} is not above 0")
     began = time.monotonic()
-    findings = list(_findings(provider, timeout, program))
+    findings = list(_findings(provider, timeout))
     about = {
         "pynccl": _C.__version__,
         "python": platform.python_version(),
@@ -107,9 +104,7 @@ def diagnose(
     return Diagnosis(about, findings, time.monotonic() - began)
 
 
-def _findings(
-    provider: str | None, timeout: float, program: ranks.Program | None
-) -> Iterator[Finding]:
+def _findings(provider: str | None, timeout: float) -> Iterator[Finding]:
     device_present = machine.has_nvidia_device()
     chosen = PROVIDERS if provider is None else (provider,)
     required = provider or os.environ.get("PYNCCL_PROVIDER")
@@ -122,4 +117,4 @@ def _findings(
     yield from variables.examine(os.environ, all_facts)
     for facts in all_facts:
         if facts.usable:
-            yield from ranks.check(facts, timeout, program)
+            yield from ranks.check(facts, timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -59,16 +59,8 @@ def has_nvidia_device() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/proc/driver/nvidia/version").exists()
 
 
-def examine(
-    memory: Callable[[], SharedMemory | None] = shared_memory,
-    scope: Callable[[], int | None] = ptrace_scope,
-) -> Iterator[Finding]:
-    """Examine the machine.
-
-    Args:
-        memory: returns the size of /dev/shm.
-        scope: returns kernel.yama.ptrace_scope.
-    """
+def examine() -> Iterator[Finding]:
+    """Examine the machine."""
     cpus = len(os.sched_getaffinity(0))
     if cpus < 2:
         yield _note(
@@ -77,7 +69,7 @@ def examine(
         )
     else:
         yield _ok(f"{cpus} CPUs")
-    yield _of_shared_memory(memory())
+    yield _of_shared_memory(shared_memory())
     yield _of_files()
     yield _of_locked_memory()
     if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
@@ -86,7 +78,7 @@ def examine(
             "than the memory of the machine",
             "ulimit -v unlimited",
         )
-    yield _of_ptrace(scope())
+    yield _of_ptrace(ptrace_scope())
 
 
 def _of_shared_memory(found: SharedMemory | None) -> Finding:

@@ -9,7 +9,7 @@ algorithm. It can thus be compared with the hardware's speed for any number of r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pynccl.tools.trace.model import Operation, ProcessTrace
@@ -24,33 +24,21 @@ __all__ = [
 ]
 
 
-def _whole(_nranks: int) -> float:
-    return 1.0
-
-
-def _others(nranks: int) -> float:
-    return (nranks - 1) / nranks
-
-
-def _both_ways(nranks: int) -> float:
-    return 2 * (nranks - 1) / nranks
-
-
-# Maps a collective to a function of the number of ranks that returns busbw / algbw.
-BUS_FACTORS: dict[str, Callable[[int], float]] = {
+# How often (n-1)/n of the tensor crosses the busiest link; 0: the whole tensor crosses it once.
+BUS_FACTORS = {
     # Every element leaves n-1 ranks to be summed and enters n-1 ranks as the sum, over n links.
-    "all_reduce": _both_ways,
+    "all_reduce": 2,
     # The whole tensor passes the link of the root.
-    "broadcast": _whole,
-    "reduce": _whole,
+    "broadcast": 0,
+    "reduce": 0,
     # Of n blocks each rank holds its own; n-1 cross its link, or that of the root.
-    "all_gather": _others,
-    "reduce_scatter": _others,
-    "all_to_all": _others,
-    "gather": _others,
-    "scatter": _others,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "all_to_all": 1,
+    "gather": 1,
+    "scatter": 1,
     # Each rank sends the tensor and receives one at the same time; links count in one direction.
-    "send_recv": _whole,
+    "send_recv": 0,
 }
 
 _MESSAGES = ("send", "recv", "put_signal")
@@ -76,7 +64,8 @@ def bus_factor(collective: str, nranks: int) -> float:
     """
     if nranks < 1:
         raise ValueError(f"nranks: {nranks} is below 1")
-    return BUS_FACTORS["send_recv" if collective in _MESSAGES else collective](nranks)
+    times = BUS_FACTORS["send_recv" if collective in _MESSAGES else collective]
+    return times * (nranks - 1) / nranks if times else 1.0
 
 
 def bandwidth(collective: str, nbytes: int, seconds: float, nranks: int) -> Bandwidth:

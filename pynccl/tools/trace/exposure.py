@@ -128,7 +128,11 @@ def _waited(
     workers = _workers(trace, by_sequence)
     # A wait for an operation in a graph waits for the stream of the launch.
     of_launch = {_launch(one): lanes.of_launch(one) for one in trace.launches}
-    entries = [*trace.operations, *trace.launches, *trace.runs]
+    entries: list[Operation | GraphLaunch] = [
+        *trace.operations,
+        *trace.launches,
+        *trace.runs,
+    ]
     for index, (one, interval) in enumerate(zip(entries, ran, strict=True)):
         if interval is None:
             continue

@@ -65,24 +65,10 @@ class Trace:
         _C.set_trace_mark(None)
         self.process = recording.parse(_C.stop_trace(_STOP_SECONDS))
         if self._pattern is not None:
+            from pynccl.tools.trace import chrome  # only needed for saving
+
             self.path = _C.path_of_process(self._pattern)
-            self.save(self.path)
-
-    def save(self, path: _Path) -> None:
-        """Write the trace as Chrome trace JSON, for Perfetto and ``pynccl trace``.
-
-        Args:
-            path: of the file.
-
-        Raises:
-            ValueError: the trace has not ended.
-            OSError: the file cannot be written.
-        """
-        if self.process is None:
-            raise ValueError("trace: it has not ended; leave its with block first")
-        from pynccl.tools.trace import chrome  # only needed for saving
-
-        chrome.save([self.process], path)
+            chrome.save(self.process, self.path)
 
     def __repr__(self) -> str:
         if self.process is not None:

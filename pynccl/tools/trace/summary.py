@@ -243,35 +243,30 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
         return collected.setdefault((kind, nbytes), _Collected(Row(kind, nbytes)))
 
     for position, (trace, open_) in enumerate(zip(merged.traces, found, strict=True)):
-        lanes, speeds = Lanes(trace), operation_bandwidths(trace)
+        lanes = Lanes(trace)
+        speeds = operation_bandwidths(trace) + operation_bandwidths(trace, trace.runs)
+        exposed_ = open_.operations + open_.runs
         graphs: dict[int, int] = defaultdict(int)
-        for index, operation in enumerate(trace.operations):
-            nbytes = _bytes(trace, operation)
-            if operation.graph is not None:
+        for index, operation in enumerate([*trace.operations, *trace.runs]):
+            nbytes, is_run = _bytes(trace, operation), index >= len(trace.operations)
+            if operation.graph is not None and not is_run:
                 graphs[operation.graph] += nbytes
             if not trace.timed and operation.graph is None and not operation.failed:
                 at(operation.kind, nbytes).row.calls += 1
-            hidden = open_.operations[index]
+            hidden = exposed_[index]
             if hidden is None or operation.began is None or operation.ended is None:
                 continue
             one = at(operation.kind, nbytes)
-            lane = lanes.of_operation(operation)
-            group = None if operation.group is None else (position, operation.group, lane)
-            one.add(operation.ended - operation.began, hidden, group, speeds[index])
-            if (waited := merged.waited.get((position, index))) is not None:
+            launch = operation.called if is_run else None
+            group = position, operation.group, lanes.of_operation(operation), launch
+            time = operation.ended - operation.began
+            one.add(time, hidden, None if operation.group is None else group, speeds[index])
+            if not is_run and (waited := merged.waited.get((position, index))) is not None:
                 one.row.waited_for[merged.label(waited.trace)] += waited.nanoseconds
-        for run, hidden, speed in zip(
-            trace.runs, open_.runs, operation_bandwidths(trace, trace.runs), strict=True
-        ):
-            if hidden is None or run.began is None or run.ended is None:
-                continue
-            at_once = position, run.group, run.stream, run.called
-            one = at(run.kind, _bytes(trace, run))
-            one.add(run.ended - run.began, hidden, None if run.group is None else at_once, speed)
-        for launch, hidden in zip(trace.launches, open_.launches, strict=True):
-            if hidden is not None and launch.began is not None and launch.ended is not None:
-                one = at(f"graph {launch.graph}", graphs[launch.graph])
-                one.add(launch.ended - launch.began, hidden, None, None)
+        for graph, hidden in zip(trace.launches, open_.launches, strict=True):
+            if hidden is not None and graph.began is not None and graph.ended is not None:
+                one = at(f"graph {graph.graph}", graphs[graph.graph])
+                one.add(graph.ended - graph.began, hidden, None, None)
     return [_finish(one) for _, one in sorted(collected.items())]
 
 
