@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-__all__ = ["Finding", "Level"]
+__all__ = ["LEVELS", "Finding", "Level"]
 
 # "ok": as expected. "note": worth knowing. "problem": a requested feature cannot work.
 Level: TypeAlias = Literal["ok", "note", "problem"]
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pynccl import _C, libraries
 from pynccl.errors import DriverError, LibraryNotFoundError, NcclError
 from pynccl.parameters import params
-from pynccl.tools.doctor.finding import Finding, Level
+from pynccl.tools.doctor.finding import LEVELS, Finding
 
 __all__ = ["Facts", "advise", "describe"]
 
@@ -163,74 +164,64 @@ def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Fi
     """
     area = f"provider {facts.provider}"
     wanted = required or device_present or facts.provider == "host"
-    lacks: Level = "problem" if wanted else "note"
+    ok, note, problem = (partial(Finding, area, level) for level in LEVELS)
+    lacking = problem if wanted else note
     chosen = facts.reason.startswith("PYNCCL_")  # by a variable
     if facts.error and not wanted and not chosen:
-        yield Finding(
-            area,
-            "note",
+        yield note(
             "there is no libnccl.so.2, and no NVIDIA GPU",
             "nothing to do for CPUs: use provider 'host'",
         )
         return
     if facts.error:
-        yield Finding(area, "problem", facts.error, _advice_for_library(facts, device_present))
+        yield problem(facts.error, _advice_for_library(facts, device_present))
         return
     name = "NCCL" if facts.provider == "cuda" else "hostnccl, with the functions of NCCL"
-    yield Finding(
-        area, "ok", f"{name} {_C.version_text(facts.version)}: {facts.path} ({facts.reason})"
-    )
+    yield ok(f"{name} {_C.version_text(facts.version)}: {facts.path} ({facts.reason})")
     if facts.missing:
         present = facts.functions - len(facts.missing)
-        yield Finding(
-            area,
-            "note",
+        yield note(
             f"it provides {present} of the {facts.functions} functions that pynccl knows; the "
             "others raise "
-            "MissingFunctionError (`pynccl info` lists them)",
+            "MissingFunctionError (`pynccl info` lists them)"
         )
     if facts.driver_error:
-        yield Finding(
-            area,
-            lacks,
+        yield lacking(
             f"no GPU can be used: {facts.driver_error}",
             _advice_for_driver(facts.driver_error, device_present),
         )
         return
     if facts.provider == "cuda":
-        yield from _of_cuda(area, lacks, facts)
+        yield from _of_cuda(area, lacking, facts)
 
 
-def _of_cuda(area: str, lacks: Level, facts: Facts) -> Iterator[Finding]:
+def _of_cuda(area: str, lacking: partial[Finding], facts: Facts) -> Iterator[Finding]:
+    ok, note, problem = (partial(Finding, area, level) for level in LEVELS)
     cuda = f"{facts.driver_version // 1000}.{facts.driver_version % 1000 // 10}"
     package, needed = _cuda_of(facts.path)
     if facts.driver_version // 1000 < needed:
-        yield Finding(
-            area,
-            "problem",
+        yield problem(
             f"the driver is for CUDA {cuda}, and {package} is built for CUDA {needed}",
             f"update the driver to {_DRIVERS[needed]} or newer, or pip install "
             f"nvidia-nccl-cu{facts.driver_version // 1000} (the extra "
             f"{_EXTRAS.get(facts.driver_version // 1000, 'cuda12')})",
         )
     else:
-        yield Finding(area, "ok", f"driver for CUDA {cuda}: {facts.driver}")
+        yield ok(f"driver for CUDA {cuda}: {facts.driver}")
     if not facts.devices:
-        yield Finding(area, lacks, "the driver sees no GPU", _advice_for_driver("", True))
+        yield lacking("the driver sees no GPU", _advice_for_driver("", True))
         return
     named = "; ".join(f"{i}: {name}" for i, name in enumerate(facts.devices))
-    yield Finding(area, "ok", f"GPUs: {named}")
+    yield ok(f"GPUs: {named}")
     if facts.apart:
         pairs = ", ".join(f"{one} and {other}" for one, other in facts.apart)
-        yield Finding(
-            area,
-            "note",
+        yield note(
             f"GPUs without access to each other's memory (P2P): {pairs}; NCCL copies through host "
             "memory between them",
             "check `nvidia-smi topo -p2p r`; ACS in the BIOS and virtual machines disable P2P",
         )
     elif facts.apart is not None and len(facts.devices) > 1:
-        yield Finding(area, "ok", "every GPU has access to the memory of the others (P2P)")
+        yield ok("every GPU has access to the memory of the others (P2P)")
 
 
 def _cuda_of(path: str) -> tuple[str, int]:
