@@ -22,8 +22,10 @@ extensions = [
     "sphinx.ext.extlinks",
     "sphinx.ext.napoleon",
     "myst_parser",
+    "sphinx_copybutton",
     "api",  # the reference: signatures, docstrings, links
     "commands",  # the reference of the commands
+    "metadata",  # descriptions of pages
     "repository",  # pages and links that leave docs/
 ]
 exclude_patterns = ["_ext", "_build"]
@@ -59,5 +61,8 @@ napoleon_custom_sections = [
     ("Every function raises", "Raises"),
     ("Environment", "params_style"),
 ]
+# Of a block with prompts, the commands are copied, without their output.
+copybutton_prompt_text = "$ "
+copybutton_line_continuation_character = "\\"
 linkcheck_timeout = 20
 linkcheck_retries = 2

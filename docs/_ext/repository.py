@@ -17,8 +17,10 @@ from sphinx.util import logging
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
 
-# Pages of the site and the files of the repository that have their content.
+# Pages of the site and the files of the repository that have their content. The home page also has
+# the tables of contents of its own file.
 PAGES = {
+    "index": "README.md",
     "project/contributing": "CONTRIBUTING.md",
     "project/changelog": "CHANGELOG.md",
     "project/security-policy": "SECURITY.md",
@@ -26,7 +28,6 @@ PAGES = {
     "project/examples": "examples/README.md",
 }
 _FILES = {_ROOT / file: _DOCS / f"{page}.md" for page, file in PAGES.items()}
-_FILES[_ROOT / "README.md"] = _DOCS / "index.rst"
 _LINK = re.compile(
     r"(?P<text>!?\[(?:[^\]\[`]|`[^`]*`)*\])\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)"
 )
@@ -65,7 +66,8 @@ def _read(app: Any, docname: str, content: list[str]) -> None:
     source = _ROOT / PAGES[docname] if docname in PAGES else page
     if docname in PAGES:
         app.env.note_dependency(str(source))
-        content[0] = source.read_text()
+        own = content[0] if docname == "index" else ""
+        content[0] = f"{source.read_text()}\n{own}"
     parts = re.split(r"(^```.*?^```$)", content[0], flags=re.DOTALL | re.MULTILINE)
     content[0] = "".join(
         part if i % 2 else _LINK.sub(lambda found: _rewritten(found, source, page), part)
