@@ -57,17 +57,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     strings = _list_of(str)
-    overlap.add_argument("--sizes", type=_list_of(parse_size), default=[2**16, 2**20, 2**24])
     overlap.add_argument(
-        "--collective", type=_list_of(_one_of(COLLECTIVES)), default=["all_reduce"]
+        "--sizes",
+        type=_list_of(parse_size),
+        default=[2**16, 2**20, 2**24],
+        help="bytes of the communication (default: 64K,1M,16M)",
+    )
+    overlap.add_argument(
+        "--collective",
+        type=_list_of(_one_of(COLLECTIVES)),
+        default=["all_reduce"],
+        help=f"of {', '.join(COLLECTIVES)} (default: all_reduce)",
     )
     overlap.add_argument("--ctas", type=strings, default=["default"], help="4 or 1:16")
     overlap.add_argument(
-        "--policy", type=_list_of(_one_of(list(settings.POLICIES))), default=["default"]
+        "--policy",
+        type=_list_of(_one_of(list(settings.POLICIES))),
+        default=["default"],
+        help=f"NCCL's policy for CTAs: {', '.join(settings.POLICIES)}",
     )
-    overlap.add_argument("--priority", type=_list_of(int), default=[0])
-    overlap.add_argument("--buffer", type=_list_of(_one_of(BUFFERS)), default=["plain"])
-    overlap.add_argument("--chunks", type=_list_of(int), default=[1])
+    overlap.add_argument(
+        "--priority", type=_list_of(int), default=[0], help="of the stream (default: 0)"
+    )
+    overlap.add_argument(
+        "--buffer",
+        type=_list_of(_one_of(BUFFERS)),
+        default=["plain"],
+        help=f"memory of the communication: {', '.join(BUFFERS)} (default: plain)",
+    )
+    overlap.add_argument(
+        "--chunks",
+        type=_list_of(int),
+        default=[1],
+        help="parts in which the communication is issued (default: 1)",
+    )
     overlap.add_argument(
         "--load",
         type=strings,
@@ -75,7 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function",
     )
     overlap.add_argument("--load-seconds", type=float, help="duration of a load (default: T_comm)")
-    overlap.add_argument("--form", type=_list_of(_one_of(["eager", "graph"])), default=["eager"])
+    overlap.add_argument(
+        "--form",
+        type=_list_of(_one_of(["eager", "graph"])),
+        default=["eager"],
+        help="eager calls or a captured graph (default: eager)",
+    )
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
         "sweep",
@@ -83,7 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         examples=("pynccl lab sweep --collective all_gather --ranks 2,4 --csv sweep.csv",),
     )
     compared.add_argument(
-        "--sizes", type=_list_of(parse_size), default=[4**exponent for exponent in range(5, 13)]
+        "--sizes",
+        type=_list_of(parse_size),
+        default=[4**exponent for exponent in range(5, 13)],
+        help="bytes of the communication (default: 1K,4K,...,16M)",
     )
     compared.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
     compared.add_argument(
@@ -94,10 +125,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ctas", type=strings, default=["default"], help="such as default,1,4,16"
     )
     for command in (overlap, compared):
-        command.add_argument("--ranks", type=_list_of(int), default=[2])
-        command.add_argument("--provider", choices=PROVIDERS, default=default_provider())
-        command.add_argument("--repeats", type=int, default=20)
-        command.add_argument("--json", type=Path)
+        command.add_argument(
+            "--ranks", type=_list_of(int), default=[2], help="numbers of ranks (default: 2)"
+        )
+        command.add_argument(
+            "--provider",
+            choices=PROVIDERS,
+            default=default_provider(),
+            help="host on CPUs, cuda on GPUs (default: %(default)s)",
+        )
+        command.add_argument(
+            "--repeats", type=int, default=20, help="samples of each row (default: 20)"
+        )
+        command.add_argument("--json", type=Path, help="also write the rows to a JSON file")
         command.add_argument("--plot", type=Path, help="a PNG file; needs matplotlib")
 
 
