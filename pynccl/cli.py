@@ -53,6 +53,11 @@ _COMMANDS = {
             "pynccl trace show step.*.json",
         ),
     ),
+    "compare": (
+        "pynccl.tools.compare.command",
+        "run a torch.distributed script over torch's backend and over pynccl's",
+        ("pynccl compare --ranks 2 train.py --epochs 1",),
+    ),
     "lab": (
         "pynccl.tools.lab.command",
         "measure how much communication is hidden by compute, and compare algorithms",
