@@ -245,9 +245,10 @@ def _floor() -> Iterator[Row]:
     if not compiler.find():
         raise CannotMeasureError("no C compiler was found")
     libinfo = importlib.import_module("tvm_ffi.libinfo")
-    includes = [sysconfig.get_path("include"), libinfo.find_dlpack_include_path()]
+    includes = (sysconfig.get_path("include"), libinfo.find_dlpack_include_path())
+    options = (f"-I{include}" for include in includes)
     with tempfile.TemporaryDirectory(prefix="pynccl-floor-") as folder:
-        path = compiler.shared_library("floor.c", Path(folder), includes)
+        path = compiler.shared_library(compiler.FOLDER / "floor.c", Path(folder), *options)
         spec = importlib.util.spec_from_file_location("floor", path)
         if spec is None or spec.loader is None:
             raise CannotMeasureError(f"Python cannot load {path.name}")

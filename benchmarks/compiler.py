@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["find", "shared_library"]
+__all__ = ["FOLDER", "find", "shared_library"]
 
-_TIMEOUT = 60.0  # seconds
+FOLDER = Path(__file__).parent  # of the C sources
+
+_TIMEOUT = 120.0  # seconds
 
 
 def find() -> str:
@@ -18,19 +19,19 @@ def find() -> str:
     return next(filter(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang")), "")
 
 
-def shared_library(source: str, folder: Path, includes: Sequence[str] = ()) -> Path:
-    """Compile a file of this folder.
+def shared_library(source: Path, folder: Path, *options: str, compiler: str = "") -> Path:
+    """Compile a file, in C unless a compiler is given.
 
     Args:
-        source: its name.
+        source: the file.
         folder: where the library goes, under the same name with another suffix.
-        includes: folders of headers.
+        *options: of the compiler.
+        compiler: its command.
 
     Returns:
         The library.
     """
-    target = (folder / source).with_suffix(".so")
-    command = [find(), "-O3", "-shared", "-fPIC", *(f"-I{include}" for include in includes)]
-    command += ["-o", str(target), str(Path(__file__).with_name(source))]
-    subprocess.run(command, check=True, timeout=_TIMEOUT)
+    target = (folder / source.name).with_suffix(".so")
+    command = [compiler or find(), "-O3", "-shared", "-fPIC", *options, str(source)]
+    subprocess.run([*command, "-o", str(target)], check=True, timeout=_TIMEOUT)
     return target

@@ -278,7 +278,7 @@ def _rank(rank: Rank, settings: Settings, names: list[str], quick: bool) -> None
 def _found(name: str, world: World, settings: Settings, quick: bool) -> Iterable[object]:
     """Measure one section: the notes and the figures."""
     repeats = settings.repeats
-    launches, replays = (5, 1) if world.shares else (10, 2) if quick else (100, 10)
+    replays = 1 if world.shares else 2 if quick else 10
     side, nbytes = (128, 1 << 18) if quick else (512, 16 << 20)
     if world.device.type == "cuda":
         side, nbytes = (512, 1 << 20) if quick else (4096, (16 if world.shares else 256) << 20)
@@ -286,7 +286,7 @@ def _found(name: str, world: World, settings: Settings, quick: bool) -> Iterable
         case "calls":
             return gpu_calls.run(world, repeats, 20 if quick else None)
         case "kernels":
-            return gpu_kernels.run(world, repeats, launches)
+            return gpu_kernels.run(world, repeats, settings.budget)
         case "overlap":
             return gpu_overlap.run(world, repeats, nbytes, side)
         case "lab":

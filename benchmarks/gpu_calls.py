@@ -19,7 +19,7 @@ from benchmarks.timing import Elapsed, Figure
 from benchmarks.world import World
 from pynccl import nccl, raw
 
-__all__ = ["run"]
+__all__ = ["Timer", "bare", "loops_of", "mean_of", "run"]
 
 _BARE = "NCCL's C function, from C"
 _TORCH = "torch.distributed"
@@ -43,15 +43,16 @@ def run(world: World, repeats: int, calls: int | None = None) -> Iterator[Figure
     """
     calls = calls or (_CALLS_SHARED if world.shares else _CALLS)
     tensor = torch.zeros(_ELEMENTS, device=world.device)
-    ways, note = _ways(world, tensor)
-    if note:
-        yield note
+    loops = loops_of(world)
+    if not loops:
+        yield "no C compiler was found: the bare C call is missing"
+    ways = _ways(world, loops, tensor)
     for timer in ways.values():
         timer(_WARM_UP)
         world.synchronize()
     # A call that is waited for is compared with one that is.
     figures = world.compare(
-        {way: world.sampler(_mean_of(timer)) for way, timer in ways.items()},
+        {way: world.sampler(mean_of(timer)) for way, timer in ways.items()},
         calls,
         repeats,
         lambda way: _TORCH + _ASYNC * way.endswith(_ASYNC),
@@ -63,14 +64,13 @@ def run(world: World, repeats: int, calls: int | None = None) -> Iterator[Figure
         yield {**figure, "over_c_seconds": over}
 
 
-def _ways(world: World, tensor: torch.Tensor) -> tuple[dict[str, Timer], str]:
-    """A timer for each way, and why the bare call is missing, or ''."""
+def _ways(world: World, loops: ctypes.CDLL | None, tensor: torch.Tensor) -> dict[str, Timer]:
+    """A timer for each way."""
     ways: dict[str, Timer] = {}
     comm, mirror = world.comm, world.mirror
     stream = torch.cuda.current_stream().cuda_stream if tensor.is_cuda else 0
-    bare, note = _bare(world, tensor, stream)
-    if bare:
-        ways[_BARE] = bare
+    if loops:
+        ways[_BARE] = bare(world, loops, tensor, tensor, stream)
     address = tensor.data_ptr()
     ways["pynccl.raw, integers"] = _timer(
         "all_reduce(address, address, count, dtype, op, comm, stream)",
@@ -88,27 +88,23 @@ def _ways(world: World, tensor: torch.Tensor) -> tuple[dict[str, Timer], str]:
     with nccl.plan() as plan:
         comm.all_reduce(tensor)
     ways["pynccl plan of one"] = _timer("plan()", plan=plan)
-    of_mirror = {"all_reduce": mirror.all_reduce, "tensor": tensor}
-    ways["pynccl as dist"] = _timer("all_reduce(tensor)", **of_mirror)
-    ways[f"pynccl as dist{_ASYNC}"] = _timer(
-        "all_reduce(tensor, async_op=True).wait()", **of_mirror
-    )
-    if world.torch:
-        of_torch = {"all_reduce": dist.all_reduce, "tensor": tensor}
-        ways[_TORCH] = _timer("all_reduce(tensor)", **of_torch)
-        ways[f"{_TORCH}{_ASYNC}"] = _timer("all_reduce(tensor, async_op=True).wait()", **of_torch)
-    for other in world.others:
-        if other.group:
-            way = f"{_TORCH} {other.name.removeprefix('torch ')}"
-            of_other = {"all_reduce": dist.all_reduce, "tensor": tensor, "group": other.group}
-            ways[way] = _timer("all_reduce(tensor, group=group)", **of_other)
-            ways[f"{way}{_ASYNC}"] = _timer(
-                "all_reduce(tensor, group=group, async_op=True).wait()", **of_other
-            )
-    return ways, note
+    groups = [("pynccl as dist", mirror, None)]
+    groups += [(_TORCH, dist, None)] if world.torch else []
+    groups += [
+        (f"{_TORCH} {other.name.removeprefix('torch ')}", dist, other.group)
+        for other in world.others
+        if other.group
+    ]
+    for way, module, group in groups:
+        names = {"all_reduce": module.all_reduce, "tensor": tensor, "group": group}
+        given = ", group=group" if group else ""
+        ways[way] = _timer(f"all_reduce(tensor{given})", **names)
+        ways[f"{way}{_ASYNC}"] = _timer(f"all_reduce(tensor{given}, async_op=True).wait()", **names)
+    return ways
 
 
-def _mean_of(timer: Timer) -> Callable[[int], Elapsed]:
+def mean_of(timer: Timer) -> Callable[[int], Elapsed]:
+    """From the seconds of so many calls to those of one."""
     return lambda calls: Elapsed(timer(calls) / calls)
 
 
@@ -116,21 +112,28 @@ def _timer(statement: str, **names: object) -> Timer:
     return timeit.Timer(statement, globals=names).timeit
 
 
-def _bare(world: World, tensor: torch.Tensor, stream: int) -> tuple[Timer | None, str]:
-    """The loop in C, compiled by rank 0; None with the reason where some rank has no compiler."""
+def loops_of(world: World) -> ctypes.CDLL | None:
+    """loop.c, compiled by rank 0; None where some rank has no compiler. All ranks call it."""
     if world.maximum([float(not compiler.find())]) != [0.0]:
-        return None, "no C compiler was found: the bare C call is missing"
+        return None
     if world.rank == 0:
-        compiler.shared_library("loop.c", world.folder)
+        compiler.shared_library(compiler.FOLDER / "loop.c", world.folder)
     world.barrier()
-    loop = ctypes.CDLL(str(world.folder / "loop.so")).loop
+    return ctypes.CDLL(str(world.folder / "loop.so"))
+
+
+def bare(
+    world: World, loops: ctypes.CDLL, send: torch.Tensor, recv: torch.Tensor, stream: int
+) -> Timer:
+    """The loop over ncclAllReduce of float32."""
+    loop = loops.loop_all_reduce
     loop.restype = ctypes.c_double
     function = ctypes.CDLL(world.comm.library.path).ncclAllReduce
-    pointer = ctypes.cast(function, ctypes.c_void_p)
     arguments = (
-        pointer,
-        ctypes.c_void_p(tensor.data_ptr()),
-        ctypes.c_size_t(_ELEMENTS),
+        ctypes.cast(function, ctypes.c_void_p),
+        ctypes.c_void_p(send.data_ptr()),
+        ctypes.c_void_p(recv.data_ptr()),
+        ctypes.c_size_t(send.numel()),
         int(raw.ncclFloat32),
         int(raw.ncclSum),
         ctypes.c_void_p(world.comm.handle),
@@ -143,4 +146,4 @@ def _bare(world: World, tensor: torch.Tensor, stream: int) -> tuple[Timer | None
             raise BenchmarkError(f"ncclAllReduce, called from C, failed with {-seconds:g}")
         return seconds
 
-    return timer, ""
+    return timer

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from benchmarks import gpu_calls, timing
 from benchmarks.gpu_graphs import captured
 from benchmarks.kernels import CpuKernels, GpuKernels, compile_for_cpus
 from benchmarks.libraries import Call
@@ -23,15 +24,17 @@ __all__ = ["run"]
 _SIZES = (4, 1 << 10, 4 << 10, 16 << 10, 64 << 10)  # bytes
 _BLOCKS = 8
 _CAPACITY = _SIZES[-1] // 4  # elements of each half of the scratch memory
+_OURS = "all_reduce"
+_KERNELS = ("kernel, one shot", "kernel, buffered")
 
 
-def run(world: World, repeats: int, launches: int) -> Iterator[Figure | str]:
+def run(world: World, repeats: int, budget: float) -> Iterator[Figure | str]:
     """Measure each way for each size.
 
     Args:
         world: this rank's.
         repeats: samples of each way.
-        launches: calls in a sample.
+        budget: seconds that a sample should last.
     """
     comm = world.comm
     try:
@@ -47,30 +50,34 @@ def run(world: World, repeats: int, launches: int) -> Iterator[Figure | str]:
         return
     argument = device_comm.as_argument(kernels.version).tobytes()
     whole = from_dlpack(memory)
+    # On CPUs a kernel is a call, whose time is that of Python if Python makes it.
+    loops = None if isinstance(kernels, GpuKernels) else gpu_calls.loops_of(world)
     for nbytes in _SIZES:
         count = nbytes // 4
         source, out = whole[:count], torch.zeros(count, device=world.device)
         window, to = memory.window.handle, out.data_ptr()
-        one_shot = argument + struct.pack("QQQQ", window, 0, to, count)
         scratch = 4 * _CAPACITY  # the offset in the window
-        buffered = argument + struct.pack(
-            "QQQQQQ", window, scratch, _CAPACITY, source.data_ptr(), to, count
-        )
-        launch = functools.partial(_launch, kernels, world.device)
-        calls: dict[str, Call] = {
-            "all_reduce": functools.partial(comm.all_reduce, source, out=out),
-            "kernel, one shot": functools.partial(launch, "all_reduce_float32", one_shot),
-            "kernel, buffered": functools.partial(launch, "all_reduce_buffered_float32", buffered),
+        arguments = {
+            "all_reduce_float32": argument + struct.pack("QQQQ", window, 0, to, count),
+            "all_reduce_buffered_float32": argument
+            + struct.pack("QQQQQQ", window, scratch, _CAPACITY, source.data_ptr(), to, count),
         }
+        calls: dict[str, Call] = {_OURS: functools.partial(comm.all_reduce, source, out=out)}
+        in_c = {_OURS: gpu_calls.bare(world, loops, source, out, 0)} if loops else {}
+        for way, (name, content) in zip(_KERNELS, arguments.items(), strict=True):
+            calls[way] = functools.partial(_launch, kernels, world.device, name, content)
+            if loops and isinstance(kernels, CpuKernels):
+                in_c[way] = kernels.loop(loops, name, content)
         for way, call in calls.items():
             _check(world, way, call, source, out)
         if world.device.type == "cuda":
             calls |= {f"{way}, a CUDA graph": captured(call) for way, call in calls.items()}
-        yield from world.compare(
-            {way: world.timer(call) for way, call in calls.items()},
-            launches,
-            repeats,
-            lambda way: re.sub(r"^kernel, [a-z ]+", "all_reduce", way),
+        timers = {way: world.timer(call) for way, call in calls.items()}
+        timers |= {way: world.sampler(gpu_calls.mean_of(loop)) for way, loop in in_c.items()}
+        yield from timing.figures(
+            timing.samples(timers, repeats, budget, world.clock.limit),
+            lambda way: re.sub(r"^kernel, [a-z ]+", _OURS, way),
+            key="way",
             bytes=nbytes,
         )
     world.barrier()
@@ -82,11 +89,10 @@ def run(world: World, repeats: int, launches: int) -> Iterator[Figure | str]:
 def _compile(world: World) -> CpuKernels | GpuKernels:
     if world.device.type == "cuda":
         return GpuKernels(world.device.index)
-    library = world.folder / "kernels.so"
     if world.rank == 0:
-        compile_for_cpus(library)
+        compile_for_cpus(world.folder)
     world.barrier()
-    return CpuKernels(library)
+    return CpuKernels(world.folder / "kernels.so")
 
 
 def _launch(

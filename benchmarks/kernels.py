@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.compiler import shared_library
 from pynccl.device import headers
 
 __all__ = ["FOLDER", "CpuKernels", "GpuKernels", "Nvrtc", "compile_for_cpus", "source"]
 
 FOLDER = Path(__file__).parents[1] / "examples" / "device" / "kernels"
 
-_COMPILE_SECONDS = 120.0
 _COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
 
@@ -22,18 +22,16 @@ def source() -> str:
     return "".join(f'#include "{path.name}"\n' for path in sorted(FOLDER.glob("*.cu")))
 
 
-def compile_for_cpus(target: Path, text: str = "") -> Path:
-    """Compile them, or a text that includes them, as a shared library.
+def compile_for_cpus(folder: Path) -> Path:
+    """Compile them as a shared library.
 
     Raises:
         subprocess.CalledProcessError: they do not compile.
     """
-    file = target.with_suffix(".cpp")
-    file.write_text(text or source())
-    command = [os.environ.get("CXX", "c++"), "-O3", "-march=native", "-shared", "-fPIC"]
-    command += [*headers.options("c++"), f"-I{FOLDER}", str(file), "-o", str(target)]
-    subprocess.run(command, check=True, timeout=_COMPILE_SECONDS)
-    return target
+    file = folder / "kernels.cpp"
+    file.write_text(source())
+    options = ("-march=native", *headers.options("c++"), f"-I{FOLDER}")
+    return shared_library(file, folder, *options, compiler=os.environ.get("CXX", "c++"))
 
 
 class Nvrtc:
@@ -90,6 +88,13 @@ class CpuKernels:
         """Run a kernel; it is one block, and the stream is not used."""
         del blocks, stream
         self._library[name](ctypes.create_string_buffer(arguments, len(arguments)))
+
+    def loop(self, loops: ctypes.CDLL, name: str, arguments: bytes) -> Callable[[int], float]:
+        """What runs a kernel so many times and gives the seconds, by the loop of loop.c."""
+        kernel = ctypes.cast(self._library[name], ctypes.c_void_p)
+        content = ctypes.create_string_buffer(arguments, len(arguments))
+        loops.loop_kernel.restype = ctypes.c_double
+        return lambda calls: loops.loop_kernel(kernel, content, ctypes.c_long(calls))
 
 
 class GpuKernels:

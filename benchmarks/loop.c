@@ -1,8 +1,9 @@
-/* ncclAllReduce in a loop: the seconds of so many calls, or the negative of an error. */
+/* Calls in a loop: the seconds of n of them. */
 #include <stddef.h>
 #include <time.h>
 
 typedef int (*AllReduce)(const void*, void*, size_t, int, int, void*, void*);
+typedef void (*Kernel)(void*);
 
 static double now(void) {
   struct timespec t;
@@ -10,13 +11,20 @@ static double now(void) {
   return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-/* The seconds of n calls; the negative result of the first that fails. */
-double loop(void* all_reduce, void* buffer, size_t count, int dtype, int op, void* comm,
-            void* stream, long n) {
+/* ncclAllReduce; the negative result of the first call that fails. */
+double loop_all_reduce(void* all_reduce, const void* send, void* recv, size_t count, int dtype,
+                       int op, void* comm, void* stream, long n) {
   double start = now();
   for (long i = 0; i < n; ++i) {
-    int result = ((AllReduce)all_reduce)(buffer, buffer, count, dtype, op, comm, stream);
+    int result = ((AllReduce)all_reduce)(send, recv, count, dtype, op, comm, stream);
     if (result != 0) return -result;
   }
+  return now() - start;
+}
+
+/* A kernel that is compiled for CPUs. */
+double loop_kernel(void* kernel, void* arguments, long n) {
+  double start = now();
+  for (long i = 0; i < n; ++i) ((Kernel)kernel)(arguments);
   return now() - start;
 }

@@ -74,7 +74,7 @@ def _cell(key: str, value: object) -> str:
         return str(value)
     if key == "hidden":
         return f"{value:.0%}"
-    return significant(value * 1e6) if key.endswith("seconds") else significant(value, 2)
+    return significant(value * 1e6, 3) if key.endswith("seconds") else significant(value, 2)
 
 
 def size(nbytes: int) -> str:
@@ -85,7 +85,7 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def significant(value: float, places: int = 9) -> str:
+def significant(value: float, places: int) -> str:
     """A number with three significant digits, and so many after the point at most."""
     digits = 2 - math.floor(math.log10(abs(value))) if value else 2
     return f"{round(value, digits):.{min(places, max(0, digits))}f}"
