@@ -130,7 +130,7 @@ class World:
         )
         return pynccl
 
-    def communicator(self, config: nccl.Config | None = None) -> nccl.Communicator:
+    def communicator(self) -> nccl.Communicator:
         """Another communicator of all ranks. All of them make it."""
         return nccl.Communicator(
             self.nranks,
@@ -138,7 +138,6 @@ class World:
             self.rank,
             provider=self.provider,
             device=self.device,
-            config=config,
         )
 
     def maximum(self, values: list[float]) -> list[float]:
