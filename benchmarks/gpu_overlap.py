@@ -77,7 +77,6 @@ def sweep(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iter
         sizes: of the collective, in bytes.
         side: of the matrices.
     """
-    comm = world.communicator()
     ctas = ["default", *map(str, _ctas_to_try())] if world.provider == "cuda" else ["default"]
     choices = {
         "collective": [_collective(world)],
@@ -86,7 +85,7 @@ def sweep(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iter
         "nbytes": sizes,
     }
     for row in lab.sweep_overlaps(
-        comm, lab.combinations(choices), repeats=max(3, repeats), limit=10.0
+        world.comm, lab.combinations(choices), repeats=max(3, repeats), limit=10.0
     ):
         yield {
             "collective": row.setting["collective"],
@@ -100,7 +99,6 @@ def sweep(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iter
             "collective_slowdown": row.communication_slowdown,
             "verdict": str(row.verdict),
         }
-    comm.close()
 
 
 def _collective(world: World) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pynccl.testing import Launcher, LaunchError
 
-__all__ = ["BenchmarkError", "busy_processes", "describe", "run_ranks"]
+__all__ = ["BenchmarkError", "busy_processes", "reasons", "run_ranks"]
 
 _GRACE = 1.0  # seconds that the other ranks have when one has failed
 
@@ -72,14 +72,14 @@ def run_ranks(
             for _, value in run.reports(silence):
                 yield value
         except LaunchError as error:
-            raise BenchmarkError(describe(error)) from None
+            raise BenchmarkError(reasons(error)) from None
 
 
-def describe(error: LaunchError) -> str:
+def reasons(error: LaunchError) -> str:
     """The reasons of the ranks that gave one, else the tracebacks of all that failed."""
-    reasons = [
+    given = [
         f"rank {outcome.rank}: {outcome.error}"
         for outcome in error.outcomes
         if isinstance(outcome.error, BenchmarkError)
     ]
-    return "; ".join(reasons) or str(error)
+    return "; ".join(given) or str(error)

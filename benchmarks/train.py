@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,13 +29,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-from benchmarks import machine, report
-from benchmarks.engines import engine
+from benchmarks import report, timing
+from benchmarks.machine import describe, inspect
 from benchmarks.options import positive, tuple_of
-from benchmarks.ranks import BenchmarkError, describe
+from benchmarks.ranks import BenchmarkError, reasons
+from benchmarks.timing import Elapsed, Figure
 from pynccl.testing import LaunchError, Rank, launch
 
-__all__ = ["COLUMNS", "Result", "check_losses", "main", "table"]
+__all__ = ["COLUMNS", "check_losses", "main", "row"]
 
 COLUMNS = (
     "step, gloo",
@@ -56,8 +56,15 @@ _TOKENS = 64  # different ones
 _RATE = 0.01
 _TOLERANCE = 1e-3  # of losses: the backends sum in different orders, which steps amplify
 
-# Seconds of this rank's steps, by the way of training and the backend.
-Times = dict[str, dict[str, list[float]]]
+Times = dict[str, list[float]]  # seconds of this rank's steps by backend
+# The options, and what they are.
+_NAMES = {
+    "steps": "of each backend",
+    "layers": "of the model",
+    "width": "of a token",
+    "length": "tokens",
+    "batch": "sequences",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,31 +167,6 @@ class _Training:
         return time.perf_counter() - began, loss.item()
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """One way of training on one number of ranks.
-
-    Attributes:
-        seconds: of each step, by backend; the maximum over the ranks.
-        loss: the last one of rank 0 over pynccl.
-        engines: of torch.distributed, by backend.
-    """
-
-    nranks: int
-    way: str
-    seconds: dict[str, list[float]]
-    loss: float
-    engines: dict[str, str]
-
-    def step(self, backend: str) -> float:
-        """The median of the steps in seconds."""
-        return statistics.median(self.seconds[backend])
-
-    def communication(self, backend: str) -> float:
-        """How much longer the step takes than without communication, in seconds."""
-        return self.step(backend) - self.step("fake")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print.
 
@@ -192,38 +174,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parse(argv)
-    names = ("layers", "width", "length", "batch", "steps")
-    settings = Settings(**{name: getattr(options, name) for name in names})
-    facts = machine.rows(machine.inspect("host"))
-    print("\n".join(f"{name}: {value}" for name, value in facts))
+    settings = Settings(**{name: getattr(options, name) for name in _NAMES})
+    machine = inspect("host")
+    print(describe(machine))
     print(", ".join(f"{name} {value}" for name, value in dataclasses.asdict(settings).items()))
     try:
         results = [result for nranks in options.ranks for result in _train(nranks, settings)]
     except LaunchError as error:
-        print(f"error: {describe(error)}", file=sys.stderr)
+        print(f"error: {reasons(error)}", file=sys.stderr)
         return 1
-    print(f"torch.distributed over {', '.join(results[0].engines.values())}")
-    print("\n" + table(results))
+    print("\n" + report.table([row(result) for result in results]))
     report.write_json(
         options.out / "train.json",
-        [dataclasses.asdict(result) for result in results],
-        machine=dict(facts),
+        [figure for result in results for figure in result],
+        machine=dataclasses.asdict(machine),
         settings=dataclasses.asdict(settings),
     )
     return 0
 
 
-def table(results: Sequence[Result]) -> str:
-    """A table in Markdown: milliseconds, and the ratio of the communication."""
-    rows = []
-    for result in results:
-        gloo, ours = (result.communication(name) for name in ("gloo", "pynccl"))
-        times = [*(result.step(name) for name in ("gloo", "pynccl", "fake")), gloo, ours]
-        cells = [f"{seconds * 1e3:.2f}" for seconds in times]
-        cells.append(f"{ours / gloo:.2f}" if gloo > 0 else "")
-        named = dict(zip(COLUMNS, cells, strict=True))
-        rows.append({"ranks": result.nranks, "training": result.way, **named})
-    return report.table(rows)
+def row(figures: Sequence[Figure]) -> Figure:
+    """The row of a number of ranks and a way of training: milliseconds, and the ratio of the
+    communication.
+    """
+    step = {figure["library"]: 1e3 * figure["seconds"] for figure in figures}
+    gloo, ours = (step[name] - step["fake"] for name in _REAL)
+    times = (step["gloo"], step["pynccl"], step["fake"], gloo, ours)
+    ratio = ours / gloo if gloo > 0 else None
+    named = dict(zip(COLUMNS, (*times, ratio), strict=True))
+    return {"ranks": figures[0]["ranks"], "training": figures[0]["training"], **named}
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -232,23 +211,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Times training steps over pynccl's backend and over gloo.",
     )
     add = parser.add_argument
-    default = Settings()
     add("--ranks", type=tuple_of(positive), default=(2, 4), help="world sizes (default: 2,4)")
-    add("--steps", type=int, default=default.steps, help="of each backend (default: %(default)s)")
-    add("--layers", type=int, default=default.layers, help="of the model (default: %(default)s)")
-    add("--width", type=int, default=default.width, help="of a token (default: %(default)s)")
-    add("--length", type=int, default=default.length, help="tokens (default: %(default)s)")
-    add("--batch", type=int, default=default.batch, help="sequences (default: %(default)s)")
+    for name, text in _NAMES.items():
+        default = getattr(Settings, name)
+        add(f"--{name}", type=positive, default=default, help=f"{text} (default: %(default)s)")
     add("--out", type=Path, default=_OUT, help="folder for the JSON file (default: %(default)s)")
     return parser.parse_args(argv)
 
 
-def _train(nranks: int, settings: Settings) -> list[Result]:
-    """The ways of training on a number of ranks."""
+def _train(nranks: int, settings: Settings) -> list[list[Figure]]:
+    """The figures of the backends for each way of training on a number of ranks."""
     from pynccl.c10d.build import build
 
     build()  # takes longer than the ranks may wait for each other
-    of_ranks: list[tuple[Times, Times, dict[str, str]]] = launch(
+    of_ranks = launch(
         nranks,
         _measure,
         (settings,),
@@ -258,25 +234,22 @@ def _train(nranks: int, settings: Settings) -> list[Result]:
     )
     results = []
     for way in WAYS:
-        seconds = {
-            name: [max(step) for step in zip(*(ran[0][way][name] for ran in of_ranks), strict=True)]
+        steps = {
+            name: [
+                Elapsed(max(each))
+                for each in zip(*(ran[way][name] for ran in of_ranks), strict=True)
+            ]
             for name in BACKENDS
         }
-        _, losses, engines = of_ranks[0]
-        results.append(Result(nranks, way, seconds, losses[way]["pynccl"][-1], engines))
+        results.append(timing.figures(steps, lambda _: "gloo", ranks=nranks, training=way))
     return results
 
 
-def _measure(rank: Rank, settings: Settings) -> tuple[Times, Times, dict[str, str]]:
+def _measure(rank: Rank, settings: Settings) -> dict[str, Times]:
     """Train in each way over each backend.
 
-    Args:
-        rank: this rank.
-        settings: what to train.
-
     Returns:
-        The seconds of the measured steps, their losses without those of the fake backend, and the
-        engine of torch.distributed behind each backend.
+        The seconds of this rank's measured steps, by the way of training.
 
     Raises:
         BenchmarkError: a loss differs between the backends.
@@ -292,22 +265,14 @@ def _measure(rank: Rank, settings: Settings) -> tuple[Times, Times, dict[str, st
     )
     try:
         groups: dict[str, Any] = {name: dist.new_group(backend=name) for name in BACKENDS}
-        seconds: Times = {}
-        losses: Times = {}
-        for way in WAYS:
-            seconds[way], losses[way] = _measure_way(way, groups, settings, rank.rank)
-        cpu = torch.device("cpu")
-        return seconds, losses, {name: engine(group, cpu) for name, group in groups.items()}
+        return {way: _measure_way(way, groups, settings, rank.rank) for way in WAYS}
     finally:
         dist.destroy_process_group()
 
 
-def _measure_way(
-    way: str, groups: dict[str, Any], settings: Settings, rank: int
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def _measure_way(way: str, groups: dict[str, Any], settings: Settings, rank: int) -> Times:
     trainings = {name: _Training(way, group, settings, rank) for name, group in groups.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in trainings}
-    losses: dict[str, list[float]] = {name: [] for name in _REAL}
+    seconds: Times = {name: [] for name in trainings}
 
     def meet() -> None:
         dist.barrier(groups["pynccl"])
@@ -315,14 +280,13 @@ def _measure_way(
     for number in range(-settings.warm, settings.steps):
         # Another one is first in every round.
         names = sorted(trainings, key=lambda name: (BACKENDS.index(name) + number) % len(BACKENDS))
+        losses = {}
         for name in names:
-            took, loss = trainings[name].step(meet)
-            if name in losses:
-                losses[name].append(loss)
+            took, losses[name] = trainings[name].step(meet)
             if number >= 0:
                 seconds[name].append(took)
-        check_losses(way, number, losses["gloo"][-1], losses["pynccl"][-1])
-    return seconds, losses
+        check_losses(way, number, losses["gloo"], losses["pynccl"])
+    return seconds
 
 
 def check_losses(way: str, step: int, gloo: float, ours: float) -> None:

@@ -19,10 +19,12 @@ in bfloat16, with both sides of each matrix divided by --scale.
 from __future__ import annotations
 
 import argparse
-import statistics
+import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch.distributed
@@ -30,17 +32,18 @@ from torch._C._distributed_c10d import FileStore
 
 import pynccl
 import pynccl.c10d
-from benchmarks import machine
+from benchmarks import report, timing
+from benchmarks.machine import describe, inspect
 from benchmarks.options import positive, tuple_of
+from benchmarks.timing import Elapsed
 from pynccl.testing import Rank, launch
 from pynccl.weights import WeightReceiver, WeightSender
 
-__all__ = ["main", "table"]
+__all__ = ["main"]
 
-Times: TypeAlias = dict[str, list[float]]
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 
-WAYS = ("gloo", "backend", "broadcast", "weights")
+WAYS = ("weights", "gloo", "backend", "broadcast")
 _WARM = 2  # repeats that are not counted
 
 
@@ -54,52 +57,52 @@ def _large(_scale: int) -> Shapes:
         yield f"large.{i}", (4096, 4096)
 
 
+def _transformer(
+    layers: int, width: int, vocabulary: int, names: Sequence[tuple[str, tuple[int, ...]]]
+) -> Shapes:
+    yield "embed_tokens", (vocabulary, width)
+    for layer, (name, shape) in itertools.product(range(layers), names):
+        yield f"layers.{layer}.{name}", shape
+    yield "norm", (width,)
+    yield "lm_head", (vocabulary, width)
+
+
 def _llama(scale: int) -> Shapes:
-    hidden, kv, inner, vocabulary = 4096 // scale, 1024 // scale, 14336 // scale, 128256 // scale
-    yield "embed_tokens", (vocabulary, hidden)
-    for layer in range(32):
-        for name, shape in (
-            ("q_proj", (hidden, hidden)),
-            ("k_proj", (kv, hidden)),
-            ("v_proj", (kv, hidden)),
-            ("o_proj", (hidden, hidden)),
-            ("gate_proj", (inner, hidden)),
-            ("up_proj", (inner, hidden)),
-            ("down_proj", (hidden, inner)),
-            ("input_layernorm", (hidden,)),
-            ("post_attention_layernorm", (hidden,)),
-        ):
-            yield f"layers.{layer}.{name}", shape
-    yield "norm", (hidden,)
-    yield "lm_head", (vocabulary, hidden)
+    hidden, kv, inner = 4096 // scale, 1024 // scale, 14336 // scale
+    names = (
+        ("q_proj", (hidden, hidden)),
+        ("k_proj", (kv, hidden)),
+        ("v_proj", (kv, hidden)),
+        ("o_proj", (hidden, hidden)),
+        ("gate_proj", (inner, hidden)),
+        ("up_proj", (inner, hidden)),
+        ("down_proj", (hidden, inner)),
+        ("input_layernorm", (hidden,)),
+        ("post_attention_layernorm", (hidden,)),
+    )
+    return _transformer(32, hidden, 128256 // scale, names)
 
 
 def _qwen(scale: int) -> Shapes:
-    hidden, q, kv, vocabulary = 2048 // scale, 4096 // scale, 512 // scale, 151936 // scale
-    inner = 768 // scale
-    yield "embed_tokens", (vocabulary, hidden)
-    for layer in range(48):
-        for name, shape in (
-            ("q_proj", (q, hidden)),
-            ("k_proj", (kv, hidden)),
-            ("v_proj", (kv, hidden)),
-            ("o_proj", (hidden, q)),
-            ("q_norm", (128,)),
-            ("k_norm", (128,)),
-            ("input_layernorm", (hidden,)),
-            ("post_attention_layernorm", (hidden,)),
-            ("mlp.gate", (128, hidden)),
-        ):
-            yield f"layers.{layer}.{name}", shape
-        for expert in range(128):
-            for name, shape in (
-                ("gate_proj", (inner, hidden)),
-                ("up_proj", (inner, hidden)),
-                ("down_proj", (hidden, inner)),
-            ):
-                yield f"layers.{layer}.mlp.experts.{expert}.{name}", shape
-    yield "norm", (hidden,)
-    yield "lm_head", (vocabulary, hidden)
+    hidden, q, kv, inner = 2048 // scale, 4096 // scale, 512 // scale, 768 // scale
+    names = [
+        ("q_proj", (q, hidden)),
+        ("k_proj", (kv, hidden)),
+        ("v_proj", (kv, hidden)),
+        ("o_proj", (hidden, q)),
+        ("q_norm", (128,)),
+        ("k_norm", (128,)),
+        ("input_layernorm", (hidden,)),
+        ("post_attention_layernorm", (hidden,)),
+        ("mlp.gate", (128, hidden)),
+    ]
+    for expert in range(128):
+        names += [
+            (f"mlp.experts.{expert}.gate_proj", (inner, hidden)),
+            (f"mlp.experts.{expert}.up_proj", (inner, hidden)),
+            (f"mlp.experts.{expert}.down_proj", (hidden, inner)),
+        ]
+    return _transformer(48, hidden, 151936 // scale, names)
 
 
 MODELS: dict[str, Callable[[int], Shapes]] = {
@@ -124,9 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--scale", type=int, default=16, help="divisor of matrices' sides (16)")
     add("--repeats", type=int, default=5, help="of each way (5)")
     arguments = parser.parse_args(argv)
-    for name, value in machine.rows(machine.inspect("host")):
-        print(f"{name}: {value}")
-    print("\n" + "\n".join(_HEAD), flush=True)
+    print(describe(inspect("host")) + "\n")
+    rows = report.Table()
     for ranks in arguments.ranks:
         for name in arguments.models:
             times, tensors, nbytes = launch(
@@ -136,30 +138,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 timeout=600,
                 env={"OMP_NUM_THREADS": "1"},
             )[0]
-            print(table(ranks, name, times, tensors, nbytes), flush=True)
+            about = {"model": name, "ranks": ranks, "tensors": tensors, "MB": nbytes / 1e6}
+            figures = timing.figures(times, lambda _: "gloo", **about)
+            for figure in figures:
+                figure["ms"] = 1e3 * figure["seconds"]
+            row = report.line(figures, WAYS, WAYS[1:], ["ms"])
+            rows.add({**row, "GB/s": nbytes / figures[0]["seconds"] / 1e9})
     return 0
 
 
-_HEAD = (
-    "| ranks | model | tensors | MB | "
-    + " | ".join(f"{way}, ms" for way in WAYS)
-    + " | weights, GB/s | faster than gloo | than the backend | than broadcast |",
-    "|---" * (8 + len(WAYS)) + "|",
-)
-
-
-def table(ranks: int, name: str, times: Times, tensors: int, nbytes: int) -> str:
-    """A row in Markdown."""
-    medians = {way: statistics.median(times[way]) for way in WAYS}
-    cells = [str(ranks), name, str(tensors), f"{nbytes / 1e6:.1f}"]
-    cells += [f"{medians[way] * 1e3:.1f}" for way in WAYS]
-    cells.append(f"{nbytes / medians['weights'] / 1e9:.2f}")
-    cells += [f"{medians[way] / medians['weights']:.1f}x" for way in WAYS[:-1]]
-    return "| " + " | ".join(cells) + " |"
-
-
-def _measure(rank: Rank, model: str, scale: int, repeats: int) -> tuple[Times, int, int]:
-    """Seconds of each way on this rank; the number of tensors, and their bytes."""
+def _measure(
+    rank: Rank, model: str, scale: int, repeats: int
+) -> tuple[dict[str, list[Elapsed]], int, int]:
+    """Samples of each way on this rank; the number of tensors, and their bytes."""
     url, number, size = rank.init_method, rank.rank, rank.world_size
     store = FileStore(f"{url.removeprefix('file://')}-weights", size)
     torch.distributed.init_process_group(
@@ -169,54 +160,53 @@ def _measure(rank: Rank, model: str, scale: int, repeats: int) -> tuple[Times, i
     tensors = {
         name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in MODELS[model](scale)
     }
-    if rank.rank == 0:
-        with WeightSender(store, receivers=rank.world_size - 1) as sender:
-            times = _take_turns(tensors, lambda: sender.send(tensors), True, repeats)
-    else:
-        with WeightReceiver(store, tensors, commit="in_place") as receiver:
-            times = _take_turns(tensors, receiver.receive, False, repeats)
+    with contextlib.ExitStack() as stack:
+        if number == 0:
+            sender = stack.enter_context(WeightSender(store, receivers=size - 1))
+            transfer: Callable[[], object] = partial(sender.send, tensors)
+        else:
+            receiver = WeightReceiver(store, tensors, commit="in_place")
+            transfer = stack.enter_context(receiver).receive
+        timers = _timers(tensors, transfer, number == 0)
+        timing.in_turns(timers, _WARM)
+        times = timing.in_turns(timers, repeats)
     pynccl.destroy_process_group()
     torch.distributed.destroy_process_group()
     return times, len(tensors), sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _take_turns(
-    tensors: dict[str, torch.Tensor],
-    transfer: Callable[[], object],
-    is_sender: bool,
-    repeats: int,
-) -> Times:
-    def by_gloo() -> None:
-        for tensor in tensors.values():
-            torch.distributed.broadcast(tensor, src=0)
-
+def _timers(
+    tensors: dict[str, torch.Tensor], transfer: Callable[[], object], is_sender: bool
+) -> dict[str, Callable[[], Elapsed]]:
+    """What transfers the tensors in each way once, and checks them."""
     group = torch.distributed.new_group(backend="pynccl")
+    values = itertools.cycle(range(1, 201))
 
-    def by_backend() -> None:
+    def for_each(broadcast: Callable[..., object]) -> None:
         for tensor in tensors.values():
-            torch.distributed.broadcast(tensor, src=0, group=group)
+            broadcast(tensor, src=0)
 
-    def by_broadcast() -> None:
+    def take(way: str, run: Callable[[], object]) -> Elapsed:
+        value = next(values)
         for tensor in tensors.values():
-            pynccl.broadcast(tensor, src=0)
+            tensor.fill_(value if is_sender else 0)
+        pynccl.barrier()
+        began = time.perf_counter()
+        run()
+        pynccl.barrier()
+        seconds = time.perf_counter() - began
+        if not all(bool((tensor == value).all()) for tensor in tensors.values()):
+            raise SystemExit(f"{way}: wrong values")
+        return Elapsed(seconds)
 
-    ways = dict(zip(WAYS, (by_gloo, by_backend, by_broadcast, transfer), strict=True))
-    times: Times = {way: [] for way in WAYS}
-    for repeat in range(_WARM + repeats):
-        for number, (way, run) in enumerate(ways.items()):
-            value = 1 + (7 * repeat + number) % 200
-            for tensor in tensors.values():
-                tensor.fill_(value if is_sender else 0)
-            pynccl.barrier()
-            began = time.perf_counter()
-            run()
-            pynccl.barrier()
-            seconds = time.perf_counter() - began
-            if not all(bool((tensor == value).all()) for tensor in tensors.values()):
-                raise SystemExit(f"{way}: wrong values")
-            if repeat >= _WARM:
-                times[way].append(seconds)
-    return times
+    by_group = partial(torch.distributed.broadcast, group=group)
+    ways = {
+        "weights": transfer,
+        "gloo": partial(for_each, torch.distributed.broadcast),
+        "backend": partial(for_each, by_group),
+        "broadcast": partial(for_each, pynccl.broadcast),
+    }
+    return {way: partial(take, way, run) for way, run in ways.items()}
 
 
 if __name__ == "__main__":

@@ -91,7 +91,11 @@ class World:
             rank=self.rank,
             world_size=self.nranks,
         )
-        self.comm = self.communicator()
+        unique_id = [bytes(nccl.get_unique_id(self.provider)) if self.rank == 0 else b""]
+        dist.broadcast_object_list(unique_id, 0, device=torch.device("cpu"))
+        self.comm = nccl.Communicator(
+            self.nranks, unique_id[0], self.rank, provider=self.provider, device=self.device
+        )
         self.pynccl = Pynccl("pynccl", self.comm, "torch")
         self.engine = engines.engine(None, self.device)
         self.torch: Distributed | None = Distributed(f"torch {self.engine}", dist)
@@ -129,16 +133,6 @@ class World:
             world_size=self.nranks,
         )
         return pynccl
-
-    def communicator(self) -> nccl.Communicator:
-        """Another communicator of all ranks. All of them make it."""
-        return nccl.Communicator(
-            self.nranks,
-            self._unique_id(),
-            self.rank,
-            provider=self.provider,
-            device=self.device,
-        )
 
     def maximum(self, values: list[float]) -> list[float]:
         """The maximum over the ranks of each value. All ranks call it; none leaves it early."""
@@ -203,13 +197,6 @@ class World:
         # A process group whose NCCL never came up does not come down either.
         if not self._failed:
             dist.destroy_process_group()
-
-    def _unique_id(self) -> nccl.UniqueId:
-        data = torch.empty(128, dtype=torch.uint8)
-        if self.rank == 0:
-            data = torch.tensor(list(bytes(nccl.get_unique_id(self.provider))), dtype=data.dtype)
-        dist.broadcast(data, 0)
-        return nccl.UniqueId(bytes(data.tolist()))
 
     def _first_of_torch(self, group: dist.ProcessGroup | None = None) -> str:
         """Make the communicator of a group of torch; why that is refused, or ''."""

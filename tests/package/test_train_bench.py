@@ -32,21 +32,18 @@ def test_every_column_is_measured(tmp_path: Path) -> None:
     head, _, *rows, _ = done.stdout.splitlines()[-5:]
     assert [cell.strip() for cell in head.split("|")[3:-1]] == list(COLUMNS)
     assert [row.split("|")[1:3] for row in rows] == [[" 2 ", " DDP "], [" 2 ", " FSDP2 "]]
-    for row in json.loads((tmp_path / "train.json").read_text())["rows"]:
-        assert {name: len(steps) for name, steps in row["seconds"].items()} == {
-            "fake": 2,
-            "gloo": 2,
-            "pynccl": 2,
-        }
-        assert row["engines"] == {name: name for name in ("fake", "gloo", "pynccl")}
+    figures = json.loads((tmp_path / "train.json").read_text())["rows"]
+    assert [figure["library"] for figure in figures] == 2 * ["fake", "gloo", "pynccl"]
+    assert all(len(figure["samples"]) == 2 for figure in figures)
 
 
-def test_table() -> None:
-    from benchmarks.train import Result, table
+def test_row() -> None:
+    from benchmarks.train import row
 
-    seconds = {"fake": [0.1, 0.1, 0.1], "gloo": [0.13, 0.14, 0.9], "pynccl": [0.11, 0.11, 0.1]}
-    line = table([Result(4, "DDP", seconds, 1.0, {})]).splitlines()[-1]
-    assert line == "| 4 | DDP | 140.00 | 110.00 | 100.00 | 40.00 | 10.00 | 0.25 |"
+    about = {"ranks": 4, "training": "DDP"}
+    seconds = {"fake": 0.1, "gloo": 0.14, "pynccl": 0.11}
+    found = row([{**about, "library": name, "seconds": each} for name, each in seconds.items()])
+    assert list(found.values()) == pytest.approx([4, "DDP", 140, 110, 100, 40, 10, 0.25])
 
 
 def test_losses_that_differ_are_refused() -> None:
