@@ -21,19 +21,13 @@ _TICKS = {4: "4 B", 2**8: "256 B", 2**14: "16 KB", 2**20: "1 MB", 2**26: "64 MB"
 _FLOORS = ("copy", "one copy")  # are dotted
 
 
-def lines(
-    path: Path,
-    figures: Sequence[Mapping[str, Any]],
-    title: str,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
+def lines(path: Path, figures: Sequence[Mapping[str, Any]], title: str) -> None:
     """Draw time against size, a panel for each operation and a line for each library.
 
     Args:
         path: the PNG file.
         figures: at least one; the range of their samples is shaded.
         title: stands above the panels.
-        metadata: of the file.
     """
     key = "collective" if "collective" in figures[0] else "operation"
     names = list(dict.fromkeys(figure[key] for figure in figures))
@@ -70,22 +64,16 @@ def lines(
     drawn.supxlabel("bytes", fontsize=10)
     shaded = ": the median, samples shaded" if any(one.get("samples") for one in figures) else ""
     drawn.supylabel(f"microseconds{shaded}", fontsize=10)
-    _save(drawn, path, title, metadata)
+    _save(drawn, path, title)
 
 
-def bars(
-    path: Path,
-    rows: Sequence[tuple[str, str, float]],
-    title: str,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
+def bars(path: Path, rows: Sequence[tuple[str, str, float]], title: str) -> None:
     """Draw a bar for each call and a panel for each operation.
 
     Args:
         path: the PNG file.
         rows: name, operation and seconds of each call.
         title: stands above the panels.
-        metadata: of the file.
     """
     operations = list(dict.fromkeys(operation for _, operation, _ in rows))
     figure, panels = plt.subplots(
@@ -106,12 +94,12 @@ def bars(
         panel.margins(x=0.15)
         panel.set_title(operation, fontsize=10)
     figure.supxlabel("nanoseconds of one call", fontsize=10)
-    _save(figure, path, title, metadata)
+    _save(figure, path, title)
 
 
-def _save(figure: Figure, path: Path, title: str, metadata: Mapping[str, str] | None) -> None:
+def _save(figure: Figure, path: Path, title: str) -> None:
     figure.suptitle(title, fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata=dict(metadata or {}))
+    figure.savefig(path, dpi=120)
     plt.close(figure)
     print(f"wrote {os.path.relpath(path)}", flush=True)
