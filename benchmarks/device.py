@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import gpu_kernels, report
+from benchmarks import gpu_sections, report
 from benchmarks.machine import describe, inspect
 from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import run_ranks
@@ -24,7 +24,7 @@ _SILENCE = 300.0  # seconds without a row
 
 def _rank(rank: Rank, repeats: int, budget: float) -> None:
     world = World(rank, Settings("cpu", "float32", (), (), repeats, budget))
-    for found in gpu_kernels.run(world, repeats, budget):
+    for found in gpu_sections.kernels(world, repeats, budget):
         if rank.rank == 0:
             rank.report(found)
     world.close()

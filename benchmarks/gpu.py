@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import collectives, gpu_calls, gpu_graphs, gpu_kernels, gpu_overlap, report
+from benchmarks import collectives, gpu_sections, report
 from benchmarks.machine import ROOT, Machine, inspect, rows, scrub, slug
 from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
@@ -284,18 +284,18 @@ def _found(name: str, world: World, settings: Settings, quick: bool) -> Iterable
         side, nbytes = (512, 1 << 20) if quick else (4096, (16 if world.shares else 256) << 20)
     match name:
         case "calls":
-            return gpu_calls.run(world, repeats, 20 if quick else None)
+            return gpu_sections.calls(world, repeats, 20 if quick else None)
         case "kernels":
-            return gpu_kernels.run(world, repeats, settings.budget)
+            return gpu_sections.kernels(world, repeats, settings.budget)
         case "overlap":
-            return gpu_overlap.run(world, repeats, nbytes, side)
+            return gpu_sections.overlap(world, repeats, nbytes, side)
         case "lab":
             sizes = (nbytes,) if quick else (1 << 16, nbytes)
-            return gpu_overlap.sweep(world, repeats, sizes, side)
+            return gpu_sections.sweep(world, repeats, sizes, side)
         case "collectives":
             found = collectives.measure(world, settings)
             return (one for each in found for one in ([each] if isinstance(each, str) else each))
-    return gpu_graphs.run(world, repeats, replays)
+    return gpu_sections.sequences(world, repeats, replays)
 
 
 def _sizes(options: argparse.Namespace, nranks: int, gpus: int) -> tuple[int, ...]:
