@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import platform
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import callgrind, calls_rows, report
+from benchmarks import callgrind, calls_rows, report, timing
 from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, Row
 from benchmarks.machine import cpu
+from benchmarks.timing import Figure
 from tools import noop
 
-__all__ = ["Result", "main", "of_fake", "of_traces", "table"]
+__all__ = ["main", "of_traces", "table"]
 
 _OUT = Path(__file__).parent / "out"
 _BASELINES = {
@@ -38,26 +39,9 @@ _BASELINES = {
 }
 _CALL = "pynccl Communicator, tensor"
 _ADDED = {"a recording is on": 30, "a trace is on": 150}  # nanoseconds at most, of one call
-_BACKEND, _FAKE = "torch.distributed pynccl", "torch.distributed fake"
 _PACKAGES = ("pynccl", "torch", "cupy-cuda13x", "nccl4py")
 _WARM_UP = 200  # calls
 _FOLDER = "PYNCCL_BENCH_NCCL"  # set where the search path is set
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """A row's figures.
-
-    Attributes:
-        seconds: of one call, the least of the samples.
-        instructions: of one call without the loop, where they were counted.
-    """
-
-    name: str
-    operation: str
-    seconds: float
-    samples: tuple[float, ...]
-    instructions: float | None
 
 
 def main() -> int:
@@ -69,11 +53,17 @@ def main() -> int:
         samples = _measure(rows, options.repeats, options.budget)
         counts = _count(options.instructions)
     results = [
-        Result(row.name, row.operation, min(times), tuple(times), counts.get(row.name))
-        for row, times in zip(rows, samples, strict=True)
+        {
+            "operation": row.operation,
+            "library": row.name,
+            "seconds": min(samples[row.name]),
+            "samples": samples[row.name],
+            "instructions": counts.get(row.name),  # of one call without the loop
+        }
+        for row in rows
     ]
     print(table(results))
-    for line in of_fake(results) + of_traces(results):
+    for line in of_traces(results):
         print(line)
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
@@ -114,21 +104,22 @@ def _nccl_in_search_path() -> Iterator[None]:
     os.execve(sys.executable, sys.orig_argv, environment)
 
 
-def _measure(rows: list[Row], repeats: int, budget: float) -> list[list[float]]:
+def _measure(rows: list[Row], repeats: int, budget: float) -> dict[str, list[float]]:
     """Samples of each row, in seconds of one call."""
-    numbers = []
+    timers = {}
     for row in rows:
         row.timer.timeit(100)
         number = max(1, int(budget / (row.timer.timeit(100) / 100)))
-        numbers.append(min(number, row.most))
-    samples: list[list[float]] = [[] for _ in rows]
-    for _ in range(repeats):
-        for row, number, times in zip(rows, numbers, samples, strict=True):
-            with row.around():
-                if number == row.most:  # a short sample: the caches are those of another row
-                    row.timer.timeit(_WARM_UP)
-                times.append(row.timer.timeit(number) / number)
-    return samples
+        timers[row.name] = partial(_sample, row, min(number, row.most))
+    measured = timing.in_turns(timers, repeats)
+    return {name: [each.seconds for each in samples] for name, samples in measured.items()}
+
+
+def _sample(row: Row, number: int) -> timing.Elapsed:
+    with row.around():
+        if number == row.most:  # a short sample: the caches are those of another row
+            row.timer.timeit(_WARM_UP)
+        return timing.Elapsed(row.timer.timeit(number) / number)
 
 
 def _count(wanted: bool) -> dict[str, float]:
@@ -140,46 +131,32 @@ def _count(wanted: bool) -> dict[str, float]:
     return callgrind.count()
 
 
-def table(results: list[Result]) -> str:
-    """Lines of a Markdown table: nanoseconds, the ratio to the first peer, instructions."""
-    lines = [
-        "| call | ns | ratio | instructions |",
-        "|---|---:|---:|---:|",
-    ]
+def table(results: list[Figure]) -> str:
+    """A table in Markdown: nanoseconds, the ratio to the first peer, instructions."""
+    rows: list[Figure] = []
     for operation in (LOOP, ALL_REDUCE, ASYNC, EXCHANGE):
-        chosen = [result for result in results if result.operation == operation]
+        chosen = [result for result in results if result["operation"] == operation]
+        peer = _BASELINES.get(operation)
         baseline = next(
-            (r.seconds for r in chosen if r.name.startswith(_BASELINES.get(operation, " "))), None
+            (r["seconds"] for r in chosen if peer and r["library"].startswith(peer)), None
         )
-        if operation != LOOP:
-            against = f"of {_BASELINES[operation]}" if baseline else ""
-            lines.append(f"| **{operation}** | | {against} | |")
-        for result in chosen:
-            ratio = f"{result.seconds / baseline:.3g}" if baseline else ""
-            count = "" if result.instructions is None else f"{result.instructions:.0f}"
-            lines.append(f"| {result.name} | {result.seconds * 1e9:.0f} | {ratio} | {count} |")
-    return "\n".join(lines)
+        if peer:
+            rows.append({"call": f"**{operation}**", "ratio": f"of {peer}" if baseline else ""})
+        rows += [
+            {
+                "call": result["library"],
+                "ns": f"{result['seconds'] * 1e9:.0f}",
+                "ratio": f"{result['seconds'] / baseline:.3g}" if baseline else None,
+                "instructions": result["instructions"] and f"{result['instructions']:.0f}",
+            }
+            for result in chosen
+        ]
+    return report.table(rows)
 
 
-def of_fake(results: list[Result]) -> list[str]:
-    """Lines with the ratio of pynccl's backend of torch.distributed to torch's fake one.
-
-    Both are called through the same functions, and the fake one does nothing.
-    """
-    seconds = {result.name: result.seconds for result in results}
-    lines = []
-    for result in results:
-        if not result.name.startswith(_BACKEND):
-            continue
-        call = result.name.removeprefix(_BACKEND)
-        if fake := seconds.get(_FAKE + call):
-            lines.append(f"backend pynccl / fake,{call}: {result.seconds / fake:.2f}")
-    return lines
-
-
-def of_traces(results: list[Result]) -> list[str]:
+def of_traces(results: list[Figure]) -> list[str]:
     """Lines with what a recording and a trace add to a call, and the bounds of docs/trace.md."""
-    seconds = {result.name: result.seconds for result in results}
+    seconds = {result["library"]: result["seconds"] for result in results}
     lines = []
     for name, most in _ADDED.items():
         if (on := seconds.get(f"{_CALL}, {name}")) is not None:
@@ -189,15 +166,14 @@ def of_traces(results: list[Result]) -> list[str]:
     return lines
 
 
-def _write(folder: Path, results: list[Result], missing: dict[str, str]) -> None:
+def _write(folder: Path, results: list[Figure], missing: dict[str, str]) -> None:
     from benchmarks.plot import bars  # takes a second to import
 
-    rows = [dataclasses.asdict(result) for result in results]
     path = folder / "calls.json"
-    report.write_json(path, rows, machine=cpu(), versions=_versions(), missing=missing)
+    report.write_json(path, results, machine=cpu(), versions=_versions(), missing=missing)
     bars(
         path.with_suffix(".png"),
-        [(r.name, r.operation, r.seconds) for r in results if r.operation != LOOP],
+        [(r["library"], r["operation"], r["seconds"]) for r in results if r["operation"] != LOOP],
         f"{cpu()}\n{', '.join(_versions())}",
     )
 

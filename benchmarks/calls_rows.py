@@ -21,7 +21,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -378,13 +377,21 @@ def _nccl4py() -> Iterator[Row]:
 
 
 def _ctypes() -> Iterator[Row]:
-    wrapper = _CtypesWrapper(noop.library())
+    """As a project that needs a few of NCCL's functions calls them."""
+    function, pointer = ctypes.CDLL(str(noop.library())).ncclAllReduce, ctypes.c_void_p
+    numbers = [ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+    function.argtypes = [pointer, pointer, *numbers, pointer, pointer]
+
+    def all_reduce(*arguments: object) -> None:
+        if result := function(*arguments):
+            raise RuntimeError(f"NCCL error {result}")
+
     buffer = torch.zeros(8)
     yield _row(
         "ctypes, a plain wrapper",
         ALL_REDUCE,
         "all_reduce(buffer(data_ptr()), buffer(data_ptr()), 8, 7, 0, comm, stream)",
-        all_reduce=wrapper.all_reduce,
+        all_reduce=all_reduce,
         buffer=ctypes.c_void_p,
         data_ptr=buffer.data_ptr,
         comm=ctypes.c_void_p(1),
@@ -393,63 +400,22 @@ def _ctypes() -> Iterator[Row]:
     )
 
 
-class _CtypesWrapper:
-    """NCCL as a project that needs a few of its functions calls it."""
-
-    def __init__(self, path: Path) -> None:
-        pointer = ctypes.c_void_p
-        self._all_reduce = ctypes.CDLL(str(path)).ncclAllReduce
-        self._all_reduce.restype = ctypes.c_int
-        self._all_reduce.argtypes = [
-            pointer,
-            pointer,
-            ctypes.c_size_t,
-            ctypes.c_int,
-            ctypes.c_int,
-            pointer,
-            pointer,
-        ]
-
-    def check(self, result: int) -> None:
-        if result != 0:
-            raise RuntimeError(f"NCCL error {result}")
-
-    def all_reduce(  # noqa: PLR0917 the order is NCCL's
-        self,
-        sendbuff: ctypes.c_void_p,
-        recvbuff: ctypes.c_void_p,
-        count: int,
-        datatype: int,
-        op: int,
-        comm: ctypes.c_void_p,
-        stream: ctypes.c_void_p,
-    ) -> None:
-        self.check(self._all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream))
-
-
-@dataclass(frozen=True)
-class _Peer:
-    rows: Callable[[], Iterator[Row]]
-    module: str
-    install: str
-
-
-_PEERS = MappingProxyType(
-    {
-        "pynccl": _Peer(_pynccl, "pynccl", "make"),
-        "arrays": _Peer(_arrays, "numpy", "pip install numpy"),
-        "jax": _Peer(_jax, "jax", "pip install jax"),
-        "floor": _Peer(_floor, "tvm_ffi", "pip install apache-tvm-ffi"),
-        "mirror": _Peer(_mirror, "pynccl.mirror", "make"),
-        "torch": _Peer(_fake, "torch", "pip install torch"),
-        "backend": _Peer(_backend, "pynccl.c10d", "make"),
-        "cupy": _Peer(_cupy, "cupy", "pip install cupy-cuda13x"),
-        "nccl4py": _Peer(_nccl4py, "nccl", "pip install nccl4py[cu13]"),
-        "ctypes": _Peer(_ctypes, "ctypes", ""),
-        "mpi4py": _Peer(_mpi4py, "mpi4py", "pip install mpi4py mpich"),
-        "cupy arrays": _Peer(_cupy_array, "cupy", "pip install cupy-cuda13x"),  # the driver: last
-    }
-)
+# What makes the rows, the module that it needs, and how to install that. "cupy arrays" comes last,
+# because it loads a driver.
+_PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
+    "pynccl": (_pynccl, "pynccl", "make"),
+    "arrays": (_arrays, "numpy", "pip install numpy"),
+    "jax": (_jax, "jax", "pip install jax"),
+    "floor": (_floor, "tvm_ffi", "pip install apache-tvm-ffi"),
+    "mirror": (_mirror, "pynccl.mirror", "make"),
+    "torch": (_fake, "torch", "pip install torch"),
+    "backend": (_backend, "pynccl.c10d", "make"),
+    "cupy": (_cupy, "cupy", "pip install cupy-cuda13x"),
+    "nccl4py": (_nccl4py, "nccl", "pip install nccl4py[cu13]"),
+    "ctypes": (_ctypes, "ctypes", ""),
+    "mpi4py": (_mpi4py, "mpi4py", "pip install mpi4py mpich"),
+    "cupy arrays": (_cupy_array, "cupy", "pip install cupy-cuda13x"),
+}
 
 LIBRARIES = tuple(_PEERS)
 
@@ -465,14 +431,14 @@ def rows(libraries: Collection[str] = LIBRARIES) -> tuple[list[Row], dict[str, s
     """
     found = [_row("(the empty loop)", LOOP, "pass")]
     missing: dict[str, str] = {}
-    for name, peer in _PEERS.items():
+    for name, (make, module, install) in _PEERS.items():
         if name not in libraries:
             continue
-        if importlib.util.find_spec(peer.module) is None:
-            missing[name] = f"not installed: {peer.install}"
+        if importlib.util.find_spec(module) is None:
+            missing[name] = f"not installed: {install}"
             continue
         try:
-            found += peer.rows()
+            found += make()
         except CannotMeasureError as reason:
             missing[name] = str(reason)
         except Exception as error:  # a peer that does not work here must not hide the others

@@ -186,8 +186,12 @@ def _serve(rank: testing.Rank | None, name: str, folder: str, bind: bool) -> Non
     """Serve as a rank of a library, until the benchmark closes its end of the socket."""
     with Client(f"{folder}/socket", "AF_UNIX") as connection:
         try:
-            library = libraries.HOST[name](rank) if rank else libraries.Mpich()
-            number = rank.rank if rank else library.rank
+            library: Library
+            if rank:
+                library, number = libraries.HOST[name](rank), rank.rank
+            else:
+                library = mpich = libraries.Mpich()
+                number = mpich.rank
             if bind:
                 cpus = sorted(os.sched_getaffinity(0))
                 os.sched_setaffinity(0, {cpus[number % len(cpus)]})

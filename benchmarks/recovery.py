@@ -24,11 +24,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from benchmarks import machine, report
+from benchmarks import report
+from benchmarks.machine import describe, inspect
 from benchmarks.options import positive, tuple_of
 from pynccl import nccl, testing
 
-__all__ = ["COLUMNS", "main", "table"]
+__all__ = ["COLUMNS", "main", "medians"]
 
 Times: TypeAlias = dict[str, list[float]]
 
@@ -49,19 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--repeats", type=int, default=5, help="of each number (5)")
     arguments = parser.parse_args(argv)
-    for name, value in machine.rows(machine.inspect("host")):
-        print(f"{name}: {value}")
-    print("\n" + table({size: _repeat(size, arguments.repeats) for size in arguments.ranks}))
+    print(describe(inspect("host")) + "\n")
+    table = report.Table()
+    for size in arguments.ranks:
+        table.add({"ranks": str(size), **medians(_repeat(size, arguments.repeats))})
     return 0
 
 
-def table(measured: dict[int, Times]) -> str:
-    """A table in Markdown: a row for each number of ranks."""
-    rows = [
-        {"ranks": size, **{column: _milliseconds(times.get(column, [])) for column in COLUMNS}}
-        for size, times in measured.items()
-    ]
-    return report.table(rows)
+def medians(times: Times) -> dict[str, float | None]:
+    """The milliseconds of each column; None where there are none, as for one rank."""
+    return {
+        column: 1e3 * statistics.median(times[column]) if times.get(column) else None
+        for column in COLUMNS
+    }
 
 
 def _repeat(size: int, repeats: int) -> Times:
@@ -80,10 +81,6 @@ def _repeat(size: int, repeats: int) -> Times:
                 of_ranks = [outcome.value.get(column, []) for outcome in outcomes[:-1]]
                 slowest.setdefault(column, []).extend(max(t) for t in zip(*of_ranks, strict=True))
     return slowest
-
-
-def _milliseconds(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else ""
 
 
 def _measure(rank: testing.Rank) -> Times:

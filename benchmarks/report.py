@@ -16,8 +16,9 @@ from pathlib import Path
 
 from benchmarks.machine import scrub
 from benchmarks.timing import Figure
+from pynccl.tools.text import size_text
 
-__all__ = ["Table", "line", "significant", "size", "summary", "table", "write_json"]
+__all__ = ["Table", "line", "significant", "summary", "table", "write_json"]
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -69,20 +70,12 @@ def _cell(key: str, value: object) -> str:
     if value is None:
         return "-"
     if key == "bytes" and isinstance(value, int):
-        return size(value)
+        return size_text(value)
     if not isinstance(value, float):
         return str(value)
     if key == "hidden":
         return f"{value:.0%}"
     return significant(value * 1e6, 3) if key.endswith("seconds") else significant(value, 2)
-
-
-def size(nbytes: int) -> str:
-    """A number of bytes with a unit."""
-    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes} B"
 
 
 def significant(value: float, places: int) -> str:

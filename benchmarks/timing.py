@@ -6,10 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
-    "Clock",
     "CudaClock",
     "Elapsed",
     "Figure",
@@ -38,33 +37,25 @@ class Elapsed(NamedTuple):
 Timer: TypeAlias = Callable[[int], Elapsed]
 
 
-class Clock(Protocol):
-    """Measures calls.
+class HostClock:
+    """Measures calls that return when they are done.
 
     Attributes:
         limit: calls that may be measured at once.
     """
 
-    limit: int
-
-    def measure(self, call: Callable[[], object], calls: int) -> Elapsed:
-        """Make the call so many times and wait for the last one."""
-
-
-class HostClock:
-    """For calls that return when they are done."""
-
     limit = 100_000
 
     def measure(self, call: Callable[[], object], calls: int) -> Elapsed:
+        """Make the call so many times and wait for the last one."""
         start = time.perf_counter()
         for _ in range(calls):
             call()
         return Elapsed((time.perf_counter() - start) / calls)
 
 
-class CudaClock:
-    """For calls that enqueue work on, or before, the current stream."""
+class CudaClock(HostClock):
+    """The same for calls that enqueue work on, or before, the current stream."""
 
     # A full launch queue would block the host and be counted as its time.
     limit = 200

@@ -88,28 +88,18 @@ class Settings:
     warm: int = 3
 
 
-class _Transformer(nn.Module):
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        width = settings.width
-        self.embedding = nn.Embedding(_TOKENS, width)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, 4, dim_feedforward=4 * width, dropout=0.0, batch_first=True
-            )
-            for _ in range(settings.layers)
+def _transformer(settings: Settings) -> nn.Sequential:
+    width = settings.width
+    layers = (
+        nn.TransformerEncoderLayer(
+            width, 4, dim_feedforward=4 * width, dropout=0.0, batch_first=True
         )
-        self.head = nn.Linear(width, _TOKENS)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        logits: torch.Tensor = self.head(hidden)
-        return logits
+        for _ in range(settings.layers)
+    )
+    return nn.Sequential(nn.Embedding(_TOKENS, width), *layers, nn.Linear(width, _TOKENS))
 
 
-def _ddp(model: _Transformer, group: dist.ProcessGroup) -> nn.Module:
+def _ddp(model: nn.Sequential, group: dist.ProcessGroup) -> nn.Module:
     ddp = nn.parallel.DistributedDataParallel(
         model, process_group=group, gradient_as_bucket_view=True
     )
@@ -118,18 +108,18 @@ def _ddp(model: _Transformer, group: dist.ProcessGroup) -> nn.Module:
     return ddp
 
 
-def _fsdp2(model: _Transformer, group: dist.ProcessGroup) -> nn.Module:
+def _fsdp2(model: nn.Sequential, group: dist.ProcessGroup) -> nn.Module:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = DeviceMesh.from_group(group, "cpu")
-    for layer in model.layers:
+    for layer in model[1:-1]:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
-WAYS: dict[str, Callable[[_Transformer, dist.ProcessGroup], nn.Module]] = {
+WAYS: dict[str, Callable[[nn.Sequential, dist.ProcessGroup], nn.Module]] = {
     "DDP": _ddp,
     "FSDP2": _fsdp2,
 }
@@ -141,7 +131,7 @@ class _Training:
     def __init__(self, way: str, group: dist.ProcessGroup, settings: Settings, rank: int) -> None:
         torch.manual_seed(0)
         self._settings = settings
-        self._model = WAYS[way](_Transformer(settings), group)
+        self._model = WAYS[way](_transformer(settings), group)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE)
         self._generator = torch.Generator().manual_seed(rank)
 

@@ -200,7 +200,7 @@ def _timers(
         return Elapsed(seconds)
 
     by_group = partial(torch.distributed.broadcast, group=group)
-    ways = {
+    ways: dict[str, Callable[[], object]] = {
         "weights": transfer,
         "gloo": partial(for_each, torch.distributed.broadcast),
         "backend": partial(for_each, by_group),

@@ -18,7 +18,7 @@ import pynccl
 from benchmarks import engines
 from benchmarks.libraries import Call, Distributed, Library, Pynccl
 from benchmarks.ranks import BenchmarkError
-from benchmarks.timing import Clock, CudaClock, Elapsed, Figure, HostClock, Timer, figures, in_turns
+from benchmarks.timing import CudaClock, Elapsed, Figure, HostClock, Timer, figures, in_turns
 from pynccl import nccl
 from pynccl.testing import Rank
 
@@ -79,7 +79,7 @@ class World:
         torch.set_num_threads(1)
         if settings.device == "cuda":
             self.device = _take_gpu(self.rank, self.nranks)
-            self.clock: Clock = CudaClock()
+            self.clock: HostClock = CudaClock()
         else:
             self.device = torch.device("cpu")
             self.clock = HostClock()

@@ -47,19 +47,11 @@ print(len(rows), missing)
 _OF_TORCH = 6  # rows of torch.distributed: as many over its fake backend as over pynccl's
 
 
-def test_ratio_of_the_backend_to_the_fake_one() -> None:
-    calls = pytest.importorskip("benchmarks.calls")
-    rows = {"torch.distributed fake x": 2e-6, "torch.distributed pynccl x": 3e-6, "pynccl x": 1e-6}
-    rows["torch.distributed pynccl y"] = 1e-6  # has no counterpart
-    results = [calls.Result(name, "x", seconds, (), None) for name, seconds in rows.items()]
-    assert calls.of_fake(results) == ["backend pynccl / fake, x: 1.50"]
-
-
 def test_what_traces_add_to_a_call() -> None:
     calls = pytest.importorskip("benchmarks.calls")
     call = "pynccl Communicator, tensor"
     rows = {call: 80e-9, f"{call}, a recording is on": 100e-9, f"{call}, a trace is on": 300e-9}
-    results = [calls.Result(name, "x", seconds, (), None) for name, seconds in rows.items()]
+    results = [{"library": name, "seconds": seconds} for name, seconds in rows.items()]
     assert calls.of_traces(results) == [
         "a recording is on: 20 ns are added, at most 30 may be",
         "a trace is on: 220 ns are added, at most 150 may be: TOO MUCH",

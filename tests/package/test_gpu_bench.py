@@ -116,7 +116,7 @@ def test_a_section_of_a_shared_gpu_that_failed(tmp_path: Path) -> None:
         ["20.0", "2.00", "3.00", "3.00", "2.25"],
         ["40.0", "1.00", "9.00", "1.00", "1.12"],
     ]
-    assert [row["bytes"] for row in rows] == ["4 KB", "4 KB"]
+    assert [row["bytes"] for row in rows] == ["4 KiB", "4 KiB"]
     assert absent_rows == [
         {"library": "torch nccl4py", "why": "nccl4py is not installed: pip install nccl4py"}
     ]
