@@ -51,7 +51,7 @@ _HOSTNCCL = (
     "group",
     "api",
 )
-_PYTHON = ("call", "convert", "raw", "objects", "collectives", "mirror")
+_PYTHON = ("call", "convert", "raw", "comm", "device", "watch", "collectives", "mirror")
 _DIVIDED = ("_internal", "mirror", "tools")  # packages that are divided further
 _MIRROR = ("base", "group", "world", "lifecycle", "api")
 

@@ -1,14 +1,11 @@
-// The extension module pynccl._C. Each folder uses only the folders bound before it.
+// The extension module pynccl._C.
 #include "nccl/barrier.h"
+#include "python/call/bind.h"
 #include "python/call/errors.h"
 #include "python/call/fastcall.h"
 #include "python/call/interrupt.h"
-#include "python/collectives/bind.h"
+#include "python/comm/plan.h"
 #include "python/convert/red_op.h"
-#include "python/mirror/bind.h"
-#include "python/objects/bind.h"
-#include "python/objects/plan.h"
-#include "python/raw/bind.h"
 #include "watch/observers.h"
 
 PYBIND11_MODULE(_C_bindings, m) {
@@ -52,7 +49,12 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_collectives(m);
   bind_barrier(m);
   bind_one_sided(m);
-  mirror::bind(m);
+  mirror::bind_hooks(m);
+  mirror::bind_comm_stream(m);
+  mirror::bind_work(m);
+  mirror::bind_process_group(m);
+  mirror::bind_fast_function(m);
+  mirror::bind_p2p_op(m);
   check_instance_layout<RedOp>(m.attr("RedOp").attr("SUM"));  // held by a shared_ptr
   check_instance_layout<Plan>(py::cast(Plan()));              // held by a unique_ptr
 }

@@ -51,7 +51,9 @@ _WITH_GPU_CODE = (  # tested on the double, too
     "csrc/comm",
     "csrc/watch",
     "csrc/python/convert",
-    "csrc/python/objects",
+    "csrc/python/comm",
+    "csrc/python/device",
+    "csrc/python/watch",
     "csrc/c10d",
     "pynccl/mirror",
 )
@@ -132,15 +134,18 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/package/test_random_arguments.py",
         *_files("nccl", "coll_config groups one_sided"),
     ),
-    "csrc/python/objects": (
+    "csrc/python/comm": (
         "tests/raw",
-        *_files("nccl", "communicator arguments flight_record simulate plan buffers streams"),
-        *_files("nccl", "graphs suspension memory peers device_comm coll_config groups inquiry"),
-        "tests/trace/test_recorder.py",
-        *_files("nccl", "life windows borrow overlap deadlines launch_native on_timeout"),
-        "tests/nccl/test_flight_dump.py",
+        *_files("nccl", "communicator arguments simulate plan buffers streams"),
+        *_files("nccl", "graphs suspension memory coll_config groups"),
+        *_files("nccl", "life windows borrow overlap deadlines"),
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_transfer.py",
+    ),
+    "csrc/python/device": _files("nccl", "device_comm peers launch_native memory"),
+    "csrc/python/watch": (
+        *_files("nccl", "flight_record deadlines on_timeout inquiry flight_dump"),
+        "tests/trace/test_recorder.py",
     ),
     "csrc/c10d": (
         *_files("c10d", "collectives messages against_torch windows lending registration"),

@@ -1,7 +1,7 @@
 // Communicator.barrier().
 #include "comm/communicator.h"
 #include "comm/device_memory.h"
-#include "python/collectives/bind.h"
+#include "python/call/bind.h"
 
 namespace pynccl::python {
 namespace {

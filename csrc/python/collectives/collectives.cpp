@@ -2,13 +2,13 @@
 // build the checked Operation, and issue it or add it to the thread's group.
 #include "comm/communicator.h"
 #include "comm/graph.h"
+#include "python/call/bind.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
-#include "python/collectives/bind.h"
 #include "python/collectives/collective_docs.h"
 #include "python/collectives/operation_factory.h"
-#include "python/objects/group.h"
+#include "python/comm/group.h"
 
 namespace pynccl::python {
 namespace {

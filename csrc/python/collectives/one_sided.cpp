@@ -5,15 +5,15 @@
 #include "comm/communicator.h"
 #include "comm/graph.h"
 #include "comm/window.h"
+#include "python/call/bind.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
-#include "python/collectives/bind.h"
 #include "python/collectives/one_sided_docs.h"
+#include "python/comm/group.h"
 #include "python/convert/rank_argument.h"
 #include "python/convert/stream.h"
 #include "python/convert/tensor.h"
-#include "python/objects/group.h"
 #include "python/raw/structs.h"
 
 namespace pynccl::python {

@@ -1,8 +1,8 @@
 #include "python/collectives/operation_factory.h"
 
 #include "comm/overlap.h"
+#include "python/comm/coll_config.h"
 #include "python/convert/red_op.h"
-#include "python/objects/coll_config.h"
 
 namespace pynccl::python {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include "python/call/bind.h"
 #include "python/convert/stream.h"
-#include "python/mirror/bind.h"
 
 namespace pynccl::python::mirror {
 

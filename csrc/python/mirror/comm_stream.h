@@ -11,10 +11,10 @@
 #include "comm/communicator.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
+#include "python/comm/group.h"
 #include "python/mirror/explain.h"
 #include "python/mirror/hooks.h"
 #include "python/mirror/work.h"
-#include "python/objects/group.h"
 #include "watch/trace.h"
 
 namespace pynccl::python::mirror {

@@ -5,8 +5,8 @@
 
 #include <map>
 
+#include "python/call/bind.h"
 #include "python/call/fastcall.h"
-#include "python/mirror/bind.h"
 #include "python/mirror/native.h"
 #include "python/mirror/python_classes.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "python/mirror/bind.h"
+#include "python/call/bind.h"
 
 namespace pynccl::python::mirror {
 namespace {

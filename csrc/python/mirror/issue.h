@@ -5,10 +5,10 @@
 
 #include "nccl/error.h"
 #include "python/call/gil.h"
+#include "python/comm/group.h"
 #include "python/mirror/comm_stream.h"
 #include "python/mirror/process_group.h"
 #include "python/mirror/python_classes.h"
-#include "python/objects/group.h"
 
 namespace pynccl::python::mirror {
 

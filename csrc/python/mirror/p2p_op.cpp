@@ -4,8 +4,8 @@
 
 #include "comm/communicator.h"
 #include "comm/overlap.h"
+#include "python/call/bind.h"
 #include "python/collectives/operation_factory.h"
-#include "python/mirror/bind.h"
 #include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"
 #include "python/mirror/native.h"

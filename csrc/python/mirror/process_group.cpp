@@ -2,8 +2,8 @@
 
 #include <dlpack/dlpack.h>
 
+#include "python/call/bind.h"
 #include "python/call/fastcall.h"
-#include "python/mirror/bind.h"
 #include "python/mirror/python_classes.h"
 
 namespace pynccl::python::mirror {

@@ -1,9 +1,9 @@
 #include "python/mirror/work.h"
 
+#include "python/call/bind.h"
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
-#include "python/mirror/bind.h"
 #include "python/mirror/explain.h"
 #include "python/mirror/python_classes.h"
 #include "watch/trace.h"

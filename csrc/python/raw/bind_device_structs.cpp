@@ -2,7 +2,7 @@
 // pynccl.raw. Pointers in structs are integers in Python. address() returns a struct's address.
 #include <pybind11/native_enum.h>
 
-#include "python/raw/bind.h"
+#include "python/call/bind.h"
 #include "python/raw/structs.h"
 
 namespace pynccl::python {

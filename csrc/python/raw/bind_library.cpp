@@ -1,5 +1,5 @@
 // The class Library of pynccl.raw, with every function of nccl.h under its own name.
-#include "python/raw/bind.h"
+#include "python/call/bind.h"
 #include "python/raw/raw_call.h"
 
 namespace pynccl::python {

@@ -1,7 +1,7 @@
 // The enums and versioned structs of nccl.h under their own names, for pynccl.raw.
 #include <pybind11/native_enum.h>
 
-#include "python/raw/bind.h"
+#include "python/call/bind.h"
 #include "python/raw/structs.h"
 
 namespace pynccl::python {

@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "nccl/error.h"
+#include "python/call/bind.h"
 #include "python/call/gil.h"
-#include "python/raw/bind.h"
 #include "python/raw/structs.h"
 
 namespace pynccl::python {

@@ -1,0 +1,64 @@
+// The functions that add the classes and functions of the folders below to the module. module.cpp
+// calls them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace pynccl::python {
+
+namespace py = pybind11;
+
+// raw/
+void bind_enums(py::module_& m);
+void bind_structs(py::module_& m);
+void bind_device_structs(py::module_& m);
+void bind_unique_id(py::module_& m);
+void bind_library(py::module_& m);
+
+// comm/
+void bind_config(py::module_& m);
+void bind_red_op(py::module_& m);
+void bind_stream(py::module_& m);
+void bind_coll_config(py::module_& m);
+void bind_buffer(py::module_& m);
+void bind_communicator(py::module_& m);
+void bind_borrow(py::module_& m);
+void bind_recovery(py::module_& m);
+void bind_extension(py::module_& m);
+void bind_window(py::module_& m);
+void bind_arena(py::module_& m);
+void bind_group(py::module_& m);
+void bind_plan(py::module_& m);
+void bind_simulation(py::module_& m);
+void bind_graph(py::module_& m);
+void bind_checksum(py::module_& m);
+
+// device/
+void bind_native(py::module_& m);
+void bind_device_team(py::module_& m);
+void bind_device_properties(py::module_& m);
+void bind_device_comm(py::module_& m);
+void bind_symmetric(py::module_& m);
+
+// watch/
+void bind_deadlines(py::module_& m);
+void bind_inquiry(py::module_& m);
+void bind_flight_record(py::module_& m);
+void bind_trace(py::module_& m);
+
+// collectives/
+void bind_collectives(py::module_& m);
+void bind_barrier(py::module_& m);
+void bind_one_sided(py::module_& m);
+
+namespace mirror {
+void bind_hooks(py::module_& m);
+void bind_comm_stream(py::module_& m);
+void bind_work(py::module_& m);
+void bind_process_group(py::module_& m);
+void bind_fast_function(py::module_& m);
+void bind_p2p_op(py::module_& m);
+}  // namespace mirror
+
+}  // namespace pynccl::python

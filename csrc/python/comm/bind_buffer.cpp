@@ -1,0 +1,90 @@
+// The class Buffer.
+#include <dlpack/dlpack.h>
+
+#include "python/call/bind.h"
+#include "python/call/gil.h"
+#include "python/convert/buffer.h"
+
+namespace pynccl::python {
+namespace {
+
+// The contents of a DLPack capsule: the struct for the consumer and a reference to the Buffer.
+template <class Managed>
+struct Export {
+  Managed managed{};
+  py::object owner;
+
+  explicit Export(py::object buffer) : owner(std::move(buffer)) {
+    const auto& source = py::cast<const Buffer&>(owner);
+    DLTensor& tensor = managed.dl_tensor;
+    tensor.data = source.data();
+    tensor.device = {static_cast<DLDeviceType>(source.device_type()), source.device_id()};
+    tensor.ndim = static_cast<int>(source.shape().size());
+    tensor.dtype = {source.dtype().code, source.dtype().bits, 1};
+    tensor.shape = const_cast<std::int64_t*>(source.shape().data());
+    managed.manager_ctx = this;
+    managed.deleter = [](Managed* self) {
+      const GilAcquired gil;
+      delete static_cast<Export*>(self->manager_ctx);
+    };
+  }
+};
+
+template <class Managed>
+py::capsule capsule_of(py::object buffer, const char* name) {
+  auto exported = std::make_unique<Export<Managed>>(std::move(buffer));
+  if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>)
+    exported->managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  py::capsule capsule(&exported->managed, name, [](PyObject* self) {
+    // A consumer that takes ownership of the struct renames the capsule.
+    const char* current = PyCapsule_GetName(self);
+    if (std::string_view(current).starts_with("used_")) return;
+    auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(self, current));
+    managed->deleter(managed);
+  });
+  exported.release();
+  return capsule;
+}
+
+py::capsule to_dlpack(const py::object& self, const py::object&, const py::object& max_version,
+                      const py::object&, const py::object& copy) {
+  if (!copy.is_none() && py::cast<bool>(copy))
+    throw py::buffer_error("copy: a Buffer cannot be exported as a copy");
+  if (!max_version.is_none() && py::cast<int>(py::cast<py::tuple>(max_version)[0]) >= 1)
+    return capsule_of<DLManagedTensorVersioned>(self, "dltensor_versioned");
+  return capsule_of<DLManagedTensor>(self, "dltensor");
+}
+
+}  // namespace
+
+void bind_buffer(py::module_& m) {
+  py::class_<Buffer, std::shared_ptr<Buffer>>(
+      m, "Buffer",
+      R"(Memory from ncclMemAlloc with a shape and a dtype; created by Communicator.mem_alloc().
+
+torch.from_dlpack(buffer), numpy.from_dlpack(buffer) and cupy.from_dlpack(buffer) create tensors on
+this memory without a copy. Collectives accept the buffer directly. When the last reference is gone,
+or after close(), the memory is freed in the background, once the work enqueued on its device until
+then is done. No tensor may use the memory after close().)",
+      py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly(
+          "ptr", [](const Buffer& b) { return reinterpret_cast<std::uintptr_t>(b.data()); },
+          "The address as an integer.")
+      .def_property_readonly(
+          "shape", [](const Buffer& b) { return py::tuple(py::cast(b.shape())); },
+          "The shape in elements.")
+      .def_property_readonly(
+          "dtype", [](const Buffer& b) { return b.dtype().name; }, "The name of the element type.")
+      .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
+      .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
+      .def("close", &Buffer::close, py::call_guard<GilReleased>(),
+           "Free the memory once the work on its device is done (ncclMemFree). Closing twice is "
+           "allowed.")
+      .def("__dlpack_device__",
+           [](const Buffer& b) { return py::make_tuple(b.device_type(), b.device_id()); })
+      .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
+           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+           py::arg("copy") = py::none());
+}
+
+}  // namespace pynccl::python

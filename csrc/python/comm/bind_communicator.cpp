@@ -1,0 +1,779 @@
+// The class Communicator: creation, state, destruction, buffers and operators. The operations are
+// in collectives/.
+#include <algorithm>
+
+#include "comm/communicator.h"
+#include "python/call/bind.h"
+#include "python/call/errors.h"
+#include "python/call/gil.h"
+#include "python/call/held.h"
+#include "python/comm/communicator.h"
+#include "python/comm/config.h"
+#include "python/comm/group.h"
+#include "python/comm/stores.h"
+#include "python/convert/buffer.h"
+#include "python/convert/extents.h"
+#include "python/convert/rank_argument.h"
+#include "python/convert/red_op.h"
+#include "python/raw/structs.h"
+
+namespace pynccl::python {
+namespace {
+
+// Aborts a communicator that is deleted without close(), with a ResourceWarning.
+class OwnedCommunicator : public Communicator {
+ public:
+  using Communicator::Communicator;
+  ~OwnedCommunicator() override {
+    if (closed() || pending()) return;
+    const GilAcquired gil;
+    const py::error_scope raised;  // an exception may be set
+    if (PyErr_WarnEx(PyExc_ResourceWarning, "a pynccl Communicator was not closed; it is aborted",
+                     1) != 0)
+      PyErr_WriteUnraisable(nullptr);
+    const GilReleased released;
+    discard();
+  }
+};
+
+std::shared_ptr<Communicator> make_owned(std::shared_ptr<Library> library,
+                                         const Communicator::Options& options) {
+  auto communicator =
+      std::make_shared<OwnedCommunicator>(std::move(library), with_comparison(options));
+  watch_store(communicator);
+  return communicator;
+}
+
+std::shared_ptr<Communicator> make_with_store(std::shared_ptr<Library> library,
+                                              Communicator::Options options,
+                                              const py::object& store) {
+  options.store = store_from_python(store);
+  return make_owned(std::move(library), options);
+}
+
+// Creates the object of a child communicator. With config None it inherits the parent's options.
+std::shared_ptr<Communicator> make_child(Communicator& parent, const py::object& config) {
+  Communicator::Options options =
+      config.is_none() ? parent.inherited() : options_from_python(config, parent.device());
+  options.store = parent.store();
+  return make_owned(parent.shared_library(), options);
+}
+
+// The functions of pynccl.libraries that find libraries and devices, passed in by set_resolvers()
+// and never released.
+struct Resolvers {
+  PyObject* one = nullptr;
+  PyObject* all = nullptr;
+};
+
+Resolvers resolvers;
+
+void set_resolvers(const py::object& resolve, const py::object& resolve_all) {
+  resolvers = {py::object(resolve).release().ptr(), py::object(resolve_all).release().ptr()};
+}
+
+py::tuple call_resolver(PyObject* resolver, const py::object& provider, const py::object& device) {
+  if (!resolver) throw std::runtime_error("Communicator: pynccl.libraries is not imported");
+  return py::handle(resolver)(provider, device);
+}
+
+// The library and the device ordinal of a new communicator.
+std::pair<std::shared_ptr<Library>, int> resolve(const py::object& provider,
+                                                 const py::object& device) {
+  const py::tuple found = call_resolver(resolvers.one, provider, device);
+  return {py::cast<std::shared_ptr<Library>>(found[0]), py::cast<int>(found[1])};
+}
+
+// The number of ranks and this rank.
+std::pair<int, int> size_and_rank_from_python(const py::object& nranks, const py::object& rank) {
+  const int size = integer_from_python<int>("nranks", nranks.ptr());
+  const int own = integer_from_python<int>("rank", rank.ptr());
+  if (size < 1) throw py::value_error("nranks: " + std::to_string(size) + " is below 1");
+  if (own < 0 || own >= size) throw_rank("rank", own, size);
+  return {size, own};
+}
+
+// The ids of a unique_id argument: a single id, or a list or tuple of ids.
+std::vector<ncclUniqueId> ids_from_python(const py::object& value, int nranks) {
+  if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value))
+    return {unique_id_from_python("unique_id", value.ptr())};
+  std::vector<ncclUniqueId> ids;
+  for (const py::handle id : value) ids.push_back(unique_id_from_python("unique_id", id.ptr()));
+  if (ids.empty()) throw py::value_error("unique_id: the sequence is empty");
+  if (ids.size() > static_cast<std::size_t>(nranks))
+    throw py::value_error("unique_id: " + std::to_string(ids.size()) + " ids for " +
+                          std::to_string(nranks) + " ranks, must be at most one per rank");
+  return ids;
+}
+
+std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& unique_id,
+                                   const py::object& rank, const py::object& config,
+                                   const py::object& provider, const py::object& device,
+                                   const py::object& store) {
+  const auto [size, own] = size_and_rank_from_python(nranks, rank);
+  const std::vector<ncclUniqueId> ids = ids_from_python(unique_id, size);
+  const auto [library, ordinal] = resolve(provider, device);
+  auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
+  // config owns the strings that NCCL reads while it creates the communicator.
+  make_communicator(communicator, [size = size, own = own, ids, kept = hold(config)](
+                                      Communicator& c) { c.begin_init(size, ids, own); });
+  return communicator;
+}
+
+py::list init_all(const py::object& devices, const py::object& provider) {
+  const py::tuple found = call_resolver(resolvers.all, provider, devices);
+  const auto library = py::cast<std::shared_ptr<Library>>(found[0]);
+  const auto ordinals = py::cast<std::vector<int>>(found[1]);
+  std::vector<std::shared_ptr<Communicator>> ranks;
+  {
+    const GilReleased released;
+    ranks = Communicator::init_all(library, ordinals, &make_owned);
+  }
+  return py::cast(ranks);
+}
+
+py::object split(const std::shared_ptr<Communicator>& parent, const py::object& color,
+                 const py::object& key, const py::object& config) {
+  int group = kSplitNoColor;
+  if (!color.is_none()) {
+    group = integer_from_python<int>("color", color.ptr());
+    if (group < 0)
+      throw py::value_error("color: " + std::to_string(group) +
+                            " is negative; pass None for a rank without a new communicator");
+  }
+  const int order = integer_from_python<int>("key", key.ptr());
+  auto child = make_child(*parent, config);
+  make_communicator(child, [parent, group, order, kept = hold(config)](Communicator& c) {
+    c.begin_split(*parent, group, order);
+  });
+  return group == kSplitNoColor ? py::object(py::none()) : py::cast(child);
+}
+
+std::vector<int> excluded_from_python(Communicator& parent, const py::object& exclude) {
+  if (!py::isinstance<py::sequence>(exclude) || py::isinstance<py::str>(exclude))
+    throw_type_error("exclude", "a sequence of ranks", exclude.ptr());
+  std::vector<int> ranks;
+  for (const py::handle item : exclude) {
+    const int rank = integer_from_python<int>("exclude", item.ptr());
+    const std::string text = "exclude: rank " + std::to_string(rank);
+    if (rank < 0 || rank >= parent.nranks()) throw_rank("exclude", rank, parent.nranks());
+    if (rank == parent.rank())
+      throw py::value_error(text + " is this rank; only the remaining ranks call shrink()");
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end())
+      throw py::value_error(text + " is given twice");
+    ranks.push_back(rank);
+  }
+  if (ranks.empty()) throw py::value_error("exclude: the sequence is empty");
+  return ranks;
+}
+
+std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent,
+                                     const py::object& exclude, bool abort,
+                                     const py::object& config) {
+  const std::vector<int> excluded = excluded_from_python(*parent, exclude);
+  auto child = make_child(*parent, config);
+  make_communicator(child, [parent, excluded, abort, kept = hold(config)](Communicator& c) {
+    c.begin_shrink(*parent, excluded, abort);
+  });
+  return child;
+}
+
+// Creates the communicator of the surviving ranks and frees the parent.
+std::shared_ptr<Communicator> make_recovered(const std::shared_ptr<Communicator>& parent,
+                                             const std::vector<int>& lost, double seconds,
+                                             const py::object& config) {
+  auto child = make_child(*parent, config);
+  const auto limit = child->limit_creation(seconds);
+  make_communicator(child, [parent, lost, kept = hold(config)](Communicator& c) {
+    c.begin_recovered(*parent, lost);
+  });
+  const GilReleased released;
+  constexpr double kGrace = 1;  // lets the library end a non-blocking creation by itself
+  child->wait_ready(seconds + kGrace);
+  child->limit_creation(limit);
+  parent->discard();
+  return child;
+}
+
+std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
+                                   const py::object& nranks, const py::object& unique_id,
+                                   const py::object& config) {
+  const int size = integer_from_python<int>("nranks", nranks.ptr());
+  if (size <= parent->nranks())
+    throw py::value_error("nranks: " + std::to_string(size) + " must be above the current size " +
+                          std::to_string(parent->nranks()));
+  std::optional<ncclUniqueId> id;
+  if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
+  auto child = make_child(*parent, config);
+  make_communicator(child, [parent, size, id, kept = hold(config)](Communicator& c) {
+    c.begin_grow(*parent, size, id);
+  });
+  return child;
+}
+
+std::shared_ptr<Communicator> join(const py::object& nranks, const py::object& unique_id,
+                                   const py::object& rank, const py::object& config,
+                                   const py::object& provider, const py::object& device,
+                                   const py::object& store) {
+  const auto [size, own] = size_and_rank_from_python(nranks, rank);
+  const ncclUniqueId id = unique_id_from_python("unique_id", unique_id.ptr());
+  const auto [library, ordinal] = resolve(provider, device);
+  auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
+  make_communicator(communicator, [size = size, own = own, id, kept = hold(config)](
+                                      Communicator& c) { c.begin_join(size, id, own); });
+  return communicator;
+}
+
+void add_creation(CommunicatorClass& type) {
+  type.def(py::init(&init), py::arg("nranks"), py::arg("unique_id"), py::arg("rank"), py::kw_only(),
+           py::arg("config") = py::none(), py::arg("provider") = py::none(),
+           py::arg("device") = py::none(), py::arg("store") = py::none())
+      .def_static("init_all", &init_all, py::arg("devices"), py::kw_only(),
+                  py::arg("provider") = py::none(),
+                  R"(Create all ranks of a communicator in this process (ncclCommInitAll).
+
+Args:
+    devices: the number of ranks, or a sequence of one device per rank.
+    provider: as for Communicator.
+
+Returns:
+    The communicators, in rank order. Use them from one thread inside group(), or each from its own
+    thread.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or devices of different providers.
+    LibraryNotFoundError: the library of the provider was not found.
+    NcclError: NCCL failed.)")
+      .def("split", &split, py::arg("color"), py::arg("key") = 0, py::kw_only(),
+           py::arg("config") = py::none(),
+           R"(Create a communicator of the ranks with the same color (ncclCommSplit).
+
+All ranks of this communicator must call it, even those without a color, since NCCL waits for all of
+them. A revoked communicator can be split and stays revoked. The child of a non-blocking
+communicator is created in the background, regardless of its own Config, and this communicator is
+not ready until the child is. Closing or aborting one of the two leaves the other usable, unless
+they share resources (split_share in the Config of this communicator; setting it only for the child
+shares nothing).
+
+Args:
+    color: a nonnegative integer; None for a rank that does not join a new communicator
+        (NCCL_SPLIT_NOCOLOR).
+    key: determines the order of the ranks in the new communicator. Equal keys keep the current
+        order.
+    config: a Config; None inherits this communicator's.
+
+Returns:
+    The new Communicator, or None if color is None.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or this communicator is closed.
+    NcclError: a rank died or NCCL failed.
+    NcclTimeoutError: not all ranks joined within config.init_timeout.)")
+      .def("shrink", &shrink, py::arg("exclude"), py::kw_only(), py::arg("abort") = false,
+           py::arg("config") = py::none(),
+           R"(Create a communicator without some of the ranks (ncclCommShrink, NCCL 2.27).
+
+Only the remaining ranks call it, all with the same ranks to exclude, and NCCL waits for all of
+them. They keep their order. For non-blocking communicators see split().
+
+Args:
+    exclude: the ranks to exclude, a sequence of at least one.
+    abort: True aborts the operations in progress on this communicator first (NCCL_SHRINK_ABORT).
+        Use it if a rank is dead or an operation hangs. Afterwards this communicator can only be
+        closed, aborted or shrunk again. (NCCL resets its flags and would accept operations, but
+        they would wait for the excluded ranks forever.) False requires that the operations in
+        progress can complete. This communicator then stays usable.
+    config: a Config; None inherits this communicator's.
+
+Returns:
+    The new Communicator. The caller must still close or abort this one.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or this communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.27.
+    NcclError: a rank that is not excluded is dead, or the communicator has failed and abort is
+        False.
+    NcclTimeoutError: not all ranks joined within config.init_timeout.)")
+      .def("grow", &grow, py::arg("nranks"), py::arg("unique_id") = py::none(), py::kw_only(),
+           py::arg("config") = py::none(),
+           R"(Create a communicator with more ranks (ncclCommGrow, NCCL 2.29).
+
+All ranks of this communicator call it and keep their rank numbers. The new ranks call
+Communicator.join() at the same time.
+
+Args:
+    nranks: the number of ranks of the new communicator, above the current number.
+    unique_id: on the rank that called get_unique_id(), the UniqueId; None on all others.
+    config: a Config; None inherits this communicator's.
+
+Returns:
+    The new Communicator. This one stays usable.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or this communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: no rank or several ranks pass a unique_id, a rank died, or NCCL failed.
+    NcclTimeoutError: not all ranks joined within config.init_timeout.)")
+      .def_static("join", &join, py::arg("nranks"), py::arg("unique_id"), py::arg("rank"),
+                  py::kw_only(), py::arg("config") = py::none(), py::arg("provider") = py::none(),
+                  py::arg("device") = py::none(), py::arg("store") = py::none(),
+                  R"(Join a growing communicator as a new rank (ncclCommGrow, NCCL 2.29).
+
+Args:
+    nranks: the number of ranks of the new communicator.
+    unique_id: the UniqueId that a rank of the growing communicator created with get_unique_id().
+    rank: this rank, from the old size to nranks - 1.
+    config, provider, device, store: as for Communicator.
+
+Returns:
+    The new Communicator.
+
+Raises:
+    TypeError, ValueError: an invalid argument.
+    LibraryNotFoundError: the library of the provider was not found.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: the arguments of the ranks do not match, a rank died, or NCCL failed.
+    NcclTimeoutError: not all ranks joined within config.init_timeout.)");
+}
+
+using Release = py::call_guard<GilReleased>;
+
+struct MemoryStats {
+  std::uint64_t suspendable;
+  std::uint64_t persistent;
+  std::uint64_t total;
+  bool suspended;
+};
+
+MemoryStats memory_stats(Communicator& c) {
+  const GilReleased released;
+  return {c.memory_stat(ncclStatGpuMemSuspend), c.memory_stat(ncclStatGpuMemPersist),
+          c.memory_stat(ncclStatGpuMemTotal), c.memory_stat(ncclStatGpuMemSuspended) != 0};
+}
+
+py::object async_error(Communicator& c) {
+  const ncclResult_t state = c.async_error();
+  std::string text = "communicator";
+  if (c.known_rank() >= 0) text += " of rank " + std::to_string(c.known_rank());
+  const Library& library = c.library();
+  text += std::string(": ") + library.nccl<&NcclTable::ncclGetErrorString>()(state);
+  const char* last = library.nccl<&NcclTable::ncclGetLastError>()(c.handle_or_null());
+  if (last && *last) text += std::string(": ") + last;
+  return error_object(state, "ncclCommGetAsyncError", c.known_rank(), text);
+}
+
+void wait_ready(Communicator& c, std::optional<double> timeout) {
+  if (timeout && !(*timeout >= 0))
+    throw py::value_error("timeout: " + std::to_string(*timeout) + " is below 0 seconds");
+  const GilReleased released;
+  c.wait_ready(timeout);
+}
+
+void add_life(CommunicatorClass& type) {
+  type.def(
+          "get_unique_id", &Communicator::get_unique_id, Release(),
+          R"(Create the id for new ranks to join this communicator (ncclCommGetUniqueId, NCCL 2.29).
+
+One rank creates it, passes it to grow() and sends it to the new ranks, which pass it to
+Communicator.join(). An id is valid for one grow(), and no second one can be created before that.
+
+Returns:
+    A UniqueId.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: an unused id exists already, or NCCL failed.)")
+      .def(
+          "revoke", &Communicator::revoke, Release(),
+          R"(Abort the operations in progress and keep the communicator (ncclCommRevoke, NCCL 2.28.7).
+
+Every rank calls it once, from any thread. It neither waits for other ranks nor notifies them: on a
+rank that does not call it, the operations stay pending. Blocked operations return, and later ones
+raise NcclInvalidUsageError. Only split(), shrink(), close() and abort() can follow. NCCL refuses
+the call once finalize() has called NCCL.
+
+On GPUs, interrupted operations end as if they were done, with incomplete data. Work.wait() of the
+mirror raises for them. NCCL waits for the work that precedes the operations on their streams. If
+that is a hung operation of another communicator, revoke that communicator as well. On hostnccl, an
+operation that waits for a revoked rank raises NcclRemoteError. Revoking a borrowed communicator
+also ends the operations of its owner.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.7.
+    NcclTimeoutError: NCCL exceeded the time limit. It continues in the background.
+    NcclError: NCCL failed, or the communicator was already revoked or finalized.)")
+      .def(
+          "suspend",
+          [](const std::shared_ptr<Communicator>& c) {
+            change_communicator(c, [](Communicator& suspended) { suspended.begin_suspend(); });
+          },
+          R"(Suspend the communicator and release part of its memory (ncclCommSuspend, NCCL 2.29.7).
+
+All ranks call it after their operations are done, and NCCL waits for all of them. A thread with
+several ranks calls it inside group(). Until resume(), operations raise NcclInvalidUsageError, since
+NCCL would accept them and their kernels would use unmapped memory. close(), abort(), finalize(),
+split() and revoke() are allowed meanwhile.
+
+Raises:
+    ValueError: the communicator is closed or borrowed.
+    MissingFunctionError: the library is older than NCCL 2.29.7.
+    NcclError: the communicator is suspended already, operations are in progress, or NCCL failed.)")
+      .def(
+          "resume",
+          [](const std::shared_ptr<Communicator>& c) {
+            change_communicator(c, [](Communicator& resumed) { resumed.begin_resume(); });
+          },
+          R"(Resume a suspended communicator (ncclCommResume, NCCL 2.29.7).
+
+All ranks call it. A thread with several ranks calls it inside group().
+
+Raises:
+    ValueError: the communicator is closed or borrowed.
+    MissingFunctionError: the library is older than NCCL 2.29.7.
+    NcclError: the communicator is not suspended, or NCCL failed.)")
+      .def("memory_stats", &memory_stats,
+           R"(The memory allocated by this rank of the communicator (ncclCommMemStats, NCCL 2.29.7).
+
+Returns:
+    MemoryStats, in bytes of GPU memory or, on CPUs, of shared memory.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.7.
+    NcclError: NCCL failed.)")
+      .def("async_error", &async_error,
+           R"(The error of the communicator's background work (ncclCommGetAsyncError).
+
+Returns:
+    An NcclError, not raised; NcclInProgressError while the communicator is not ready; None if
+    there is no error.
+
+Raises:
+    ValueError: the communicator is closed.)")
+      .def_property_readonly(
+          "ready", &Communicator::ready,
+          "Whether a communicator with Config(blocking=0) is created and its calls are done "
+          "(ncclCommGetAsyncError).\n\nRaises:\n    NcclError: the background work failed.")
+      .def("wait_ready", &wait_ready, py::arg("timeout") = py::none(),
+           R"(Wait until a communicator with Config(blocking=0) is ready (ncclCommGetAsyncError).
+
+Args:
+    timeout: the time limit in seconds; None waits without limit.
+
+Raises:
+    ValueError: timeout is negative, or the communicator is closed.
+    NcclTimeoutError: the communicator is not ready in time. The background work continues; wait
+        again or abort.
+    NcclError: the background work failed.)");
+}
+
+// The registration of a buffer with a communicator.
+class BufferRegistration {
+ public:
+  BufferRegistration(std::shared_ptr<Communicator> communicator, const py::object& buffer)
+      : communicator_(std::move(communicator)) {
+    communicator_->handle();  // a closed communicator is refused before its arguments are read
+    Owners owners;
+    TensorView view = view_tensor(owners, "buffer", buffer.ptr());
+    check_placement(view, communicator_->library(), communicator_->device());
+    const Communicator::Use comm(*communicator_);
+    NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommRegister,
+               (comm, view.data, view.nbytes(), &handle_));
+    registered_ = true;
+    communicator_->add_registrations(1);
+    buffer_ = py::make_tuple(buffer, owners.object());
+  }
+  BufferRegistration(const BufferRegistration&) = delete;
+  BufferRegistration& operator=(const BufferRegistration&) = delete;
+  ~BufferRegistration() {
+    try {
+      close();
+    } catch (...) {  // NCCL frees the registrations of a failed communicator
+    }
+  }
+
+  std::uintptr_t handle() const { return reinterpret_cast<std::uintptr_t>(handle_); }
+
+  void close() {
+    if (!registered_) return;
+    registered_ = false;
+    communicator_->add_registrations(-1);
+    if (communicator_->closed()) return;
+    const Communicator::Use comm(*communicator_);
+    NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommDeregister,
+               (comm, handle_));
+    buffer_ = py::none();
+  }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  py::object buffer_;
+  void* handle_ = nullptr;
+  bool registered_ = false;
+};
+
+void add_resolvers(py::module_& m) {
+  m.def("set_resolvers", &set_resolvers, py::arg("resolve"), py::arg("resolve_all"),
+        R"(Set the functions that find libraries and devices. Called by pynccl.libraries on import.
+
+Args:
+    resolve: a function (provider, device) that returns a Library and an ordinal.
+    resolve_all: a function (provider, devices) that returns a Library and a list of ordinals.)");
+  m.def(
+      "make_recovered", &make_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
+      py::arg("config"),
+      R"(Create the communicator of the surviving ranks and free its parent; for pynccl._internal.recovery.
+
+Args:
+    parent: the communicator, after begin_recovery().
+    lost: the ranks to exclude.
+    seconds: the time limit.
+    config: a Config; None inherits the parent's.
+
+Returns:
+    A Communicator.)");
+}
+
+void add_memory_stats(py::module_& m) {
+  py::class_<MemoryStats>(m, "MemoryStats",
+                          "The memory of a communicator in bytes (ncclCommMemStats).")
+      .def_readonly("suspendable", &MemoryStats::suspendable,
+                    "The bytes that suspend() releases (ncclStatGpuMemSuspend).")
+      .def_readonly("persistent", &MemoryStats::persistent,
+                    "The bytes that suspend() keeps (ncclStatGpuMemPersist).")
+      .def_readonly("total", &MemoryStats::total, "All allocated bytes (ncclStatGpuMemTotal).")
+      .def_readonly("suspended", &MemoryStats::suspended,
+                    "Whether the communicator is suspended (ncclStatGpuMemSuspended).")
+      .def("__repr__", [](const MemoryStats& s) {
+        return "MemoryStats(suspendable=" + std::to_string(s.suspendable) +
+               ", persistent=" + std::to_string(s.persistent) +
+               ", total=" + std::to_string(s.total) +
+               ", suspended=" + (s.suspended ? "True)" : "False)");
+      });
+}
+
+}  // namespace
+
+void bind_communicator(py::module_& m) {
+  py::class_<BufferRegistration>(
+      m, "Registration", "The registration of a buffer with a communicator (ncclCommRegister).")
+      .def_property_readonly("handle", &BufferRegistration::handle,
+                             "NCCL's handle of the registration as an integer.")
+      .def("close", &BufferRegistration::close,
+           R"(Deregister the buffer (ncclCommDeregister). Closing twice is allowed.
+
+Raises:
+    NcclError: NCCL failed.)")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__", [](BufferRegistration& r, const py::args&) { r.close(); });
+
+  add_memory_stats(m);
+  add_resolvers(m);
+  CommunicatorClass type(
+      m, "Communicator",
+      R"(One rank of a communicator (ncclCommInitRankConfig, ncclCommInitRankScalable).
+
+The constructor waits until all ranks have joined, unless config.blocking is 0 or it is called
+inside group(). Only one thread at a time may use a communicator, except for abort() and revoke().
+If config.blocking is 0, ready and wait_ready() report when the communicator is created, and when
+split(), shrink(), finalize() and similar calls are done. Until then, other calls raise ValueError.
+Operations return once NCCL has issued them, and close() aborts a communicator that is still being
+created.
+
+Args:
+    nranks: the number of ranks.
+    unique_id: the UniqueId shared by all ranks; or a list or tuple of several, the same on all
+        ranks, which speeds up the start of very many ranks (ncclCommInitRankScalable).
+    rank: this rank, from 0 to nranks - 1.
+    config: a Config; None uses the defaults.
+    provider: "cuda" for libnccl.so.2, "host" for hostnccl on CPUs. None is the provider of device
+        if that is given, otherwise the environment variable PYNCCL_PROVIDER, otherwise "cuda" if a
+        GPU is usable, else "host".
+    device: the GPU as an integer or a str such as "cuda:1", or "cpu". None is the thread's current
+        device.
+    store: a torch.distributed.Store shared by all ranks, or an object with its methods. If an
+        operation or call exceeds its time limit, the ranks use it to find out which of them are
+        missing. Communicators created from this one inherit it.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or a setting that the library does not support yet.
+    LibraryNotFoundError: the library of the provider was not found.
+    NcclError: the arguments of the ranks do not match, a rank died, or NCCL failed.
+    NcclTimeoutError: not all ranks joined within config.init_timeout.)");
+  add_creation(type);
+  add_life(type);
+  type.def("finalize", &Communicator::finalize, Release(),
+           R"(Wait until all issued operations are done (ncclCommFinalize).
+
+close() includes it. Only close() and abort() may follow. It waits for other ranks only as far as
+the operations do. NCCL is called after the operations are done, since an operation that exceeds its
+time limit is revoked, and NCCL refuses that after ncclCommFinalize. NCCL then waits for the graphs
+that captured the communicator, including those of torch and CuPy. The time limit of the
+communicator applies to both waits together. A non-blocking communicator calls NCCL immediately and
+waits for neither. NCCL refuses to finalize a revoked communicator, and to finalize twice.
+
+Raises:
+    ValueError: the communicator is closed or borrowed.
+    NcclTimeoutError: an operation or NCCL exceeded the time limit.
+    NcclError: NCCL failed, or a rank died.)")
+      .def("close", &Communicator::close, Release(),
+           R"(Wait for the issued operations and free the communicator (ncclCommDestroy).
+
+Closing twice is allowed. Graphs that use the communicator cannot be launched afterwards. A
+communicator with an asynchronous error is aborted. Closing a borrowed communicator waits for
+nothing and frees nothing; it only drops the handle.
+
+It waits like finalize(), with the same time limit, and then for NCCL to free the communicator, for
+the rest of the limit or 5 seconds, whichever is longer. After that NCCL continues in the
+background. From NCCL 2.24 on, freeing waits for the ranks in other processes that NCCL has
+connected with this one, until all of them are closed or finalized. It does not if the communicator
+is revoked, and it never waits for ranks in this process: the last of them frees what they share.
+After shrink(abort=True) close() aborts, since ncclCommDestroy would wait for the excluded ranks
+(NCCL 2.31.2).
+
+A communicator that NCCL may still use is not freed before the process exits: one that a graph of
+torch or CuPy kept from being finalized in time, one that was revoked after its operations were
+captured, and one with an NCCL call that does not return.
+
+Raises:
+    ValueError: the communicator is not ready yet, a capture in progress uses it, or it is borrowed
+        and a buffer or window is registered with it.
+    NcclTimeoutError: an operation or ncclCommFinalize exceeded the time limit. The communicator is
+        closed.
+    NcclError: the communicator has an asynchronous error that no operation has raised, or NCCL
+        failed.)")
+      .def("abort", &Communicator::abort, Release(),
+           R"(Free the communicator immediately (ncclCommAbort).
+
+Any thread can call it. It neither waits for other ranks nor notifies them: their operations with
+this rank stay pending. Children stay usable, unless they share resources of this communicator
+(split_share, shrink_share). Aborting a closed communicator does nothing.
+
+Calls of other threads on the communicator are revoked first and raise an error (NCCL 2.28.7).
+abort() waits 2 seconds for them to return. If one does not, the communicator is not freed. An older
+NCCL frees it during that call, which is undefined behavior. NCCL itself waits without limit for
+graphs that captured the communicator and for the work queued before its operations on their
+streams. After 5 seconds abort() returns, and NCCL continues in the background. After a revocation
+NCCL would not wait for graphs, so a communicator with captured operations is not freed before the
+process exits.
+
+Raises:
+    ValueError: the communicator is borrowed (revoke() ends its operations, and its owner can abort
+        it), or it shares the resources of its parent, whose operations NCCL's abort would end as
+        well (use close()).
+    NcclError: NCCL failed.)")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__",
+           [](Communicator& c, const py::object& exception, const py::object&, const py::object&) {
+             const GilReleased released;
+             if (exception.is_none()) return c.close();
+             if (!c.borrowed()) return c.abort();
+             try {
+               c.close();
+             } catch (const std::invalid_argument&) {  // the block's exception is raised
+             }
+           })
+      .def_property_readonly("rank", &Communicator::rank, "This rank (ncclCommUserRank).")
+      .def_property_readonly("nranks", &Communicator::nranks,
+                             "The number of ranks (ncclCommCount).")
+      .def_property_readonly("device", &Communicator::device,
+                             "The device's ordinal (ncclCommCuDevice).")
+      .def_property_readonly(
+          "closed",
+          [](Communicator& c) {
+            c.ask_owner();
+            return c.closed();
+          },
+          "Whether the communicator was closed or aborted. For a borrowed one, also by its owner.")
+      .def_property_readonly("borrowed", &Communicator::borrowed,
+                             "Whether it was created by borrow().")
+      .def_property_readonly("revoked", &Communicator::revoked,
+                             "Whether revoke() or shrink(abort=True) has ended its operations.")
+      .def_property_readonly("library", &Communicator::shared_library,
+                             "The Library of its provider, as pynccl.raw.load() returns it.")
+      .def_property_readonly(
+          "provider",
+          [](const Communicator& c) {
+            return c.library().memory() == Memory::kHost ? "host" : "cuda";
+          },
+          "The provider of the communicator, its streams and events: 'host' or 'cuda'.")
+      .def_property_readonly(
+          "handle",
+          [](Communicator& c) {
+            return reinterpret_cast<std::uintptr_t>(ncclComm_t(Communicator::Use(c)));
+          },
+          "The ncclComm_t as an integer, for C++ code and for pynccl.raw.")
+      .def(
+          "register",
+          [](std::shared_ptr<Communicator> c, const py::object& buffer) {
+            return std::make_unique<BufferRegistration>(std::move(c), buffer);
+          },
+          py::arg("buffer"),
+          R"(Register a buffer for zero-copy transfers (ncclCommRegister).
+
+Args:
+    buffer: a contiguous tensor, an array or a Buffer in the memory of this communicator's device.
+
+Returns:
+    A Registration, which keeps the buffer alive. Closing it or the communicator deregisters the
+    buffer.
+
+Raises:
+    TypeError, ValueError: an invalid argument.
+    NcclError: NCCL failed.)")
+      .def(
+          "mem_alloc",
+          [](Communicator& c, const py::object& shape, const py::object& dtype) {
+            std::vector<std::int64_t> extents = extents_from_python(shape);
+            const DType& element = dtype_from_python("dtype", dtype.ptr());
+            const GilReleased released;
+            return std::make_shared<Buffer>(c.shared_library(), c.device(), std::move(extents),
+                                            element);
+          },
+          py::arg("shape"), py::arg("dtype") = "uint8",
+          R"(Allocate memory for zero-copy transfers (ncclMemAlloc).
+
+Args:
+    shape: the shape in elements, an integer or a sequence of integers.
+    dtype: the element type: a name ("float32"), a NumPy or torch dtype.
+
+Returns:
+    An uninitialized Buffer on this communicator's device. At least 1 byte is allocated.
+
+Raises:
+    TypeError, ValueError: an invalid argument: a negative shape, a size in bytes that does not fit,
+        or a dtype that NCCL does not support.
+    MissingFunctionError: the library is older than NCCL 2.19.
+    NcclError: the memory cannot be allocated.)")
+      .def("pre_mul_sum", &pre_mul_sum, py::arg("scalar"), py::arg("dtype"),
+           py::keep_alive<0, 2>(),  // a tensor is read when the operation runs
+           R"(Create a sum that scales the input of each rank first (ncclRedOpCreatePreMulSum).
+
+Args:
+    scalar: the factor for this rank's input: a number, rounded to the nearest value of dtype (ties
+        to even), or a tensor of one element of dtype on this communicator's device, which is read
+        when the operation runs.
+    dtype: the dtype of the tensors to reduce: a name, a NumPy or torch dtype.
+
+Returns:
+    A RedOp for this communicator and this dtype. Closing it or the communicator frees it.
+
+Raises:
+    TypeError: scalar is neither a number nor a tensor.
+    ValueError: dtype is not a dtype of NCCL, a number is out of its range, a tensor does not have
+        exactly one element of it, or the communicator is closed.
+    NcclError: NCCL failed.)")
+      .def("__repr__", [](Communicator& c) {
+        c.ask_owner();
+        if (c.closed()) return std::string("<pynccl.nccl.Communicator closed>");
+        if (c.pending() || c.known_rank() < 0)
+          return std::string("<pynccl.nccl.Communicator not ready>");
+        return "<pynccl.nccl.Communicator rank " + std::to_string(c.rank()) + " of " +
+               std::to_string(c.nranks()) + " on " + c.library().path() +
+               (c.borrowed() ? ", borrowed>" : ">");
+      });
+}
+
+}  // namespace pynccl::python

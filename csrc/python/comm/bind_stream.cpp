@@ -1,0 +1,241 @@
+// The classes Stream and Event, for both providers.
+#include "comm/stream.h"
+
+#include "comm/failed_streams.h"
+#include "comm/graph.h"
+#include "nccl/clock.h"
+#include "python/call/bind.h"
+#include "python/call/errors.h"
+#include "python/call/gil.h"
+#include "python/call/held.h"
+#include "python/convert/stream.h"
+#include "watch/trace.h"
+
+namespace pynccl::python {
+namespace {
+
+// A call to a Python function, enqueued on a stream.
+struct StreamCall {
+  std::shared_ptr<Library> library;
+  PyObject* callable;
+  CUstream stream;
+  std::int64_t launched;
+  std::shared_ptr<const Graph::Launches> launches;  // of the graph that contains the call
+};
+
+// Calls the function. Returns its exception as a new reference; null if it returns normally.
+PyObject* raised_by(PyObject* callable, std::string& text) {
+  PyObject* raised = nullptr;
+  gil::or_sleep([&] {
+    raised = call_reporting(callable);
+    if (!raised) return;
+    PyObject* const shown = PyObject_Repr(raised);
+    const char* shown_text = shown ? PyUnicode_AsUTF8(shown) : nullptr;
+    text = std::string("a function that the stream called has raised ") +
+           (shown_text ? shown_text : Py_TYPE(raised)->tp_name);
+    PyErr_Clear();
+    Py_XDECREF(shown);
+  });
+  return raised;
+}
+
+// Called on a stream's thread, with the GIL. An exception becomes a failure of the stream.
+void run_call(const StreamCall& call) {
+  std::string text;
+  PyObject* const raised = raised_by(call.callable, text);
+  if (!raised) return;
+  const auto failure = std::make_shared<const FunctionFailure>(
+      text, hold(py::reinterpret_steal<py::object>(raised)));
+  if (call.library->tells_failed_work())
+    return call.library->fail_function(text, FailedFunctions::add(failure));
+  std::int64_t since = call.launched;
+  const std::vector<CUstream> streams =
+      call.launches ? call.launches->streams(since) : std::vector<CUstream>{call.stream};
+  FailedStreams::add(streams, since,
+                     [failure](const std::string&) { throw FunctionFailure(*failure); });
+}
+
+void call_once(void* data) {
+  const GilAcquired gil;
+  const std::unique_ptr<StreamCall> call(static_cast<StreamCall*>(data));
+  run_call(*call);
+  gil::or_sleep([&] { Py_DECREF(call->callable); });
+}
+
+// The same for a call of a graph, which may be closed meanwhile.
+void call_again(void* data) {
+  const GilAcquired gil;
+  const StreamCall call = *static_cast<const StreamCall*>(data);
+  Py_INCREF(call.callable);
+  run_call(call);
+  gil::or_sleep([&] { Py_DECREF(call.callable); });
+}
+
+// Captures the call into a graph, which keeps it alive.
+void capture(const Stream& stream, const py::function& callable) {
+  const bool valid = stream.capture_status() == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  auto launches = Graph::launches(stream.library(), stream.handle());
+  auto* const call = new StreamCall{stream.shared_library(), callable.inc_ref().ptr(),
+                                    stream.handle(), 0, std::move(launches)};
+  const std::shared_ptr<void> held(call, [](StreamCall* released) {
+    const GilAcquired gil;
+    Py_DECREF(released->callable);
+    delete released;
+  });
+  if (!Graph::hold(stream.library(), stream.handle(), held) && valid)
+    throw py::value_error(
+        "stream: it is captured, but not by capture(), which would keep the function alive");
+  const GilReleased released;
+  stream.launch_host_function(&call_again, call);
+}
+
+void launch(const Stream& stream, const py::function& callable) {
+  if (stream.capture_status() != CU_STREAM_CAPTURE_STATUS_NONE) return capture(stream, callable);
+  auto call = std::make_unique<StreamCall>(StreamCall{stream.shared_library(), callable.ptr(),
+                                                      stream.handle(), precise_time(), nullptr});
+  callable.inc_ref();
+  try {
+    const GilReleased released;
+    stream.launch_host_function(&call_once, call.get());
+  } catch (...) {
+    callable.dec_ref();
+    throw;
+  }
+  static_cast<void>(call.release());  // call_once() deletes it
+}
+
+}  // namespace
+
+void bind_stream(py::module_& m) {
+  using Release = py::call_guard<GilReleased>;
+  py::class_<Stream, std::shared_ptr<Stream>> stream(
+      m, "Stream", R"(A stream: a queue that runs work in order (cudaStream_t).
+
+On GPUs it is a CUDA stream (cuStreamCreateWithPriority) that does not synchronize with the default
+stream. On CPUs it is a queue with a worker thread. Pass it as stream= to a collective. It
+implements __cuda_stream__, so torch and CuPy accept it.)");
+  py::class_<Event, std::shared_ptr<Event>> event(
+      m, "Event", R"(A point in a stream that streams and threads can wait for (cudaEvent_t).)");
+
+  stream
+      .def(py::init<std::shared_ptr<Library>, int, int>(), py::arg("library"),
+           py::arg("device") = -1, py::arg("priority") = 0)
+      .def_property_readonly(
+          "handle", [](const Stream& s) { return reinterpret_cast<std::uintptr_t>(s.handle()); },
+          "The cudaStream_t as an integer.")
+      .def_property_readonly("device", &Stream::device, "The device's ordinal.")
+      .def_property_readonly("library", &Stream::shared_library, "The Library of its provider.")
+      .def_property_readonly("priority", &Stream::priority,
+                             "The priority on the device (cuStreamGetPriority).")
+      .def("__cuda_stream__",
+           [](const Stream& s) {
+             return py::make_tuple(0, reinterpret_cast<std::uintptr_t>(s.handle()));
+           })
+      .def("synchronize", &Stream::synchronize, Release(),
+           R"(Wait until all enqueued work is done (cuStreamSynchronize).
+
+Raises:
+    ValueError: the stream is closed.
+    DriverError: the driver failed.
+    NcclError: an operation on the stream failed. Raised once; the class gives the reason.)")
+      .def("query", &Stream::query, Release(), R"(Whether all enqueued work is done (cuStreamQuery).
+
+Returns:
+    True if it is done.
+
+Raises:
+    ValueError: the stream is closed.
+    DriverError: the driver failed.
+    NcclError: an operation on the stream failed. Raised once; the class gives the reason.)")
+      .def("wait", &Stream::wait, py::arg("event"), Release(),
+           R"(Make work that is enqueued later wait for an event (cuStreamWaitEvent).
+
+Args:
+    event: an Event. The stream waits for its most recently recorded point, if there is one.
+
+Raises:
+    ValueError: the stream or the event is closed.
+    DriverError: the driver failed.)")
+      .def("launch", &launch, py::arg("function"),
+           R"(Enqueue a call to a Python function (cuLaunchHostFunc).
+
+Inside capture(), every launch of the graph calls it.
+
+Args:
+    function: called without arguments. It must not call CUDA or a collective. An exception goes to
+        sys.unraisablehook and is raised again by calls that wait for the function: those of the
+        stream, events and graphs.
+
+Raises:
+    ValueError: the stream is closed, or is being captured other than by capture().
+    DriverError: the driver failed.)")
+      .def("close", &Stream::close, Release(),
+           R"(Free the stream (cuStreamDestroy). Enqueued work still runs. Closing twice is allowed.
+
+Raises:
+    DriverError: the driver failed.)");
+
+  event
+      .def(py::init<std::shared_ptr<Library>, int, bool>(), py::arg("library"),
+           py::arg("device") = -1, py::arg("timing") = false)
+      .def_property_readonly(
+          "handle", [](const Event& e) { return reinterpret_cast<std::uintptr_t>(e.handle()); },
+          "The cudaEvent_t as an integer.")
+      .def(
+          "record",
+          [](const Event& e, const py::object& on) {
+            const cudaStream_t handle = stream_from_python(on.ptr(), e.library());
+            const GilReleased released;
+            e.record(handle);
+          },
+          py::arg("stream"), R"(Record the current end of a stream (cuEventRecord).
+
+Args:
+    stream: a stream, as for the collectives.
+
+Raises:
+    TypeError, ValueError: stream is not a stream, or the event or the stream is closed.
+    DriverError: the driver failed.)")
+      .def("synchronize", &Event::synchronize, Release(),
+           R"(Wait until the recorded point is reached (cuEventSynchronize).
+
+Raises:
+    ValueError: the event is closed.
+    DriverError: the driver failed.
+    NcclError: an operation on the stream failed. Raised once; the class gives the reason.)")
+      .def("query", &Event::done, Release(),
+           R"(Whether the recorded point is reached (cuEventQuery).
+
+Returns:
+    True if it was reached, or if nothing was recorded.
+
+Raises:
+    ValueError: the event is closed.
+    DriverError: the driver failed.
+    NcclError: an operation before the recorded point failed. Raised by every call.)")
+      .def(
+          "elapsed_time",
+          [](const Event& began, const Event& ended) {
+            began.done(), ended.done();  // throw the failure of an operation
+            return began.elapsed_seconds(ended);
+          },
+          py::arg("end"), Release(),
+          R"(The time between two events (cuEventElapsedTime).
+
+Args:
+    end: the later event. Both must be created with timing=True and recorded.
+
+Returns:
+    The time in seconds.
+
+Raises:
+    ValueError: an event is closed.
+    DriverError: an event was created without timing, or is not recorded or not reached.
+    NcclError: an operation before one of them failed.)")
+      .def("close", &Event::close, R"(Free the event (cuEventDestroy). Closing twice is allowed.
+
+Raises:
+    DriverError: the driver failed.)");
+}
+
+}  // namespace pynccl::python

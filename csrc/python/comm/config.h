@@ -1,0 +1,31 @@
+// Config: the configuration of a communicator, ncclConfig_t plus the settings of pynccl.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "comm/communicator.h"
+#include "python/raw/structs.h"
+
+namespace pynccl::python {
+
+struct Config : Owned<ncclConfig_t> {
+  std::optional<double> init_timeout;  // seconds
+  std::optional<double> timeout;       // seconds
+  std::optional<std::uint64_t> check;  // the number of collectives between comparisons
+  std::shared_ptr<void> on_timeout;    // the Python object; null if it is not set
+};
+
+// Converts a Config or None. Throws TypeError for other objects.
+Communicator::Options options_from_python(const py::object& config, int device);
+
+// Converts "every", a number or None. Throws TypeError or ValueError for other objects.
+std::optional<std::uint64_t> check_from_python(const py::object& value);
+
+// Returns a time limit argument. Throws ValueError unless it is positive.
+std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds);
+
+// Converts "raise", "abort" or a function. Throws TypeError or ValueError for other objects.
+TimeoutPolicy policy_from_python(const py::object& value);
+
+}  // namespace pynccl::python

@@ -1,0 +1,260 @@
+#include "python/comm/group.h"
+
+#include <algorithm>
+
+#include "comm/graph.h"
+#include "python/call/gil.h"
+
+namespace pynccl::python {
+namespace {
+
+// Splits the items by library, in the order in which the libraries first appear.
+template <class Item, class LibraryOf>
+std::vector<std::vector<const Item*>> by_library(const std::vector<Item>& items,
+                                                 LibraryOf&& library_of) {
+  std::vector<std::vector<const Item*>> parts;
+  for (const Item& item : items) {
+    const auto same = std::find_if(parts.begin(), parts.end(), [&](const auto& part) {
+      return &library_of(*part.front()) == &library_of(item);
+    });
+    (same == parts.end() ? parts.emplace_back() : *same).push_back(&item);
+  }
+  return parts;
+}
+
+// Calls make, and drops all items if it throws.
+template <class Item, class Make>
+void drop_on_error(const std::vector<Item>& items, Make&& make) {
+  try {
+    make();
+  } catch (...) {
+    for (const Item& item : items) item.drop();
+    throw;
+  }
+}
+
+// Creates or changes communicators, in one NCCL group per library. Does not need the GIL.
+void make_together(const std::vector<Group::PendingCommunicator>& items) {
+  drop_on_error(items, [&] {
+    const auto library_of = [](const auto& item) -> Library& { return item.library(); };
+    for (const auto& part : by_library(items, library_of)) {
+      GroupScope group(part.front()->library());
+      for (const auto* item : part) item->begin();
+      group.end();
+    }
+    for (const auto& item : items) item.finish();
+  });
+}
+
+// Registers windows. Does not need the GIL.
+void register_together(const std::vector<Group::PendingWindow>& items) {
+  drop_on_error(items, [&] {
+    const auto library_of = [](const auto& item) -> Library& {
+      return item.window->communicator()->library();
+    };
+    for (const auto& part : by_library(items, library_of)) {
+      std::vector<Window*> windows;
+      windows.reserve(part.size());
+      for (const auto* item : part) windows.push_back(item->window.get());
+      Window::make(windows);
+    }
+  });
+}
+
+// Creates device communicators. Does not need the GIL.
+void make_devices_together(const std::vector<Group::PendingDeviceCommunicator>& items) {
+  drop_on_error(items, [&] {
+    const auto library_of = [](const auto& item) -> Library& {
+      return item.communicator->communicator()->library();
+    };
+    for (const auto& part : by_library(items, library_of)) {
+      std::vector<DeviceCommunicator*> communicators;
+      communicators.reserve(part.size());
+      for (const auto* item : part) communicators.push_back(item->communicator.get());
+      DeviceCommunicator::make(communicators);
+    }
+  });
+}
+
+// The new communicators, to which init_timeout applies.
+std::vector<std::shared_ptr<Communicator>> created_by(
+    const std::vector<Group::PendingCommunicator>& pending) {
+  std::vector<std::shared_ptr<Communicator>> created;
+  for (const auto& one : pending)
+    if (one.action == Group::Action::kMake) created.push_back(one.communicator);
+  return created;
+}
+
+// Drops all items after the first ones.
+template <class Item>
+void drop_after(std::vector<Item>& items, std::size_t first) {
+  for (std::size_t i = first; i < items.size(); ++i) items[i].drop();
+  items.erase(items.begin() + static_cast<std::ptrdiff_t>(first), items.end());
+}
+
+}  // namespace
+
+Group& Group::of_this_thread() {
+  // Never destroyed: it may own Python objects, and a thread may outlive the interpreter.
+  thread_local Group& group = *new Group;
+  return group;
+}
+
+void Group::record(PendingCommunicator communicator) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": a communicator cannot be created or changed inside it");
+  communicators_.push_back(std::move(communicator));
+}
+
+void Group::record(PendingWindow window) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": a window cannot be registered inside it");
+  windows_.push_back(std::move(window));
+}
+
+void Group::record(PendingDeviceCommunicator communicator) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": a device communicator cannot be created inside it");
+  device_communicators_.push_back(std::move(communicator));
+}
+
+void Group::at_end(AtEnd function) {
+  if (recorder_)
+    throw std::runtime_error(std::string(recorder_->name) +
+                             ": an asynchronous operation cannot be recorded");
+  ends_.push_back(std::move(function));
+}
+
+void Group::enter() {
+  marks_.push_back({batch_.mark(), communicators_.size(), windows_.size(),
+                    device_communicators_.size(), ends_.size()});
+  if (marks_.size() == 1) threads_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Group::leave(bool failed) {
+  const Mark mark = marks_.back();
+  marks_.pop_back();
+  if (marks_.empty()) threads_.fetch_sub(1, std::memory_order_relaxed);
+  if (!failed) return;
+  drop_after(communicators_, mark.communicators);
+  drop_after(windows_, mark.windows);
+  drop_after(device_communicators_, mark.device_communicators);
+  for (std::size_t i = mark.ends; i < ends_.size(); ++i) ends_[i](false);
+  ends_.resize(mark.ends);
+  batch_.cut(mark.batch);
+}
+
+void Group::exit(bool failed) {
+  if (marks_.size() <= (recorder_ ? 1 : 0))
+    throw std::runtime_error("group: it was not entered on this thread");
+  if (marks_.size() == 1 && !failed) check_overlap();
+  leave(failed);
+  if (marks_.empty() && !failed) issue();
+}
+
+// Called before anything is issued. Drops everything if operations overlap.
+void Group::check_overlap() {
+  if (batch_.size() < 2) return;  // a single operation was checked when it was called
+  try {
+    batch_.check_overlap();
+  } catch (...) {
+    recorder_ = nullptr;
+    leave(true);
+    throw;
+  }
+}
+
+void Group::enter(const Recorder& recorder) {
+  const std::string name = recorder.name;
+  if (!marks_.empty())
+    throw std::runtime_error(name + ": it cannot begin inside a group, a plan or a simulation");
+  recorder_ = &recorder;
+  enter();
+}
+
+Batch Group::exit(const Recorder& recorder, bool failed) {
+  const std::string name = recorder.name;
+  if (recorder_ != &recorder)
+    throw std::runtime_error(name + ": it was not entered on this thread");
+  if (marks_.size() > 1) throw std::runtime_error(name + ": a group inside it has not ended");
+  if (!failed) check_overlap();
+  recorder_ = nullptr;
+  leave(failed);
+  return std::exchange(batch_, {});
+}
+
+void Group::issue() {
+  // Moved out first, so that the next group starts empty even after an exception.
+  Batch batch = std::exchange(batch_, {});
+  const std::vector<AtEnd> ends = std::exchange(ends_, {});
+  try {
+    issue(batch);
+  } catch (...) {
+    for (const AtEnd& end : ends) end(false);
+    throw;
+  }
+  for (const AtEnd& end : ends) end(true);
+  // The next group reuses the memory, unless releasing the objects ran Python code that used a
+  // group itself.
+  batch.cut({});
+  if (batch_.empty()) batch_ = std::move(batch);
+}
+
+void Group::issue(const Batch& batch) {
+  const auto communicators = std::exchange(communicators_, {});
+  const auto windows = std::exchange(windows_, {});
+  const auto devices = std::exchange(device_communicators_, {});
+  if (!communicators.empty()) {
+    const GilReleased released;
+    drop_on_error(windows, [&] {
+      drop_on_error(devices, [&] {
+        Communicator::make(created_by(communicators),
+                           [communicators] { make_together(communicators); });
+      });
+    });
+  }
+  if (!windows.empty()) {
+    const GilReleased released;
+    drop_on_error(devices, [&] { register_together(windows); });
+  }
+  if (!devices.empty()) {
+    const GilReleased released;
+    make_devices_together(devices);
+  }
+  if (Graph::any_capture()) batch.hold_in_captures();
+  {
+    const GilReleased released;
+    batch.issue();
+  }
+  batch.hold_until_done();
+}
+
+namespace {
+
+void make_or_change(Group::Action action, std::shared_ptr<Communicator> communicator,
+                    std::function<void(Communicator&)> begin) {
+  Group::PendingCommunicator pending{action, std::move(communicator), std::move(begin)};
+  if (Group* group = Group::active()) return group->record(std::move(pending));
+  const GilReleased released;
+  Communicator::make(created_by({pending}), [pending] {
+    pending.begin();
+    pending.finish();
+  });
+}
+
+}  // namespace
+
+void make_communicator(std::shared_ptr<Communicator> communicator,
+                       std::function<void(Communicator&)> begin) {
+  make_or_change(Group::Action::kMake, std::move(communicator), std::move(begin));
+}
+
+void change_communicator(std::shared_ptr<Communicator> communicator,
+                         std::function<void(Communicator&)> begin) {
+  make_or_change(Group::Action::kChange, std::move(communicator), std::move(begin));
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,723 @@
+// Device communicators: the classes Team, CommProperties, DeviceComm and DeviceBuffer, and the
+// methods of Communicator that return them.
+#include <string>
+#include <utility>
+
+#include "abi/nccl_device_types.h"
+#include "comm/device_communicator.h"
+#include "python/call/bind.h"
+#include "python/call/gil.h"
+#include "python/comm/group.h"
+#include "python/convert/integer.h"
+#include "python/device/team.h"
+
+namespace pynccl::python {
+namespace {
+
+Team make_team(const py::object& nranks, const py::object& rank, const py::object& stride) {
+  const Team team{{integer_from_python<int>("nranks", nranks.ptr()),
+                   integer_from_python<int>("rank", rank.ptr()),
+                   integer_from_python<int>("stride", stride.ptr())}};
+  if (team.value.nRanks < 1)
+    throw py::value_error("nranks: " + std::to_string(team.value.nRanks) + " is below 1");
+  if (team.value.rank < 0 || team.value.rank >= team.value.nRanks)
+    throw py::value_error("rank: " + std::to_string(team.value.rank) +
+                          " is out of range for a team of " + std::to_string(team.value.nRanks) +
+                          " ranks");
+  if (team.value.stride == 0) throw py::value_error("stride: it is 0");
+  return team;
+}
+
+int member_from_python(const Team& team, const py::object& value) {
+  const int rank = integer_from_python<int>("rank", value.ptr());
+  if (rank < 0 || rank >= team.value.nRanks)
+    throw py::value_error("rank: " + std::to_string(rank) + " is out of range for " +
+                          text_of(team.value));
+  return rank;
+}
+
+template <TeamKind kind>
+Team team_from(Communicator& communicator) {
+  communicator.handle();
+  const GilReleased released;
+  return {team_of(communicator, kind)};
+}
+
+int to_world(Communicator& communicator, const Team& team, const py::object& rank) {
+  communicator.handle();
+  const int world = rank_to_world(communicator, team.value, member_from_python(team, rank));
+  if (world < 0 || world >= communicator.nranks())
+    throw py::value_error("team: " + text_of(team.value) + " is not a part of the communicator");
+  return world;
+}
+
+std::optional<int> to_lsa(Communicator& communicator, const Team& team, const py::object& rank) {
+  communicator.handle();
+  const int lsa = rank_to_lsa(communicator, team.value, member_from_python(team, rank));
+  if (lsa < 0 || lsa >= team_of(communicator, TeamKind::kLsa).nRanks) return std::nullopt;
+  return lsa;
+}
+
+constexpr char kTeamDoc[] =
+    R"(Ranks with a constant stride, as seen from one of them (ncclTeam_t).
+
+A Team is an immutable value: it can be compared, hashed and pickled.
+
+Args:
+    nranks: the number of ranks.
+    rank: this rank's number in the team.
+    stride: the distance between two neighbors, in ranks of the communicator.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)";
+
+// The names of NCCL's GIN types and connections in Python.
+using abi::ncclGinConnectionType_t;
+using abi::ncclGinType_t;
+
+constexpr std::pair<const char*, ncclGinType_t> kGinTypes[] = {
+    {"none", abi::NCCL_GIN_TYPE_NONE},       {"proxy", abi::NCCL_GIN_TYPE_PROXY},
+    {"gdaki", abi::NCCL_GIN_TYPE_GDAKI},     {"gpi", abi::NCCL_GIN_TYPE_GPI},
+    {"efa_gda", abi::NCCL_GIN_TYPE_EFA_GDA},
+};
+constexpr std::pair<const char*, ncclGinConnectionType_t> kGinConnections[] = {
+    {"none", abi::NCCL_GIN_CONNECTION_NONE},
+    {"full", abi::NCCL_GIN_CONNECTION_FULL},
+    {"rail", abi::NCCL_GIN_CONNECTION_RAIL},
+    {"custom", abi::NCCL_GIN_CONNECTION_CUSTOM_STRIDE},
+};
+
+// Returns the number as text if the value has no name yet.
+template <class Table, class Value>
+py::object name_in(const Table& table, Value value) {
+  for (const auto& [name, number] : table)
+    if (number == value) return py::str(name);
+  return py::str(std::to_string(static_cast<unsigned>(value)));
+}
+py::object gin_type_name(ncclGinType_t value) { return name_in(kGinTypes, value); }
+py::object gin_connection_name(ncclGinConnectionType_t value) {
+  return name_in(kGinConnections, value);
+}
+
+// In NCCL 2.29.2, ginType is one byte after the flags.
+constexpr std::size_t kFirstGinType = 34;
+constexpr std::size_t kFirstSize = 40;
+
+py::object gin_type(const CommunicatorProperties& p) {
+  if (p.size != kFirstSize) return gin_type_name(p.value.ginType);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&p.value);
+  return gin_type_name(static_cast<ncclGinType_t>(bytes[kFirstGinType]));
+}
+
+template <class Field>
+py::object value_of(Field value) {
+  return py::cast(value);
+}
+template <>
+py::object value_of(ncclGinType_t value) {
+  return gin_type_name(value);
+}
+template <>
+py::object value_of(ncclGinConnectionType_t value) {
+  return gin_connection_name(value);
+}
+
+py::object gin_support(const CommunicatorProperties& p) {
+  if (p.size < offsetof(ncclCommProperties_t, devCommRuntimeVersionSize)) return py::none();
+  py::list types;
+  for (int type = 1; type < 64; ++type)
+    if (p.value.ginSupport[type]) types.append(gin_type_name(static_cast<ncclGinType_t>(type)));
+  return py::tuple(types);
+}
+
+template <class Class, class Field>
+void def_field(Class& type, const char* attribute, Field ncclCommProperties_t::* member,
+               const char* doc) {
+  const CommunicatorProperties none{};
+  const std::size_t end =
+      static_cast<std::size_t>(reinterpret_cast<const char*>(&(none.value.*member)) -
+                               reinterpret_cast<const char*>(&none.value)) +
+      sizeof(Field);
+  type.def_property_readonly(
+      attribute,
+      [member, end](const CommunicatorProperties& p) -> py::object {
+        if (end > p.size) return py::none();
+        return value_of(p.value.*member);
+      },
+      doc);
+}
+
+constexpr const char* kPropertyAttributes[] = {"rank",
+                                               "nranks",
+                                               "cuda_device",
+                                               "nvml_device",
+                                               "device_api_support",
+                                               "multimem_support",
+                                               "gin_type",
+                                               "n_lsa_teams",
+                                               "host_rma_support",
+                                               "railed_gin_type",
+                                               "comm_hash",
+                                               "gin_min_stride",
+                                               "gin_connection_type",
+                                               "gin_support",
+                                               "dev_comm_size",
+                                               "cft_support",
+                                               "cft_multicast_support",
+                                               "cft_counted_support"};
+
+CommunicatorProperties properties(Communicator& communicator) {
+  communicator.handle();
+  const GilReleased released;
+  return query_properties(communicator);
+}
+
+// A device communicator that is deleted without close() stays, with a ResourceWarning.
+class OwnedDeviceCommunicator : public DeviceCommunicator {
+ public:
+  using DeviceCommunicator::DeviceCommunicator;
+  ~OwnedDeviceCommunicator() {
+    if (!is_open()) return;
+    const GilAcquired gil;
+    const py::error_scope raised;  // an exception may be set
+    if (PyErr_WarnEx(PyExc_ResourceWarning,
+                     "a pynccl DeviceComm was not closed; it stays until its communicator is "
+                     "closed",
+                     1) != 0)
+      PyErr_WriteUnraisable(nullptr);
+  }
+};
+
+// One buffer of resource memory.
+struct DeviceBuffer {
+  std::shared_ptr<DeviceCommunicator> owner;
+  std::size_t index;
+
+  std::size_t nbytes() const { return owner->buffer_sizes()[index]; }
+  std::uintptr_t address(int lsa_rank) const {
+    return reinterpret_cast<std::uintptr_t>(owner->buffer(index, lsa_rank));
+  }
+};
+
+int count_from_python(const char* argument, const py::object& value) {
+  const int count = integer_from_python<int>(argument, value.ptr());
+  if (count < 0)
+    throw py::value_error(std::string(argument) + ": " + std::to_string(count) + " is negative");
+  return count;
+}
+
+template <class Table>
+auto named(const char* argument, const Table& table, const std::string& name) {
+  std::string names;
+  for (const auto& [known, value] : table) {
+    if (name == known) return value;
+    names += std::string(names.empty() ? "'" : ", '") + known + "'";
+  }
+  throw py::value_error(std::string(argument) + ": '" + name + "' is not one of " + names);
+}
+
+// Converts a version argument: 23203 or "2.32.3".
+int version_from_python(const char* argument, const py::object& value) {
+  if (!py::isinstance<py::str>(value)) return count_from_python(argument, value);
+  const auto text = py::cast<std::string>(value);
+  int major = 0, minor = 0, patch = 0, end = 0;
+  const int read = std::sscanf(text.c_str(), "%d.%d.%d%n", &major, &minor, &patch, &end);
+  if (read != 3 || static_cast<std::size_t>(end) != text.size() || major < 2 || minor < 0 ||
+      minor > 99 || patch < 0 || patch > 99)
+    throw py::value_error(std::string(argument) + ": '" + text +
+                          "' is not a version of NCCL such as '2.32.3'");
+  return major * 10000 + minor * 100 + patch;
+}
+
+std::vector<std::size_t> sizes_from_python(const py::object& buffers) {
+  if (!py::isinstance<py::iterable>(buffers) || py::isinstance<py::str>(buffers))
+    throw_type_error("buffers", "sizes in bytes", buffers.ptr());
+  std::vector<std::size_t> sizes;
+  for (const py::handle size : buffers) {
+    sizes.push_back(integer_from_python<std::size_t>("buffers", size.ptr()));
+    if (sizes.back() == 0) throw py::value_error("buffers: a size is 0");
+  }
+  return sizes;
+}
+
+std::vector<ncclTeam> teams_from_python(const py::object& teams) {
+  if (!py::isinstance<py::iterable>(teams))
+    throw_type_error("teams", "Teams of the communicator", teams.ptr());
+  std::vector<ncclTeam> values;
+  for (const py::handle team : teams) {
+    if (!py::isinstance<Team>(team)) throw_type_error("teams", "Teams", team.ptr());
+    values.push_back(py::cast<const Team&>(team).value);
+  }
+  return values;
+}
+
+std::shared_ptr<DeviceCommunicator> make_device_comm(
+    std::shared_ptr<Communicator> communicator, const py::object& lsa_barriers,
+    const py::object& barriers, const py::object& rail_gin_barriers,
+    const py::object& world_gin_barriers, bool lsa_multimem, const py::object& gin_contexts,
+    const py::object& gin_signals, const py::object& gin_counters,
+    const std::string& gin_connection, bool gin_exclusive_contexts,
+    const py::object& gin_queue_depth, const py::object& gin_traffic_class, bool gin_strong_signals,
+    bool gin_va_signals, const py::object& gin_stride, const std::optional<std::string>& gin_type,
+    const py::object& cft, const py::object& cft_barriers, const py::object& buffers,
+    const py::object& teams, const py::object& version) {
+  communicator->handle();
+  DeviceCommunicator::Request request;
+  ncclDevCommRequirements_t& fields = request.fields;
+  fields.lsaBarrierCount = count_from_python("lsa_barriers", lsa_barriers);
+  fields.barrierCount = count_from_python("barriers", barriers);
+  fields.railGinBarrierCount = count_from_python("rail_gin_barriers", rail_gin_barriers);
+  fields.worldGinBarrierCount = count_from_python("world_gin_barriers", world_gin_barriers);
+  fields.lsaMultimem = lsa_multimem;
+  fields.ginContextCount = count_from_python("gin_contexts", gin_contexts);
+  fields.ginSignalCount = count_from_python("gin_signals", gin_signals);
+  fields.ginCounterCount = count_from_python("gin_counters", gin_counters);
+  fields.ginConnectionType = named("gin_connection", kGinConnections, gin_connection);
+  fields.ginExclusiveContexts = gin_exclusive_contexts;
+  fields.ginQueueDepth = count_from_python("gin_queue_depth", gin_queue_depth);
+  if (!gin_traffic_class.is_none())
+    fields.ginTrafficClass = count_from_python("gin_traffic_class", gin_traffic_class);
+  fields.ginStrongSignalsRequired = gin_strong_signals;
+  fields.ginVaSignalsRequired = gin_va_signals;
+  fields.ginCustomStride = count_from_python("gin_stride", gin_stride);
+  if (gin_type) fields.ginType = named("gin_type", kGinTypes, *gin_type);
+  fields.cftCaps = count_from_python("cft", cft);
+  fields.cftBarrierCount = count_from_python("cft_barriers", cft_barriers);
+  request.buffers = sizes_from_python(buffers);
+  request.teams = teams_from_python(teams);
+  if (!version.is_none()) {
+    request.version = version_from_python("version", version);
+    if (request.version == 0) throw py::value_error("version: it is 0");
+  }
+  auto created = std::make_shared<OwnedDeviceCommunicator>(std::move(communicator), request);
+  if (Group* group = Group::active()) {
+    group->record(Group::PendingDeviceCommunicator{created});
+    return created;
+  }
+  const GilReleased released;
+  DeviceCommunicator::make({created.get()});
+  return created;
+}
+
+py::bytes to_bytes(const DeviceCommunicator& d) {
+  return {static_cast<const char*>(d.data()), d.nbytes()};
+}
+
+py::object as_argument(const DeviceCommunicator& d, const py::object& version) {
+  const py::bytes bytes = to_bytes(d);
+  if (!version.is_none()) d.check_version(version_from_python("version", version));
+  const py::module_ numpy = py::module_::import("numpy");
+  return numpy.attr("frombuffer")(bytes, "V" + std::to_string(d.nbytes()))[py::int_(0)];
+}
+
+py::tuple buffers_of(const std::shared_ptr<DeviceCommunicator>& d) {
+  d->data();  // throws if it is closed
+  py::tuple buffers(d->buffer_sizes().size());
+  for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i] = DeviceBuffer{d, i};
+  return buffers;
+}
+
+py::tuple multimem_pointers(const DeviceCommunicator& d) {
+  d.data();
+  py::tuple pointers(d.teams());
+  for (std::size_t i = 0; i < pointers.size(); ++i) {
+    const void* pointer = d.multimem(i);
+    pointers[i] = pointer ? py::object(py::int_(reinterpret_cast<std::uintptr_t>(pointer)))
+                          : py::object(py::none());
+  }
+  return pointers;
+}
+
+constexpr char kDeviceCommDoc[] =
+    R"(A device communicator, with which kernels communicate (ncclDevComm_t, NCCL 2.28).
+
+Created by Communicator.device_comm(). Pass it to a kernel by value, as bytes(dc) or, with CuPy's
+RawKernel, as dc.as_argument(version); or pass dc.pointer(), the address of a copy. Its layout is
+that of the NCCL headers of dc.version. Do not pass it to kernels compiled with other headers.)";
+
+constexpr char kMakeDoc[] =
+    R"(Create a device communicator (ncclDevCommCreate, NCCL 2.28).
+
+All ranks must call it with the same arguments, and create and close windows and device
+communicators in the same order. The call waits for all of them, even with a non-blocking
+communicator. Inside group() the device communicator is ready when the group ends.
+
+Args:
+    lsa_barriers: the number of barriers of the LSA team: one for each thread block that uses one.
+    barriers: the number of barriers of all ranks.
+    rail_gin_barriers, world_gin_barriers: the number of barriers over GIN, of the rail team and of
+        all ranks.
+    lsa_multimem: whether kernels use multimem instructions on the memory of the LSA team.
+    gin_contexts: the number of GIN contexts, a hint for NCCL.
+    gin_signals, gin_counters: the number of GIN signals and counters.
+    gin_connection: the ranks that GIN connects: "none", "full", "rail", or "custom" for every
+        gin_stride-th. From NCCL 2.29.7 on, it is required for every use of GIN.
+    gin_exclusive_contexts: whether no other device communicator may share its contexts.
+    gin_queue_depth: the number of entries of a GIN queue; 0 leaves the choice to NCCL.
+    gin_traffic_class: the traffic class; None leaves the choice to NCCL.
+    gin_strong_signals, gin_va_signals: False if kernels do not use such signals.
+    gin_stride: the stride for gin_connection "custom".
+    gin_type: "proxy", "gdaki", "gpi" or "efa_gda"; None allows any.
+    cft: an ncclCftCap_t as an integer (NCCL 2.31).
+    cft_barriers: the number of CFT barriers.
+    buffers: sizes in bytes. For each, every rank allocates zero-filled memory of this size, which
+        the LSA team can load from and store to.
+    teams: the Teams that need addresses for multimem instructions.
+    version: the version of the NCCL headers that the kernels are compiled with, as an
+        NCCL_VERSION_CODE or a str such as "2.30.7". Kernels with pynccl/device.h export it as
+        pynccl_device_version. None is the version of the loaded library.
+
+Returns:
+    A DeviceComm. If it is deleted without close(), it stays until the communicator is closed.
+
+Raises:
+    TypeError: an invalid argument.
+    ValueError: an invalid argument, the communicator is closed, the library does not support that
+        version, or the version does not support one of the settings. Nothing was called.
+    MissingFunctionError: the library is older than NCCL 2.28.
+    NcclError: NCCL does not support the device API between these ranks, or failed.)";
+
+}  // namespace
+
+void bind_device_team(py::module_& m) {
+  py::class_<Team>(m, "Team", kTeamDoc)
+      .def(py::init(&make_team), py::arg("nranks"), py::arg("rank"), py::arg("stride") = 1)
+      .def_property_readonly(
+          "nranks", [](const Team& t) { return t.value.nRanks; }, "The number of ranks.")
+      .def_property_readonly(
+          "rank", [](const Team& t) { return t.value.rank; }, "This rank's number in the team.")
+      .def_property_readonly(
+          "stride", [](const Team& t) { return t.value.stride; },
+          "The distance between two neighbors, in ranks of the communicator.")
+      .def(
+          "is_member",
+          [](const Team& t, const Team& other, const py::object& rank) {
+            return team_rank_of(t.value, other.value, member_from_python(other, rank)).has_value();
+          },
+          py::arg("other"), py::arg("rank"),
+          R"(Whether a rank of another team is in this one (ncclTeamRankIsMember).
+
+Args:
+    other: a team of the same communicator, seen from the same rank.
+    rank: the rank in other.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def(
+          "rank_of",
+          [](const Team& t, const Team& other, const py::object& rank) {
+            const int member = member_from_python(other, rank);
+            const auto found = team_rank_of(t.value, other.value, member);
+            if (!found)
+              throw py::value_error("rank: " + std::to_string(member) + " of " +
+                                    text_of(other.value) + " is not in " + text_of(t.value));
+            return *found;
+          },
+          py::arg("other"), py::arg("rank"),
+          R"(Convert a rank of another team to a rank of this one (ncclTeamRankToTeam).
+
+Args:
+    other: a team of the same communicator, seen from the same rank.
+    rank: the rank in other.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or the rank is not in this team.)")
+      .def(
+          "inner",
+          [](const Team& t, const py::object& size) {
+            return Team{inner_team(t.value, integer_from_python<int>("size", size.ptr()))};
+          },
+          py::arg("size"),
+          R"(Divide the team into blocks and return this rank's block (ncclTeamInnerFactor).
+
+Args:
+    size: the number of ranks per block, a divisor of nranks.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def(
+          "outer",
+          [](const Team& t, const py::object& size) {
+            return Team{outer_team(t.value, integer_from_python<int>("size", size.ptr()))};
+          },
+          py::arg("size"),
+          R"(Divide the team into blocks and return one rank per block (ncclTeamOuterFactor).
+
+The result contains the rank at this rank's position in every block.
+
+Args:
+    size: the number of ranks per block, a divisor of nranks.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def(
+          "rank_in_difference",
+          [](const Team& t, const Team& subset, const py::object& index) {
+            return team_rank_in_difference(t.value, subset.value,
+                                           integer_from_python<int>("index", index.ptr()));
+          },
+          py::arg("subset"), py::arg("index"),
+          R"(The index-th rank of this team that is not in a subset (ncclTeamRankInDifference).
+
+Args:
+    subset: a team whose ranks are all in this one.
+    index: at least 0 and less than the difference of the numbers of ranks.
+
+Returns:
+    A rank of this team.
+
+Raises:
+    TypeError, ValueError: an invalid argument.)")
+      .def("__eq__",
+           [](const Team& t, const py::object& other) -> py::object {
+             if (!py::isinstance<Team>(other))
+               return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+             return py::bool_(t == py::cast<const Team&>(other));
+           })
+      .def("__hash__",
+           [](const Team& t) {
+             return py::hash(py::make_tuple(t.value.nRanks, t.value.rank, t.value.stride));
+           })
+      .def("__repr__", [](const Team& t) { return text_of(t.value); })
+      .def(py::pickle(
+          [](const Team& t) {
+            return py::make_tuple(t.value.nRanks, t.value.rank, t.value.stride);
+          },
+          [](const py::tuple& state) { return make_team(state[0], state[1], state[2]); }));
+
+  add_method<Communicator>("team_world", &team_from<TeamKind::kWorld>,
+                           R"(The team of all ranks (ncclTeamWorld, NCCL 2.28).
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.)");
+  add_method<Communicator>(
+      "team_lsa", &team_from<TeamKind::kLsa>,
+      R"(The ranks whose memory this one can load from and store to (ncclTeamLsa, NCCL 2.28).
+
+On CPUs, and on one machine with NVLink or peer access, these are all ranks.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.
+    NcclError: NCCL failed.)");
+  add_method<Communicator>(
+      "team_rail", &team_from<TeamKind::kRail>,
+      R"(The ranks with this rank's position in each LSA team (ncclTeamRail, NCCL 2.28).
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.
+    NcclError: NCCL failed.)");
+  add_method<Communicator>(
+      "rank_to_world", &to_world, py::arg("team"), py::arg("rank"),
+      R"(Convert a rank of a team to a rank of the communicator (ncclTeamRankToWorld, NCCL 2.28).
+
+Args:
+    team: a Team of this communicator.
+    rank: a rank of the team.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.)");
+  add_method<Communicator>(
+      "rank_to_lsa", &to_lsa, py::arg("team"), py::arg("rank"),
+      R"(Convert a rank of a team to a rank of the LSA team (ncclTeamRankToLsa, NCCL 2.28).
+
+Args:
+    team: a Team of this communicator.
+    rank: a rank of the team.
+
+Returns:
+    The rank; None if it is not in this rank's LSA team.
+
+Raises:
+    TypeError, ValueError: an invalid argument, or the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.28.)");
+}
+
+void bind_device_properties(py::module_& m) {
+  py::class_<CommunicatorProperties> type(
+      m, "CommProperties",
+      R"(The properties of a communicator (ncclCommProperties_t), from Communicator.properties().
+
+Properties that the loaded library does not report are None.)");
+  using P = ncclCommProperties_t;
+  def_field(type, "rank", &P::rank, "The rank.");
+  def_field(type, "nranks", &P::nRanks, "The number of ranks.");
+  def_field(type, "cuda_device", &P::cudaDev, "The CUDA device's ordinal.");
+  def_field(type, "nvml_device", &P::nvmlDev, "The NVML device's index.");
+  def_field(type, "device_api_support", &P::deviceApiSupport,
+            "Whether device communicators can be created.");
+  def_field(type, "multimem_support", &P::multimemSupport,
+            "Whether multimem instructions are supported.");
+  type.def_property_readonly(
+      "gin_type", &gin_type,
+      "How kernels reach other LSA teams: 'none', 'proxy', 'gdaki', 'gpi' or 'efa_gda'.");
+  def_field(type, "n_lsa_teams", &P::nLsaTeams, "The number of LSA teams (NCCL 2.29.7).");
+  def_field(type, "host_rma_support", &P::hostRmaSupport,
+            "Whether one-sided operations of the host are supported (NCCL 2.29.7).");
+  def_field(type, "railed_gin_type", &P::railedGinType,
+            "Like gin_type, within rails (NCCL 2.29.7).");
+  def_field(type, "comm_hash", &P::commHash, "A number that is equal on all ranks (NCCL 2.31).");
+  def_field(type, "gin_min_stride", &P::ginMinStride,
+            "The minimum stride of GIN connections (NCCL 2.31).");
+  def_field(type, "gin_connection_type", &P::ginConnectionType,
+            "The ranks that GIN can connect: 'none', 'full', 'rail' or 'custom' (NCCL 2.31).");
+  type.def_property_readonly("gin_support", &gin_support,
+                             "The names of the supported GIN types, a tuple (NCCL 2.31).");
+  def_field(type, "dev_comm_size", &P::devCommRuntimeVersionSize,
+            "The size of this library's ncclDevComm in bytes (NCCL 2.31).");
+  def_field(type, "cft_support", &P::cftSupport, "Whether CFT is supported (NCCL 2.32).");
+  def_field(type, "cft_multicast_support", &P::cftMulticastSupport,
+            "Whether CFT multicast is supported (NCCL 2.32).");
+  def_field(type, "cft_counted_support", &P::cftCountedSupport,
+            "Whether counted CFT windows are supported (NCCL 2.32).");
+  type.def("__repr__", [](const py::object& self) {
+    std::string text;
+    for (const char* attribute : kPropertyAttributes) {
+      const py::object value = self.attr(attribute);
+      if (value.is_none()) continue;
+      if (!text.empty()) text += ", ";
+      text += std::string(attribute) + "=" + std::string(py::repr(value));
+    }
+    return "CommProperties(" + text + ")";
+  });
+
+  add_method<Communicator>(
+      "properties", &properties,
+      R"(The properties of the communicator (ncclCommQueryProperties, NCCL 2.29).
+
+Returns:
+    CommProperties.
+
+Raises:
+    ValueError: the communicator is closed.
+    MissingFunctionError: the library is older than NCCL 2.29.
+    NcclError: NCCL failed.)");
+}
+
+void bind_device_comm(py::module_& m) {
+  py::class_<DeviceBuffer>(m, "DeviceBuffer",
+                           "Resource memory of a DeviceComm, the same size on all ranks.")
+      .def_property_readonly("nbytes", &DeviceBuffer::nbytes, "The size in bytes.")
+      .def_property_readonly(
+          "handle", [](const DeviceBuffer& b) { return b.owner->buffer_handle(b.index); },
+          "The ncclDevResourceHandle_t, for ncclGetResourceBuffer...() in kernels.")
+      .def_property_readonly(
+          "address", [](const DeviceBuffer& b) { return b.address(b.owner->lsa().rank); },
+          "The address of this rank's memory as an integer.")
+      .def(
+          "peer",
+          [](const DeviceBuffer& b, const py::object& lsa_rank) {
+            return b.address(integer_from_python<int>("lsa_rank", lsa_rank.ptr()));
+          },
+          py::arg("lsa_rank"),
+          R"(The address of this buffer on another rank of the LSA team, as an integer.
+
+Args:
+    lsa_rank: the rank in Communicator.team_lsa().
+
+Raises:
+    TypeError, ValueError: an invalid rank, or the device communicator is closed.)");
+
+  py::class_<DeviceCommunicator, std::shared_ptr<DeviceCommunicator>>(
+      m, "DeviceComm", kDeviceCommDoc, py::release_gil_before_calling_cpp_dtor())
+      .def_property_readonly(
+          "rank", [](const DeviceCommunicator& d) { return d.communicator()->rank(); },
+          "The rank in the communicator.")
+      .def_property_readonly(
+          "nranks", [](const DeviceCommunicator& d) { return d.communicator()->nranks(); },
+          "The number of ranks of the communicator.")
+      .def_property_readonly(
+          "lsa_rank",
+          [](const DeviceCommunicator& d) {
+            d.data();
+            return d.lsa().rank;
+          },
+          "The rank in the LSA team.")
+      .def_property_readonly(
+          "lsa_size",
+          [](const DeviceCommunicator& d) {
+            d.data();
+            return d.lsa().nRanks;
+          },
+          "The number of ranks of the LSA team.")
+      .def_property_readonly("version", &DeviceCommunicator::version,
+                             "The version of the headers that define its layout, as an "
+                             "NCCL_VERSION_CODE.")
+      .def_property_readonly("nbytes", &DeviceCommunicator::nbytes,
+                             "The size of the struct in bytes.")
+      .def_property_readonly("closed", &DeviceCommunicator::closed,
+                             "Whether it or its communicator is closed.")
+      .def_property_readonly("buffers", &buffers_of, "The requested DeviceBuffers, a tuple.")
+      .def_property_readonly("multimem_pointers", &multimem_pointers,
+                             "The address for multimem instructions of each requested team "
+                             "(ncclMultimemHandle_t.mcBasePtr), None if there is none; a tuple.")
+      .def("__bytes__", &to_bytes)
+      .def("as_argument", &as_argument, py::arg("version"),
+           R"(The struct as a by-value argument of a kernel.
+
+Args:
+    version: the version of the NCCL headers that the kernel is compiled with, as an
+        NCCL_VERSION_CODE or a str such as "2.30.7": the kernel's pynccl_device_version. None skips
+        the check.
+
+Returns:
+    A numpy.void of nbytes bytes, which CuPy's RawKernel accepts.
+
+Raises:
+    TypeError: version is not a version.
+    ValueError: the kernel is compiled with another version than dc.version, or the device
+        communicator is closed.
+    ImportError: NumPy is not installed.)")
+      .def(
+          "pointer",
+          [](DeviceCommunicator& d) {
+            const GilReleased released;
+            return reinterpret_cast<std::uintptr_t>(d.device_data());
+          },
+          R"(The address of a copy of the struct in device memory; on CPUs, of the struct itself.
+
+For kernels that take a pointer (Triton, Numba). Valid until close().
+
+Returns:
+    The address as an integer.
+
+Raises:
+    ValueError: the device communicator is closed.
+    DriverError, NcclError: the memory for the copy cannot be allocated.)")
+      .def("close", &DeviceCommunicator::close, py::call_guard<GilReleased>(),
+           R"(Free the resources (ncclDevCommDestroy). Closing twice is allowed.
+
+On GPUs it waits for all work on the device. On CPUs the functions that use it must have returned;
+synchronize their streams first. The other ranks must not use this rank's resource memory
+afterwards. All ranks close their windows and device communicators in the same order.
+
+Raises:
+    ValueError: the device communicator is still being created, or a graph is being captured.
+    NcclError: NCCL failed.)")
+      .def("__enter__", [](const py::object& self) { return self; })
+      .def("__exit__",
+           [](DeviceCommunicator& d, const py::args&) {
+             const GilReleased released;
+             d.close();
+           })
+      .def("__repr__", [](const DeviceCommunicator& d) {
+        if (d.closed()) return std::string("<pynccl.nccl.DeviceComm closed>");
+        return "<pynccl.nccl.DeviceComm for kernels of NCCL " + version_text(d.version()) + ">";
+      });
+
+  add_method<Communicator>(
+      "device_comm", &make_device_comm, py::kw_only(), py::arg("lsa_barriers") = 0,
+      py::arg("barriers") = 0, py::arg("rail_gin_barriers") = 0, py::arg("world_gin_barriers") = 0,
+      py::arg("lsa_multimem") = false, py::arg("gin_contexts") = 4, py::arg("gin_signals") = 0,
+      py::arg("gin_counters") = 0, py::arg("gin_connection") = "none",
+      py::arg("gin_exclusive_contexts") = false, py::arg("gin_queue_depth") = 0,
+      py::arg("gin_traffic_class") = py::none(), py::arg("gin_strong_signals") = true,
+      py::arg("gin_va_signals") = true, py::arg("gin_stride") = 1, py::arg("gin_type") = py::none(),
+      py::arg("cft") = 0, py::arg("cft_barriers") = 0, py::arg("buffers") = py::tuple(),
+      py::arg("teams") = py::tuple(), py::arg("version") = py::none(), kMakeDoc);
+}
+
+}  // namespace pynccl::python

@@ -1,0 +1,227 @@
+// The C++ part of pynccl._internal.inquiry: pending questions, and the state of the communicators
+// of this process.
+#include <cmath>
+#include <cstdlib>
+#include <tuple>
+
+#include "common/per_process.h"
+#include "python/call/bind.h"
+#include "python/call/errors.h"
+#include "python/call/gil.h"
+#include "python/call/held.h"
+#include "python/comm/communicator.h"
+#include "python/comm/config.h"
+#include "python/comm/stores.h"
+#include "watch/comparison.h"
+#include "watch/inquiry.h"
+
+namespace pynccl::python {
+namespace {
+
+// The functions of pynccl._internal.inquiry, passed in by set_watcher() and never released.
+struct Watcher {
+  PyObject* attach = nullptr;
+  PyObject* start = nullptr;
+};
+
+PyObject* exchange = nullptr;  // passed in by set_exchange(), never released
+
+Watcher watcher;
+
+void set_watcher(const py::object& attach, const py::object& start) {
+  watcher = {py::object(attach).release().ptr(), py::object(start).release().ptr()};
+}
+
+// The communicators with a store, protected by the GIL. Per process, since a child of fork() must
+// not use the stores of its parent.
+std::vector<std::weak_ptr<Communicator>>& watched() {
+  return common::per_process<std::vector<std::weak_ptr<Communicator>>>();
+}
+
+std::vector<std::shared_ptr<Communicator>> open_watched() {
+  std::vector<std::shared_ptr<Communicator>> open;
+  std::erase_if(watched(), [&](const auto& one) {
+    auto communicator = one.lock();
+    if (!communicator || communicator->closed()) return true;
+    open.push_back(std::move(communicator));
+    return false;
+  });
+  return open;
+}
+
+py::list members() {
+  py::list found;
+  for (const auto& one : open_watched()) {
+    const FlightIdentity is = one->deadlines().recorder().identity();
+    const auto joined =
+        is.joined != 0 ? std::optional(FlightIdentity::text(is.joined)) : std::nullopt;
+    found.append(py::make_tuple(held(one->store()), FlightIdentity::text(is.id), joined, is.rank));
+  }
+  return found;
+}
+
+// A question with the communicator that it is about.
+struct Question {
+  std::shared_ptr<Inquiry> inquiry;
+  std::shared_ptr<Communicator> communicator;
+  FlightIdentity identity;
+};
+
+// The value of PYNCCL_CHECK; nullopt if it is empty.
+std::optional<std::uint64_t> check_from_text(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  try {
+    return check_from_python(text == "every" ? py::object(py::str(text)) : py::int_(py::str(text)));
+  } catch (const std::exception&) {
+    throw py::value_error("PYNCCL_CHECK: '" + text + "' is neither 'every' nor a positive integer");
+  }
+}
+
+std::optional<Question> take_inquiry(double seconds) {
+  std::shared_ptr<Inquiry> inquiry;
+  {
+    const GilReleased released;
+    inquiry = Inquiry::take(seconds);
+  }
+  auto communicator = inquiry ? inquiry->communicator() : nullptr;
+  if (!communicator) return std::nullopt;
+  FlightIdentity identity = communicator->deadlines().recorder().identity();
+  return Question{std::move(inquiry), std::move(communicator), std::move(identity)};
+}
+
+double seconds_of_limit(const Deadlines& deadlines) {
+  const std::int64_t limit = deadlines.limit();
+  return limit == FlightRecord::kNoLimit ? HUGE_VAL : static_cast<double>(limit) / 1e9;
+}
+
+// The fields of pynccl._internal.comparison.Rank.
+py::tuple rank_of(const Communicator& communicator) {
+  const Deadlines& deadlines = communicator.deadlines();
+  const FlightIdentity is = deadlines.recorder().identity();
+  const bool has_joined = is.parent == 0 && is.creator == "ncclCommGrow";
+  return py::make_tuple(held(communicator.store()), FlightIdentity::text(is.id),
+                        is.joined != 0 ? py::object(py::str(FlightIdentity::text(is.joined)))
+                                       : py::object(py::none()),
+                        has_joined, is.rank, is.nranks, seconds_of_limit(deadlines));
+}
+
+// Called by Comparison, with or without the GIL.
+void compare(const std::vector<Comparison::Item>& items,
+             const std::vector<Comparison::Message>& messages) {
+  const GilAcquired gil;
+  py::list collectives, given_messages;
+  for (const Comparison::Item& item : items)
+    collectives.append(py::make_tuple(rank_of(*item.communicator), item.number, item.text,
+                                      item.before,
+                                      item.communicator->deadlines().recorder().fingerprint()));
+  for (const Comparison::Message& message : messages)
+    given_messages.append(py::make_tuple(rank_of(*message.communicator), message.sends,
+                                         message.peer, message.number, message.text));
+  py::object failure;  // initialized under or_sleep(): the call waits for the other ranks
+  gil::or_sleep([&] { failure = py::handle(exchange)(collectives, given_messages); });
+  if (failure.is_none()) return;
+  const auto [rank, text, missing] =
+      py::cast<std::tuple<int, std::string, std::optional<std::vector<int>>>>(failure);
+  throw NcclFailure(missing ? ncclTimeout : ncclInvalidUsage, "check", rank, text, missing);
+}
+
+void set_exchange(const py::object& function) {
+  exchange = py::object(function).release().ptr();
+  Comparison::set_exchange(&compare);
+}
+
+}  // namespace
+
+Communicator::Options with_comparison(Communicator::Options options) {
+  if (options.check && !options.store)
+    throw py::value_error("check: the ranks need a store to compare: Communicator(store=...)");
+  if (const char* text = std::getenv("PYNCCL_CHECK"); text && !options.check && options.store)
+    options.check = check_from_text(text);
+  return options;
+}
+
+std::shared_ptr<void> store_from_python(const py::object& store) {
+  if (store.is_none()) return nullptr;
+  for (const char* method : {"add", "check", "get", "set"})
+    if (!py::hasattr(store, method))
+      throw_type_error("store", "an object with the methods of torch.distributed.Store",
+                       store.ptr());
+  if (!watcher.attach) throw std::runtime_error("store: pynccl._internal.inquiry is not imported");
+  return hold(py::object(py::handle(watcher.attach)(store)));
+}
+
+void watch_store(const std::shared_ptr<Communicator>& communicator) {
+  if (!communicator->store()) return;
+  communicator->inquire();
+  watched().push_back(communicator);
+  py::handle(watcher.start)();
+}
+
+void bind_inquiry(py::module_& m) {
+  py::class_<Question>(m, "Inquiry",
+                       "A question about an overdue operation, for pynccl._internal.inquiry.")
+      .def_property_readonly(
+          "store", [](const Question& q) { return held(q.communicator->store()); },
+          "The store of the communicator.")
+      .def_property_readonly(
+          "comm", [](const Question& q) { return FlightIdentity::text(q.identity.id); },
+          "The id of the communicator, equal on its ranks.")
+      .def_property_readonly(
+          "rank", [](const Question& q) { return q.identity.rank; }, "This rank.")
+      .def_property_readonly(
+          "nranks", [](const Question& q) { return q.identity.nranks; }, "The number of ranks.")
+      .def_property_readonly(
+          "what", [](const Question& q) { return q.inquiry->late().what; },
+          "The overdue operation, or the function of nccl.h.")
+      .def(
+          "answer",
+          [](const Question& q, std::string text, std::optional<std::vector<int>> missing) {
+            q.inquiry->answer({std::move(text), std::move(missing)});
+          },
+          py::arg("text"), py::arg("missing"), R"(Answer the question.
+
+Args:
+    text: a description of the missing ranks, appended to the error text.
+    missing: the missing ranks; None if they are unknown.)");
+  auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
+  communicator.def_property_readonly(
+      "_timeout_error",
+      [](const Communicator& c) -> py::object {
+        if (!c.expired()) return py::none();
+        const NcclFailure failure = c.expiry("ncclCommGetAsyncError");
+        return error_object(failure.code, failure.function.c_str(), failure.rank, failure.what(),
+                            failure.missing);
+      },
+      "The NcclTimeoutError of a communicator that exceeded a time limit, not raised; else None.");
+  m.def("set_watcher", &set_watcher, py::arg("attach"), py::arg("start"),
+        R"(Set the functions that use stores. Called by pynccl._internal.inquiry on import.
+
+Args:
+    attach: a function of the store of a new communicator that returns the store to use.
+    start: a function to call when there is a communicator with a store.)");
+  m.def(
+      "set_exchange", &set_exchange, py::arg("function"),
+      R"(Set the function that compares calls of ranks. Called by pynccl._internal.inquiry on import.
+
+Args:
+    function: pynccl._internal.comparison.exchange.)");
+  m.def("sleep_at_exit", &gil::sleep_instead_of_terminate,
+        R"(Make the calling thread sleep if the interpreter exits while it calls a store.
+
+Before 3.14, Python ends such a thread with pthread_exit, which aborts the process inside the C++
+code of torch's stores.)");
+  m.def("take_inquiry", &take_inquiry, py::arg("seconds"), R"(Wait for an overdue operation.
+
+Args:
+    seconds: the time limit of the wait.
+
+Returns:
+    An Inquiry, or None.)");
+  m.def("members", &members, R"(The open communicators with a store.
+
+Returns:
+    A list of tuples: the store, the id, the id on the ranks that have joined with grow() if it is
+    known, and this rank, -1 if it is not known yet.)");
+}
+
+}  // namespace pynccl::python

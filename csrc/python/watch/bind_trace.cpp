@@ -1,0 +1,97 @@
+// Traces and recordings, the basis of pynccl.tools.trace.
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "nccl/library.h"
+#include "python/call/bind.h"
+#include "python/call/gil.h"
+#include "watch/process_identity.h"
+#include "watch/trace.h"
+
+namespace pynccl::python {
+namespace {
+
+using Release = py::call_guard<GilReleased>;
+
+PyObject* marks = nullptr;  // the Python function, or null
+
+// Called by a thread without the GIL. An exception does not fail the operation.
+void mark(const char* operation, bool begins) {
+  if (!Py_IsInitialized()) return;
+  const GilAcquired gil;
+  const py::object function = py::reinterpret_borrow<py::object>(marks);
+  if (!function) return;
+  try {
+    gil::or_sleep([&] { function(operation, begins); });
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("the mark of an operation of a trace");
+  }
+}
+
+void set_mark(const py::object& function) {
+  PyObject* const before =
+      std::exchange(marks, function.is_none() ? nullptr : function.inc_ref().ptr());
+  Trace::set_mark(marks ? &mark : nullptr);
+  Py_XDECREF(before);
+}
+
+CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(stream); }
+
+}  // namespace
+
+void bind_trace(py::module_& m) {
+  m.def("start_trace", &Trace::start, py::arg("operations"), py::arg("graphs"), Release(),
+        "Start a trace of at most this many operations, with or without the times of operations in "
+        "graphs. Raises ValueError if a trace is active.");
+  m.def(
+      "stop_trace",
+      [](double seconds) {
+        std::string bytes;
+        {
+          const GilReleased released;
+          bytes = Trace::stop(seconds);
+        }
+        return py::bytes(bytes);
+      },
+      py::arg("seconds"),
+      "Stop the trace: wait for its operations, at most this many seconds, and return it in the "
+      "format of a recording.");
+  m.def("start_recording", &Trace::start_recording, py::arg("path"), py::arg("bytes"), Release(),
+        "Start a recording of at most this many bytes. Raises ValueError if one is active.");
+  m.def(
+      "stop_recording",
+      [] {
+        try {
+          const GilReleased released;
+          return Trace::stop_recording();
+        } catch (const std::system_error& error) {
+          errno = error.code().value();
+          PyErr_SetFromErrnoWithFilename(PyExc_OSError, error.what());
+          throw py::error_already_set();
+        }
+      },
+      "Stop the recording. Returns the name of its file; empty if nothing was recorded.");
+  m.def("path_of_process", &path_of_process, py::arg("path"),
+        "Insert the rank of this process, or \"pid\" and its process id, before a path's suffix.");
+  m.def("is_traced", &Trace::timed, "Whether a trace is active.");
+  m.def("set_trace_mark", &set_mark, py::arg("function").none(true),
+        "Set the function(operation, begins) to call before and after each operation of a trace.");
+  m.def(
+      "begin_range",
+      [](const std::string& name, bool compute, const std::shared_ptr<Library>& library,
+         std::uintptr_t stream) {
+        return Trace::begin_range(name, compute, library, stream_of(stream));
+      },
+      py::arg("name"), py::arg("compute"), py::arg("library").none(true), py::arg("stream"),
+      "Begin a range of the thread, or of a stream of the library, in a trace. Returns its "
+      "number.");
+  m.def(
+      "end_range",
+      [](std::uint64_t number, const std::shared_ptr<Library>& library, std::uintptr_t stream) {
+        Trace::end_range(number, library, stream_of(stream));
+      },
+      py::arg("number"), py::arg("library").none(true), py::arg("stream"), "End a range.");
+}
+
+}  // namespace pynccl::python
