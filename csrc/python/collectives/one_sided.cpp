@@ -66,7 +66,7 @@ cudaStream_t stream_without_tensor(const char* method, PyObject* stream, const L
     if (const cudaStream_t captured = Graph::redirect(library, nullptr)) return captured;
   if (library.memory() == Memory::kHost) return nullptr;
   throw py::type_error(std::string("stream: ") + method +
-                       "() has no tensor whose framework has a current stream; pass a stream");
+                       "() has no tensor to determine the current stream; pass a stream");
 }
 
 const Window& window_from_python(PyObject* value, const Communicator& communicator) {

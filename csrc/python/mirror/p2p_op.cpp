@@ -52,7 +52,7 @@ Direction direction_of(PyObject* op) {
 }
 
 // Sets the fields. Returns false if only the Python function can handle the arguments.
-bool fill(P2POp& made, const Parameters::Values& values) {
+bool fill(P2POp& op, const Parameters::Values& values) {
   static PyObject* const no_tag = PyLong_FromLong(0);
   const ProcessGroup* group = ProcessGroup::given(values[P2POp::kGroup]);
   if (!group || !group->connected() || !is_tensor(values[P2POp::kTensor]) ||
@@ -68,7 +68,7 @@ bool fill(P2POp& made, const Parameters::Values& values) {
   PyObject* given_group = values[P2POp::kGroup];
   // The fields are empty, so there is nothing to release.
   const auto set = [&](P2POp::Field field, PyObject* value) {
-    new (&made.fields[field]) py::object(reference_to(value));
+    new (&op.fields[field]) py::object(reference_to(value));
   };
   set(P2POp::kOp, values[P2POp::kOp]);
   set(P2POp::kTensor, values[P2POp::kTensor]);
@@ -80,35 +80,35 @@ bool fill(P2POp& made, const Parameters::Values& values) {
 }
 
 // Sets the fields from the result of the Python function; null if it raised an exception.
-void fill_from(P2POp& made, PyObject* completed) {
+void fill_from(P2POp& op, PyObject* completed) {
   if (!completed) throw py::error_already_set();
   const auto values = py::reinterpret_steal<py::tuple>(completed);
-  for (std::size_t i = 0; i < P2POp::kFields; ++i) made.fields[i] = values[i];
+  for (std::size_t i = 0; i < P2POp::kFields; ++i) op.fields[i] = values[i];
 }
 
 // Called for P2POp(...).
 PyObject* construct(PyObject* type, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   return guarded([&] {
-    auto made =
+    auto self =
         py::reinterpret_steal<py::object>(NativeP2POp::make(reinterpret_cast<PyTypeObject*>(type)));
     Parameters::Values values;
     const auto nargs = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
     if (!parameters_of_p2p_op->match(args, nargs, kwnames, values) ||
-        !fill(p2p_op(made.ptr()), values)) {
+        !fill(p2p_op(self.ptr()), values)) {
       static std::size_t& fallbacks = fallback_count("P2POp");
       ++fallbacks;
-      fill_from(p2p_op(made.ptr()), PyObject_Vectorcall(complete, args, nargsf, kwnames));
+      fill_from(p2p_op(self.ptr()), PyObject_Vectorcall(complete, args, nargsf, kwnames));
     }
-    return made.release().ptr();
+    return self.release().ptr();
   });
 }
 
 // The __new__ of subclasses.
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return guarded([&] {
-    auto made = py::reinterpret_steal<py::object>(NativeP2POp::make(type));
-    fill_from(p2p_op(made.ptr()), PyObject_Call(complete, args, kwargs));
-    return made.release().ptr();
+    auto self = py::reinterpret_steal<py::object>(NativeP2POp::make(type));
+    fill_from(p2p_op(self.ptr()), PyObject_Call(complete, args, kwargs));
+    return self.release().ptr();
   });
 }
 
