@@ -89,7 +89,7 @@ class Entrance:
     def arrived(self, deadline: Deadline) -> list[tuple[Link, Hello]]:
         """The members that joined since the last call; waits for one until the deadline."""
         with self._changed:
-            while not self._arrived and not deadline.is_over():
+            while not self._arrived and not self._is_closed and not deadline.is_over():
                 self._changed.wait(deadline.left())
             arrived, self._arrived = self._arrived, []
         return arrived
@@ -120,6 +120,7 @@ class Entrance:
                 for link, _ in self._arrived:
                     link.close()
                 self._arrived = []
+                self._changed.notify_all()
 
     def _wait(self) -> None:
         poll = select.poll()

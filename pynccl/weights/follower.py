@@ -134,6 +134,10 @@ class Follower:
         except LinkLostError as error:
             raise self._lost(error) from error
 
+    def abort(self) -> None:
+        """End the wait of another thread, which then raises a PeerLostError."""
+        self._link.shut_down()
+
     def release(self) -> bool:
         """Free descriptors, memory and the thread without sending a message to the leader.
 

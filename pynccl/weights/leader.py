@@ -110,6 +110,7 @@ class Leader:
         self._served: list[Link] = []  # those that have the last version
         self._began_once = False
         self._closed = False
+        self._is_aborted = False
 
     def transfer(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
         """Transfer a version to all receivers that have joined.
@@ -147,6 +148,13 @@ class Leader:
             reason = f"version {version} was given up: {type(error).__name__}: {error}"
             self._end(Refused(reason, list(names)))
             raise
+
+    def abort(self) -> None:
+        """End the waits of the thread in transfer(), which then raises a PeerLostError."""
+        self._is_aborted = True
+        self._entrance.close()
+        for link in self._links():
+            link.shut_down()
 
     def close(self) -> None:
         if not self._closed:
@@ -199,6 +207,8 @@ class Leader:
             )
             arrived = self._entrance.arrived(Deadline(0) if enough else deadline)
             self._greet(arrived)
+            if self._is_aborted:
+                raise PeerLostError("the session was aborted")
             if enough:
                 break
             if not arrived:

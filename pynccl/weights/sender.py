@@ -220,6 +220,16 @@ class WeightSender:
         """
         return self._leader.waiting() if self._leader is not None else 0
 
+    def abort(self) -> None:
+        """End the session while another thread is in send(), which then raises a PeerLostError.
+
+        Receivers raise it as well. close() is still required.
+        """
+        if self._leader is not None:
+            self._leader.abort()
+        if self._follower is not None:
+            self._follower.abort()
+
     def close(self) -> None:
         """End the session for all members. Closing twice is allowed.
 

@@ -6,6 +6,7 @@ or too much can therefore not block a caller beyond its deadline.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import socket
@@ -187,6 +188,11 @@ class Link:
         self._received.clear()
         self._unsent.clear()
         self._socket.close()
+
+    def shut_down(self) -> None:
+        """End a wait of another thread for this link, which is then lost."""
+        with contextlib.suppress(OSError):  # SSLSocket.shutdown() is not safe beside a read
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.lose("the connection is closed")
