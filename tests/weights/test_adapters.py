@@ -228,6 +228,11 @@ def test_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     for loaded in world.update(expected):
         assert models.equal(loaded, expected)
     assert {engine.prepare()["session"] for engine in world.rollouts}.isdisjoint(sessions)
+    # One leaves, but its process lives: the others do not wait for it.
+    gone = world.rollouts.pop()
+    for loaded in world.update(expected):
+        assert models.equal(loaded, expected)
+    gone.close()
     for engine in [*world.actors, *world.rollouts]:
         engine.close()
 

@@ -65,22 +65,28 @@ def engine_class(base: type) -> type:
             self._timeout = timeout
             self._host = host
             self._session: str | None = None  # the open session
+            self._receivers = 0  # of the open session
             self._sender: WeightSender | None = None
             self._receiver: WeightReceiver | None = None
 
         def prepare(self) -> dict[str, Any]:
             """Return this worker's metadata for build_topology()."""
             address = _free_address(self._host or own_host()) if self._is_master else None
-            return {"session": self._session, "address": address}
+            return {"session": (self._session, self._receivers), "address": address}
 
         @classmethod
         def build_topology(
             cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
         ) -> tuple[_Lists, _Lists]:
-            """Return the arguments of init_process_group(): the open session, or a new one."""
+            """Return the arguments of init_process_group(): the open session, or a new one.
+
+            The open session is used if all workers are in it, and no others are.
+            """
             members = [metadata[0], *metadata[actor_wg_world_size:]]
             sessions = {one["session"] for one in members}
-            session = sessions.pop() if len(sessions) == 1 else None
+            session, receivers = sessions.pop() if len(sessions) == 1 else (None, 0)
+            if receivers != rollout_world_size:
+                session = None
             key = None  # for a session that is already open
             if session is None:
                 key = key_to_pass()
@@ -113,7 +119,7 @@ def engine_class(base: type) -> type:
                 self._receiver = WeightReceiver(
                     address, library="torch", timeout=self._timeout, key=key
                 )
-            self._session = session
+            self._session, self._receivers = session, receivers
 
         def finalize(self) -> None:
             """Do nothing: the session stays open."""
