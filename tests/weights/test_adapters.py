@@ -397,18 +397,18 @@ def test_openrlhf_sessions() -> None:
             self.model_runner = types.SimpleNamespace(model=model)
 
     worker = Worker()
-    with pytest.raises(RuntimeError, match="init_weights"):
-        worker.update_weights()
+    with pytest.raises(RuntimeError, match="pynccl_join"):
+        worker.pynccl_update()
     expected = models.make(1)
     with WeightSender("127.0.0.1:0", timeout=20, key=KEY) as sender:
         versions: list[int] = []
 
         def work() -> None:
-            worker.init_weights(sender.address, timeout=20, key=KEY)
-            versions.append(worker.update_weights(20))
-            receiver = worker._receiver
+            worker.pynccl_join(sender.address, timeout=20, key=KEY)
+            versions.append(worker.pynccl_update(20))
+            receiver = worker._pynccl_receiver
             assert receiver is not None
-            worker.close_weights()
+            worker.pynccl_leave()
             with pytest.raises(WeightsError, match="closed"):
                 receiver.receive(20)
             versions.append(-1)

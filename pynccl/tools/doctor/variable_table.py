@@ -18,6 +18,7 @@ PYNCCL: Final = {
     "PYNCCL_NCCL_INCLUDE": "the directory of nccl.h and nccl_device.h",
     "PYNCCL_NCCL_LIBRARY": "the path of libnccl.so.2",
     "PYNCCL_ON_TIMEOUT": "the reaction to an operation that takes too long: raise or abort",
+    "PYNCCL_OPENRLHF": "set by the adapter of OpenRLHF, for the processes that vLLM starts",
     "PYNCCL_PROVIDER": "the default provider: cuda or host",
     "PYNCCL_RECORD": "records the operations of the process to this file",
     "PYNCCL_RECORD_LIMIT": "the maximum size of a recording, in bytes",

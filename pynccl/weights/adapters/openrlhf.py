@@ -2,18 +2,24 @@
 
     from pynccl.weights.adapters import openrlhf
 
-    openrlhf.install()  # in the trainer and the workers, before OpenRLHF's trainers are imported
+    # before OpenRLHF creates its actors
+    ray.init(runtime_env={"worker_process_setup_hook": openrlhf.install})
 
 install() replaces stateless_init_process_group(), with which OpenRLHF 0.11 creates the group of the
 trainer's rank 0 and all workers of its engines. Each parameter is then broadcast by pynccl, and
-every wait has a deadline.
+every wait has a deadline. It must run in each of these processes, before OpenRLHF's trainers are
+imported. Ray's hook runs it in all actors, which include vLLM's Ray workers. A process that an
+actor starts for vLLM's engine runs it as well, since pynccl is a vLLM plugin
+(:func:`pynccl.weights.adapters.vllm.plugin`), if the actor sets PYNCCL_OPENRLHF, as install() does.
 
 :class:`SessionWorker` is a vLLM worker extension that receives whole versions of pynccl.weights.
+Written for OpenRLHF 0.11.2.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -96,12 +102,15 @@ class SessionWorker:
     """A vLLM worker extension (--worker-extension-cls) that receives whole versions.
 
     Its methods are called by collective_rpc(), just as OpenRLHF calls those of its WorkerWrap. They
-    use the attributes of vLLM's worker.
+    use the attributes of vLLM's worker, which must not have attributes of the same names.
+
+    The model's parameters must have the checkpoint's format. For quantized models, use the engine
+    of :mod:`pynccl.weights.adapters.vllm`.
     """
 
-    _receiver: WeightReceiver | None = None
+    _pynccl_receiver: WeightReceiver | None = None
 
-    def init_weights(self, address: str, timeout: float = _SECONDS, key: str | None = None) -> None:
+    def pynccl_join(self, address: str, timeout: float = _SECONDS, key: str | None = None) -> None:
         """Join the session of a :class:`WeightSender`.
 
         Args:
@@ -109,9 +118,9 @@ class SessionWorker:
             timeout: seconds for each wait.
             key: of the session, as for :class:`WeightReceiver`.
         """
-        self._receiver = WeightReceiver(address, library="torch", timeout=timeout, key=key)
+        self._pynccl_receiver = WeightReceiver(address, library="torch", timeout=timeout, key=key)
 
-    def update_weights(self, timeout: float | None = None) -> int:
+    def pynccl_update(self, timeout: float | None = None) -> int:
         """Receive the next version, verify it, and load it into the model.
 
         Args:
@@ -123,18 +132,18 @@ class SessionWorker:
         Raises:
             PeerLostError, ChecksumError, WeightsError: see :meth:`WeightReceiver.receive`.
         """
-        if self._receiver is None:
-            raise RuntimeError("init_weights() was not called")
-        report = self._receiver.receive(timeout)
+        if self._pynccl_receiver is None:
+            raise RuntimeError("pynccl_join() was not called")
+        report = self._pynccl_receiver.receive(timeout)
         worker: Any = self
-        worker.model_runner.model.load_weights(weights=list(self._receiver.tensors.items()))
+        worker.model_runner.model.load_weights(weights=list(self._pynccl_receiver.tensors.items()))
         return report.version
 
-    def close_weights(self) -> None:
+    def pynccl_leave(self) -> None:
         """Leave the session."""
-        if self._receiver is not None:
-            self._receiver.close()
-        self._receiver = None
+        if self._pynccl_receiver is not None:
+            self._pynccl_receiver.close()
+        self._pynccl_receiver = None
 
 
 def install() -> None:
@@ -143,5 +152,6 @@ def install() -> None:
     Raises:
         ImportError: OpenRLHF is not installed.
     """
+    os.environ["PYNCCL_OPENRLHF"] = "1"  # for processes that vLLM starts
     module = importlib.import_module("openrlhf.utils.distributed_util")
     module.stateless_init_process_group = stateless_init_process_group  # type: ignore[attr-defined]
