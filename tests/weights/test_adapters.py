@@ -1,119 +1,232 @@
-"""Proves that the adapters have what the projects' classes ask for, and that what was sent is
-loaded. The classes below have the methods of those that do not install here.
+"""Tests of the adapters without the projects that they support.
+
+The classes below stand for those of the projects. `make test-integrations` runs released packages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import socket
 import sys
 import threading
+import time
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
-from pynccl.weights import WeightSender
+from pynccl.weights import WeightReceiver, WeightSender
 from pynccl.weights.adapters import openrlhf, parts, sglang, trl, verl, vllm
 from pynccl.weights.adapters.beside import beside
-from pynccl.weights.errors import WeightsError
+from pynccl.weights.errors import PeerLostError, WeightsError
 from pynccl.weights.report import Report
 from tests.weights import models
 from tests.weights.peers import KEY
-from tests.weights.sessions import MemoryStore
-
-
-class WeightTransferEngine(ABC):
-    """The abstract methods of vllm.distributed.weight_transfer.base.WeightTransferEngine."""
-
-    update_info_cls: Any
-
-    def __init__(self, model: object) -> None:
-        self.model = model
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.receive_weights(self.update_info_cls(**update_info))
-
-    @abstractmethod
-    def init_transfer_engine(self, init_info: Any) -> None: ...  # noqa: ANN401
-
-    @abstractmethod
-    def start_weight_update(self) -> None: ...
-
-    @abstractmethod
-    def finish_weight_update(self) -> None: ...
-
-    @abstractmethod
-    def receive_weights(self, update_info: Any) -> None: ...  # noqa: ANN401
-
-    @abstractmethod
-    def shutdown(self) -> None: ...
-
-    @staticmethod
-    @abstractmethod
-    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None: ...  # noqa: ANN401
 
 
 class Model:
     def __init__(self) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
+        self.steps: list[str] = []
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.steps.append("load")
         self.loaded = {name: tensor.clone() for name, tensor in weights}
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_vllm(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
-    registered: dict[str, Any] = {}
-    base = types.ModuleType("base")
-    base.WeightTransferEngine = WeightTransferEngine  # type: ignore[attr-defined]
-    factory = types.ModuleType("factory")
-    factory.WeightTransferEngineFactory = types.SimpleNamespace(  # type: ignore[attr-defined]
-        register_engine=registered.__setitem__
-    )
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    vllm.plugin()  # without vLLM there is nothing to register with
-    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
+class _Engine:
+    """The part of vLLM's WeightTransferEngine that ours uses."""
+
+    update_info_cls: Any
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.model_config = model, "its configuration"
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.update_info_cls(**update_info))  # type: ignore[attr-defined]
+
+
+class _Trainer:
+    def __init__(self, *, client: object, source: object, is_sender: bool, rank: int) -> None:
+        self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
+
+
+@dataclass
+class _TrainerInfo:
+    rank: int = field(kw_only=True)
+
+    @property
+    def is_sender(self) -> bool:
+        return self.rank == 0
+
+
+class _Factory:
+    def __init__(self) -> None:
+        self.engines: dict[str, tuple[str, str]] = {}
+
+    def register_engine(self, name: str, module: str, class_name: str) -> None:
+        if name in self.engines:
+            raise ValueError(f"{name} is already registered")
+        self.engines[name] = module, class_name
+
+
+@pytest.fixture
+def vllm_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the engines, over modules with vLLM's names; tools/integrations has vLLM's."""
+
+    def module(name: str, **content: object) -> None:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.base", base)
-    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.factory", factory)
-    vllm.plugin()
-    engine_class = registered["pynccl"]
+        vars(sys.modules[name]).update(content)
 
-    store = MemoryStore()
-    expected = models.make(1)
-    model, engines, ended = Model(), [], []
+    transfer, loader = "vllm.distributed.weight_transfer", "vllm.model_executor.model_loader"
+    for name in ("vllm", "vllm.distributed", "vllm.model_executor", loader):
+        module(name)
+    base = types.SimpleNamespace(
+        WeightTransferEngine=_Engine,
+        TrainerWeightTransferEngine=_Trainer,
+        TrainerInitInfo=_TrainerInfo,
+        WeightTransferInitInfo=type("InitInfo", (), {}),
+        WeightTransferUpdateInfo=type("UpdateInfo", (), {}),
+    )
+    module(transfer, base=base)
+    module(
+        f"{transfer}.factory",
+        WeightTransferEngineFactory=_Factory(),
+        WeightTransferTrainerFactory=_Factory(),
+    )
+    module(f"{loader}.mtp_validation", disable_mtp_completeness_check=contextlib.nullcontext)
+    module(
+        f"{loader}.reload",
+        initialize_layerwise_reload=lambda model: model.steps.append("initialize"),
+        finalize_layerwise_reload=lambda model, config: model.steps.append(f"finalize, {config}"),
+    )
+    name = "pynccl.weights.adapters.vllm_engine"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(name)
+    del sys.modules[name]
 
-    def work() -> None:
-        engine = engine_class(model)
-        engines.append(engine)
-        engine.init_transfer_engine(vllm.InitInfo(store, timeout=20, key=KEY))
-        engine.start_weight_update()
-        if older:
-            engine.receive_weights(vllm.UpdateInfo(), model.load_weights)
-        else:
-            engine.update_weights({"timeout": 20.0})
-        engine.finish_weight_update()
-        receiver = engine._receiver
-        engine.shutdown()
-        with pytest.raises(WeightsError, match="closed"):
-            receiver.receive(20)
-        ended.append(True)
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    with WeightSender(store, timeout=20, key=KEY) as sender:
-        report = engine_class.trainer_send_weights(
-            iter(expected.items()), {"sender": sender, "version": 7}
+class _Server:
+    """TRL's or vLLM's client of a vLLM server whose one worker is in this process."""
+
+    def __init__(self, engines: Any) -> None:  # noqa: ANN401
+        self.model = Model()
+        self._info = engines.InitInfo
+        self.engine = engines.WeightTransferEngine(self.model)
+        self.calls: list[str] = []
+        self.is_broken = False
+
+    def wait_for_server_ready(self) -> None:
+        self.calls.append("ready")
+
+    def get_world_size(self) -> int:
+        return 1
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any], timeout: int = 0) -> None:
+        self.engine.init_transfer_engine(self._info(**init_info))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return lambda timeout=0: self.calls.append(name)
+
+    def update_weights(self, update_info: dict[str, Any], timeout: int = 0) -> None:
+        if self.is_broken:
+            raise RuntimeError("the engine failed")
+        self.engine.update_weights(update_info)
+
+    def finish_weight_update(self, timeout: int = 0) -> None:
+        self.calls.append("finish_weight_update")
+        if self.is_broken:
+            raise RuntimeError("there is no update")
+        self.engine.finish_weight_update()
+
+
+def test_vllm_registers_its_engines_once(
+    monkeypatch: pytest.MonkeyPatch,
+    vllm_engine: Any,  # noqa: ANN401
+) -> None:
+    for _ in range(2):  # vLLM may load its plugins again
+        vllm.plugin()
+    factory: Any = sys.modules["vllm.distributed.weight_transfer.factory"]
+    for engines in (factory.WeightTransferEngineFactory, factory.WeightTransferTrainerFactory):
+        module, name = engines.engines["pynccl"]
+        assert hasattr(importlib.import_module(module), name)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.factory", None)
+    vllm.plugin()  # without vLLM there is nothing to register with
+
+
+class _Source:
+    """A WeightSource of vLLM."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], owners: Any = None) -> None:  # noqa: ANN401
+        self.tensors, self.owners = tensors, owners
+        self.passes = 0
+
+    @property
+    def metadata(self) -> list[Any]:
+        return [
+            types.SimpleNamespace(
+                name=name, dtype=one.dtype, shape=tuple(one.shape), owners=self.owners
+            )
+            for name, one in self.tensors.items()
+        ]
+
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self.passes += 1
+        yield from self.tensors.items()
+
+
+def test_vllm(vllm_engine: Any) -> None:  # noqa: ANN401
+    server, source = _Server(vllm_engine), _Source({})
+
+    def init(rank: int, source: _Source | None) -> Any:  # noqa: ANN401
+        info = vllm_engine.TrainerInitInfo(rank=rank, receivers=1, timeout=20, host="127.0.0.1")
+        return vllm_engine.TrainerWeightTransferEngine.trainer_init(
+            info, client=server, source=source
         )
-        worker.join(20)
-        assert not worker.is_alive()
-    assert report.version == 7
-    assert ended == [True]
-    assert models.equal(model.loaded, expected)
+
+    with pytest.raises(ValueError, match="WeightSource"):
+        init(0, None)
+    with pytest.raises(ValueError, match="does not own 'a'"):
+        init(0, _Source({"a": torch.ones(1)}, owners=(1, 2)))
+    other = init(1, source)
+    other.send_weights()
+    assert source.passes == 1  # a rank that does not send takes part in producing the tensors
+    trainer = init(0, source)
+    for step in (1, 2):
+        source.tensors = models.make(step)
+        trainer.send_weights()
+        assert models.equal(server.model.loaded, source.tensors)
+        assert trainer.report.version == step
+    update = ["initialize", "load", "finalize, its configuration"]
+    assert server.model.steps == [*update, *update]
+    with pytest.raises(PeerLostError):  # in a version that fails, the model is not touched
+        _run_beside(trainer._sender.abort, lambda: server.engine.receive_weights(_update(20)))
+    assert server.model.steps == [*update, *update]
+    trainer.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        trainer.send_weights()
+    server.engine.shutdown()
+    with pytest.raises(RuntimeError, match="init_transfer_engine"):
+        server.engine.receive_weights(_update(20))
+
+
+def _update(timeout: float) -> Any:  # noqa: ANN401
+    return types.SimpleNamespace(timeout=timeout)
+
+
+def _run_beside(there: Callable[[], object], here: Callable[[], object]) -> None:
+    thread = threading.Thread(target=there)
+    thread.start()
+    try:
+        here()
+    finally:
+        thread.join()
 
 
 class CheckpointEngine(ABC):
@@ -268,29 +381,82 @@ def test_parts_that_are_not_all_taken_end_the_session() -> None:
     assert receiver.closed.is_set()
 
 
-def test_the_error_of_an_engine_is_raised() -> None:
-    report = Report(1, 0, 0.0, (), (), ())
+def _nothing() -> None: ...
 
+
+def _failing(text: str) -> Callable[[], Any]:
     def fail() -> None:
-        raise RuntimeError("the engine failed")
+        raise RuntimeError(text)
 
-    assert beside(lambda: None, lambda: report) is report
-    with pytest.raises(RuntimeError, match="the engine failed"):
-        beside(fail, lambda: report)
+    return fail
+
+
+@pytest.mark.parametrize("asks_here", [False, True])
+@pytest.mark.parametrize("has_receiver", [False, True])
+def test_the_error_of_an_engine_ends_the_transfer(asks_here: bool, has_receiver: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        sender = stack.enter_context(WeightSender("127.0.0.1:0", key=KEY))
+        if has_receiver:  # it does not receive
+            stack.enter_context(WeightReceiver(sender.address, key=KEY, library="torch"))
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match="the engine failed") as caught:
+            beside(
+                sender,
+                _failing("the engine failed"),
+                lambda: sender.send(models.make(1)),
+                _failing("the update did not begin"),
+                asks_here=asks_here,
+            )
+        assert time.monotonic() - began < 60  # not the session's timeout of 300 s
+        assert isinstance(caught.value.__cause__, PeerLostError)
+
+
+@pytest.mark.parametrize("asks_here", [False, True])
+def test_errors_beside_a_transfer(asks_here: bool) -> None:
+    report = Report(1, 0, 0.0, (), (), ())
+    with WeightSender("127.0.0.1:0", key=KEY) as sender:
+
+        def run(
+            ask: Callable[[], object], send: Callable[[], Report], finish: Callable[[], object]
+        ) -> Report:
+            return beside(sender, ask, send, finish, asks_here=asks_here)
+
+        assert run(_nothing, lambda: report, _nothing) is report
+        with pytest.raises(RuntimeError, match="not finished"):
+            run(_nothing, lambda: report, _failing("not finished"))
+        # The engine fails because the trainer's tensors do.
+        with pytest.raises(RuntimeError, match="no tensors"):
+            run(_nothing, _failing("no tensors"), _failing("not finished"))
 
 
 class _SGLang:
-    """sglang.Engine.update_weights_from_tensor(), with schedulers that are threads."""
+    """The methods of sglang.Engine that update weights, with schedulers that are threads."""
 
     def __init__(self, schedulers: int) -> None:
         self.models = [Model() for _ in range(schedulers)]
+        self.is_open = False
+        self.refusal = ""
+        self.thread = threading.current_thread()
+
+    def begin_weight_update(self) -> tuple[bool, str]:
+        self.is_open, was_open = True, self.is_open
+        return not was_open, "it is open" if was_open else ""
+
+    def end_weight_update(self) -> tuple[bool, str]:
+        self.is_open = False
+        return True, ""
 
     def update_weights_from_tensor(
         self, named_tensors: list[tuple[str, torch.Tensor]], load_format: str | None = None
-    ) -> None:
+    ) -> tuple[bool, str]:
+        assert self.is_open
+        assert threading.current_thread() is self.thread  # it runs its event loop
         assert load_format == "pynccl.weights.adapters.sglang.load"
+        if self.refusal:
+            return False, self.refusal
         for model in self.models:
             sglang.load(model, named_tensors)
+        return True, ""
 
 
 def test_sglang() -> None:
@@ -301,6 +467,10 @@ def test_sglang() -> None:
             report = sglang.update(engine, sender, expected)
             assert report.version == step
             assert models.equal(engine.models[0].loaded, expected)
+        engine.begin_weight_update()
+        with pytest.raises(RuntimeError, match="SGLang: it is open"):
+            sglang.update(engine, sender, expected)
+        engine.end_weight_update()
         request = sglang.request(sender.address, sender.key)
     with pytest.raises(WeightsError, match="closed"):
         sglang.load(engine.models[0], request)
@@ -309,33 +479,22 @@ def test_sglang() -> None:
         sglang.load(engine.models[0], [("weight", torch.ones(1))])
 
 
-class _Server:
-    """TRL's client of a vLLM server whose one worker is in this process."""
-
-    def __init__(self) -> None:
-        self.model = Model()
-        self._engine = vllm.engine_class(WeightTransferEngine)(self.model)
-        self.calls: list[str] = []
-
-    def wait_for_server_ready(self) -> None:
-        self.calls.append("ready")
-
-    def get_world_size(self) -> int:
-        return 1
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any], timeout: int = 0) -> None:
-        self._engine.init_transfer_engine(vllm.InitInfo(**init_info))
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return lambda timeout=0: self.calls.append(name)
-
-    def update_weights(self, update_info: dict[str, Any], timeout: int = 0) -> None:
-        self._engine.update_weights(update_info)
+def test_sglang_refuses() -> None:
+    engine = _SGLang(1)
+    engine.refusal = "not now"
+    with (
+        WeightSender("127.0.0.1:0", key=KEY) as sender,
+        pytest.raises(RuntimeError, match="SGLang: not now"),
+    ):
+        sglang.update(engine, sender, models.make(1))
+    assert not engine.is_open
+    with pytest.raises(RuntimeError, match="SGLang: no"):
+        sglang._check({"success": False, "message": "no"})  # its HTTP server
 
 
-def test_trl() -> None:
-    server = _Server()
-    transfer = trl.WeightTransfer(server, timeout=20, host="127.0.0.1")
+def test_trl(vllm_engine: Any) -> None:  # noqa: ANN401
+    server = _Server(vllm_engine)
+    transfer = trl.WeightTransfer(server, timeout=300, host="127.0.0.1")
     with pytest.raises(RuntimeError, match="init_weight_transfer"):
         transfer.send_weights(iter(()))
     transfer.init_weight_transfer()
@@ -347,9 +506,15 @@ def test_trl() -> None:
         assert models.equal(server.model.loaded, expected)
         assert transfer.report is not None
         assert transfer.report.version == step
-    transfer.destroy()
     update = ["pause", "start_weight_update", "finish_weight_update", "resume"]
     assert server.calls == ["ready", *update, *update]
+    server.is_broken = True
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="the engine failed"):
+        transfer.send_weights(iter(expected.items()))
+    assert time.monotonic() - began < 60
+    transfer.destroy()
+    server.engine.shutdown()
 
 
 def test_openrlhf_makes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +523,10 @@ def test_openrlhf_makes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("openrlhf", "openrlhf.utils"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "openrlhf.utils.distributed_util", module)
+    monkeypatch.delenv("PYNCCL_OPENRLHF", raising=False)
     openrlhf.install()
+    monkeypatch.delattr(module, "stateless_init_process_group")
+    vllm.plugin()  # a process that vLLM starts inherits the environment
     expected = {"a": torch.rand(1000), "b": torch.rand(3, 5).to(torch.bfloat16)}
     received: list[dict[str, torch.Tensor]] = []
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,5 +1,5 @@
-"""Adapters that connect trainers and inference engines to pynccl.weights."""
+"""Adapters that connect trainers and inference engines to pynccl.weights.
 
-from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
-
-__all__ = ["openrlhf", "sglang", "trl", "verl", "vllm"]
+Import the module of your project, for example ``pynccl.weights.adapters.trl``. The others are not
+imported.
+"""

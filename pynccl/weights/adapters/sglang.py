@@ -9,12 +9,13 @@
 
 The key is passed to the engine with each update. Each scheduler of the engine joins the session at
 its first update. It receives whole tensors in the checkpoint's format, verifies them, and loads
-them into its model.
+them into its model, between begin_weight_update() and end_weight_update(), which releases of SGLang
+require and older ones lack. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pynccl.weights.adapters.beside import beside
@@ -79,7 +80,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa:
 
 
 def update(
-    engine: Any,  # noqa: ANN401 - sglang.Engine, or an object with its method
+    engine: Any,  # noqa: ANN401 - sglang.Engine, or an object with its methods
     sender: WeightSender,
     tensors: Sources,
     *,
@@ -89,7 +90,9 @@ def update(
     """Send a version to an engine and wait until its model has loaded it.
 
     Args:
-        engine: provides update_weights_from_tensor(named_tensors, load_format).
+        engine: provides begin_weight_update(), end_weight_update(), and
+            update_weights_from_tensor(named_tensors, load_format), which this thread calls while
+            another one sends.
         sender: for as many receivers as the engine has schedulers.
         tensors: see :meth:`WeightSender.send`.
         metadata: see :meth:`WeightSender.send`.
@@ -100,11 +103,44 @@ def update(
 
     Raises:
         PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
-        Exception: raised by the engine.
+        RuntimeError: the engine reported a failure.
+        Exception: raised by the engine. If it failed before the version was sent, the session is
+            aborted.
     """
+    _check(engine.begin_weight_update())
     return beside(
-        lambda: engine.update_weights_from_tensor(
-            request(sender.address, sender.key), load_format=LOADER
+        sender,
+        lambda: _check(
+            engine.update_weights_from_tensor(
+                request(sender.address, sender.key), load_format=LOADER
+            )
         ),
-        lambda: sender.send(tensors, metadata=metadata, version=version),
+        _on_this_gpu(lambda: sender.send(tensors, metadata=metadata, version=version)),
+        lambda: _check(engine.end_weight_update()),
+        asks_here=True,  # sglang.Engine runs its event loop
     )
+
+
+def _check(answer: Any) -> None:  # noqa: ANN401
+    """Raise if an answer of the engine, or of its HTTP server, reports a failure."""
+    if isinstance(answer, dict):
+        answer = answer["success"], answer["message"]
+    success, message = answer
+    if not success:
+        raise RuntimeError(f"SGLang: {message}")
+
+
+def _on_this_gpu(send: Callable[[], Report]) -> Callable[[], Report]:
+    """Make another thread send the tensors that this one has produced."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return send
+    device = torch.cuda.current_device()
+    torch.cuda.current_stream().synchronize()
+
+    def run() -> Report:
+        with torch.cuda.device(device):
+            return send()
+
+    return run

@@ -6,7 +6,7 @@
     client = VLLMClient(url)  # of trl.experimental.async_grpo
     trainer = AsyncGRPOTrainer(..., weight_transfer=WeightTransfer(client))
 
-It implements TRL's WeightTransferProtocol. Written for TRL 1.16.
+It implements TRL's WeightTransferProtocol. Written for TRL 1.16, with vLLM 0.33.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pynccl.weights.adapters.beside import beside
-from pynccl.weights.keys import key_to_pass
-from pynccl.weights.meeting import own_host
+from pynccl.weights.adapters.beside import Once, beside, open_session
 from pynccl.weights.report import Report
 from pynccl.weights.sender import WeightSender
 from pynccl.weights.source import Metadata, Spec
@@ -65,12 +63,7 @@ class WeightTransfer:
         """Make the server's workers join the session."""
         self._client.wait_for_server_ready()
         workers = self._client.get_world_size()
-        host = own_host() if self._host is None else self._host
-        key = self._key or key_to_pass()
-        self._sender = WeightSender(f"{host}:0", receivers=workers, timeout=self._timeout, key=key)
-        info = {"address": self._sender.address, "timeout": self._timeout}
-        if key is not None:
-            info["key"] = key
+        self._sender, info = open_session(workers, self._timeout, self._host, self._key)
         self._client.init_weight_transfer_engine(info, timeout=self._timeout)
 
     def pause(self) -> None:
@@ -91,20 +84,19 @@ class WeightTransfer:
             RuntimeError: init_weight_transfer() was not called; or a receiver died, and the tensors
                 cannot be produced again for the others.
             PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
+            Exception: raised by the client. If the server failed before the version was sent, the
+                session is aborted.
         """
         sender = self._sender
         if sender is None:
             raise RuntimeError("init_weight_transfer() was not called")
         self._client.start_weight_update(timeout=_CONTROL_SECONDS)
-        try:
-            self.report = beside(
-                lambda: self._client.update_weights(
-                    {"timeout": self._timeout}, timeout=self._timeout
-                ),
-                lambda: self._send(sender, iterator),
-            )
-        finally:
-            self._client.finish_weight_update(timeout=self._timeout)
+        self.report = beside(
+            sender,
+            lambda: self._client.update_weights({"timeout": self._timeout}, timeout=self._timeout),
+            lambda: self._send(sender, iterator),
+            lambda: self._client.finish_weight_update(timeout=self._timeout),
+        )
 
     def destroy(self) -> None:
         """End the session."""
@@ -114,7 +106,7 @@ class WeightTransfer:
 
     def _send(self, sender: WeightSender, iterator: Iterable[tuple[str, Any]]) -> Report:
         if self._metadata is not None:
-            return sender.send(_Once(iterator), metadata=self._metadata)
+            return sender.send(Once(iterator), metadata=self._metadata)
         tensors = {name: tensor.detach() for name, tensor in iterator}
         report = sender.send(tensors)
         self._metadata = {
@@ -122,16 +114,3 @@ class WeightTransfer:
             for name, tensor in tensors.items()
         }
         return report
-
-
-class _Once:
-    """Wraps an iterator as a function that yields the tensors once."""
-
-    def __init__(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        self._iterator: Iterable[tuple[str, Any]] | None = iterator
-
-    def __call__(self) -> Iterable[tuple[str, Any]]:
-        iterator, self._iterator = self._iterator, None
-        if iterator is None:
-            raise RuntimeError("the weights cannot be made again for another attempt")
-        return iterator

@@ -1,0 +1,204 @@
+"""The engines that pynccl.weights.adapters.vllm registers; importing them imports vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm.distributed.weight_transfer import base  # type: ignore[import-not-found]
+
+from pynccl.weights.adapters.beside import Once, beside, open_session
+from pynccl.weights.receiver import WeightReceiver
+from pynccl.weights.source import Spec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pynccl.weights.report import Report
+    from pynccl.weights.sender import WeightSender
+
+__all__ = [
+    "InitInfo",
+    "TrainerInitInfo",
+    "TrainerWeightTransferEngine",
+    "UpdateInfo",
+    "WeightTransferEngine",
+]
+
+
+@dataclass
+class InitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]
+    """Arguments with which a worker joins the session.
+
+    Attributes:
+        address: that of the :class:`WeightSender`.
+        timeout: seconds for each wait.
+        key: see :class:`WeightReceiver`.
+        insecure: see :class:`WeightReceiver`.
+    """
+
+    address: str
+    timeout: float = 300.0
+    key: str | None = field(default=None, repr=False)
+    insecure: bool = False
+
+
+@dataclass
+class UpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Arguments of an update.
+
+    Attributes:
+        timeout: seconds until it begins; None is no limit.
+    """
+
+    timeout: float | None = None
+
+
+class WeightTransferEngine(base.WeightTransferEngine):  # type: ignore[misc]
+    """Receives versions of a :class:`WeightSender` in a vLLM worker."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    _receiver: WeightReceiver | None = None
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Join the session, instead of an earlier one."""
+        self.shutdown()
+        self._receiver = WeightReceiver(
+            init_info.address,
+            library="torch",
+            timeout=init_info.timeout,
+            key=init_info.key,
+            insecure=init_info.insecure,
+        )
+
+    def start_weight_update(self) -> None:
+        """Do nothing: reloading begins when a version is verified."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Receive the next version, verify it, and load it into the target model."""
+        from vllm.model_executor.model_loader.mtp_validation import (  # type: ignore[import-not-found]
+            disable_mtp_completeness_check,
+        )
+        from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not-found]
+            initialize_layerwise_reload,
+        )
+
+        if self._receiver is None:
+            raise RuntimeError("init_transfer_engine was not called")
+        self._receiver.receive(update_info.timeout)
+        initialize_layerwise_reload(self.model)
+        with disable_mtp_completeness_check():
+            self.model.load_weights(list(self._receiver.tensors.items()))
+
+    def finish_weight_update(self) -> None:
+        """Process the layers that are not processed while they are loaded, such as attention."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Leave the session."""
+        if self._receiver is not None:
+            self._receiver.close()
+        self._receiver = None
+
+
+@dataclass
+class TrainerInitInfo(base.TrainerInitInfo):  # type: ignore[misc]
+    """Arguments of a trainer rank; rank 0 sends.
+
+    Attributes:
+        receivers: the number of vLLM's workers.
+        timeout: seconds for each wait of a transfer.
+        host: the address at which rank 0 listens; None determines one.
+        key: as for :class:`pynccl.weights.adapters.trl.WeightTransfer`.
+    """
+
+    backend: ClassVar[str] = "pynccl"
+
+    receivers: int
+    timeout: float = 1800.0
+    host: str | None = None
+    key: str | None = field(default=None, repr=False)
+
+
+class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ignore[misc]
+    """Sends versions to vLLM's workers.
+
+    Attributes:
+        report: of the last version, on rank 0.
+    """
+
+    init_info_cls = TrainerInitInfo
+    report: Report | None = None
+    _sender: WeightSender | None = None
+    _timeout = 0.0
+
+    @classmethod
+    def trainer_init(
+        cls,
+        init_info: TrainerInitInfo,
+        *,
+        client: Any,  # noqa: ANN401
+        source: Any = None,  # noqa: ANN401
+    ) -> Self:
+        """Open the session, and make vLLM's workers join it.
+
+        Args:
+            init_info: of this rank.
+            client: vLLM's VLLMWeightSyncClient.
+            source: vLLM's WeightSource, with iter_full(). Rank 0 must own all tensors.
+
+        Raises:
+            ValueError: there is no source, or rank 0 does not own a tensor.
+        """
+        if source is None:
+            raise ValueError("source: a WeightSource is required")
+        missing = [one.name for one in source.metadata if 0 not in (one.owners or (0,))]
+        if missing:
+            raise ValueError(f"source: rank 0, which sends, does not own {missing[0]!r}")
+        engine: Self = cls(
+            client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank
+        )
+        if engine.is_sender:
+            engine._timeout = init_info.timeout
+            engine._sender, info = open_session(
+                init_info.receivers, init_info.timeout, init_info.host, init_info.key
+            )
+            client.init_weight_transfer_engine(info)
+        return engine
+
+    def send_weights(self) -> None:
+        """Send a version; ranks other than 0 only take part in producing the tensors.
+
+        Raises:
+            RuntimeError: the engine was shut down; or a receiver died, and the tensors cannot be
+                produced again for the others.
+            PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
+            Exception: raised by the client.
+        """
+        source, sender = self.source, self._sender
+        if not self.is_sender:
+            for _ in source.iter_full():
+                pass
+            return
+        if sender is None:
+            raise RuntimeError("the engine was shut down")
+        metadata = {
+            one.name: Spec(str(one.dtype).removeprefix("torch."), tuple(one.shape))
+            for one in source.metadata
+        }
+        self.client.start_weight_update()
+        self.report = beside(
+            sender,
+            lambda: self.client.update_weights({"timeout": self._timeout}),
+            lambda: sender.send(Once(source.iter_full()), metadata=metadata),
+            self.client.finish_weight_update,
+        )
+
+    def shutdown(self) -> None:
+        """End the session."""
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = None
