@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared = commands.add_parser(
         "sweep",
         help="the fastest algorithm for each size and number of ranks",
-        examples=("pynccl lab sweep --collective all_gather --ranks 2,4 --csv sweep.csv",),
+        examples=("pynccl lab sweep --collective all_gather --ranks 2,4 --plot sweep.png",),
     )
     compared.add_argument(
         "--sizes",
