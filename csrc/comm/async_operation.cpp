@@ -73,7 +73,7 @@ void AsyncOperation::wait(CUstream stream) const {
   const DefaultStreamScope scope(done_->library(), device_, stream);
   if (captured()) [[unlikely]]
     check_capture(stream);
-  done_->make_wait(stream);
+  done_->block(stream);
 }
 
 bool AsyncOperation::wait_for(double seconds) const {

@@ -67,10 +67,10 @@ Communicator::Communicator(std::shared_ptr<Library> library, const Options& opti
     : library_(std::move(library)), options_(options) {
   options_.config = library_->fit(options_.config);
   // NCCL compares minCTAs with maxCTAs before it has a value for the latter, and refuses it alone.
-  constexpr int kMostCtas = 64;  // what NCCL uses at most
+  constexpr int kMaxCtas = 64;  // what NCCL uses at most
   ncclConfig_t& config = options_.config;
   if (config.minCTAs != kUndefInt && config.maxCTAs == kUndefInt)
-    config.maxCTAs = std::max(config.minCTAs, kMostCtas);
+    config.maxCTAs = std::max(config.minCTAs, kMaxCtas);
   if (!options_.on_timeout) options_.on_timeout = default_policy();
   if (options_.config.commName) identity_.name = options_.config.commName;
 }
@@ -185,7 +185,7 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
   parent_ = parent.shared_from_this();
   {
     const std::lock_guard lock(mutex_);
-    made_from_ = parent_;
+    created_from_ = parent_;
   }
   if (shares && !parent.revoked_) {
     shared_parent_ = root;
@@ -194,13 +194,13 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
   }
   std::erase_if(root->children_, [](const auto& made) { return made.use_count() == 1 && *made; });
   root->children_.push_back(created_);
-  parent.note_in_progress();
+  parent.mark_in_progress();
 }
 
 ncclResult_t Communicator::call_parent(Communicator& parent,
                                        const std::function<ncclResult_t(ncclComm_t)>& call) {
   const ncclComm_t comm = parent.comm_.load();
-  if (!parent.revoked_ || library_->tells_failed_work()) return call(comm);
+  if (!parent.revoked_ || library_->reports_failed_work()) return call(comm);
   const auto result = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
   const auto called = [self = shared_from_this(), comm, call, result](Communicator&) {
     *result = call(comm);
@@ -230,19 +230,19 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
   const Use use(parent);
   begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
   identify_shrunk(parent, excluded);
-  if (flags != 0) parent.note_revoked();
+  if (flags != 0) parent.mark_revoked();
   const Waiting waiting(parent, creator_);
   waiting.check(call_parent(parent, [=, this](ncclComm_t comm) mutable {
     return shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
                   child_config(), flags);
   }));
-  if (flags != 0) parent.note_shrunk();
+  if (flags != 0) parent.mark_shrunk();
 }
 
 // NCCL refuses to shrink a communicator that has an error, such as the end of another rank that its
 // network has noticed. A revocation clears it, and ends the operations as NCCL_SHRINK_ABORT does.
 void Communicator::clear_error() {
-  if (library_->tells_failed_work() || revoked_ || !library_->nccl_table().ncclCommRevoke) return;
+  if (library_->reports_failed_work() || revoked_ || !library_->nccl_table().ncclCommRevoke) return;
   if (const ncclResult_t error = async_error(); succeeded(error)) return;
   revoke();
 }
@@ -289,7 +289,7 @@ void Communicator::finish() {
     return;
   }
   State pending = State::kPending;
-  if (!state_.compare_exchange_strong(pending, State::kMaking)) {
+  if (!state_.compare_exchange_strong(pending, State::kCreating)) {
     free_created();
     throw_not_open();
   }
@@ -303,12 +303,12 @@ void Communicator::finish() {
 
 // Takes over the handle where NCCL has written it.
 bool Communicator::take_handle() {
-  if (state_.load(std::memory_order_acquire) != State::kMaking) return true;
+  if (state_.load(std::memory_order_acquire) != State::kCreating) return true;
   const ncclComm_t made = std::atomic_ref(*created_).load(std::memory_order_acquire);
   if (!made) return false;
   comm_.store(made, std::memory_order_release);
   begin_deadlines();
-  State making = State::kMaking;  // another thread may have aborted meanwhile
+  State making = State::kCreating;  // another thread may have aborted meanwhile
   state_.compare_exchange_strong(making, blocking() ? State::kOpen : State::kUnready);
   return true;
 }
@@ -364,7 +364,7 @@ void Communicator::check_ready() {
 }
 
 // A call of a non-blocking communicator continues after it has returned.
-void Communicator::note_in_progress() {
+void Communicator::mark_in_progress() {
   State idle = idle_state();
   if (!blocking()) state_.compare_exchange_strong(idle, State::kUnready);
 }
@@ -389,7 +389,7 @@ ncclResult_t Communicator::read_async_error() {
   ncclResult_t state = ncclSuccess;
   NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
   if (!succeeded(state)) [[unlikely]]
-    note_failure(state, failure_text(*library_, state, "ncclCommGetAsyncError", comm, rank_));
+    record_failure(state, failure_text(*library_, state, "ncclCommGetAsyncError", comm, rank_));
   return state;
 }
 
@@ -434,7 +434,7 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
   return ranks;
 }
 
-std::uint64_t Communicator::identity_of_windows() const {
+std::uint64_t Communicator::window_fingerprint() const {
   const std::lock_guard lock(mutex_);
   std::uint64_t identity = 0;
   for (const auto& [address, memory] : window_memory_) {
@@ -503,7 +503,7 @@ void Communicator::finish_change() {
   const auto change = [changed = changed_](Communicator& one) {
     State before = changed == State::kOpen ? State::kSuspended : State::kOpen;
     one.state_.compare_exchange_strong(before, changed);
-    if (changed == State::kOpen) one.note_in_progress();
+    if (changed == State::kOpen) one.mark_in_progress();
   };
   change(*this);
   for (const auto& borrower : borrowers()) change(*borrower);
@@ -592,7 +592,7 @@ void Communicator::abandon() {
   {
     // The call of NCCL that continues may make the parent expire: its close() need not say so.
     const std::lock_guard lock(mutex_);
-    if (const auto parent = made_from_.lock()) parent->error_thrown_ = true;
+    if (const auto parent = created_from_.lock()) parent->error_thrown_ = true;
   }
   State state = state_.load();
   while (state < State::kClosed && !state_.compare_exchange_weak(state, State::kAbandoned)) {
@@ -601,7 +601,7 @@ void Communicator::abandon() {
 
 void Communicator::free_abandoned() {
   State abandoned = State::kAbandoned;
-  state_.compare_exchange_strong(abandoned, State::kMaking);
+  state_.compare_exchange_strong(abandoned, State::kCreating);
   discard();
 }
 

@@ -166,9 +166,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   template <std::ranges::input_range Communicators>
   [[noreturn]] static void rethrow_failed(const NcclFailure& failure,
                                           const Communicators& communicators) {
-    NcclFailure noted = failure;
-    for (Communicator* communicator : communicators) noted = communicator->noted(noted);
-    throw noted;
+    NcclFailure annotated = failure;
+    for (Communicator* communicator : communicators) annotated = communicator->annotated(annotated);
+    throw annotated;
   }
 
   // The deadlines of its operations and calls, and the records of its operations.
@@ -187,7 +187,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // What it throws after it has expired. nccl: the text of NCCL's failure, or empty.
   NcclFailure expiry(const std::string& function, const std::string& nccl = "") const;
   // Asks NCCL whether it has an asynchronous error, which is its failure then.
-  void note_async_failure() noexcept;
+  void record_async_failure() noexcept;
   void set_name(const std::string& name);  // in the flight record
   void set_policy(TimeoutPolicy policy);
   TimeoutPolicy policy() const;
@@ -255,7 +255,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The open window with this address of the own memory, else std::invalid_argument.
   const Window& window_at(const void* address) const;
   bool in_symmetric_window(const void* data, std::size_t nbytes) const;
-  std::uint64_t identity_of_windows() const;  // equal on ranks with the same open windows
+  std::uint64_t window_fingerprint() const;  // equal on ranks with the same open windows
   bool set_up_one_sided() { return !std::exchange(one_sided_, true); }  // true once
   void keep_until_closed(std::shared_ptr<void> memory);
   // One byte on the device, for barriers: what allocate returns at the first call.
@@ -265,7 +265,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool closed() const { return state_.load(std::memory_order_acquire) >= State::kClosed; }
   bool pending() const {  // it has no ncclComm_t yet
     const State state = state_.load(std::memory_order_acquire);
-    return state == State::kPending || state == State::kMaking;
+    return state == State::kPending || state == State::kCreating;
   }
   // Read from NCCL once. A non-blocking communicator has no value before it is ready.
   int rank() { return rank_ < 0 ? identified().rank_ : rank_; }
@@ -276,13 +276,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int known_rank() const { return rank_; }  // -1 where it has not been read yet
 
  private:
-  // kMaking: NCCL was called and has not written the handle yet. kExpired, and kShrunk after
+  // kCreating: NCCL was called and has not written the handle yet. kExpired, and kShrunk after
   // shrink(abort): open, but operations are refused. kLent: open, and its owner has to be asked
   // before each use. kUnready: open, and a call of a non-blocking communicator may be in progress,
   // so NCCL has to be asked. kAbandoned: init_timeout has passed while NCCL was called.
   enum class State {
     kPending,
-    kMaking,
+    kCreating,
     kOpen,
     kExpired,
     kShrunk,
@@ -293,7 +293,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     kAbandoned
   };
 
-  NcclFailure noted(const NcclFailure& failure);  // with what the communicator knows of it
+  NcclFailure annotated(const NcclFailure& failure);  // with what the communicator knows of it
 
   // A Use in issue(), at the price of two stores: one thread at a time issues operations.
   class Issuing {
@@ -315,7 +315,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_open();
   bool still_lent() noexcept;
   void check_ready();
-  void note_in_progress();
+  void mark_in_progress();
   // The state while no call is in progress.
   State idle_state() const { return shrunk_by_abort_ ? State::kShrunk : State::kOpen; }
   bool settle();
@@ -324,9 +324,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Owner owner() const;
   std::shared_ptr<Communicator> root();
   std::vector<std::shared_ptr<Communicator>> borrowers() const;
-  void tell_observers(bool aborted) const;
-  void note_revoked(bool revoked = true);
-  void note_shrunk();
+  void notify_observers(bool aborted) const;
+  void mark_revoked(bool revoked = true);
+  void mark_shrunk();
   void clear_error();
   void identify_borrowed(Communicator* owner);
   void check(ncclResult_t result, const char* function, const char* hint = "",
@@ -415,8 +415,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   class WorkFailures;
   // Throws what the communicator whose work has failed says of it; returns where it is not known.
   static void check_failed_work(const Library& library, const WorkFailure& failure);
-  std::optional<NcclFailure> note_expiry(const Deadlines::Late& late, Expiry expiry);
-  void note_failure(ncclResult_t result, const std::string& text) noexcept;
+  std::optional<NcclFailure> record_expiry(const Deadlines::Late& late, Expiry expiry);
+  void record_failure(ncclResult_t result, const std::string& text) noexcept;
   Deadlines::Unfinished unfinished_on_device(double seconds = 0.05);
   void fail_unfinished(const Deadlines::Unfinished& unfinished, const NcclFailure& failure);
   void read_identity();
@@ -468,12 +468,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> shrunk_by_abort_ = false;
   std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
-  std::atomic<bool> failure_noted_ = false, failure_dumped_ = false;
+  std::atomic<bool> failure_recorded_ = false, failure_dumped_ = false;
   std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // that were called on it
   std::atomic<bool> finalized_ = false;                 // ncclCommFinalize was called
   std::atomic<bool> was_ready_ = false;                 // of a non-blocking one: it has been made
   mutable std::mutex mutex_;                            // of the following, up to kept_
-  std::weak_ptr<Communicator> made_from_;
+  std::weak_ptr<Communicator> created_from_;
   std::shared_ptr<const Owner> owner_;                  // of a borrowed handle
   std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this one's handle
   Expiry expiry_;                                       // once expired: the whole text
@@ -579,7 +579,7 @@ class GroupScope {
     case OperationKind::kRecv:
       PRESENT(ncclRecv, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kPutSignal:
-      o.window->note_put(o.stream);
+      o.window->record_put(o.stream);
       ONE_SIDED(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(),
                 o.offset, o.signal, o.context, 0);
     case OperationKind::kSignal:

@@ -88,7 +88,7 @@ bool Communicator::still_lent() noexcept {
   const ncclComm_t comm = comm_.load();
   if (owner && comm && owner->ask() == comm) return true;
   try {
-    tell_observers(true);
+    notify_observers(true);
   } catch (const std::exception&) {  // an observer cannot refuse it
   }
   forget();
@@ -147,12 +147,12 @@ std::vector<std::shared_ptr<Communicator>> Communicator::borrowers() const {
   return open;
 }
 
-void Communicator::tell_observers(bool aborted) const {
+void Communicator::notify_observers(bool aborted) const {
   Observers::before_close(*this, aborted);
   for (const auto& borrower : borrowers()) Observers::before_close(*borrower, aborted);
 }
 
-void Communicator::note_revoked(bool revoked) {
+void Communicator::mark_revoked(bool revoked) {
   revoked_ = revoked;
   const auto owner = root();
   owner->revoked_ = revoked;
@@ -160,7 +160,7 @@ void Communicator::note_revoked(bool revoked) {
 }
 
 // NCCL would accept operations, which cannot end without the excluded ranks.
-void Communicator::note_shrunk() {
+void Communicator::mark_shrunk() {
   const auto note = [](Communicator& one) {
     one.shrunk_by_abort_ = true;
     State open = State::kOpen;

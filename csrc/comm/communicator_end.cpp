@@ -32,7 +32,8 @@ namespace {
 constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
 constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
 constexpr double kIssueSeconds = 0.1;   // how long an expiry waits for what is being issued
-constexpr double kLeastSeconds = 0.1;   // for ncclCommFinalize, after the wait for the operations
+constexpr double kMinFinalizeSeconds =
+    0.1;  // for ncclCommFinalize, after the wait for the operations
 
 double seconds_since(std::int64_t time) { return static_cast<double>(coarse_time() - time) * 1e-9; }
 
@@ -61,7 +62,7 @@ void Communicator::finalize() {
     const Waiting waiting(*this, "ncclCommFinalize");
     finalized_ = true;
     waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
-    note_in_progress();
+    mark_in_progress();
     if (expired()) throw expiry("ncclCommFinalize");
     return;
   }
@@ -72,7 +73,7 @@ void Communicator::finalize() {
 }
 
 void Communicator::close() {
-  tell_observers(false);
+  notify_observers(false);
   if (borrowed_) return forget_unless_registered();
   if (closed()) return;
   take_handle();
@@ -138,7 +139,7 @@ bool Communicator::finalize_within(double seconds, const char* function) {
   if (Interrupt::pending()) end_interrupted();
   if (expired() || closed() || revoked_) return false;
   const bool before = finalized_.exchange(true);
-  const double left = std::max(kLeastSeconds, seconds - seconds_since(began));
+  const double left = std::max(kMinFinalizeSeconds, seconds - seconds_since(began));
   return call_within(left, [before](Communicator& self) {
     const auto finalize = self.library_->nccl_table().ncclCommFinalize;
     if (finalize && !before) self.check(finalize(self.comm_.load()), "ncclCommFinalize");
@@ -175,7 +176,7 @@ void Communicator::discard() noexcept {
   parent_claim_.reset();
   try {
     if (!shares()) return abort_alone();
-    tell_observers(true);
+    notify_observers(true);
     free_handle(false, kAbortSeconds);
   } catch (...) {  // there is nobody to tell
   }
@@ -185,7 +186,7 @@ void Communicator::discard() noexcept {
 // library itself knows that, or it has expired: then it is noted already. seconds: how long it may
 // still become done.
 Deadlines::Unfinished Communicator::unfinished_on_device(double seconds) {
-  if (library_->tells_failed_work() || expired() || closed() || borrowed_) return {};
+  if (library_->reports_failed_work() || expired() || closed() || borrowed_) return {};
   Deadlines::Unfinished unfinished;
   poll_until(seconds, [&] {
     unfinished = deadlines_->unfinished();
@@ -201,7 +202,7 @@ bool Communicator::shares() const {
 }
 
 void Communicator::abort_alone() {
-  tell_observers(true);
+  notify_observers(true);
   const Deadlines::Unfinished unfinished = unfinished_on_device();
   if (!closed())
     fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommAbort", rank_,
@@ -264,7 +265,7 @@ void Communicator::end_calls() {
   heavy_barrier();
   if (!in_use()) return;
   if (library_->nccl_table().ncclCommRevoke && !revoked_ && !finalized_) try {
-      note_revoked();
+      mark_revoked();
       revoke_within(kEndCallsSeconds);
     } catch (const NcclFailure&) {  // it was revoked before
     }
@@ -288,9 +289,9 @@ void Communicator::expire(const Deadlines::Late& late, const std::string& answer
                   std::round(static_cast<double>(coarse_time() - silent) / 1e8) / 10);
     text += limit;
   }
-  const auto noted = note_expiry(late, {text, missing});
-  if (!noted) return;
-  const NcclFailure& failure = *noted;
+  const auto recorded = record_expiry(late, {text, missing});
+  if (!recorded) return;
+  const NcclFailure& failure = *recorded;
   const TimeoutPolicy policy = this->policy();
   if (policy.abort)
     abort_process(std::string("pynccl: ") + failure.what() +
@@ -310,7 +311,7 @@ void Communicator::expire(const Deadlines::Late& late, const std::string& answer
 
 // From now on those who wait find the reason; nothing is told to NCCL yet. None where the call that
 // was late has returned.
-std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late, Expiry expiry) {
+std::optional<NcclFailure> Communicator::record_expiry(const Deadlines::Late& late, Expiry expiry) {
   {
     const ForkLock fork_lock;
     {
@@ -320,14 +321,14 @@ std::optional<NcclFailure> Communicator::note_expiry(const Deadlines::Late& late
     if (!deadlines_->expire(late)) return std::nullopt;
   }
   NcclFailure failure = this->expiry(late.what);
-  note_failure(failure.code, failure.what());  // a process may end as soon as a wait raises
+  record_failure(failure.code, failure.what());  // a process may end as soon as a wait raises
   const ForkLock fork_lock;
   expired_.store(true, std::memory_order_release);
   State open = State::kOpen;  // nothing is issued any more
   if (!state_.compare_exchange_strong(open, State::kExpired) && open == State::kUnready)
     state_.compare_exchange_strong(open, State::kExpired);
   heavy_barrier();
-  if (!library_->tells_failed_work())  // there the call of an operation only enqueues it
+  if (!library_->reports_failed_work())  // there the call of an operation only enqueues it
     poll_until(kIssueSeconds, [this] { return !issuing_.load(std::memory_order_acquire); });
   const Deadlines::Unfinished unfinished = deadlines_->unfinished();
   FailedStreams::add(
@@ -356,7 +357,7 @@ void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
     return !call || std::find(calls.begin(), calls.end(), *call) == calls.end();
   };
   if (library_->nccl_table().ncclCommRevoke) {
-    note_revoked();  // before the calls of other threads return
+    mark_revoked();  // before the calls of other threads return
     try {
       return revoke_handle();
     } catch (const NcclFailure&) {  // it was revoked before, which ends all but some calls
@@ -376,7 +377,7 @@ void Communicator::end_interrupted() noexcept {
                     {ncclRemoteError, "ncclCommRevoke", rank_,
                      "work queued on the stream failed: rank " + std::to_string(rank_) +
                          " was interrupted by a signal while it waited"});
-    note_revoked();
+    mark_revoked();
     revoke_within(kEndCallsSeconds);
   } catch (const std::exception&) {  // what ended the wait is thrown
   }
@@ -390,13 +391,13 @@ void Communicator::revoke() {
                   {ncclInvalidUsage, "ncclCommRevoke", rank_,
                    "work queued on the stream failed: its communicator was revoked"});
   const bool before = revoked_;
-  note_revoked();
+  mark_revoked();
   const double seconds = seconds_from_limit(deadlines_->limit());
   bool in_time;
   try {
     in_time = revoke_within(seconds);
   } catch (...) {
-    note_revoked(before);
+    mark_revoked(before);
     throw;
   }
   if (!in_time) throw_late(seconds, "ncclCommRevoke");
@@ -431,7 +432,7 @@ void Communicator::begin_recovery() {
   fail_unfinished(unfinished_on_device(),
                   {ncclInvalidUsage, "ncclCommRevoke", rank_,
                    "work queued on the stream failed: its communicator was given up by recover()"});
-  note_revoked();
+  mark_revoked();
   // That revoked_ was set does not mean that NCCL was called: the expiry may be about to.
   try {
     revoke_within(kRevokeSeconds);

@@ -90,7 +90,8 @@ void Communicator::wait_issued(const char* function) {
   const bool interrupted_before = Interrupt::pending();
   poll_until(std::nullopt, [&] {
     if (closed())
-      throw noted(NcclFailure(ncclInvalidUsage, function, rank_, "the operation was not issued"));
+      throw annotated(
+          NcclFailure(ncclInvalidUsage, function, rank_, "the operation was not issued"));
     if (expired()) throw expiry(function);
     if (!interrupted_before && Interrupt::poll()) end_interrupted();
     if (revoked())
@@ -195,8 +196,8 @@ void Communicator::throw_not_open() const {
     throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
                       "communicator: it is suspended; resume() makes it usable again");
   throw std::invalid_argument(
-      state == State::kPending  ? "communicator: it is still being made; leave the group first"
-      : state == State::kMaking ? "communicator: it is still being made; wait until it is ready"
+      state == State::kPending    ? "communicator: it is still being made; leave the group first"
+      : state == State::kCreating ? "communicator: it is still being made; wait until it is ready"
       : state == State::kUnready
           ? "communicator: a call on it is in progress; wait_ready() waits until it is done"
       : borrowed_ ? "communicator: it is closed, or its owner has closed it"
@@ -215,7 +216,7 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
                                 int line, const char* hint) {
   std::string text = failure_text(*library_, result, function, comm_.load(), rank_);
   if (result == ncclInvalidArgument) text += hint;
-  const NcclFailure failure = noted(NcclFailure(result, function, rank_, text));
+  const NcclFailure failure = annotated(NcclFailure(result, function, rank_, text));
   throw NcclFailure(failure.code, function, rank_, failure.what() + place_text(file, line),
                     failure.missing);
 }
@@ -249,9 +250,9 @@ void Communicator::throw_operation_failed(ncclResult_t result, const char* funct
 
 // Once: what fails afterwards follows from the first failure. Other threads wait until the dump is
 // written: the process may end when they throw.
-void Communicator::note_failure(ncclResult_t result, const std::string& text) noexcept {
+void Communicator::record_failure(ncclResult_t result, const std::string& text) noexcept {
   if (!ends_communicator(result) || closed()) return;
-  if (failure_noted_.exchange(true)) {
+  if (failure_recorded_.exchange(true)) {
     poll_until(kDumpSeconds, [this] { return failure_dumped_.load(std::memory_order_acquire); });
     return;
   }
@@ -263,7 +264,7 @@ void Communicator::note_failure(ncclResult_t result, const std::string& text) no
   failure_dumped_.store(true, std::memory_order_release);
 }
 
-void Communicator::note_async_failure() noexcept {
+void Communicator::record_async_failure() noexcept {
   try {
     read_async_error();
   } catch (const std::exception&) {  // the failure of the stream is thrown
@@ -284,7 +285,7 @@ void Communicator::check_failed_work(const Library& library, const WorkFailure& 
   const auto communicator =
       find(library, reinterpret_cast<ncclComm_t>(const_cast<void*>(failure.origin)));
   if (!communicator) return;
-  communicator->note_failure(failure.code, failure.what());
+  communicator->record_failure(failure.code, failure.what());
   if (communicator->expired()) throw communicator->expiry(failure.function, failure.what());
   throw NcclFailure(failure.code, failure.function, communicator->known_rank(), failure.what());
 }
@@ -292,7 +293,7 @@ void Communicator::check_failed_work(const Library& library, const WorkFailure& 
 // Who waits for these streams throws the failure, where the library does not know it.
 void Communicator::fail_unfinished(const Deadlines::Unfinished& unfinished,
                                    const NcclFailure& failure) {
-  if (library_->tells_failed_work() || unfinished.streams.empty()) return;
+  if (library_->reports_failed_work() || unfinished.streams.empty()) return;
   FailedStreams::add(unfinished.streams, unfinished.since, [failure](const std::string& cause) {
     if (cause.empty()) throw NcclFailure(failure);
     throw NcclFailure(failure.code, failure.function, failure.rank,
@@ -309,13 +310,13 @@ NcclFailure Communicator::expiry(const std::string& function, const std::string&
   return NcclFailure(ncclTimeout, function, rank_, text, missing);
 }
 
-NcclFailure Communicator::noted(const NcclFailure& failure) {
+NcclFailure Communicator::annotated(const NcclFailure& failure) {
   constexpr std::string_view kAborted = "; another thread has aborted the communicator";
   // A refused argument leaves the communicator without an error: close() has none to throw yet.
   if (failed()) error_thrown_ = true;
   if (Interrupt::pending()) end_interrupted();
   const std::string text = failure.what();
-  note_failure(failure.code, text);
+  record_failure(failure.code, text);
   if (expired()) {
     error_thrown_ = true;
     if (failure.code == ncclTimeout) return failure;
@@ -331,13 +332,13 @@ void Communicator::throw_late(double seconds, const char* function) const {
   int rank = rank_;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto parent = made_from_.lock(); parent && rank < 0) rank = parent->known_rank();
+    if (const auto parent = created_from_.lock(); parent && rank < 0) rank = parent->known_rank();
   }
   std::string text = std::string(function) + " on rank " + std::to_string(rank) +
                      " did not complete within " + limit;
   // hostnccl says what the communicator waits for. No call has failed, so NCCL would give the text
   // of an earlier failure.
-  if (library_->tells_failed_work()) {
+  if (library_->reports_failed_work()) {
     const ncclComm_t comm = std::atomic_ref(*created_).load(std::memory_order_acquire);
     const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);
     if (last && *last) text += std::string(": ") + last;

@@ -13,8 +13,8 @@ namespace pynccl {
 namespace {
 
 constexpr double kNanoseconds = 1e9;
-constexpr std::int64_t kEventInterval = 100'000'000;  // ns between two events of one communicator
-constexpr std::int64_t kPatience = 5'000'000'000;     // ns, with a silent driver
+constexpr std::int64_t kEventInterval = 100'000'000;   // ns between two events of one communicator
+constexpr std::int64_t kSilenceLimit = 5'000'000'000;  // ns, with a silent driver
 constexpr double kDefaultSeconds = 1800;
 
 std::mutex scopes_mutex;  // of the number of scopes and their shortest limit
@@ -22,8 +22,8 @@ std::mutex scopes_mutex;  // of the number of scopes and their shortest limit
 }  // namespace
 
 std::int64_t limit_from_seconds(std::optional<double> seconds) {
-  constexpr double kMost = 9e9;  // what nanoseconds can hold
-  if (!seconds || *seconds > kMost) return FlightRecord::kNoLimit;
+  constexpr double kMaxSeconds = 9e9;  // what nanoseconds can hold
+  if (!seconds || *seconds > kMaxSeconds) return FlightRecord::kNoLimit;
   return static_cast<std::int64_t>(std::ceil(*seconds * kNanoseconds));
 }
 
@@ -142,7 +142,7 @@ void Deadlines::record_event(CUstream stream, const FlightRecord& last) {
 
 bool Deadlines::is_captured(CUstream stream) {
   const bool captured = is_capturing(*library_, stream);
-  if (captured) note_captured();
+  if (captured) mark_captured();
   return captured;
 }
 
@@ -393,7 +393,7 @@ std::optional<Deadlines::Late> Deadlines::late() {
   const std::lock_guard lock(mutex_);
   if (expired_.load(std::memory_order_relaxed)) return std::nullopt;
   // A driver that answers late may have been slow only, and the work be done.
-  const bool knows_work = silent == 0 || now - silent >= kPatience;
+  const bool knows_work = silent == 0 || now - silent >= kSilenceLimit;
   const Launch* launch = nullptr;  // the first one that is late
   for (const Launch& one : launches_)
     if (knows_work && one.watched && is_late(one.since, one.limit) &&

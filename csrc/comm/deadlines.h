@@ -159,7 +159,7 @@ class Deadlines {
   bool expire(const Late& late);
   bool expired() const { return expired_.load(); }
   // Operations were captured, into a graph of pynccl or, as far as it is known, of another library.
-  void note_captured() { captured_.store(true, std::memory_order_relaxed); }
+  void mark_captured() { captured_.store(true, std::memory_order_relaxed); }
   bool captured() const { return captured_.load(std::memory_order_relaxed); }
   // All operations up to this one are known to be done.
   std::uint64_t done() const { return done_.load(std::memory_order_acquire); }

@@ -92,7 +92,7 @@ T read(const std::vector<std::byte>& bytes, std::size_t offset) {
 
 // Links the elements of a vector as NCCL's lists.
 template <class Item>
-Item* linked(std::vector<Item>& items) {
+Item* link_list(std::vector<Item>& items) {
   for (std::size_t i = 1; i < items.size(); ++i) items[i - 1].next = &items[i];
   return items.empty() ? nullptr : items.data();
 }
@@ -178,8 +178,8 @@ void DeviceCommunicator::pass(const Request& request) {
   requirements.size = layout_ ? layout_->requirements : sizeof requirements;
   requirements.version = static_cast<unsigned>(std::min(version_, kDeviceVersion));
   requirements.useRuntimeVersion = runtime_version_;
-  requirements.resourceRequirementsList = linked(passed.resources);
-  requirements.teamRequirementsList = linked(passed.teams);
+  requirements.resourceRequirementsList = link_list(passed.resources);
+  requirements.teamRequirementsList = link_list(passed.teams);
   if (version_ >= kVersioned) return;
   // The layouts of 2.28: the same without its head, and a shorter one.
   passed.small_requirements.resize(layout_->requirements);

@@ -12,7 +12,7 @@ namespace pynccl {
 namespace {
 
 constexpr std::int64_t kNever = INT64_MAX;
-constexpr std::size_t kMostDestroyed = 256;  // failures that are kept for events
+constexpr std::size_t kMaxDestroyed = 256;  // failures that are kept for events
 
 struct FailedStream {
   CUstream stream;
@@ -112,7 +112,7 @@ void FailedStreams::forget(CUstream stream) noexcept {
     destroyed += one.destroyed;
   }
   std::erase_if(failed_streams(), [&](const FailedStream& one) {
-    return one.destroyed && destroyed > kMostDestroyed && destroyed-- != 0;
+    return one.destroyed && destroyed > kMaxDestroyed && destroyed-- != 0;
   });
   any_.store(!failed_streams().empty(), std::memory_order_release);
 }
@@ -134,7 +134,7 @@ void FailedStreams::check_failed(CUstream stream, std::int64_t began, const std:
 
 namespace {
 
-constexpr std::size_t kMostFunctions = 64;
+constexpr std::size_t kMaxFunctions = 64;
 std::mutex functions_mutex;
 
 std::deque<std::shared_ptr<const FunctionFailure>>& failed_functions() {
@@ -148,7 +148,7 @@ const void* FailedFunctions::add(const std::shared_ptr<const FunctionFailure>& f
   std::shared_ptr<const FunctionFailure> oldest;  // released without the lock
   const std::lock_guard lock(functions_mutex);
   failed_functions().push_back(failure);
-  if (failed_functions().size() > kMostFunctions) {
+  if (failed_functions().size() > kMaxFunctions) {
     oldest = std::move(failed_functions().front());
     failed_functions().pop_front();
   }

@@ -14,7 +14,7 @@ namespace pynccl {
 namespace {
 
 constexpr double kDeviceWaitSeconds = 0.05;  // for a call to have looked for captures
-constexpr std::size_t kMostLaunches = 64;    // that may be unfinished, for functions in a graph
+constexpr std::size_t kMaxLaunches = 64;     // that may be unfinished, for functions in a graph
 
 std::mutex graphs_mutex;
 
@@ -232,7 +232,7 @@ void Graph::launch(CUstream stream) const {
   if (!captured)
     for (const Used& used : used_)
       calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
-  if (!library_->tells_failed_work() && launches_.use_count() > 1) launches_->add(stream);
+  if (!library_->reports_failed_work() && launches_.use_count() > 1) launches_->add(stream);
   std::unique_ptr<Observation> observed;
   if (!captured) observed = Observers::launches({library_, device_, id_, stream});
   try {
@@ -324,7 +324,7 @@ void Graph::add_use(Communicator& communicator, CUstream stream) {
   });
   if (used == graph->used_.end())
     used = graph->used_.insert(used, {communicator.shared_from_this(), {}, nullptr});
-  communicator.deadlines().note_captured();
+  communicator.deadlines().mark_captured();
   used->operations.push_back(communicator.deadlines().recorder().last() + 1);
 }
 
@@ -340,7 +340,7 @@ bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> 
 void Graph::Launches::add(CUstream stream) {
   const std::lock_guard lock(mutex_);
   last_.push_back({stream, precise_time()});
-  if (last_.size() > kMostLaunches) last_.pop_front();
+  if (last_.size() > kMaxLaunches) last_.pop_front();
 }
 
 std::vector<CUstream> Graph::Launches::streams(std::int64_t& since) const {

@@ -159,8 +159,8 @@ class Observers {
   }
 
  private:
-  static constexpr std::size_t kMost = 8;
-  using List = std::array<std::atomic<Observer*>, kMost>;
+  static constexpr std::size_t kMaxObservers = 8;
+  using List = std::array<std::atomic<Observer*>, kMaxObservers>;
 
   static void add_to(List& list, Observer& observer);
 

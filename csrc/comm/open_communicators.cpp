@@ -12,7 +12,7 @@ namespace {
 
 struct OpenList {
   std::mutex mutex;
-  std::vector<OpenCommunicators::One> all;
+  std::vector<OpenCommunicators::Entry> all;
 };
 
 OpenList& open_list() { return common::per_process<OpenList>(); }
@@ -29,10 +29,10 @@ void OpenCommunicators::add(const std::shared_ptr<Deadlines>& deadlines,
 void OpenCommunicators::remove(const Deadlines& deadlines) {
   OpenList& list = open_list();
   const std::lock_guard lock(list.mutex);
-  std::erase_if(list.all, [&](const One& one) { return one.deadlines.get() == &deadlines; });
+  std::erase_if(list.all, [&](const Entry& one) { return one.deadlines.get() == &deadlines; });
 }
 
-std::vector<OpenCommunicators::One> OpenCommunicators::all() {
+std::vector<OpenCommunicators::Entry> OpenCommunicators::all() {
   OpenList& list = open_list();
   const std::lock_guard lock(list.mutex);
   return list.all;
@@ -43,7 +43,7 @@ std::vector<std::shared_ptr<Deadlines>> OpenCommunicators::deadlines() {
   OpenList& list = open_list();
   const std::lock_guard lock(list.mutex);
   all.reserve(list.all.size());
-  for (const One& one : list.all) all.push_back(one.deadlines);
+  for (const Entry& one : list.all) all.push_back(one.deadlines);
   return all;
 }
 
@@ -51,7 +51,7 @@ std::vector<std::shared_ptr<Communicator>> OpenCommunicators::communicators() {
   std::vector<std::shared_ptr<Communicator>> all;  // a last reference ends without the lock
   OpenList& list = open_list();
   const std::lock_guard lock(list.mutex);
-  for (const One& one : list.all)
+  for (const Entry& one : list.all)
     if (auto communicator = one.communicator.lock()) all.push_back(std::move(communicator));
   return all;
 }
@@ -60,7 +60,7 @@ std::optional<std::int64_t> OpenCommunicators::shortest_limit() {
   std::optional<std::int64_t> limit;
   OpenList& list = open_list();
   const std::lock_guard lock(list.mutex);
-  for (const One& one : list.all) {
+  for (const Entry& one : list.all) {
     const std::int64_t own = one.deadlines->own_limit();
     limit = std::min(limit.value_or(own), own);
   }

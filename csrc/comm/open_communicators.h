@@ -13,7 +13,7 @@ class Deadlines;
 
 class OpenCommunicators {
  public:
-  struct One {
+  struct Entry {
     std::shared_ptr<Deadlines> deadlines;
     std::weak_ptr<Communicator> communicator;
   };
@@ -22,7 +22,7 @@ class OpenCommunicators {
                   std::weak_ptr<Communicator> communicator);
   static void remove(const Deadlines& deadlines);
 
-  static std::vector<One> all();
+  static std::vector<Entry> all();
   static std::vector<std::shared_ptr<Deadlines>> deadlines();
   static std::vector<std::shared_ptr<Communicator>> communicators();
   static std::optional<std::int64_t> shortest_limit();  // of their own; none without one

@@ -47,7 +47,7 @@ class PutTarget {
   virtual ncclWindow_t handle() const = 0;
   virtual std::uint64_t number() const = 0;  // of the communicator's, equal on all ranks
   virtual bool closed() const = 0;
-  virtual void note_put(cudaStream_t stream) const = 0;
+  virtual void record_put(cudaStream_t stream) const = 0;
 
  protected:
   ~PutTarget() = default;

@@ -63,7 +63,7 @@ template <class Wait, class Check>
 auto waiting(const Library& library, Wait&& wait, Check&& check) {
   try {
     const auto result = wait();
-    if (!library.tells_failed_work()) check(std::string());
+    if (!library.reports_failed_work()) check(std::string());
     return result;
   } catch (const WorkFailure& failure) {
     check_failed_work(library, failure);
@@ -207,7 +207,7 @@ bool Stream::query() const {
 void Stream::wait(const Event& event) const {
   const auto observed =
       Observers::waits({WaitEvent::What::kStreamEvent, handle(), &library_, device_, &event});
-  event.make_wait(handle());
+  event.block(handle());
 }
 
 void Stream::launch_host_function(CUhostFn function, void* data) const {
@@ -285,7 +285,7 @@ CUevent Event::handle() const {
 
 void Event::record(CUstream stream) const {
   recorded_on_.store(stream, std::memory_order_relaxed);
-  const bool timed = !library_->tells_failed_work() || Observers::times();
+  const bool timed = !library_->reports_failed_work() || Observers::times();
   recorded_at_.store(timed ? precise_time() : 0, std::memory_order_relaxed);
   std::optional<DeviceScope> scope;  // a default stream is that of the event's device
   if (is_default(stream)) scope.emplace(*library_, device_);
@@ -331,8 +331,8 @@ bool Event::query() const {
   }
 }
 
-void Event::make_wait(CUstream stream) const {
-  if (!library_->tells_failed_work()) FailedStreams::waits(stream, recorded_on(), recorded_at());
+void Event::block(CUstream stream) const {
+  if (!library_->reports_failed_work()) FailedStreams::waits(stream, recorded_on(), recorded_at());
   const auto wait = [&] {
     CHECK_IN_CONTEXT(StreamWaitEvent, (stream, handle(), 0));
     return true;

@@ -106,7 +106,7 @@ class Event {
   bool done() const;   // whether the recorded work is done
   bool query() const;  // the same; work that has failed is done
   // Makes the stream wait, and have the failure of the recorded work.
-  void make_wait(CUstream stream) const;
+  void block(CUstream stream) const;
   double elapsed_seconds(const Event& end) const;  // both with timing, both recorded
   // The stream of the last record(), and its time where someone needs it, else 0.
   CUstream recorded_on() const { return recorded_on_.load(std::memory_order_relaxed); }

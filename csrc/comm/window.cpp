@@ -17,7 +17,7 @@ namespace {
 
 // NCCL sets up one-sided operations with the first of them, which waits for all ranks. Later
 // versions do it when a symmetric window is registered.
-constexpr int kSetsUpWithWindow = 23100;
+constexpr int kEagerOneSidedSetup = 23100;
 
 }  // namespace
 
@@ -147,10 +147,10 @@ void Window::make(const std::vector<Window*>& windows) {
   Library& library = windows.front()->communicator_->library();
   const RelaxedMode relaxed(library);  // a thread that captures may register windows
   try {
-    or_discard(windows, [&] { exchange_offers(windows); });
+    discard_on_failure(windows, [&] { exchange_offers(windows); });
     for (const Window* window : windows) window->check_offers();
     GroupScope group(library);
-    or_discard(windows, [&] {
+    discard_on_failure(windows, [&] {
       for (Window* window : windows) window->begin();
     });
     group.end();
@@ -166,7 +166,7 @@ void Window::make(const std::vector<Window*>& windows) {
 // Calls step. Where it fails without an error of the communicator, for example because there is no
 // memory, the other ranks do not know it and wait for this one: the communicator ends.
 template <class Step>
-void Window::or_discard(const std::vector<Window*>& windows, Step&& step) {
+void Window::discard_on_failure(const std::vector<Window*>& windows, Step&& step) {
   try {
     step();
   } catch (const NcclFailure& failure) {  // what NCCL refuses it refuses on all ranks
@@ -206,7 +206,7 @@ Window::Offer Window::make_offer() {
   const auto address = reinterpret_cast<CUdeviceptr>(address_);
   holds_address_ =
       communicator_->add_memory(address_, {nbytes_, (flags_ & abi::NCCL_WIN_COLL_SYMMETRIC) != 0});
-  Offer offer{0, nbytes_, communicator_->identity_of_windows(), Problem::kNone,
+  Offer offer{0, nbytes_, communicator_->window_fingerprint(), Problem::kNone,
               library.driver_version() >= kOneSidedDriver};
   CUdeviceptr base = 0;
   std::size_t size = 0;
@@ -272,7 +272,7 @@ void Window::check_offers() const {
 void Window::set_up_one_sided(const std::vector<Window*>& windows) {
   Library& library = windows.front()->communicator_->library();
   const NcclTable& nccl = library.nccl_table();
-  if (!nccl.ncclSignal || library.version() >= kSetsUpWithWindow) return;
+  if (!nccl.ncclSignal || library.version() >= kEagerOneSidedSetup) return;
   const auto supports = [](const Offer& offer) { return offer.one_sided != 0; };
   std::vector<std::pair<Communicator*, std::unique_ptr<Stream>>> ranks;
   for (const Window* window : windows) {
@@ -340,7 +340,7 @@ void Window::wait_for_use() const {
   }
 }
 
-void Window::note_put(cudaStream_t stream) const {
+void Window::record_put(cudaStream_t stream) const {
   if (stream && std::find(put_streams_.begin(), put_streams_.end(), stream) == put_streams_.end())
     put_streams_.push_back(stream);
 }

@@ -40,7 +40,7 @@ class Window : public PutTarget {
   std::size_t nbytes_of(int rank) const;
   // Throws std::invalid_argument where the range of a put or its source is wrong.
   void check_put(const Operation& put) const;
-  void note_put(cudaStream_t stream) const override;
+  void record_put(cudaStream_t stream) const override;
 
   // The address at which this rank can load from and store to the memory of a rank of its LSA team,
   // or of any rank; null where it cannot. Throws std::invalid_argument for a rank or an offset
@@ -69,14 +69,14 @@ class Window : public PutTarget {
   struct Offer {
     std::uint64_t start;  // bytes from the beginning of its allocation
     std::uint64_t nbytes;
-    std::uint64_t open_windows;  // Communicator::identity_of_windows()
+    std::uint64_t open_windows;  // Communicator::window_fingerprint()
     Problem problem;
     std::uint32_t one_sided;  // whether its driver has what one-sided operations need
   };
   class Exchange;
 
   template <class Step>
-  static void or_discard(const std::vector<Window*>& windows, Step&& step);
+  static void discard_on_failure(const std::vector<Window*>& windows, Step&& step);
   static void discard_healthy(const std::vector<Window*>& windows);
   static void exchange_offers(const std::vector<Window*>& windows);
   Offer make_offer();

@@ -12,13 +12,13 @@
 namespace pynccl {
 namespace {
 
-struct EntryFact {
+struct EntryPoint {
   const char* name;
   int since;
   std::size_t offset;  // of the entry in NcclTable
 };
 
-constexpr EntryFact kEntryFacts[] = {
+constexpr EntryPoint kEntryPoints[] = {
 #define FUNCTION(since, result, name, ...) {#name, since, offsetof(NcclTable, name)},
 #include "abi/c_params.inc"
 #include "abi/nccl_functions.inc"
@@ -170,8 +170,8 @@ void* Library::driver_symbol(std::string_view name) const {
 void Library::throw_missing(const void* entry) const {
   const auto offset = static_cast<std::size_t>(static_cast<const char*>(entry) -
                                                reinterpret_cast<const char*>(&nccl_));
-  const auto* fact = std::find_if(std::begin(kEntryFacts), std::end(kEntryFacts),
-                                  [&](const EntryFact& e) { return e.offset == offset; });
+  const auto* fact = std::find_if(std::begin(kEntryPoints), std::end(kEntryPoints),
+                                  [&](const EntryPoint& e) { return e.offset == offset; });
   throw MissingFunction(std::string(fact->name) + " is in NCCL since " + version_text(fact->since) +
                         "; the loaded " + path_ + " (version " + version_text(version_) +
                         ") does not have it");

@@ -44,7 +44,7 @@ class Library {
 
   // Whether the library reports failed queued work (hostWorkFailure), so that a wait for it fails.
   // With other libraries the wait ends as if the work had completed.
-  bool tells_failed_work() const { return work_failure_ != nullptr; }
+  bool reports_failed_work() const { return work_failure_ != nullptr; }
   struct FailedWork {
     ncclResult_t result;
     std::string text;

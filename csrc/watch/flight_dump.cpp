@@ -49,18 +49,18 @@ std::string record_json(const FlightRecord& r, bool done, std::int64_t epoch) {
 std::string communicator_json(Deadlines& deadlines, std::int64_t epoch) {
   deadlines.update();
   const FlightRecorder& recorder = deadlines.recorder();
-  const FlightIdentity is = recorder.identity();
+  const FlightIdentity identity = recorder.identity();
   const std::string failure = recorder.failure();
   const std::int64_t limit = deadlines.own_limit();
   return object({
-      {"id", hexadecimal(is.id)},
-      {"joined", hexadecimal_or_null(is.joined)},
-      {"parent", hexadecimal_or_null(is.parent)},
-      {"name", json::or_null(!is.name.empty(), is.name)},
-      {"creator", json::of(is.creator)},
-      {"rank", json::or_null(is.rank >= 0, is.rank)},
-      {"nranks", json::or_null(is.nranks > 0, is.nranks)},
-      {"device", json::or_null(is.device >= 0, is.device)},
+      {"id", hexadecimal(identity.id)},
+      {"joined", hexadecimal_or_null(identity.joined)},
+      {"parent", hexadecimal_or_null(identity.parent)},
+      {"name", json::or_null(!identity.name.empty(), identity.name)},
+      {"creator", json::of(identity.creator)},
+      {"rank", json::or_null(identity.rank >= 0, identity.rank)},
+      {"nranks", json::or_null(identity.nranks > 0, identity.nranks)},
+      {"device", json::or_null(identity.device >= 0, identity.device)},
       {"timeout", json::or_null(limit != FlightRecord::kNoLimit, static_cast<double>(limit) / 1e9)},
       {"failure", json::or_null(!failure.empty(), failure)},
       {"calls", array(deadlines.calls(), ", ",
@@ -87,7 +87,7 @@ class DumpSink final : public Observer {
   void driver_failed() override {
     if (!FlightDump::default_path()) return;
     for (const auto& communicator : OpenCommunicators::communicators())
-      communicator->note_async_failure();
+      communicator->record_async_failure();
   }
 };
 

@@ -22,7 +22,7 @@ constexpr std::int64_t kInquiring = kChecks * 20'000'000;  // while an Inquiry i
 constexpr std::chrono::seconds kAnswer(1);  // after which a GPU driver counts as silent
 
 // May release the last reference.
-std::optional<Deadlines::Late> look(std::shared_ptr<Deadlines> deadlines) {
+std::optional<Deadlines::Late> late_operation(std::shared_ptr<Deadlines> deadlines) {
   const ForkLock lock;
   if (!deadlines->on_gpu()) deadlines->update();
   auto late = deadlines->late();
@@ -32,12 +32,12 @@ std::optional<Deadlines::Late> look(std::shared_ptr<Deadlines> deadlines) {
 
 }  // namespace
 
-void Monitor::Asker::ask(const std::vector<OpenCommunicators::One>& all) {
+void Monitor::DriverPoller::poll(const std::vector<OpenCommunicators::Entry>& all) {
   std::unique_lock lock(mutex_);
   if (began_ == 0) {
     for (const auto& one : all)
-      if (one.deadlines->on_gpu()) questions_.push_back(one.deadlines);
-    if (questions_.empty()) return;
+      if (one.deadlines->on_gpu()) pending_.push_back(one.deadlines);
+    if (pending_.empty()) return;
     began_ = coarse_time();
     if (!std::exchange(running_, true)) std::thread([this] { run(); }).detach();
     changed_.notify_all();
@@ -46,13 +46,13 @@ void Monitor::Asker::ask(const std::vector<OpenCommunicators::One>& all) {
   Deadlines::set_silent_since(began_);
 }
 
-void Monitor::Asker::run() {
+void Monitor::DriverPoller::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return !questions_.empty(); });
-    std::vector<std::shared_ptr<Deadlines>> questions = std::exchange(questions_, {});
+    changed_.wait(lock, [this] { return !pending_.empty(); });
+    std::vector<std::shared_ptr<Deadlines>> pending = std::exchange(pending_, {});
     lock.unlock();
-    for (auto& deadlines : questions) {
+    for (auto& deadlines : pending) {
       const ForkLock fork_lock;
       deadlines->update();
       deadlines.reset();
@@ -128,10 +128,10 @@ void Monitor::run() {
     }
     inquires = false;
     Inquiries still_open;
-    std::vector<OpenCommunicators::One> all = OpenCommunicators::all();
-    asker_.ask(all);
-    for (OpenCommunicators::One& one : all) {
-      const auto late = look(std::move(one.deadlines));
+    std::vector<OpenCommunicators::Entry> all = OpenCommunicators::all();
+    poller_.poll(all);
+    for (OpenCommunicators::Entry& one : all) {
+      const auto late = late_operation(std::move(one.deadlines));
       if (!late) continue;
       const auto communicator = one.communicator.lock();
       if (!communicator) continue;

@@ -23,18 +23,18 @@ class Monitor {
 
   // Queries GPU drivers for completed operations on a separate thread, because a driver can block
   // it. A forked child does not inherit the thread.
-  class Asker {
+  class DriverPoller {
    public:
     // Returns when the queries are done, or after a second. Deadlines::silent_since() is then set
     // until they are.
-    void ask(const std::vector<OpenCommunicators::One>& all);
+    void poll(const std::vector<OpenCommunicators::Entry>& all);
 
    private:
     void run();
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::vector<std::shared_ptr<Deadlines>> questions_;
+    std::vector<std::shared_ptr<Deadlines>> pending_;
     std::int64_t began_ = 0;  // 0: all are answered
     bool running_ = false;
   };
@@ -52,7 +52,7 @@ class Monitor {
   std::condition_variable changed_;
   bool running_ = false;
   bool woken_ = false;
-  Asker asker_;  // of the monitor's thread
+  DriverPoller poller_;  // of the monitor's thread
 };
 
 }  // namespace pynccl

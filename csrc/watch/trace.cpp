@@ -15,28 +15,28 @@ namespace pynccl {
 namespace {
 
 // The thread-local state that a call reads.
-struct OfThread {
+struct ThreadState {
   TraceLog* log = nullptr;
   std::uint32_t generation = 0;  // of the log
   TraceGroup* group = nullptr;
   bool uses_room = false;
   alignas(std::max_align_t) std::byte room[sizeof(TraceCall)]{};
 };
-constinit thread_local OfThread of_thread;
+constinit thread_local ThreadState thread_state;
 
 // Ends the log with the thread.
 struct LogEnd {
   ~LogEnd() {
-    if (of_thread.generation == TraceState::generation()) of_thread.log->end();
-    of_thread.log = nullptr;
+    if (thread_state.generation == TraceState::generation()) thread_state.log->end();
+    thread_state.log = nullptr;
   }
 };
 
 [[gnu::noinline]] void make_log() {
   static thread_local LogEnd end;
   static_cast<void>(end);
-  of_thread.generation = TraceState::generation();
-  of_thread.log = &TraceState::get().make_log();
+  thread_state.generation = TraceState::generation();
+  thread_state.log = &TraceState::get().make_log();
 }
 
 std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
@@ -109,7 +109,7 @@ void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, 
 
 template <class Fill>
 [[gnu::always_inline]] inline void Trace::append_filled(Fill&& fill) {
-  OfThread& own = of_thread;
+  ThreadState& own = thread_state;
   if (!own.log || own.generation != TraceState::generation()) [[unlikely]]
     make_log();
   for (;;) {
@@ -320,14 +320,14 @@ void TraceCall::fill(TraceEntry& entry) const {
 
 // A nested operation, called by a signal handler, uses separate memory.
 void* TraceCall::operator new(std::size_t bytes) {
-  OfThread& own = of_thread;
+  ThreadState& own = thread_state;
   if (std::exchange(own.uses_room, true)) [[unlikely]]
     return ::operator new(bytes);
   return own.room;
 }
 
 void TraceCall::operator delete(void* memory) {
-  OfThread& own = of_thread;
+  ThreadState& own = thread_state;
   if (memory != own.room) return ::operator delete(memory);
   own.uses_room = false;
 }
@@ -349,7 +349,7 @@ TraceGroup::TraceGroup()
         return ++groups;
       }()),
       called_(Trace::timed() ? precise_time() : coarse_time()),
-      outer_(std::exchange(of_thread.group, this)) {
+      outer_(std::exchange(thread_state.group, this)) {
   if (Trace::timed()) Trace::mark("group", true);
 }
 
@@ -369,7 +369,7 @@ void TraceGroup::use(Communicator& communicator, CUstream stream) {
 }
 
 void TraceGroup::add(Communicator& communicator, const Operation& o) {
-  const TraceGroup* const group = of_thread.group;
+  const TraceGroup* const group = thread_state.group;
   if (!group) return;
   TraceEntry entry;
   describe(entry, o.kind, o);
@@ -388,7 +388,7 @@ void TraceGroup::add(Communicator& communicator, const Operation& o) {
 }
 
 TraceGroup::~TraceGroup() {
-  of_thread.group = outer_;
+  thread_state.group = outer_;
   TraceEntry entry;
   entry.type = TraceEntry::Type::kGroupEnd;
   entry.flags = flags_;

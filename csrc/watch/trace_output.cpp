@@ -19,7 +19,7 @@ namespace {
 constexpr int kTraceFormat = 1;
 constexpr char kMagic[] = "pynccl trace 1\n";
 constexpr char kHeader = 'H', kEntries = 'E', kCommunicator = 'C', kName = 'N', kEnd = 'Z';
-constexpr std::size_t kMostInBlock = sizeof(TraceEntry) << 20;  // bytes
+constexpr std::size_t kMaxInBlock = sizeof(TraceEntry) << 20;  // bytes
 
 std::string names(auto&& name_of, int count) {
   std::vector<std::string> names;
@@ -47,17 +47,17 @@ std::string header(bool timed) {
   });
 }
 
-std::string communicator_json(const FlightIdentity& is, const char* provider) {
+std::string communicator_json(const FlightIdentity& identity, const char* provider) {
   return json::object({
-      {"id", json::hexadecimal(is.id)},
-      {"joined", json::hexadecimal_or_null(is.joined)},
-      {"parent", json::hexadecimal_or_null(is.parent)},
-      {"name", json::or_null(!is.name.empty(), is.name)},
-      {"creator", json::of(is.creator)},
+      {"id", json::hexadecimal(identity.id)},
+      {"joined", json::hexadecimal_or_null(identity.joined)},
+      {"parent", json::hexadecimal_or_null(identity.parent)},
+      {"name", json::or_null(!identity.name.empty(), identity.name)},
+      {"creator", json::of(identity.creator)},
       {"provider", json::of(provider)},
-      {"rank", json::of(is.rank)},
-      {"nranks", json::of(is.nranks)},
-      {"device", json::of(is.device)},
+      {"rank", json::of(identity.rank)},
+      {"nranks", json::of(identity.nranks)},
+      {"device", json::of(identity.device)},
   });
 }
 
@@ -102,8 +102,8 @@ std::string TraceWriter::take(const TraceTables& tables) {
                 "{\"number\": " + std::to_string(i + 1) + ", " + communicators_[i].substr(1));
   }
   for (; names_ < tables.names().size(); ++names_) write_block(kName, tables.names()[names_]);
-  for (std::size_t done = 0; done < entries_.size(); done += kMostInBlock)
-    write_block(kEntries, std::string_view(entries_).substr(done, kMostInBlock));
+  for (std::size_t done = 0; done < entries_.size(); done += kMaxInBlock)
+    write_block(kEntries, std::string_view(entries_).substr(done, kMaxInBlock));
   entries_.clear();
   return std::exchange(bytes_, {});
 }

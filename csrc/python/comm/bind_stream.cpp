@@ -46,7 +46,7 @@ void run_call(const StreamCall& call) {
   if (!raised) return;
   const auto failure = std::make_shared<const FunctionFailure>(
       text, hold(py::reinterpret_steal<py::object>(raised)));
-  if (call.library->tells_failed_work())
+  if (call.library->reports_failed_work())
     return call.library->fail_function(text, FailedFunctions::add(failure));
   std::int64_t since = call.launched;
   const std::vector<CUstream> streams =

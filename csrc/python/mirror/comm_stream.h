@@ -36,7 +36,7 @@ class CommStream {
     AsyncQueue& queue = this->queue();
     work.operation = queue.begin(work.current_stream(), hold(std::move(held)));
     if (work.operation->captured()) [[unlikely]]
-      communicator_->deadlines().note_captured();
+      communicator_->deadlines().mark_captured();
     enqueue(queue.handle());
     if (Group* group = Group::active()) [[unlikely]]
       end_with(*group, work);
