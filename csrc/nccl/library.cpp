@@ -49,7 +49,7 @@ template <class Config>
 class Fit {
  public:
   Fit(const Config& config, const Library& library) : Fit(config, library, library.version()) {}
-  // For programs compiled with another version.
+  // For kernels compiled with another version.
   Fit(const Config& config, const Library& library, int version)
       : config_(config), library_(library), version_(version) {}
 
@@ -172,7 +172,7 @@ void Library::throw_missing(const void* entry) const {
                                                reinterpret_cast<const char*>(&nccl_));
   const auto* fact = std::find_if(std::begin(kEntryPoints), std::end(kEntryPoints),
                                   [&](const EntryPoint& e) { return e.offset == offset; });
-  throw MissingFunction(std::string(fact->name) + " is in NCCL since " + version_text(fact->since) +
+  throw MissingFunction(std::string(fact->name) + " needs NCCL " + version_text(fact->since) +
                         "; the loaded " + path_ + " (version " + version_text(version_) +
                         ") does not have it");
 }

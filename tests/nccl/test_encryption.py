@@ -115,6 +115,6 @@ def test_the_rules_of_nccl(library: raw.Library) -> None:
 
 def test_an_nccl_without_it(tmp_path: Path) -> None:
     path = compile_nccl(tmp_path, 23102)
-    message = "ncclSetEncryption is in NCCL since 2.32"
+    message = "ncclSetEncryption needs NCCL 2.32"
     with pytest.raises(errors.MissingFunctionError, match=message):
         nccl.set_encryption("none", provider=path)

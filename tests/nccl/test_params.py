@@ -281,6 +281,6 @@ def test_dump(library: raw.Library) -> None:
 
 def test_an_nccl_without_them(tmp_path: Path) -> None:
     path = compile_nccl(tmp_path, 23002)
-    message = "ncclParamGetAllParameterKeys is in NCCL since 2.30.4"
+    message = "ncclParamGetAllParameterKeys needs NCCL 2.30.4"
     with pytest.raises(errors.MissingFunctionError, match=message):
         nccl.params(path)

@@ -200,7 +200,7 @@ def test_mistakes_send_nothing(comms: list[nccl.Communicator]) -> None:
 def test_an_nccl_without_it(tmp_path: Path) -> None:
     source = "int ncclGroupStart(void) { return 3; }"
     path = compile_nccl(tmp_path, 22105, source, with_communicators=True)
-    message = "ncclGroupSimulateEnd is in NCCL since 2.22"
+    message = "ncclGroupSimulateEnd needs NCCL 2.22"
     with (
         nccl.Communicator(1, bytes(128), 0, provider=path) as comm,
         pytest.raises(errors.MissingFunctionError, match=message),

@@ -112,7 +112,7 @@ def test_an_error_that_cannot_be_pickled_comes_as_text(launch: Launcher) -> None
 @pytest.mark.parametrize(
     ("text", "lacks"),
     [
-        ("ncclX is in NCCL since 2.32.0; the loaded x (version 2.28.9) does not have it", True),
+        ("ncclX needs NCCL 2.32.0; the loaded x (version 2.28.9) does not have it", True),
         ("config.num_rma_ctx needs NCCL 2.29.0; the loaded x is 2.28.9", True),
         ("tensor: dtype float8_e5m2 needs NCCL 2.24.0, the loaded one is 2.20.5", True),
         ("ncclX failed: internal error of NCCL 2.28.9", False),

@@ -95,7 +95,7 @@ def test_a_missing_function_is_named(tmp_path: Path) -> None:
         with pytest.raises(MissingFunctionError) as caught:
             getattr(lib, name)(*values)
         text = str(caught.value)
-        assert f"{name} is in NCCL since {version}; the loaded {lib.path} (version 2.18.5" in text
+        assert f"{name} needs NCCL {version}; the loaded {lib.path} (version 2.18.5" in text
 
 
 def _value(function: str, parameter: str) -> object:

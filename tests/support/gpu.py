@@ -55,7 +55,7 @@ def require(provider: str, *functions: str) -> raw.Library:
         code, there = known[name]
         if not there:
             since = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
-            pytest.skip(f"{name} is in NCCL since {since}; the loaded one is {loaded}")
+            pytest.skip(f"{name} needs NCCL {since}; the loaded one is {loaded}")
     return library
 
 

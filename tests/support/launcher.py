@@ -191,7 +191,7 @@ def _imports_torch(module: str) -> bool:
 
 def too_old(text: str) -> str:
     """The line of an error that says that the loaded NCCL lacks a function, else ""."""
-    found = re.search(r".*NCCL (since )?[\d.]+[;,] the loaded.*", text)
+    found = re.search(r".*NCCL [\d.]+[;,] the loaded.*", text)
     return found[0] if found else ""
 
 
