@@ -1,6 +1,5 @@
-// A file that replaces any earlier one of its name, in directories to which other users may write:
-// it is created under an unpredictable name that did not exist before, and then renamed. No link is
-// followed.
+// NewFile: atomically replaces a file, safely in directories to which other users may write. It
+// creates the file under a new, unpredictable name, and then renames it. Links are not followed.
 #pragma once
 
 #include <fcntl.h>
@@ -20,8 +19,8 @@ namespace common {
 
 class NewFile {
  public:
-  /// @param mode upper limit: the umask may permit others to read it, but only the owner can write.
-  ///   Throws std::system_error if a link, directory or device of that name exists.
+  /// Throws std::system_error if a link, directory or device of that name exists.
+  /// @param mode the permissions before the umask applies
   explicit NewFile(std::string path, mode_t mode = 0644) : path_(std::move(path)) {
     struct stat info;
     if (lstat(path_.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {

@@ -1,5 +1,6 @@
-// A per-process object, created at its first use and never destroyed. A forked child gets a new
-// one: the threads that use the parent's are gone, and may have been modifying it.
+// per_process(): an object per process, created at its first use and never destroyed. A forked
+// child gets a new one, because the threads that use the parent's are gone and may have been
+// modifying it.
 #pragma once
 
 #include <pthread.h>
@@ -9,12 +10,12 @@
 
 namespace common {
 
-// Both are initialised when the library is loaded: in a forked child, no thread could complete a
-// function-local static whose construction another thread had begun.
+// Both members are initialised when the library is loaded. In a forked child, no thread could
+// complete a function-local static whose construction another thread had begun.
 template <typename T>
 struct OfProcess {
   static inline constinit std::atomic<T*> instance{nullptr};
-  // Nothing is constructed in the child: other threads may hold locks that a constructor takes.
+  // The handler constructs nothing: other threads may own locks that a constructor acquires.
   static inline const int registered =
       pthread_atfork(nullptr, nullptr, [] { instance.store(nullptr); });
 };
@@ -26,8 +27,8 @@ T& per_process() {
   T* object = instance.load(std::memory_order_acquire);
   if (object) [[likely]]
     return *object;
-  auto made = std::make_unique<T>();
-  if (instance.compare_exchange_strong(object, made.get())) object = made.release();
+  auto created = std::make_unique<T>();
+  if (instance.compare_exchange_strong(object, created.get())) object = created.release();
   return *object;
 }
 

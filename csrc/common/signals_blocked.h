@@ -1,5 +1,5 @@
-// SignalsBlocked: from construction to destruction, no signal except those of its own faults runs
-// its handler in this thread or in the threads that it starts. Signals are for the user's threads.
+// SignalsBlocked: blocks all signals except those of faults on this thread, and on the threads that
+// it starts, during a scope. Signals are for the user's threads.
 #pragma once
 
 #include <signal.h>

@@ -5,9 +5,9 @@
 
 namespace pynccl {
 
-// On the frequent side, between a store and a load.
+// The frequent side, between a store and a load.
 inline void light_barrier() { std::atomic_signal_fence(std::memory_order_seq_cst); }
-// On the rare side, between a store and a load: a barrier in every running thread (membarrier).
+// The rare side, between a store and a load: a barrier in every running thread (membarrier).
 void heavy_barrier();
 // Registers the process for heavy_barrier() when the module is imported. With a single thread this
 // is immediate. Otherwise it runs in the background, because the kernel waits for a grace period,

@@ -31,7 +31,7 @@ alignas(64) constexpr auto kKeys = [] {
   return keys;
 }();
 
-// The product of the two halves of a word, each with a key added, plus the word itself, so that it
+// The product of the two halves of a word, each with a key added, plus the word itself. Thus it
 // depends on each half even if the other half plus its key is 0.
 constexpr std::uint64_t term(std::uint64_t word, std::uint64_t key) {
   const std::uint64_t low = (word + key) & 0xFFFFFFFF;
@@ -39,7 +39,7 @@ constexpr std::uint64_t term(std::uint64_t word, std::uint64_t key) {
   return low * high + word;
 }
 
-// The sum of the terms of zeros from each word of a block to its end.
+// The sum of the terms of zeros from each word of a block to the end of the block.
 constexpr auto kZeros = [] {
   std::array<std::uint64_t, kWords + 1> sums{};
   for (std::size_t i = kWords; i-- > 0;) sums[i] = sums[i + 1] + term(0, kKeys[i]);
@@ -60,7 +60,7 @@ std::uint64_t sum_words_portably(const char* data, std::size_t first, std::size_
 }
 
 #ifdef __x86_64__
-// Explicit, because the compiler multiplies 64 bits instead of 32-bit halves.
+// With intrinsics, because the compiler would multiply 64 bits instead of the 32-bit halves.
 [[gnu::target("avx2")]] std::uint64_t sum_words_avx2(const char* data, std::size_t count) {
   const auto* keys = reinterpret_cast<const __m256i*>(kKeys.data());
   const auto* words = reinterpret_cast<const __m256i*>(data);

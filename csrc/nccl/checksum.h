@@ -1,8 +1,8 @@
 // Checksums of host memory, computed while it is copied.
 //
-// The 64-bit checksum is a sum of products of 32-bit words, as in NH and XXH3, over blocks of
-// 4096 bytes, which a polynomial combines. pynccl/weights/checksum.py computes the same on tensors.
-// It detects errors, not forgeries: its keys are known.
+// The 64-bit checksum sums products of 32-bit words over blocks of 4096 bytes, as NH and XXH3 do,
+// and combines the blocks in a polynomial. pynccl/weights/checksum.py computes the same on tensors.
+// It detects errors but not forgeries, because its keys are public.
 #pragma once
 
 #include <cstddef>

@@ -24,7 +24,7 @@ void after_fork() {
   if (std::exchange(locked_by_fork, false)) mutex().unlock();
 }
 
-// When the library is loaded, as per_process().
+// Registered when the library is loaded, like per_process().
 [[maybe_unused]] const int fork_handlers = pthread_atfork(&before_fork, &after_fork, nullptr);
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Interruption of waits: while the main thread waits in a library that supports it
-// (hostSetInterruptCheck), signal handlers run, and an exception of theirs ends the wait.
+// Interrupt: lets signal handlers run while the main thread waits, in a library that supports it
+// (hostSetInterruptCheck) or outside of one. An exception of a handler ends the wait.
 #pragma once
 
 namespace pynccl {

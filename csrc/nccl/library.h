@@ -1,6 +1,7 @@
-// A loaded NCCL library: its table of functions, and the table of the matching stream calls. For
-// libnccl.so.2 these are the CUDA driver's (libcuda.so.1). A library that exports stream calls
-// itself (libhostnccl.so) is its own driver. No code above this class depends on the difference.
+// Library: a loaded NCCL library, with its function table and the table of the matching stream
+// calls. For libnccl.so.2 these are the CUDA driver's (libcuda.so.1). A library that exports stream
+// calls itself (libhostnccl.so) is its own driver. No code above this class depends on the
+// difference.
 #pragma once
 
 #include <atomic>
@@ -42,17 +43,17 @@ class Library {
     return function;
   }
 
-  // Whether the library reports failed queued work (hostWorkFailure), so that a wait for it fails.
-  // With other libraries the wait ends as if the work had completed.
+  // Whether the library reports failed queued work (hostWorkFailure), so that waits for it fail.
+  // With other libraries, waits end as if the work had completed.
   bool reports_failed_work() const { return work_failure_ != nullptr; }
   struct FailedWork {
     ncclResult_t result;
     std::string text;
     const void* origin;  // the communicator's handle, or the argument of hostFailFunction()
   };
-  // The failed work, if that is why the last failed stream call of this thread failed.
+  // The failed work that caused the last failure of a stream call on this thread, if any.
   std::optional<FailedWork> failed_work() const;
-  // Called in a function that a stream of this library runs: marks it as failed.
+  // Called by a function that a stream of this library runs, to mark it as failed.
   void fail_function(const std::string& text, const void* origin) const;
 
   // Look-ups by name, for extensions: any function that the file exports, and the stream calls of

@@ -31,7 +31,7 @@ bool run_within(double seconds, std::function<void()> function, std::function<vo
     } catch (...) {
       run->error = std::current_exception();
     }
-    // Resources that both hold are released before the caller continues.
+    // Release the resources of both functions before the caller continues.
     function = {};
     std::unique_lock lock(run->mutex);
     const bool is_late = run->late;
@@ -44,7 +44,7 @@ bool run_within(double seconds, std::function<void()> function, std::function<vo
   std::unique_lock lock(run->mutex);
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
-  constexpr Seconds kCheckInterval(0.1);  // of signals
+  constexpr Seconds kCheckInterval(0.1);  // for signals
   const auto begin = Clock::now();
   const auto is_done = [&] { return run->done; };
   const bool interrupted_before = Interrupt::pending();

@@ -1,5 +1,5 @@
-// The tables of function pointers: NcclTable and DriverTable, generated from the lists in abi/. A
-// null entry is a function that the loaded library does not have.
+// NcclTable and DriverTable: function pointers, generated from the lists in abi/. An entry is null
+// if the loaded library lacks the function.
 #pragma once
 
 #include "abi/driver_types.h"
@@ -8,7 +8,7 @@
 
 namespace pynccl {
 
-using namespace abi;  // NCCL's and CUDA's names, in all of this namespace
+using namespace abi;  // makes NCCL's and CUDA's names visible throughout this namespace
 
 struct NcclTable {
 #define FUNCTION(since, result, name, ...) result (*name)(__VA_ARGS__) = nullptr;
