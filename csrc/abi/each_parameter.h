@@ -1,7 +1,7 @@
-// Walks the parameter list of an entry of nccl_functions.inc or driver_functions.inc by a macro. An
-// entry can be used twice: IN, OUT and the others are not macros here but are pasted to a prefix,
-// DECLARE_ for the declarations and one of the includer for its own use. The number of SCAN levels
-// suffices for 27 parameters.
+// Applies a macro to each parameter of an entry of nccl_functions.inc or driver_functions.inc. IN,
+// OUT and the others are not macros here but are appended to a prefix, so that an entry can be
+// expanded twice: with DECLARE_ for declarations, and with a prefix of the includer. The SCAN
+// levels suffice for 27 parameters.
 #pragma once
 
 #define ABI_PARENTHESES ()
@@ -25,5 +25,5 @@
 #define DECLARE_BUFFER(name, size, n) void* name
 #define DECLARE_STRINGS(name, n) const char*** name
 
-// The parameters as in a C declaration.
+// Expands to the parameters of a C declaration.
 #define ABI_DECLARATIONS(...) ABI_EACH(ABI_DECLARE __VA_OPT__(, ) __VA_ARGS__)

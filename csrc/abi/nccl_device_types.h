@@ -1,7 +1,7 @@
-// The types of nccl_device/*.h that host code passes, as NCCL 2.31 and 2.32 lay them out. tests/abi
-// checks each of them against the real headers.
+// The types of nccl_device/*.h that host code passes, in the layout of NCCL 2.31 and 2.32.
+// tests/abi checks each of them against the real headers.
 //
-// It is installed as well: <pynccl/device.h> declares with it, for CPUs, what nccl_device.h
+// This header is also installed: <pynccl/device.h> uses it to declare for CPUs what nccl_device.h
 // declares for GPUs.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace pynccl::abi {
 
-inline constexpr int kDeviceVersion = 23203;          // the version whose layouts these are
-inline constexpr int kDeviceLayoutSince = 23100;      // the first with the same ones
+inline constexpr int kDeviceVersion = 23203;          // the version of these layouts
+inline constexpr int kDeviceLayoutSince = 23100;      // the first version with the same layouts
 inline constexpr unsigned kDeviceMagic = 0xcafebeef;  // NCCL_API_MAGIC
 inline constexpr std::size_t kResourceUnit = 128;     // bytes; an ncclDevResourceHandle counts them
 inline constexpr int kGinConnections = 4;             // NCCL_GIN_MAX_CONNECTIONS
@@ -45,7 +45,7 @@ enum ncclCftTeamMode_t : unsigned {
   NCCL_CFT_TEAM_HIER_LSA = 2,
 };
 
-// Ranks of a communicator at a constant distance.
+// Ranks of a communicator at a constant stride.
 struct ncclTeam {
   int nRanks;
   int rank;
@@ -103,7 +103,7 @@ struct ncclResourceWindow_vidmem {
   uint32_t mcOffset4K;
 };
 
-// A device communicator: kernels take it by value.
+// A device communicator, which kernels take by value.
 struct ncclDevComm {
   unsigned magic;
   unsigned version;
@@ -167,8 +167,8 @@ struct ncclTeamRequirements_t {
   ncclMultimemHandle* outMultimemHandle = nullptr;
 };
 
-// As with ncclConfig_t, NCCL only appends fields, from 2.29 on: device_requirements_fields.inc and
-// comm_properties_fields.inc list the first version of each.
+// From 2.29 on, NCCL only appends fields to the next two structs, as to ncclConfig_t.
+// device_requirements_fields.inc and comm_properties_fields.inc list the first version of each.
 struct ncclDevCommRequirements_t {
   size_t size = sizeof(ncclDevCommRequirements_t);
   unsigned magic = kDeviceMagic;

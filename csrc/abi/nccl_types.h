@@ -1,8 +1,7 @@
 // The types of NCCL's C ABI, version 2.32: the names, values and layouts of nccl.h, declared here
 // so that the build needs no NCCL. tests/abi checks each of them against a real nccl.h.
 //
-// They are in their own namespace, pynccl::abi, so that a translation unit can include the real
-// nccl.h as well.
+// The namespace pynccl::abi lets a translation unit also include the real nccl.h.
 #pragma once
 
 #include <climits>

@@ -1,9 +1,9 @@
 // PyncclCommunicator: the struct behind the capsule of Communicator.__pynccl_communicator__(), the
 // complete binary interface between pynccl and an extension. pynccl.h wraps it in C++.
 //
-// New fields are only added at the end; size is the size in bytes of the struct that pynccl filled
-// in. An incompatible change gets another capsule name. Functions are looked up by name, so the two
-// sides need not agree on a table.
+// New fields are only added at the end, and size is the size in bytes of the struct that pynccl
+// filled in. An incompatible change changes the capsule name. Functions are looked up by name, so
+// the two sides need not agree on a table.
 #pragma once
 
 #include <stddef.h>
@@ -36,8 +36,8 @@ struct PyncclTarget {
   size_t offset;       // bytes from the beginning of the peer's memory
 };
 
-// An operation with the arguments of its function. Fields that the function does not have are
-// ignored.
+// An operation with the arguments of its nccl.h function. Fields that are not arguments of the
+// function are ignored.
 struct PyncclOperation {
   int kind;          // a PyncclOperationKind
   int dtype;         // an ncclDataType_t
@@ -64,14 +64,14 @@ struct PyncclCommunicator {
   // library lacks it.
   void* (*function)(const struct PyncclCommunicator* self, const char* name);
 
-  // The same for the stream calls of abi/driver_functions.inc, by their names in cuda.h
-  // ("cuLaunchHostFunc"). With hostnccl, they are hostnccl's functions for its streams.
+  // The address of a stream call of abi/driver_functions.inc, by its name in cuda.h
+  // ("cuLaunchHostFunc"). With hostnccl, it is hostnccl's function for its streams.
   void* (*driver_function)(const struct PyncclCommunicator* self, const char* name);
 
   int rank;
   int nranks;
   int device;        // the device's ordinal
-  int version;       // as ncclGetVersion gives it: 23203 is 2.32.3
+  int version;       // as from ncclGetVersion: 23203 is 2.32.3
   int on_device;     // 1: buffers are in GPU memory; 0: in host memory
   const char* path;  // the path of the library
 
@@ -103,8 +103,8 @@ struct PyncclCommunicator {
   unsigned long long (*last_operation)(const struct PyncclCommunicator* self);
 
   // For traces, around a wait for an operation, by the calling thread or by a device stream.
-  // begin_wait returns null if nothing is traced, else the argument of end_wait. sequence: of the
-  // operation; 0 if unknown.
+  // begin_wait returns null if nothing is traced, else the argument of end_wait. sequence: the
+  // sequence number of the operation; 0 if unknown.
   void* (*begin_wait)(struct PyncclCommunicator* self, void* stream);
   void (*end_wait)(struct PyncclCommunicator* self, void* wait, unsigned long long sequence);
 };

@@ -1,5 +1,5 @@
-// The types of the nccl.h functions and of the stream calls under their own names, in
-// pynccl::abi::functions; for pynccl.h.
+// For pynccl.h: the types of the nccl.h functions and of the stream calls, under their own names,
+// in pynccl::abi::functions.
 #pragma once
 
 // The lists contain variadic macro calls without arguments, which C++17 lacks and compilers

@@ -1,5 +1,5 @@
 // Detects operations whose memory overlaps in positions that NCCL does not define as in place. All
-// front ends search here before they issue an operation or a group.
+// front ends check here before they issue an operation or a group.
 #pragma once
 
 #include <algorithm>
@@ -27,10 +27,10 @@ struct MemoryRange {
 // The two buffers of an operation on one rank.
 struct OperationMemory {
   MemoryRange input, output;
-  bool reads = true, writes = true;  // whether this rank does: not of a reduction elsewhere
-  std::optional<std::ptrdiff_t> in_place = 0;  // from output to input, where NCCL defines it
+  bool reads = true, writes = true;            // whether this rank uses the input, and the output
+  std::optional<std::ptrdiff_t> in_place = 0;  // NCCL's in-place offset from output to input
 
-  // Whether the buffers are disjoint, or in the position that NCCL defines as in place.
+  // Whether the buffers are disjoint or in NCCL's in-place position.
   bool is_defined() const {
     return !input.overlaps(output) ||
            (in_place &&
@@ -77,16 +77,16 @@ struct OperationMemory {
   }
 }
 
-// Memory that one operation of a group writes and another reads or writes; or both buffers of one
-// operation, in a position that NCCL does not define.
+// An overlap of memory that one operation of a group writes and another reads or writes, or of the
+// two buffers of one operation outside NCCL's in-place position.
 struct Overlap {
   std::size_t writer, other;  // the indices of the operations in the group
   bool other_writes;
 };
 
 // Searches the operations of a group, which run in any order. Inputs may overlap inputs. A message
-// from a rank to itself may be in place. Receives may share a buffer, which gets one of the
-// messages: torch's pipelines begin with messages whose values they do not use.
+// from a rank to itself may be in place. Receives may share a buffer, which then contains one of
+// the messages: torch's pipelines begin with messages whose values they do not use.
 class OverlapSearch {
  public:
   void reserve(std::size_t operations) {
@@ -120,7 +120,7 @@ class OverlapSearch {
         return Overlap{last, first, true};
       }
     for (const Access& read : reads_) {
-      // Among the written ranges, which are disjoint, those that begin before the end of this one.
+      // The written ranges are disjoint here. Search those that begin before the end of this one.
       auto write = std::lower_bound(
           writes_.begin(), writes_.end(), read.memory.end(),
           [](const Access& one, std::uintptr_t end) { return one.memory.begin < end; });
@@ -135,8 +135,8 @@ class OverlapSearch {
     MemoryRange memory;
     std::size_t operation;
     std::optional<std::ptrdiff_t> in_place;
-    std::size_t message;  // both sides of a message to itself have the same number, others 0
-    bool receives;        // a message
+    std::size_t message;  // the same number for both sides of a message to itself, else 0
+    bool receives;        // whether it is the output of a receive
   };
 
   struct Itself {
@@ -156,7 +156,7 @@ class OverlapSearch {
            read.memory.begin == write.memory.begin && read.memory.size == write.memory.size;
   }
 
-  // Messages of a rank to itself match in their order.
+  // The messages of a rank to itself match in order.
   std::size_t message_to_itself(const void* communicator, bool sends) {
     auto found = std::find_if(itself_.begin(), itself_.end(),
                               [&](const Itself& one) { return one.communicator == communicator; });

@@ -17,8 +17,8 @@
 // interpreter exits.
 //
 // Order. Work that is enqueued on a stream through this header is ordered with pynccl's work on
-// that stream. Inside Python's group(), pynccl collects its operations and calls NCCL at the end; a
-// call through this header goes to NCCL immediately.
+// that stream. Inside Python's group(), pynccl collects its operations and calls NCCL at the end,
+// but a call through this header goes to NCCL immediately.
 #pragma once
 
 #include <Python.h>
@@ -46,8 +46,8 @@
 #define PYNCCL_DRIVER_FUNCTION(name) ::pynccl::abi::functions::name
 #endif
 
-// The nccl.h function with this name and its type. A look-up takes longer than the call, so store
-// the pointer; it is valid as long as the CommunicatorRef.
+// The nccl.h function with this name and its type. The look-up takes longer than a call, so store
+// the pointer. It is valid as long as the CommunicatorRef.
 #define PYNCCL_GET(comm, name) ((comm).get<PYNCCL_NCCL_FUNCTION(name)>(#name))
 // The same for a stream call of cuda.h.
 #define PYNCCL_GET_DRIVER(comm, name) ((comm).get_driver<PYNCCL_DRIVER_FUNCTION(name)>(#name))
@@ -242,7 +242,7 @@ class CommunicatorRef {
     return *target_;
   }
 
-  // Fields behind path were added later.
+  // Checks for fields after path, which were added later.
   void require(std::size_t offset, const char* name) const {
     if (target().size <= offset)
       throw std::runtime_error(std::string(name) +

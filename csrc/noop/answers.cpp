@@ -1,5 +1,5 @@
-// The functions of the no-op library whose results callers depend on. A communicator has no object:
-// its handle encodes the number of ranks and the rank.
+// The functions of the no-op library whose results callers depend on. A communicator is not an
+// object: its handle encodes the number of ranks and the rank.
 #include <cstdint>
 #include <cstdlib>
 
@@ -55,7 +55,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int*) {
   return ncclSuccess;
 }
 
-// The colors of the other ranks are unknown here: the new communicator has the size and rank of the
+// The colors of the other ranks are unknown, so the new communicator has the size and rank of the
 // parent.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int, ncclComm_t* newcomm, ncclConfig_t*) {
   *newcomm = color == kSplitNoColor ? nullptr : comm;
@@ -71,7 +71,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeR
   return ncclSuccess;
 }
 
-// A rank of the old communicator passes -1 and keeps its number.
+// A rank of the old communicator passes -1 and keeps its rank.
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId*, int rank,
                           ncclComm_t* newcomm, ncclConfig_t*) {
   *newcomm = make_comm(nRanks, rank < 0 ? rank_of(comm) : rank);
@@ -88,13 +88,13 @@ ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
   return ncclSuccess;
 }
 
-// No operation takes any time.
+// Operations take no time.
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
   if (simInfo) simInfo->estimatedTime = 0;
   return ncclSuccess;
 }
 
-// Callers write into the memory, so it is real.
+// Real memory, because callers write into it.
 ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
   *ptr = std::malloc(size == 0 ? 1 : size);
   return *ptr == nullptr ? ncclSystemError : ncclSuccess;
@@ -105,7 +105,7 @@ ncclResult_t ncclMemFree(void* ptr) {
   return ncclSuccess;
 }
 
-// One that has all that pynccl asks for.
+// A driver that supports all features that pynccl checks for.
 CUresult hostDriverGetVersion(int* version) {
   *version = 13000;
   return CUDA_SUCCESS;
@@ -128,7 +128,7 @@ CUresult hostPointerGetAttribute(void* data, CUpointer_attribute attribute, CUde
   return CUDA_SUCCESS;
 }
 
-// Calls at once: all earlier work is done, and the function may own memory that it frees.
+// Calls the function immediately: all earlier work is done, and the function may free memory.
 CUresult hostLaunchHostFunc(CUstream, CUhostFn function, void* userData) {
   function(userData);
   return CUDA_SUCCESS;

@@ -1,6 +1,6 @@
-// Every entry point as a function that does nothing, generated from the lists: it returns success
-// and writes a harmless value through its output pointers. All are weak; answers.cpp overrides
-// those whose results matter.
+// Generates a no-op function for every entry point of the lists. It returns success and writes a
+// harmless value through its output pointers. All are weak, and answers.cpp overrides those whose
+// results matter.
 #include <cstddef>
 #include <type_traits>
 
@@ -10,7 +10,7 @@
 namespace pynccl::abi {
 namespace {
 
-// The target of all handles without an object.
+// The target of all handles.
 alignas(std::max_align_t) char handleTarget[64];
 
 template <class Result>
@@ -42,7 +42,7 @@ void fillArray(T* out, int count) {
 
 }  // namespace
 
-// FILL writes the output of a parameter.
+// Writes the output of a parameter.
 #define FILL(parameter) FILL_##parameter
 #define FILL_IN(T, name) static_cast<void>(name)
 #define FILL_OUT(T, name) fill(name)
