@@ -34,7 +34,7 @@ std::vector<std::pair<std::uint64_t, std::string>> since_last(Communicator& comm
 
 }  // namespace
 
-// Those of a group are compared together, by the group.
+// Compares operations outside groups. A group compares its operations together.
 class Comparison::Sink final : public Observer {
  public:
   void before_operation(const OperationEvent& event) override {

@@ -1,6 +1,6 @@
-// Comparison: before issuing an operation the ranks compare their calls (Config.check). The
-// bindings provide the exchange. For collectives all ranks wait for each other. For a send and its
-// receive the later rank compares, and neither waits.
+// Comparison: compares the calls of all ranks before an operation is issued (Config.check). The
+// bindings provide the exchange. For collectives, all ranks wait for each other. For a send and its
+// receive, the later rank compares, and neither waits.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace pynccl {
 
 class Comparison {
  public:
-  // What a rank of a communicator is about to issue.
+  // The collectives that a rank of a communicator is about to issue.
   struct Item {
     Communicator* communicator;
-    std::uint64_t number;  // of the first of these collectives in the communicator
+    std::uint64_t number;  // the number of the first of these collectives
     std::string text;      // "all_reduce(float32, count=4, sum)", several joined by ", "
-    // Those since the last comparison, by their numbers.
+    // The collectives since the last comparison, with their numbers.
     std::vector<std::pair<std::uint64_t, std::string>> before;
   };
 
@@ -27,7 +27,7 @@ class Comparison {
     Communicator* communicator;
     bool sends;
     int peer;
-    std::uint64_t number;  // of those between the two ranks, in this direction
+    std::uint64_t number;  // among the messages between the two ranks in this direction
     std::string text;      // "float32, count=4"
   };
 

@@ -83,7 +83,7 @@ class DumpSink final : public Observer {
     if (FlightDump::default_path())  // a file system may not answer
       run_within(kWriteSeconds, [text] { FlightDump::write_default(text); });
   }
-  // May fail because of a communicator, whose failure is then dumped.
+  // The cause may be a communicator, whose failure is then dumped.
   void driver_failed() override {
     if (!FlightDump::default_path()) return;
     for (const auto& communicator : OpenCommunicators::communicators())
@@ -91,7 +91,7 @@ class DumpSink final : public Observer {
   }
 };
 
-sem_t requested;  // a dump, by the handler
+sem_t requested;  // posted by the signal handler to request a dump
 std::atomic<pid_t> listening = 0;
 
 void request(int) { sem_post(&requested); }

@@ -1,5 +1,5 @@
-// The dump of the flight records of all communicators of this process, as JSON (see
-// docs/reliability.md). No function needs Python, so a dump works while all Python threads wait.
+// FlightDump: dumps the flight records of all communicators of this process as JSON (see
+// docs/reliability.md). It does not use Python, so it works while all Python threads wait.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@ namespace pynccl {
 
 class FlightDump {
  public:
-  // reason: why the dump was written, for the reader.
+  // reason: why the dump is written; part of the dump.
   static std::string json(const std::string& reason);
   // Writes the dump to a file atomically, by renaming. Throws std::system_error.
   static void write(const std::string& path, const std::string& reason);

@@ -10,7 +10,7 @@
 namespace pynccl {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestWait(2000);  // that an error waits for an answer
+constexpr std::chrono::milliseconds kLongestWait(2000);  // of an error for the answer
 
 struct Questions {
   std::mutex mutex;

@@ -27,7 +27,7 @@ std::string or_null(bool known, const T& value) {
   return known ? of(value) : "null";
 }
 
-// Numbers of which all 64 bits matter, as text: JSON readers may only support doubles.
+// 64-bit numbers as text, because JSON readers may only support doubles.
 inline std::string hexadecimal(std::uint64_t value) { return quoted(FlightIdentity::text(value)); }
 inline std::string hexadecimal_or_null(std::uint64_t value) {
   return value != 0 ? hexadecimal(value) : "null";

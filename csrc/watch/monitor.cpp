@@ -21,7 +21,7 @@ constexpr std::int64_t kShortestPause = 5'000'000,
 constexpr std::int64_t kInquiring = kChecks * 20'000'000;  // while an Inquiry is open
 constexpr std::chrono::seconds kAnswer(1);  // after which a GPU driver counts as silent
 
-// May release the last reference.
+// Takes deadlines by value to release them, possibly the last reference, under the lock.
 std::optional<Deadlines::Late> late_operation(std::shared_ptr<Deadlines> deadlines) {
   const ForkLock lock;
   if (!deadlines->on_gpu()) deadlines->update();
@@ -64,7 +64,7 @@ void Monitor::DriverPoller::run() {
   }
 }
 
-// Its thread ends with a fork; the child has another one.
+// A forked child does not inherit the monitor's thread, and gets a new Monitor.
 class Monitor::Sink final : public Observer {
  public:
   void created(Communicator&) override { common::per_process<Monitor>().start(); }
@@ -88,7 +88,7 @@ void Monitor::wake() {
   changed_.notify_one();
 }
 
-// False where an inquiry has to end first.
+// Expires a communicator. Returns false if an inquiry must end first.
 bool Monitor::expire(Communicator& communicator, const Deadlines::Late& late,
                      std::shared_ptr<Inquiry>& inquiry) noexcept {
   if (communicator.expired()) return true;
@@ -104,7 +104,7 @@ bool Monitor::expire(Communicator& communicator, const Deadlines::Late& late,
       answer = *result;
     }
     communicator.expire(late, answer.text, answer.missing);
-  } catch (const std::exception&) {  // the calls of NCCL that still return throw the expiry
+  } catch (const std::exception&) {  // NCCL calls that still return throw the expiry
   }
   return true;
 }

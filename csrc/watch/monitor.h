@@ -22,11 +22,11 @@ class Monitor {
   class Sink;
 
   // Queries GPU drivers for completed operations on a separate thread, because a driver can block
-  // it. A forked child does not inherit the thread.
+  // the query.
   class DriverPoller {
    public:
-    // Returns when the queries are done, or after a second. Deadlines::silent_since() is then set
-    // until they are.
+    // Returns when the queries are done, or after one second. In the latter case
+    // Deadlines::silent_since() is set until they are done.
     void poll(const std::vector<OpenCommunicators::Entry>& all);
 
    private:
@@ -35,11 +35,10 @@ class Monitor {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<std::shared_ptr<Deadlines>> pending_;
-    std::int64_t began_ = 0;  // 0: all are answered
+    std::int64_t began_ = 0;  // 0: no query is in progress
     bool running_ = false;
   };
 
-  // The inquiries about late operations.
   using Inquiries = std::map<Communicator*, std::shared_ptr<Inquiry>>;
 
   void start();
@@ -52,7 +51,7 @@ class Monitor {
   std::condition_variable changed_;
   bool running_ = false;
   bool woken_ = false;
-  DriverPoller poller_;  // of the monitor's thread
+  DriverPoller poller_;  // used by the monitor's thread only
 };
 
 }  // namespace pynccl

@@ -1,9 +1,9 @@
-// All observers of the process.
+// Registers all observers of the process.
 #pragma once
 
 namespace pynccl {
 
-// Adds them. Called once, while the module is loaded.
+// Called once, when the module is loaded.
 void add_observers();
 
 }  // namespace pynccl

@@ -44,7 +44,7 @@ std::string path_of_process(const std::string& path) {
   const int rank = process_rank();
   const std::string own =
       "." + (rank >= 0 ? std::to_string(rank) : "pid" + std::to_string(getpid()));
-  const std::size_t name = path.find_last_of('/') + 1;  // 0 where there is none
+  const std::size_t name = path.find_last_of('/') + 1;  // 0 without a slash
   const std::size_t suffix = path.find_last_of('.');
   if (suffix == std::string::npos || suffix <= name) return path + own;
   return path.substr(0, suffix) + own + path.substr(suffix);

@@ -24,7 +24,7 @@ struct ThreadState {
 };
 constinit thread_local ThreadState thread_state;
 
-// Ends the log with the thread.
+// Ends the log when the thread exits.
 struct LogEnd {
   ~LogEnd() {
     if (thread_state.generation == TraceState::generation()) thread_state.log->end();
@@ -46,8 +46,8 @@ bool blocks(const Library& library, CUstream stream) {
   return library.memory() == Memory::kHost && stream == nullptr;
 }
 
-// The events before and after. None if the driver refuses them, which does not fail the call.
-// A negative device is that of the stream.
+// Records the first of an entry's two events. Null if the driver refuses it, which does not fail
+// the traced call. A negative device is that of the stream.
 std::unique_ptr<TraceTimes> times_of(const std::shared_ptr<Library>& library, int device,
                                      CUstream stream, bool in_graph = false) noexcept {
   try {
@@ -78,8 +78,8 @@ std::uint64_t capture_of(const Library& library, CUstream stream) {
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : std::uint64_t{id};
 }
 
-// The begin or end of a range on a stream: the time at which the stream gets there, unless
-// captured.
+// Marks the begin or end of a range on a stream. Its time is when the stream reaches it, unless it
+// is captured.
 void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, CUstream stream) {
   if (!library || blocks(*library, stream)) return;
   entry.flags |= TraceEntry::kOnDevice;
@@ -132,7 +132,7 @@ inline std::uint32_t Trace::number_of(Communicator& communicator) {
   return add_communicator(communicator);
 }
 
-// At the communicator's first use, with its open windows.
+// Called at the communicator's first use. Also adds its open windows.
 std::uint32_t Trace::add_communicator(Communicator& communicator) {
   const std::uint32_t number = TraceState::get().number_of(communicator);
   const std::uint64_t generation = TraceState::generation();
@@ -269,7 +269,7 @@ void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& libr
   append(entry);
 }
 
-// The signals of a wait. A wait_signal has no other arguments.
+// Appends the signals that a wait_signal waits for. It has no other arguments.
 void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
   const auto* const signals = static_cast<const ncclWaitSignalDesc_t*>(o.sendbuff);
   for (std::size_t i = 0; i < o.count; ++i) {
@@ -442,7 +442,7 @@ TraceWait::TraceWait(What what, const std::shared_ptr<Library>& library, int dev
   if (!on_ || blocks(*library, stream)) return;
   stream_ = stream;
   if (capture_of(*library, stream) != 0) {
-    entry_.called = 0;  // it waits with each launch of the graph
+    entry_.called = 0;  // not traced: it waits in each launch of the graph
     return;
   }
   entry_.flags |= TraceEntry::kOnDevice;
@@ -464,7 +464,7 @@ void TraceWait::of(const Event& event) {
 
 TraceWait::~TraceWait() {
   if (!on_ || entry_.called == 0) return;
-  // The wait for an event of a capture joins it, and waits with each launch of the graph.
+  // Waiting for an event of a capture joined that capture, so the wait runs in each graph launch.
   if (times_ && capture_of(*library_, stream_) != 0) return;
   give_times(entry_, times_, stream_);
   entry_.returned = precise_time();

@@ -1,6 +1,6 @@
-// Tracing: while a trace or a recording is on, each operation of this process appends an entry, as
-// do waits, graph launches and user ranges. A trace includes device times and is kept in memory. A
-// recording does not, and is a file (docs/trace.md).
+// Trace: while a trace or a recording is on, each operation of this process appends an entry, as do
+// waits, graph launches and user ranges. A trace is in memory and includes device times. A
+// recording is a file without device times (docs/trace.md).
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ class Trace : public TraceModes {
  public:
   static void observe();
 
-  // Starts a trace in memory of at most this many operations. Later ones are only counted. With
-  // graphs, operations captured from now on are timed in each launch. Throws std::invalid_argument
-  // if a trace is already on.
+  // Starts a trace in memory of at most this many operations. Further operations are only counted.
+  // With graphs, operations captured from now on are timed in each launch. Throws
+  // std::invalid_argument if a trace is already on.
   static void start(std::uint64_t operations, bool graphs);
   // Waits up to the limit for the traced work to finish, and returns the trace in the format of a
   // recording.
@@ -108,8 +108,8 @@ class TraceGroup {
   TraceGroup(const TraceGroup&) = delete;
   TraceGroup& operator=(const TraceGroup&) = delete;
 
-  void use(Communicator& communicator, CUstream stream);  // that an operation will have
-  // Replaces a TraceCall.
+  void use(Communicator& communicator, CUstream stream);  // for an operation to be issued
+  // Adds an operation of the group, instead of a TraceCall.
   static void add(Communicator& communicator, const Operation& o);
   void succeeded() { flags_ = 0; }
 

@@ -11,8 +11,8 @@ namespace pynccl {
 namespace {
 
 constexpr std::int64_t kBaseInterval = 1'000'000'000;  // a float then resolves 60 ns
-constexpr double kBaseSeconds = 1;                     // for a base, before which nothing is queued
-constexpr int kTries = 5;                              // for a base: the best one is taken
+constexpr double kBaseSeconds = 1;                     // the longest wait for a base
+constexpr int kTries = 5;                              // per base, of which the best is used
 
 }  // namespace
 
@@ -24,7 +24,7 @@ TraceClock::TraceClock(std::shared_ptr<Library> library, int device)
   add_base();
 }
 
-// An event reached between two times.
+// A base from an event that was reached between two times.
 std::optional<TraceClock::Base> TraceClock::take_base() const {
   Base base{events_->take(), precise_time(), 0};
   base.event->record(stream_ ? stream_->handle() : nullptr);
@@ -33,7 +33,7 @@ std::optional<TraceClock::Base> TraceClock::take_base() const {
   return base;
 }
 
-// The chain of bases is smooth, and the process's clock bounds its drift.
+// The time of a base follows from the previous base. The process's clock bounds the drift.
 void TraceClock::add_base() {
   std::optional<Base> best;
   for (int i = 0; i < kTries; ++i) {

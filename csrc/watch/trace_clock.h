@@ -1,6 +1,6 @@
 // TraceClock: converts the times of a device's events to nanoseconds of precise_time(). A driver
-// returns the time between two events as a float in milliseconds, so events are compared with
-// recent ones whose time is known, the bases.
+// returns the time between two events as a float in milliseconds, which loses precision over long
+// times. Therefore events are compared with bases, recent events of known time.
 #pragma once
 
 #include <cstdint>

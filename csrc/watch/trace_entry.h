@@ -17,23 +17,23 @@ struct TraceEntry {
             // recorded, recvbuff its stream
     kRangeBegin,  // of the user; sequence numbers the range, count its name
     kRangeEnd,
-    kFailure,  // of the call of an operation of a recording, whose entry was made before the call
+    kFailure,     // in a recording: an operation failed, whose entry was appended before the call
     kWindowOpen,  // number is that of the window, count its bytes, recvbuff its address
     kWindowClose,
-    kRun,  // of a captured operation in a launch, which was called at this time
+    kRun,  // a run of a captured operation in a launch; called is the time of the launch
   };
-  // kCalled: made before the call, for the recording; the time of the call is coarse_time().
+  // kCalled: appended before the call, for the recording; the time of the call is coarse_time().
   // kOnDevice: the call does not return when the work is done.
   static constexpr std::uint8_t kFailed = 1, kCalled = 2, kOnDevice = 4, kCompute = 8;
 
   Type type = Type::kOperation;
-  std::uint8_t kind = 0;   // OperationKind, without the flag
+  std::uint8_t kind = 0;   // OperationKind without kConfigured
   std::uint8_t dtype = 0;  // ncclDataType_t
   std::uint8_t flags = 0;
   std::uint32_t communicator = 0;  // from 1, in the order of the blocks of communicators
   std::int32_t root_or_peer = 0;
   std::uint32_t op = 0;      // ncclRedOp_t
-  std::uint32_t thread = 0;  // the system's id
+  std::uint32_t thread = 0;  // the kernel's thread id
   std::uint32_t group = 0;   // from 1; 0: none
   std::int64_t called = 0;
   std::int64_t returned = 0;
@@ -43,9 +43,9 @@ struct TraceEntry {
   std::uint64_t number = 0;
   std::uint64_t count = 0;
   std::uint64_t sendbuff = 0;
-  std::uint64_t recvbuff = 0;  // of kPutSignal: the number of the window
+  std::uint64_t recvbuff = 0;  // kPutSignal: the number of the window
   std::uint64_t stream = 0;
-  std::uint64_t graph = 0;  // the number of its capture
+  std::uint64_t graph = 0;  // the id of its capture
   std::uint64_t offset = 0;
   std::int32_t signal = 0;
   std::int32_t context = 0;

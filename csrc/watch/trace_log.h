@@ -1,5 +1,5 @@
-// TraceLog: the entries of one thread that are not collected yet. The thread writes without a lock.
-// One collector at a time reads.
+// TraceLog: a lock-free ring buffer of one thread's uncollected entries. The thread writes, and one
+// collector at a time reads.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ class TraceLog {
     }
   }
 
-  void end() { ended_.store(true, std::memory_order_release); }  // the thread appends no more
+  void end() { ended_.store(true, std::memory_order_release); }  // the thread has exited
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
  private:

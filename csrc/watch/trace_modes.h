@@ -7,7 +7,7 @@ namespace pynccl {
 
 class TraceModes {
  public:
-  // Whether a trace or a recording is on, a recording, a trace. Each is one load.
+  // Whether anything is on, a recording, a trace, or a trace with graphs. Each is one load.
   static bool on() { return modes_.load(std::memory_order_relaxed) != 0; }
   static bool recorded() { return has(kRecorded); }
   static bool timed() { return has(kTimed); }

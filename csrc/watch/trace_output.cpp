@@ -130,7 +130,7 @@ void TraceFile::flush(const TraceTables& tables) noexcept {
     write_all(writer_.take(tables));
   } catch (const std::system_error& error) {
     error_ = error.code().value();
-    std::fprintf(stderr, "pynccl: the recording has ended: %s\n", error.what());
+    std::fprintf(stderr, "pynccl: the recording was stopped: %s\n", error.what());
   }
 }
 
@@ -142,7 +142,8 @@ std::string TraceFile::finish(const TraceTables& tables) {
   return name_;
 }
 
-// The file has its final name from the start, and can be read while it grows or after a crash.
+// Publishes the file under its final name at once, so that it can be read while it grows or after a
+// crash.
 void TraceFile::write_all(std::string_view bytes) {
   if (!file_) {
     name_ = path_of_process(path_);

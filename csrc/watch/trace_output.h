@@ -19,7 +19,7 @@ class TraceTables {
  public:
   std::uint32_t add_communicator(const std::shared_ptr<Deadlines>& deadlines, const char* provider);
   std::uint64_t add_name(const std::string& text);  // the same number for the same text
-  void update();                                    // the names of communicators may have changed
+  void update();                                    // reads names of communicators again
 
   const std::vector<std::string>& communicators() const { return communicators_; }  // JSON
   const std::vector<std::string>& names() const { return names_; }
@@ -43,8 +43,8 @@ class TraceWriter {
     entries_.append(reinterpret_cast<const char*>(&entry), sizeof entry);
   }
   void drop() { ++dropped_; }
-  // Returns the bytes since the last call. The tables come first, so that any prefix of a file can
-  // be read.
+  // Returns the bytes since the last call. New table entries precede the entries that use them, so
+  // that any prefix of a file can be read.
   std::string take(const TraceTables& tables);
   std::string take_last(const TraceTables& tables);
 
@@ -85,8 +85,8 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
 
   void write(const TraceEntry& entry);
-  void flush(const TraceTables& tables) noexcept;  // if there is anything
-  std::string finish(const TraceTables& tables);   // as Trace::stop_recording()
+  void flush(const TraceTables& tables) noexcept;
+  std::string finish(const TraceTables& tables);  // see Trace::stop_recording()
 
  private:
   void write_all(std::string_view bytes);

@@ -48,7 +48,7 @@ TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool 
   record(*began, stream, in_graph);
 }
 
-// The end of a graph is not known.
+// Leaks the events of a graph, because it is unknown when the graph is destroyed.
 TraceTimes::~TraceTimes() {
   if (!in_graph) return;
   static auto& kept = *new std::deque<PooledEvent>;
@@ -123,7 +123,7 @@ void TraceState::after_launch(const TraceEntry& launch, const TraceClock& clock,
   }
 }
 
-// Whether it was read, or never will be.
+// Returns false if the launch is still in progress.
 bool TraceState::resolve_launch(CapturedGraph& graph) {
   if (!graph.launched || !memory_) return true;
   try {
@@ -157,7 +157,7 @@ bool TraceState::resolve_launches() {
 
 void TraceState::start(std::uint64_t operations, bool graphs) {
   const std::lock_guard lock(mutex_);
-  if (memory_) throw std::invalid_argument("trace: there is one already");
+  if (memory_) throw std::invalid_argument("trace: one is already running");
   collect_locked();  // discards the entries of calls that ended after the last trace
   memory_.emplace(operations);
   switch_on(TraceModes::kTimed | (graphs ? TraceModes::kGraphs : 0u));
@@ -166,7 +166,7 @@ void TraceState::start(std::uint64_t operations, bool graphs) {
 std::string TraceState::stop(double seconds) {
   {
     const std::lock_guard lock(mutex_);
-    if (!memory_) throw std::invalid_argument("trace: there is none");
+    if (!memory_) throw std::invalid_argument("trace: none is running");
     switch_off(TraceModes::kTimed | TraceModes::kGraphs);
   }
   poll_until(seconds, [this] {
@@ -186,7 +186,7 @@ std::string TraceState::stop(double seconds) {
 
 void TraceState::start_recording(const std::string& path, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  if (file_) throw std::invalid_argument("recording: there is one already");
+  if (file_) throw std::invalid_argument("recording: one is already running");
   collect_locked();
   file_.emplace(path, bytes);
   switch_on(TraceModes::kRecorded);
@@ -194,7 +194,7 @@ void TraceState::start_recording(const std::string& path, std::uint64_t bytes) {
 
 std::string TraceState::stop_recording() {
   const std::lock_guard lock(mutex_);
-  if (!file_) throw std::invalid_argument("recording: there is none");
+  if (!file_) throw std::invalid_argument("recording: none is running");
   switch_off(TraceModes::kRecorded);
   collect_locked();
   const std::lock_guard tables_lock(tables_mutex_);
@@ -215,7 +215,7 @@ void TraceState::collect_locked() {
   {
     const std::lock_guard lock(logs_mutex_);
     std::erase_if(logs_, [this](const std::unique_ptr<TraceLog>& log) {
-      const bool ended = log->ended();  // before its last entry is taken
+      const bool ended = log->ended();  // read first: no entry follows once it is true
       log->collect([this](const TraceEntry& entry) { take(entry); });
       return ended;
     });
@@ -227,7 +227,7 @@ void TraceState::collect_locked() {
   resolve(false);
 }
 
-// The fields for the times of an entry hold its events.
+// Until it is taken, the began field of an entry contains a pointer to its events.
 void TraceState::take(const TraceEntry& from) {
   TraceEntry entry = from;
   std::unique_ptr<TraceTimes> times(

@@ -20,7 +20,7 @@ namespace pynccl {
 
 class Communicator;
 
-// The events of an entry, until their times are known. With in_graph each launch of the captured
+// The events of an entry until their times are known. With in_graph, each launch of the captured
 // graph records them, and they are not reused.
 struct TraceTimes {
   TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph);
@@ -49,11 +49,11 @@ class TraceState {
   // Throws DriverFailure if the device cannot create events.
   const TraceClock& clock(const std::shared_ptr<Library>& library, int device);
 
-  // Captured operations of the graph that the entry names. Those of a group have no times, only the
-  // end of the group does.
+  // Adds a captured operation of entry.graph. The operations of a group have no times, only the end
+  // of the group does.
   void add_captured(const TraceEntry& entry, std::unique_ptr<TraceTimes> times);
-  // Called around a graph launch. Its captured operations get the times of a launch that is
-  // complete when the graph is launched again, or when the trace ends.
+  // Called around a graph launch. The times of a launch are read if it is complete when the graph
+  // is launched again, or when the trace ends.
   void before_launch(std::uint64_t graph);
   void after_launch(const TraceEntry& launch, const TraceClock& clock, CUstream stream);
 
@@ -81,13 +81,13 @@ class TraceState {
 
   struct CapturedGraph {
     std::vector<Pending> operations;
-    std::int64_t called = 0;              // the last launch
-    std::optional<PooledEvent> launched;  // after it, until its times are read
+    std::int64_t called = 0;              // the time of the last launch
+    std::optional<PooledEvent> launched;  // recorded after it; reset once its times are read
   };
   bool resolve_launch(CapturedGraph& graph);
 
   inline static std::atomic<std::uint32_t> generation_ = 1;
-  static const int fork_handler_;  // registered when the library is loaded, as per_process()
+  static const int fork_handler_;  // registered when the library is loaded, like per_process()
 
   std::mutex logs_mutex_;
   std::vector<std::unique_ptr<TraceLog>> logs_;

@@ -487,7 +487,7 @@ def test_a_trace_prints_its_state() -> None:
 def test_one_trace_at_a_time() -> None:
     with nccl.trace() as outer:
         inner = nccl.trace()
-        with pytest.raises(ValueError, match="trace: there is one already"):
+        with pytest.raises(ValueError, match="trace: one is already running"):
             inner.__enter__()
     assert outer.process is not None
     with pytest.raises(ValueError, match="trace: it was used before"), outer:
