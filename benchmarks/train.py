@@ -113,7 +113,7 @@ def _fsdp2(model: nn.Sequential, group: dist.ProcessGroup) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = DeviceMesh.from_group(group, "cpu")
-    for layer in model[1:-1]:
+    for layer in list(model)[1:-1]:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
