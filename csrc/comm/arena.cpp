@@ -20,7 +20,7 @@ Arena& Arena::of(const std::shared_ptr<Library>& library) {
 }
 
 void* Arena::allocate(std::size_t bytes, int device) {
-  if (bytes == 0) throw std::invalid_argument("size: must be above 0 bytes");
+  if (bytes == 0) throw std::invalid_argument("size: must be greater than 0 bytes");
   const DeviceScope scope(*library_, device);
   void* data = allocate_memory(*library_, bytes);
   const std::lock_guard lock(mutex_);
@@ -29,7 +29,7 @@ void* Arena::allocate(std::size_t bytes, int device) {
     if (!registration->covers(scope.device())) continue;
     try {
       registration->add(data, bytes);
-    } catch (...) {  // the memory is usable without; close() throws the error
+    } catch (...) {  // the memory is usable unregistered; close() throws the error
       if (!registration->failure_) registration->failure_ = std::current_exception();
     }
   }
@@ -43,7 +43,7 @@ void Arena::deallocate(void* data) {
     const std::lock_guard lock(mutex_);
     const auto segment = segments_.find(data);
     if (segment == segments_.end())
-      throw std::invalid_argument("data: it is not the address of a segment of this arena");
+      throw std::invalid_argument("data: not the address of a segment of this arena");
     device = segment->second.device;
     for (const PoolRegistration* registration : registrations_)
       registered |= registration->handles_.contains(data);
@@ -60,8 +60,9 @@ void Arena::deallocate(void* data) {
 Arena::PoolRegistration::PoolRegistration(Arena& arena,
                                           const std::shared_ptr<Communicator>& communicator)
     : arena_(arena), communicator_(communicator), device_(communicator->device()) {
-  communicator->handle();                      // throws unless the communicator is open
-  communicator->check_owned("register_pool");  // it must outlive the registration
+  communicator->handle();  // throws unless the communicator is open
+  // The handle must outlive the registration.
+  communicator->check_owned("register_pool");
   communicator->library().nccl<&NcclTable::ncclCommRegister>();
   const std::lock_guard lock(arena_.mutex_);
   try {
@@ -113,7 +114,7 @@ void Arena::PoolRegistration::add(void* data, std::size_t bytes) {
   handles_[data] = handle;
 }
 
-// Never throws: a failed communicator frees its registrations itself.
+// Ignores NCCL's errors: a failed communicator frees its registrations itself.
 void Arena::PoolRegistration::drop(void* data) {
   const auto found = handles_.find(data);
   if (found == handles_.end()) return;

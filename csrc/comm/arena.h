@@ -1,6 +1,6 @@
-// Arena: memory from ncclMemAlloc for the pools of frameworks (torch.cuda.MemPool,
-// cupy.cuda.MemoryPool). A pool allocates segments and divides them itself. Arena::PoolRegistration
-// registers the segments of one device with a communicator.
+// Arena: a segment allocator on ncclMemAlloc for the memory pools of frameworks
+// (torch.cuda.MemPool, cupy.cuda.MemoryPool), which subdivide the segments themselves.
+// Arena::PoolRegistration registers the segments of one device with a communicator.
 //
 // There is one arena per library. It is never destroyed: pools free memory until the process ends.
 #pragma once
@@ -19,7 +19,7 @@ namespace pynccl {
 
 class Arena {
  public:
-  // Throws MissingFunction where the library has no ncclMemAlloc.
+  // Throws MissingFunction if the library lacks ncclMemAlloc.
   static Arena& of(const std::shared_ptr<Library>& library);
 
   Arena(const Arena&) = delete;
@@ -27,16 +27,16 @@ class Arena {
 
   const std::shared_ptr<Library>& shared_library() const { return library_; }
 
-  // Allocates a segment on a device (below 0: the current one) and registers it with every
+  // Allocates a segment on a device (negative: the current one) and registers it with every
   // communicator of that device that has a PoolRegistration.
   void* allocate(std::size_t bytes, int device);
-  // Deregisters a segment and frees it after the work on its device. Waits for that work where the
-  // segment is registered. Throws std::invalid_argument for another address.
+  // Deregisters a segment and frees it once the work on its device is complete. Blocks for that
+  // work if the segment is registered. Throws std::invalid_argument for any other address.
   void deallocate(void* data);
 
-  // The registration of an arena's segments with a communicator, until close(). Present segments
-  // are registered at once, later ones when they are allocated. Closing the communicator ends it:
-  // NCCL frees the registrations.
+  // Registers an arena's segments with a communicator until close(): existing segments
+  // immediately, later ones when they are allocated. Closing the communicator ends the
+  // registration, because NCCL frees it.
   class PoolRegistration {
    public:
     PoolRegistration(Arena& arena, const std::shared_ptr<Communicator>& communicator);
@@ -44,11 +44,11 @@ class Arena {
     PoolRegistration(const PoolRegistration&) = delete;
     PoolRegistration& operator=(const PoolRegistration&) = delete;
 
-    // Deregisters all segments. Throws the error of a segment that could not be registered when it
-    // was allocated: an allocator cannot report it.
+    // Deregisters all segments. Throws the error of any segment whose registration failed at its
+    // allocation, which the allocator could not report.
     void close();
-    std::size_t segments() const;  // how many are registered
-    bool closed() const;           // itself or the communicator
+    std::size_t segments() const;  // the number of registered segments
+    bool closed() const;           // this registration or its communicator
 
    private:
     friend class Arena;
@@ -60,7 +60,7 @@ class Arena {
     Arena& arena_;
     std::shared_ptr<Communicator> communicator_;
     int device_;
-    std::map<void*, void*> handles_;  // by segment
+    std::map<void*, void*> handles_;  // segment to registration handle
     std::exception_ptr failure_;
     bool open_ = false;
   };

@@ -7,7 +7,7 @@
 namespace pynccl {
 namespace {
 
-// Makes the stream's device current where the stream is a default stream: its handle means the
+// Makes the stream's device current if the stream is a default stream, whose handle denotes the
 // default stream of the current device.
 class DefaultStreamScope {
  public:
@@ -34,9 +34,10 @@ void AsyncOperation::check_issued() const {
   if (state == State::kIssued) [[likely]]
     return;
   if (state == State::kDeferred)
-    throw std::invalid_argument("work: the end of its group issues it; leave the group first");
+    throw std::invalid_argument(
+        "work: not issued until the end of its group; leave the group first");
   if (state == State::kDropped)
-    throw std::invalid_argument("work: its group has failed; it was not issued");
+    throw std::invalid_argument("work: not issued, because its group failed");
 }
 
 void AsyncOperation::drop() {
@@ -48,19 +49,19 @@ void AsyncOperation::check_state() const {
   check_issued();
   if (captured())
     throw std::invalid_argument(
-        "work: it was captured into a graph and runs with every launch of it");
+        "work: it was captured into a graph, and runs at every launch of the graph");
 }
 
-// The wait for an event of another capture would invalidate the capture of the stream.
+// Waiting for an event of another capture would invalidate the stream's capture.
 void AsyncOperation::check_capture(CUstream stream) const {
   const Library& library = done_->library();
   if (capture_id(library, capture_->stream->handle()) != capture_->id)
     throw std::invalid_argument(
-        "work: it was captured into a graph, whose capture has ended; it runs with every launch of "
+        "work: it was captured into a graph, whose capture has ended; it runs at every launch of "
         "the graph");
   if (capture_id(library, stream).value_or(capture_->id) != capture_->id)
     throw std::invalid_argument(
-        "work: it was captured into a graph, and the stream is captured into another one");
+        "work: it was captured into a graph, and the stream is being captured into another one");
 }
 
 bool AsyncOperation::done() const {
@@ -89,8 +90,8 @@ AsyncQueue::AsyncQueue(std::shared_ptr<Library> library, std::shared_ptr<Stream>
 
 std::shared_ptr<AsyncOperation> AsyncQueue::begin(CUstream current, std::shared_ptr<void> held) {
   const DefaultStreamScope scope(library(), stream_->device(), current);
-  // A captured event cannot be queried. It may still return to the pool: the next user records it
-  // again, outside the graph.
+  // Captured events cannot be queried. They still return to the pool, because their next user
+  // records them again, outside the graph.
   const bool capturing = is_capturing(library(), current);
   if (!capturing) remove_done();
   const PooledEvent ready = events_->take();
@@ -125,7 +126,7 @@ void AsyncQueue::release_done(CUstream current) {
 
 void AsyncQueue::remove_done() {
   while (!pending_.empty() && pending_.front()->done()) {
-    // Removed from the queue first: releasing what it holds may run code that calls this again.
+    // Pop first: releasing the held objects may run code that reenters this function.
     const auto done = std::move(pending_.front());
     pending_.pop_front();
     ++removed_;

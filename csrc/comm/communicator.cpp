@@ -1,4 +1,4 @@
-// How a communicator is made: its calls of NCCL, their time limit, and its identity.
+// The creation of communicators: the NCCL calls, their time limit, and the identity.
 #include "comm/communicator.h"
 
 #include <unistd.h>
@@ -16,14 +16,14 @@
 namespace pynccl {
 namespace {
 
-constexpr double kExpirySeconds = 2;  // how long the end of what has expired may take
+constexpr double kExpirySeconds = 2;  // the limit of waits for an expiry, or after one
 
-// The time limit of what this thread makes, in the libraries that have one: they end the creation
-// themselves. From construction to destruction.
+// The scope of a time limit that the library itself enforces on creations by this thread, if it
+// supports that.
 class LibraryLimit {
  public:
-  LibraryLimit(const std::vector<std::shared_ptr<Communicator>>& made, double seconds)
-      : made_(made) {
+  LibraryLimit(const std::vector<std::shared_ptr<Communicator>>& communicators, double seconds)
+      : communicators_(communicators) {
     set(seconds);
   }
   LibraryLimit(const LibraryLimit&) = delete;
@@ -40,14 +40,14 @@ class LibraryLimit {
   }
 
   void set(double seconds) const {
-    for (const auto& one : made_)
+    for (const auto& one : communicators_)
       if (const auto function = function_of(one->library())) function(seconds);
   }
 
-  const std::vector<std::shared_ptr<Communicator>>& made_;
+  const std::vector<std::shared_ptr<Communicator>>& communicators_;
 };
 
-// A word of each way to make a communicator from another.
+// Identify the functions that create a communicator from another, in derive_id().
 constexpr std::uint64_t kSplit = 1, kShrink = 2, kGrow = 3, kRecover = 4, kBorrow = 5;
 
 std::uint64_t id_of(const std::vector<ncclUniqueId>& ids) {
@@ -66,8 +66,8 @@ std::uint64_t id_of(const std::vector<ncclUniqueId>& ids) {
 Communicator::Communicator(std::shared_ptr<Library> library, const Options& options)
     : library_(std::move(library)), options_(options) {
   options_.config = library_->fit(options_.config);
-  // NCCL compares minCTAs with maxCTAs before it has a value for the latter, and refuses it alone.
-  constexpr int kMaxCtas = 64;  // what NCCL uses at most
+  // NCCL refuses minCTAs alone, because it compares it with maxCTAs before that has a value.
+  constexpr int kMaxCtas = 64;  // NCCL's maximum
   ncclConfig_t& config = options_.config;
   if (config.minCTAs != kUndefInt && config.maxCTAs == kUndefInt)
     config.maxCTAs = std::max(config.minCTAs, kMaxCtas);
@@ -113,8 +113,8 @@ Communicator::Claim::Claim(const std::shared_ptr<Communicator>& communicator)
   const auto self = std::this_thread::get_id();
   if (communicator_->claims_ != 0 && communicator_->claimed_by_ != self)
     throw std::invalid_argument(
-        "communicator: another thread makes a communicator from it, or registers or closes a "
-        "window; one thread at a time can");
+        "communicator: another thread is creating a communicator from it, or registering or "
+        "closing a window; only one thread at a time can do that");
   communicator_->claimed_by_ = self;
   ++communicator_->claims_;
 }
@@ -174,12 +174,13 @@ void Communicator::keep_until_closed(std::shared_ptr<void> memory) {
 void Communicator::begin_child(Communicator& parent, const char* creator, bool shares, bool grows) {
   check_pending();
   parent.check_ready();
-  parent.wait_for_expiry();  // its revocation would end the making of the child
+  parent.wait_for_expiry();  // its revocation would end the creation of the child
   parent_claim_ = std::make_unique<Claim>(parent.shared_from_this());
   const auto root = parent.root();
   if (root->growing_ && !grows)
     throw std::invalid_argument(
-        "communicator: get_unique_id() was called; grow() must come before another communicator");
+        "communicator: after get_unique_id(), call grow() before creating another communicator "
+        "from it");
   root->growing_ = false;
   creator_ = creator;
   parent_ = parent.shared_from_this();
@@ -192,7 +193,7 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
     std::erase_if(root->shared_children_, [](const auto& child) { return child.expired(); });
     root->shared_children_.push_back(weak_from_this());
   }
-  std::erase_if(root->children_, [](const auto& made) { return made.use_count() == 1 && *made; });
+  std::erase_if(root->children_, [](const auto& one) { return one.use_count() == 1 && *one; });
   root->children_.push_back(created_);
   parent.mark_in_progress();
 }
@@ -207,7 +208,7 @@ ncclResult_t Communicator::call_parent(Communicator& parent,
   };
   const double seconds = seconds_from_limit(parent.deadlines_->limit());
   if (parent.call_within(seconds, called)) return *result;
-  poll_until(kExpirySeconds, [&] { return parent.expired(); });  // by the monitor
+  poll_until(kExpirySeconds, [&] { return parent.expired(); });  // the monitor expires it
   if (parent.expired()) throw parent.expiry(creator_.load());
   parent.throw_late(seconds, creator_);
 }
@@ -239,8 +240,9 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
   if (flags != 0) parent.mark_shrunk();
 }
 
-// NCCL refuses to shrink a communicator that has an error, such as the end of another rank that its
-// network has noticed. A revocation clears it, and ends the operations as NCCL_SHRINK_ABORT does.
+// NCCL refuses to shrink a communicator with an asynchronous error, for example after its network
+// detected the death of a rank. A revocation clears the error, and ends the operations as
+// NCCL_SHRINK_ABORT does.
 void Communicator::clear_error() {
   if (library_->reports_failed_work() || revoked_ || !library_->nccl_table().ncclCommRevoke) return;
   if (const ncclResult_t error = async_error(); succeeded(error)) return;
@@ -293,23 +295,23 @@ void Communicator::finish() {
     free_created();
     throw_not_open();
   }
-  const bool made = take_handle();
+  const bool created = take_handle();
   if (options_.config.blocking == 0) return;
-  if (made) parent_.reset();
+  if (created) parent_.reset();
   // The parent may be non-blocking, or NCCL_COMM_BLOCKING=0.
-  if (!made || read_async_error() == ncclInProgress) wait_ready(std::nullopt);
+  if (!created || read_async_error() == ncclInProgress) wait_ready(std::nullopt);
   read_identity();
 }
 
-// Takes over the handle where NCCL has written it.
+// Takes over the handle. Returns false if NCCL has not written it yet.
 bool Communicator::take_handle() {
   if (state_.load(std::memory_order_acquire) != State::kCreating) return true;
-  const ncclComm_t made = std::atomic_ref(*created_).load(std::memory_order_acquire);
-  if (!made) return false;
-  comm_.store(made, std::memory_order_release);
+  const ncclComm_t created = std::atomic_ref(*created_).load(std::memory_order_acquire);
+  if (!created) return false;
+  comm_.store(created, std::memory_order_release);
   begin_deadlines();
-  State making = State::kCreating;  // another thread may have aborted meanwhile
-  state_.compare_exchange_strong(making, blocking() ? State::kOpen : State::kUnready);
+  State creating = State::kCreating;  // another thread may have aborted it meanwhile
+  state_.compare_exchange_strong(creating, blocking() ? State::kOpen : State::kUnready);
   return true;
 }
 
@@ -342,7 +344,7 @@ void Communicator::read_identity() {
 
 ncclResult_t Communicator::async_error() {
   if (parent_ && !parent_->closed()) {
-    // The child of a non-blocking communicator: the parent is part of the call that makes it.
+    // The creation of a non-blocking communicator's child is also a call in progress on the parent.
     const ncclResult_t state = parent_->async_error();
     if (state != ncclSuccess) return state;
     parent_.reset();
@@ -357,25 +359,25 @@ ncclResult_t Communicator::async_error() {
   return state;
 }
 
-// Before a call that NCCL refuses while another one is in progress: the refusal would be the
-// communicator's error for good.
+// Called before an NCCL call that is refused while another one is in progress, because the refusal
+// would become the communicator's permanent error.
 void Communicator::check_ready() {
   if (state_.load() == State::kUnready) check_open();
 }
 
-// A call of a non-blocking communicator continues after it has returned.
+// A non-blocking call may continue after it has returned.
 void Communicator::mark_in_progress() {
   State idle = idle_state();
   if (!blocking()) state_.compare_exchange_strong(idle, State::kUnready);
 }
 
-// Before it is destroyed: waits for a call in progress, within the time limit. False where it is
-// still in progress, or is being made: it can only be aborted then, since ncclCommDestroy would
-// leave this thread in a group.
+// Called before destruction: waits for a call in progress, within the time limit. Returns false if
+// the call, or the creation, is still in progress. The communicator can then only be aborted,
+// because ncclCommDestroy would leave this thread in a group.
 bool Communicator::settle() {
   if (async_error() != ncclInProgress) return true;
   if (!blocking() && !was_ready_) return false;
-  std::optional<double> seconds;  // the limit of the communicator does not apply any more
+  std::optional<double> seconds;  // set if the communicator's own limit no longer applies
   if (revoked_ || expired()) seconds = kExpirySeconds;
   const bool late = expired();
   const Deadlines::Call call(*deadlines_, "ncclCommDestroy");
@@ -469,7 +471,8 @@ ncclUniqueId Communicator::get_unique_id() {
   const auto get = library_->nccl<&NcclTable::ncclCommGetUniqueId>();
   if (std::getenv("NCCL_COMM_ID"))
     throw std::invalid_argument(
-        "NCCL_COMM_ID: it is set in the environment, so NCCL cannot make an id for new ranks");
+        "NCCL_COMM_ID is set in the environment, so NCCL cannot generate an id for new ranks; "
+        "unset it");
   const Claim claim(shared_from_this());
   const Use comm(*this);
   ncclUniqueId id;
@@ -557,40 +560,40 @@ std::optional<double> GroupScope::end_simulated() {
   return static_cast<double>(info.estimatedTime) * 1e-6;
 }
 
-void Communicator::make(const std::vector<std::shared_ptr<Communicator>>& made,
+void Communicator::make(const std::vector<std::shared_ptr<Communicator>>& communicators,
                         const std::function<void()>& steps) {
   RawGroup::check_none();
-  const Communicator* first = nullptr;  // with the shortest init_timeout
-  for (const auto& one : made) {
+  const Communicator* first = nullptr;  // the one with the shortest init_timeout
+  for (const auto& one : communicators) {
     const auto& timeout = one->options_.init_timeout;
     if (timeout && (!first || timeout < first->options_.init_timeout)) first = one.get();
   }
   if (!first) return steps();
   const double seconds = *first->options_.init_timeout;
-  const auto limited = [made, seconds, steps] {
-    const LibraryLimit limit(made, seconds);
+  const auto limited = [communicators, seconds, steps] {
+    const LibraryLimit limit(communicators, seconds);
     steps();
   };
-  if (std::ranges::all_of(made,
+  if (std::ranges::all_of(communicators,
                           [](const auto& one) { return LibraryLimit::supported(one->library()); }))
     return limited();
-  for (const auto& one : made) one->choose_device();
-  const auto free = [made] {
-    for (const auto& one : made) one->free_abandoned();
+  for (const auto& one : communicators) one->choose_device();
+  const auto free = [communicators] {
+    for (const auto& one : communicators) one->free_abandoned();
   };
   if (run_within(seconds, limited, free)) return;
-  for (const auto& one : made) one->abandon();
+  for (const auto& one : communicators) one->abandon();
   first->throw_late(seconds, first->creator_);
 }
 
-// The other thread of run_within() has no current device.
+// Needed because the thread of run_within() has no current device.
 void Communicator::choose_device() {
   options_.device = DeviceScope(*library_, options_.device).device();
 }
 
 void Communicator::abandon() {
   {
-    // The call of NCCL that continues may make the parent expire: its close() need not say so.
+    // The NCCL call that continues may make the parent expire. Its close() need not report that.
     const std::lock_guard lock(mutex_);
     if (const auto parent = created_from_.lock()) parent->error_thrown_ = true;
   }
@@ -605,8 +608,8 @@ void Communicator::free_abandoned() {
   discard();
 }
 
-// What the flight record says of a communicator. Its id follows from what all ranks know: the
-// unique id, or the parent and how it was made from the parent.
+// The identity of a communicator in the flight record. Its id is derived from values that all ranks
+// know: the unique id, or the parent's id and the call that created it from the parent.
 
 void Communicator::derive_id(const Communicator& parent, std::initializer_list<std::uint64_t> words,
                              std::vector<int> ranks) {
@@ -622,18 +625,18 @@ void Communicator::derive_id(const Communicator& parent, std::initializer_list<s
 void Communicator::identify_new(const std::vector<ncclUniqueId>& ids) { identity_.id = id_of(ids); }
 
 void Communicator::identify_local() {
-  static std::atomic<std::uint64_t> made = 0;
+  static std::atomic<std::uint64_t> count = 0;
   const auto now = static_cast<std::uint64_t>(precise_time());
   identity_.id =
-      FlightIdentity::mix(FlightIdentity::mix(now, static_cast<std::uint64_t>(getpid())), ++made);
+      FlightIdentity::mix(FlightIdentity::mix(now, static_cast<std::uint64_t>(getpid())), ++count);
 }
 
 void Communicator::identify_split(Communicator& parent, int color) {
   derive_id(parent, {kSplit, ++parent.splits_, static_cast<std::uint64_t>(color)});
 }
 
-// Not all ranks may have made the same number of attempts, so only the children that are open
-// count.
+// Numbered so that the id differs from those of the open children. Attempts are not counted,
+// because their number may differ between the ranks.
 void Communicator::identify_shrunk(Communicator& parent, const std::vector<int>& excluded) {
   std::vector<std::uint64_t> open;
   std::erase_if(parent.shrunk_, [&](const auto& one) {
@@ -648,7 +651,7 @@ void Communicator::identify_shrunk(Communicator& parent, const std::vector<int>&
   parent.shrunk_.push_back(weak_from_this());
 }
 
-// Without a number: the parent is aborted afterwards.
+// No number is needed, because the parent is aborted afterwards.
 void Communicator::identify_recovered(const Communicator& parent, const std::vector<int>& lost) {
   derive_id(parent, {kRecover}, lost);
 }
@@ -658,7 +661,7 @@ void Communicator::identify_grown(Communicator& parent, const std::optional<nccl
   if (id) identity_.joined = id_of({*id});
 }
 
-// Nothing of a foreign handle is known to all ranks but its size and their order of borrowing.
+// Of a foreign handle, all ranks know only the number of ranks and the order of borrowing.
 void Communicator::identify_borrowed(Communicator* owner) {
   static std::atomic<std::uint64_t> borrowed = 0;
   if (owner)

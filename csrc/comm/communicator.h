@@ -1,6 +1,6 @@
-// One rank of a communicator: owns the ncclComm_t or borrows it, issues operations on it, and
-// closes it. The bindings check the arguments of an operation; this class checks the state of the
-// communicator.
+// Communicator: one rank of an NCCL communicator. It owns or borrows the ncclComm_t, issues
+// operations on it and closes it. The bindings check the arguments of an operation, this class
+// checks the state of the communicator.
 #pragma once
 
 #include <atomic>
@@ -33,29 +33,29 @@ class Window;
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   struct Options {
-    ncclConfig_t config;                      // strings in it must outlive the creation
+    ncclConfig_t config;                      // its strings must outlive the creation
     std::optional<double> init_timeout;       // seconds; none: the library's own limit
-    std::optional<double> timeout;            // seconds of every operation; none: default_limit()
+    std::optional<double> timeout;            // seconds per operation; none: default_limit()
     std::optional<TimeoutPolicy> on_timeout;  // none: default_policy()
-    std::shared_ptr<void> store;              // of the bindings; children have it, too
+    std::shared_ptr<void> store;              // owned by the bindings; children inherit it
     std::optional<std::uint64_t> check;       // compare every N-th collective
-    int device = -1;                          // below 0: the thread's current device
-    bool inherits = false;                    // of a child: NCCL copies the parent's configuration
+    int device = -1;                          // negative: the thread's current device
+    bool inherits = false;                    // a child: NCCL copies the parent's configuration
   };
 
-  // A pending communicator, without an ncclComm_t: begin_...() and finish() make it.
+  // A pending communicator without an ncclComm_t, which begin_...() and finish() create.
   Communicator(std::shared_ptr<Library> library, const Options& options);
-  virtual ~Communicator();  // aborts where it was not closed; never throws
+  virtual ~Communicator();  // aborts unless it was closed; never throws
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   // The options of a child that inherits this communicator's configuration.
   Options inherited() const;
 
-  // The ways to make a communicator, each in two steps so that a group can make several on one
-  // thread: begin_...() calls NCCL; finish() takes over the handle and, unless the user asked for a
-  // non-blocking communicator, waits until it is ready and reads rank and size. Several ids use
-  // ncclCommInitRankScalable. A child is made from its parent.
+  // Creation takes two steps, so that a group can create several communicators on one thread:
+  // begin_...() calls NCCL, and finish() takes over the handle. Unless the user asked for a
+  // non-blocking communicator, finish() also waits until it is ready and reads rank and size.
+  // More than one id selects ncclCommInitRankScalable.
   void begin_init(int nranks, const std::vector<ncclUniqueId>& ids, int rank);
   void begin_split(Communicator& parent, int color, int key);
   void begin_shrink(Communicator& parent, std::vector<int> excluded, int flags);
@@ -63,38 +63,39 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void begin_join(int nranks, const ncclUniqueId& id, int rank);
   void finish();
 
-  // Who frees a borrowed handle.
+  // The owner of a borrowed handle, which frees it.
   struct Owner {
-    std::shared_ptr<Communicator> communicator;  // null: not one of pynccl
-    // Otherwise, where the owner can say: the handle, null once it is closed. From any thread.
+    std::shared_ptr<Communicator> communicator;  // null: a foreign owner
+    // For a foreign owner that supports it: returns the handle, or null once it is closed. Callable
+    // from any thread.
     std::function<ncclComm_t()> ask;
-    std::shared_ptr<void> object;  // of the bindings, kept as long as the handle is borrowed
+    std::shared_ptr<void> object;  // owned by the bindings; kept alive while the handle is borrowed
   };
-  // Uses a handle that stays its owner's: the end of this communicator only forgets it. It is
-  // closed when its owner is. Throws std::invalid_argument where the owner has closed it.
+  // Uses a handle without owning it: closing this communicator only forgets the handle, and closing
+  // the owner closes this communicator. Throws std::invalid_argument if the owner is closed.
   void borrow(ncclComm_t comm, Owner owner);
   bool borrowed() const { return borrowed_; }
-  // Throws std::invalid_argument for a call that only the owner can make.
+  // Throws std::invalid_argument if the handle is borrowed: only the owner may make this call.
   void check_owned(const char* call) const;
-  // The open communicator with a handle that it owns; null where there is none.
+  // The open communicator that owns a handle; null if there is none.
   static std::shared_ptr<Communicator> find(const Library& library, ncclComm_t comm);
-  // Of a borrowed one: finds out whether its owner has closed it.
+  // If borrowed: updates the state in case the owner has closed the handle.
   void ask_owner() noexcept {
     if (state_.load() == State::kLent) still_lent();
   }
-  // Buffers that are registered with it, which a borrowed one must not outlive.
+  // Counts registered buffers. A borrowed communicator with registrations cannot be closed.
   void add_registrations(int count) { registrations_ += count; }
 
-  // Calls steps, which takes both steps for these communicators. Where they have an init_timeout,
-  // it throws ncclTimeout after the shortest. A library with hostSetInitTimeout ends its call then.
-  // In NCCL nothing can: the call continues on a thread of its own, which aborts the communicators
+  // Calls steps, which performs both steps for these communicators. Throws ncclTimeout after the
+  // shortest init_timeout, if any is set. A library with hostSetInitTimeout ends its call then.
+  // NCCL's call cannot be ended: it continues on a separate thread, which aborts the communicators
   // afterwards.
-  static void make(const std::vector<std::shared_ptr<Communicator>>& made,
+  static void make(const std::vector<std::shared_ptr<Communicator>>& communicators,
                    const std::function<void()>& steps);
 
   static void observe();  // adds the observer of failed work; see watch/observers.h
 
-  // All ranks of one communicator in this process (ncclCommInitAll), each made by the factory.
+  // All ranks of one communicator in this process (ncclCommInitAll). The factory constructs each.
   using Factory = std::shared_ptr<Communicator> (*)(std::shared_ptr<Library>, const Options&);
   static std::vector<std::shared_ptr<Communicator>> init_all(
       const std::shared_ptr<Library>& library, const std::vector<int>& devices, Factory make);
@@ -102,33 +103,32 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void issue(const Operation& operation);
   // The same for a kind known at compile time, inlined to the call of its function.
   void issue(OperationKind kind, const Operation& operation);
-  // In an open group, between begin_group() and end_group() of the communicator.
+  // In an open group, between Deadlines::begin_group() and end_group().
   void issue_in_group(const Operation& operation);
-  // A non-blocking communicator returns from an operation, and from the end of a group, before NCCL
-  // has issued it, and refuses the next call until then, for good: waits for that, within the time
-  // limit of the operations.
+  // Waits until NCCL has issued an operation or a group, within the time limit of the operations.
+  // On a non-blocking communicator, the call returns earlier. NCCL refuses a further call until
+  // then, and the refusal becomes a permanent error.
   void wait_issued(const char* function);
-  // The same in a group whose end only simulates it: it is not recorded.
+  // issue_in_group() for a group that is only simulated: nothing is recorded.
   void simulate_in_group(const Operation& operation);
   // Checks that the library supports an operation with a configuration. Throws MissingFunction, or
   // std::invalid_argument for a field that the library is too old for.
   void check_configured(const Operation& operation) const;
 
   void finalize();
-  // Finalizes and destroys; closing twice is allowed. A communicator with an asynchronous error is
-  // aborted, and the error is thrown unless an operation has thrown one before.
+  // Finalizes and destroys the communicator. Closing twice is allowed. A communicator with an
+  // asynchronous error is aborted, and the error is thrown unless an operation already threw one.
   void close();
-  // From any thread; does nothing where it is closed. Calls of other threads return first, from
-  // NCCL 2.28.7 on because they are revoked. NCCL may wait for graphs and streams without
-  // limit: after some seconds the abort continues in the background.
+  // Callable from any thread. Does nothing if the communicator is closed. Calls of other threads
+  // return first; from NCCL 2.28.7 on, a revocation ends them. NCCL may wait for graphs and streams
+  // without limit, so after some seconds the abort continues in the background.
   void abort();
-  // abort() for a communicator that nobody needs. One that shares its parent's resources is
-  // destroyed in the background instead.
+  // abort() for an unreferenced communicator. One that shares its parent's resources is destroyed
+  // in the background instead.
   void discard() noexcept;
 
-  // A call that makes a communicator from this one or changes its windows, from construction to
-  // destruction. NCCL has one such call at a time: throws std::invalid_argument where another
-  // thread is in one.
+  // The scope of a call that creates a communicator from this one or changes its windows. NCCL
+  // allows one such call at a time: throws std::invalid_argument if another thread is in one.
   class Claim {
    public:
     explicit Claim(const std::shared_ptr<Communicator>& communicator);
@@ -140,9 +140,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::shared_ptr<Communicator> communicator_;
   };
 
-  // A call of NCCL that uses the communicator, from construction to destruction: an abort on
-  // another thread waits for it. Throws std::invalid_argument unless the communicator is open or
-  // suspended. Several communicators, in a group: begin_use() and end_use().
+  // The scope of an NCCL call that uses the communicator. An abort on another thread waits for its
+  // end. Throws std::invalid_argument unless the communicator is open or suspended. A group that
+  // uses several communicators calls begin_use() and end_use() instead.
   class Use {
    public:
     explicit Use(Communicator& communicator);
@@ -158,11 +158,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
   void begin_use() { uses_.fetch_add(1); }
   void end_use() { uses_.fetch_sub(1); }
-  // Throws for a result of NCCL. Where another thread has aborted the communicator, the text says
-  // so. hint: follows NCCL's text of ncclInvalidArgument.
+  // Throws NcclFailure for an NCCL result, annotated with the state of the communicator, such as an
+  // abort by another thread. hint: appended to NCCL's text for ncclInvalidArgument.
   [[noreturn]] void throw_failed(ncclResult_t result, const char* function, const char* file,
                                  int line, const char* hint = "");
-  // The same for a group that has thrown: its communicators add to the text.
+  // Rethrows the failure of a group, annotated by each of its communicators.
   template <std::ranges::input_range Communicators>
   [[noreturn]] static void rethrow_failed(const NcclFailure& failure,
                                           const Communicators& communicators) {
@@ -171,54 +171,55 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     throw annotated;
   }
 
-  // The deadlines of its operations and calls, and the records of its operations.
+  // The deadlines of its operations and calls, with the flight recorder.
   Deadlines& deadlines() { return *deadlines_; }
   const Deadlines& deadlines() const { return *deadlines_; }
-  // For the monitor: something has not come in time. The communicator is revoked, or aborted where
-  // NCCL cannot revoke it; all who wait, and later operations, throw ncclTimeout. answer: of an
-  // Inquiry, with the ranks that are missing where it knows them.
+  // Called by the monitor for a late operation or call. Revokes the communicator, or aborts it if
+  // the library cannot revoke. All waits and all later operations throw ncclTimeout. answer and
+  // missing: the result of an Inquiry, with the missing ranks if known.
   void expire(const Deadlines::Late& late, const std::string& answer,
               const std::optional<std::vector<int>>& missing);
-  // Before it expires, an Inquiry asks which ranks are missing.
+  // Requests an Inquiry into the missing ranks before the communicator expires.
   void inquire() { inquires_.store(true, std::memory_order_relaxed); }
   bool inquires() const { return inquires_.load(std::memory_order_relaxed); }
   bool expired() const { return expired_.load(std::memory_order_acquire); }
-  void check_state();  // throws what has failed or expired; from any thread
-  // What it throws after it has expired. nccl: the text of NCCL's failure, or empty.
+  void check_state();  // throws the failure or expiry, if any; callable from any thread
+  // The exception of an expired communicator. nccl: the text of NCCL's failure, or empty.
   NcclFailure expiry(const std::string& function, const std::string& nccl = "") const;
-  // Asks NCCL whether it has an asynchronous error, which is its failure then.
+  // Records NCCL's asynchronous error, if any, as the failure of the communicator.
   void record_async_failure() noexcept;
-  void set_name(const std::string& name);  // in the flight record
+  void set_name(const std::string& name);  // its name in the flight record
   void set_policy(TimeoutPolicy policy);
   TimeoutPolicy policy() const;
 
-  // recover(), in steps. Revokes the communicator where NCCL can, so that the ranks that wait for
-  // this one hear of it. Its time limit does not apply any more.
+  // The steps of recover().
+  // Revokes the communicator if the library can, which ends the waits of other ranks for this one.
+  // Its time limit no longer applies.
   void begin_recovery();
   // The lost ranks, as agreed by the surviving ones (hostCommAgree). Waits for ranks that are not
-  // known to be lost. No value if the library has no such function.
+  // known to be lost. None if the library lacks the function.
   std::optional<std::vector<int>> agree(double seconds, std::vector<int> lost);
   // Creates the communicator of the surviving ranks.
   void begin_recovered(Communicator& parent, const std::vector<int>& lost);
-  // The time limit of the creation; returns the one before.
+  // Sets the time limit of the creation, and returns the previous one.
   std::optional<double> limit_creation(std::optional<double> seconds) {
     return std::exchange(options_.init_timeout, seconds);
   }
-  void set_timeout(std::optional<double> seconds);  // of its operations, from now on
+  void set_timeout(std::optional<double> seconds);  // of later operations
 
   ncclUniqueId get_unique_id();  // for begin_grow
-  void revoke();                 // from any thread
-  // Inside a group NCCL suspends and resumes at its end, before finish_change().
+  void revoke();                 // callable from any thread
+  // In a group, NCCL suspends and resumes at the end of the group. finish_change() comes after it.
   void begin_suspend();
   void begin_resume();
   void finish_change();
   std::uint64_t memory_stat(ncclCommMemStat_t stat);
 
-  // The state of NCCL's background work (ncclCommGetAsyncError). wait_ready throws ncclTimeout
-  // where the work takes longer and leaves the communicator as it is.
-  // async_error() also notes that a communicator in progress is ready again.
+  // The state of NCCL's background work (ncclCommGetAsyncError). async_error() also marks a
+  // communicator as ready once NCCL has finished. wait_ready() throws ncclTimeout after the given
+  // seconds, and leaves the communicator as it is.
   ncclResult_t async_error();
-  bool failed() noexcept;  // whether it is closed, or NCCL has an asynchronous error
+  bool failed() noexcept;  // whether it is closed or NCCL reports an asynchronous error
   bool ready();
   void wait_ready(std::optional<double> seconds);
 
@@ -226,8 +227,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const std::shared_ptr<Library>& shared_library() const { return library_; }
   const std::shared_ptr<void>& store() const { return options_.store; }
   std::uint64_t check() const { return options_.check.value_or(0); }  // 0: nothing is compared
-  // Throws std::invalid_argument unless it is open, and ncclInvalidUsage while it is suspended:
-  // NCCL does not check that, and would run on memory that it has released.
+  // Throws std::invalid_argument unless it is open, and ncclInvalidUsage while it is suspended.
+  // NCCL does not check for suspension, and would run on memory that it has released.
   [[gnu::always_inline]] ncclComm_t handle() {
     if (state_.load(std::memory_order_acquire) != State::kOpen) [[unlikely]]
       check_open();
@@ -237,28 +238,28 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     ask_owner();
     return comm_.load(std::memory_order_acquire);
   }
-  ncclWindow_t* new_window();  // NCCL writes it
-  // The memory of windows. NCCL finds a window by its address: add_memory() is false for one that
-  // is in use.
+  ncclWindow_t* new_window();  // a slot that NCCL writes the handle to
+  // The memory of windows. NCCL identifies a window by its address, so add_memory() returns false
+  // for an address that is in use.
   struct WindowMemory {
     std::size_t nbytes;
     bool symmetric;
-    std::uint64_t number = 0;        // of the registered windows; equal on all ranks
-    const Window* window = nullptr;  // once it is open, while it is not deleted
+    std::uint64_t number = 0;        // in the order of registration; equal on all ranks
+    const Window* window = nullptr;  // set while it is open and not deleted
   };
   bool add_memory(void* address, WindowMemory memory);
-  // Gives it its number, and returns it. window is null where it is that of a device communicator.
+  // Assigns the number and returns it. window: null for the memory of a device communicator.
   std::uint64_t open_memory(void* address, const Window* window);
   std::map<const char*, WindowMemory> window_memory() const;  // by address
   void forget_window(void* address);                          // the memory stays registered
   void remove_memory(void* address);
-  // The open window with this address of the own memory, else std::invalid_argument.
+  // The open window at this local address. Throws std::invalid_argument if there is none.
   const Window& window_at(const void* address) const;
   bool in_symmetric_window(const void* data, std::size_t nbytes) const;
   std::uint64_t window_fingerprint() const;  // equal on ranks with the same open windows
   bool set_up_one_sided() { return !std::exchange(one_sided_, true); }  // true once
   void keep_until_closed(std::shared_ptr<void> memory);
-  // One byte on the device, for barriers: what allocate returns at the first call.
+  // Device memory for barriers, allocated by the first call.
   void* barrier_memory(const std::function<std::shared_ptr<void>()>& allocate);
   bool revoked() const { return revoked_.load(std::memory_order_relaxed); }
   bool blocking() const { return options_.config.blocking != 0; }
@@ -267,19 +268,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     const State state = state_.load(std::memory_order_acquire);
     return state == State::kPending || state == State::kCreating;
   }
-  // Read from NCCL once. A non-blocking communicator has no value before it is ready.
+  // Read from NCCL once. Unavailable until a non-blocking communicator is ready.
   int rank() { return rank_ < 0 ? identified().rank_ : rank_; }
   int nranks() { return nranks_ < 1 ? identified().nranks_ : nranks_; }
   int device() { return identified().device_; }
   std::shared_ptr<Deadlines> shared_deadlines() const { return deadlines_; }
-  std::atomic<std::uint64_t>& trace_number() { return trace_number_; }  // of watch/trace
-  int known_rank() const { return rank_; }  // -1 where it has not been read yet
+  std::atomic<std::uint64_t>& trace_number() { return trace_number_; }  // used by watch/trace
+  int known_rank() const { return rank_; }                              // -1: not read yet
 
  private:
-  // kCreating: NCCL was called and has not written the handle yet. kExpired, and kShrunk after
-  // shrink(abort): open, but operations are refused. kLent: open, and its owner has to be asked
-  // before each use. kUnready: open, and a call of a non-blocking communicator may be in progress,
-  // so NCCL has to be asked. kAbandoned: init_timeout has passed while NCCL was called.
+  // kCreating: NCCL was called and has not written the handle yet.
+  // kExpired, kShrunk: open, but operations are refused. kShrunk follows shrink(abort).
+  // kLent: open, but the foreign owner must be asked before each use.
+  // kUnready: open, but a non-blocking call may be in progress, so NCCL must be asked.
+  // kAbandoned: init_timeout passed during the NCCL call.
   enum class State {
     kPending,
     kCreating,
@@ -293,9 +295,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     kAbandoned
   };
 
-  NcclFailure annotated(const NcclFailure& failure);  // with what the communicator knows of it
+  // Records a failure and adds the state of the communicator to its text.
+  NcclFailure annotated(const NcclFailure& failure);
 
-  // A Use in issue(), at the price of two stores: one thread at a time issues operations.
+  // A Use for issue() that costs two stores, because one thread at a time issues operations.
   class Issuing {
    public:
     [[gnu::always_inline]] explicit Issuing(Communicator& communicator)
@@ -316,7 +319,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool still_lent() noexcept;
   void check_ready();
   void mark_in_progress();
-  // The state while no call is in progress.
+  // The state when no call is in progress.
   State idle_state() const { return shrunk_by_abort_ ? State::kShrunk : State::kOpen; }
   bool settle();
   void forget() noexcept;
@@ -334,7 +337,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     if (!succeeded(result)) [[unlikely]]
       throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
   }
-  // The same for the call of an operation.
+  // check() for an operation.
   void check_operation(ncclResult_t result, const char* function, const char* hint = "",
                        std::source_location where = std::source_location::current()) {
     if (result != ncclSuccess) [[unlikely]]
@@ -344,8 +347,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                         std::source_location where);
   [[noreturn]] void throw_operation_failed(ncclResult_t result, const char* function,
                                            const char* hint, std::source_location where);
-  // A call of NCCL that waits for the other ranks, from construction to destruction. After the
-  // communicator has expired its errors are its own: shrink() is made for that.
+  // The scope of an NCCL call that waits for the other ranks. On a communicator that had already
+  // expired, an error of the call is not reported as the expiry: shrink() serves that case.
   class Waiting {
    public:
     Waiting(Communicator& communicator, const char* function)
@@ -371,8 +374,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   [[noreturn]] void throw_late(double seconds, const char* function) const;
   void begin_child(Communicator& parent, const char* creator, bool shares, bool grows = false);
-  // Of begin_child(): call takes the parent's handle, and holds what it uses itself. Where nothing
-  // but its own thread can end it, which is where the parent was revoked, it has a time limit.
+  // Calls NCCL with the parent's handle. If the parent was revoked, nothing can end the call, so it
+  // runs on a separate thread with a time limit. call must own all that it captures.
   ncclResult_t call_parent(Communicator& parent,
                            const std::function<ncclResult_t(ncclComm_t)>& call);
   bool shares() const;
@@ -397,7 +400,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return *this;
   }
   void begin_deadlines();
-  // The identity of a communicator made by unique ids, by ncclCommInitAll, and from a parent.
+  // Set the identity of a communicator created from unique ids, by ncclCommInitAll, or from a
+  // parent.
   void identify_new(const std::vector<ncclUniqueId>& ids);
   void identify_local();
   void identify_split(Communicator& parent, int color);
@@ -407,20 +411,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void derive_id(const Communicator& parent, std::initializer_list<std::uint64_t> words,
                  std::vector<int> ranks = {});
   void publish_identity();
-  // What it throws once it has expired.
   struct Expiry {
     std::string text;
-    std::optional<std::vector<int>> missing;  // none: not known
+    std::optional<std::vector<int>> missing;  // none: unknown
   };
   class WorkFailures;
-  // Throws what the communicator whose work has failed says of it; returns where it is not known.
+  // Throws the failure of the communicator whose work failed. Returns if that is unknown.
   static void check_failed_work(const Library& library, const WorkFailure& failure);
   std::optional<NcclFailure> record_expiry(const Deadlines::Late& late, Expiry expiry);
   void record_failure(ncclResult_t result, const std::string& text) noexcept;
   Deadlines::Unfinished unfinished_on_device(double seconds = 0.05);
   void fail_unfinished(const Deadlines::Unfinished& unfinished, const NcclFailure& failure);
   void read_identity();
-  ncclResult_t read_async_error();  // from any thread, once there is a handle
+  ncclResult_t read_async_error();  // callable from any thread once there is a handle
   void choose_device();
   void abandon();
   void free_abandoned();
@@ -436,7 +439,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void issue_configured(const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);
 
-  // What an operation reads comes first.
+  // The members that an operation reads come first.
   std::shared_ptr<Library> library_;
   std::atomic<State> state_ = State::kPending;
   std::atomic<ncclComm_t> comm_ = nullptr;
@@ -444,13 +447,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int device_ = -1;
   std::atomic<std::uint64_t> trace_number_ = 0;
   const std::shared_ptr<Deadlines> deadlines_ = std::make_shared<Deadlines>();
-  Options options_;  // on_timeout is set, and under mutex_
+  Options options_;  // on_timeout is always set, and guarded by mutex_
   std::atomic<int> uses_ = 0;
   std::atomic<bool> expired_ = false;
-  std::atomic<bool> expiry_ended_ = false;  // it is revoked, or was aborted
+  std::atomic<bool> expiry_ended_ = false;  // the expiry has revoked or aborted it
   std::atomic<bool> inquires_ = false;
-  // Where NCCL writes the handle. For a child of a non-blocking parent a thread of NCCL writes it
-  // later, so the parent keeps this memory alive too.
+  // NCCL writes the handle here. For a child of a non-blocking parent, a thread of NCCL does so
+  // later, so the parent shares ownership of this memory.
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);
   std::vector<std::shared_ptr<ncclComm_t>> children_;
   std::shared_ptr<Communicator> parent_;  // until it is ready again
@@ -458,32 +461,32 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool borrowed_ = false;
   std::atomic<int> registrations_ = 0;
   bool no_color_ = false;  // split() with NCCL_SPLIT_NOCOLOR: no communicator
-  // NCCL shares the memory and the abort flag of a parent with its children where the parent's
-  // configuration says so.
+  // With splitShare or shrinkShare in the parent's configuration, NCCL shares the parent's memory
+  // and abort flag with its children.
   std::weak_ptr<Communicator> shared_parent_;
   std::vector<std::weak_ptr<Communicator>> shared_children_;
   std::vector<std::weak_ptr<Communicator>> shrunk_;  // the children of shrink()
   std::atomic<bool> growing_ = false;                // between get_unique_id() and begin_grow()
-  State changed_ = State::kOpen;                     // by finish_change()
+  State changed_ = State::kOpen;                     // the state that finish_change() sets
   std::atomic<bool> revoked_ = false;
   std::atomic<bool> shrunk_by_abort_ = false;
-  std::atomic<bool> error_thrown_ = false;  // an operation has thrown what NCCL returned
+  std::atomic<bool> error_thrown_ = false;  // an operation threw NCCL's error
   std::atomic<bool> failure_recorded_ = false, failure_dumped_ = false;
-  std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // that were called on it
+  std::uint64_t splits_ = 0, grows_ = 0, borrows_ = 0;  // the number of calls
   std::atomic<bool> finalized_ = false;                 // ncclCommFinalize was called
-  std::atomic<bool> was_ready_ = false;                 // of a non-blocking one: it has been made
-  mutable std::mutex mutex_;                            // of the following, up to kept_
+  std::atomic<bool> was_ready_ = false;                 // a non-blocking creation has completed
+  mutable std::mutex mutex_;                            // guards the following, up to kept_
   std::weak_ptr<Communicator> created_from_;
   std::shared_ptr<const Owner> owner_;                  // of a borrowed handle
-  std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this one's handle
-  Expiry expiry_;                                       // once expired: the whole text
+  std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this communicator's handle
+  Expiry expiry_;                                       // set before expired_
   FlightIdentity identity_;
   std::thread::id claimed_by_;
   int claims_ = 0;
   std::deque<ncclWindow_t> windows_;
   std::map<const char*, WindowMemory> window_memory_;  // by address
   std::uint64_t registered_windows_ = 0;
-  std::vector<std::shared_ptr<void>> kept_;  // the memory of windows that were not closed
+  std::vector<std::shared_ptr<void>> kept_;  // memory of windows that were not closed
   std::shared_ptr<void> barrier_memory_;
   bool one_sided_ = false;
   int rank_ = -1;
@@ -491,14 +494,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<const char*> creator_ = "ncclCommInitRankConfig";
 };
 
-// NCCL_CHECK with a Use throws by throw_failed().
+// The overload that NCCL_CHECK calls with a Use.
 [[noreturn]] inline void throw_nccl(const Library&, ncclResult_t result, const char* function,
                                     const Communicator::Use& use, int, const char* file, int line) {
   use.communicator().throw_failed(result, function, file, line);
 }
 
-// The groups of raw.ncclGroupStart() on this thread. What NCCL makes inside one is ready only at
-// its end, so the objects make nothing there.
+// Counts the open groups of raw.ncclGroupStart() on this thread. NCCL creates objects only at the
+// end of a group, so pynccl's objects cannot be created inside one.
 class RawGroup {
  public:
   static void start() { ++depth_; }
@@ -511,17 +514,17 @@ class RawGroup {
   inline static thread_local int depth_ = 0;
 };
 
-// A group of NCCL calls on one library (ncclGroupStart, ncclGroupEnd), open from construction to
-// end(). The destructor ends a group that an exception left open and ignores the result.
+// A group of NCCL calls on one library (ncclGroupStart, ncclGroupEnd), from construction to end().
+// The destructor ends a group that an exception left open, and ignores the result.
 class GroupScope {
  public:
   explicit GroupScope(Library& library);
   ~GroupScope();
   GroupScope(const GroupScope&) = delete;
   GroupScope& operator=(const GroupScope&) = delete;
-  bool end();  // whether it is in progress: Communicator::wait_issued()
-  // Ends the group without running it (ncclGroupSimulateEnd): the estimated seconds, none where the
-  // library has no estimate.
+  bool end();  // returns whether it is still in progress: see Communicator::wait_issued()
+  // Ends the group without running it (ncclGroupSimulateEnd). Returns the estimated seconds, or
+  // none if the library has no estimate.
   std::optional<double> end_simulated();
 
  private:
@@ -552,8 +555,8 @@ class GroupScope {
   check_operation(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function, \
                   kOneSidedHint);                                                                 \
   return
-  // PRESENT: every library from 2.18 on has the function, or sends and receives replace
-  // it. ONE_SIDED: a library without the function is an error.
+  // PRESENT: a function of every library from 2.18 on, or one that sends and receives replace.
+  // ONE_SIDED: a missing function is an error.
   switch (kind) {
     case OperationKind::kAllReduce:
       PRESENT(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);

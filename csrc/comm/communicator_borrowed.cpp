@@ -1,5 +1,5 @@
-// Communicators that use the handle of another owner. One of pynccl tells those that borrow from it
-// when it changes; any other owner is asked before each use, where it can say.
+// Communicators that borrow the handle of another owner. An owner that is a Communicator notifies
+// its borrowers of changes. A foreign owner is asked before each use, if it supports that.
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace pynccl {
 
-// Never freed: what nobody can deregister any more.
+// Leaks memory that NCCL may still use and that can no longer be deregistered.
 void Communicator::keep_forever(std::vector<std::shared_ptr<void>> memory) {
   static std::mutex mutex;
   static auto& all = *new std::vector<std::vector<std::shared_ptr<void>>>;
@@ -42,14 +42,14 @@ void Communicator::borrow(ncclComm_t comm, Owner owner) {
     std::erase_if(lender->borrowers_, [](const auto& one) { return one.expired(); });
     lender->borrowers_.push_back(weak_from_this());
   }
-  // The lender tells of its end only those that it knew then.
+  // A lender that was closed meanwhile has not notified this borrower.
   if (lender && lender->closed()) forget();
   read_identity();
   identify_borrowed(lender.get());
   publish_identity();
 }
 
-// A copy, of a borrowed communicator.
+// A copy of the owner of a borrowed communicator.
 Communicator::Owner Communicator::owner() const {
   const std::lock_guard lock(mutex_);
   if (!owner_) throw_not_open();
@@ -68,7 +68,7 @@ std::shared_ptr<Communicator> Communicator::find(const Library& library, ncclCom
   return nullptr;
 }
 
-// Where its state is not kOpen: throws unless it is lent, or is ready now.
+// Called if the state is not kOpen: throws unless the communicator is lent, or has become ready.
 void Communicator::check_open() {
   State state = state_.load();
   if (state == State::kUnready) {
@@ -89,14 +89,14 @@ bool Communicator::still_lent() noexcept {
   if (owner && comm && owner->ask() == comm) return true;
   try {
     notify_observers(true);
-  } catch (const std::exception&) {  // an observer cannot refuse it
+  } catch (const std::exception&) {  // an observer cannot refuse a close by the owner
   }
   forget();
   return false;
 }
 
-// Ends the use of a borrowed handle. The owner is kept: its release may end its communicator, and
-// may need the GIL, which the monitor's thread must not wait for.
+// Ends the use of a borrowed handle. Keeps the reference to the owner, because its release may
+// close the owner's communicator and may need the GIL, for which the monitor thread must not wait.
 void Communicator::forget() noexcept {
   State before = state_.load();
   do {
@@ -112,7 +112,7 @@ void Communicator::forget() noexcept {
     if (owner_) lender = owner_->communicator;
   }
   if (kept.empty()) return;
-  // The windows over this memory were not closed, and stay in the owner's communicator.
+  // The windows over this memory were not closed, and stay registered with the owner.
   if (!lender) return keep_forever(std::move(kept));
   if (lender->closed()) return;
   for (auto& memory : kept) lender->keep_until_closed(std::move(memory));
@@ -124,8 +124,8 @@ void Communicator::forget_unless_registered() {
     const std::lock_guard lock(mutex_);
     if (!closed() && (registrations_ != 0 || window_memory_.size() > kept_.size()))
       throw std::invalid_argument(
-          "communicator: it is borrowed, and buffers or windows are registered with it, which "
-          "would stay in its owner's communicator; close them first");
+          "communicator: it is borrowed, and buffers or windows are still registered with it; "
+          "close them first");
     owner = owner_;
   }
   forget();
@@ -133,7 +133,7 @@ void Communicator::forget_unless_registered() {
   owner_.reset();
 }
 
-// The communicator that owns the handle, or this one where none of pynccl does.
+// The communicator that owns the handle, or this one if the owner is foreign.
 std::shared_ptr<Communicator> Communicator::root() {
   const std::lock_guard lock(mutex_);
   return owner_ && owner_->communicator ? owner_->communicator : shared_from_this();
@@ -159,7 +159,8 @@ void Communicator::mark_revoked(bool revoked) {
   for (const auto& borrower : owner->borrowers()) borrower->revoked_ = revoked;
 }
 
-// NCCL would accept operations, which cannot end without the excluded ranks.
+// Operations are refused from now on: NCCL would accept them, but without the excluded ranks they
+// cannot complete.
 void Communicator::mark_shrunk() {
   const auto note = [](Communicator& one) {
     one.shrunk_by_abort_ = true;
@@ -177,7 +178,7 @@ bool Communicator::in_use() const {
          std::ranges::any_of(borrowers(), [&](const auto& one) { return used(*one); });
 }
 
-// Whether a graph may have operations on the handle.
+// Whether a graph may contain operations on the handle.
 bool Communicator::captured() const {
   return deadlines_->captured() || std::ranges::any_of(borrowers(), [](const auto& one) {
            return one->deadlines_->captured();

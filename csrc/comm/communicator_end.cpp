@@ -1,14 +1,14 @@
 // The end of a communicator: finalize, close, abort, revoke, and the steps of recover().
 //
-// What NCCL does there (2.28.9 to 2.30.7) decides what can be called:
-// - ncclCommRevoke ends the kernels of the communicator, then waits for NCCL's streams, and so for
-//   all that the user's streams have before the communicator's last operation.
-// - ncclCommFinalize waits for these streams and for the graphs that captured the communicator.
-//   Once it is called the communicator cannot be revoked, and nothing ends the wait.
-// - After either of them ncclCommDestroy and ncclCommAbort free at once: under a call that is under
-//   way, and under graphs, which write to the communicator when they are destroyed.
-// So ncclCommFinalize is called when no operation is outstanding, every call that may not return
-// has a thread of its own, and a handle that is still used is never freed (free_handle).
+// The behavior of NCCL 2.28.9 to 2.30.7 limits what can be called:
+// - ncclCommRevoke ends the kernels of the communicator, then waits for NCCL's streams, and thus
+//   for all work on the user's streams before the communicator's last operation.
+// - ncclCommFinalize waits for these streams, and for the graphs that captured the communicator.
+//   Afterwards the communicator cannot be revoked, and nothing ends the wait.
+// - After either of them, ncclCommDestroy and ncclCommAbort free the communicator immediately, even
+//   during another call, and even if graphs exist, which write to it when they are destroyed.
+// Therefore ncclCommFinalize is only called when no operation is outstanding, every call that may
+// not return runs on a separate thread, and a handle in use is never freed (free_handle).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -29,16 +29,17 @@
 namespace pynccl {
 namespace {
 
-constexpr double kEndCallsSeconds = 2;  // how long abort() waits for the calls of other threads
-constexpr double kAbortSeconds = 5;     // and for ncclCommAbort
-constexpr double kIssueSeconds = 0.1;   // how long an expiry waits for what is being issued
-constexpr double kMinFinalizeSeconds =
-    0.1;  // for ncclCommFinalize, after the wait for the operations
+// Limits of waits:
+constexpr double kEndCallsSeconds = 2;       // of abort(), for the calls of other threads
+constexpr double kAbortSeconds = 5;          // of abort(), for ncclCommAbort
+constexpr double kIssueSeconds = 0.1;        // of an expiry, for a call that issues an operation
+constexpr double kRevokeSeconds = 2;         // of recover(), for the revocation
+constexpr double kMinFinalizeSeconds = 0.1;  // at least, for ncclCommFinalize
 
 double seconds_since(std::int64_t time) { return static_cast<double>(coarse_time() - time) * 1e-9; }
 
-// ncclCommDestroy or ncclCommAbort, on a thread of its own: false where that takes longer, and
-// continues there. Throws NCCL's error.
+// Calls ncclCommDestroy or ncclCommAbort on a separate thread. Returns false if it takes longer,
+// and then continues there. Throws NCCL's error.
 bool free_within(double seconds, const std::shared_ptr<Library>& library, ncclComm_t comm,
                  bool aborts, int rank) {
   return run_within(seconds, [library, comm, aborts, rank] {
@@ -50,15 +51,13 @@ bool free_within(double seconds, const std::shared_ptr<Library>& library, ncclCo
   });
 }
 
-constexpr double kRevokeSeconds = 2;  // how long recover() waits for the revocation
-
 }  // namespace
 
 void Communicator::finalize() {
   check_owned("finalize");
   check_ready();
   const Use comm(*this);
-  if (!blocking() || finalized_ || revoked_) {  // NCCL refuses the latter at once
+  if (!blocking() || finalized_ || revoked_) {  // NCCL refuses a revoked one immediately
     const Waiting waiting(*this, "ncclCommFinalize");
     finalized_ = true;
     waiting.check(library_->nccl<&NcclTable::ncclCommFinalize>()(comm));
@@ -88,7 +87,7 @@ void Communicator::close() {
     return;
   }
   if (!revoked_) {
-    // NCCL from 2.24 on: where ncclCommDestroy returns the error, it leaves this thread in a group.
+    // From NCCL 2.24 on, an ncclCommDestroy that returns the error leaves this thread in a group.
     const ncclResult_t error = async_error();
     if (!succeeded(error)) {
       const std::string text =
@@ -110,11 +109,11 @@ void Communicator::close() {
       failure = std::current_exception();
     }
   try {
-    // Where it waits for ranks of other processes, which have not closed theirs, it continues.
-    // After a shrink with abort it would wait for the excluded ranks, which may be dead
-    // (NCCL 2.31.2).
+    // A wait for ranks of other processes that have not closed theirs continues in the background.
+    // After a shrink with abort, ncclCommDestroy would wait for the excluded ranks, which may be
+    // dead (NCCL 2.31.2).
     free_handle(shrunk_by_abort_, std::max(kAbortSeconds, seconds - seconds_since(began)));
-  } catch (const NcclFailure&) {  // mostly that of ncclCommFinalize
+  } catch (const NcclFailure&) {  // usually the failure of ncclCommFinalize
     failure = std::current_exception();
   }
   if (thrown) return;
@@ -124,8 +123,9 @@ void Communicator::close() {
   if (!revoked_) throw_late(seconds, "ncclCommDestroy");
 }
 
-// Waits until the operations are done, while the monitor revokes what takes too long, and then
-// finalizes. False where it has expired, was ended by another thread, or takes longer than that.
+// Waits until the operations are done, during which the monitor may expire the communicator, and
+// then finalizes it. Returns false if it expired, was ended by another thread, or exceeds the
+// limit.
 bool Communicator::finalize_within(double seconds, const char* function) {
   const std::int64_t began = coarse_time();
   if (!finalized_) {
@@ -147,8 +147,8 @@ bool Communicator::finalize_within(double seconds, const char* function) {
   });
 }
 
-// Calls a function on a thread of its own, for at most some seconds. Meanwhile, and after them
-// until it returns, the handle is in use. Throws what it throws.
+// Calls a function on a separate thread, and waits for at most the given seconds. The handle counts
+// as in use until the function returns. Rethrows its exception.
 bool Communicator::call_within(double seconds, const std::function<void(Communicator&)>& function) {
   struct InUse {
     explicit InUse(std::shared_ptr<Communicator> used) : communicator(std::move(used)) {
@@ -167,8 +167,8 @@ void Communicator::abort() {
   if (!closed()) check_owned("abort");
   if (!closed() && shares())
     throw std::invalid_argument(
-        "communicator: it shares the resources of its parent (split_share, shrink_share): an abort "
-        "would end the parent's operations as if they were done; close() it or abort its parent");
+        "communicator: it shares the resources of its parent (split_share, shrink_share), whose "
+        "operations an abort would end as if they were done; close() it or abort its parent");
   abort_alone();
 }
 
@@ -178,13 +178,13 @@ void Communicator::discard() noexcept {
     if (!shares()) return abort_alone();
     notify_observers(true);
     free_handle(false, kAbortSeconds);
-  } catch (...) {  // there is nobody to tell
+  } catch (...) {  // there is no caller to report it to
   }
 }
 
-// Work that ends without a result when the communicator is aborted or revoked. Nothing if the
-// library itself knows that, or it has expired: then it is noted already. seconds: how long it may
-// still become done.
+// The work that ends without a result when the communicator is aborted or revoked, after waiting up
+// to the given seconds for its completion. Empty if the library tracks failed work itself, or if
+// the communicator has expired, which already recorded it.
 Deadlines::Unfinished Communicator::unfinished_on_device(double seconds) {
   if (library_->reports_failed_work() || expired() || closed() || borrowed_) return {};
   Deadlines::Unfinished unfinished;
@@ -195,7 +195,7 @@ Deadlines::Unfinished Communicator::unfinished_on_device(double seconds) {
   return unfinished;
 }
 
-// Whether it shares resources with its parent, which is open.
+// Whether it shares resources with its parent, and the parent is open.
 bool Communicator::shares() const {
   const auto parent = shared_parent_.lock();
   return parent && !parent->closed();
@@ -210,10 +210,10 @@ void Communicator::abort_alone() {
   free_handle(true, kAbortSeconds);
 }
 
-// Closes the communicator and frees its handle. False where that takes longer, and continues in the
-// background, or cannot be done: the handle stays where a call of NCCL still uses it, or where it
-// was revoked and graphs may have its operations. Does nothing where it has no handle, has borrowed
-// it, or is closed already.
+// Closes the communicator and frees its handle. Does nothing if the handle is null or borrowed, or
+// the communicator is closed. Returns false if freeing takes longer and continues in the
+// background, or if the handle is leaked: because an NCCL call still uses it, or because it was
+// revoked and graphs may contain its operations.
 bool Communicator::free_handle(bool aborts, double seconds) {
   wait_for_expiry();
   const ncclComm_t comm = take_to_free();
@@ -234,8 +234,8 @@ bool Communicator::free_handle(bool aborts, double seconds) {
   return freed;
 }
 
-// Closes the communicator. Its handle, for the caller to free; null where it has none, has borrowed
-// it, or is closed already.
+// Closes the communicator and returns its handle for the caller to free, or null if the handle is
+// null or borrowed, or the communicator was closed.
 ncclComm_t Communicator::take_to_free() {
   if (borrowed_) {
     forget();
@@ -253,14 +253,14 @@ ncclComm_t Communicator::take_to_free() {
   return comm_.exchange(nullptr);
 }
 
-// What NCCL has made after the communicator was aborted.
+// Frees a handle that NCCL wrote after the communicator was aborted.
 void Communicator::free_created() {
   if (const ncclComm_t comm = std::atomic_ref(*created_).exchange(nullptr))
     free_within(kAbortSeconds, library_, comm, true, rank_);
 }
 
-// Waits for the calls of other threads, where there are any, and makes them return. The state is
-// kClosed: no call begins.
+// Makes the calls of other threads return, and waits for them. The state is kClosed, so no further
+// call begins.
 void Communicator::end_calls() {
   heavy_barrier();
   if (!in_use()) return;
@@ -269,11 +269,11 @@ void Communicator::end_calls() {
       revoke_within(kEndCallsSeconds);
     } catch (const NcclFailure&) {  // it was revoked before
     }
-  // Nothing ends a finalization that is under way.
+  // Nothing ends a finalization in progress.
   poll_until(finalized_ ? kIssueSeconds : kEndCallsSeconds, [this] { return !in_use(); });
 }
 
-// An expiry revokes on a thread of its own.
+// Needed because an expiry revokes on a separate thread.
 void Communicator::wait_for_expiry() const {
   if (deadlines_->expired()) poll_until(kEndCallsSeconds, [this] { return expiry_ended_.load(); });
 }
@@ -285,7 +285,7 @@ void Communicator::expire(const Deadlines::Late& late, const std::string& answer
   std::string text = late.what + " on rank " + std::to_string(rank_) + limit;
   if (!answer.empty()) text += ": " + answer;
   if (const std::int64_t silent = Deadlines::silent_since(); silent != 0 && deadlines_->on_gpu()) {
-    std::snprintf(limit, sizeof limit, "; the driver of the GPU has not answered for %g s",
+    std::snprintf(limit, sizeof limit, "; the GPU driver has not answered for %g s",
                   std::round(static_cast<double>(coarse_time() - silent) / 1e8) / 10);
     text += limit;
   }
@@ -296,11 +296,11 @@ void Communicator::expire(const Deadlines::Late& late, const std::string& answer
   if (policy.abort)
     abort_process(std::string("pynccl: ") + failure.what() +
                   "; the process is aborted (on_timeout)");
-  // On a thread of its own: the revocation of this communicator may have to wait for that of
-  // another one, whose operation is before this one's on a stream.
+  // On a separate thread, because the revocation of this communicator may have to wait for that of
+  // another one, whose operation precedes this one's on a stream.
   std::thread([self = shared_from_this(), call = late.call, callback = policy.callback, failure] {
     try {
-      // Where it is revoked already, its operations have ended, and a child may be in the making.
+      // If it is already revoked, its operations have ended, and a child may be under construction.
       if (call || !self->revoked_) self->end_expired(call);
     } catch (const std::exception&) {  // another thread may have closed it
     }
@@ -309,8 +309,8 @@ void Communicator::expire(const Deadlines::Late& late, const std::string& answer
   }).detach();
 }
 
-// From now on those who wait find the reason; nothing is told to NCCL yet. None where the call that
-// was late has returned.
+// Records the expiry, so that waits report it, before anything is revoked or aborted in NCCL.
+// Returns none if the late call has returned meanwhile.
 std::optional<NcclFailure> Communicator::record_expiry(const Deadlines::Late& late, Expiry expiry) {
   {
     const ForkLock fork_lock;
@@ -321,14 +321,14 @@ std::optional<NcclFailure> Communicator::record_expiry(const Deadlines::Late& la
     if (!deadlines_->expire(late)) return std::nullopt;
   }
   NcclFailure failure = this->expiry(late.what);
-  record_failure(failure.code, failure.what());  // a process may end as soon as a wait raises
+  record_failure(failure.code, failure.what());  // the process may exit as soon as a wait throws
   const ForkLock fork_lock;
   expired_.store(true, std::memory_order_release);
-  State open = State::kOpen;  // nothing is issued any more
+  State open = State::kOpen;  // operations are refused from now on
   if (!state_.compare_exchange_strong(open, State::kExpired) && open == State::kUnready)
     state_.compare_exchange_strong(open, State::kExpired);
   heavy_barrier();
-  if (!library_->reports_failed_work())  // there the call of an operation only enqueues it
+  if (!library_->reports_failed_work())  // these libraries only enqueue, which does not block
     poll_until(kIssueSeconds, [this] { return !issuing_.load(std::memory_order_acquire); });
   const Deadlines::Unfinished unfinished = deadlines_->unfinished();
   FailedStreams::add(
@@ -341,7 +341,7 @@ std::optional<NcclFailure> Communicator::record_expiry(const Deadlines::Late& la
 }
 
 void Communicator::set_policy(TimeoutPolicy policy) {
-  std::optional<TimeoutPolicy> other(std::move(policy));  // the one before ends without the lock
+  std::optional<TimeoutPolicy> other(std::move(policy));  // the old one is destroyed unlocked
   const std::lock_guard lock(mutex_);
   options_.on_timeout.swap(other);
 }
@@ -360,15 +360,16 @@ void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
     mark_revoked();  // before the calls of other threads return
     try {
       return revoke_handle();
-    } catch (const NcclFailure&) {  // it was revoked before, which ends all but some calls
+    } catch (const NcclFailure&) {  // it was revoked before, which ended most calls
       if (poll_until(kEndCallsSeconds, is_over)) return;
     }
   }
-  expiry_ended_ = true;  // abort_alone() waits for it
+  expiry_ended_ = true;  // abort_alone() would wait for it
   abort_alone();
 }
 
-// The user has ended a wait of this thread: nothing that was issued can be relied on.
+// Revokes the communicator after the user interrupted a wait of this thread: the results of issued
+// operations are unreliable.
 void Communicator::end_interrupted() noexcept {
   ask_owner();
   if (!library_->nccl_table().ncclCommRevoke || closed() || revoked_.exchange(true)) return;
@@ -379,14 +380,14 @@ void Communicator::end_interrupted() noexcept {
                          " was interrupted by a signal while it waited"});
     mark_revoked();
     revoke_within(kEndCallsSeconds);
-  } catch (const std::exception&) {  // what ended the wait is thrown
+  } catch (const std::exception&) {  // the interrupted wait throws anyway
   }
 }
 
 void Communicator::revoke() {
   const Use comm(*this);
   library_->nccl<&NcclTable::ncclCommRevoke>();
-  // First, since the call ends operations, and other threads must not take them for done.
+  // Must come first: the revocation ends operations, which other threads must not take for done.
   fail_unfinished(unfinished_on_device(),
                   {ncclInvalidUsage, "ncclCommRevoke", rank_,
                    "work queued on the stream failed: its communicator was revoked"});
@@ -409,8 +410,8 @@ void Communicator::revoke_handle() {
   check(revoke(comm, NCCL_REVOKE_DEFAULT), "ncclCommRevoke");
 }
 
-// The thread continues where it takes longer. Throws where NCCL refuses it: it was revoked or
-// finalized before.
+// Returns false after the given seconds, while the revocation continues on its thread. Throws if
+// NCCL refuses it, because the communicator was revoked or finalized before.
 bool Communicator::revoke_within(double seconds) {
   return call_within(seconds, [comm = comm_.load()](Communicator& self) {
     self.check(self.library_->nccl_table().ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT),
@@ -428,15 +429,15 @@ void Communicator::begin_recovery() {
   const Use use(*this);
   deadlines_->set_limit(FlightRecord::kNoLimit);
   if (!library_->nccl_table().ncclCommRevoke) return;
-  // First, as in revoke().
+  // Must come first, as in revoke().
   fail_unfinished(unfinished_on_device(),
                   {ncclInvalidUsage, "ncclCommRevoke", rank_,
-                   "work queued on the stream failed: its communicator was given up by recover()"});
+                   "work queued on the stream failed: its communicator was revoked by recover()"});
   mark_revoked();
-  // That revoked_ was set does not mean that NCCL was called: the expiry may be about to.
+  // revoked_ alone does not mean that NCCL was called: an expiry may be about to call it.
   try {
     revoke_within(kRevokeSeconds);
-  } catch (const NcclFailure&) {  // it is revoked already
+  } catch (const NcclFailure&) {  // it is already revoked
   }
   if (!blocking()) wait_ready(std::nullopt);
 }

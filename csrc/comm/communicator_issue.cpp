@@ -1,5 +1,5 @@
-// How a communicator issues operations, besides the fast path of issue(), which communicator.h has,
-// and what it throws where NCCL has failed, it is not open, or something was late.
+// Issuing operations, except for the fast path of issue() in communicator.h, and the exceptions of
+// a communicator: NCCL's failures, a communicator that is not open, and exceeded time limits.
 #include <cstdio>
 #include <string_view>
 
@@ -12,8 +12,8 @@
 namespace pynccl {
 namespace {
 
-// Calls visit.operator()<entry>(name, arguments between dtype and comm) for the function of an
-// operation's kind.
+// Calls visit.operator()<entry>(name, arguments between dtype and comm) for the ...Config function
+// of an operation's kind.
 template <class Visit>
 void visit_entry(const Operation& o, Visit&& visit) {
 #define ENTRY(name, ...) \
@@ -43,13 +43,13 @@ void visit_entry(const Operation& o, Visit&& visit) {
 
 constexpr double kDumpSeconds = 2;  // how long a later failure waits for the dump of the first
 
-// The others are refusals of a call.
+// Whether the result is fatal. The other errors only refuse a call.
 bool ends_communicator(ncclResult_t result) {
   return result == ncclUnhandledCudaError || result == ncclSystemError ||
          result == ncclInternalError || result == ncclRemoteError || result == ncclTimeout;
 }
 
-// The ranks in a text of hostnccl: "waited for ranks 1 and 3 in ncclAllReduce(...)".
+// Parses the ranks in a text of hostnccl: "waited for ranks 1 and 3 in ncclAllReduce(...)".
 std::optional<std::vector<int>> ranks_waited_for(std::string_view text) {
   constexpr std::string_view kBegin = "waited for rank", kEnd = " in ";
   const std::size_t begin = text.find(kBegin);
@@ -77,7 +77,7 @@ void Communicator::issue_observed(OperationKind kind, const Operation& o) {
   Observers::before_operation(event);
   Deadlines& deadlines = *deadlines_;
   event.time = Observers::times() ? precise_time() : coarse_time();
-  std::unique_ptr<Observation> observed;  // until the record says that the call has returned
+  std::unique_ptr<Observation> observed;  // outlives the record's Call
   const FlightRecorder::Call call(deadlines.recorder(), kind, o, event.time, deadlines.limit());
   observed = Observers::called(event);
   call_nccl(kind, comm, o);
@@ -85,7 +85,7 @@ void Communicator::issue_observed(OperationKind kind, const Operation& o) {
   deadlines.enqueued(o.stream, event.time);
 }
 
-// Another thread may revoke or abort the communicator, and the monitor may expire it, meanwhile.
+// Meanwhile another thread may revoke or abort the communicator, or the monitor may expire it.
 void Communicator::wait_issued(const char* function) {
   const bool interrupted_before = Interrupt::pending();
   poll_until(std::nullopt, [&] {
@@ -113,7 +113,7 @@ void Communicator::issue_in_group(const Operation& operation) {
   call_nccl(operation.kind, comm, operation);
 }
 
-// What is observed of the call ends with that of the group.
+// Discards the Observation: the group's own covers its operations.
 void Communicator::issue_in_group_observed(const Operation& operation) {
   const ncclComm_t comm = handle();
   const OperationEvent event{*this, operation.kind, operation, true, deadlines_->group_began()};
@@ -128,7 +128,7 @@ void Communicator::simulate_in_group(const Operation& operation) {
   call_nccl(operation.kind, handle(), operation);
 }
 
-// all_to_all, gather and scatter on a library before 2.28: a group of sends and receives.
+// Issues all_to_all, gather and scatter as a group of sends and receives, on libraries before 2.28.
 void Communicator::issue_as_messages(const Operation& o, int nranks) {
   const std::size_t block = o.count * element_size(o.dtype);
   const auto* sends = static_cast<const char*>(o.sendbuff);
@@ -168,7 +168,7 @@ void Communicator::issue_as_messages(const Operation& o, int nranks) {
   if (group.end()) wait_issued("ncclGroupEnd");
 }
 
-// A collective with a ncclCollConfig_t: the nccl...Config functions, NCCL 2.31 and newer.
+// Collectives with an ncclCollConfig_t, which need the nccl...Config functions of NCCL 2.31.
 void Communicator::check_configured(const Operation& o) const {
   visit_entry(o, [this]<auto Entry>(const char*, auto...) { library_->nccl<Entry>(); });
   library_->fit(*o.config);
@@ -190,16 +190,17 @@ void Communicator::throw_not_open() const {
   if (expired()) throw expiry(state == State::kExpired ? "ncclCommRevoke" : "ncclCommAbort");
   if (state == State::kShrunk)
     throw NcclFailure(ncclInvalidUsage, "ncclCommShrink", rank_,
-                      "communicator: shrink(abort=True) has ended its operations (ncclCommShrink); "
-                      "use the new communicator");
+                      "communicator: shrink(abort=True) has ended its operations; use the new "
+                      "communicator");
   if (state == State::kSuspended)
     throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
-                      "communicator: it is suspended; resume() makes it usable again");
+                      "communicator: it is suspended; call resume() first");
   throw std::invalid_argument(
-      state == State::kPending    ? "communicator: it is still being made; leave the group first"
-      : state == State::kCreating ? "communicator: it is still being made; wait until it is ready"
+      state == State::kPending ? "communicator: it is still being created; leave the group first"
+      : state == State::kCreating
+          ? "communicator: it is still being created; wait until it is ready"
       : state == State::kUnready
-          ? "communicator: a call on it is in progress; wait_ready() waits until it is done"
+          ? "communicator: a call on it is in progress; call wait_ready() first"
       : borrowed_ ? "communicator: it is closed, or its owner has closed it"
                   : "communicator: it is closed");
 }
@@ -221,7 +222,7 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
                     failure.missing);
 }
 
-// For what NCCL has returned other than ncclSuccess.
+// Handles a result of NCCL other than ncclSuccess.
 void Communicator::check_unfinished(ncclResult_t result, const char* function, const char* hint,
                                     std::source_location where) {
   if (!succeeded(result)) throw_operation_failed(result, function, hint, where);
@@ -248,8 +249,8 @@ void Communicator::throw_operation_failed(ncclResult_t result, const char* funct
   throw_failed(result, function, where.file_name(), static_cast<int>(where.line()), hint);
 }
 
-// Once: what fails afterwards follows from the first failure. Other threads wait until the dump is
-// written: the process may end when they throw.
+// Records the first failure only, because later ones follow from it. Other threads wait until the
+// dump is written, because the process may exit when they throw.
 void Communicator::record_failure(ncclResult_t result, const std::string& text) noexcept {
   if (!ends_communicator(result) || closed()) return;
   if (failure_recorded_.exchange(true)) {
@@ -259,7 +260,7 @@ void Communicator::record_failure(ncclResult_t result, const std::string& text) 
   try {
     deadlines_->recorder().set_failure(text);
     Observers::failed(text);
-  } catch (const std::exception&) {  // the failure is more important
+  } catch (const std::exception&) {  // the failure itself matters more
   }
   failure_dumped_.store(true, std::memory_order_release);
 }
@@ -267,11 +268,11 @@ void Communicator::record_failure(ncclResult_t result, const std::string& text) 
 void Communicator::record_async_failure() noexcept {
   try {
     read_async_error();
-  } catch (const std::exception&) {  // the failure of the stream is thrown
+  } catch (const std::exception&) {  // the caller throws the failure of the stream
   }
 }
 
-// Says of failed work what its communicator knows of it.
+// Replaces the failure of queued work by the failure of its communicator.
 class Communicator::WorkFailures final : public Observer {
  public:
   void work_failed(const Library& library, const WorkFailure& failure) override {
@@ -290,7 +291,8 @@ void Communicator::check_failed_work(const Library& library, const WorkFailure& 
   throw NcclFailure(failure.code, failure.function, communicator->known_rank(), failure.what());
 }
 
-// Who waits for these streams throws the failure, where the library does not know it.
+// Makes waits for these streams throw the failure, if the library does not track failed work
+// itself.
 void Communicator::fail_unfinished(const Deadlines::Unfinished& unfinished,
                                    const NcclFailure& failure) {
   if (library_->reports_failed_work() || unfinished.streams.empty()) return;
@@ -306,13 +308,13 @@ NcclFailure Communicator::expiry(const std::string& function, const std::string&
   auto [text, missing] = expiry_;
   if (!nccl.empty()) text += ": " + nccl;
   if (!missing) missing = ranks_waited_for(nccl);
-  if (!missing) text += "; which ranks are missing is unknown: see flight_record() of all ranks";
+  if (!missing) text += "; the missing ranks are unknown: compare flight_record() of all ranks";
   return NcclFailure(ncclTimeout, function, rank_, text, missing);
 }
 
 NcclFailure Communicator::annotated(const NcclFailure& failure) {
   constexpr std::string_view kAborted = "; another thread has aborted the communicator";
-  // A refused argument leaves the communicator without an error: close() has none to throw yet.
+  // After a refused argument the communicator has no error that close() could throw.
   if (failed()) error_thrown_ = true;
   if (Interrupt::pending()) end_interrupted();
   const std::string text = failure.what();
@@ -336,8 +338,8 @@ void Communicator::throw_late(double seconds, const char* function) const {
   }
   std::string text = std::string(function) + " on rank " + std::to_string(rank) +
                      " did not complete within " + limit;
-  // hostnccl says what the communicator waits for. No call has failed, so NCCL would give the text
-  // of an earlier failure.
+  // hostnccl reports what the communicator waits for. NCCL would return the text of an earlier
+  // failure, because no call has failed.
   if (library_->reports_failed_work()) {
     const ncclComm_t comm = std::atomic_ref(*created_).load(std::memory_order_acquire);
     const char* last = library_->nccl<&NcclTable::ncclGetLastError>()(comm);

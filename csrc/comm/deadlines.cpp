@@ -14,15 +14,15 @@ namespace {
 
 constexpr double kNanoseconds = 1e9;
 constexpr std::int64_t kEventInterval = 100'000'000;   // ns between two events of one communicator
-constexpr std::int64_t kSilenceLimit = 5'000'000'000;  // ns, with a silent driver
+constexpr std::int64_t kSilenceLimit = 5'000'000'000;  // ns, until a driver counts as hung
 constexpr double kDefaultSeconds = 1800;
 
-std::mutex scopes_mutex;  // of the number of scopes and their shortest limit
+std::mutex scopes_mutex;  // guards the number of scopes and their shortest limit
 
 }  // namespace
 
 std::int64_t limit_from_seconds(std::optional<double> seconds) {
-  constexpr double kMaxSeconds = 9e9;  // what nanoseconds can hold
+  constexpr double kMaxSeconds = 9e9;  // the limit of 64-bit nanoseconds
   if (!seconds || *seconds > kMaxSeconds) return FlightRecord::kNoLimit;
   return static_cast<std::int64_t>(std::ceil(*seconds * kNanoseconds));
 }
@@ -39,7 +39,7 @@ std::int64_t default_limit() {
   const double seconds = std::strtod(text, &end);
   if (*end || !(seconds >= 0))
     throw std::invalid_argument(std::string("PYNCCL_TIMEOUT: '") + text +
-                                "' is not a number of seconds from 0 on");
+                                "' is not a non-negative number of seconds");
   return limit_from_seconds(seconds == 0 ? std::nullopt : std::optional(seconds));
 }
 
@@ -84,7 +84,7 @@ void Deadlines::begin(std::shared_ptr<Library> library, int device, bool blockin
   library_ = std::move(library);
   device_ = device;
   events_ = std::make_shared<EventPool>(library_, device_);
-  // No stream has this handle: on GPUs every call only enqueues.
+  // On GPUs every call only enqueues, so the handle is one that no stream has.
   blocking_stream_ = reinterpret_cast<CUstream>(blocking_null ? std::uintptr_t{0} : UINTPTR_MAX);
   next_event_.store(INT64_MIN, std::memory_order_relaxed);
 }
@@ -110,8 +110,8 @@ Deadlines::Call::~Call() {
 
 void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
   next_event_.store(now + kEventInterval, std::memory_order_relaxed);
-  // What a thread issues in a scope may have a limit of its own, so each of its operations needs an
-  // event. Otherwise the monitor records one later, if the stream exists then.
+  // In a DeadlineScope each operation may have a different limit and needs its own event. Otherwise
+  // the monitor records one later, if the stream still exists.
   const bool scoped = DeadlineScope::on_this_thread();
   const bool needed = scoped || !Stream::is_existing(stream);
   std::unique_lock lock(mutex_, std::defer_lock);
@@ -128,7 +128,7 @@ void Deadlines::record_event(CUstream stream, std::int64_t now) noexcept {
       record_event(stream, *last);
     else
       record_newest(stream, *last);
-  } catch (const std::exception&) {  // the next call of the driver reports it
+  } catch (const std::exception&) {  // the next driver call reports it
   }
 }
 
@@ -146,7 +146,7 @@ bool Deadlines::is_captured(CUstream stream) {
   return captured;
 }
 
-// An event that was recorded on the stream; none where the stream is being captured.
+// An event recorded on the stream, or null if the stream is being captured.
 std::shared_ptr<const PooledEvent> Deadlines::take_recorded(CUstream stream) {
   const DeviceScope device(*library_, device_);
   const RelaxedMode relaxed(*library_);
@@ -170,7 +170,7 @@ void Deadlines::record_newest(CUstream stream, const FlightRecord& last) {
       newest_.emplace(std::move(outstanding));
     return;
   }
-  newest_->recording = true;  // it stays newest_, for an operation before this one
+  newest_->recording = true;  // newest_ still describes the earlier operation
   const std::shared_ptr<const PooledEvent> event = newest_->event;
   lock.unlock();
   bool recorded = false;
@@ -208,8 +208,8 @@ void Deadlines::launched(const std::shared_ptr<const std::string>& what, CUstrea
   Launch launch{what, stream, limit(), event, nullptr, now, now};
   if (DeadlineScope::on_this_thread() || std::none_of(launches_.begin(), launches_.end(), of_graph))
     launch.watched = event;
-  // Since the event was taken, the monitor may have begun to watch it for an earlier launch, whose
-  // end is not seen any more now.
+  // The monitor may have begun to watch the same event for an earlier launch, whose end can no
+  // longer be observed.
   for (Launch& one : launches_) {
     if (one.watched != event) continue;
     one.limit = launch.limit;
@@ -248,19 +248,19 @@ void Deadlines::update_launches() {
     launch.watched = launch.event.lock();
     launch.since = coarse_time();
   }
-  // The event of a launch that is not done has an owner.
+  // A launch whose event has no owner is done.
   std::erase_if(launches_, [](const Launch& one) { return one.event.expired(); });
 }
 
-// Of the first operation that has one and is not known to be done.
+// The event of the first operation that has one and is not known to be done.
 std::shared_ptr<const PooledEvent> Deadlines::first_event() {
   const std::lock_guard lock(mutex_);
   if (outstanding_.empty()) keep_newest();
   return outstanding_.empty() ? nullptr : outstanding_.front().event;
 }
 
-// Which operations are done: those up to a call that has returned on the blocking stream, since the
-// operations of a communicator run in their order, and those before an event that is done.
+// Updates done_. Because the operations of a communicator run in order, those up to a returned call
+// on the blocking stream are done, and those before a completed event.
 void Deadlines::update_done() {
   std::shared_ptr<const PooledEvent> event;
   while ((event = first_event()) && (*event)->query()) {
@@ -277,8 +277,8 @@ void Deadlines::update_done() {
   if (!event && done() < recorder_.last() && open_group() == UINT64_MAX) record_at_end();
 }
 
-// The last operation, outside an open group, of a call that has returned on the blocking stream; 0
-// where none is known.
+// The last operation, outside an open group, whose call has returned on the blocking stream; 0 if
+// none is known.
 std::uint64_t Deadlines::last_returned() const {
   const std::uint64_t last = recorder_.last();
   std::uint64_t number = std::min(last, open_group() - 1);
@@ -291,13 +291,13 @@ std::uint64_t Deadlines::last_returned() const {
   return 0;
 }
 
-// The first operation of the group that is open; UINT64_MAX where none is.
+// The first operation of the open group; UINT64_MAX without one.
 std::uint64_t Deadlines::open_group() const {
   return group_began_.load(std::memory_order_acquire) != 0 ? group_first_.load() : UINT64_MAX;
 }
 
-// Records an event after the last operation that is in no graph, if its stream cannot be destroyed
-// meanwhile: another thread may destroy a stream of CUDA at any time.
+// Records an event after the last operation outside graphs, if its stream cannot be destroyed
+// meanwhile. The user may destroy a CUDA stream at any time.
 void Deadlines::record_at_end() {
   const std::uint64_t last = recorder_.last();
   for (std::uint64_t number = last; number > done() && number + FlightRecorder::kRecords > last;
@@ -311,7 +311,7 @@ void Deadlines::record_at_end() {
   }
 }
 
-// Whether everything on a stream is done, as far as that is known.
+// Whether all work on a stream is done, as far as that is known.
 bool Deadlines::reached_end(CUstream stream) const noexcept {
   bool done = true;
   try {
@@ -342,7 +342,7 @@ Deadlines::Unfinished Deadlines::unfinished() {
   std::optional<Outstanding> newest;
   {
     const std::lock_guard lock(mutex_);
-    // Of a stream that may be destroyed only the events tell.
+    // A stream that may have been destroyed cannot be queried, only the events can.
     for (const Outstanding& one : outstanding_) add(one.record.stream, one.record.issued);
     for (const Launch& launch : launches_) add(launch.stream, launch.launched);
     newest = newest_;
@@ -368,7 +368,7 @@ void Deadlines::update() {
   try {
     update_launches();
     update_done();
-  } catch (const DriverFailure&) {  // the user's next call of the driver reports it
+  } catch (const DriverFailure&) {  // the user's next driver call reports it
   }
 }
 
@@ -392,9 +392,9 @@ std::optional<Deadlines::Late> Deadlines::late() {
   };
   const std::lock_guard lock(mutex_);
   if (expired_.load(std::memory_order_relaxed)) return std::nullopt;
-  // A driver that answers late may have been slow only, and the work be done.
+  // A driver that has been silent for a short time may only be slow, and the work may be done.
   const bool knows_work = silent == 0 || now - silent >= kSilenceLimit;
-  const Launch* launch = nullptr;  // the first one that is late
+  const Launch* launch = nullptr;  // the first late one
   for (const Launch& one : launches_)
     if (knows_work && one.watched && is_late(one.since, one.limit) &&
         (!launch || one.since < launch->since))

@@ -1,5 +1,5 @@
-// Deadlines of one communicator: how long its operations and calls may take, and what is late. The
-// thread of watch/monitor asks.
+// Deadlines: the time limits of one communicator's operations and calls, and which of them are
+// late. The thread of watch/monitor polls it.
 #pragma once
 
 #include <algorithm>
@@ -19,18 +19,18 @@
 
 namespace pynccl {
 
-// Nanoseconds of a limit in seconds; FlightRecord::kNoLimit for none.
+// Converts a limit from seconds to nanoseconds; FlightRecord::kNoLimit for none.
 std::int64_t limit_from_seconds(std::optional<double> seconds);
 
-// And back; infinity for none.
+// The inverse; infinity for no limit.
 double seconds_from_limit(std::int64_t limit);
 
-// PYNCCL_TIMEOUT in seconds, of communicators that set no limit; 1800 where it is not set, none
-// where it is 0. Throws std::invalid_argument.
+// The limit of communicators that set none: PYNCCL_TIMEOUT in seconds, 1800 if it is unset, and no
+// limit if it is 0. Throws std::invalid_argument.
 std::int64_t default_limit();
 
-// A limit for what this thread issues, from construction to destruction. The shortest of those that
-// shorten applies; one that replaces stands in for the limit of the communicator.
+// The scope of a time limit for the operations that this thread issues. kReplaces replaces the
+// limit of the communicator. Of nested kShortens limits the shortest applies.
 class DeadlineScope {
  public:
   enum class Kind { kShortens, kReplaces };
@@ -42,8 +42,8 @@ class DeadlineScope {
 
   static bool any() { return scopes_.load(std::memory_order_relaxed) != 0; }
   static bool on_this_thread();
-  [[gnu::cold]] static std::int64_t applied_to(std::int64_t limit);  // of a communicator
-  static std::int64_t shortest();  // at least as short as that of any thread; kNoLimit without one
+  [[gnu::cold]] static std::int64_t applied_to(std::int64_t limit);  // a communicator's limit
+  static std::int64_t shortest();  // a lower bound for all threads; kNoLimit without scopes
 
  private:
   struct Limits {
@@ -60,7 +60,7 @@ class DeadlineScope {
 
 class Deadlines {
  public:
-  // A call of NCCL that is no operation.
+  // An NCCL call other than a communication operation.
   struct Entry {
     const char* function;
     std::int64_t began;
@@ -68,25 +68,25 @@ class Deadlines {
     bool operator==(const Entry&) const = default;
   };
 
-  // What is late: "all_reduce #5 (float32, count=4, sum)".
+  // A late operation or call.
   struct Late {
-    std::string what;
-    std::int64_t began;         // tells it from a later one with the same name
+    std::string what;           // "all_reduce #5 (float32, count=4, sum)"
+    std::int64_t began;         // distinguishes later ones with the same text
     double limit;               // seconds
     std::optional<Entry> call;  // none: an operation
   };
 
-  // A GPU driver can block a query behind a hung kernel. This is the time at which the monitor's
-  // query began if it has not returned, else 0. Meanwhile no other thread queries the driver.
+  // A GPU driver can block a query behind a hung kernel. This is the start time of the monitor's
+  // query while it has not returned, else 0. Meanwhile no other thread queries the driver.
   static void set_silent_since(std::int64_t time) { silent_since_.store(time); }
   static std::int64_t silent_since() { return silent_since_.load(); }
 
-  // Once the communicator is made. blocking_null: a call on the null stream returns when the
-  // operation is done.
+  // Called once the communicator is created. blocking_null: whether a call on the null stream
+  // returns when the operation is done.
   void begin(std::shared_ptr<Library> library, int device, bool blocking_null);
   void set_limit(std::int64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
   std::int64_t own_limit() const { return limit_.load(std::memory_order_relaxed); }
-  [[gnu::always_inline]] std::int64_t limit() const {  // of what this thread issues now
+  [[gnu::always_inline]] std::int64_t limit() const {  // of operations that this thread issues
     const std::int64_t own = own_limit();
     if (DeadlineScope::any()) [[unlikely]]
       return DeadlineScope::applied_to(own);
@@ -96,7 +96,7 @@ class Deadlines {
   FlightRecorder& recorder() { return recorder_; }
   const FlightRecorder& recorder() const { return recorder_; }
 
-  // After an operation was enqueued on a stream, outside a group.
+  // Called after an operation was enqueued on a stream, outside a group.
   [[gnu::always_inline]] void enqueued(CUstream stream, std::int64_t now) {
     if (stream == blocking_stream_) [[likely]]
       return;
@@ -105,13 +105,13 @@ class Deadlines {
       record_event(stream, now);
   }
 
-  // After a launch of a graph that uses the communicator. what: names the launches of this graph,
-  // the same object for all of them. event: was recorded after the launch; the next launch records
-  // it again only where nothing else holds it.
+  // Called after a launch of a graph that uses the communicator. what: the text for launches of
+  // this graph; the same object for all of them. event: recorded after the launch. The next launch
+  // reuses it unless it has other owners.
   void launched(const std::shared_ptr<const std::string>& what, CUstream stream,
                 const std::shared_ptr<const PooledEvent>& event);
 
-  // A group with operations of this communicator, until ncclGroupEnd has returned.
+  // Called around a group with operations of this communicator, until ncclGroupEnd has returned.
   void begin_group() {
     group_first_.store(recorder_.last() + 1, std::memory_order_relaxed);
     group_limit_.store(limit(), std::memory_order_relaxed);
@@ -131,7 +131,7 @@ class Deadlines {
     Deadlines& deadlines_;
   };
 
-  // Another call of NCCL that waits for other ranks, from construction to destruction.
+  // The scope of an NCCL call other than an operation that waits for other ranks.
   class Call {
    public:
     Call(Deadlines& deadlines, const char* function);
@@ -144,24 +144,25 @@ class Deadlines {
     std::list<Entry>::iterator entry_;
   };
 
-  // The streams with operations that are not done, and when the first of these was issued.
+  // The streams with unfinished operations.
   struct Unfinished {
     std::vector<CUstream> streams;
-    std::int64_t since = INT64_MAX;
+    std::int64_t since = INT64_MAX;  // when the first of these operations was issued
   };
   Unfinished unfinished();
 
-  std::optional<Late> late();  // for the monitor, by what the last update() has found out
-  std::vector<Entry> calls();  // that have not returned, also the end of a group
-  void update();               // finds out which operations are done, without the mutex
+  std::optional<Late> late();  // for the monitor; uses the results of the last update()
+  std::vector<Entry> calls();  // that have not returned, including ncclGroupEnd
+  void update();               // queries which operations are done, without holding the mutex
   bool on_gpu() const { return library_ && library_->memory() == Memory::kDevice; }
-  // From now on nothing is late any more. False where the late call has returned meanwhile.
+  // Afterwards late() returns none. Returns false if the late call has returned meanwhile.
   bool expire(const Late& late);
   bool expired() const { return expired_.load(); }
-  // Operations were captured, into a graph of pynccl or, as far as it is known, of another library.
+  // Records that operations were captured into a graph of pynccl or, as far as known, of another
+  // library.
   void mark_captured() { captured_.store(true, std::memory_order_relaxed); }
   bool captured() const { return captured_.load(std::memory_order_relaxed); }
-  // All operations up to this one are known to be done.
+  // The last operation up to which all are known to be done.
   std::uint64_t done() const { return done_.load(std::memory_order_acquire); }
 
  private:
@@ -179,14 +180,14 @@ class Deadlines {
   void record_at_end();
   bool reached_end(CUstream stream) const noexcept;
 
-  // What an operation reads comes before the records.
+  // The members that an operation reads come first.
   std::atomic<std::int64_t> limit_ = FlightRecord::kNoLimit;
   std::atomic<std::int64_t> next_event_ = INT64_MAX;  // until begin()
   CUstream blocking_stream_ = nullptr;
   FlightRecorder recorder_;
   std::shared_ptr<Library> library_;
   int device_ = -1;
-  std::atomic<std::int64_t> group_began_ = 0;  // 0: there is no group
+  std::atomic<std::int64_t> group_began_ = 0;  // 0: no open group
   std::atomic<std::int64_t> group_limit_ = 0;
   std::atomic<std::uint64_t> group_first_ = 0;
   std::atomic<std::uint64_t> done_ = 0;  // all operations up to this one are done
@@ -194,29 +195,30 @@ class Deadlines {
   std::atomic<bool> captured_ = false;
   inline static std::atomic<std::int64_t> silent_since_ = 0;
   std::shared_ptr<EventPool> events_;
-  std::mutex mutex_;  // of the following; no thread calls the driver with it
-  // Operations after which an event was recorded that is not done. Of operations without one it is
-  // not known whether they are done, so they are never late.
+  std::mutex mutex_;  // guards the following; not held during driver calls
+  // The operations followed by an event that is not done. Operations without an event are never
+  // late, because it is unknown whether they are done.
   struct Outstanding {
     FlightRecord record;
     std::int64_t since;  // when the event was recorded
     std::shared_ptr<const PooledEvent> event;
-    bool recording = false;  // a thread records the event again, for a later operation
+    bool recording = false;  // a thread is recording the event again for a later operation
   };
   std::deque<Outstanding> outstanding_;
-  // The newest operation on a stream that may be destroyed at any time, which needs its event now;
-  // the next one records the event again.
+  // The newest operation on a stream that the user may destroy at any time, so that its event must
+  // be recorded immediately. The next such operation reuses the event.
   std::optional<Outstanding> newest_;
-  // Launches of graphs that are not known to be done. One of each graph is watched, and all in a
-  // DeadlineScope: they hold their events. Of the others only the last one on a stream is kept.
+  // Graph launches that are not known to be done. One launch of each graph and all launches in a
+  // DeadlineScope are watched, which means that they own their events. Of the others, only the last
+  // one on each stream is listed.
   struct Launch {
     std::shared_ptr<const std::string> what;
     CUstream stream;
     std::int64_t limit;
     std::weak_ptr<const PooledEvent> event;
-    std::shared_ptr<const PooledEvent> watched;  // null: not yet
-    std::int64_t since;                          // when that began
-    std::int64_t launched;                       // or the first one on the stream
+    std::shared_ptr<const PooledEvent> watched;  // null: not watched yet
+    std::int64_t since;                          // start of the watch
+    std::int64_t launched;                       // its time, or that of the first one it replaced
   };
   std::vector<Launch> launches_;
   std::list<Entry> calls_;

@@ -13,7 +13,7 @@
 
 namespace pynccl {
 
-// From 2.29 on NCCL only appends to ncclDevCommRequirements, and serves headers before its own.
+// From 2.29 on, NCCL only appends to ncclDevCommRequirements, and supports older headers.
 struct DeviceLayout {
   int since;
   std::size_t requirements;  // sizes in bytes
@@ -24,8 +24,8 @@ struct DeviceLayout {
 
 namespace {
 
-constexpr int kVersioned = 22900;     // the first whose structs have a size and a version
-constexpr std::size_t kSpare = 1024;  // bytes after the struct that NCCL writes
+constexpr int kVersioned = 22900;     // the first version whose structs have a size and a version
+constexpr std::size_t kSpare = 1024;  // extra bytes after the struct that NCCL writes
 
 // The requirements of 2.28.0 to 2.28.6.
 struct FirstRequirements {
@@ -90,7 +90,7 @@ T read(const std::vector<std::byte>& bytes, std::size_t offset) {
   return value;
 }
 
-// Links the elements of a vector as NCCL's lists.
+// Links the elements of a vector into one of NCCL's lists. Returns its head.
 template <class Item>
 Item* link_list(std::vector<Item>& items) {
   for (std::size_t i = 1; i < items.size(); ++i) items[i - 1].next = &items[i];
@@ -126,20 +126,19 @@ void DeviceCommunicator::choose_layout() {
                                 version_text(version_) + ", and the loaded library is " +
                                 version_text(loaded) + ": " + why);
   };
-  if (version_ < kOldest) refuse("the device API is in NCCL since 2.28");
-  if (version_ > loaded) refuse("a library serves its own version and those before");
+  if (version_ < kOldest) refuse("the device API needs NCCL 2.28");
+  if (version_ > loaded) refuse("a library supports only its own version and older ones");
   layout_ = layout_of(version_);
   if ((version_ < kVersioned || loaded < kVersioned) && layout_ != layout_of(loaded))
-    refuse(
-        "the structs of 2.28 have no version, so that kernels need the library of their headers");
+    refuse("the structs of 2.28 have no version, so kernels need the library of their headers");
   if (layout_) {
     nbytes_ = layout_->dev_comm;
     return;
   }
   if (version_ != loaded)
     refuse(
-        "it is not known how its headers lay out their structs; compile the kernels with the "
-        "headers of the loaded library");
+        "the struct layouts of its headers are unknown; compile the kernels with the headers of "
+        "the loaded library");
   runtime_version_ = true;
   nbytes_ = query_properties(*communicator_).value.devCommRuntimeVersionSize;
 }
@@ -147,7 +146,7 @@ void DeviceCommunicator::choose_layout() {
 void DeviceCommunicator::check_fields(const ncclDevCommRequirements_t& fields) const {
   const ncclDevCommRequirements_t defaults;
   const auto check = [&](int since, std::string_view field, bool is_set) {
-    // 2.28 has no more than these fields, in layouts of its own.
+    // 2.28 has only these fields, in different layouts.
     if (since == kVersioned) since = in_first_requirements(field) ? kOldest : 22807;
     if (is_set && version_ < since)
       throw std::invalid_argument(argument_of(field) + ": needs NCCL " + version_text(since) +
@@ -181,7 +180,7 @@ void DeviceCommunicator::pass(const Request& request) {
   requirements.resourceRequirementsList = link_list(passed.resources);
   requirements.teamRequirementsList = link_list(passed.teams);
   if (version_ >= kVersioned) return;
-  // The layouts of 2.28: the same without its head, and a shorter one.
+  // The layouts of 2.28: the same struct without its header, and a shorter one.
   passed.small_requirements.resize(layout_->requirements);
   const FirstRequirements first{requirements.resourceRequirementsList,
                                 requirements.teamRequirementsList, requirements.lsaMultimem,
@@ -191,28 +190,28 @@ void DeviceCommunicator::pass(const Request& request) {
   std::memcpy(passed.small_requirements.data(), source, layout_->requirements);
 }
 
-void DeviceCommunicator::make(const std::vector<DeviceCommunicator*>& made) {
-  if (made.empty()) return;
+void DeviceCommunicator::make(const std::vector<DeviceCommunicator*>& device_comms) {
+  if (device_comms.empty()) return;
   RawGroup::check_none();
   std::vector<Communicator::Claim> claims;
   std::list<Deadlines::Call> calls;
-  for (const DeviceCommunicator* one : made) {
+  for (const DeviceCommunicator* one : device_comms) {
     claims.emplace_back(one->communicator_);
     calls.emplace_back(one->communicator_->deadlines(), "ncclDevCommCreate");
     one->communicator_->handle();
   }
-  Library& library = made.front()->communicator_->library();
-  const RelaxedMode relaxed(library);  // a thread that captures may make them
+  Library& library = device_comms.front()->communicator_->library();
+  const RelaxedMode relaxed(library);  // the calling thread may be capturing
   try {
     GroupScope group(library);
-    for (DeviceCommunicator* one : made) one->begin();
+    for (DeviceCommunicator* one : device_comms) one->begin();
     group.end();
   } catch (const NcclFailure& failure) {
-    Communicator::rethrow_failed(failure, made | std::views::transform([](const auto* one) {
+    Communicator::rethrow_failed(failure, device_comms | std::views::transform([](const auto* one) {
                                             return one->communicator_.get();
                                           }));
   }
-  for (DeviceCommunicator* one : made) one->finish();
+  for (DeviceCommunicator* one : device_comms) one->finish();
 }
 
 void DeviceCommunicator::begin() {
@@ -247,15 +246,15 @@ void DeviceCommunicator::cancel() {
 void DeviceCommunicator::close() {
   if (state_ == State::kPending)
     throw std::invalid_argument(
-        "device communicator: it is still being made; leave the group first");
+        "device communicator: it is still being created; leave the group first");
   if (closed()) {
     release_copy();
     return cancel();
   }
   const Communicator::Claim claim(communicator_);
   const Library& library = communicator_->library();
-  // NCCL unmaps the resource memory at once. On CPUs it is up to the caller: a stream of this
-  // process may wait for what the caller does next.
+  // NCCL unmaps the resource memory immediately. On CPUs the caller must wait, because a stream of
+  // this process may depend on what the caller does next.
   if (library.memory() == Memory::kDevice &&
       !wait_for_device_or_signal(communicator_->shared_library(), communicator_->device()))
     throw std::invalid_argument("device communicator: it cannot be closed during a capture");
@@ -271,7 +270,7 @@ void DeviceCommunicator::close() {
 void DeviceCommunicator::check_open() const {
   if (state_ == State::kPending)
     throw std::invalid_argument(
-        "device communicator: it is still being made; leave the group first");
+        "device communicator: it is still being created; leave the group first");
   if (closed()) throw std::invalid_argument("device communicator: it is closed");
 }
 
@@ -312,8 +311,8 @@ const void* DeviceCommunicator::buffer(std::size_t index, int lsa_rank) const {
                                 " is out of range for an LSA team of " +
                                 std::to_string(lsa_.nRanks) + " ranks");
   if (!layout_)
-    throw std::invalid_argument("buffers: it is not known where NCCL " + version_text(version_) +
-                                " has their addresses; kernels find them by their handles");
+    throw std::invalid_argument("buffers: their addresses in NCCL " + version_text(version_) +
+                                " are unknown; kernels can find them by their handles");
   const auto base = read<std::uintptr_t>(passed_->dev_comm, layout_->resource_base);
   const auto stride =
       std::uint64_t{read<std::uint32_t>(passed_->dev_comm, layout_->resource_stride)} << 32;

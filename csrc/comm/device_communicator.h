@@ -1,10 +1,9 @@
-// DeviceCommunicator: owns an ncclDevComm, what a kernel needs to communicate itself: barriers,
-// signals, and resource memory that the ranks of its LSA team can load from and store to.
+// DeviceCommunicator: owns an ncclDevComm, which a kernel needs to communicate: barriers, signals,
+// and resource memory that the ranks of its LSA team can load from and store to.
 //
 // The struct has the layout of the headers that the kernels are compiled with. Its resource memory
-// takes a place among the windows of each rank, so what comm/window.h says about their order counts
-// for device communicators, too: one that is deleted without close() stays until its communicator
-// is closed.
+// counts as a window, so the rules of comm/window.h for the order of windows apply: a device
+// communicator that is deleted without close() stays until its communicator is closed.
 #pragma once
 
 #include <memory>
@@ -17,40 +16,40 @@
 
 namespace pynccl {
 
-struct DeviceLayout;  // of the structs in the headers of a version
+struct DeviceLayout;  // the struct layouts of an NCCL version
 
 class DeviceCommunicator {
  public:
   struct Request {
     int version = 0;  // of the headers that the kernels are compiled with; 0: the library's
-    ncclDevCommRequirements_t fields;  // its lists and its head are not read
+    ncclDevCommRequirements_t fields;  // its lists and header are ignored
     std::vector<std::size_t> buffers;  // bytes of resource memory
-    std::vector<ncclTeam> teams;       // that need multimem
+    std::vector<ncclTeam> teams;       // the teams that need multimem
   };
 
-  // A pending one; make() makes it. Throws std::invalid_argument for a version that the library
-  // does not serve, and for a field that the version does not have.
+  // A pending device communicator, which make() creates. Throws std::invalid_argument for a version
+  // that the library does not support, and for a field that the version lacks.
   DeviceCommunicator(std::shared_ptr<Communicator> communicator, const Request& request);
   ~DeviceCommunicator();
   DeviceCommunicator(const DeviceCommunicator&) = delete;
   DeviceCommunicator& operator=(const DeviceCommunicator&) = delete;
 
-  // Makes those of several communicators of one library, where one thread has several ranks. Waits
-  // for the other ranks, also of a non-blocking communicator.
-  static void make(const std::vector<DeviceCommunicator*>& made);
-  void cancel();  // it will not be made, or is not open any more
-  // Waits for the work on a GPU. Closing twice is allowed. Other ranks are not needed.
+  // Creates device communicators of one library, several if one thread has several ranks. Waits for
+  // the other ranks, even of a non-blocking communicator.
+  static void make(const std::vector<DeviceCommunicator*>& device_comms);
+  void cancel();  // marks it as closed without destroying it
+  // Waits for the work on a GPU, but not for other ranks. Closing twice is allowed.
   void close();
 
-  // They throw std::invalid_argument where it is closed or not made yet.
+  // These functions throw std::invalid_argument if it is closed or still pending.
   const void* data() const;
-  // A copy of the struct that kernels of its device can read.
+  // A copy of the struct that kernels on its device can read.
   const void* device_data();
   // The address of a buffer of resource memory in an LSA rank's memory.
   const void* buffer(std::size_t index, int lsa_rank) const;
   ncclDevResourceHandle buffer_handle(std::size_t index) const;
-  const void* multimem(std::size_t team) const;  // null where there is none
-  // Throws std::invalid_argument where a kernel was compiled with another version.
+  const void* multimem(std::size_t team) const;  // null if unsupported
+  // Throws std::invalid_argument if a kernel was compiled with another version.
   void check_version(int kernel_version) const;
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
@@ -65,7 +64,8 @@ class DeviceCommunicator {
  private:
   enum class State { kPending, kOpen, kClosed };
 
-  // What NCCL reads and writes; for a non-blocking communicator after the call has returned.
+  // The arguments that NCCL reads and writes; for a non-blocking communicator even after the call
+  // has returned.
   struct Passed {
     ncclDevCommRequirements_t requirements;
     std::vector<std::byte> small_requirements;  // in the layout of 2.28
@@ -94,21 +94,20 @@ class DeviceCommunicator {
   ncclTeam lsa_{};
   State state_ = State::kPending;
   bool counted_ = false;  // among the communicator's windows
-  std::mutex mutex_;
-  void* copy_ = nullptr;  // of the struct, in memory of the device
+  std::mutex mutex_;      // guards the following
+  void* copy_ = nullptr;  // the struct in device memory
   int copy_device_ = 0;
 };
 
-// What the loaded library says of a communicator (ncclCommQueryProperties), with the size of the
-// struct of that version: fields after it are not set.
+// The result of ncclCommQueryProperties. Fields beyond the struct of the loaded version are unset.
 struct CommunicatorProperties {
   ncclCommProperties_t value;
-  std::size_t size;  // bytes of it that are set
+  std::size_t size;  // bytes that are set
 };
 CommunicatorProperties query_properties(Communicator& communicator);
 
-// The teams of a communicator. They throw std::invalid_argument where it is closed, and NcclFailure
-// where NCCL has none.
+// The teams of a communicator. Throw std::invalid_argument if it is closed, and NcclFailure if NCCL
+// has no such team.
 enum class TeamKind { kWorld, kLsa, kRail };
 ncclTeam team_of(Communicator& communicator, TeamKind kind);
 int rank_to_world(Communicator& communicator, const ncclTeam& team, int rank);

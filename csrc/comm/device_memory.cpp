@@ -24,7 +24,7 @@ struct Freed {
   CUstream captured;
 };
 
-// The memory that waits to be freed, and whether a thread is freeing it.
+// The memory to free, and whether a thread is freeing it.
 struct Pending {
   std::mutex mutex;
   std::condition_variable changed;
@@ -103,11 +103,11 @@ bool wait_for_device(const Library& library, int device) {
   const DeviceScope scope(library, device);
   const RelaxedMode relaxed(library);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // The default stream reports that a blocking stream is being captured, by any library.
+  // The default stream reports captures of blocking streams by any library.
   if (library.driver().StreamIsCapturing(nullptr, &status) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     return false;
   const CUresult result = library.driver().CtxSynchronize();
-  return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // after other errors nothing runs
+  return result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;  // other errors mean a failed device
 }
 
 bool wait_for_device_or_signal(const std::shared_ptr<Library>& library, int device) {
@@ -129,13 +129,13 @@ void free_memory_later(std::shared_ptr<Library> library, void* data, int device,
       all.memory.push_back({std::move(library), data, device, captured});
       if (std::exchange(all.has_thread, true)) return;
       std::thread(&free_pending).detach();
-    } catch (...) {  // no thread: a later call tries again
+    } catch (...) {  // no thread could be created: a later call tries again
       all.has_thread = false;
       return;
     }
   }
-  // torch.cuda.graph() collects garbage before it begins a capture, which the thread's wait for the
-  // device would invalidate. There the device is idle.
+  // torch.cuda.graph() collects garbage before it begins a capture, which a later wait for the
+  // device would invalidate. The device is idle at that point, so this wait is short.
   if (on_gpu && !captured && !Graph::any_capture()) wait_for_pending(kFreeWait);
 }
 

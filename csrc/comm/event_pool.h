@@ -1,4 +1,4 @@
-// A pool of events: an operation takes one and returns it when the operation is done.
+// EventPool: reuses CUDA events. An operation takes one and returns it when it is done.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace pynccl {
 
 class EventPool;
 
-// An event of a pool. The destructor returns it; the pool lives as long as its events.
+// An event of a pool, which the destructor returns to it. It keeps the pool alive.
 class PooledEvent {
  public:
   PooledEvent(std::shared_ptr<EventPool> pool, std::unique_ptr<Event> event)

@@ -12,13 +12,13 @@ namespace pynccl {
 namespace {
 
 constexpr std::int64_t kNever = INT64_MAX;
-constexpr std::size_t kMaxDestroyed = 256;  // failures that are kept for events
+constexpr std::size_t kMaxDestroyed = 256;  // failures of destroyed streams, kept for their events
 
 struct FailedStream {
   CUstream stream;
   std::int64_t since;
   FailedStreams::Throw failure;
-  std::int64_t thrown = kNever;  // when an event or the stream first threw it
+  std::int64_t thrown = kNever;  // when a wait for an event or the stream first threw it
   std::int64_t thrown_by_stream = kNever;
   bool destroyed = false;
 
@@ -27,14 +27,14 @@ struct FailedStream {
   }
 };
 
-// A stream has waited for events of another one, the last of which was recorded at this time.
+// One stream has waited for events of another. recorded_at is the time of the last one.
 struct StreamWait {
   CUstream waiting;
   CUstream recorded_on;
   std::int64_t recorded_at;
 };
 
-std::mutex failed_mutex;  // of the following
+std::mutex failed_mutex;  // guards the following
 
 std::vector<FailedStream>& failed_streams() {
   static auto& list = *new std::vector<FailedStream>;
@@ -46,7 +46,8 @@ std::vector<StreamWait>& stream_waits() {
   return list;
 }
 
-// Adds the failure to a stream unless it has one that was not thrown; whether it did.
+// Adds a failure to a stream, or extends one that has not been thrown yet. Returns whether the
+// stream's failed work changed.
 bool mark_failed(CUstream stream, std::int64_t since, const FailedStreams::Throw& failure) {
   for (FailedStream& one : failed_streams()) {
     if (one.stream != stream || one.destroyed || one.thrown != kNever) continue;
@@ -102,7 +103,7 @@ void FailedStreams::forget(CUstream stream) noexcept {
     return one.waiting == stream || one.recorded_on == stream;
   });
   if (!any_.load(std::memory_order_relaxed)) return;
-  // Events that were recorded on it still throw; another stream may get its handle.
+  // Events recorded on it still throw. A new stream may get the same handle.
   std::size_t destroyed = 0;
   for (FailedStream& one : failed_streams()) {
     if (one.stream == stream && !one.destroyed) {
@@ -145,7 +146,7 @@ std::deque<std::shared_ptr<const FunctionFailure>>& failed_functions() {
 }  // namespace
 
 const void* FailedFunctions::add(const std::shared_ptr<const FunctionFailure>& failure) {
-  std::shared_ptr<const FunctionFailure> oldest;  // released without the lock
+  std::shared_ptr<const FunctionFailure> oldest;  // released after the lock
   const std::lock_guard lock(functions_mutex);
   failed_functions().push_back(failure);
   if (failed_functions().size() > kMaxFunctions) {

@@ -1,8 +1,8 @@
-// FailedStreams: streams with work that has failed although the driver does not know it. A kernel
-// of NCCL that was aborted or revoked ends as if it were complete, and a function that a stream has
-// called cannot report an error. A wait for such work throws the failure: on the stream, by
-// an event that was recorded after it, or on a stream that waited for such an event. A library that
-// knows which work has failed (hostWorkFailure) does all of that itself.
+// FailedStreams: streams with failed work that the driver does not know to have failed. An NCCL
+// kernel that was aborted or revoked ends as if it had completed, and a host function on a stream
+// cannot report an error. Waits for such work throw its failure: waits for the stream, for an event
+// recorded after the work, or for a stream that waited for such an event. A library that tracks
+// failed work (hostWorkFailure) does all of that itself.
 #pragma once
 
 #include <atomic>
@@ -18,29 +18,29 @@ namespace pynccl {
 
 class FailedStreams {
  public:
-  // Throws. cause: the text of the driver's error, or empty.
+  // Throws the failure. cause: the text of the driver's error, or empty.
   using Throw = std::function<void(const std::string& cause)>;
 
-  // Work that was enqueued on the streams at this time (of nccl/clock) has failed, and with it what
-  // was enqueued later, until the failure is thrown.
+  // Marks the work that was enqueued on the streams from this time (of nccl/clock) on as failed,
+  // until the failure is thrown.
   static void add(const std::vector<CUstream>& streams, std::int64_t since, const Throw& failure);
 
-  // A wait for a stream that began at this time: throws where no wait for the stream has thrown the
-  // failure, or one did after this one had begun.
+  // Checks a wait for a stream that began at this time. Throws unless another wait for the stream
+  // had already thrown the failure when this one began.
   static void check(CUstream stream, std::int64_t began, const std::string& cause = {}) {
     if (any_.load(std::memory_order_acquire)) [[unlikely]]
       check_failed(stream, began, cause);
   }
-  // The same for an event, which throws the failure each time.
+  // Checks a wait for an event. Throws the failure each time.
   static void check_event(CUstream recorded_on, std::int64_t recorded_at,
                           const std::string& cause = {}) {
     if (any_.load(std::memory_order_acquire)) [[unlikely]]
       check_recorded(recorded_on, recorded_at, cause);
   }
 
-  // A stream waits for an event that was recorded on another one at this time.
+  // Records that a stream waits for an event that was recorded on another one at this time.
   static void waits(CUstream waiting, CUstream recorded_on, std::int64_t recorded_at);
-  static void forget(CUstream stream) noexcept;  // it was destroyed
+  static void forget(CUstream stream) noexcept;  // called when it is destroyed
 
  private:
   static void check_failed(CUstream stream, std::int64_t began, const std::string& cause);
@@ -48,12 +48,11 @@ class FailedStreams {
   inline static std::atomic<bool> any_ = false;
 };
 
-// What functions of the user have thrown that a library with hostFailFunction has called. It keeps
-// the last of them.
+// The last exceptions that user functions threw on streams of a library with hostFailFunction.
 class FailedFunctions {
  public:
   static const void* add(const std::shared_ptr<const FunctionFailure>& failure);
-  static void check(const void* origin);  // throws, if it was returned by add()
+  static void check(const void* origin);  // throws the exception for which add() returned origin
 };
 
 }  // namespace pynccl

@@ -128,7 +128,7 @@ std::vector<FlightRecord> FlightRecorder::read_all() const {
 
 std::optional<FlightRecord> FlightRecorder::read(std::uint64_t sequence) const {
   const Slot& slot = slots_[sequence % kRecords];
-  if (sequence == 0) return std::nullopt;  // what a slot has that was never written
+  if (sequence == 0) return std::nullopt;  // an unwritten slot
   if (slot.get(kSequence) != sequence) return std::nullopt;
   const std::uint64_t call = slot.get(kCall);
   const std::uint64_t word = slot.get(kState);

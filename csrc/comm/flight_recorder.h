@@ -1,5 +1,5 @@
-// FlightRecorder: the last operations of a communicator on this rank, and a fingerprint of all of
-// them. It is always on. One thread at a time writes; any thread reads.
+// FlightRecorder: records the last operations of a communicator on this rank, and a fingerprint of
+// all of them. It is always on. One thread at a time writes, any thread reads.
 #pragma once
 
 #include <array>
@@ -18,22 +18,22 @@
 namespace pynccl {
 
 struct FlightRecord {
-  // kCalled: the function of nccl.h has not returned. kIssued: it has. kCaptured: into a graph,
-  // whose launches run it.
+  // kCalled: the nccl.h function has not returned. kIssued: it has. kCaptured: the operation runs
+  // in the launches of a graph.
   enum class State : std::uint64_t { kCalled, kIssued, kFailed, kCaptured };
 
   std::uint64_t sequence;  // from 1, in the order of issue
-  // From 1: of a collective among the collectives; of a message among those of its direction to or
-  // from its peer. 0: unknown, or of no meaning.
+  // From 1: the number of a collective among the collectives, or of a message among the messages in
+  // the same direction with the same peer. 0: unknown or meaningless.
   std::uint64_t number;
-  OperationKind kind;  // without the flag
+  OperationKind kind;  // without kConfigured
   ncclDataType_t dtype;
   ncclRedOp_t op;
   int root_or_peer;
   std::size_t count;  // as in Operation
   CUstream stream;
   std::int64_t issued;        // coarse_time() before the call
-  std::int64_t limit;         // ns until it must be done; kNoLimit
+  std::int64_t limit;         // ns until it must be done, or kNoLimit
   std::uint64_t fingerprint;  // of the collectives up to this operation
   State state;
 
@@ -56,18 +56,18 @@ bool reduces(OperationKind kind);
 bool has_root(OperationKind kind);
 bool has_peer(OperationKind kind);
 
-// What a communicator is, for those who compare the records of its ranks.
+// Identifies a communicator to tools that compare the records of its ranks.
 struct FlightIdentity {
-  std::uint64_t id = 0;      // equal on all ranks, of no other communicator
-  std::uint64_t joined = 0;  // after grow(): the id on the ranks that have joined, where known
-  std::uint64_t parent = 0;  // the id of the communicator it was made from
-  std::string name;          // of the user
+  std::uint64_t id = 0;      // equal on all ranks; unique to the communicator
+  std::uint64_t joined = 0;  // after grow(): the id on the ranks that joined, if known
+  std::uint64_t parent = 0;  // the id of the communicator it was created from
+  std::string name;          // set by the user
   std::string creator;       // "ncclCommSplit"
-  int rank = -1;             // -1 where it is not known yet
+  int rank = -1;             // -1: not known yet
   int nranks = 0;
   int device = -1;
 
-  // The id of what follows from words that all ranks have.
+  // Derives an id from a word that all ranks know.
   static std::uint64_t mix(std::uint64_t id, std::uint64_t word) {
     return (std::rotl(id, 23) ^ word) * 0x9e3779b97f4a7c15;
   }
@@ -79,7 +79,7 @@ class FlightRecorder {
 
   struct alignas(64) Slot {
     std::array<std::atomic<std::uint64_t>, kFields> fields;
-    // A reader that sees a new value also sees what was set before it.
+    // Acquire and release: a reader that sees a value also sees the fields set before it.
     std::uint64_t get(Field field) const { return fields[field].load(std::memory_order_acquire); }
     void set(Field field, std::uint64_t value) {
       fields[field].store(value, std::memory_order_release);
@@ -89,7 +89,7 @@ class FlightRecorder {
  public:
   static constexpr std::size_t kRecords = 512;
 
-  // The record of a call, from construction to destruction.
+  // The scope of a call: kCalled at construction, kIssued at destruction unless it failed.
   class Call {
    public:
     [[gnu::always_inline]] Call(FlightRecorder& recorder, OperationKind kind, const Operation& o,
@@ -107,33 +107,33 @@ class FlightRecorder {
     Slot& slot_;
   };
 
-  void fail();  // the last operation has failed
+  void fail();  // marks the last operation as failed
   void set_captured(std::uint64_t sequence);
 
-  // Once rank and size are known; before that messages have no numbers.
+  // Until rank and size are known, messages have no numbers.
   void identify(FlightIdentity identity);
   FlightIdentity identity() const;
-  void set_failure(const std::string& text);  // the first one is kept
+  void set_failure(const std::string& text);  // only the first one is stored
   std::string failure() const;
 
   std::uint64_t last() const { return last_.load(std::memory_order_acquire); }  // 0 for none
-  // As FlightRecord::number, of the last operation, for the thread that writes.
+  // FlightRecord::number of the last operation. Only for the writing thread.
   std::uint64_t number_of_last() const {
     return slots_[last() % kRecords].get(kState) >> kStateBits;
   }
   std::uint64_t fingerprint() const { return fingerprint_.load(std::memory_order_relaxed); }
-  // None where the record was overwritten, or is being written.
+  // None if the record was overwritten or is being written.
   std::optional<FlightRecord> read(std::uint64_t sequence) const;
   std::vector<FlightRecord> read_all() const;  // oldest first
   std::uint64_t collectives() const { return collectives_.load(std::memory_order_relaxed); }
-  // The messages to a rank, or those from it, that were called.
+  // The number of sends to a rank, or of receives from it.
   std::uint64_t messages(OperationKind kind, int peer) const {
     const std::atomic<std::uint32_t>* const messages = messages_.load(std::memory_order_acquire);
     return messages ? messages[message_index(kind, peer)].load(std::memory_order_relaxed) : 0;
   }
 
  private:
-  // A state and the number of the operation are one field.
+  // One field contains both the state and the number of the operation.
   static constexpr int kStateBits = 2;
   static FlightRecord::State state(std::uint64_t word) {
     return static_cast<FlightRecord::State>(word & ((1u << kStateBits) - 1));
@@ -141,8 +141,8 @@ class FlightRecorder {
   static_assert(std::uint64_t(FlightRecord::State::kCalled) + 1 ==
                 std::uint64_t(FlightRecord::State::kIssued));
 
-  // The part of a fingerprint that must be equal on all ranks. Numbers of user-defined operators
-  // are a rank's own.
+  // The part of a call that must be equal on all ranks. The numbers of user-defined operators may
+  // differ.
   static std::uint64_t call_word(OperationKind kind, const Operation& o) {
     const auto op = static_cast<unsigned>(o.op) < 0xff ? static_cast<unsigned>(o.op) : 0xffu;
     return std::uint64_t{static_cast<unsigned char>(plain(kind))} |
@@ -165,7 +165,7 @@ class FlightRecorder {
     } else if (plain(kind) <= OperationKind::kRecv) {
       number = next_message(plain(kind), o.root_or_peer);
     }
-    slot.set(kSequence, 0);                  // a reader discards what it has read of the old record
+    slot.set(kSequence, 0);                  // readers of the old record discard it
     slot.set(kState, number << kStateBits);  // kCalled
     slot.set(kIssued, static_cast<std::uint64_t>(now));
     slot.set(kLimit, static_cast<std::uint64_t>(limit));
@@ -196,13 +196,13 @@ class FlightRecorder {
 
   std::atomic<std::uint64_t> last_ = 0;
   std::atomic<std::uint64_t> fingerprint_ = 0;
-  std::atomic<std::uint64_t> collectives_ = 0;                   // that were called
-  std::atomic<std::atomic<std::uint32_t>*> messages_ = nullptr;  // counts_, once it is made
+  std::atomic<std::uint64_t> collectives_ = 0;                   // the number of calls
+  std::atomic<std::atomic<std::uint32_t>*> messages_ = nullptr;  // counts_ once allocated
   std::array<Slot, kRecords> slots_{};
-  mutable std::mutex mutex_;  // of the following
+  mutable std::mutex mutex_;  // guards the following
   FlightIdentity identity_;
   std::string failure_;
-  std::unique_ptr<std::atomic<std::uint32_t>[]> counts_;  // sends to, receives from each rank
+  std::unique_ptr<std::atomic<std::uint32_t>[]> counts_;  // sends to and receives from each rank
 };
 
 }  // namespace pynccl

@@ -13,8 +13,8 @@
 namespace pynccl {
 namespace {
 
-constexpr double kDeviceWaitSeconds = 0.05;  // for a call to have looked for captures
-constexpr std::size_t kMaxLaunches = 64;     // that may be unfinished, for functions in a graph
+constexpr double kDeviceWaitSeconds = 0.05;  // time for a DeviceWait to check for captures
+constexpr std::size_t kMaxLaunches = 64;     // the launches that a failing host function marks
 
 std::mutex graphs_mutex;
 
@@ -43,7 +43,7 @@ class Graph::Uses final : public Observer {
 
 void Graph::observe() { Observers::add(*new Uses, Observers::kBefore); }
 
-// Operations are watched while there are captures.
+// Operations are observed while there are captures.
 void Graph::count_capture(int change) {
   captures_.fetch_add(change);
   change > 0 ? Observers::observe_operations() : Observers::stop_operations();
@@ -56,8 +56,8 @@ class Graph::Exec {
   }
   Exec(const Exec&) = delete;
   Exec& operator=(const Exec&) = delete;
-  // In another mode than the relaxed one it would invalidate a capture of this thread, or a global
-  // one of another thread.
+  // In relaxed mode, because otherwise the destruction would invalidate a capture of this thread,
+  // or a global capture of another thread.
   ~Exec() {
     if (!handle_) return;
     const RelaxedMode relaxed(*library_);
@@ -89,12 +89,12 @@ void Graph::begin() {
   {
     const std::lock_guard lock(graphs_mutex);
     if (state_ != State::kNew)
-      throw std::invalid_argument("graph: it was captured before; make another one");
+      throw std::invalid_argument("graph: it was already captured; create another one");
   }
   const DeviceScope scope(*library_, device_);
-  device_ = scope.device();  // a launch may find another one current
+  device_ = scope.device();  // another one may be current at a launch
   events_ = std::make_shared<EventPool>(library_, device_);
-  count_capture(+1);  // a DeviceWait that begins from now on is not allowed
+  count_capture(+1);  // from now on no DeviceWait is allowed
   try {
     poll_until(kDeviceWaitSeconds, [] { return device_waits_.load() == 0; });
     DRIVER_CHECK(*library_, StreamBeginCapture, (stream_, mode_));
@@ -150,12 +150,12 @@ Graph::Captured Graph::end_capture() {
 
 void Graph::Destroy::operator()(CUgraph graph) const { library->driver().GraphDestroy(graph); }
 
-void Graph::finish(std::shared_ptr<const Exec> made, std::size_t size) {
+void Graph::finish(std::shared_ptr<const Exec> created, std::size_t size) {
   const std::lock_guard lock(graphs_mutex);
   for (Used& used : used_) used.what = std::make_shared<const std::string>(used.text());
   size_ = size;
   state_ = closed_communicator_.empty() ? State::kReady : State::kInvalidated;
-  if (state_ == State::kReady) exec_ = std::move(made);
+  if (state_ == State::kReady) exec_ = std::move(created);
 }
 
 // "a graph launch with all_reduce #5 (float32, count=4, sum)"
@@ -179,7 +179,7 @@ std::vector<Graph::Retired>& Graph::retired() {
   return all;
 }
 
-// The resources are freed after the lock is released: that may run Python code.
+// Frees the resources after the lock is released, because that may run Python code.
 void Graph::free_retired() noexcept {
   std::vector<Retired> unused;
   std::vector<std::shared_ptr<const Exec>> execs;  // freed before the communicators
@@ -193,9 +193,9 @@ void Graph::free_retired() noexcept {
   retired().erase(first, retired().end());
 }
 
-// The executable is freed at once: the driver completes a launch in flight first, and
-// ncclCommDestroy waits until the executable is gone. During a capture, which its destruction may
-// invalidate, it is freed at the end of the capture.
+// Frees the executable immediately, because ncclCommDestroy waits until it is gone. The driver
+// first completes a launch in flight. During a capture, which the destruction might invalidate, the
+// executable is freed at the end of the capture.
 void Graph::retire() noexcept {
   {
     const std::lock_guard launch_lock(launching_);
@@ -228,7 +228,7 @@ void Graph::launch(CUstream stream) const {
   const std::shared_ptr<const Exec> running = exec();
   const DeviceScope scope(*library_, device_);
   const bool captured = is_capturing(*library_, stream);
-  std::list<Deadlines::Call> calls;  // on CPUs it may run here
+  std::list<Deadlines::Call> calls;  // on CPUs the graph may run in this thread
   if (!captured)
     for (const Used& used : used_)
       calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
@@ -249,7 +249,7 @@ void Graph::launch(CUstream stream) const {
   if (!captured) watch_launch(stream);
 }
 
-// Throws where a communicator has expired. cause: the driver's error, or empty.
+// Throws if a communicator has expired. cause: the driver's error, or empty.
 void Graph::check_expired(const std::string& cause) const {
   for (const Used& used : used_)
     if (used.communicator->expired()) throw used.communicator->expiry("cuGraphLaunch", cause);
@@ -279,7 +279,7 @@ std::string Graph::why_not_ready() const {
     case State::kCapturing:
       return "it is being captured; leave its with block first";
     case State::kFailed:
-      return "an error ended its capture; make another one";
+      return "an error ended its capture; create another one";
     case State::kInvalidated:
       return closed_communicator_ + " was closed; capture the graph again";
     default:
@@ -346,7 +346,7 @@ void Graph::Launches::add(CUstream stream) {
 std::vector<CUstream> Graph::Launches::streams(std::int64_t& since) const {
   const std::lock_guard lock(mutex_);
   std::vector<CUstream> streams;
-  for (const One& one : last_) streams.push_back(one.stream);
+  for (const Launch& launch : last_) streams.push_back(launch.stream);
   if (!last_.empty()) since = last_.front().time;
   return streams;
 }

@@ -1,7 +1,7 @@
-// A CUDA graph, or hostnccl's: the work enqueued on a stream during a capture, launched as one call
-// any number of times. A graph records which communicators it uses. ncclCommDestroy waits for the
-// graphs of a communicator without limit, so closing a communicator invalidates its graphs first;
-// launching an invalidated graph is an error that names the communicator.
+// Graph: a CUDA graph or a graph of hostnccl. It captures the work enqueued on a stream, and
+// launches it any number of times. A graph records which communicators it uses. ncclCommDestroy
+// waits for the graphs of a communicator without limit, so closing a communicator first invalidates
+// its graphs. Launching an invalidated graph is an error that names the communicator.
 #pragma once
 
 #include <atomic>
@@ -23,18 +23,19 @@ class Graph {
  public:
   static void observe();  // connects graphs to communicators; see watch/observers.h
 
-  // device below 0: the thread's current one.
+  // A negative device is the thread's current one.
   Graph(std::shared_ptr<Library> library, CUstream stream, int device, CUstreamCaptureMode mode);
   ~Graph();
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // Begins and ends the capture, on one thread. A graph is captured once; end(true) discards it.
+  // Begins and ends the capture, on the same thread. A graph can be captured only once. end(true)
+  // discards it.
   void begin();
   void end(bool failed);
 
-  // Throws std::invalid_argument where there is nothing to launch. The deadlines of the
-  // communicators apply to a launch, unless a capture records it.
+  // Throws std::invalid_argument if there is nothing to launch. The deadlines of the communicators
+  // apply to the launch, unless it is captured itself.
   void launch(CUstream stream) const;
   void upload(CUstream stream) const;
   void close();  // launches in progress complete; closing twice is allowed
@@ -46,8 +47,8 @@ class Graph {
 
   // The functions below concern all captures in progress, of all threads.
 
-  // While it exists, a call is made that would invalidate captures. A capture begins after it, or
-  // when the call has lasted so long that it has looked for captures.
+  // The scope of a driver call that would invalidate captures. A capture waits briefly for such
+  // scopes before it begins, long enough that any longer one has checked allowed().
   class DeviceWait {
    public:
     DeviceWait() { device_waits_.fetch_add(1); }
@@ -56,28 +57,28 @@ class Graph {
     DeviceWait& operator=(const DeviceWait&) = delete;
     bool allowed() const { return captures_.load() == 0; }
   };
-  // Whether there is one: a single load.
+  // Whether there is any; a single load.
   static bool any_capture() { return captures_.load(std::memory_order_relaxed) != 0; }
-  // Keeps an object alive as long as the graph that the stream is captured into. False where the
-  // stream is not captured by a Graph.
+  // Keeps an object alive as long as the graph that the stream is captured into. Returns false if
+  // the stream is not captured by a Graph.
   static bool hold(const Library& library, CUstream stream, std::shared_ptr<void> object);
-  // The streams of the last launches of a graph, for functions in it.
+  // The streams of a graph's last launches, for host functions in the graph that fail.
   class Launches {
    public:
     void add(CUstream stream);
-    std::vector<CUstream> streams(std::int64_t& since) const;  // since: the first of the launches
+    std::vector<CUstream> streams(std::int64_t& since) const;  // since: the first launch
 
    private:
-    struct One {
+    struct Launch {
       CUstream stream;
       std::int64_t time;
     };
     mutable std::mutex mutex_;
-    std::deque<One> last_;
+    std::deque<Launch> last_;
   };
-  // Of the graph that the stream is captured into by a Graph; else null.
+  // The launches of the Graph that the stream is captured into; null without one.
   static std::shared_ptr<const Launches> launches(const Library& library, CUstream stream);
-  // The stream that this thread captures, where it captures one and current is not captured;
+  // The stream that this thread captures, if there is one and current is not being captured itself;
   // otherwise current.
   static CUstream redirect(const Library& library, CUstream current);
 
@@ -86,18 +87,18 @@ class Graph {
 
   class Uses;
 
-  // Owns the CUgraphExec; launches in progress share it.
+  // Owns the CUgraphExec, which launches in progress share.
   class Exec;
-  // A communicator, and its operations in the graph.
+  // A communicator and its operations in the graph.
   struct Used {
     std::shared_ptr<Communicator> communicator;
-    std::vector<std::uint64_t> operations;    // their numbers
-    std::shared_ptr<const std::string> what;  // a launch is, for this communicator
+    std::vector<std::uint64_t> operations;    // sequence numbers
+    std::shared_ptr<const std::string> what;  // describes a launch to this communicator's deadlines
 
     std::string text() const;
   };
-  // What a closed graph leaves: its executable if that cannot be freed yet, and what its launches
-  // use, kept until they have completed.
+  // The resources of a closed graph, kept until its launches have completed, and until its
+  // executable can be freed.
   struct Retired {
     std::shared_ptr<const PooledEvent> launched;
     std::vector<Used> used;
@@ -117,21 +118,21 @@ class Graph {
   };
 
   Captured end_capture();
-  void finish(std::shared_ptr<const Exec> made, std::size_t size);
+  void finish(std::shared_ptr<const Exec> created, std::size_t size);
   void retire() noexcept;
   std::shared_ptr<const Exec> exec() const;
   void check_expired(const std::string& cause = {}) const;
   void watch_launch(CUstream stream) const;
   static bool uses(const std::vector<Used>& used, const Communicator& communicator);
   std::string why_not_ready() const;
-  static void free_retired() noexcept;  // frees what is no longer in use
+  static void free_retired() noexcept;  // frees the resources that are no longer in use
   static std::vector<Retired>& retired();
   static void count_capture(int change);
   static Graph* captured_into(const Library& library, cuuint64_t id);
-  // The graph that the stream is captured into now uses the communicator.
+  // Adds the next operation of the communicator to the graph that the stream is captured into.
   static void add_use(Communicator& communicator, CUstream stream);
-  // The communicator is about to be freed. Throws std::invalid_argument where a capture in progress
-  // uses it, unless it is an abort.
+  // Invalidates the graphs of a communicator that is about to be freed. Throws
+  // std::invalid_argument if a capture in progress uses it, unless it is aborted.
   static void invalidate_for(const Communicator& communicator, bool aborted);
 
   inline static std::atomic<int> captures_ = 0;
@@ -139,14 +140,14 @@ class Graph {
 
   const std::shared_ptr<Library> library_;
   const CUstream stream_;
-  int device_;  // below 0 until the capture begins: the current one
+  int device_;  // may be negative (the current device) until the capture begins
   const CUstreamCaptureMode mode_;
   const std::shared_ptr<Launches> launches_ = std::make_shared<Launches>();
-  mutable std::mutex launching_;  // one launch at a time: their order on the device
+  mutable std::mutex launching_;  // serializes launches
   std::shared_ptr<EventPool> events_;
   // Recorded after the last launch; null before the first.
   mutable std::shared_ptr<const PooledEvent> launched_;
-  // Guarded by the lock of all graphs:
+  // Guarded by graphs_mutex:
   State state_ = State::kNew;
   std::thread::id thread_;
   cuuint64_t id_ = 0;  // of the capture
@@ -154,7 +155,7 @@ class Graph {
   std::shared_ptr<const Exec> exec_;
   std::vector<Used> used_;  // changed by a capture, and by retire() under launching_
   std::vector<std::shared_ptr<void>> held_;
-  std::string closed_communicator_;  // its close invalidated the graph
+  std::string closed_communicator_;  // the communicator whose close invalidated the graph
 };
 
 }  // namespace pynccl

@@ -1,5 +1,5 @@
-// Observers: what communicators, streams, events and graphs tell of themselves. This interface is
-// all that they know of the monitor, flight dumps, comparisons, traces and recordings.
+// Observers: the event interface of communicators, streams, events and graphs. The monitor, flight
+// dumps, comparisons, traces and recordings implement it.
 #pragma once
 
 #include <array>
@@ -18,28 +18,28 @@ class Event;
 class Library;
 class WorkFailure;
 
-// An operation, after the state of its communicator was checked.
+// An operation whose communicator was checked to be open.
 struct OperationEvent {
   Communicator& communicator;
-  OperationKind kind;  // in place of that of operation
+  OperationKind kind;  // overrides operation.kind
   const Operation& operation;
   bool in_group;
   std::int64_t time =
       0;  // of the call: precise_time() while times are observed, else coarse_time()
 };
 
-// A wait of a stream for an event, or of the calling thread.
+// A wait by a stream for an event, or by the calling thread.
 struct WaitEvent {
   enum class What : std::uint8_t { kWork, kStream, kEvent, kStreamEvent };
 
   What what;
-  CUstream stream;                                    // that waits; of a thread, that it waits for
+  CUstream stream;                                    // the waiting stream, or a thread's target
   const std::shared_ptr<Library>* library = nullptr;  // null: the thread waits
   int device = -1;
-  const Event* event = nullptr;  // that is waited for
+  const Event* event = nullptr;  // the target, if it is an event
 };
 
-// A launch of a graph that no capture records.
+// A graph launch outside a capture.
 struct LaunchEvent {
   const std::shared_ptr<Library>& library;
   int device;
@@ -47,14 +47,13 @@ struct LaunchEvent {
   CUstream stream;
 };
 
-// The memory of a window.
 struct WindowEvent {
   std::uint64_t number;
   const void* address;
   std::size_t nbytes;
 };
 
-// What an observer has made at the begin of a call: it is destroyed at its end.
+// The state of an observer during a call, created at its begin and destroyed at its end.
 class Observation {
  public:
   virtual ~Observation() = default;
@@ -62,17 +61,17 @@ class Observation {
 
  private:
   friend class Observers;
-  std::unique_ptr<Observation> next_;  // of another observer
+  std::unique_ptr<Observation> next_;  // of the next observer
 };
 
 // All functions can be called from any thread.
 class Observer {
  public:
-  // Called only while operations are observed. before_operation() may refuse the operation by an
-  // exception. called(): the flight recorder has the operation.
+  // Called only while operations are observed. before_operation() may throw to refuse the
+  // operation. called() follows once the operation is in the flight recorder.
   virtual void before_operation(const OperationEvent&) {}
   virtual std::unique_ptr<Observation> called(const OperationEvent&) { return nullptr; }
-  virtual void operation_failed(Communicator&) {}  // the last one that was called
+  virtual void operation_failed(Communicator&) {}  // the last operation
   virtual void window_opened(Communicator&, const WindowEvent&) {}
   virtual void window_closed(Communicator&, std::uint64_t /*number*/) {}
 
@@ -81,13 +80,13 @@ class Observer {
   virtual std::unique_ptr<Observation> launches(const LaunchEvent&) { return nullptr; }
 
   virtual void created(Communicator&) {}  // it has a handle
-  // Before a communicator is freed. May refuse it by an exception, unless it is an abort.
+  // Called before a communicator is freed. May throw to refuse that, unless it is an abort.
   virtual void before_close(const Communicator&, bool /*aborted*/) {}
-  virtual void failed(const std::string& /*text*/) {}  // a communicator, for good
-  // A wait has met failed work, and may throw what is known of it; or the driver has failed.
+  virtual void failed(const std::string& /*text*/) {}  // a communicator failed permanently
+  // Called if a wait finds failed work. May throw a more specific exception.
   virtual void work_failed(const Library&, const WorkFailure&) {}
   virtual void driver_failed() {}
-  virtual void deadlines_changed() {}  // what is late may be another now
+  virtual void deadlines_changed() {}  // operations may have become late
 
  protected:
   ~Observer() = default;
@@ -96,18 +95,17 @@ class Observer {
 // The observers of the process.
 class Observers {
  public:
-  // Adds an observer, which must live as long as the process. before_operation() and called() are
-  // for those that ask for them: a call of an operation passes no other.
+  // Adds an observer, which must live as long as the process. Operations call before_operation()
+  // and called() only on the observers that request them here.
   enum Operations : unsigned { kNone = 0, kBefore = 1, kCalled = 2 };
   static void add(Observer& observer, unsigned operations = kNone);
 
-  // Switches the events of operations and of windows on; each call is undone by one
-  // stop_operations(). The same for times.
+  // Enables the events of operations and windows, or of times, until a matching call of stop_...().
   static void observe_operations() { operations_.fetch_add(1, std::memory_order_relaxed); }
   static void stop_operations() { operations_.fetch_sub(1, std::memory_order_relaxed); }
   static void observe_times() { times_.fetch_add(1, std::memory_order_relaxed); }
   static void stop_times() { times_.fetch_sub(1, std::memory_order_relaxed); }
-  // One load in every call of an operation.
+  // Every operation calls this; it costs one load.
   static bool operations() { return operations_.load(std::memory_order_relaxed) != 0; }
   static bool times() { return times_.load(std::memory_order_relaxed) != 0; }
 

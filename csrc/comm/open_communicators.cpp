@@ -48,7 +48,8 @@ std::vector<std::shared_ptr<Deadlines>> OpenCommunicators::deadlines() {
 }
 
 std::vector<std::shared_ptr<Communicator>> OpenCommunicators::communicators() {
-  std::vector<std::shared_ptr<Communicator>> all;  // a last reference ends without the lock
+  std::vector<std::shared_ptr<Communicator>>
+      all;  // destroyed after the lock: may be the last owner
   OpenList& list = open_list();
   const std::lock_guard lock(list.mutex);
   for (const Entry& one : list.all)

@@ -25,7 +25,7 @@ class OpenCommunicators {
   static std::vector<Entry> all();
   static std::vector<std::shared_ptr<Deadlines>> deadlines();
   static std::vector<std::shared_ptr<Communicator>> communicators();
-  static std::optional<std::int64_t> shortest_limit();  // of their own; none without one
+  static std::optional<std::int64_t> shortest_limit();  // own_limit(); none without communicators
 };
 
 }  // namespace pynccl

@@ -1,5 +1,5 @@
-// Operation: one collective, message or one-sided operation with all its arguments, checked and
-// ready to be issued. Direct calls, groups and plans use it.
+// Operation: one collective, message or one-sided operation with checked arguments, ready to be
+// issued. Direct calls, groups and plans use it.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ enum class OperationKind : unsigned char {
   kPutSignal,
   kSignal,
   kWaitSignal,
-  kConfigured = 0x80,  // flag: the collective has a ncclCollConfig_t
+  kConfigured = 0x80,  // flag: the collective has an ncclCollConfig_t
 };
 
 constexpr OperationKind configured(OperationKind kind) {
@@ -31,7 +31,7 @@ constexpr OperationKind configured(OperationKind kind) {
                                     static_cast<unsigned char>(OperationKind::kConfigured));
 }
 
-// The kind without the flag.
+// The kind without the kConfigured flag.
 constexpr OperationKind plain(OperationKind kind) {
   return static_cast<OperationKind>(static_cast<unsigned char>(kind) &
                                     ~static_cast<unsigned char>(OperationKind::kConfigured));
@@ -39,13 +39,13 @@ constexpr OperationKind plain(OperationKind kind) {
 
 class Communicator;
 
-// The destination of a put, which is a window.
+// The destination window of a put.
 class PutTarget {
  public:
-  // Throws std::invalid_argument where it is closed or not registered yet. Null where NCCL cannot
-  // share the memory between these ranks.
+  // Throws std::invalid_argument if it is closed or not registered yet. Null if NCCL cannot share
+  // the memory between these ranks.
   virtual ncclWindow_t handle() const = 0;
-  virtual std::uint64_t number() const = 0;  // of the communicator's, equal on all ranks
+  virtual std::uint64_t number() const = 0;  // within its communicator; equal on all ranks
   virtual bool closed() const = 0;
   virtual void record_put(cudaStream_t stream) const = 0;
 
@@ -53,23 +53,23 @@ class PutTarget {
   ~PutTarget() = default;
 };
 
-constexpr int kOneSidedDriver = 12050;  // the first CUDA driver with what NCCL needs for them
+constexpr int kOneSidedDriver = 12050;  // the first CUDA driver that supports one-sided operations
 
-// NCCL does not say why it refuses one whose arguments are right.
+// NCCL refuses valid one-sided operations without a reason.
 constexpr char kOneSidedHint[] =
-    "; NCCL runs one-sided operations where all ranks can map each other's memory (one LSA team), "
-    "or where its RMA proxy connects them";
+    "; NCCL supports one-sided operations if all ranks can map each other's memory (one LSA team), "
+    "or if its RMA proxy connects them";
 
 struct Operation {
   OperationKind kind;
   ncclDataType_t dtype;
-  ncclRedOp_t op;        // of the reductions
+  ncclRedOp_t op;        // reductions only
   int root_or_peer;      // the root of a rooted collective, the peer of a message or signal
-  const void* sendbuff;  // of kWaitSignal: an array of ncclWaitSignalDesc_t
+  const void* sendbuff;  // kWaitSignal: an array of ncclWaitSignalDesc_t
   void* recvbuff;
   std::size_t count;  // in elements of dtype, as the nccl.h function of this kind counts
   cudaStream_t stream;
-  const ncclCollConfig_t* config = nullptr;  // with kConfigured; the CollConfig owns it
+  const ncclCollConfig_t* config = nullptr;  // kConfigured only; owned by the CollConfig
   // One-sided operations only:
   const PutTarget* window = nullptr;
   std::size_t offset = 0;  // bytes

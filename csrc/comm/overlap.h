@@ -1,5 +1,5 @@
-// The check that outputs overlap nothing that NCCL leaves undefined: of an operation, and of the
-// operations of a group.
+// Checks that the buffers of an operation, or of the operations of a group, do not overlap in a way
+// that NCCL leaves undefined.
 #pragma once
 
 #include <stdexcept>
@@ -10,7 +10,7 @@
 
 namespace pynccl {
 
-// Memory of a group overlaps; a ValueError in Python.
+// The exception of an overlap, a ValueError in Python.
 class OverlapError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -29,7 +29,7 @@ class OverlapCheck {
   std::vector<OperationKind> kinds_;
 };
 
-// The same for one operation.
+// Checks a single operation.
 void check_overlap(Communicator& communicator, const Operation& operation);
 
 }  // namespace pynccl

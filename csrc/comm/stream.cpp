@@ -17,8 +17,8 @@
 namespace pynccl {
 namespace {
 
-// Calls the driver. Some drivers need a current context even for a call on a given stream or event:
-// in a thread without one the call is repeated with the device as the current one.
+// Calls the driver. Some drivers need a current context even for a call on a given stream or event.
+// In a thread without one, the call is repeated with the device made current.
 template <class Call>
 CUresult in_context(const Library& library, int device, Call&& call) {
   const CUresult result = call(library.driver());
@@ -28,7 +28,7 @@ CUresult in_context(const Library& library, int device, Call&& call) {
   return call(library.driver());
 }
 
-// For destructors.
+// in_context() for destructors.
 template <class Call>
 void in_context_nothrow(const Library& library, int device, Call&& call) noexcept {
   try {
@@ -41,10 +41,10 @@ bool is_default(CUstream stream) {
   return reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread;
 }
 
-// A stream that is not destroyed yet.
+// A Stream that has not been destroyed.
 struct Existing {
-  std::int64_t created;  // by coarse_time()
-  int users = 0;  // threads in if_existing(), which hold no lock, because a driver can block them
+  std::int64_t created;  // a coarse_time()
+  int users = 0;         // threads in if_existing(), without the lock: the driver can block them
 };
 
 std::mutex existing_mutex;
@@ -57,8 +57,8 @@ std::condition_variable& existing_changed() {
   return changed;
 }
 
-// Calls the driver, and throws what has failed. check: throws what only FailedStreams knows; the
-// driver's error is its cause.
+// Runs a wait and throws its failure. check: throws failures that only FailedStreams knows, with
+// the driver's error as their cause.
 template <class Wait, class Check>
 auto waiting(const Library& library, Wait&& wait, Check&& check) {
   try {
@@ -82,13 +82,13 @@ bool was_reached(const Library& library, CUresult result, const char* function) 
   return true;
 }
 
-// A wait of the process's main thread on GPUs, where the driver would keep the handlers of signals
-// from running. The pauses are a hundredth of the time that has passed, so that little is lost.
+// Polls on the main thread of the process, because a wait in the CUDA driver would block signal
+// handlers. Each pause is a hundredth of the elapsed time, which bounds the added latency.
 template <class Query>
 void wait_with_handlers(const char* function, Query&& is_done) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kLongest(1), kCheckInterval(50);
-  constexpr std::chrono::microseconds kShortest(20);  // below it the thread only yields
+  constexpr std::chrono::microseconds kShortest(20);  // below it, the thread only yields
   const auto began = Clock::now();
   for (auto checked = began; !is_done();) {
     const auto now = Clock::now();
@@ -147,7 +147,7 @@ Stream::Stream(std::shared_ptr<Library> library, int device, int priority)
   DRIVER_CHECK(*library_, StreamCreateWithPriority, (&stream_, CU_STREAM_NON_BLOCKING, priority));
   const std::lock_guard lock(existing_mutex);
   existing_streams().insert_or_assign(stream_, Existing{coarse_time()});
-  FailedStreams::forget(stream_);  // of a stream that had the same handle
+  FailedStreams::forget(stream_);  // drops failures of an earlier stream with the same handle
 }
 
 Stream::~Stream() {
@@ -287,7 +287,7 @@ void Event::record(CUstream stream) const {
   recorded_on_.store(stream, std::memory_order_relaxed);
   const bool timed = !library_->reports_failed_work() || Observers::times();
   recorded_at_.store(timed ? precise_time() : 0, std::memory_order_relaxed);
-  std::optional<DeviceScope> scope;  // a default stream is that of the event's device
+  std::optional<DeviceScope> scope;  // a default stream is the one of the event's device
   if (is_default(stream)) scope.emplace(*library_, device_);
   CHECK_IN_CONTEXT(EventRecord, (handle(), stream));
 }

@@ -1,6 +1,6 @@
-// Stream and Event: owners of a CUstream and a CUevent of either provider. Every thread can call
-// them, also one without a current device. Streams of torch and CuPy are plain cudaStream_t handles
-// and do not use these classes.
+// Stream and Event: own a CUstream and a CUevent of either provider. Any thread can call them, even
+// one without a current device. Streams of torch and CuPy are plain cudaStream_t handles and do not
+// use these classes.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,8 @@ namespace pynccl {
 
 class Event;
 
-// The relaxed capture mode of this thread for the length of a scope. In another mode the query and
-// the synchronization of a stream or event invalidate a global capture.
+// The scope of the relaxed capture mode on this thread. In any other mode, querying or
+// synchronizing a stream or event would invalidate a global capture.
 class RelaxedMode {
  public:
   explicit RelaxedMode(const Library& library) : library_(library) { exchange(); }
@@ -31,23 +31,22 @@ class RelaxedMode {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-// Whether the stream is being captured into a graph. The stream's device must be current where it
-// is a default stream.
+// Whether the stream is being captured. For a default stream, its device must be current.
 bool is_capturing(const Library& library, CUstream stream);
-// Throws the DriverFailure of a wait that a handler of a signal has ended.
+// Throws the DriverFailure of a wait that a signal handler ended.
 [[noreturn]] void throw_interrupted(const char* function);
 
 // The id of the capture that the stream takes part in; none if the capture was invalidated.
 std::optional<cuuint64_t> capture_id(const Library& library, CUstream stream);
 
-// Throws what the communicator, or the function, whose work has failed says of it; returns where it
-// is not known.
+// Throws the failure of the communicator or user function whose work failed. Returns if that is
+// unknown.
 void check_failed_work(const Library& library, const WorkFailure& failure);
 
 class Stream {
  public:
-  // priority: CUDA's, lower numbers first; 0 is the default, and a number that the device does not
-  // have becomes the nearest one. device below 0: the current one.
+  // priority: as in CUDA, where lower numbers run first and 0 is the default. An unsupported number
+  // is clamped. A negative device is the current one.
   Stream(std::shared_ptr<Library> library, int device, int priority);
   ~Stream();
   Stream(const Stream&) = delete;
@@ -61,7 +60,7 @@ class Stream {
   int priority() const;
   CUstreamCaptureStatus capture_status() const;
 
-  // Both throw NcclFailure where work on the stream has failed, or work that it waits for: see
+  // Both throw NcclFailure if work on the stream, or work that it waits for, has failed: see
   // comm/failed_streams.
   void synchronize() const;
   bool query() const;  // whether all enqueued work is done
@@ -69,14 +68,13 @@ class Stream {
   void launch_host_function(CUhostFn function, void* data) const;
   void close();  // enqueued work still runs
 
-  // Whether any thread can use the stream now: it is the default stream, or one of this class. A
-  // thread's own default stream is another one for each thread.
+  // Whether the handle is known to be valid on any thread: a default stream or an open Stream. The
+  // per-thread default stream is not, because it differs between threads.
   static bool is_existing(CUstream stream);
-  // Whether it is one of this class that was created after this coarse_time(): not what had the
-  // same handle then.
+  // Whether the handle belongs to a Stream created after this coarse_time(), not to an earlier
+  // stream with the same handle.
   static bool was_created_after(CUstream stream, std::int64_t time);
-  // Calls function if the stream is an existing one, which then exists until the function returns:
-  // its destruction waits, and nothing else.
+  // Calls function if the stream exists. Its destruction waits until the function returns.
   static void if_existing(CUstream stream, const std::function<void()>& function);
 
  private:
@@ -99,16 +97,17 @@ class Event {
   CUevent handle() const;  // throws std::invalid_argument when closed
 
   void record(CUstream stream) const;
-  // On a stream that is captured: each launch of the graph records it.
+  // On a captured stream: each launch of the graph records the event.
   void record_in_graph(CUstream stream) const;
-  // Both throw NcclFailure where the recorded work has failed.
+  // Both throw NcclFailure if the recorded work has failed.
   void synchronize() const;
   bool done() const;   // whether the recorded work is done
-  bool query() const;  // the same; work that has failed is done
-  // Makes the stream wait, and have the failure of the recorded work.
+  bool query() const;  // the same, but returns true for failed work
+  // Makes the stream wait for the event. Waits for the stream then throw failures of the recorded
+  // work.
   void block(CUstream stream) const;
-  double elapsed_seconds(const Event& end) const;  // both with timing, both recorded
-  // The stream of the last record(), and its time where someone needs it, else 0.
+  double elapsed_seconds(const Event& end) const;  // both events need timing and a record()
+  // The stream and the time of the last record(). The time is 0 unless it is needed.
   CUstream recorded_on() const { return recorded_on_.load(std::memory_order_relaxed); }
   std::int64_t recorded_at() const { return recorded_at_.load(std::memory_order_relaxed); }
   void close();

@@ -44,7 +44,7 @@ int team_rank_in_difference(const ncclTeam& team, const ncclTeam& subset, int in
   if (index < 0 || index >= count)
     throw std::invalid_argument("index: " + std::to_string(index) + " is out of range for " +
                                 std::to_string(count) + " ranks");
-  // The subset has one rank every step, from low on; step - 1 others are between two of them.
+  // The subset contains every step-th rank from low on, with step - 1 other ranks in between.
   const int low = std::min(*first, *last);
   const int step = subset.nRanks > 1 ? std::abs(*last - *first) / (subset.nRanks - 1) : 1;
   if (index < low) return index;

@@ -1,5 +1,5 @@
-// The arithmetic of teams that nccl_device.h has as inline functions, so that no library exports
-// it. A team is ranks at a constant distance, seen from one of them.
+// Team arithmetic. In nccl_device.h these are inline functions, which no library exports. A team is
+// a set of ranks at a constant stride, as seen from one of them.
 #pragma once
 
 #include <optional>
@@ -11,16 +11,16 @@ namespace pynccl {
 
 using abi::ncclTeam;
 
-// The rank in team of a rank of other; none where it is not a member.
+// The rank in team of a rank of other; none if it is not a member.
 std::optional<int> team_rank_of(const ncclTeam& team, const ncclTeam& other, int rank);
 
-// The ranks of a team in blocks of size: the team of the own block, and that of the ranks at the
-// same place of all blocks. Throws std::invalid_argument unless there are whole blocks.
+// Divide a team into blocks of size ranks: the team of this rank's block, and the team of the ranks
+// at the same position in all blocks. Throw std::invalid_argument unless size divides the team.
 ncclTeam inner_team(const ncclTeam& team, int size);
 ncclTeam outer_team(const ncclTeam& team, int size);
 
-// The rank in team of the index-th member that is not in subset. Throws std::invalid_argument where
-// subset is not one, or has no such member.
+// The rank in team of the index-th member that is not in subset. Throws std::invalid_argument if
+// subset is not a subset of team, or there is no such member.
 int team_rank_in_difference(const ncclTeam& team, const ncclTeam& subset, int index);
 
 std::string text_of(const ncclTeam& team);

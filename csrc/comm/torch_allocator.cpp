@@ -17,7 +17,7 @@ std::atomic<Arena*> current_arena = nullptr;
 
 void set_torch_arena(Arena& arena) {
   Arena* expected = nullptr;
-  // Set once: memory must be freed by the arena that allocated it.
+  // Memory must be freed by the arena that allocated it, so the arena can only be set once.
   if (!current_arena.compare_exchange_strong(expected, &arena) && expected != &arena)
     throw std::invalid_argument("library: torch's pools already use the memory of " +
                                 expected->shared_library()->path());

@@ -5,7 +5,7 @@
 
 namespace pynccl {
 
-// Sets the arena, once in a process. Throws std::invalid_argument where another one is set.
+// Sets the arena of the process. Throws std::invalid_argument if another one is set.
 void set_torch_arena(Arena& arena);
 
 }  // namespace pynccl

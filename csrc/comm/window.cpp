@@ -15,14 +15,14 @@ namespace pynccl {
 
 namespace {
 
-// NCCL sets up one-sided operations with the first of them, which waits for all ranks. Later
-// versions do it when a symmetric window is registered.
+// From this version on, NCCL sets up one-sided operations when a symmetric window is registered.
+// Before, the first operation does it, and waits for all ranks.
 constexpr int kEagerOneSidedSetup = 23100;
 
 }  // namespace
 
-// An all-gather of the offers for one window, in the memory of its device. On CPUs that is any
-// memory, and it needs nothing that a process can run out of.
+// An all-gather of the offers for one window, through device memory. On CPUs it needs no allocation
+// that could fail.
 class Window::Exchange {
  public:
   explicit Exchange(Window& window)
@@ -61,12 +61,12 @@ class Window::Exchange {
   void finish() {
     const DeviceScope scope(library_, stream_.device());
     try {
-      stream_.synchronize();  // a copy to pageable memory would wait where no signal interrupts it
+      stream_.synchronize();  // interruptible, unlike the wait of a copy to pageable memory
       if (memory_) {
         copy(offers_->data(), memory_, bytes());
         stream_.synchronize();
       }
-    } catch (const DriverFailure&) {  // the communicator has the reason
+    } catch (const DriverFailure&) {  // check() throws the reason
       check();
       throw;
     }
@@ -76,7 +76,7 @@ class Window::Exchange {
   }
 
  private:
-  // On GPUs what was ended is complete without an error.
+  // Needed because on GPUs an aborted or revoked operation completes without an error.
   void check() {
     const ncclResult_t error = error_of_communicator();
     if (!succeeded(error))
@@ -142,10 +142,10 @@ void Window::make(const std::vector<Window*>& windows) {
   for (const Window* window : windows) {
     claims.emplace_back(window->communicator_);
     calls.emplace_back(window->communicator_->deadlines(), "ncclCommWindowRegister");
-    window->communicator_->handle();  // it is not suspended, which would be so on all ranks
+    window->communicator_->handle();  // throws if it is suspended, which it is on all ranks then
   }
   Library& library = windows.front()->communicator_->library();
-  const RelaxedMode relaxed(library);  // a thread that captures may register windows
+  const RelaxedMode relaxed(library);  // the calling thread may be capturing
   try {
     discard_on_failure(windows, [&] { exchange_offers(windows); });
     for (const Window* window : windows) window->check_offers();
@@ -163,13 +163,13 @@ void Window::make(const std::vector<Window*>& windows) {
   set_up_one_sided(windows);
 }
 
-// Calls step. Where it fails without an error of the communicator, for example because there is no
-// memory, the other ranks do not know it and wait for this one: the communicator ends.
+// Calls step. If it fails for a reason that the other ranks cannot see, for example a lack of
+// memory, discards the communicators, because the other ranks would wait for this one.
 template <class Step>
 void Window::discard_on_failure(const std::vector<Window*>& windows, Step&& step) {
   try {
     step();
-  } catch (const NcclFailure& failure) {  // what NCCL refuses it refuses on all ranks
+  } catch (const NcclFailure& failure) {  // NCCL refuses these calls on all ranks
     if (failure.code != ncclInvalidArgument && failure.code != ncclInvalidUsage)
       discard_healthy(windows);
     throw;
@@ -233,11 +233,12 @@ std::string Window::text_of(Problem problem) {
       return "has no elements";
     case Problem::kMisaligned:
       return "the address must be a multiple of " +
-             std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) + " bytes; use memory of mem_alloc()";
+             std::to_string(abi::NCCL_WIN_REQUIRED_ALIGNMENT) +
+             " bytes; use memory from mem_alloc()";
     case Problem::kInUse:
-      return "a window of this communicator begins at the same address; close that one first";
+      return "another window of this communicator begins at the same address; close it first";
     default:
-      return "is not memory that NCCL can share between ranks; use memory of mem_alloc()";
+      return "is not memory that NCCL can share between ranks; use memory from mem_alloc()";
   }
 }
 
@@ -246,7 +247,7 @@ void Window::check_offers() const {
     throw std::invalid_argument("buffer: " + text + ". No rank has registered it");
   };
   const auto shareable = [](const Offer& offer) { return offer.problem != Problem::kNotShareable; };
-  // NCCL decides about memory that no rank can share: it may register nothing and report success.
+  // Memory that no rank can share is left to NCCL, which may register nothing and report success.
   if (std::any_of(offers_.begin(), offers_.end(), shareable)) {
     const auto has_problem = [](const Offer& offer) { return offer.problem != Problem::kNone; };
     const auto own = offers_.begin() + (offers_.size() == 1 ? 0 : communicator_->rank());
@@ -287,7 +288,7 @@ void Window::set_up_one_sided(const std::vector<Window*>& windows) {
     GroupScope group(library);
     for (const auto& [communicator, stream] : ranks) {
       const Communicator::Use comm(*communicator);
-      // Where NCCL cannot run one-sided operations between these ranks, no rank can.
+      // If NCCL cannot run one-sided operations between these ranks, it refuses on all of them.
       if (!succeeded(call(comm, communicator->rank(), stream->handle()))) return false;
     }
     group.end();
@@ -329,11 +330,12 @@ void Window::close() {
   cancel();
 }
 
-// NCCL unmaps the memory of the peers at once. hostnccl keeps it for collectives, not for puts.
+// NCCL unmaps the memory of the peers immediately. hostnccl keeps it mapped for collectives, but
+// not for puts.
 void Window::wait_for_use() const {
   const std::shared_ptr<Library>& library = communicator_->shared_library();
   if (library->memory() == Memory::kHost) {
-    for (const cudaStream_t stream : put_streams_)  // one that is destroyed has no work
+    for (const cudaStream_t stream : put_streams_)  // a destroyed stream has no work
       library->driver().StreamSynchronize(stream);
   } else if (!wait_for_device_or_signal(library, communicator_->device())) {
     throw std::invalid_argument("window: it cannot be closed during a capture");
@@ -356,14 +358,14 @@ ncclWindow_t Window::handle() const {
   return window;
 }
 
-// NCCL does not check where a put ends, and does not say what is wrong with its source.
+// NCCL does not check the range of a put, and refuses an invalid source without a reason.
 void Window::check_put(const Operation& put) const {
   if (!handle())
     throw std::invalid_argument("window: NCCL cannot share this memory between the ranks");
   const std::size_t size = nbytes_of(put.root_or_peer);
   const std::size_t nbytes = put.count * element_size(put.dtype);
   if (put.count == 0)
-    throw std::invalid_argument("tensor: has no elements; signal() sends a signal alone");
+    throw std::invalid_argument("tensor: has no elements; use signal() to send only a signal");
   if (put.offset > size || nbytes > size - put.offset)
     throw std::invalid_argument("offset: " + std::to_string(put.offset) + " and " +
                                 std::to_string(nbytes) + " bytes end after the window of rank " +
@@ -395,7 +397,7 @@ void Window::check_offset(int rank, std::size_t offset) const {
                                 ", which has " + std::to_string(nbytes_of(rank)) + " bytes");
 }
 
-// NCCL compares an offset with the size of the own memory, so it is added here.
+// Adds the offset itself, because NCCL compares it with the size of the local memory.
 void* Window::lsa_pointer(int lsa_rank, std::size_t offset) const {
   const ncclWindow_t window = handle();
   const ncclTeam lsa = team_of(*communicator_, TeamKind::kLsa);

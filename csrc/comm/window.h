@@ -1,9 +1,9 @@
-// Window: owns an ncclWindow_t, memory that all ranks of a communicator have registered so that
-// each can write into the memory of the others.
+// Window: owns an ncclWindow_t, memory that all ranks of a communicator registered so that each can
+// write into the memory of the others.
 //
-// When a window is registered, the same windows are open on all ranks: NCCL takes the offsets of
-// windows from an allocator of each rank. So a window that is deleted without close() stays
-// registered, with its memory, until its communicator is closed.
+// Whenever a window is registered, the same windows must be open on all ranks, because NCCL takes
+// the offsets of windows from an allocator on each rank. Therefore a window that is deleted without
+// close() stays registered, with its memory, until its communicator is closed.
 #pragma once
 
 #include <memory>
@@ -16,38 +16,38 @@ namespace pynccl {
 
 class Window : public PutTarget {
  public:
-  // A pending window; make() registers it. memory owns the memory.
+  // A pending window, which make() registers. memory: the owner of the memory.
   Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes, int flags,
          std::shared_ptr<void> memory);
   virtual ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  // Registers windows of one library, of several communicators where one thread has several ranks.
+  // Registers windows of one library, on several communicators if one thread has several ranks.
   //
-  // The ranks of a blocking communicator first exchange what they are about to register. Memory
-  // that one of them cannot register, and what NCCL does not check, is std::invalid_argument on all
-  // of them: in NCCL the others would wait for that rank. The ranks of a non-blocking communicator
-  // check their own memory only.
+  // The ranks of a blocking communicator first exchange descriptions of their memory. If one of
+  // them cannot register it, or violates a rule that NCCL does not check, all of them throw
+  // std::invalid_argument. In NCCL the other ranks would hang. The ranks of a non-blocking
+  // communicator only check their own memory.
   static void make(const std::vector<Window*>& windows);
-  void cancel();  // it will not be registered, or is not any more
-  // Waits for what uses it. Closing twice is allowed.
+  void cancel();  // marks it as closed without deregistering it
+  // Waits for work that uses the window. Closing twice is allowed.
   void close();
 
   ncclWindow_t handle() const override;
   void* user_pointer() const;
-  // The size of a rank's memory in bytes; of a non-blocking communicator's window the own size.
+  // The size of a rank's memory in bytes; with a non-blocking communicator, the local size.
   std::size_t nbytes_of(int rank) const;
-  // Throws std::invalid_argument where the range of a put or its source is wrong.
+  // Throws std::invalid_argument if the range or the source of a put is invalid.
   void check_put(const Operation& put) const;
   void record_put(cudaStream_t stream) const override;
 
   // The address at which this rank can load from and store to the memory of a rank of its LSA team,
-  // or of any rank; null where it cannot. Throws std::invalid_argument for a rank or an offset
-  // outside.
+  // or of any rank; null if it cannot. Throw std::invalid_argument if the rank or offset is out of
+  // range.
   void* lsa_pointer(int lsa_rank, std::size_t offset) const;
   void* peer_pointer(int rank, std::size_t offset) const;
-  // The address for multimem instructions on the memory of the LSA team; null where there is none.
+  // The address for multimem instructions on the memory of the LSA team; null if unsupported.
   void* multimem_pointer(std::size_t offset) const;
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
@@ -65,13 +65,13 @@ class Window : public PutTarget {
   enum class Problem : std::uint32_t { kNone, kEmpty, kMisaligned, kInUse, kNotShareable };
   static std::string text_of(Problem problem);
 
-  // What a rank is about to register.
+  // Describes the memory that a rank is about to register.
   struct Offer {
     std::uint64_t start;  // bytes from the beginning of its allocation
     std::uint64_t nbytes;
     std::uint64_t open_windows;  // Communicator::window_fingerprint()
     Problem problem;
-    std::uint32_t one_sided;  // whether its driver has what one-sided operations need
+    std::uint32_t one_sided;  // whether its driver supports one-sided operations
   };
   class Exchange;
 
@@ -95,10 +95,10 @@ class Window : public PutTarget {
   State state_ = State::kPending;
   bool holds_address_ = false;  // in the communicator's list
   std::uint64_t number_ = 0;
-  std::vector<Offer> offers_;  // by rank; the own one alone of a non-blocking communicator
+  std::vector<Offer> offers_;  // by rank; with a non-blocking communicator, only the local one
   mutable std::vector<cudaStream_t> put_streams_;
-  // NCCL writes it, for a non-blocking communicator after make() has returned. The communicator
-  // owns the memory and outlives that write.
+  // NCCL writes the handle here, for a non-blocking communicator after make() has returned. The
+  // communicator owns the memory, because it outlives that write.
   ncclWindow_t* handle_;
 };
 

@@ -30,9 +30,9 @@ from pynccl.store import ask
 
 __all__ = ["Connector", "leave_stores"]
 
-_ALLOCATE = "the backend's allocate_tensor() or of pynccl.memory.torch_empty()"
+_ALLOCATE = "the backend's allocate_tensor() or pynccl.memory.torch_empty()"
 _NOT_SHAREABLE = (
-    f"is not memory that NCCL can share between ranks; use memory of {_ALLOCATE}. No rank has "
+    f"is not memory that NCCL can share between ranks; use memory from {_ALLOCATE}. No rank has "
     "registered it"
 )
 _LONGEST_PAUSE = 0.02  # seconds between polls of the store

@@ -247,7 +247,7 @@ def test_memory_that_cannot_be_a_window(rank: int, size: int) -> None:
         window.tensor_register(whole[1])
     window.tensor_register(whole)
     second = _dist._new_window()
-    with pytest.raises(ValueError, match="a window of this communicator begins at the same"):
+    with pytest.raises(ValueError, match="another window of this communicator begins at the same"):
         second.tensor_register(whole)
     window.tensor_deregister()
     second.tensor_register(whole)

@@ -62,6 +62,6 @@ def test_nothing_waits_for_a_driver_that_does_not_answer(rank: Rank) -> None:
     rank.set_event("expired")
     assert isinstance(error, nccl.NcclTimeoutError)
     assert "all_reduce #" in str(error)
-    assert "the driver of the GPU has not answered for" in str(error)
+    assert "the GPU driver has not answered for" in str(error)
     comm.abort()
     other.abort()

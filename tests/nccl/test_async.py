@@ -240,7 +240,7 @@ def test_captured_work_is_waited_for_in_its_capture(rank: Rank) -> None:
     with nccl.capture(first, mode="relaxed") as outer:
         work = _start(comm_stream, tensor)
         with nccl.capture(second) as inner:
-            with _refused("the stream is captured into another one"):
+            with _refused("the stream is being captured into another one"):
                 work.wait()
             rank.comm.all_reduce(tensor)
         work.wait()

@@ -232,7 +232,7 @@ def _before_it_is_ready(rank: Rank) -> None:
             lambda: comm.split(0),
             comm.finalize,
         ):
-            with pytest.raises(ValueError, match="a call on it is in progress; wait_ready"):
+            with pytest.raises(ValueError, match="a call on it is in progress; call wait_ready"):
                 call()
         alone = nccl.Communicator(
             2, rank.unique_ids[2], 0, config=_config(), provider=rank.provider, device=rank.device

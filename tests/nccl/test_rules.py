@@ -89,7 +89,7 @@ def test_growing_comes_first(rank: Rank) -> None:
     with rank.communicator() as comm:
         comm.get_unique_id()
         for call in (lambda: comm.split(0), lambda: comm.shrink([1 - rank.rank])):
-            with pytest.raises(ValueError, match=r"grow\(\) must come before"):
+            with pytest.raises(ValueError, match=r"call grow\(\) before creating"):
                 call()
         comm.abort()
 

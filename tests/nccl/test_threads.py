@@ -143,7 +143,7 @@ def test_two_threads_split_one_communicator(rank: Rank) -> None:
 
     for error in _run_threads([split, split]):
         assert isinstance(error, ValueError)
-        assert "another thread makes a communicator from it" in str(error)
+        assert "another thread is creating a communicator from it" in str(error)
     assert len(children) >= 40
     for pair in zip(children[::2], children[1::2], strict=True):
         arrays = [np.ones(2) for _ in pair]
