@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 from pynccl import nccl
 from tests.doubles import library
+from tests.support.blocking import wait_until
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -51,10 +51,7 @@ def test_nothing_waits_for_a_driver_that_does_not_answer(rank: Rank) -> None:
     comm.timeout = 0.5
     with library.kept_queries() as kept:
         comm.all_reduce(buffer, stream=stream)
-        end = time.monotonic() + _LONG
-        while not kept():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(kept, _LONG)
         for each, on in ((comm, foreign), (other, foreign), (other, stream)):
             _call_soon(lambda each=each, on=on: each.all_reduce(buffer, stream=on))
         error = expired.get(timeout=_LONG)

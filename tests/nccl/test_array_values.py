@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import dtypes, gpu, reference
 from tests.support.launcher import Launcher
+from tests.support.memory import OnlyDlpack
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
@@ -32,19 +33,6 @@ _COLLECTIVES = (
     "scatter",
 )
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-
-
-class _Dlpack:
-    """Only __dlpack__."""
-
-    def __init__(self, array: Any) -> None:  # noqa: ANN401
-        self._array = array
-
-    def __dlpack__(self, *, stream: int | None = None) -> object:
-        return self._array.__dlpack__(stream=stream)
-
-    def __dlpack_device__(self) -> object:
-        return self._array.__dlpack_device__()
 
 
 class _Interface:
@@ -127,7 +115,7 @@ _FORMS: dict[str, tuple[Callable[[np.ndarray], Any], bool, bool]] = {
     "parameter": (_parameter, True, True),
     "negated": (_neg, False, False),
     "conjugated": (_conj, False, False),
-    "dlpack": (lambda a: _Dlpack(_tensor(a)), True, True),
+    "dlpack": (lambda a: OnlyDlpack(_tensor(a)), True, True),
     "interface": (_Interface, True, True),
     "read-only interface": (lambda a: _Interface(_read_only(a)), True, False),
 }

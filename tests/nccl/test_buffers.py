@@ -18,21 +18,9 @@ import pytest
 from tests.support import collectives, dtypes, gpu, reference
 from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
-from tests.support.memory import GUARD, HostMemory
+from tests.support.memory import GUARD, HostMemory, OnlyDlpack
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
-
-
-class _OnlyDlpack:
-    def __init__(self, array: Any) -> None:  # noqa: ANN401
-        self._array = array
-
-    def __dlpack__(self, *, stream: int | None = None) -> object:
-        return self._array.__dlpack__(stream=stream)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        device: tuple[int, int] = self._array.__dlpack_device__()
-        return device
 
 
 class _OnlyArrayInterface:
@@ -63,7 +51,7 @@ def _as_tensor(buffer: Any) -> Any:  # noqa: ANN401
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "torch tensor": _as_tensor,
     "torch parameter": _as_parameter,
-    "only __dlpack__": _OnlyDlpack,
+    "only __dlpack__": OnlyDlpack,
 }
 _HOST_FORMS: dict[str, Callable[[Any], Any]] = {
     "numpy array": lambda array: array,

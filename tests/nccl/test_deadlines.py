@@ -22,6 +22,7 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu
+from tests.support.blocking import wait_until
 from tests.support.capsule import open_capsule
 from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
@@ -230,13 +231,6 @@ def test_the_end_of_a_communicator_with_queued_work_has_its_limit(
     rank.set_event("done")
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def _comms(nranks: int = 2) -> list[nccl.Communicator]:
     return nccl.Communicator.init_all(nranks, provider="host")
 
@@ -294,7 +288,7 @@ def test_the_limit_of_a_queue_begins_with_the_call() -> None:
             comm.all_reduce(array, nccl.MAX, stream=stream)
     for stream in streams:
         stream.synchronize()
-    _until(lambda: comms[0].flight_record()[-1].state == "done")
+    wait_until(lambda: comms[0].flight_record()[-1].state == "done")
     assert {record.state for record in comms[0].flight_record()} == {"done"}
     for comm in comms:
         comm.close()
@@ -350,10 +344,7 @@ def test_operations_without_an_event_are_not_late(rank: Rank) -> None:
 
 
 def _expire(rank: Rank, comm: nccl.Communicator, buffer: object, stream: int) -> None:
-    end = time.monotonic() + _LATEST
-    while not comm.expired:
-        assert time.monotonic() < end, comm.flight_record()
-        time.sleep(0.01)
+    wait_until(lambda: comm.expired)
     with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
         comm.all_reduce(buffer, nccl.MAX, stream=stream)
     rank.set_event("done")

@@ -5,6 +5,7 @@ what has happened: seven failures and the own time limit, by every way to wait.
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.blocking import interrupt_when_blocked, wait_until_blocked
+from tests.support.blocking import interrupt_when_blocked, wait_until, wait_until_blocked
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -45,14 +46,7 @@ Wait = Callable[[], object]
 
 def _until_true(query: Callable[[], bool]) -> Callable[[], None]:
     """Polls a query."""
-
-    def poll() -> None:
-        deadline = time.monotonic() + 10
-        while not query():
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-
-    return poll
+    return functools.partial(wait_until, query)
 
 
 class _Waits:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.blocking import wait_until
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -114,10 +115,8 @@ def test_a_call_that_blocks_is_seen_from_another_thread() -> None:
     comms = _comms()
     thread = threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)])
     thread.start()
-    end = time.monotonic() + 20
-    while not (records := comms[0].flight_record()):
-        assert time.monotonic() < end
-    assert records[0].state == "called"
+    wait_until(comms[0].flight_record)
+    assert comms[0].flight_record()[0].state == "called"
     comms[1].all_reduce(np.ones(4))
     thread.join()
     assert comms[0].flight_record()[0].state == "done"
@@ -138,9 +137,7 @@ def test_a_call_that_has_returned_says_that_those_before_it_are_done() -> None:
         comm.all_reduce(array, stream=stream)
     thread = threading.Thread(target=comm.all_reduce, args=[array])
     thread.start()
-    end = time.monotonic() + 20
-    while len(states()) < 4:
-        assert time.monotonic() < end
+    wait_until(lambda: len(states()) == 4)
     assert states() == 3 * ["issued"] + ["called"]
     blocked.set()
     thread.join()

@@ -16,6 +16,7 @@ from pynccl import nccl
 from tests.nccl.test_graphs import Programs
 from tests.support import gpu
 from tests.support.launcher import Launcher
+from tests.support.memory import OnlyDlpack
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -55,18 +56,6 @@ def test_every_collective_in_torchs_graphs(rank: Rank, mode: str) -> None:
         graph.reset()
 
 
-class _OnlyDlpack:
-    def __init__(self, tensor: Any) -> None:  # noqa: ANN401 - torch has no type
-        self._tensor = tensor
-
-    def __dlpack__(self, *, stream: int | None = None) -> object:
-        return self._tensor.__dlpack__(stream=stream)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        device: tuple[int, int] = self._tensor.__dlpack_device__()
-        return device
-
-
 @on_ranks(2, provider="cuda")
 def test_arrays_with_dlpack_alone_in_torchs_graphs(rank: Rank) -> None:
     """What keeps them until an operation is done must not look at a captured event."""
@@ -74,7 +63,7 @@ def test_arrays_with_dlpack_alone_in_torchs_graphs(rank: Rank) -> None:
 
     torch.cuda.set_device(rank.device)
     x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
-    array = _OnlyDlpack(x)
+    array = OnlyDlpack(x)
 
     def reduce() -> None:
         rank.comm.all_reduce(array, stream=torch.cuda.current_stream())

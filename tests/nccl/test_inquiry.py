@@ -26,6 +26,7 @@ from pynccl.flight.dump import Dump, parse
 from pynccl.flight.missing import Missing, find_missing, shortened
 from tests.nccl.test_life import check_works
 from tests.support import gpu, warm
+from tests.support.blocking import wait_until
 from tests.support.commands import run_command
 from tests.support.flight_dumps import communicator, dump, dump_json, record
 from tests.support.launcher import Launcher, Run
@@ -521,10 +522,7 @@ def test_the_thread_ends_with_the_last_communicator(tmp_path: Path) -> None:
         time.sleep(1.2)
         assert len(threads()) == 1
         child.all_reduce(np.ones(3))
-    end = time.monotonic() + 20
-    while threads():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: not threads())
 
 
 # The thread is in a call of torch's store, without the GIL, when the interpreter ends.

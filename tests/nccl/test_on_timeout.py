@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.blocking import wait_until
 from tests.support.commands import run_command
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -78,10 +78,7 @@ def test_the_function_may_wait_for_the_waiters_and_use_the_communicator() -> Non
     with pytest.raises(nccl.NcclTimeoutError):
         comms[0].all_reduce(np.ones(4))
     raised.set()
-    end = time.monotonic() + 20
-    while not shrunk:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: shrunk)
     assert shrunk[0].nranks == 1
     for comm in [*comms, *shrunk]:
         comm.abort()

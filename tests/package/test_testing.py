@@ -20,6 +20,7 @@ import pytest
 
 from pynccl import nccl, testing
 from pynccl.testing import LaunchError, Outcome, Run
+from tests.support.blocking import wait_until
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher, skip_old, too_old
 from tests.support.rank import Rank
@@ -403,10 +404,7 @@ def test_no_rank_outlives_the_process_that_launched_it(
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         launcher.send_signal(number)
         launcher.wait(20)
-    deadline = time.monotonic() + 10
-    while any(map(_is_alive, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not any(map(_is_alive, pids)))
 
 
 def _is_alive(pid: int) -> bool:

@@ -30,6 +30,7 @@ from pynccl import libraries, nccl
 from pynccl.c10d.build import build
 from tests.reliability.workers import Forks, Lane, Lanes, Member
 from tests.support import gpu
+from tests.support.blocking import wait_until
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -76,27 +77,20 @@ def _ends_by_the_limit(provider: str, front: str, failure: str) -> bool:
     return failure == "deadline" or (front, failure) == ("c10d", "deadlock")
 
 
-def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LONG
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def _poll(work: Any) -> None:  # noqa: ANN401
-    _until(work.is_completed)
+    wait_until(work.is_completed, _LONG)
     work.wait()
 
 
 def _state(work: Any) -> None:  # noqa: ANN401
-    _until(work.is_completed)
+    wait_until(work.is_completed, _LONG)
     if not work.is_success():
         raise work.exception()
 
 
 def _value(work: Any) -> None:  # noqa: ANN401
     future = work.get_future()
-    _until(future.done)
+    wait_until(future.done, _LONG)
     future.value()
 
 

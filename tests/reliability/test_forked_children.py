@@ -19,6 +19,7 @@ import pytest
 
 from pynccl import nccl
 from tests.reliability.workers import Forks, Lane, Member
+from tests.support.blocking import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -65,14 +66,6 @@ def _fails(error: Any, match: str, call: Callable[[], object]) -> None:  # noqa:
         call()
 
 
-def _wait_for_end(pid: int) -> None:
-    """Wait until a process that was killed is gone, and with it its descriptors."""
-    deadline = time.monotonic() + _SOON
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, f"process {pid} was killed and has not ended"
-        time.sleep(0.01)
-
-
 def _run(
     lane: Lane,
     nranks: int,
@@ -96,7 +89,8 @@ def _run(
                 world.say(survivors, "go")
                 time.sleep(_INSIDE)
             world.signal(victim, signal.SIGKILL)
-            _wait_for_end(world.workers[victim].pid)
+            process = Path(f"/proc/{world.workers[victim].pid}")
+            wait_until(lambda: not process.exists(), _SOON)  # and its descriptors are closed
             world.say(survivors, "go")
             world.join(survivors, _SOON)
         finally:

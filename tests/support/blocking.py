@@ -56,6 +56,14 @@ class Blocked:
         assert reason in str(self._error), str(self._error)
 
 
+def wait_until(condition: Callable[[], object], seconds: float = DEADLINE) -> None:
+    """Wait until a condition is true, and fail if it is not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
 def wait_until_blocked(thread: threading.Thread) -> None:
     """Wait until ten samples find a thread asleep in the same call, or until it has ended."""
     is_main = thread is threading.main_thread()  # its native_id may date from before a fork

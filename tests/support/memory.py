@@ -26,6 +26,19 @@ class Memory(Protocol):
         """Write new contents to a buffer. The write is complete on return."""
 
 
+class OnlyDlpack:
+    """An object with the DLPack protocol of an array, and no other."""
+
+    def __init__(self, array: Any) -> None:  # noqa: ANN401
+        self._array = array
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        return self._array.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> object:
+        return self._array.__dlpack_device__()
+
+
 class HostMemory:
     def put(self, array: np.ndarray, offset: int = 0) -> np.ndarray:
         """Place the buffer offset bytes off its alignment."""
