@@ -6,9 +6,7 @@ communicator usable; and that windows leave nothing behind.
 from __future__ import annotations
 
 import gc
-import os
 import re
-import time
 import weakref
 from collections.abc import Callable
 
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support import gpu, shared_memory
+from tests.support import gpu, holdings, shared_memory
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -276,42 +274,24 @@ def test_large_data_in_windows_is_not_staged(rank: Rank) -> None:
     assert _bytes_through_the_world() - before > 500_000
 
 
-def _counts() -> tuple[int, int]:
-    with open("/proc/self/maps") as maps:
-        return len(os.listdir("/proc/self/fd")), sum("ncclMemAlloc" in line for line in maps)
-
-
-def _wait_for_mappings(count: int) -> None:
-    """What is freed is unmapped in the background."""
-    until = time.monotonic() + 10
-    while _counts()[1] != count:
-        assert time.monotonic() < until, _counts()
-        time.sleep(0.001)
+def _use_windows(rank: Rank) -> None:
+    comm = rank.comm.split(0)
+    assert comm is not None
+    with comm:
+        buffers = [comm.mem_alloc(1 << 20) for _ in range(3)]
+        windows = [comm.register_window(buffer) for buffer in buffers]
+        windows[1].close()
+    for buffer in buffers:
+        buffer.close()
 
 
 def _leaves_nothing(rank: Rank) -> None:
-    gc.collect()
-    _wait_for_mappings(0)
-    before: tuple[int, int] | None = None
-    for turn in range(20):
-        with _split(rank) as comm:
-            buffers = [comm.mem_alloc(1 << 20) for _ in range(3)]
-            windows = [comm.register_window(buffer) for buffer in buffers]
-            _wait_for_mappings(3 * (rank.nranks + 1))  # the own memory twice
-            windows[turn % 3].close()
-        for buffer in buffers:
-            buffer.close()
-        del windows, buffers, buffer
-        _wait_for_mappings(0)
-        if turn == 2:
-            before = _counts()
-    assert _counts() == before
-
-
-def _split(rank: Rank) -> nccl.Communicator:
-    child = rank.comm.split(0)
-    assert child is not None
-    return child
+    for _ in range(3):
+        _use_windows(rank)
+    before = holdings.count()
+    for _ in range(20):
+        _use_windows(rank)
+    holdings.check(before)
 
 
 def test_no_descriptor_and_no_mapping_stays(launch: Launcher) -> None:
