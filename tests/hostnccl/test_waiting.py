@@ -145,36 +145,22 @@ def test_abort_frees_a_blocked_thread(
     assert took < _UNBLOCKED_WITHIN
 
 
-def _abort_tells_the_others(rank: Rank) -> str:
+def _end_early(rank: Rank, end: str) -> str:
     comm = rank.comm
     comm.all_reduce(np.zeros(1))
     if rank.rank == 1:
-        comm.abort()
+        getattr(comm, end)()
         return ""
     with pytest.raises(nccl.NcclRemoteError) as caught:
         comm.all_reduce(np.zeros(3))
     return str(caught.value)
 
 
-def test_the_others_learn_of_an_abort(launch: Launcher) -> None:
-    texts = launch(3, _abort_tells_the_others)
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_the_others_learn_of_an_end(launch: Launcher, end: str) -> None:
+    texts = launch(3, _end_early, end)
     assert "rank 1" in texts[0]
     assert "rank 1" in texts[2]
-
-
-def _close_tells_the_others(rank: Rank) -> str:
-    comm = rank.comm
-    comm.all_reduce(np.zeros(1))
-    if rank.rank == 1:
-        comm.close()
-        return ""
-    with pytest.raises(nccl.NcclRemoteError) as caught:
-        comm.all_reduce(np.zeros(3))
-    return str(caught.value)
-
-
-def test_the_others_learn_of_a_close(launch: Launcher) -> None:
-    assert "rank 1" in launch(2, _close_tells_the_others)[0]
 
 
 def _exchange(rank: Rank, cpus: list[int]) -> float:

@@ -88,29 +88,6 @@ def _meet(rank: Rank) -> float:
     return time.monotonic()
 
 
-def _incomplete_by_config(rank: Rank) -> tuple[str, float]:
-    if rank.rank == 1:
-        return "", 0.0
-    started = _meet(rank)
-    with pytest.raises(nccl.NcclTimeoutError) as caught:
-        rank.communicator(config=nccl.Config(init_timeout=2.5))
-    assert caught.value.code == 8
-    return str(caught.value), time.monotonic() - started
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_an_incomplete_world_ends_at_the_deadline_of_its_config(
-    launch: Launcher, threads: bool
-) -> None:
-    outcomes = launch(3, _incomplete_by_config, threads=threads)
-    for rank in (0, 2):
-        text, took = outcomes[rank]
-        assert 2.4 < took < 25  # the default is 300 s
-        assert "2.5" in text
-        assert "missing: 1" in text
-        assert f"on rank {rank}" in text
-
-
 @pytest.mark.parametrize("nranks", [4, 17, 18])
 def test_missing_ranks_are_listed_up_to_a_limit(nranks: int) -> None:
     config = nccl.Config(init_timeout=0.05)
@@ -147,39 +124,6 @@ def _bad_timeout(rank: Rank) -> None:
 
 def test_a_timeout_that_is_no_number_is_refused(launch: Launcher) -> None:
     launch(2, _bad_timeout, env={"HOSTNCCL_INIT_TIMEOUT": "soon"})
-
-
-def _late(rank: Rank) -> None:
-    """A deadline that is kept changes nothing."""
-    if rank.rank == 1:
-        time.sleep(0.3)
-    with rank.communicator(config=nccl.Config(init_timeout=30)) as comm:
-        array = np.ones(1000)
-        comm.all_reduce(array)
-        with comm.split(0) as child:
-            child.all_reduce(array)
-        stream = rank.stream()
-        comm.all_reduce(array, stream=stream)
-        stream.synchronize()
-        with nccl.group():
-            comm.all_reduce(array)
-        assert (array == float(rank.nranks) ** 4).all()
-
-
-def test_a_late_rank_is_waited_for(launch: Launcher) -> None:
-    launch(2, _late)
-
-
-def _after_failure(rank: Rank) -> None:
-    """The processes of a world that failed make the next one."""
-    with pytest.raises(nccl.NcclError):
-        nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="host")
-    with rank.communicator(1) as comm:
-        comm.all_reduce(np.ones(3))
-
-
-def test_the_next_world_works(launch: Launcher) -> None:
-    launch(2, _after_failure, ids=2)
 
 
 def _forked(rank: Rank) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -362,21 +361,3 @@ def test_a_failure_in_a_launch(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match=r"^the launch of a graph failed"):
         graph.launch()
     rank.comm.abort()
-
-
-@on_ranks(2)
-def test_an_abort_ends_a_launch(rank: Rank) -> None:
-    """A launch that waits for a rank that never comes ends with an abort."""
-    stream, array = rank.stream(), np.zeros(8)
-    with nccl.capture(stream) as graph:
-        rank.comm.all_reduce(array)
-    if rank.rank == 0:
-        graph.launch()
-        time.sleep(0.1)
-        rank.comm.abort()
-        with pytest.raises(nccl.NcclInvalidUsageError, match="aborted"):
-            stream.synchronize()
-        rank.set_event("aborted")
-    else:
-        rank.wait_event("aborted", 0)
-        rank.comm.abort()

@@ -145,38 +145,6 @@ def test_shrink_with_abort_of_a_communicator_with_an_error(launch: Launcher) -> 
     launch(3, _shrink_with_an_error, provider="cuda")
 
 
-def _shrink_without_a_survivor(rank: Rank) -> tuple[float, str]:
-    comm = rank.comm
-    check_works(rank, comm, [0, 1, 2, 3])
-    rank.report("ready")
-    if rank.rank in (1, 2):
-        time.sleep(60)
-    time.sleep(0.5)
-    with pytest.raises(nccl.NcclRemoteError) as caught:
-        comm.shrink([2], abort=True)
-    moment = time.monotonic()
-    with comm.shrink([1, 2], abort=True) as child:
-        check_works(rank, child, [0, 3])
-    comm.abort()
-    return moment, str(caught.value)
-
-
-def test_shrink_ends_when_a_survivor_is_dead_too(launch: Launcher) -> None:
-    killed = []
-
-    def kill(run: Run) -> None:
-        run.gather_reports()
-        run.kill(2)
-        killed.append(run.kill(1))
-
-    outcomes = launch.outcomes(4, _shrink_without_a_survivor, while_running=kill, timeout=30)
-    for rank in (0, 3):
-        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
-        moment, text = outcomes[rank].value
-        assert "rank 1" in text
-        assert moment - killed[0] < _SOON
-
-
 @on_ranks(3)
 def test_shrink_after_an_error(rank: Rank) -> None:
     """Without abort the error stays; with it the communicator can be used again."""

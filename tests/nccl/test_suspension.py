@@ -173,13 +173,6 @@ def test_operations_on_streams_are_done_first(rank: Rank) -> None:
     assert (array == rank.nranks).all()
 
 
-@on_ranks(2)
-def test_all_ranks_must_suspend(rank: Rank) -> None:
-    with pytest.raises(nccl.NcclInvalidUsageError, match=r"ncclCommSuspend\(\)"):
-        rank.comm.suspend() if rank.rank == 0 else rank.comm.all_reduce(np.ones(4))
-    rank.comm.abort()
-
-
 @on_ranks(1, by="provider", ids=2)
 def test_one_rank(rank: Rank) -> None:
     with nccl.Communicator(
