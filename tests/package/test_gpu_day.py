@@ -80,22 +80,6 @@ def test_every_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert socket.gethostname() not in whole
 
 
-def test_a_step_that_is_late_or_has_no_time(tmp_path: Path) -> None:
-    step = gpu_day.Step("slow", [sys.executable, "-c", "print(1, flush=True); input()"], 0.5)
-    read, write = os.pipe()
-    stdin = os.dup(0)
-    os.dup2(read, 0)  # which nobody writes
-    try:
-        late = gpu_day._run(step, tmp_path / "log.txt", left=100)
-    finally:
-        os.dup2(stdin, 0)
-        for descriptor in (stdin, read, write):
-            os.close(descriptor)
-    assert late["status"] == "late"
-    assert late["said"] in ([], ["1"])
-    assert gpu_day._run(step, tmp_path / "log.txt", left=1)["status"] == "not run"
-
-
 def _day(out: Path, *arguments: str) -> list[str]:
     command = [sys.executable, "-m", "tests.gpu_day", "--device", "double", "--out", str(out)]
     return [*command, *arguments]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pynccl import _C, errors, libraries, nccl, raw
-from tests.support.elf import Elf
+from tests.support.old_nccl import compile_nccl
 from tools import noop
 
 _HOST = libraries.locate("host").path
@@ -144,7 +144,6 @@ _OLD_NCCL = """
 typedef struct { char internal[128]; } Id;
 static unsigned long size;
 static unsigned version;
-int ncclGetVersion(int* v) { *v = OLD_VERSION; return 0; }
 int ncclCommInitRankConfig(void** comm, int nranks, Id id, int rank, void* config) {
   memcpy(&size, config, 8);
   memcpy(&version, (char*)config + 12, 4);
@@ -157,27 +156,16 @@ int ncclCommUserRank(void* comm, int* rank) { *rank = (int)version; return 0; }
 """
 
 
-def _compile_nccl(folder: Path, version: int) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C compiler to make an old NCCL with")
-    source, library = folder / "old.c", folder / f"libnccl-{version}.so"
-    source.write_text(_OLD_NCCL)
-    command = [compiler, "-shared", "-fPIC", f"-DOLD_VERSION={version}", "-x", "c", str(source)]
-    subprocess.run([*command, "-o", str(library)], check=True, timeout=60)
-    return str(library)
-
-
 # The size of ncclConfig_t in the release; it ends behind the last field that the release had.
 @pytest.mark.parametrize(("version", "size"), [(21805, 48), (22703, 72), (22909, 88), (23203, 120)])
 def test_an_older_library_gets_its_own_config(tmp_path: Path, version: int, size: int) -> None:
-    lib = raw.load(_compile_nccl(tmp_path, version))
+    lib = raw.load(compile_nccl(tmp_path, version, _OLD_NCCL))
     comm = lib.ncclCommInitRankConfig(1, bytes(128), 0, raw.ncclConfig_t())
     assert (lib.ncclCommCount(comm), lib.ncclCommUserRank(comm)) == (size, version)
 
 
 def test_a_setting_that_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
-    lib = raw.load(_compile_nccl(tmp_path, 21805))
+    lib = raw.load(compile_nccl(tmp_path, 21805, _OLD_NCCL))
     config = raw.ncclConfig_t()
     config.commName = "x"
     with pytest.raises(ValueError, match=r"config\.comm_name needs NCCL 2\.27\.0; .* is 2\.18\.5"):
@@ -189,21 +177,33 @@ def test_a_setting_that_the_library_does_not_know_is_refused(tmp_path: Path) -> 
 
 def test_a_library_that_is_too_old_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.LibraryNotFoundError, match=r"is NCCL 2\.17\.1; pynccl needs 2\.18"):
-        raw.load(_compile_nccl(tmp_path, 21701))
+        raw.load(compile_nccl(tmp_path, 21701, _OLD_NCCL))
+
+
+def _print(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
 
 
 def test_names_of_the_host_libraries() -> None:
     """The engine must not have NCCL's name in a process that later loads NCCL; the preload file
     must.
     """
-    assert Elf(libraries.hostnccl_preload()).soname == "libnccl.so.2"
-    assert Elf(_HOST).soname not in (None, "libnccl.so.2")
+    preload, engine = (
+        re.search(r"SONAME.*\[(.+)\]", _print("readelf", "-dW", path))
+        for path in (str(libraries.hostnccl_preload()), _HOST)
+    )
+    assert preload
+    assert preload[1] == "libnccl.so.2"
+    assert engine
+    assert engine[1] != "libnccl.so.2"
 
 
 @pytest.mark.parametrize("path", [_HOST, str(libraries.hostnccl_preload())])
 def test_exports(path: str) -> None:
     """Only NCCL's functions, each also under its profiling name, and the stream calls."""
-    exports = Elf(path).exports
+    listed = _print("nm", "-D", "--defined-only", path)
+    exports = {line.split()[-1].partition("@")[0] for line in listed.splitlines()}
     functions = {name for name, (_, present) in raw.load("host").functions().items() if present}
     nccl_names = {name for name in exports if name.startswith("nccl")}
     assert nccl_names == functions
