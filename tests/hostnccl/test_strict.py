@@ -16,15 +16,12 @@ import pytest
 from pynccl import nccl, raw
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _PAGE = 4096
 _BYTE = raw.ncclUint8
 
 _MODES = pytest.mark.parametrize("strict", [True, False], ids=["strict", "kind"])
-
-
-def _run(launch: Launcher, function: Callable[..., None], strict: bool) -> None:
-    launch(2, function, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2, timeout=30)
 
 
 @contextmanager
@@ -108,27 +105,14 @@ def _context_by_context(rank: Rank, strict: bool) -> None:
     _check_blocks(rank, stream, strict)
 
 
-@_MODES
-@pytest.mark.parametrize("program", [_wait_first, _one_sided_first, _context_by_context])
-def test_one_sided_operations_run_in_order(
-    launch: Launcher, program: Callable[..., None], strict: bool
-) -> None:
-    _run(launch, program, strict)
-
-
 def _id_used_again(rank: Rank, strict: bool) -> None:
+    """In NCCL the second creation never returns."""
     lib, unique_id = raw.load("host"), rank.unique_ids[1]
     rank.comm.all_reduce(np.zeros(1))
     lib.ncclCommDestroy(lib.ncclCommInitRank(2, unique_id, rank.rank))
     rank.comm.all_reduce(np.zeros(1))
     with _refused(strict, "commId: rank . has already created a communicator with it"):
         lib.ncclCommDestroy(lib.ncclCommInitRank(2, unique_id, rank.rank))
-
-
-@_MODES
-def test_an_id_is_used_once(launch: Launcher, strict: bool) -> None:
-    """In NCCL the second creation never returns."""
-    _run(launch, _id_used_again, strict)
 
 
 def _captured(rank: Rank, call: Callable[[nccl.Stream], None]) -> tuple[nccl.Graph, nccl.Stream]:
@@ -163,14 +147,6 @@ def _two_under_way(rank: Rank, strict: bool) -> None:
     _check_blocks(rank, stream, strict)
 
 
-@_MODES
-@pytest.mark.parametrize("program", [_captured_and_not, _two_under_way])
-def test_captured_signals_are_separate(
-    launch: Launcher, program: Callable[..., None], strict: bool
-) -> None:
-    _run(launch, program, strict)
-
-
 def _graphs_of_both(rank: Rank, strict: bool) -> None:
     """What is right in NCCL: a put and its wait are captured, beside others that are not."""
     comm, peer = rank.comm, 1 - rank.rank
@@ -194,11 +170,6 @@ def _graphs_of_both(rank: Rank, strict: bool) -> None:
     assert not data[_PAGE + 8 :].any()
 
 
-@_MODES
-def test_graphs_with_their_waits(launch: Launcher, strict: bool) -> None:
-    _run(launch, _graphs_of_both, strict)
-
-
 def _registrations(rank: Rank, strict: bool) -> None:
     lib, comm = raw.load("host"), rank.comm.handle
     memory = [lib.ncclMemAlloc(4 * _PAGE) for _ in range(3)]
@@ -216,11 +187,6 @@ def _registrations(rank: Rank, strict: bool) -> None:
     lib.ncclCommWindowDeregister(comm, second if rank.rank == 0 else first)
     # The order of two that are closed between the same registrations makes no difference.
     lib.ncclCommWindowDeregister(comm, register(memory[0] + 2 * _PAGE))
-
-
-@_MODES
-def test_windows_are_alike_on_all_ranks(launch: Launcher, strict: bool) -> None:
-    _run(launch, _registrations, strict)
 
 
 def _deregistered_under_a_put(rank: Rank, strict: bool) -> None:
@@ -241,11 +207,6 @@ def _deregistered_under_a_put(rank: Rank, strict: bool) -> None:
     if strict or rank.rank == 0:
         lib.ncclCommWindowDeregister(comm, window)
     lib.ncclMemFree(memory)
-
-
-@_MODES
-def test_windows_of_queued_puts_stay(launch: Launcher, strict: bool) -> None:
-    _run(launch, _deregistered_under_a_put, strict)
 
 
 def _arguments(rank: Rank, strict: bool) -> None:
@@ -271,12 +232,8 @@ def _arguments(rank: Rank, strict: bool) -> None:
     assert window != plain
 
 
-@_MODES
-def test_arguments_that_nccl_refuses(launch: Launcher, strict: bool) -> None:
-    _run(launch, _arguments, strict)
-
-
 def _operators(rank: Rank, strict: bool) -> None:
+    """NCCL gives the handle of a destroyed operator to the next one."""
     comm = rank.comm
     first, second = (comm.pre_mul_sum(factor, "float32") for factor in (2.0, 3.0))
     handle = first.value
@@ -287,12 +244,6 @@ def _operators(rank: Rank, strict: bool) -> None:
         array = np.ones(4, np.float32)
         comm.all_reduce(array, op)
         assert array.tolist() == [2 * factor] * 4
-
-
-@_MODES
-def test_handles_of_destroyed_operators(launch: Launcher, strict: bool) -> None:
-    """NCCL gives the handle of a destroyed operator to the next one."""
-    _run(launch, _operators, strict)
 
 
 def _simulations(rank: Rank, strict: bool) -> None:
@@ -326,11 +277,6 @@ def _simulations(rank: Rank, strict: bool) -> None:
     assert (x == 2).all()
 
 
-@_MODES
-def test_simulation_of_what_nccl_runs(launch: Launcher, strict: bool) -> None:
-    _run(launch, _simulations, strict)
-
-
 def _shared(rank: Rank, strict: bool) -> None:
     lib = raw.load("host")
     parent = rank.communicator(config=nccl.Config(split_share=1))
@@ -349,11 +295,6 @@ def _shared(rank: Rank, strict: bool) -> None:
         parent.all_reduce(np.ones(1))
     if strict:
         parent.abort()
-
-
-@_MODES
-def test_shared_resources(launch: Launcher, strict: bool) -> None:
-    _run(launch, _shared, strict)
 
 
 def _deriving(rank: Rank, strict: bool) -> None:
@@ -398,15 +339,33 @@ def _growing(rank: Rank, strict: bool) -> None:
 
 
 @_MODES
-def test_growing_comes_first(launch: Launcher, strict: bool) -> None:
-    _run(launch, _growing, strict)
+@pytest.mark.parametrize(
+    "program",
+    [
+        _wait_first,
+        _one_sided_first,
+        _context_by_context,
+        _id_used_again,
+        _captured_and_not,
+        _two_under_way,
+        _graphs_of_both,
+        _registrations,
+        _deregistered_under_a_put,
+        _arguments,
+        _operators,
+        _simulations,
+        _shared,
+        _growing,
+    ],
+    ids=lambda program: program.__name__.strip("_"),
+)
+def test_programs(launch: Launcher, program: Callable[..., None], strict: bool) -> None:
+    env = {"HOSTNCCL_STRICT": str(int(strict))}
+    launch(2, program, strict, env=env, ids=2, timeout=30)
 
 
-def _disagreeing(rank: Rank) -> None:
+@on_ranks(2, fresh=True)
+def test_all_ranks_are_strict(rank: Rank) -> None:
     os.environ["HOSTNCCL_STRICT"] = str(rank.rank)
     with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about HOSTNCCL_STRICT: rank 0"):
         rank.communicator()
-
-
-def test_all_ranks_are_strict(launch: Launcher) -> None:
-    launch(2, _disagreeing, fresh=True)

@@ -81,10 +81,6 @@ def _late_init(member: Member) -> None:
     )
 
 
-def test_a_late_init_leaves_nothing(run: Callable[..., None]) -> None:
-    run(1, _late_init)
-
-
 def _late_in_the_rendezvous(member: Member, gives_up: int) -> None:
     unique_id = member.share_id()
     if member.rank == 0:
@@ -116,10 +112,6 @@ def _late_split(member: Member) -> None:
     comm.abort()
 
 
-def test_a_late_split_leaves_its_parent_usable(run: Callable[..., None]) -> None:
-    run(3, _late_split, away=1)
-
-
 @leaving_nothing
 def _late_after_a_revocation(member: Member) -> None:
     """No collective can run: the ranks agree otherwise."""
@@ -135,10 +127,6 @@ def _late_after_a_revocation(member: Member) -> None:
     with comm.shrink([2], abort=True) as smaller:
         _check_works(smaller)
     comm.abort()
-
-
-def test_a_late_split_of_a_revoked_communicator(run: Callable[..., None]) -> None:
-    run(3, _late_after_a_revocation, away=1)
 
 
 def _come_when_given_up(member: Member) -> None:
@@ -182,10 +170,6 @@ def _late_shrink(member: Member) -> None:
     comm.abort()
 
 
-def test_a_late_shrink_leaves_its_parent_usable(run: Callable[..., None]) -> None:
-    run(4, _late_shrink, away=2)
-
-
 def _late_grow(member: Member) -> None:
     """No rank joins: the parent is as before."""
     comm = _init(member, 2)
@@ -195,10 +179,6 @@ def _late_grow(member: Member) -> None:
     with comm.split(0) as child:  # type: ignore[union-attr]
         _check_works(child)
     comm.close()
-
-
-def test_a_late_grow_leaves_its_parent_as_it_was(run: Callable[..., None]) -> None:
-    run(2, _late_grow)
 
 
 def _parent(member: Member, ranks: list[int]) -> nccl.Communicator:
@@ -229,10 +209,6 @@ def _grow_without_a_rank(member: Member) -> None:
     comm.abort()
 
 
-def test_a_rank_that_joins_is_told(run: Callable[..., None]) -> None:
-    run(3, _grow_without_a_rank, away=1)
-
-
 def _late_join(member: Member) -> None:
     """A rank that joins gives up: the ranks of the parent are told, and it is as before."""
     if member.rank == 2:
@@ -247,20 +223,12 @@ def _late_join(member: Member) -> None:
     comm.close()
 
 
-def test_ranks_that_grow_are_told(run: Callable[..., None]) -> None:
-    run(3, _late_join)
-
-
 @leaving_nothing
 def _late_join_alone(member: Member) -> None:
     comm = nccl.Communicator(1, member.share_id(), 0, provider="host")
     with pytest.raises(nccl.NcclTimeoutError, match="missing: 0"):
         _join(bytes(comm.get_unique_id()), 2, 1, _config())
     comm.close()
-
-
-def test_a_late_join_leaves_nothing(run: Callable[..., None]) -> None:
-    run(1, _late_join_alone)
 
 
 @leaving_nothing
@@ -273,10 +241,6 @@ def _late_without_blocking(_member: Member) -> None:
     comm.abort()
 
 
-def test_a_late_non_blocking_init_leaves_nothing(run: Callable[..., None]) -> None:
-    run(1, _late_without_blocking)
-
-
 @leaving_nothing
 def _abort_in_a_group(_member: Member) -> None:
     group = nccl.group()
@@ -286,10 +250,6 @@ def _abort_in_a_group(_member: Member) -> None:
     with pytest.raises(nccl.NcclError, match="aborted"):
         group.__exit__(None, None, None)
     assert comm.closed
-
-
-def test_an_abort_in_a_group(run: Callable[..., None]) -> None:
-    run(1, _abort_in_a_group)
 
 
 @leaving_nothing
@@ -306,10 +266,6 @@ def _abort_the_parent(member: Member) -> None:
     else:
         member.hear("go")
         comm.abort()
-
-
-def test_an_abort_of_the_parent(run: Callable[..., None]) -> None:
-    run(3, _abort_the_parent, away=1)
 
 
 def _interrupted(member: Member, create: Callable[[], object]) -> None:
@@ -373,5 +329,25 @@ def _interrupted_group(member: Member) -> None:
     _interrupted(member, create)
 
 
-def test_an_interrupted_group_of_creations(run: Callable[..., None]) -> None:
-    run(1, _interrupted_group)
+@pytest.mark.parametrize(
+    ("function", "nranks", "away"),
+    [
+        (_late_init, 1, 0),
+        (_late_split, 3, 1),
+        (_late_after_a_revocation, 3, 1),
+        (_late_shrink, 4, 2),
+        (_late_grow, 2, 0),
+        (_grow_without_a_rank, 3, 1),
+        (_late_join, 3, 0),
+        (_late_join_alone, 1, 0),
+        (_late_without_blocking, 1, 0),
+        (_abort_in_a_group, 1, 0),
+        (_abort_the_parent, 3, 1),
+        (_interrupted_group, 1, 0),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)).strip("_"),
+)
+def test_a_creation_that_is_given_up(
+    run: Callable[..., None], function: Callable[..., None], nranks: int, away: int
+) -> None:
+    run(nranks, function, away=away)
