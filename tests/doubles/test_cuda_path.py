@@ -25,6 +25,7 @@ from tests.support import warm
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
+from tests.support.ranks import on_ranks
 
 
 def _init(rank: Rank, folder: str) -> ModuleType:
@@ -84,7 +85,8 @@ def test_a_barrier_waits_for_the_gpu(launch: Launcher, tmp_path: Path) -> None:
     launch(2, _work_before_a_barrier, str(tmp_path), provider="cuda")
 
 
-def _default_stream_of_another_device(rank: Rank) -> None:
+@on_ranks(2, provider="cuda")
+def test_a_default_stream_is_that_of_the_device_of_the_event(rank: Rank) -> None:
     import torch
 
     torch.cuda.set_device(rank.device)
@@ -92,10 +94,6 @@ def _default_stream_of_another_device(rank: Rank) -> None:
     event.record(0)
     event.synchronize()
     assert torch.cuda.current_device() == rank.device
-
-
-def test_a_default_stream_is_that_of_the_device_of_the_event(launch: Launcher) -> None:
-    launch(2, _default_stream_of_another_device, provider="cuda")
 
 
 def test_work_in_a_group_is_waited_for(launch: Launcher, tmp_path: Path) -> None:
@@ -457,7 +455,8 @@ def test_closing_graphs_does_not_end_captures() -> None:
     comm.close()
 
 
-def _launch_with_another_current_device(rank: Rank) -> None:
+@on_ranks(1, provider="cuda", ids=2)
+def test_a_graph_of_a_foreign_stream_is_launched_on_its_device(rank: Rank) -> None:
     import torch
 
     with torch.cuda.device(1):
@@ -472,10 +471,6 @@ def _launch_with_another_current_device(rank: Rank) -> None:
     side.synchronize()
     graph.close()
     comm.close()
-
-
-def test_a_graph_of_a_foreign_stream_is_launched_on_its_device(launch: Launcher) -> None:
-    launch(1, _launch_with_another_current_device, provider="cuda", ids=2)
 
 
 def _fails_to_initialize(rank: Rank) -> int:
@@ -509,7 +504,8 @@ print(nccl.Stream("cuda").device)
     assert _runs(program) == "1"
 
 
-def _child_of_non_blocking(rank: Rank) -> None:
+@on_ranks(2, provider="cuda", fresh=True)
+def test_a_child_is_ready_after_its_parent(rank: Rank) -> None:
     parent = rank.communicator(config=nccl.Config(blocking=0))
     parent.wait_ready(20)
     child = parent.split(0)
@@ -522,11 +518,8 @@ def _child_of_non_blocking(rank: Rank) -> None:
     parent.abort()
 
 
-def test_a_child_is_ready_after_its_parent(launch: Launcher) -> None:
-    launch(2, _child_of_non_blocking, provider="cuda", fresh=True)
-
-
-def _limited(rank: Rank) -> None:
+@on_ranks(2, provider="cuda", ids=2, fresh=True)
+def test_init_timeout_leaves_a_blocking_communicator(rank: Rank) -> None:
     """The time limit covers only the creation: the communicator is blocking."""
     import torch
 
@@ -542,10 +535,6 @@ def _limited(rank: Rank) -> None:
     assert all(tensor.tolist() == [2.0] * 4 for tensor in tensors)
     for comm in (child, plain, limited):
         comm.close()
-
-
-def test_init_timeout_leaves_a_blocking_communicator(launch: Launcher) -> None:
-    launch(2, _limited, provider="cuda", ids=2, fresh=True)
 
 
 def _connect_while_memory_is_in_use(dist: ModuleType, rank: int, _size: int) -> None:

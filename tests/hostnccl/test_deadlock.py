@@ -19,6 +19,7 @@ from pynccl import nccl
 from tests.support.blocking import PAGE
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -233,7 +234,8 @@ def test_ranks_without_a_common_communicator(launch: Launcher) -> None:
     assert all(text.count("waits for rank 1 in ncclRecv") == 4 for text in texts), texts
 
 
-def _one_rank_waits(rank: Rank) -> None:
+@on_ranks(3, timeout=20)
+def test_the_other_ranks_hear_of_it(rank: Rank) -> None:
     """Rank 2 takes no part in what the others wait for, and is not late."""
     comm = rank.comm
     comm.all_reduce(_small())
@@ -247,11 +249,8 @@ def _one_rank_waits(rank: Rank) -> None:
     comm.abort()
 
 
-def test_the_other_ranks_hear_of_it(launch: Launcher) -> None:
-    launch(3, _one_rank_waits, timeout=20)
-
-
-def _late_thread(rank: Rank) -> None:
+@on_ranks(2, ids=2, timeout=20)
+def test_a_late_thread_is_none(rank: Rank) -> None:
     """The main threads of the ranks wait for a thread of the other, which comes late."""
     comms = [rank.communicator(i) for i in (0, 1)]
     own, other = comms[rank.rank], comms[1 - rank.rank]
@@ -268,20 +267,13 @@ def _late_thread(rank: Rank) -> None:
         worked.result()
 
 
-def test_a_late_thread_is_none(launch: Launcher) -> None:
-    launch(2, _late_thread, ids=2, timeout=20)
-
-
-def _not_detected(rank: Rank) -> None:
+@on_ranks(2, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "0"}, timeout=20)
+def test_it_can_be_switched_off(rank: Rank) -> None:
     comm = rank.communicator(config=nccl.Config(timeout=2))
     comm.all_reduce(_small())
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):
         comm.recv(_small(), 1 - rank.rank)
     comm.abort()
-
-
-def test_it_can_be_switched_off(launch: Launcher) -> None:
-    launch(2, _not_detected, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "0"}, timeout=20)
 
 
 def _pauses(rank: Rank, seed: int, seconds: float) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
+from tests.support.ranks import on_ranks
 
 _ENV = {"HOSTNCCL_INIT_TIMEOUT": "20"}
 _LATEST = 10.0  # seconds, on a busy machine: half of the time limit
@@ -99,7 +100,9 @@ def test_a_late_rank_that_has_become_the_host(
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
 
 
-def _shrink_without_all(rank: Rank) -> None:
+@pytest.mark.parametrize("nranks", [3, 4], ids=["default", "abort"])
+@on_ranks(fresh=True)
+def test_a_shrink_that_not_all_call_expires(rank: Rank) -> None:
     comm = rank.comm
     comm.timeout = 0.6
     if rank.rank in (1, 2):
@@ -110,8 +113,3 @@ def _shrink_without_all(rank: Rank) -> None:
         comm.shrink([2], abort=rank.nranks == 4)
     rank.set_event("raised")
     comm.abort()
-
-
-@pytest.mark.parametrize("nranks", [3, 4], ids=["default", "abort"])
-def test_a_shrink_that_not_all_call_expires(launch: Launcher, nranks: int) -> None:
-    launch(nranks, _shrink_without_all, fresh=True)

@@ -24,6 +24,7 @@ from tests.support.blocking import DEADLINE, PAGE, Area, synchronize, wait_until
 from tests.support.launcher import Launcher
 from tests.support.preload import run_client
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 GIN_HANDLES = 104  # offset in ncclDevComm, in bytes
 GIB = 1 << 30
@@ -240,7 +241,10 @@ _CASES: tuple[Callable[[Rank], None], ...] = (
 )
 
 
-def _run_all(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@pytest.mark.parametrize("nranks", [2, 4])
+@on_ranks(by="threads")
+def test_functions(rank: Rank) -> None:
     for case in _CASES:
         try:
             case(rank)
@@ -248,12 +252,6 @@ def _run_all(rank: Rank) -> None:
             error.add_note(f"in {case.__name__}")
             raise
         synchronize(rank)
-
-
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_functions(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _run_all, threads=threads)
 
 
 def _wait_in_thread(kernel: Kernel, rank: Rank) -> Callable[[], bool]:
@@ -271,7 +269,9 @@ def _wait_in_thread(kernel: Kernel, rank: Rank) -> Callable[[], bool]:
     return join
 
 
-def _aborted(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@on_ranks(2, by="threads")
+def test_abort_ends_a_wait(rank: Rank) -> None:
     for end in ("abort", "revoke"):
         child = rank.comm.split(0)
         assert child is not None
@@ -282,11 +282,6 @@ def _aborted(rank: Rank) -> None:
         synchronize(rank)
         if end == "revoke":
             child.close()
-
-
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-def test_abort_ends_a_wait(launch: Launcher, threads: bool) -> None:
-    launch(2, _aborted, threads=threads)
 
 
 def _dies(rank: Rank, file: str) -> None:

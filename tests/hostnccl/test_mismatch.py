@@ -10,6 +10,7 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
 def _array(count: int, dtype: str = "float32") -> np.ndarray:
@@ -95,7 +96,10 @@ def test_different_messages(launch: Launcher, count: int, dtype: str) -> None:
         assert f"receives {count} x {dtype}" in texts[0]
 
 
-def _zero_and_some(rank: Rank, api: str, empty_rank: int) -> None:
+@pytest.mark.parametrize("empty_rank", [0, 1])
+@pytest.mark.parametrize("api", ["call", "stream"])
+@on_ranks(2, timeout=20)
+def test_nothing_against_something(rank: Rank, api: str, empty_rank: int) -> None:
     """A call without elements takes part: it does not pair with the next one of the others."""
     comm = rank.comm
     stream = rank.stream() if api == "stream" else None
@@ -111,13 +115,9 @@ def _zero_and_some(rank: Rank, api: str, empty_rank: int) -> None:
     comm.abort()
 
 
-@pytest.mark.parametrize("empty_rank", [0, 1])
-@pytest.mark.parametrize("api", ["call", "stream"])
-def test_nothing_against_something(launch: Launcher, api: str, empty_rank: int) -> None:
-    launch(2, _zero_and_some, api, empty_rank, timeout=20)
-
-
-def _all_empty(rank: Rank) -> None:
+@pytest.mark.parametrize("nranks", [1, 3])
+@on_ranks(timeout=20)
+def test_calls_without_elements(rank: Rank) -> None:
     comm, path = rank.comm, {}
     for algorithm in (None, "staged", "direct"):
         if algorithm:
@@ -140,8 +140,3 @@ def _all_empty(rank: Rank) -> None:
     graph.launch(stream)
     stream.synchronize()
     graph.close()
-
-
-@pytest.mark.parametrize("nranks", [1, 3])
-def test_calls_without_elements(launch: Launcher, nranks: int) -> None:
-    launch(nranks, _all_empty, timeout=20)

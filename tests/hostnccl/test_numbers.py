@@ -16,6 +16,7 @@ from pynccl import nccl
 from tests.support import dtypes, reference
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _OPS = ("SUM", "PROD", "MAX", "MIN", "AVG")
 
@@ -93,7 +94,8 @@ def test_every_kind_of_number_on_older_cpus(launch: Launcher, name: str) -> None
     launch(2, _arithmetic, name, env={"HOSTNCCL_ISA": "baseline"})
 
 
-def _alone(rank: Rank) -> None:
+@on_ranks(1)
+def test_one_rank_copies(rank: Rank) -> None:
     """With one rank the input is the result, with all bits of NaNs."""
     for name in dtypes.NCCL:
         (values,) = _inputs(name, 1)
@@ -103,11 +105,8 @@ def _alone(rank: Rank) -> None:
             reference.check_bits(out, values)
 
 
-def test_one_rank_copies(launch: Launcher) -> None:
-    launch(1, _alone)
-
-
-def _scalars(rank: Rank) -> None:
+@on_ranks(2)
+def test_scalars_are_rounded_to_the_dtype(rank: Rank) -> None:
     """A scalar is rounded to the dtype, whether it comes as a number or in an array."""
     numbers = [0.1, 1 / 3, -2.5, 3.14159, 1e-3, 0.0]
     for name in dtypes.FLOATS:
@@ -131,11 +130,8 @@ def _scalars(rank: Rank) -> None:
             reference.check_bits(results[0], product.astype(dtype))
 
 
-def test_scalars_are_rounded_to_the_dtype(launch: Launcher) -> None:
-    launch(2, _scalars)
-
-
-def _changing_scalar(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_scalar_in_memory_is_read_late(rank: Rank) -> None:
     """A scalar in memory is read when the operation runs."""
     scalar, values = np.array([2.0]), np.ones(5)
     op = rank.comm.pre_mul_sum(scalar, "float64")
@@ -144,10 +140,6 @@ def _changing_scalar(rank: Rank) -> None:
         out = np.zeros(5)
         rank.comm.all_reduce(values, op, out=out)
         assert (out == number * rank.nranks).all()
-
-
-def test_a_scalar_in_memory_is_read_late(launch: Launcher) -> None:
-    launch(2, _changing_scalar)
 
 
 _CHUNK = 64 << 20
@@ -198,7 +190,8 @@ class _Sparse:
         os.close(self._memory)
 
 
-def _beyond_2_31(rank: Rank) -> None:
+@on_ranks(2, timeout=120)
+def test_more_than_2_31_elements(rank: Rank) -> None:
     memory = _Sparse(rank.rank + 1)
     try:
         arguments = {"count": _MANY, "dtype": "uint8"}
@@ -213,7 +206,3 @@ def _beyond_2_31(rank: Rank) -> None:
         assert (memory.tail() == 11).all()
     finally:
         memory.close()
-
-
-def test_more_than_2_31_elements(launch: Launcher) -> None:
-    launch(2, _beyond_2_31, timeout=120)

@@ -16,6 +16,7 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -117,16 +118,14 @@ def test_an_incomplete_world_ends_at_the_deadline_of_the_environment(launch: Lau
         assert "missing: 1, 3" in text
 
 
-def _bad_timeout(rank: Rank) -> None:
+@on_ranks(2, env={"HOSTNCCL_INIT_TIMEOUT": "soon"})
+def test_a_timeout_that_is_no_number_is_refused(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidArgumentError, match="HOSTNCCL_INIT_TIMEOUT=soon"):
         rank.communicator()
 
 
-def test_a_timeout_that_is_no_number_is_refused(launch: Launcher) -> None:
-    launch(2, _bad_timeout, env={"HOSTNCCL_INIT_TIMEOUT": "soon"})
-
-
-def _forked(rank: Rank) -> None:
+@on_ranks(2)
+def test_a_forked_child_is_told(rank: Rank) -> None:
     """In a child that a rank forks, the error says that the communicator is its parent's."""
     comm = rank.comm
     comm.all_reduce(np.ones(3))
@@ -145,7 +144,3 @@ def _forked(rank: Rank) -> None:
     os.waitpid(child, 0)
     assert "fork" in text
     comm.all_reduce(np.ones(3))
-
-
-def test_a_forked_child_is_told(launch: Launcher) -> None:
-    launch(2, _forked)

@@ -172,7 +172,8 @@ def test_a_call_that_blocks_on_cpus_ends(launch: Launcher, what: str) -> None:
     launch(3, _wait_for_the_absent, what, ids=2, timeout=40)
 
 
-def _split_a_revoked_one(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_a_split_of_a_revoked_communicator_ends(rank: Rank) -> None:
     """NCCL refuses another revocation, which ends the split on CPUs."""
     gpu.require(rank.provider, "ncclCommRevoke")
     comm, called = rank.communicator(1), threading.Event()
@@ -200,10 +201,6 @@ def _split_a_revoked_one(rank: Rank) -> None:
         check_works(rank, smaller, [0])
     rank.set_event("done")
     comm.close()
-
-
-def test_a_split_of_a_revoked_communicator_ends(launch: Launcher, provider: str) -> None:
-    launch(2, _split_a_revoked_one, provider=provider, ids=2, timeout=40)
 
 
 @pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")

@@ -17,8 +17,8 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,7 +82,8 @@ def _graph_of_pynccl(rank: Rank, comm: nccl.Communicator) -> nccl.Graph:
     return graph
 
 
-def _close_below_a_graph(rank: Rank) -> None:
+@on_ranks(2, provider="cuda", ids=2, timeout=60)
+def test_close_below_a_graph_of_torch_ends(rank: Rank) -> None:
     comm = _connected(rank, 1)
     graph = _graph_of_torch(rank, comm)
     comm.timeout = _LIMIT
@@ -94,10 +95,6 @@ def _close_below_a_graph(rank: Rank) -> None:
     graph.reset()
 
 
-def test_close_below_a_graph_of_torch_ends(launch: Launcher) -> None:
-    launch(2, _close_below_a_graph, provider="cuda", ids=2, timeout=60)
-
-
 _GRAPHS: dict[str, Callable[[Rank, nccl.Communicator], Any]] = {
     "torch": _graph_of_torch,
     "asynchronous": _asynchronous_graph,
@@ -105,7 +102,12 @@ _GRAPHS: dict[str, Callable[[Rank, nccl.Communicator], Any]] = {
 }
 
 
-def _free_a_revoked_one(rank: Rank, how: str, end: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [("torch", "close"), ("torch", "abort"), ("asynchronous", "close"), ("pynccl", "abort")],
+)
+@on_ranks(2, provider="cuda", ids=2, timeout=60)
+def test_a_graph_outlives_a_revoked_communicator(rank: Rank, how: str, end: str) -> None:
     gpu.require(rank.provider, "ncclCommRevoke")
     comm = _connected(rank, 1)
     graph = _GRAPHS[how](rank, comm)
@@ -117,14 +119,6 @@ def _free_a_revoked_one(rank: Rank, how: str, end: str) -> None:
         graph.close()
     else:
         graph.reset()
-
-
-@pytest.mark.parametrize(
-    ("how", "end"),
-    [("torch", "close"), ("torch", "abort"), ("asynchronous", "close"), ("pynccl", "abort")],
-)
-def test_a_graph_outlives_a_revoked_communicator(launch: Launcher, how: str, end: str) -> None:
-    launch(2, _free_a_revoked_one, how, end, provider="cuda", ids=2, timeout=60)
 
 
 def _issue_behind(
@@ -146,7 +140,8 @@ def _issue_behind(
     return stream, buffers
 
 
-def _expire_behind_another(rank: Rank) -> None:
+@on_ranks(2, provider="cuda", ids=3, timeout=90)
+def test_one_that_expires_behind_another_waits_for_it(rank: Rank) -> None:
     """The revocation of the first waits for that of the second, which expires later."""
     gpu.require(rank.provider, "ncclCommRevoke")
     first, second = _connected(rank, 1), _connected(rank, 2)
@@ -171,11 +166,8 @@ def _expire_behind_another(rank: Rank) -> None:
     rank.set_event("done")
 
 
-def test_one_that_expires_behind_another_waits_for_it(launch: Launcher) -> None:
-    launch(2, _expire_behind_another, provider="cuda", ids=3, timeout=90)
-
-
-def _revoke_behind_another(rank: Rank) -> None:
+@on_ranks(2, provider="cuda", ids=3, timeout=60)
+def test_a_revocation_behind_another_communicator_is_late(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommRevoke")
     first, second = _connected(rank, 1), _connected(rank, 2)
     issued = _issue_behind(rank, first, second)
@@ -198,11 +190,9 @@ def _revoke_behind_another(rank: Rank) -> None:
     rank.set_event("done")
 
 
-def test_a_revocation_behind_another_communicator_is_late(launch: Launcher) -> None:
-    launch(2, _revoke_behind_another, provider="cuda", ids=3, timeout=60)
-
-
-def _end_with_a_hung_operation(rank: Rank, call: str) -> None:
+@pytest.mark.parametrize("call", ["finalize", "close"])
+@on_ranks(2, provider="cuda", ids=2, timeout=60)
+def test_a_hung_operation_has_its_limit_in(rank: Rank, call: str) -> None:
     comm = _connected(rank, 1)
     comm.timeout = _LIMIT
     if rank.rank == _ABSENT:
@@ -218,8 +208,3 @@ def _end_with_a_hung_operation(rank: Rank, call: str) -> None:
     with _in_time(), contextlib.suppress(nccl.NcclError):
         stream.synchronize()
     rank.set_event("done")
-
-
-@pytest.mark.parametrize("call", ["finalize", "close"])
-def test_a_hung_operation_has_its_limit_in(launch: Launcher, call: str) -> None:
-    launch(2, _end_with_a_hung_operation, call, provider="cuda", ids=2, timeout=60)

@@ -369,7 +369,8 @@ def _mixed_group(comm: nccl.Communicator, stream: nccl.Stream) -> None:
         comm.all_reduce(np.ones(4), stream=stream)
 
 
-def _mismatch_in_a_mixed_group(rank: Rank) -> None:
+@on_ranks(2, threads=True)
+def test_a_failure_of_the_calling_thread_is_one_of_its_streams(rank: Rank) -> None:
     comm, stream = rank.comm, nccl.Stream("host")
     errors = (nccl.NcclInvalidUsageError, nccl.NcclRemoteError)
     with pytest.raises(errors):
@@ -377,10 +378,6 @@ def _mismatch_in_a_mixed_group(rank: Rank) -> None:
     with pytest.raises(errors):
         stream.synchronize()
     comm.abort()
-
-
-def test_a_failure_of_the_calling_thread_is_one_of_its_streams(launch: Launcher) -> None:
-    launch(2, _mismatch_in_a_mixed_group, threads=True)
 
 
 @pytest.mark.parametrize("end", ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"])

@@ -124,7 +124,10 @@ def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
     assert not shared_memory.left_behind(before)
 
 
-def _shrink_with_an_error(rank: Rank) -> None:
+@pytest.mark.gpu
+@on_ranks(3, provider="cuda")
+def test_shrink_with_abort_of_a_communicator_with_an_error(rank: Rank) -> None:
+    """NCCL refuses that, as where it has noticed the end of a rank: the error is cleared first."""
     comm = rank.communicator(config=nccl.Config(blocking=False))
     comm.wait_ready(20)
     check_works(rank, comm, [0, 1, 2])
@@ -137,12 +140,6 @@ def _shrink_with_an_error(rank: Rank) -> None:
         child.wait_ready(20)
         check_works(rank, child, [0, 1])
     comm.abort()
-
-
-@pytest.mark.gpu
-def test_shrink_with_abort_of_a_communicator_with_an_error(launch: Launcher) -> None:
-    """NCCL refuses that, as where it has noticed the end of a rank: the error is cleared first."""
-    launch(3, _shrink_with_an_error, provider="cuda")
 
 
 @on_ranks(3)
@@ -185,7 +182,10 @@ def test_wrong_arguments_of_shrink(rank: Rank) -> None:
 # Grow
 
 
-def _grow(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(4, by="provider threads", ids=2)
+def test_grow_from_two_to_four(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommGrow")
     carry(rank, None)  # the world's own communicator, which carries the id
     old = rank.nranks // 2
     if rank.rank < old:
@@ -209,12 +209,6 @@ def _grow(rank: Rank) -> None:
             check_works(rank, comm, list(range(old)))
             comm.close()
         check_works(rank, grown, list(range(rank.nranks)))
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_grow_from_two_to_four(launch: Launcher, provider: str, threads: bool) -> None:
-    gpu.require(provider, "ncclCommGrow")
-    launch(4, _grow, provider=provider, threads=threads, ids=2)
 
 
 @on_ranks(2, by="provider")

@@ -67,7 +67,10 @@ def _end(comm: nccl.Communicator) -> None:
     comm.close()
 
 
-def _life(rank: Rank) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(3, by="provider threads", ids=2)
+def test_a_whole_life(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommShrink", "ncclCommSuspend", "ncclCommRevoke")
     everyone = list(range(rank.nranks))
     carry(rank, None)  # warms the processes up
     _late(rank, "init")
@@ -111,13 +114,9 @@ def _life(rank: Rank) -> None:
     comm.close()
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_a_whole_life(launch: Launcher, provider: str, threads: bool) -> None:
-    gpu.require(provider, "ncclCommShrink", "ncclCommSuspend", "ncclCommRevoke")
-    launch(3, _life, provider=provider, threads=threads, ids=2)
-
-
-def _grow(rank: Rank) -> None:
+@on_ranks(3, by="provider", ids=2)
+def test_grow(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommGrow")
     options = {"config": _config(), "provider": rank.provider, "device": rank.device}
     carry(rank, None)
     if rank.rank < 2:
@@ -136,11 +135,6 @@ def _grow(rank: Rank) -> None:
     _end(grown)
     if comm is not None:
         comm.close()
-
-
-def test_grow(launch: Launcher, provider: str) -> None:
-    gpu.require(provider, "ncclCommGrow")
-    launch(3, _grow, provider=provider, ids=2)
 
 
 @on_ranks(2, ids=2)
@@ -191,7 +185,8 @@ def _together(one: nccl.Communicator, two: nccl.Communicator, buffers: list[Any]
         two.all_reduce(buffers[1])
 
 
-def _in_a_row(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2)
+def test_operations_in_a_row(rank: Rank) -> None:
     """NCCL refuses an operation while another one is in progress: the calls wait for that."""
     blocking, comm = rank.communicator(0), rank.communicator(1, config=_config())
     comm.wait_ready(20)
@@ -217,12 +212,10 @@ def _in_a_row(rank: Rank) -> None:
     blocking.close()
 
 
-def test_operations_in_a_row(launch: Launcher, provider: str) -> None:
-    launch(2, _in_a_row, provider=provider, ids=2)
-
-
-def _before_it_is_ready(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=3)
+def test_calls_before_it_is_ready(rank: Rank) -> None:
     """A call that NCCL would refuse for good does not reach it; close() never destroys."""
+    gpu.require(rank.provider, "ncclCommSplit", "ncclCommFinalize")
     buffer = rank.memory.put(np.ones(4))
     rank.wait_event("refused", *range(rank.rank))  # the other rank comes later
     comm = rank.communicator(1, config=_config())
@@ -249,11 +242,6 @@ def _before_it_is_ready(rank: Rank) -> None:
     comm.close()
 
 
-def test_calls_before_it_is_ready(launch: Launcher, provider: str) -> None:
-    gpu.require(provider, "ncclCommSplit", "ncclCommFinalize")
-    launch(2, _before_it_is_ready, provider=provider, ids=3)
-
-
 def _alone(rank: Rank) -> None:
     """The first operation connects, which lasts until all ranks have called theirs."""
     config = nccl.Config(blocking=False, timeout=0.6)
@@ -276,18 +264,15 @@ def test_the_time_limit_of_the_first_operation(launch: Launcher) -> None:
     launch(2, _alone, provider="cuda", ids=2)
 
 
-def _by_environment(rank: Rank) -> None:
+@on_ranks(2, by="provider", ids=2, env={"NCCL_COMM_BLOCKING": "0"})
+def test_non_blocking_by_the_environment(rank: Rank) -> None:
+    """NCCL_COMM_BLOCKING=0 makes every communicator non-blocking."""
     with rank.communicator(1) as comm:
         for _ in range(2):
             comm.all_reduce(rank.memory.put(np.ones(4)))
         with comm.split(0) as child:  # type: ignore[union-attr]
             check_works(rank, child, [0, 1])
         check_works(rank, comm, [0, 1])
-
-
-def test_non_blocking_by_the_environment(launch: Launcher, provider: str) -> None:
-    """NCCL_COMM_BLOCKING=0 makes every communicator non-blocking."""
-    launch(2, _by_environment, provider=provider, ids=2, env={"NCCL_COMM_BLOCKING": "0"})
 
 
 @on_ranks(2, by="provider")

@@ -54,8 +54,11 @@ def test_halo_exchange(rank: Rank) -> None:
         comm.wait_signal([previous, following])
 
 
-def _values(rank: Rank) -> None:
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+@on_ranks(by="provider")
+def test_values_on_streams(rank: Rank) -> None:
     """On either provider, on streams: a put of each rank to the next, again and again."""
+    gpu.require(rank.provider, "ncclPutSignal")
     comm, memory, stream = rank.comm, rank.memory, rank.stream()
     following, previous = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
     own, inbox = comm.mem_alloc(1024, "int32"), comm.mem_alloc(1024, "int32")
@@ -78,12 +81,6 @@ def _values(rank: Rank) -> None:
         stream.synchronize()
         wanted = np.arange(1024, dtype=np.int32) + 100 * previous + turn
         assert np.array_equal(memory.get(got), wanted)
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_values_on_streams(launch: Launcher, provider: str, nranks: int) -> None:
-    gpu.require(provider, "ncclPutSignal")
-    launch(nranks, _values, provider=provider)
 
 
 def _ordering(rank: Rank, turns: int) -> None:
