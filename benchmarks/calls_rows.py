@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from benchmarks import compiler
+from benchmarks import kernels
 from benchmarks.engines import engine
 from pynccl import _C, nccl, raw
 from tools import noop
@@ -139,16 +139,12 @@ def _pynccl() -> Iterator[Row]:
         address=address,
         comm=comm.handle,
     )
-    yield _row(
-        "pynccl Communicator, tensor",
-        ALL_REDUCE,
-        "all_reduce(tensor)",
-        all_reduce=comm.all_reduce,
-        tensor=tensor,
-    )
+    call = "pynccl Communicator, tensor"
+    names: dict[str, object] = {"all_reduce": comm.all_reduce, "tensor": tensor}
+    yield _row(call, ALL_REDUCE, "all_reduce(tensor)", **names)
     for name, around in (("a recording is on", _recording), ("a trace is on", nccl.trace)):
-        timer = timeit.Timer("f(x)", globals={"f": comm.all_reduce, "x": tensor})
-        yield Row(f"pynccl Communicator, tensor, {name}", ALL_REDUCE, timer, around, _UNTIL_TAKEN)
+        timer = timeit.Timer("all_reduce(tensor)", globals=names)
+        yield Row(f"{call}, {name}", ALL_REDUCE, timer, around, _UNTIL_TAKEN)
     sends = [(torch.zeros(8), peer) for peer in _OTHERS]
     receives = [(torch.zeros(8), peer) for peer in _OTHERS]
     exchange = """\
@@ -241,13 +237,13 @@ def _mpi4py() -> Iterator[Row]:
 
 
 def _floor() -> Iterator[Row]:
-    if not compiler.find():
+    if not kernels.c_compiler():
         raise CannotMeasureError("no C compiler was found")
     libinfo = importlib.import_module("tvm_ffi.libinfo")
     includes = (sysconfig.get_path("include"), libinfo.find_dlpack_include_path())
     options = (f"-I{include}" for include in includes)
     with tempfile.TemporaryDirectory(prefix="pynccl-floor-") as folder:
-        path = compiler.shared_library(compiler.FOLDER / "floor.c", Path(folder), *options)
+        path = kernels.shared_library(kernels.OWN / "floor.c", Path(folder), *options)
         spec = importlib.util.spec_from_file_location("floor", path)
         if spec is None or spec.loader is None:
             raise CannotMeasureError(f"Python cannot load {path.name}")
@@ -298,38 +294,24 @@ def _begin_with_fake() -> None:
 def _distributed(name: str, module: Any, group: object = None) -> Iterator[Row]:  # noqa: ANN401 two modules alike
     """Rows of the default group, or of one that the statements name."""
     given = "" if group is None else ", group=group"
-    tensor = torch.zeros(8)
-    yield _row(
-        f"{name} all_reduce, tensor",
-        ALL_REDUCE,
-        f"all_reduce(tensor{given})",
-        all_reduce=module.all_reduce,
-        tensor=tensor,
-        group=group,
-    )
-    yield _row(
-        f"{name} all_reduce, async_op=True",
-        ASYNC,
-        f"all_reduce(tensor{given}, async_op=True).wait()",
-        all_reduce=module.all_reduce,
-        tensor=tensor,
-        group=group,
-    )
     exchange = f"""\
 operations = [P2POp(isend, tensor, peer{given}) for tensor, peer in sends]
 operations += [P2POp(irecv, tensor, peer{given}) for tensor, peer in receives]
 for work in batch_isend_irecv(operations):
     work.wait()"""
-    names = ("P2POp", "isend", "irecv", "batch_isend_irecv")
-    yield _row(
-        f"{name} batch_isend_irecv",
-        EXCHANGE,
-        exchange,
-        sends=[(torch.zeros(8), peer) for peer in _OTHERS],
-        receives=[(torch.zeros(8), peer) for peer in _OTHERS],
-        group=group,
-        **{function: getattr(module, function) for function in names},
+    statements = (
+        ("all_reduce, tensor", ALL_REDUCE, f"all_reduce(tensor{given})"),
+        ("all_reduce, async_op=True", ASYNC, f"all_reduce(tensor{given}, async_op=True).wait()"),
+        ("batch_isend_irecv", EXCHANGE, exchange),
     )
+    functions = ("all_reduce", "P2POp", "isend", "irecv", "batch_isend_irecv")
+    names: dict[str, object] = {name: getattr(module, name) for name in functions}
+    names["sends"] = [(torch.zeros(8), peer) for peer in _OTHERS]
+    names["receives"] = [(torch.zeros(8), peer) for peer in _OTHERS]
+    for call, operation, statement in statements:
+        yield _row(
+            f"{name} {call}", operation, statement, tensor=torch.zeros(8), group=group, **names
+        )
 
 
 def _cupy() -> Iterator[Row]:

@@ -61,6 +61,7 @@ def main() -> int:
     """Run the benchmark; the exit status."""
     options = _parse()
     rows: list[list[Figure]] = []
+    columns = ("seconds", *(["host_seconds"] if options.device == "cuda" else []), "busbw")
     table = report.Table()
     title = ""
     try:
@@ -74,7 +75,7 @@ def main() -> int:
                     print(f"note: {message}", flush=True)
                 case list():
                     rows.append(message)
-                    table.add(report.line(message, libraries, libraries[1:], _columns(options)))
+                    table.add(report.line(message, libraries, libraries[1:], columns))
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -83,20 +84,12 @@ def main() -> int:
     print(report.summary(rows, "pynccl", libraries[-1]) or f"{len(rows)} rows, not compared")
     path = options.out / f"collectives-{options.device}-{options.ranks}ranks-{options.dtype}.json"
     found = [figure for row in rows for figure in row]
-    report.write_json(path, found, machine=dataclasses.asdict(machine), settings=_about(options))
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
+    report.write_json(path, found, machine=dataclasses.asdict(machine), settings=settings)
     from benchmarks.plot import lines  # takes a second to import
 
     lines(path.with_suffix(".png"), found, title)
     return 0
-
-
-def _columns(options: argparse.Namespace) -> tuple[str, ...]:
-    host = ("host_seconds",) if options.device == "cuda" else ()
-    return ("seconds", *host, "busbw")
-
-
-def _about(options: argparse.Namespace) -> dict[str, object]:
-    return {name: value for name, value in vars(options).items() if name != "out"}
 
 
 def _parse() -> argparse.Namespace:

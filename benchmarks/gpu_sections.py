@@ -20,8 +20,15 @@ import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack
 
-from benchmarks import compiler, timing
-from benchmarks.kernels import CpuKernels, GpuKernels, compile_for_cpus
+from benchmarks import timing
+from benchmarks.kernels import (
+    OWN,
+    CpuKernels,
+    GpuKernels,
+    c_compiler,
+    compile_for_cpus,
+    shared_library,
+)
 from benchmarks.libraries import Call, all_gather_of
 from benchmarks.ranks import BenchmarkError
 from benchmarks.timing import Elapsed, Figure, Timer
@@ -50,8 +57,6 @@ _KERNELS = ("kernel, one shot", "kernel, buffered")
 _CTAS = (1, 4, 16)
 _MOST_PRODUCTS = 2000
 
-Seconds = Callable[[int], float]  # those of so many calls
-
 
 def calls(world: World, repeats: int, number: int | None = None) -> Iterator[Figure | str]:
     """Measure how long the host is in one all_reduce: in C, through pynccl's layers, torch's.
@@ -70,7 +75,7 @@ def calls(world: World, repeats: int, number: int | None = None) -> Iterator[Fig
         world.synchronize()
     # A call that is waited for is compared with one that is.
     figures = world.compare(
-        {way: world.sampler(_mean_of(timer)) for way, timer in ways.items()},
+        {way: world.sampler(timer) for way, timer in ways.items()},
         number,
         repeats,
         lambda way: _TORCH + _ASYNC * way.endswith(_ASYNC),
@@ -84,9 +89,9 @@ def calls(world: World, repeats: int, number: int | None = None) -> Iterator[Fig
 
 def _ways_of_calls(
     world: World, loops: ctypes.CDLL | None, tensor: torch.Tensor
-) -> dict[str, Seconds]:
+) -> dict[str, Timer]:
     """A timer for each way."""
-    ways: dict[str, Seconds] = {}
+    ways: dict[str, Timer] = {}
     comm, mirror = world.comm, world.mirror
     stream = torch.cuda.current_stream().cuda_stream if tensor.is_cuda else 0
     if loops:
@@ -125,28 +130,24 @@ def _ways_of_calls(
     return ways
 
 
-def _mean_of(timer: Seconds) -> Callable[[int], Elapsed]:
-    """From the seconds of so many calls to those of one."""
-    return lambda calls: Elapsed(timer(calls) / calls)
-
-
-def _statement(statement: str, **names: object) -> Seconds:
-    return timeit.Timer(statement, globals=names).timeit
+def _statement(statement: str, **names: object) -> Timer:
+    timer = timeit.Timer(statement, globals=names)
+    return lambda calls: Elapsed(timer.timeit(calls) / calls)
 
 
 def _loops(world: World) -> ctypes.CDLL | None:
     """loop.c, compiled by rank 0; None where some rank has no compiler. All ranks call it."""
-    if world.maximum([float(not compiler.find())]) != [0.0]:
+    if world.maximum([float(not c_compiler())]) != [0.0]:
         return None
     if world.rank == 0:
-        compiler.shared_library(compiler.FOLDER / "loop.c", world.folder)
+        shared_library(OWN / "loop.c", world.folder)
     world.barrier()
     return ctypes.CDLL(str(world.folder / "loop.so"))
 
 
 def _bare(
     world: World, loops: ctypes.CDLL, send: torch.Tensor, recv: torch.Tensor, stream: int
-) -> Seconds:
+) -> Timer:
     """The loop over ncclAllReduce of float32."""
     loop = loops.loop_all_reduce
     loop.restype = ctypes.c_double
@@ -162,11 +163,11 @@ def _bare(
         ctypes.c_void_p(stream),
     )
 
-    def timer(calls: int) -> float:
+    def timer(calls: int) -> Elapsed:
         seconds: float = loop(*arguments, ctypes.c_long(calls))
         if seconds < 0:
             raise BenchmarkError(f"ncclAllReduce, called from C, failed with {-seconds:g}")
-        return seconds
+        return Elapsed(seconds / calls)
 
     return timer
 
@@ -291,7 +292,7 @@ def kernels(world: World, repeats: int, budget: float) -> Iterator[Figure | str]
         if world.device.type == "cuda":
             ways |= {f"{way}, a CUDA graph": _captured(call) for way, call in ways.items()}
         timers = {way: world.timer(call) for way, call in ways.items()}
-        timers |= {way: world.sampler(_mean_of(loop)) for way, loop in in_c.items()}
+        timers |= {way: world.sampler(loop) for way, loop in in_c.items()}
         yield from timing.figures(
             timing.samples(timers, repeats, budget, world.clock.limit),
             lambda way: re.sub(r"^kernel, [a-z ]+", _OURS, way),

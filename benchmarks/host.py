@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,10 @@ _SMALL = (4, 64, 512, 4 * _K, 16 * _K, 64 * _K, 256 * _K)
 _FULL_SIZES = (*_SMALL, _M, 4 * _M, 16 * _M, 64 * _M, 256 * _M)
 _QUICK_SIZES = (4, 4 * _K, 64 * _K, _M, 16 * _M)
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
-_OPERATIONS = tuple(name for name in OPERATIONS if name not in ("gather", "scatter", "send_recv"))
+_RENAMED = {"send_recv": "ring"}
+_OPERATIONS = tuple(
+    _RENAMED.get(name, name) for name in OPERATIONS if name not in ("gather", "scatter")
+)
 # Three of them are hostnccl: with addresses, and with the arrays of NumPy and torch.
 _LIBRARIES = ("hostnccl", "numpy", "torch", "mpich", "gloo")
 _COMPARED = ("mpich", "gloo")
@@ -135,10 +139,9 @@ def _run(options: argparse.Namespace, nranks: int) -> list[list[Figure]]:
             for library, samples in _measure(options, row, worlds).items():
                 measured[row][library] += samples
             if number == options.passes - 1:
-                about = {"operation": row.operation, "dtype": row.dtype}
-                figures = timing.figures(
-                    measured[row], lambda _: "", **about, ranks=nranks, bytes=row.nbytes
-                )
+                about: dict[str, Any] = {"dtype": row.dtype, "ranks": nranks, "bytes": row.nbytes}
+                name = _RENAMED.get(row.operation, row.operation)
+                figures = timing.figures(measured[row], lambda _: "", operation=name, **about)
                 found.append(figures)
                 table.add(report.line(figures, [*options.libraries, "copy"], compared))
     for ours, library in itertools.product(("hostnccl", "numpy", "torch"), _COMPARED):
@@ -148,8 +151,9 @@ def _run(options: argparse.Namespace, nranks: int) -> list[list[Figure]]:
 
 
 def _rows(options: argparse.Namespace, nranks: int) -> list[Row]:
+    names = {new: name for name, new in _RENAMED.items()}
     rows = [
-        exact_row(operation, dtype, nranks, nbytes)
+        exact_row(names.get(operation, operation), dtype, nranks, nbytes)
         for dtype in options.dtypes
         for operation in options.operations
         for nbytes in ([4] if operation == "barrier" else options.sizes)

@@ -1,20 +1,56 @@
-"""The example kernels over <pynccl/device.h>, compiled for this machine, as calls."""
+"""The example kernels over <pynccl/device.h>, compiled for this machine, as calls; loops in C."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
 from pathlib import Path
 
-from benchmarks.compiler import shared_library
+from benchmarks.timing import Elapsed, Timer
 from pynccl.device import headers
 
-__all__ = ["FOLDER", "CpuKernels", "GpuKernels", "Nvrtc", "compile_for_cpus", "source"]
+__all__ = [
+    "FOLDER",
+    "OWN",
+    "CpuKernels",
+    "GpuKernels",
+    "Nvrtc",
+    "c_compiler",
+    "compile_for_cpus",
+    "shared_library",
+    "source",
+]
 
 FOLDER = Path(__file__).parents[1] / "examples" / "device" / "kernels"
+OWN = Path(__file__).parent  # of the C sources of the benchmarks
 
+_TIMEOUT = 120.0  # seconds
 _COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+def c_compiler() -> str:
+    """The C compiler's command; empty where there is none."""
+    return next(filter(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang")), "")
+
+
+def shared_library(source: Path, folder: Path, *options: str, compiler: str = "") -> Path:
+    """Compile a file, in C unless a compiler is given.
+
+    Args:
+        source: the file.
+        folder: where the library goes, under the same name with another suffix.
+        *options: of the compiler.
+        compiler: its command.
+
+    Returns:
+        The library.
+    """
+    target = (folder / source.name).with_suffix(".so")
+    command = [compiler or c_compiler(), "-O3", "-shared", "-fPIC", *options, str(source)]
+    subprocess.run([*command, "-o", str(target)], check=True, timeout=_TIMEOUT)
+    return target
 
 
 def source() -> str:
@@ -89,12 +125,14 @@ class CpuKernels:
         del blocks, stream
         self._library[name](ctypes.create_string_buffer(arguments, len(arguments)))
 
-    def loop(self, loops: ctypes.CDLL, name: str, arguments: bytes) -> Callable[[int], float]:
-        """What runs a kernel so many times and gives the seconds, by the loop of loop.c."""
+    def loop(self, loops: ctypes.CDLL, name: str, arguments: bytes) -> Timer:
+        """What times a kernel by the loop of loop.c."""
         kernel = ctypes.cast(self._library[name], ctypes.c_void_p)
         content = ctypes.create_string_buffer(arguments, len(arguments))
         loops.loop_kernel.restype = ctypes.c_double
-        return lambda calls: loops.loop_kernel(kernel, content, ctypes.c_long(calls))
+        return lambda calls: Elapsed(
+            loops.loop_kernel(kernel, content, ctypes.c_long(calls)) / calls
+        )
 
 
 class GpuKernels:

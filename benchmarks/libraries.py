@@ -66,7 +66,7 @@ class _Raw:
     def call(self, buffers: Buffers) -> Call | None:
         lib, row, rank = self._library, buffers.row, buffers.rank
         send, recv = buffers.send.ctypes.data, buffers.recv.ctypes.data
-        n, dtype = row.count, getattr(self._raw, _NCCL_DTYPES[row.dtype])
+        n, dtype = row.count, getattr(self._raw, f"nccl{row.dtype.capitalize()}")
         op, comm, stream = self._raw.ncclSum, self._comm, 0
         send_to = partial(lib.ncclSend, send, n, dtype)
         recv_from = partial(lib.ncclRecv, recv, n, dtype)
@@ -95,7 +95,6 @@ class _Raw:
                 lambda peer: partial(send_to, peer, comm, stream),
                 lambda peer: partial(recv_from, peer, comm, stream),
             ),
-            "ring": ring,
             "send_recv": ring,
             "barrier": self._barrier,
         }
@@ -140,7 +139,6 @@ class Pynccl:
                 lambda peer: partial(comm.send, send, peer),
                 lambda peer: partial(comm.recv, recv, peer),
             ),
-            "ring": ring,
             "send_recv": ring,
             "barrier": self.barrier,
         }
@@ -187,7 +185,6 @@ class Mpich:
                 lambda peer: partial(comm.Send, send, peer),
                 lambda peer: partial(comm.Recv, recv, peer),
             ),
-            "ring": ring,
             "send_recv": ring,
             "barrier": comm.Barrier,
         }
@@ -228,7 +225,7 @@ class Distributed:
                 work.wait()
 
         messages = []
-        if row.operation in ("send_recv", "ring"):
+        if row.operation == "send_recv":
             messages = [
                 dist.P2POp(dist.isend, send, (rank + 1) % row.nranks, group=group),
                 dist.P2POp(dist.irecv, recv, (rank - 1) % row.nranks, group=group),
@@ -247,7 +244,6 @@ class Distributed:
                 lambda peer: partial(dist.send, send, peer, group=group),
                 lambda peer: partial(dist.recv, recv, peer, group=group),
             ),
-            "ring": ring,
             "send_recv": ring,
             "barrier": self.barrier,
         }
@@ -294,16 +290,6 @@ def _gloo(rank: Rank) -> Library:
     version = f"{engine(None, torch.device('cpu'))} of torch {torch.__version__}"
     return Distributed("gloo", dist, version=version)
 
-
-_NCCL_DTYPES = {
-    "float32": "ncclFloat32",
-    "float64": "ncclFloat64",
-    "bfloat16": "ncclBfloat16",
-    "float16": "ncclFloat16",
-    "int8": "ncclInt8",
-    "int32": "ncclInt32",
-    "int64": "ncclInt64",
-}
 
 # The libraries of benchmarks.host but MPICH, whose ranks mpiexec starts.
 HOST: dict[str, Callable[[Rank], Library]] = {

@@ -50,7 +50,6 @@ OPERATIONS = {
     "scatter": _Shape(send=0),
     "ping_pong": _Shape(),  # ranks 0 and 1; the time is that of one way
     "send_recv": _Shape(),  # every rank sends to the next one and receives from the one before
-    "ring": _Shape(),  # the same, as benchmarks.host calls it
     "barrier": _Shape(),
 }
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # in torch.distributed
@@ -203,7 +202,6 @@ def expected(operation: str, rank: int, nranks: int, count: int) -> NDArray[np.i
         "gather": (values, 0),
         "scatter": ([values[ROOT]], rank * count),
         "ping_pong": ([values[(1 - rank) % nranks]], 0),
-        "ring": ([values[rank - 1]], 0),
         "send_recv": ([values[rank - 1]], 0),
     }[operation]
     return np.concatenate([_sequence(source, begin, count) for source in sources])

@@ -29,37 +29,31 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     """
     keys = dict.fromkeys(key for row in rows for key in row if key != "samples")
     keys = {key: None for key in keys if any(row.get(key) is not None for row in rows)}
-    text = [f"| {' | '.join(map(_head, keys))} |", f"|{'---|' * len(keys)}"]
-    text += [f"| {' | '.join(_cell(key, row.get(key)) for key in keys)} |" for row in rows]
-    return "\n".join(text)
+    cells = [map(_head, keys), *([_cell(key, row.get(key)) for key in keys] for row in rows)]
+    lines = [f"| {' | '.join(each)} |" for each in cells]
+    return "\n".join([lines[0], f"|{'---|' * len(keys)}", *lines[1:]])
 
 
 class Table:
     """The same of rows with the same keys, printed row by row as they are found."""
 
     def __init__(self) -> None:
-        self._widths: dict[str, int] = {}
+        self._widths: list[int] = []
 
     def add(self, row: Mapping[str, object]) -> None:
         """Print a row, and above the first one the heads."""
-        cells = {key: _cell(key, value) for key, value in row.items()}
+        heads = [_head(key) for key in row]
         if not self._widths:
             # The first column has names; the longest is reduce_scatter.
-            self._widths = {
-                key: max(7 if number else 14, len(_head(key))) for number, key in enumerate(cells)
-            }
-            print(self._line({key: _head(key) for key in cells}))
-            print(f"|{'|'.join('-' * (width + 2) for width in self._widths.values())}|")
-        print(self._line(cells), flush=True)
+            self._widths = [14, *(max(7, len(head)) for head in heads[1:])]
+            self._print(heads)
+            print(f"|{'|'.join('-' * (width + 2) for width in self._widths)}|")
+        self._print([_cell(key, value) for key, value in row.items()])
 
-    def _line(self, cells: Mapping[str, str]) -> str:
-        texts = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for number, (cell, width) in enumerate(
-                zip(cells.values(), self._widths.values(), strict=True)
-            )
-        )
-        return f"| {' | '.join(texts)} |"
+    def _print(self, cells: Sequence[str]) -> None:
+        first, *rest = self._widths
+        texts = (cell.rjust(width) for cell, width in zip(cells[1:], rest, strict=True))
+        print(f"| {' | '.join([cells[0].ljust(first), *texts])} |", flush=True)
 
 
 def _head(key: str) -> str:
@@ -70,7 +64,7 @@ def _cell(key: str, value: object) -> str:
     if value is None:
         return "-"
     if key == "bytes" and isinstance(value, int):
-        return size_text(value)
+        return f"{value} B" if value % 1024 else size_text(value)
     if not isinstance(value, float):
         return str(value)
     if key == "hidden":
