@@ -21,6 +21,7 @@ __all__ = [
 
 _LONG = 0.1  # seconds of one call; longer ones get few samples
 _FEW = 3
+_LEAST = 1e-9  # seconds: events on a GPU can have the same time
 
 # One library's or way's times, by column; benchmarks.report prints them and writes them to JSON.
 Figure: TypeAlias = dict[str, Any]
@@ -94,7 +95,7 @@ def samples(
         timer(1)
         calls[name], seconds = 1, 0.0
         while True:
-            seconds = timer(calls[name]).seconds
+            seconds = max(timer(calls[name]).seconds, _LEAST)
             if seconds * calls[name] >= budget / 4 or calls[name] == limit:
                 break
             calls[name] = min(limit, max(2 * calls[name], int(budget / 2 / seconds)))

@@ -23,7 +23,7 @@ from benchmarks import gpu, operations
 from benchmarks.gpu import SECTIONS, Done, Start
 from benchmarks.machine import ROOT, Machine
 from benchmarks.ranks import BenchmarkError
-from benchmarks.timing import Elapsed, figures
+from benchmarks.timing import Elapsed, figures, samples
 from benchmarks.world import Settings
 
 
@@ -45,6 +45,11 @@ def test_every_operation_has_an_expected_result(nranks: int) -> None:
         for rank in range(nranks):
             values = operations.expected(operation, rank, nranks, 5)
             assert values is None or len(values) in (5, 5 * nranks)
+
+
+def test_calls_that_take_no_time_by_the_clock() -> None:
+    nothing = Elapsed(0.0)
+    assert samples({"x": lambda _calls: nothing}, 2, 0.01) == {"x": [nothing, nothing]}
 
 
 @pytest.mark.skipif(not FULL, reason="half a minute of measuring: `make test-all`")
