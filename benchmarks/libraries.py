@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,24 +23,9 @@ from pynccl.testing import Rank
 __all__ = ["HOST", "Call", "Distributed", "Library", "Mpich", "Pynccl", "all_gather_of"]
 
 Call = Callable[[], object]
-
-
-class Library(Protocol):
-    """A library that is timed, in one of its ranks.
-
-    Attributes:
-        name: as tables name it.
-        version: as reports name it.
-    """
-
-    name: str
-    version: str
-
-    def barrier(self) -> object:
-        """Return when all ranks have called it."""
-
-    def call(self, buffers: Buffers) -> Call | None:
-        """The call that runs the row once; None where the library has no such operation."""
+# Each has a name for tables, a version for reports, barrier(), and call(): the call that runs a row
+# once, or None if there is no such operation.
+Library: TypeAlias = "_Raw | Pynccl | Mpich | Distributed"
 
 
 class _Raw:
