@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from tests.doubles import library
-from tests.support.in_world import run_in_world
+from tests.support.in_world import run_in_world, world_runner
 from tests.support.launcher import Launcher
+from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
 
@@ -28,18 +29,7 @@ INIT = "ncclCommInitRankConfig"
 @pytest.fixture
 def world(launch: Launcher, tmp_path: Path) -> World:
     """Run ``function(dist, rank, size, *args)`` on every rank, with GPUs."""
-    url = f"file://{tmp_path}/store"
-
-    def run(
-        nranks: int,
-        function: Callable[..., Any],
-        *args: object,
-        init: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        program = (run_in_world, function, url, init or {}, args)
-        return launch(nranks, *program, provider="cuda")
-
-    return run
+    return world_runner(launch, tmp_path, run_in_world, provider="cuda")
 
 
 def _busy(seconds: float) -> None:
@@ -181,7 +171,8 @@ def test_with_device_id_transfers_use_the_group(world: World, tmp_path: Path) ->
     assert values == [(0, {"recv": 0, "irecv": 0})] * 3
 
 
-def _ready_later(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, 3, 4, fixture="world")
+def test_a_transfer_that_connects_waits_for_its_tensor(dist: Any, rank: int, size: int) -> None:
     """A send that connects in the background runs after earlier work of the caller's stream."""
     import torch
 
@@ -202,12 +193,8 @@ def _ready_later(dist: Any, rank: int, size: int) -> None:
     assert copy.tolist() == [(rank - 1) % size + 1.0] * 4
 
 
-@pytest.mark.parametrize("nranks", [2, 3, 4])
-def test_a_transfer_that_connects_waits_for_its_tensor(world: World, nranks: int) -> None:
-    world(nranks, _ready_later)
-
-
-def _captured(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, fixture="world")
+def test_a_first_transfer_in_a_capture_is_refused(dist: Any, rank: int, size: int) -> None:
     import torch
 
     tensor = torch.ones(2)
@@ -217,27 +204,6 @@ def _captured(dist: Any, rank: int, size: int) -> None:
         graph = torch.cuda.graph(torch.cuda.CUDAGraph())
         with pytest.raises(RuntimeError, match="cannot be captured"), graph:
             call(tensor, 1 - rank)
-
-
-def test_a_first_transfer_in_a_capture_is_refused(world: World) -> None:
-    world(2, _captured)
-
-
-def _relay(dist: Any, rank: int, size: int) -> list[float]:
-    import torch
-
-    tensor = torch.full((4,), 7.0 if rank == 0 else 0.0)
-    if rank > 0:
-        dist.recv(tensor, rank - 1)
-    if rank < size - 1:
-        dist.isend(tensor, rank + 1).wait()
-    dist.destroy_process_group()
-    values: list[float] = tensor.tolist()
-    return values
-
-
-def test_relay(world: World) -> None:
-    assert world(3, _relay) == [[7.0] * 4] * 3
 
 
 def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:

@@ -34,51 +34,6 @@ def _window(rank: Rank) -> nccl.Window:
     return rank.comm.register_window(rank.comm.mem_alloc(2 * _PAGE))
 
 
-def _two_of_three(rank: Rank) -> None:
-    """Rank 2 takes no part after the registration."""
-    comm, stream = rank.comm, rank.stream()
-    buffer = comm.mem_alloc(2 * _PAGE)
-    window = comm.register_window(buffer)
-    if rank.rank == 0:
-        comm.put_signal(buffer.ptr, 1, window, _PAGE, stream=stream, count=8, dtype="uint8")
-        comm.wait_signal(1, stream=stream)
-    elif rank.rank == 1:
-        comm.wait_signal(0, stream=stream)
-        comm.signal(0, stream=stream)
-    stream.synchronize()
-
-
-@pytest.mark.parametrize(
-    ("version", "threads"),
-    list(itertools.product(_VERSIONS, (False, True)))
-    if FULL
-    else [("2.30", False), ("2.32", True)],
-)
-def test_a_put_needs_its_peer_only(launch: Launcher, version: str, threads: bool) -> None:
-    launch(
-        3, _two_of_three, provider="cuda", env=_env(version), threads=threads, fresh=True,
-        timeout=30,
-    )  # fmt: skip
-
-
-def _ranks_of_one_thread(rank: Rank) -> None:
-    comms = nccl.Communicator.init_all([0, 1, 2], provider="cuda")
-    with nccl.group():
-        windows = [comm.register_window(comm.mem_alloc(_PAGE)) for comm in comms]
-    stream = nccl.Stream("cuda", device=0)
-    comms[0].signal(0, stream=stream)
-    comms[0].wait_signal(0, stream=stream)
-    stream.synchronize()
-    assert all(window.handle for window in windows)
-    for comm in comms:
-        comm.close()
-
-
-@_each_version
-def test_ranks_of_one_thread(launch: Launcher, version: str) -> None:
-    launch(1, _ranks_of_one_thread, provider="cuda", env=_env(version), fresh=True, timeout=30)
-
-
 def _first_is_collective(rank: Rank, waits: bool) -> None:
     """Through nccl.h's functions, without earlier calls."""
     lib = raw.load("cuda")
