@@ -4,14 +4,13 @@ every source, and that subjects of commits are checked.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from tools import commits, tidy, trees
-from tools.mutate.__main__ import AREAS, Outcome, chosen, report
-from tools.mutate.mutants import Mutant, mutants
+from tools.mutate.__main__ import AREAS, chosen
+from tools.mutate.mutants import mutants
 
 _CPP = """\
 #if A < B
@@ -128,25 +127,3 @@ def test_clang_tidy_gets_every_source(tmp_path: Path) -> None:
 def test_subjects_of_commits(subject: str, text: str) -> None:
     assert text in commits.problem(subject)
     assert bool(text) == bool(commits.problem(subject))
-
-
-def test_rows_of_mutants() -> None:
-    """A run replaces the rows of its areas and seeds, and what they did not notice."""
-    change = Mutant("csrc/c10d/a.cpp", 7, 0, 1, ";", "without `f();`")
-
-    def rows(document: list[str], seed: int, *statuses: str) -> list[str]:
-        outcomes = [Outcome("csrc/c10d", seed, change, status, 1.0) for status in statuses]
-        return report("\n".join(document), outcomes)
-
-    first = rows([], 1, "noticed", "survived", "invalid", "late")
-    assert re.match(r"\| csrc/c10d \| 1 \| [\d-]+ \| 3 \| 1 \| 1 \| 1 \| 67 % \|$", first[2])
-    survivor = "* csrc/c10d, seed 1: csrc/c10d/a.cpp:7: without `f();`"
-    assert first[-1] == survivor
-    both = rows(first, 2, "survived")
-    assert both[2] == first[2]
-    assert both[-2:] == [survivor, survivor.replace("seed 1", "seed 2")]
-    again = rows(both, 1, "noticed")
-    assert "100 %" in again[2]
-    assert again[3] == both[3]
-    assert again[-1] == both[-1]
-    assert survivor not in again

@@ -1,11 +1,10 @@
 """Proves that the forks of a process with torch, or with NumPy and pytest, in which tests run
-programs, are like new ones.
+programs, do at their end what an interpreter does, and get their environment while it changes.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,33 +16,6 @@ from tests.support import warm
 from tests.support.commands import run_command
 
 pytest.importorskip("torch")
-
-_TELL = """
-import os, sys, threading
-print(sys.argv[1:], os.getcwd(), os.environ.get("PYTEST_A"), "B" in os.environ, end=" ")
-print(threading.active_count())
-print(__name__, sys.stdin.read(), file=sys.stderr)
-sys.exit(7)
-"""
-
-
-@pytest.mark.parametrize("form", ["-c", "file", "-m"])
-def test_a_program_has_its_arguments_and_its_status(tmp_path: Path, form: str) -> None:
-    (tmp_path / "program.py").write_text(_TELL)
-    program = {"-c": ["-c", _TELL], "file": ["program.py"], "-m": ["-m", "program"]}[form]
-    process = warm.Popen(
-        [sys.executable, *program, "x", "-y"],
-        cwd=tmp_path,
-        env={**{name: text for name, text in os.environ.items() if name != "B"}, "PYTEST_A": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    out, errors = process.communicate("typed", timeout=60)
-    assert (out, errors) == (f"['x', '-y'] {tmp_path} 1 False 1\n", "__main__ typed\n")
-    assert process.returncode == process.poll() == 7
-
 
 _END = """
 import atexit, sys, threading, time
