@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +22,6 @@ from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.blocking import wait_until
 from tests.support.capsule import open_capsule
-from tests.support.commands import run_command
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -438,47 +435,14 @@ def test_the_limit_is_inherited_and_has_a_default() -> None:
         assert endless.timeout is None
 
 
-_ENVIRONMENT = """
-from pynccl import nccl
-try:
-    print(nccl.Communicator.init_all(1, provider="host")[0].timeout)
-except ValueError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [("12.5", "12.5"), ("0", "None"), ("", "1800.0"), ("5 min", "PYNCCL_TIMEOUT: '5 min'")],
-)
-def test_the_environment_sets_the_default(value: str, expected: str) -> None:
-    env = {**os.environ, "PYNCCL_TIMEOUT": value}
-    done = run_command([sys.executable, "-c", _ENVIRONMENT], _ROOT, env, timeout=60)
-    assert done.stdout.startswith(expected), done
-
-
-_FORK = """
-import os, sys, time
-import numpy as np
-from pynccl import nccl
-comms = nccl.Communicator.init_all(2, provider="host")
-if os.fork() == 0:
-    own = nccl.Communicator.init_all(2, provider="host")
-    own[0].timeout = 0.3
-    try:
-        own[0].all_reduce(np.ones(4))
-    except nccl.NcclTimeoutError as error:
-        print("expired", flush=True)
-    os._exit(0)
-os.wait()
-"""
-
-
-def test_a_child_of_fork_has_deadlines() -> None:
-    # On a machine that stands still the detection of deadlocks may be first.
-    env = {**os.environ, "HOSTNCCL_DEADLOCK_MS": "20000"}
-    done = run_command([sys.executable, "-c", _FORK], _ROOT, env, timeout=60)
-    assert done.stdout == "expired\n", done
+def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (("12.5", 12.5), ("0", None), ("", 1800)):
+        monkeypatch.setenv("PYNCCL_TIMEOUT", value)
+        with _comms(1)[0] as comm:
+            assert comm.timeout == expected
+    monkeypatch.setenv("PYNCCL_TIMEOUT", "5 min")
+    with pytest.raises(ValueError, match="PYNCCL_TIMEOUT: '5 min'"):
+        _comms(1)
 
 
 def _late(dist: ModuleType, rank: int, _nranks: int) -> None:

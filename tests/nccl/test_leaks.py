@@ -13,6 +13,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support import holdings, shared_memory
+from tests.support.blocking import wait_until
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -104,16 +105,7 @@ def test_communicators_that_were_refused(rank: Rank) -> None:
     for number in range(1, 5):
         refuse(number)
     # A rank that refused answers late ranks for a while; its threads and sockets then end.
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        now = holdings.count()
-        if (
-            now["threads"] <= before["threads"]
-            and now["file descriptors"] <= before["file descriptors"]
-        ):
-            break
-        time.sleep(0.2)
-    holdings.check(before)
+    wait_until(lambda: all(now <= before[name] for name, now in holdings.count().items()), 30)
 
 
 @on_ranks(1, fresh=True)

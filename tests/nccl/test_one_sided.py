@@ -224,27 +224,6 @@ def test_a_group_keeps_what_a_signal_uses() -> None:
         assert all(user() is not None for user in users)
 
 
-def test_a_capture_keeps_what_a_put_uses() -> None:
-    stream = nccl.Stream("host")
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        data, window = _window(comm, 2 * _PAGE)
-        data[:_PAGE] = 5
-        own = data[:_PAGE]
-        user = weakref.ref(own)
-        with nccl.capture(stream) as graph:
-            comm.put_signal(own, 0, window, _PAGE, stream=stream)
-            comm.wait_signal(0, stream=stream)
-        del own
-        gc.collect()
-        assert user() is not None
-        graph.launch(stream)
-        stream.synchronize()
-        assert (data == 5).all()
-        graph.close()
-        gc.collect()
-        assert user() is None
-
-
 @on_ranks(2)
 def test_waiting_on_a_stream(rank: Rank) -> None:
     """A wait on a stream does not block the caller; it blocks the stream."""
