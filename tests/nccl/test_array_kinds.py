@@ -132,16 +132,6 @@ def test_tensors_without_memory_are_refused(comm: nccl.Communicator) -> None:
             comm.all_reduce(plain, out=tensor)
 
 
-def test_parameters_are_written_as_by_torch_distributed(comm: nccl.Communicator) -> None:
-    """Also those that need a gradient: torch.distributed allows it."""
-    import torch
-
-    parameter, source = torch.nn.Parameter(torch.zeros(3)), torch.ones(3)
-    comm.all_reduce(source, out=parameter)
-    assert parameter.tolist() == [1, 1, 1]
-    comm.all_reduce(parameter)
-
-
 def test_scalars_and_masked_arrays_are_refused(comm: nccl.Communicator) -> None:
     ones = np.ones(1)
     for scalar in (np.float64(5), np.mean(np.ones(3)), np.int32(1), np.bool_(True), ones[0]):
