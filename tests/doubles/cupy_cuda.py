@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.doubles import library
+from tests.doubles import library, torch_cuda
 
 __all__ = ["activate"]
 
@@ -39,37 +39,19 @@ class Device:
     """A device. A with block or use() makes it current."""
 
     def __init__(self, device: int | None = None) -> None:
-        self.id = _current_device() if device is None else int(device)
-        self._before: list[int] = []
+        self.id = torch_cuda.current_device() if device is None else int(device)
+        self._scopes: list[torch_cuda.device] = []
 
     def use(self) -> None:
-        context = ctypes.c_uint64()
-        library.driver()("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.id)
-        library.driver()("cuCtxSetCurrent", context.value)
-
-    def synchronize(self) -> None:
-        with self:
-            library.driver()("cuCtxSynchronize")
+        torch_cuda.set_device(self.id)
 
     def __enter__(self) -> Device:
-        before = ctypes.c_uint64()
-        library.driver()("cuCtxGetCurrent", ctypes.byref(before))
-        self._before.append(before.value)
-        self.use()
+        self._scopes.append(torch_cuda.device(self.id))
+        self._scopes[-1].__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if before := self._before.pop():
-            library.driver()("cuCtxSetCurrent", before)
-
-
-def _current_device() -> int:
-    device = ctypes.c_int()
-    try:
-        library.driver()("cuCtxGetDevice", ctypes.byref(device))
-    except RuntimeError:  # no context: device 0, as in the CUDA runtime
-        return 0
-    return device.value
+        self._scopes.pop().__exit__()
 
 
 class Stream:
@@ -78,7 +60,7 @@ class Stream:
     def __init__(
         self, null: bool = False, non_blocking: bool = False, *, ptd: bool = False
     ) -> None:
-        self.device_id = _current_device()
+        self.device_id = torch_cuda.current_device()
         self.ptr = 0
         self._before: list[Stream | None] = []
         if not null:
@@ -128,7 +110,7 @@ class Graph:
 
 
 def get_current_stream(device_id: int | None = None) -> Stream:
-    ordinal = _current_device() if device_id is None else device_id
+    ordinal = torch_cuda.current_device() if device_id is None else device_id
     return _state.streams.get(ordinal) or Stream(null=True)
 
 
@@ -154,7 +136,7 @@ class PythonFunctionAllocator:
         self._malloc, self._free = malloc, free
 
     def malloc(self, size: int) -> MemoryPointer:
-        device = _current_device()
+        device = torch_cuda.current_device()
         ptr = self._malloc(size, device)
         return MemoryPointer(ptr, device, lambda: _ignore(self._free(ptr, device)))
 
@@ -194,7 +176,7 @@ def _allocate(size: int) -> MemoryPointer:
     if _state.allocator is not None:
         return _state.allocator(size)
     stream = get_current_stream()
-    double, device = library.driver().library, _current_device()
+    double, device = library.driver().library, torch_cuda.current_device()
     ptr = double.cuda_double_allocate(device, stream.ptr, size)
     return MemoryPointer(ptr, device, lambda: double.cuda_double_free(ptr))
 
