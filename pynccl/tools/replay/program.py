@@ -134,3 +134,13 @@ class Program:
     @property
     def operations(self) -> list[Op]:
         return [op for step in self.steps for op in step.ops]
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of operations and regions of windows."""
+        return sum(op.received > 0 for op in self.operations) + self.regions
+
+    @property
+    def checked(self) -> int:
+        """The number of those that are compared."""
+        return sum(op.expected is not None for op in self.operations) + len(self.landed)

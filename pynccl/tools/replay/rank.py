@@ -70,19 +70,13 @@ class Outcome:
     Attributes:
         failure: what stopped it; None if nothing did.
         dump: its flight record at that time.
-        checked: number of outputs that were compared.
-        outputs: number of outputs.
-        shared: number of window regions that several ranks write.
+        seconds: its time.
     """
 
     failure: str | None = None
     dump: str = ""
     differences: list[Difference] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
-    operations: int = 0
-    checked: int = 0
-    outputs: int = 0
-    shared: int = 0
     seconds: float = 0.0
 
 
@@ -397,14 +391,6 @@ class _Player:
             outcome.timings.append(
                 Timing(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration)
             )
-        operations = self._program.operations
-        outcome.operations = len(operations)
-        program = self._program
-        outcome.outputs = sum(op.received > 0 for op in operations) + program.regions
-        if self._options.data:
-            compared = sum(op.expected is not None for op in operations)
-            outcome.checked = compared + len(program.landed)
-            outcome.shared = program.shared
 
 
 def _descriptors(signals: Iterable[Signal]) -> list[Any]:

@@ -139,8 +139,7 @@ def run_programs(
         outcomes = _run(len(programs), len(recorded.comms), options, provider, first)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    ranks = [program.rank for program in programs]
-    return _result(recorded, dict(zip(ranks, outcomes, strict=True)))
+    return _result(recorded, programs, outcomes)
 
 
 def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -> list[Outcome]:
@@ -182,7 +181,9 @@ def _publish(folder: str, name: str, text: str) -> None:
     part.rename(Path(folder, name))
 
 
-def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
+def _result(recorded: Recorded, programs: Sequence[Program], every: Sequence[Outcome]) -> Result:
+    outcomes = {program.rank: outcome for program, outcome in zip(programs, every, strict=True)}
+    done = [program for program in programs if outcomes[program.rank].failure is None]
     failures = {
         rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None
     }
@@ -190,17 +191,16 @@ def _result(recorded: Recorded, outcomes: dict[int, Outcome]) -> Result:
     if failures:
         signals = located(recorded, missing_signals(recorded))
         findings = [*_findings(recorded, outcomes), *signals]
-    every = list(outcomes.values())
     return Result(
         rows_of(timing for outcome in every for timing in outcome.timings),
         recorded.notes,
         findings,
         failures,
         {rank: outcome.differences for rank, outcome in outcomes.items() if outcome.differences},
-        sum(outcome.operations for outcome in every),
-        sum(outcome.checked for outcome in every),
-        sum(outcome.outputs for outcome in every),
-        sum(outcome.shared for outcome in every),
+        sum(len(program.operations) for program in done),
+        sum(program.checked for program in done),
+        sum(program.outputs for program in done),
+        sum(program.shared for program in done),
         max((outcome.seconds for outcome in every), default=0.0),
     )
 
