@@ -136,26 +136,28 @@ class _Torch(Arrays):
 
     def __init__(self, module: Any, device: int | None) -> None:  # noqa: ANN401
         super().__init__(module)
-        self._device = module.device("cpu" if device is None else f"cuda:{device}")
+        self._device = module.device("cpu") if device is None else module.device("cuda", device)
 
     def _created(self, create: Callable[[], Any]) -> Any:  # noqa: ANN401
-        with self._device:
-            array = create()
+        array = create()
         if self._device.type == "cuda":
             self._module.cuda.synchronize(self._device)
         return array
 
     def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
         torch = self._module
-        return self._created(lambda: torch.tensor(values, dtype=torch.float64))
+        options = {"dtype": torch.float64, "device": self._device}
+        return self._created(lambda: torch.tensor(values, **options))
 
     def zeros(self, *shape: int) -> Any:  # noqa: ANN401
         torch = self._module
-        return self._created(lambda: torch.zeros(*shape, dtype=torch.float32))
+        options = {"dtype": torch.float32, "device": self._device}
+        return self._created(lambda: torch.zeros(*shape, **options))
 
     def random(self, *shape: int) -> Any:  # noqa: ANN401
         torch = self._module
-        return self._created(lambda: torch.rand(*shape, dtype=torch.float32))
+        options = {"dtype": torch.float32, "device": self._device}
+        return self._created(lambda: torch.rand(*shape, **options))
 
     def copy(self, to: Any, source: Any) -> None:  # noqa: ANN401
         to.copy_(source)
