@@ -28,13 +28,15 @@ import torch.distributed as dist
 
 import pynccl.c10d  # noqa: F401 - it registers the backend
 from pynccl.c10d.build import load
+from tests.c10d.in_torch import backend_of
+from tests.c10d.versions import VERSION
 
 __all__ = ["LEFT", "count"]
 
 _LIMIT = 60.0  # seconds for a rank to end
 # gloo waits for its timeout at the end.
 _TIMEOUTS = {"pynccl": timedelta(seconds=60), "gloo": timedelta(seconds=2)}
-_kept: list[Any] = []  # works that are there until the interpreter ends
+_kept: list[Any] = []  # what is there until the interpreter ends
 
 
 def _futures(rank: int) -> None:
@@ -99,6 +101,43 @@ def _waiting(rank: int) -> None:
         time.sleep(0.01)
 
 
+class _AtEnd:
+    """Calls a function while the interpreter ends, after all that atexit calls."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call()
+
+
+def _failing(rank: int) -> None:
+    """A daemon thread whose operation fails while the interpreter ends."""
+    if rank == 1:
+        time.sleep(1)
+        return
+    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=0.5))
+    threading.Thread(target=dist.all_reduce, args=[torch.ones(4)], daemon=True).start()
+    _kept.append(_AtEnd(lambda: time.sleep(1)))
+
+
+def _joined(rank: int) -> None:
+    """An operation with a callback that the other rank joins after this one has ended its work."""
+    if rank == 1:
+        time.sleep(0.5)
+        dist.all_reduce(torch.ones(4))
+        return
+    called: list[Any] = []
+    dist.all_reduce(torch.ones(4), async_op=True).get_future().then(called.append)
+    _kept.append(_AtEnd(lambda: called or os._exit(1)))
+
+
+def _hooked(_rank: int) -> None:
+    """The thread that looks for failures."""
+    if dist.get_backend() == "pynccl" and VERSION >= (2, 15):
+        backend_of().register_abort_hook(1, int)
+
+
 LEFT: dict[str, Callable[[int], None]] = {
     "futures": _futures,
     "subgroup": _subgroup,
@@ -107,6 +146,9 @@ LEFT: dict[str, Callable[[int], None]] = {
     "daemon": _daemon,
     "abort": _abort,
     "waiting": _waiting,
+    "failing": _failing,
+    "joined": _joined,
+    "hooked": _hooked,
 }
 
 

@@ -71,6 +71,19 @@ def test_dtypes_that_nccl_lacks(dist: Any, rank: int, size: int) -> None:
         assert tensor.to(torch.complex64).real.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@on_ranks(1)
+def test_float8_is_moved_as_bytes(rank: int, size: int, dtype: torch.dtype) -> None:
+    """Libraries before NCCL 2.24 do not have its dtypes."""
+    from pynccl.c10d import communicator
+
+    torch_dist.broadcast(torch.zeros(3).to(dtype), 0)
+    made = communicator(None, torch.device("cpu"))
+    assert made is not None
+    record = made.flight_record()[-1]
+    assert (record.operation, record.dtype, record.count) == ("broadcast", "uint8", 3)
+
+
 @pytest.mark.filterwarnings("ignore")
 @over_the_backend
 def test_all_gather_coalesced(dist: Any, rank: int, size: int) -> None:

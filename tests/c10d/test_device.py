@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -619,6 +620,28 @@ def test_abort(rank: int, size: int) -> None:
         work.wait(timedelta(seconds=5))
     with pytest.raises(dist.DistBackendError, match="aborted"):
         dist.all_reduce(x)
+
+
+@on_ranks(2, fixture="device_world")
+def test_a_signal_handler_aborts_what_is_waited_for(rank: int, size: int) -> None:
+    """The kernel ends when the group is aborted, which the wait must not take for a success."""
+
+    def abort(*_: object) -> None:
+        backend_of(device="cuda").abort()
+        torch.cuda.synchronize()
+
+    x = _connected(rank + 1)
+    if rank == 1:
+        set_event("connected")
+        wait_event("raised")
+        return
+    wait_event("connected")
+    signal.signal(signal.SIGALRM, abort)
+    work = dist.all_reduce(x, async_op=True)
+    signal.setitimer(signal.ITIMER_REAL, _LATE)
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*aborted"):
+        work.wait(timedelta(seconds=20))
+    set_event("raised")
 
 
 @pytest.mark.parametrize("async_op", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 import pynccl.c10d
 from pynccl import memory
+from tests.support.blocking import wait_until_blocked
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
@@ -254,6 +256,23 @@ def test_memory_that_cannot_be_a_window(rank: int, size: int) -> None:
     second.put(whole[rank], 1 - rank, 4 * (2 + rank), False)
     second.wait_signal(1 - rank, False)
     second.tensor_deregister()
+
+
+@on_ranks(2)
+def test_two_threads_register_at_once(rank: int, size: int) -> None:
+    tensor, window = _zeros(4), _dist._new_window()
+    if rank == 0:
+        thread = threading.Thread(target=window.tensor_register, args=[tensor])
+        thread.start()
+        wait_until_blocked(thread)  # for rank 1
+        with pytest.raises(ValueError, match="window: another thread registers or deregisters"):
+            window.tensor_register(tensor)
+        _store().set("refused", "1")
+        thread.join()
+    else:
+        _store().get("refused")
+        window.tensor_register(tensor)
+    window.tensor_deregister()
 
 
 @on_ranks(2, 4)
