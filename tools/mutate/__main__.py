@@ -4,8 +4,9 @@
 
 An area is a folder and the tests that should notice changes in it. In each area the seed selects
 ``--count`` of all possible changes (tools.mutate.mutants) of its files, except headers. The tests
-run sequentially in one process, in the order of AREAS. A change is noticed if a test fails, or if
-the tests twice exceed a limit far above their usual time. Changes that do not compile do not count,
+run sequentially in one process, in the order of AREAS, and some of the backend's again with torch
+2.15, if the environment of `make test-torch` exists. A change is noticed if a test fails, or if the
+tests twice exceed a limit far above their usual time. Changes that do not compile do not count,
 nor do those that leave out a pause: they change when something happens, not what.
 The scores are written to docs/quality.md, one row per area and seed. build/mutate contains the copy
 of the tree and result.json with the outcome of each change.
@@ -57,6 +58,7 @@ _WITH_GPU_CODE = (  # tested on the double, too
     "csrc/c10d",
     "pynccl/mirror",
 )
+_NEWER_TORCH = trees.ROOT / "build" / "torch-2.15.0" / "bin" / "python"  # of `make test-torch`
 _NO_TESTS = 5  # pytest's exit status if no test was selected
 
 
@@ -149,7 +151,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/c10d": (
         *_files("c10d", "collectives messages against_torch windows lending registration"),
-        *_files("c10d", "time_estimates allocation interrupts errors hooks work membership device"),
+        *_files("c10d", "time_estimates allocation interrupts errors hooks work membership exit"),
+        "tests/c10d/test_device.py",
     ),
     "pynccl/mirror": (
         *_files("mirror", "signatures mirror_collectives mirror_fast mirror_hooks"),
@@ -163,6 +166,8 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("weights", "shards gathering mistakes strangers"),
     ),
 }
+# The same for what only a newer torch has, in its environment if that exists.
+_WITH_NEWER_TORCH = {"csrc/c10d": _files("c10d", "windows hooks work membership exit")}
 
 
 @dataclass
@@ -211,14 +216,17 @@ def _test(area: str, seconds: float) -> tuple[str, float, str]:
         "survived", "noticed" or "late", the time, and the test that failed.
     """
     files = [file for file in AREAS[area] if not file.startswith("tests/doubles/")]
-    parts = [["-m", "not gpu", *files]]
+    parts = [[sys.executable, "-m", "not gpu", *files]]
     if area in _WITH_GPU_CODE:
-        parts.append(["-p", "tests.doubles.plugin", "-m", "gpu or double", *AREAS[area]])
+        double = ["-p", "tests.doubles.plugin", "-m", "gpu or double"]
+        parts.append([sys.executable, *double, *AREAS[area]])
+    if area in _WITH_NEWER_TORCH and _NEWER_TORCH.exists():
+        parts.append([str(_NEWER_TORCH), "-m", "not gpu", *_WITH_NEWER_TORCH[area]])
     env = trees.environment(PYTHONPATH=str(_TREE))
     began = time.monotonic()
     path = _FOLDER / "tests.log"
-    for part in parts:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", *part]
+    for python, *selected in parts:
+        command = [python, "-m", "pytest", "-x", "-q", *selected]
         with path.open("w") as log:
             process = subprocess.Popen(
                 command, cwd=_TREE, env=env, stdout=log, stderr=log, start_new_session=True
@@ -242,10 +250,13 @@ def _build(area: str) -> bool:
     if not area.startswith("csrc/"):
         return True
     if area == "csrc/c10d":
-        command = [sys.executable, "-m", "pynccl", "build-backend"]
         env = trees.environment(PYTHONPATH=str(_TREE))
-        done = subprocess.run(command, check=False, cwd=_TREE, env=env, capture_output=True)
-        return done.returncode == 0
+        for python in filter(Path.exists, (Path(sys.executable), _NEWER_TORCH)):
+            command = [str(python), "-m", "pynccl", "build-backend"]
+            done = subprocess.run(command, check=False, cwd=_TREE, env=env, capture_output=True)
+            if done.returncode != 0:
+                return False
+        return True
     target = "hostnccl" if area.startswith("csrc/hostnccl") else "_C"
     return trees.build(_TREE, _CMAKE, target)
 
