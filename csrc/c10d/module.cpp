@@ -23,9 +23,6 @@ c10::intrusive_ptr<PyncclOptions> copied(const PyncclOptions& options) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace pynccl::dist;
-  // The base classes are torch's.
-  py::module_::import("torch._C._distributed_c10d");
-
   m.def("_leave", &leave, py::arg("cancel"),
         "End the threads of lanes at exit, while threads can still run Python.");
 
