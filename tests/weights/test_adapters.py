@@ -78,7 +78,7 @@ class _Factory:
 
 @pytest.fixture
 def vllm_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module of the engines, over modules with vLLM's names; tools/integrations has vLLM's."""
+    """The module of the engines, over modules with vLLM's names."""
 
     def module(name: str, **content: object) -> None:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -350,9 +350,17 @@ def test_verl(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.close()
 
 
-def test_verls_own_class() -> None:
-    base = pytest.importorskip("verl.checkpoint_engine.base")
-    verl.engine_class(base.CheckpointEngine)(bucket_size=4096).finalize()
+def test_verl_leaves_a_session_that_fails() -> None:
+    engine = verl.engine_class(CheckpointEngine)(4096, True, timeout=20, host="127.0.0.1")
+    engine.init_process_group(0, f"{engine.prepare()['address']}/id", 1, KEY)
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.ones(1)
+        raise RuntimeError("no tensors")
+
+    with pytest.raises(RuntimeError, match="no tensors"):
+        asyncio.run(engine.send_weights(weights()))
+    assert engine.prepare()["session"][0] is None
 
 
 def test_parts_that_are_not_all_taken_end_the_session() -> None:

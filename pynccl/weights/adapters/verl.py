@@ -12,11 +12,12 @@ for verl 0.9.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from pynccl.weights.adapters.parts import receive_parts, send_parts
@@ -132,7 +133,8 @@ def engine_class(base: type) -> type:
                 for _ in weights:
                     pass
                 return
-            await send_parts(self._sender, weights, self._bucket_size)
+            with self._closed_by_errors():
+                await send_parts(self._sender, weights, self._bucket_size)
 
         async def receive_weights(
             self, global_steps: int | None = None
@@ -140,8 +142,18 @@ def engine_class(base: type) -> type:
             """Yield the names and tensors of the model."""
             if self._receiver is None:
                 raise RuntimeError("init_process_group was not called")
-            async for item in receive_parts(self._receiver):
-                yield item
+            with self._closed_by_errors():
+                async for item in receive_parts(self._receiver):
+                    yield item
+
+        @contextlib.contextmanager
+        def _closed_by_errors(self) -> Iterator[None]:
+            """Leave the session if it fails; build_topology() then makes a new one for all."""
+            try:
+                yield
+            except BaseException:
+                self.close()
+                raise
 
         def close(self) -> None:
             """Leave the session. Closing twice is allowed."""
