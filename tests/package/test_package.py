@@ -39,9 +39,10 @@ def test_all_names_resolve(name: str) -> None:
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if not name.startswith("pynccl.device.") or str(error.name).startswith("pynccl"):
+        optional = ("pynccl.device.", "pynccl.weights.adapters.")
+        if not name.startswith(optional) or str(error.name).startswith("pynccl"):
             raise
-        pytest.skip(f"{error.name}, a compiler of kernels, is not installed")
+        pytest.skip(f"{error.name} is not installed")
     assert isinstance(module.__all__, list)
     assert len(set(module.__all__)) == len(module.__all__)
     for public in module.__all__:

@@ -3,3 +3,5 @@
 Import the module of your project, for example ``pynccl.weights.adapters.trl``. The others are not
 imported.
 """
+
+__all__: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm.distributed.weight_transfer import base  # type: ignore[import-not-found]
+from vllm.distributed.weight_transfer import base
 
 from pynccl.weights.adapters.beside import Once, beside, open_session
 from pynccl.weights.receiver import WeightReceiver
@@ -77,12 +77,8 @@ class WeightTransferEngine(base.WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Receive the next version, verify it, and load it into the target model."""
-        from vllm.model_executor.model_loader.mtp_validation import (  # type: ignore[import-not-found]
-            disable_mtp_completeness_check,
-        )
-        from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not-found]
-            initialize_layerwise_reload,
-        )
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         if self._receiver is None:
             raise RuntimeError("init_transfer_engine was not called")
