@@ -54,7 +54,7 @@ endif
 # tests in each of its processes, and each command pynccl.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help check test test-all test-busy gpu-day test-torch test-torch-suite rules sanitize sanitize-module fuzz abi \
+.PHONY: help check test test-all test-busy gpu-day test-integrations test-torch test-torch-suite rules sanitize sanitize-module fuzz abi \
   lint lint-fast tidy coverage mutate format hooks bench bench-calls bench-gpu bench-host bench-train bench-weights \
   plots-lab docs docs-links wheels wheels-check wheels-manylinux release clean
 
@@ -123,6 +123,9 @@ gpu-day: $(TO_TEST) ## rules, tests and benchmarks that need a GPU, within ten m
 test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests of torch.distributed, over pynccl
 	$(PY) -m tests.support.torch_suite mirror --ranks 2 4 $(ARGS)
 	$(PY) -m tests.support.torch_suite backend --ranks 2 4 $(ARGS)
+
+test-integrations: $(VENV)/.installed ## the adapters of weights with released packages, to docs/integrations.md (ARGS="vllm")
+	$(PY) -m tests.integrations.run $(ARGS)
 
 test-torch: TESTS = tests/mirror tests/c10d
 test-torch: $(VENV)/.installed $(TORCH_VENV)/.created ## the tests of the mirror and the backend with another torch (TORCH=2.15.0)

@@ -1,0 +1,125 @@
+"""Check the adapters of pynccl.weights against released packages.
+
+Creates an environment below build/integrations for each section of requirements.txt, runs the
+checks there, and writes the table of docs/integrations.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+_ROOT = Path(__file__).resolve().parents[2]
+_HERE = Path(__file__).resolve().parent
+_BUILD = _ROOT / "build" / "integrations"
+_PAGE = _ROOT / "docs" / "integrations.md"
+_CHECKS = {"vllm": ["vllm", "openrlhf"], "verl": ["verl", "sglang"]}  # by environment
+_TITLES = {"vllm": "vLLM", "trl": "TRL", "verl": "verl", "sglang": "SGLang", "openrlhf": "OpenRLHF"}
+_NOTES = {"sglang": "its sources parsed, nothing ran: "}
+
+
+def _sections() -> dict[str, list[str]]:
+    """The requirements by the text of their heading."""
+    text = (_HERE / "requirements.txt").read_text()
+    parts = re.split(r"(?m)^# \[(.*)\]$", text)[1:]
+    return {
+        name: [line for line in lines.splitlines() if line and not line.startswith("#")]
+        for name, lines in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def _environment(name: str, sections: dict[str, list[str]]) -> Path:
+    """Create an environment, unless one with these packages exists; return its interpreter."""
+    folder = _BUILD / name
+    python = folder / "bin" / "python"
+    packages = sections[f"{name}: released packages"]
+    needed = sections[f"{name}: what importing them needs"]
+    stamp, content = folder / "packages.txt", "\n".join([*packages, *needed])
+    if stamp.exists() and stamp.read_text() == content:
+        return python
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", folder],
+        [*pip, *needed],
+        [*pip, "--no-deps", *packages],
+        [*pip, "--no-deps", "--editable", _ROOT],  # `make` has compiled it
+    ):
+        subprocess.run(command, check=True, env={**os.environ, "PYNCCL_BUILT": "1"})
+    stamp.write_text(content)
+    return python
+
+
+def _run(python: Path, check: str) -> list[tuple[str, bool]]:
+    """The names of a file's checks, and whether they passed."""
+    report = _BUILD / f"{check}.xml"
+    report.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", "-q", "--tb=short", "-W", "ignore", "-p", "no:cacheprovider"]
+    command += [f"--junitxml={report}", _HERE / f"check_{check}.py"]
+    ended = subprocess.run(command, check=False, cwd=_ROOT)
+    results = [
+        (str(case.get("name")), len(case) == 0)
+        for case in (ElementTree.parse(report).iter("testcase") if report.exists() else ())
+    ]
+    if ended.returncode and all(passed for _, passed in results):
+        results.append((f"test_{check}_import", False))
+    return results
+
+
+def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str, str]:
+    """The rows of the table, by library."""
+    ran: dict[str, dict[str, bool]] = {}
+    for name, passed in results:
+        _, library, what = name.partition("[")[0].split("_", 2)
+        checks = ran.setdefault(library, {})
+        checks[what.replace("_", " ")] = checks.get(what.replace("_", " "), True) and passed
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    rows = {}
+    for library, checks in ran.items():
+        failed = [what for what, passed in checks.items() if not passed]
+        cells = [
+            _TITLES[library],
+            versions[library],
+            _NOTES.get(library, "") + ", ".join(checks),
+            f"failed: {', '.join(failed)}" if failed else "passed",
+            str(today),
+        ]
+        rows[library] = f"| {' | '.join(cells)} |"
+    return rows
+
+
+def _write(rows: dict[str, str]) -> None:
+    """Replace the rows of the page; those of libraries that were not run stay."""
+    lines = []
+    for line in _PAGE.read_text().splitlines():
+        title = line.split(" ")[1] if line.startswith("| ") else ""
+        library = next((key for key, value in _TITLES.items() if value == title), "")
+        lines.append(rows.get(library, line))
+    _PAGE.write_text("\n".join(lines) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.integrations.run", description=__doc__)
+    parser.add_argument(
+        "environments", nargs="*", choices=[*_CHECKS, []], help="to check; all if none is named"
+    )
+    sections = _sections()
+    results = []
+    for name in parser.parse_args().environments or _CHECKS:
+        python = _environment(name, sections)
+        for check in _CHECKS[name]:
+            results += _run(python, check)
+    packages = [line for name, lines in sections.items() if "released" in name for line in lines]
+    rows = _rows(results, dict(line.split("==", 1) for line in packages))
+    _write(rows)
+    print("\n".join(rows.values()))
+    return not all(passed for _, passed in results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
