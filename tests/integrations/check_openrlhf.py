@@ -49,7 +49,7 @@ def _worker(extension: type) -> Any:  # noqa: ANN401
     return worker
 
 
-def test_openrlhf_extension_has_no_name_of_vllms_worker() -> None:
+def test_openrlhf_worker_extension_without_conflicts() -> None:
     names = [name for name in dir(openrlhf.SessionWorker) if not name.startswith("__")]
     assert not [name for name in names if hasattr(Worker, name)]
 

@@ -43,7 +43,7 @@ def _environment(name: str, sections: dict[str, list[str]]) -> Path:
     stamp, content = folder / "packages.txt", "\n".join([*packages, *needed])
     if stamp.exists() and stamp.read_text() == content:
         return python
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-compile"]
     for command in (
         [sys.executable, "-m", "venv", "--clear", folder],
         [*pip, *needed],
