@@ -9,10 +9,11 @@ from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
 _OTHERS = 5.0  # seconds for other programs that are creating or removing entries
+_OF_OTHERS = ("sem.mp-", "mpich_shm_", "torch_")  # multiprocessing, MPICH, torch
 
 
 def entries() -> set[str]:
-    return set(os.listdir(_FOLDER))
+    return {name for name in os.listdir(_FOLDER) if not name.startswith(_OF_OTHERS)}
 
 
 def _in_use(name: str) -> bool:
