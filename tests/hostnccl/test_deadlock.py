@@ -181,6 +181,7 @@ def test_a_deadlock_is_named(launch: Launcher, what: str, threads: bool) -> None
     _, nranks, parts = _DEADLOCKS[what]
     texts = launch(nranks, _deadlock, what, threads=threads, ids=2, timeout=20)
     for text in texts:
+        assert "deadlock: rank 0 (" in text, text  # on every rank
         for part in (*parts, "rank 0", "rank 1"):
             assert re.search(part, text), (part, text)
 

@@ -92,7 +92,7 @@ def _torchs_others(rank: Rank) -> None:
         ):
             comm.all_reduce(array, bitwise)
     for factor in (ReduceOp.PREMUL_SUM, _make_nccl_premul_sum(2.0)):
-        with pytest.raises(ValueError, match=r"make one with Communicator\.pre_mul_sum\(\)"):
+        with pytest.raises(ValueError, match=r"create one with Communicator\.pre_mul_sum\(\)"):
             comm.all_reduce(array, factor)
     with pytest.raises(ValueError, match="op: MAX is not defined on complex64"):
         comm.all_reduce(np.ones(2, np.complex64), ReduceOp.MAX)

@@ -170,7 +170,7 @@ def test_a_setting_that_the_library_does_not_know_is_refused(tmp_path: Path) -> 
     config.commName = "x"
     with pytest.raises(ValueError, match=r"config\.comm_name needs NCCL 2\.27\.0; .* is 2\.18\.5"):
         lib.ncclCommInitRankConfig(1, bytes(128), 0, config)
-    with pytest.raises(errors.MissingFunctionError, match=r"since 2\.28\.0; .* 2\.18\.5"):
+    with pytest.raises(errors.MissingFunctionError, match=r"needs NCCL 2\.28\.0; .* 2\.18\.5"):
         lib.ncclAlltoAll(0, 0, 0, 0, 0, 0)
     assert lib.functions()["ncclAlltoAll"] == (22800, False)
 

@@ -261,6 +261,7 @@ std::vector<int> Communicator::missing_in(const Wait& wait) const {
 void Communicator::describe(const Wait& wait, PublishedWait& published) const {
   published.owner = segment_->process(wait.peer);
   published.identity = segment_->identity();
+  published.rank = rank_;
   published.set_text(segment_->name_of(rank_) + " waits for " + ranks_text(missing_in(wait)) +
                      " in " + to_text(wait.operation) + " of communicator " + label());
 }

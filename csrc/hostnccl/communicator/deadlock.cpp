@@ -54,8 +54,11 @@ ProcessSet deadlocked(const Processes& known) {
   return set;
 }
 
-// One wait after the other, from this process on, until a process repeats.
-std::string chain_text(const Processes& known, const ProcessSet& set, ProcessId process) {
+// One wait after the other, from this process on, until a process repeats. A cycle begins at its
+// lowest rank, so that its text does not depend on the process.
+std::string chain_text(const Processes& known, const ProcessSet& set, const ProcessId first) {
+  ProcessId process = first;
+  std::vector<const PublishedWait*> chain;
   std::set<const PublishedWait*> used;
   const auto next = [&]() -> const PublishedWait* {
     const PublishedWait* within_process = nullptr;
@@ -67,13 +70,17 @@ std::string chain_text(const Processes& known, const ProcessSet& set, ProcessId 
     return within_process;
   };
   ProcessSet visited;
-  std::string text;
   while (const PublishedWait* wait = next()) {
     if (!visited.insert(process).second && !(wait->owner == process)) break;
-    text += (text.empty() ? "" : "; ") + std::string(wait->text);
+    chain.push_back(wait);
     used.insert(wait);
     process = wait->owner;
   }
+  if (process == first)
+    std::ranges::rotate(chain, std::ranges::min_element(chain, {}, &PublishedWait::rank));
+  std::string text;
+  for (const PublishedWait* wait : chain)
+    text += (text.empty() ? "" : "; ") + std::string(wait->text);
   return text;
 }
 

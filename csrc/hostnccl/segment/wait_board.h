@@ -19,7 +19,8 @@ struct PublishedWait {
   uint64_t thread;
   ProcessId owner;    // that can end it
   uint64_t identity;  // of the segment; 0: none
-  char text[224];
+  int rank;           // that waits
+  char text[220];
 
   void set_text(const std::string& from) { std::strncpy(text, from.c_str(), sizeof text - 1); }
 };
