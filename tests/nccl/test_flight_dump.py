@@ -4,6 +4,7 @@ SIGUSR2 while the main thread waits; and that the files of real ranks tell who i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -274,6 +275,8 @@ def _expire(rank: Rank) -> None:
     assert Path(f"{os.environ['PYNCCL_FLIGHT_FILE']}{rank.rank}").exists()
     rank.set_event("done")
     comm.abort()
+    with contextlib.suppress(nccl.NcclError):
+        stream.synchronize()  # the buffer is used until then
 
 
 @pytest.mark.gpu
