@@ -297,16 +297,17 @@ def test_memory_is_freed_after_a_capture() -> None:
     comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
     stream = nccl.Stream("cuda", device=0)
     kept, freed, closed = (comm.mem_alloc(4, "float32") for _ in range(3))
+    memory = (freed.ptr, closed.ptr)
     with library.record() as record:
         with nccl.capture(stream) as graph:
             comm.all_reduce(kept, stream=stream)
             del freed
             closed.close()
             time.sleep(0.05)
-            record.read()
-            assert not record.named("ncclMemFree")
+            assert not any(_is_freed(record, one) for one in memory)
         graph.launch(stream)
-        _wait_for_free(record, 2)
+        for one in memory:
+            _wait_for_free(record, one)
     graph.close()
     comm.close()
 
@@ -327,12 +328,17 @@ def _one_rank() -> nccl.Communicator:
     return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
 
 
-def _wait_for_free(record: library.Record, count: int = 1) -> None:
+def _is_freed(record: library.Record, memory: int) -> bool:
+    """Whether an address was freed. Memory of earlier tests may still be freed, too."""
+    record.read()
+    return any(memory in call.arguments for call in record.named("ncclMemFree"))
+
+
+def _wait_for_free(record: library.Record, memory: int) -> None:
     until = time.monotonic() + 20
-    while len(record.named("ncclMemFree")) < count:
+    while not _is_freed(record, memory):
         assert time.monotonic() < until
         time.sleep(0.01)
-        record.read()
 
 
 def test_events_are_used_again(tmp_path: Path) -> None:
@@ -359,11 +365,12 @@ def test_memory_is_freed_before_a_capture_of_others() -> None:
     comm, driver, graph = _one_rank(), library.driver(), ctypes.c_uint64()
     busy, captured = (nccl.Stream("cuda", device=0) for _ in range(2))
     freed = comm.mem_alloc(4, "float32")
+    memory = freed.ptr
     library.busy(0.02, busy.handle)
     with library.record() as record:
         del freed
         driver("cuStreamBeginCapture_v2", captured.handle, 0)
-        _wait_for_free(record)
+        _wait_for_free(record, memory)
         driver("cuStreamEndCapture", captured.handle, ctypes.byref(graph))  # raises where it failed
     driver("cuGraphDestroy", graph.value)
     comm.close()
@@ -375,6 +382,7 @@ def test_memory_is_not_freed_in_a_capture_of_torch() -> None:
 
     comm = _one_rank()
     x, freed = torch.ones(4, device="cuda:0"), comm.mem_alloc(4, "float32")
+    memory = freed.ptr
     comm.all_reduce(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -383,9 +391,9 @@ def test_memory_is_not_freed_in_a_capture_of_torch() -> None:
             comm.all_reduce(x)
             del freed
             time.sleep(0.05)
-            record.read()
-            assert not record.named("ncclMemFree")
-        _wait_for_free(record)
+            is_freed = _is_freed(record, memory)
+        assert not is_freed  # a failure inside would leave the capture to later tests
+        _wait_for_free(record, memory)
     graph.replay()
     torch.cuda.synchronize()
     graph.reset()
@@ -396,15 +404,16 @@ def test_memory_is_not_freed_in_a_capture_of_a_blocking_stream() -> None:
     """Such as those of CuPy, by any thread."""
     comm, driver, graph = _one_rank(), library.driver(), ctypes.c_uint64()
     freed, stream = comm.mem_alloc(4, "float32"), ctypes.c_uint64()
+    memory = freed.ptr
     driver("cuStreamCreateWithPriority", ctypes.byref(stream), 0, ctypes.c_int(0))
     with library.record() as record:
         driver("cuStreamBeginCapture_v2", stream.value, 0)
         del freed
         time.sleep(0.1)
-        record.read()
-        assert not record.named("ncclMemFree")
+        is_freed = _is_freed(record, memory)
         driver("cuStreamEndCapture", stream.value, ctypes.byref(graph))  # raises where it failed
-        _wait_for_free(record)
+        assert not is_freed
+        _wait_for_free(record, memory)
     driver("cuGraphDestroy", graph.value)
     driver("cuStreamDestroy_v2", stream.value)
     comm.close()
