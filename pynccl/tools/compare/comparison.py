@@ -9,6 +9,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from pynccl.tools.text import table
+
 __all__ = ["Comparison", "Row", "read"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -58,22 +60,13 @@ class Comparison:
     def text(self) -> str:
         """Return the table and the verdict on the output."""
         first, second = self.backends
-        lines = [("operation", "calls", f"{first} us", f"{second} us", f"{first} / {second}")]
-        for row in self.rows:
-            lines.append((row.operation, str(row.calls), *_times(row.seconds)))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        ]
+        header = ("operation", "calls", f"{first} us", f"{second} us", f"{first} / {second}")
+        rows = [(row.operation, str(row.calls), *_times(row.seconds)) for row in self.rows]
         times = ", ".join(
             f"{seconds:.2f} s over {backend}"
             for backend, seconds in zip(self.backends, self.seconds, strict=True)
         )
-        return "\n".join([*table, f"the script: {times}", f"output: {self.output}"])
+        return "\n".join([table(header, rows), f"the script: {times}", f"output: {self.output}"])
 
 
 def _times(seconds: tuple[float, float]) -> tuple[str, str, str]:
