@@ -191,7 +191,7 @@ void Communicator::throw_not_open() const {
   if (state == State::kShrunk)
     throw NcclFailure(ncclInvalidUsage, "ncclCommShrink", rank_,
                       "communicator: shrink(abort=True) has ended its operations; use the new "
-                      "communicator");
+                      "communicator (ncclCommShrink)");
   if (state == State::kSuspended)
     throw NcclFailure(ncclInvalidUsage, "ncclCommSuspend", rank_,
                       "communicator: it is suspended; call resume() first");
