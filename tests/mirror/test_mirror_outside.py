@@ -147,6 +147,7 @@ def test_functions_on_a_rank_outside_the_group(
                 if not same:
                     wrong.append(f"{name}: torch {expected}, pynccl {got}")
             assert not wrong, "\n" + "\n".join(wrong)
+        dist.barrier()  # the other ranks may still be connecting gloo to this one
     finally:
         torch_dist.destroy_process_group()
 
