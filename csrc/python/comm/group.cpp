@@ -100,31 +100,27 @@ Group& Group::of_this_thread() {
   return group;
 }
 
+void Group::refuse_in_recorder(const char* reason) const {
+  if (recorder_) throw std::runtime_error(std::string(recorder_->name) + ": " + reason);
+}
+
 void Group::record(PendingCommunicator communicator) {
-  if (recorder_)
-    throw std::runtime_error(std::string(recorder_->name) +
-                             ": a communicator cannot be created or changed inside it");
+  refuse_in_recorder("a communicator cannot be created or changed inside it");
   communicators_.push_back(std::move(communicator));
 }
 
 void Group::record(PendingWindow window) {
-  if (recorder_)
-    throw std::runtime_error(std::string(recorder_->name) +
-                             ": a window cannot be registered inside it");
+  refuse_in_recorder("a window cannot be registered inside it");
   windows_.push_back(std::move(window));
 }
 
 void Group::record(PendingDeviceCommunicator communicator) {
-  if (recorder_)
-    throw std::runtime_error(std::string(recorder_->name) +
-                             ": a device communicator cannot be created inside it");
+  refuse_in_recorder("a device communicator cannot be created inside it");
   device_communicators_.push_back(std::move(communicator));
 }
 
 void Group::at_end(AtEnd function) {
-  if (recorder_)
-    throw std::runtime_error(std::string(recorder_->name) +
-                             ": an asynchronous operation cannot be recorded");
+  refuse_in_recorder("an asynchronous operation cannot be recorded");
   ends_.push_back(std::move(function));
 }
 

@@ -85,6 +85,7 @@ class Group {
     std::size_t communicators, windows, device_communicators, ends;
   };
 
+  void refuse_in_recorder(const char* reason) const;
   void check_overlap();
   void leave(bool failed);
   void issue();
