@@ -190,7 +190,9 @@ class _Compiler:
     def _op(self, operation: Operation) -> Op:
         member = self._members[operation.communicator]
         if operation.kind not in KINDS:
-            raise ReplayError(f"there is no operation {operation.kind!r} in this pynccl")
+            raise ReplayError(
+                f"this version of pynccl does not support the operation {operation.kind!r}"
+            )
         if operation.dtype not in ITEMSIZES and operation.kind not in ONE_SIDED - {"put_signal"}:
             raise ReplayError(
                 f"rank {self._process.rank}: {operation.kind} with sequence {operation.sequence} "
