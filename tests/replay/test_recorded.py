@@ -255,7 +255,7 @@ def test_operations_that_cannot_be_replayed() -> None:
     operations = world.traces[0].operations
     good = operations[0]
     for change, says in (
-        ({"kind": "new"}, "there is no operation 'new'"),
+        ({"kind": "new"}, "does not support the operation 'new'"),
         ({"dtype": "float4"}, "has the dtype 'float4', which is not known"),
         ({"communicator": "f" * 16}, "which the recording does not describe"),
     ):
