@@ -10,7 +10,8 @@
 namespace pynccl {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestWait(2000);  // of an error for the answer
+// How long an error waits for an answering thread that makes no progress.
+constexpr std::chrono::milliseconds kLongestStall(2000);
 
 struct Questions {
   std::mutex mutex;
@@ -34,9 +35,14 @@ void Inquiry::answer(Answer answer) {
   Observers::deadlines_changed();
 }
 
+void Inquiry::keep_waiting() {
+  const std::lock_guard lock(mutex_);
+  heard_ = Clock::now();
+}
+
 std::optional<Inquiry::Answer> Inquiry::result() const {
   const std::lock_guard lock(mutex_);
-  if (!answer_ && Clock::now() - asked_ > kLongestWait) return Answer{};
+  if (!answer_ && Clock::now() - heard_ > kLongestStall) return Answer{};
   return answer_;
 }
 

@@ -30,7 +30,9 @@ class Inquiry {
   bool is_about(const Deadlines::Late& late) const;
 
   void answer(Answer answer);
-  // The answer, or an empty one if it takes too long. None until then.
+  // Called by the answering thread while it waits for other ranks.
+  void keep_waiting();
+  // The answer, or an empty one if the answering thread has stalled. None until then.
   std::optional<Answer> result() const;
 
   static void ask(std::shared_ptr<Inquiry> inquiry);
@@ -42,8 +44,8 @@ class Inquiry {
 
   const std::weak_ptr<Communicator> communicator_;
   const Deadlines::Late late_;
-  const Clock::time_point asked_ = Clock::now();
   mutable std::mutex mutex_;
+  Clock::time_point heard_ = Clock::now();  // from the answering thread
   std::optional<Answer> answer_;
 };
 

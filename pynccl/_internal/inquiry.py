@@ -110,6 +110,7 @@ class _Open:
         inquiry = self._inquiry
         self._questions.add_answers(self._number, self._dumps, inquiry.nranks)
         if len(self._dumps) < inquiry.nranks and time.monotonic() < self._until:
+            inquiry.keep_waiting()
             return False
         processes = {dump.reason: dump for dump in self._dumps.values()}
         missing = find_missing(self._comm, inquiry.rank, inquiry.nranks, processes.values())

@@ -400,6 +400,26 @@ def test_an_answer_is_about_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert error.missing_ranks == [1]
 
 
+def test_an_error_waits_for_a_slow_inquiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that asks may take longer than two seconds, as on a busy machine."""
+    monkeypatch.setattr(inquiry, "_PATIENCE", 3.5)
+    add_answers = inquiry._Questions.add_answers
+    monkeypatch.setattr(
+        inquiry._Questions,
+        "add_answers",
+        lambda self, number, known, _: add_answers(self, number, known, 1),
+    )
+    unique_id, store = nccl.get_unique_id("host"), FolderStore(tmp_path)
+    config = nccl.Config(timeout=0.3)
+    make = partial(nccl.Communicator, 2, unique_id, config=config, provider="host", store=store)
+    comms: Any = _in_threads(*(partial(make, rank) for rank in range(2)))()
+    with pytest.raises(nccl.NcclTimeoutError, match="rank 1 has not issued #1"):
+        comms[0].all_reduce(np.ones(4))
+    for comm in comms:
+        comm.abort()
+    del comms, comm
+
+
 def test_a_child_of_fork_does_not_use_the_stores_of_its_parent(tmp_path: Path) -> None:
     script = """
 import os, sys, time

@@ -174,6 +174,9 @@ void bind_inquiry(py::module_& m) {
           "what", [](const Question& q) { return q.inquiry->late().what; },
           "The overdue operation, or the function of nccl.h.")
       .def(
+          "keep_waiting", [](const Question& q) { q.inquiry->keep_waiting(); },
+          "Keep the error waiting for the answer: without a call for two seconds, it is raised.")
+      .def(
           "answer",
           [](const Question& q, std::string text, std::optional<std::vector<int>> missing) {
             q.inquiry->answer({std::move(text), std::move(missing)});
