@@ -28,7 +28,7 @@ import numpy as np
 from pynccl import nccl
 from tests.reliability.endings import WAIT_ERRORS, Ending, ending_of, leaving_nothing
 from tests.reliability.programs import Call, Mistake, Program, Step
-from tests.reliability.workers import FOR_GPUS, Forks, Lane, Lanes, Member
+from tests.reliability.workers import FOR_GPUS, Lane, Lanes, Member
 from tests.support.store import FolderStore
 
 LIMIT = 1.0  # seconds; of a program that is right _PATIENCE
@@ -238,7 +238,6 @@ def _check(
 
 
 def run_programs(
-    forks: Forks,
     seeds: Iterable[int],
     provider: str,
     *,
@@ -248,7 +247,7 @@ def run_programs(
 ) -> list[Failure]:
     """Run programs, several at a time; those that failed."""
     failures = []
-    with Lanes(forks, lanes) as pool:
+    with Lanes(lanes, () if provider == "host" else FOR_GPUS) as pool:
         futures = [
             pool.submit(run_program, seed, provider, mistaken=mistaken, checked=checked)
             for seed in seeds
@@ -279,20 +278,17 @@ class Endurance:
         return {p: (a, b) for p, (a, b) in self.memory.items() if b > a * _GROWTH + _SLACK}
 
 
-def endure(
-    forks: Forks, seconds: float, *, nranks: int = 4, busy: int = 1, seed: int = 0
-) -> Endurance:
+def endure(seconds: float, *, nranks: int = 4, busy: int = 1, seed: int = 0) -> Endurance:
     """Run right programs one after another in the same processes, while others take CPUs.
 
     Args:
-        forks: of the processes.
         seconds: how long.
         nranks: of each program.
         busy: processes that compute meanwhile.
         seed: of the first program.
     """
     result = Endurance(0, 0, [], {})
-    lane = Lane(forks)
+    lane = Lane()
     loop = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(loop) for _ in range(busy)]
     began = time.monotonic()
@@ -357,27 +353,16 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     if options.seconds:
-        with Forks() as forks:
-            result = endure(
-                forks,
-                options.seconds,
-                nranks=options.ranks,
-                busy=options.busy,
-                seed=options.seed,
-            )
-            forks.check_none_left()
+        result = endure(options.seconds, nranks=options.ranks, busy=options.busy, seed=options.seed)
         return _report(result, time.monotonic() - began)
     seeds = range(options.seed, options.seed + options.programs)
-    with Forks(() if options.provider == "host" else FOR_GPUS) as forks:
-        failures = run_programs(
-            forks,
-            seeds,
-            options.provider,
-            mistaken=options.mistakes,
-            checked=options.check,
-            lanes=options.lanes,
-        )
-        forks.check_none_left()
+    failures = run_programs(
+        seeds,
+        options.provider,
+        mistaken=options.mistakes,
+        checked=options.check,
+        lanes=options.lanes,
+    )
     for failure in failures:
         print(f"{failure.what}\n{failure.text}\n")
     if options.mistakes:

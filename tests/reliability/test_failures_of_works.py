@@ -28,7 +28,7 @@ import torch
 
 from pynccl import libraries, nccl
 from pynccl.c10d.build import build
-from tests.reliability.workers import Forks, Lane, Lanes, Member
+from tests.reliability.workers import Lane, Lanes, Member
 from tests.support import gpu
 from tests.support.blocking import wait_until
 from tests.support.tier import FULL
@@ -475,7 +475,7 @@ def tables(
     folder = tmp_path_factory.mktemp("stores")
     if provider == "cuda" and (reason := gpu.missing()):
         pytest.skip(reason)
-    with Forks(("torch.distributed.tensor", __name__)) as forks, Lanes(forks, _LANES) as lanes:
+    with Lanes(_LANES, ("torch.distributed.tensor", __name__)) as lanes:
         selected = dict.fromkeys(
             (item.callspec.params["front"], item.callspec.params["failure"])
             for item in request.session.items

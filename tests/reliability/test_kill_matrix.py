@@ -16,7 +16,7 @@ import pytest
 
 from tests.reliability.cells import ABSENCE, PATIENCE, Cell, live, live_in_the_making, table
 from tests.reliability.endings import Ending
-from tests.reliability.workers import Forks, Lane, Lanes, WorldError
+from tests.reliability.workers import FOR_GPUS, Lane, Lanes, WorldError
 from tests.support import shared_memory
 from tests.support.launcher import too_old
 from tests.support.tier import FULL
@@ -68,15 +68,17 @@ Results = dict[str, Future[None]]
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, forks: Forks) -> Iterator[Results]:
+def results(request: pytest.FixtureRequest) -> Iterator[Results]:
     """The cells that were selected, several at a time."""
     before = shared_memory.entries()
-    with Lanes(forks, _LANES) as lanes:
-        yield {
-            item.nodeid: lanes.submit(_run, item.callspec.params["cell"])
-            for item in request.session.items
-            if isinstance(item, pytest.Function) and item.path == request.path
-        }
+    cells: dict[str, Cell] = {
+        item.nodeid: item.callspec.params["cell"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
+    }
+    on_gpus = any(cell.provider == "cuda" for cell in cells.values())
+    with Lanes(_LANES, FOR_GPUS if on_gpus else ()) as lanes:
+        yield {name: lanes.submit(_run, cell) for name, cell in cells.items()}
     assert not shared_memory.left_behind(before)
 
 

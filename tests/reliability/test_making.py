@@ -16,7 +16,7 @@ import pytest
 
 from pynccl import nccl
 from tests.reliability.endings import leaving_nothing
-from tests.reliability.workers import Forks, Lane, Member
+from tests.reliability.workers import Lane, Member
 
 _LIMIT = 0.5  # seconds
 _PATIENT = 60.0
@@ -28,11 +28,11 @@ def _config(limit: float = _LIMIT) -> nccl.Config:
 
 
 @pytest.fixture
-def run(forks: Forks) -> Iterator[Callable[..., None]]:
+def run() -> Iterator[Callable[..., None]]:
     """Run a function as the ranks of a world. Those that stay away hear of it when the others are
     done.
     """
-    lane = Lane(forks)
+    lane = Lane()
 
     def run(nranks: int, function: Callable[..., None], *args: object, away: int = 0) -> None:
         came = range(nranks - away)
@@ -147,8 +147,8 @@ def _come_when_given_up(member: Member) -> None:
     comm.abort()
 
 
-def test_a_rank_that_comes_to_a_split_that_was_given_up(forks: Forks) -> None:
-    lane = Lane(forks)
+def test_a_rank_that_comes_to_a_split_that_was_given_up() -> None:
+    lane = Lane()
     with lane.world(2) as world:
         world.start("host", _come_when_given_up)
         world.gather([0], "gave up", 30)

@@ -9,7 +9,6 @@ import os
 import pytest
 
 from tests.reliability.random_programs import endure, run_programs
-from tests.reliability.workers import Forks
 from tests.support.tier import FULL
 
 _SEED = int(os.environ.get("PYNCCL_SEED", "0"))
@@ -21,16 +20,16 @@ _PROGRAMS = 300 if FULL else 6
     [(False, False), (False, True), (True, False)],
     ids=["right", "right and compared", "mistaken"],
 )
-def test_random_programs(forks: Forks, mistaken: bool, checked: bool) -> None:
+def test_random_programs(mistaken: bool, checked: bool) -> None:
     seeds = range(_SEED, _SEED + _PROGRAMS)
-    failures = run_programs(forks, seeds, "host", mistaken=mistaken, checked=checked)
+    failures = run_programs(seeds, "host", mistaken=mistaken, checked=checked)
     texts = [f"{failure.what}\n{failure.text}" for failure in failures]
     assert not texts, f"{len(texts)} of {_PROGRAMS} failed\n" + "\n\n".join(texts[:5])
 
 
-def test_endurance(forks: Forks) -> None:
+def test_endurance() -> None:
     """The long form: python -m tests.reliability.random_programs --seconds 600."""
-    result = endure(forks, 60 if FULL else 1, seed=_SEED)
+    result = endure(60 if FULL else 1, seed=_SEED)
     texts = [f"{failure.what}\n{failure.text}" for failure in result.failures]
     assert not texts, f"{len(texts)} of {result.programs} failed\n" + "\n\n".join(texts[:5])
     assert result.operations > 0

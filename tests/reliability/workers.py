@@ -1,23 +1,18 @@
 """Processes for many short worlds, of which signals end some.
 
-A process that has imported everything, and has no communicator and no thread, forks them, which
-takes milliseconds. Those that survive a world are kept for the next one.
+Those that survive a world are kept for the next one.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import ctypes
 import faulthandler
-import importlib
 import itertools
 import os
 import pickle
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,14 +22,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from tests.support import warm
 from tests.support.rank import Rank
 
 T = TypeVar("T")
 
-_PR_SET_PDEATHSIG = 1
 _PRELOADED = ("tests.reliability.cells", "tests.reliability.random_programs")
 # What a process with tensors on GPUs imports; the second by the first operation of the double's.
 FOR_GPUS = ("torch", "torch.distributed.tensor")
@@ -96,8 +90,9 @@ class Member(Rank):
         self.hear("never")
 
 
-def _serve(connection: Connection, traces: int) -> None:
+def serve(descriptor: int, traces: int) -> None:
     """Run jobs until the test closes the connection."""
+    connection = Connection(descriptor)
     faulthandler.enable(file=traces)
     faulthandler.register(signal.SIGUSR1, file=traces, all_threads=True)
     lock = threading.Lock()
@@ -129,46 +124,29 @@ def _serve(connection: Connection, traces: int) -> None:
                 raise
             except BaseException:
                 send(Ended(trace=traceback.format_exc()))
+    os._exit(0)  # threads may be stuck, and an orderly exit would wait for them
 
 
-def _fork_on_request(requests: int, parent: int, modules: tuple[str, ...]) -> None:
-    """Fork a worker for each request: a descriptor of its connection and one for its traces."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
-    for module in modules:
-        importlib.import_module(module)
-    from pynccl import libraries
+class _Popen(warm.Popen):
+    """A fork of a process with these modules imported."""
 
-    libraries.load("host")
-    asked = socket.socket(fileno=requests)
-    while asked_for := socket.recv_fds(asked, 1, 2):
-        data, descriptors, _, _ = asked_for
-        if not data:
-            return
-        own = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            asked.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            if os.getppid() == own:
-                _serve(Connection(descriptors[0]), descriptors[1])
-            os._exit(0)  # not through the interpreter's end: threads may be stuck
-        for descriptor in descriptors:
-            os.close(descriptor)
-        asked.send(array.array("q", [pid]).tobytes())
+    def __init__(self, modules: tuple[str, ...], *descriptors: int) -> None:
+        self.modules = (*modules, *_PRELOADED)
+        numbers = ", ".join(map(str, descriptors))
+        program = f"from tests.reliability import workers; workers.serve({numbers})"
+        super().__init__([sys.executable, "-c", program], pass_fds=descriptors)
 
 
 class Worker:
-    """A forked process, by its connection."""
+    """A process that serves jobs, and the connection to it."""
 
-    def __init__(self, pid: int, connection: Connection, traces: Any) -> None:  # noqa: ANN401
-        self.pid = pid
-        self.connection = connection
-        self._traces = traces
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        ours, theirs = socket.socketpair()
+        self._traces = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill()
+        with theirs:
+            self._popen = _Popen(modules, theirs.fileno(), self._traces.fileno())
+        self.pid = self._popen.pid
+        self.connection = Connection(ours.detach())
 
     def send(self, message: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
@@ -176,70 +154,16 @@ class Worker:
 
     def trace(self) -> str:
         """Where its threads are."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
-            time.sleep(0.3)
+        self._popen.send_signal(signal.SIGUSR1)
+        time.sleep(0.3)
         return os.pread(self._traces.fileno(), 8000, 0).decode(errors="replace")
 
     def kill(self) -> None:
-        """End it, and wait until it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(EOFError, ConnectionResetError):
-            while self.connection.poll(_END):
-                self.connection.recv_bytes()
+        """Kill the process, and fail if it does not end."""
+        self._popen.kill()
+        self._popen.wait(_END)
         self.connection.close()
         self._traces.close()
-
-
-class Forks:
-    """The process that forks the workers. A context manager; at its end all of them end.
-
-    Args:
-        modules: to import in it, besides those that the workers' functions are in.
-    """
-
-    def __init__(self, modules: tuple[str, ...] = ()) -> None:
-        ours, theirs = socket.socketpair()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from tests.reliability import workers; "
-        code += (
-            f"workers._fork_on_request({theirs.fileno()}, {os.getpid()}, {modules + _PRELOADED!r})"
-        )
-        # Threads that a fork would not have.
-        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", code], env=env, pass_fds=[theirs.fileno()]
-            )
-        self._requests = ours
-        self._lock = threading.Lock()
-
-    def fork(self) -> Worker:
-        ours, theirs = socket.socketpair()
-        traces = tempfile.TemporaryFile()  # noqa: SIM115 - the worker's
-        with self._lock, theirs:
-            socket.send_fds(self._requests, [b"f"], [theirs.fileno(), traces.fileno()])
-            pid = array.array("q", self._requests.recv(8))[0]
-        return Worker(pid, Connection(ours.detach()), traces)
-
-    def check_none_left(self) -> None:
-        """Fail where a process that it has forked still is there, after a while."""
-        deadline = time.monotonic() + _END
-        path = Path(f"/proc/{self._popen.pid}/task/{self._popen.pid}/children")
-        while children := path.read_text():
-            assert time.monotonic() < deadline, f"processes are left: {children}"
-            time.sleep(0.01)
-
-    def __enter__(self) -> Forks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._requests.close()
-        try:
-            self._popen.wait(_END)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
 
 
 class WorldError(AssertionError):
@@ -339,10 +263,14 @@ class World:
 
 
 class Lane:
-    """Worlds one after another, on workers that are kept as long as nothing goes wrong."""
+    """Worlds one after another, on workers that are kept as long as nothing goes wrong.
 
-    def __init__(self, forks: Forks) -> None:
-        self._forks = forks
+    Args:
+        modules: imported in the workers before they are forked.
+    """
+
+    def __init__(self, modules: tuple[str, ...] = ()) -> None:
+        self._modules = modules
         self._idle: list[Worker] = []
 
     @contextlib.contextmanager
@@ -352,7 +280,7 @@ class Lane:
         """
         victims = set(victims)
         workers = [
-            self._forks.fork() if rank in victims or not self._idle else self._idle.pop()
+            Worker(self._modules) if rank in victims or not self._idle else self._idle.pop()
             for rank in range(nranks)
         ]
         world = World(workers)
@@ -383,8 +311,8 @@ class Lanes:
     manager.
     """
 
-    def __init__(self, forks: Forks, count: int) -> None:
-        self._all = [Lane(forks) for _ in range(count)]
+    def __init__(self, count: int, modules: tuple[str, ...] = ()) -> None:
+        self._all = [Lane(modules) for _ in range(count)]
         self._free: queue.Queue[Lane] = queue.Queue()
         for lane in self._all:
             self._free.put(lane)
