@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
-from pynccl.errors import MissingFunctionError
 from tests.support import collectives
 from tests.support.collectives import Case, Runner
 from tests.support.launcher import Launcher
@@ -361,19 +360,6 @@ int ncclAllReduceConfig(const void* send, void* out, size_t count, int dtype, in
 def _old_communicator(folder: Path, version: int, source: str = "") -> nccl.Communicator:
     path = compile_nccl(folder, version, source, with_communicators=True)
     return nccl.Communicator(1, bytes(128), 0, provider=path)
-
-
-def test_an_nccl_without_it(tmp_path: Path) -> None:
-    x = np.ones(4, np.float32)
-    with _old_communicator(tmp_path, 23007) as comm:
-        with pytest.raises(MissingFunctionError, match=r"ncclAllReduceConfig needs NCCL 2\.31"):
-            comm.all_reduce(x, config=nccl.CollConfig(max_ctas=1))
-        with (
-            pytest.raises(MissingFunctionError, match=r"ncclGatherConfig needs NCCL 2\.31"),
-            nccl.group(),
-        ):
-            comm.gather(x, 0, config=nccl.CollConfig())
-    assert (x == 1).all()
 
 
 def test_an_nccl_gets_what_it_knows(tmp_path: Path) -> None:

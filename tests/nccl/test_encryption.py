@@ -5,15 +5,13 @@ text; on CPUs ranks with the same key connect, and others get an error.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pynccl import errors, nccl, raw
+from pynccl import nccl, raw
 from tests.support import gpu
 from tests.support.launcher import Launcher
-from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 
 _KEY, _OTHER = "k" * 32, "o" * 40
@@ -111,10 +109,3 @@ def test_the_rules_of_nccl(library: raw.Library) -> None:
         library.ncclSetEncryption(right)
     nccl.set_encryption("psk", _KEY.encode(), provider=library.path)
     nccl.set_encryption("none", provider=library.path)
-
-
-def test_an_nccl_without_it(tmp_path: Path) -> None:
-    path = compile_nccl(tmp_path, 23102)
-    message = "ncclSetEncryption needs NCCL 2.32"
-    with pytest.raises(errors.MissingFunctionError, match=message):
-        nccl.set_encryption("none", provider=path)

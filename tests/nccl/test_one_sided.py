@@ -362,20 +362,6 @@ int ncclPutSignal(void) { return 0; }
 """
 
 
-def test_an_nccl_without_them(tmp_path: Path) -> None:
-    path = compile_nccl(tmp_path, 22604, _OLD_NCCL, with_communicators=True)
-    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
-        buffer = comm.mem_alloc(4096)
-        for call, function, since in (
-            (lambda: comm.register_window(buffer), "ncclCommWindowRegister", "2.27.0"),
-            (lambda: comm.put_signal(buffer, 0, None), "ncclPutSignal", "2.29.0"),  # type: ignore[arg-type]
-            (lambda: comm.signal(0), "ncclSignal", "2.29.0"),
-            (lambda: comm.wait_signal(0), "ncclWaitSignal", "2.29.0"),
-        ):
-            with pytest.raises(nccl.MissingFunctionError, match=f"{function} needs NCCL {since}"):
-                call()
-
-
 def test_an_nccl_that_gives_no_window(tmp_path: Path) -> None:
     """NCCL answers with success and no handle where it cannot share memory between the ranks."""
     path = compile_nccl(tmp_path, 22900, _OLD_NCCL + _WINDOWS, with_communicators=True)

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pynccl import errors, nccl, raw
+from pynccl import nccl, raw
 from tests.support import gpu
-from tests.support.old_nccl import compile_nccl
 
 _TYPES = {
     "int8_t": "I8", "int16_t": "I16", "int32_t": "I32", "int64_t": "I64",
@@ -277,10 +276,3 @@ def test_dump(library: raw.Library) -> None:
     )  # fmt: skip
     for key in eval(done.stderr.splitlines()[-1]):  # a list of strings, printed by us
         assert key in done.stdout
-
-
-def test_an_nccl_without_them(tmp_path: Path) -> None:
-    path = compile_nccl(tmp_path, 23002)
-    message = "ncclParamGetAllParameterKeys needs NCCL 2.30.4"
-    with pytest.raises(errors.MissingFunctionError, match=message):
-        nccl.params(path)

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pynccl import errors, nccl, raw
+from pynccl import nccl, raw
 from tests.support import gpu
 from tests.support.launcher import Launcher
-from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -195,18 +193,6 @@ def test_mistakes_send_nothing(comms: list[nccl.Communicator]) -> None:
         comms[1].all_reduce(np.ones(4))
     with nccl.group():
         nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
-
-
-def test_an_nccl_without_it(tmp_path: Path) -> None:
-    source = "int ncclGroupStart(void) { return 3; }"
-    path = compile_nccl(tmp_path, 22105, source, with_communicators=True)
-    message = "ncclGroupSimulateEnd needs NCCL 2.22"
-    with (
-        nccl.Communicator(1, bytes(128), 0, provider=path) as comm,
-        pytest.raises(errors.MissingFunctionError, match=message),
-        nccl.simulate(),
-    ):
-        comm.all_reduce(np.ones(4))
 
 
 @pytest.fixture
