@@ -58,7 +58,7 @@ CALLS = {
     "ncclCommSplit": ("Communicator.split", "nccl/test_communicator.py::test_split"),
     "ncclCommShrink": (
         "Communicator.shrink",
-        "nccl/test_life.py::test_shrink_with_abort_when_a_rank_hangs_or_is_dead",
+        "nccl/test_life.py::test_one_thread_with_several_ranks",
     ),
     "ncclCommGetUniqueId": (
         "Communicator.get_unique_id",

@@ -132,16 +132,6 @@ def _suspended_graph_and_window(rank: Rank, comm: nccl.Communicator) -> None:
     both.close()
 
 
-def _graph_of_a_closed_communicator(rank: Rank, comm: nccl.Communicator) -> None:
-    area, stream = Area(comm), rank.stream()
-    with nccl.capture(stream) as graph:
-        area.put(comm, 1 - rank.rank)
-    comm.close()
-    with pytest.raises((DriverError, ValueError), match="closed"):
-        graph.launch(stream)
-    graph.close()
-
-
 def _children_have_no_windows(rank: Rank, comm: nccl.Communicator) -> None:
     area, peer = Area(comm), 1 - rank.rank
     comm.signal(peer)
@@ -384,7 +374,6 @@ _CASES = (
     _registration_in_a_capture,
     _graph_without_its_window,
     _suspended_graph_and_window,
-    _graph_of_a_closed_communicator,
     _children_have_no_windows,
     _grown_with_windows,
     _revoked_while_waiting,

@@ -156,7 +156,7 @@ def _end_early(rank: Rank, end: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("end", ["abort", "close"])
+@pytest.mark.parametrize("end", ["abort", "close", "revoke"])
 def test_the_others_learn_of_an_end(launch: Launcher, end: str) -> None:
     texts = launch(3, _end_early, end)
     assert "rank 1" in texts[0]

@@ -1,25 +1,19 @@
-"""Proves that communicators are made of others: shrunk by ranks that are dead, hang or leave, grown
-by new processes, made of several ids, in groups and threads; that wrong arguments are refused and
-leave the communicator usable, and that nothing leaks.
+"""Proves that communicators are created from others: shrunk, grown by new processes, created from
+several ids, in groups and threads; and that wrong arguments are refused and leave the communicator
+usable. Dead and stopped ranks are in tests/reliability/test_kill_matrix.py, leaks in
+tests/hostnccl/test_interactions.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl, raw
-from tests.support import gpu, holdings, shared_memory
-from tests.support.blocking import wait_until_blocked
+from tests.support import gpu
 from tests.support.launcher import Launcher, Run
-from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -44,30 +38,6 @@ def carry(rank: Rank, data: bytes | None, root: int = 0) -> bytes:
     return bytes(rank.memory.get(buffer).tobytes())
 
 
-@contextlib.contextmanager
-def blocked(rank: Rank, comm: nccl.Communicator) -> Iterator[list[nccl.NcclError]]:
-    """A thread is in an all_reduce that cannot finish; afterwards it has ended. The list has what
-    it raised: nothing on a GPU, where the kernel is ended and not the call.
-    """
-    raised: list[nccl.NcclError] = []
-    buffer = rank.memory.put(np.ones(1000, np.float32))
-
-    def reduce() -> None:
-        try:
-            comm.all_reduce(buffer)
-        except nccl.NcclError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=reduce)
-    thread.start()
-    wait_until_blocked(thread)
-    if rank.provider == "cuda":
-        time.sleep(0.2)  # until the stream of each rank is in the operation
-    yield raised
-    thread.join(20)
-    assert not thread.is_alive()
-
-
 # Shrink
 
 
@@ -84,44 +54,6 @@ def test_shrink_by_a_rank_that_leaves(rank: Rank) -> None:
             if rank.rank != 0:
                 with child.shrink((np.int64(0),)) as grandchild:
                     check_works(rank, grandchild, [2, 3])
-
-
-def _shrink_with_abort(rank: Rank) -> None:
-    comm = rank.comm
-    check_works(rank, comm, [0, 1, 2, 3])
-    rank.report("ready")
-    if rank.rank == 2:
-        time.sleep(60)  # until it is killed
-    with blocked(rank, comm) as raised:
-        child = comm.shrink([2], abort=True)
-    assert len(raised) == (rank.provider == "host")
-    with child:
-        check_works(rank, child, [0, 1, 3])
-        with child.split(0, key=-child.rank) as turned:
-            check_works(rank, turned, [3, 1, 0])
-    with pytest.raises(nccl.NcclInvalidUsageError, match=r"abort=True\) has ended its operations"):
-        comm.all_reduce(rank.memory.put(np.ones(1)))
-    comm.abort()
-    rank.report("done")
-
-
-@pytest.mark.parametrize("kill", ["before", "after"])
-def test_shrink_with_abort_when_a_rank_hangs_or_is_dead(
-    launch: Launcher, provider: str, kill: str
-) -> None:
-    gpu.require(provider, "ncclCommShrink")
-    before = shared_memory.entries()
-
-    def end_rank(run: Run) -> None:
-        run.gather_reports()
-        if kill == "after":  # the others have gone on without it
-            list(itertools.islice(run.reports(), 3))
-        run.kill(2)
-
-    outcomes = launch.outcomes(4, _shrink_with_abort, provider=provider, while_running=end_rank)
-    for rank in (0, 1, 3):
-        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
-    assert not shared_memory.left_behind(before)
 
 
 @pytest.mark.gpu
@@ -323,6 +255,8 @@ def test_one_thread_with_several_ranks(rank: Rank) -> None:
     with nccl.group():
         aborted = [comms[0].shrink([1], abort=True), comms[2].shrink([1], abort=True)]
     sums(aborted)
+    with pytest.raises(nccl.NcclInvalidUsageError, match=r"abort=True\) has ended its operations"):
+        comms[0].all_reduce(rank.memory.put(np.ones(1)))
     for comm in [*comms, *shrunk, *grown, *aborted]:
         comm.abort() if comm in comms else comm.close()
 
@@ -367,70 +301,3 @@ def test_wrong_arguments_of_the_c_functions(rank: Rank) -> None:
         with pytest.raises(wrong, match="comm is null"):
             call(None)  # type: ignore[operator]
     check_works(rank, rank.comm, [0, 1])
-
-
-def test_an_nccl_without_them(tmp_path: Path) -> None:
-    """The error names the version that has the missing function; nothing else is called."""
-    path = compile_nccl(tmp_path, 21805, with_communicators=True)
-    comm = nccl.Communicator(2, bytes(128), 0, provider=path)
-    calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: comm.shrink([1]), r"ncclCommShrink needs NCCL 2\.27\.0"),
-        (lambda: comm.shrink([1], abort=True), r"ncclCommShrink needs NCCL 2\.27\.0"),
-        (comm.get_unique_id, r"ncclCommGetUniqueId needs NCCL 2\.29\.0"),
-        (lambda: comm.grow(3), r"ncclCommGrow needs NCCL 2\.29\.0"),
-        (
-            lambda: nccl.Communicator.join(3, bytes(128), 2, provider=path),
-            r"ncclCommGrow needs NCCL 2\.29\.0",
-        ),
-        (comm.revoke, r"ncclCommRevoke needs NCCL 2\.28\.7"),
-        (comm.suspend, r"ncclCommSuspend needs NCCL 2\.29\.7"),
-        (comm.resume, r"ncclCommResume needs NCCL 2\.29\.7"),
-        (comm.memory_stats, r"ncclCommMemStats needs NCCL 2\.29\.7"),
-        (
-            lambda: nccl.Communicator(2, [bytes(128)] * 2, 0, provider=path),
-            r"ncclCommInitRankScalable needs NCCL 2\.23\.0",
-        ),
-    ]
-    for call, text in calls:
-        with pytest.raises(nccl.MissingFunctionError, match=text + r".* 2\.18\.5"):
-            call()
-    assert comm.nranks == 2
-    comm.close()
-
-
-def _lives(times: int) -> None:
-    for number in range(times):
-        comms = nccl.Communicator.init_all(3, provider="host")
-        with nccl.group():
-            for comm in comms:
-                comm.suspend()
-        with nccl.group():
-            for comm in comms:
-                comm.resume()
-        aborts = number % 2 == 0
-        with nccl.group():
-            shrunk = [comm.shrink([1], abort=aborts) for comm in comms if comm.rank != 1]
-        unique_id = shrunk[0].get_unique_id()
-        with nccl.group():
-            grown = [shrunk[0].grow(3, unique_id), shrunk[1].grow(3)]
-            grown.append(nccl.Communicator.join(3, unique_id, 2, provider="host"))
-        for comm in grown:
-            comm.revoke()
-        with nccl.group():
-            parts = [comm.split(0) for comm in grown]
-        for each in [*parts, *grown, *shrunk, *comms]:
-            assert each is not None
-            each.close()
-
-
-def _leaks(_: Rank) -> None:
-    _lives(5)
-    before = holdings.count()
-    _lives(40)
-    holdings.check(before)
-
-
-def test_nothing_leaks(launch: Launcher) -> None:
-    before = shared_memory.entries()
-    launch(1, _leaks, fresh=True)
-    assert not shared_memory.left_behind(before)
