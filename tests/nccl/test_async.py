@@ -1,7 +1,6 @@
 """Proves the semantics of asynchronous operations on both providers: Work keeps its tensors until
-it is waited for, memory does not grow beyond what is in flight, several communicators work on
-several streams, and a failure in the background is reported. Also the forms of streams, their
-priorities and the default streams.
+it is waited for, memory does not grow beyond what is in flight, and captures join it. Also the
+forms of streams, their priorities and the default streams.
 """
 
 from __future__ import annotations
@@ -95,43 +94,6 @@ def test_unwaited_work_holds_what_is_in_flight(rank: Rank) -> None:
     assert comm_stream.oldest() is None
     assert all(ref() is None for ref in alive)
     assert most <= 60
-
-
-@on_ranks(2, by="provider", ids=3)
-def test_several_communicators_and_streams(rank: Rank) -> None:
-    """Three communicators, each with its queue: results are exact, waited for in any order."""
-    from pynccl.mirror.group.comm_stream import close_all
-
-    comms = [rank.communicator(i) for i in range(3)]
-    comm_streams = [_comm_stream(rank, comm) for comm in comms]
-    works = []
-    for number in range(30):
-        tensor = _tensor(rank, 5000, number + rank.rank)
-        works.append((number, tensor, _start(comm_streams[number % 3], tensor)))
-    for number, tensor, work in reversed(works):
-        work.wait()
-        assert (tensor == sum(number + r for r in range(rank.nranks))).all()
-    close_all(comm_streams)
-
-
-@on_ranks(2, by="provider", ids=2)
-def test_another_stream_waits(rank: Rank) -> None:
-    """Operations on another stream are ordered after the work by an event of the queue."""
-    comm_stream, other, event = _comm_stream(rank, rank.comm), rank.stream(), rank.event()
-    second = rank.communicator(1)
-    for number in range(20):
-        tensor, total = _tensor(rank, 5000, number + 1.0), _tensor(rank, 5000)
-        if rank.device is not None:
-            import torch
-
-            torch.cuda.synchronize()
-        _start(comm_stream, tensor)
-        event.record(comm_stream.stream)
-        other.wait(event)
-        second.all_reduce(tensor, out=total, stream=other)
-        other.synchronize()
-        assert (total == (number + 1.0) * rank.nranks**2).all()
-    second.close()
 
 
 def _with_another_current_device(rank: Rank, default: int) -> None:
@@ -267,23 +229,6 @@ def test_captured_work_is_waited_for_in_its_capture(rank: Rank) -> None:
     _reset(rank, tensor)
     by_torch.replay()
     assert (_settled(rank, tensor) == rank.nranks).all()
-
-
-@on_ranks(2)
-def test_a_failure_in_the_background(rank: Rank) -> None:
-    """A failure in the background ends the work; the work and the communicator give the reason."""
-    import torch
-
-    comm_stream = _comm_stream(rank, rank.comm)
-    work = _start(comm_stream, torch.zeros(3 + rank.rank))  # the counts differ
-    with pytest.raises(Exception, match="different calls"):
-        work.wait()
-    assert work.is_completed()
-    assert "different calls" in str(work.exception())
-    assert isinstance(rank.comm.async_error(), nccl.NcclInvalidUsageError)
-    with pytest.raises(Exception, match="different calls"):
-        _start(comm_stream, torch.zeros(3)).wait()
-    rank.comm.abort()
 
 
 @on_ranks(2, by="provider")

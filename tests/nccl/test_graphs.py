@@ -1,6 +1,6 @@
 """Proves that what is captured on a stream runs when its graph is launched and not before: every
-collective, groups, plans, messages, functions, across streams; that a graph runs again with new
-inputs, on any stream, in its place among the operations of its communicators.
+collective, groups, plans, messages, functions, across streams; and that a graph runs again with
+new inputs, on any stream. test_delays.py has launches among other operations.
 """
 
 from __future__ import annotations
@@ -206,32 +206,6 @@ def test_branches_run_side_by_side(rank: Rank) -> None:
     assert met == [True] * 6
 
 
-@on_ranks(2, by="provider")
-def test_launches_keep_the_order_of_their_communicator(rank: Rank) -> None:
-    """Launches, operations on streams and operations outside of streams, of one communicator."""
-    comm, memory = rank.comm, rank.memory
-    streams = [rank.stream() for _ in range(3)]
-    events = [rank.event() for _ in range(3)]
-    a = memory.put(np.full(COUNT, 1.0))
-    with nccl.capture(streams[0]) as first:
-        comm.all_reduce(a)
-        comm.all_reduce(a, nccl.AVG)
-    with nccl.capture(streams[1]) as second:
-        comm.all_reduce(a)
-    power = 0
-    for number in range(40):
-        at = number % 3
-        (first, second)[number % 2].launch(streams[at])
-        comm.all_reduce(a, nccl.AVG, stream=streams[at])
-        power += 1
-        # Values go from stream to stream; that operations keep their order is the engine's part.
-        events[at].record(streams[at])
-        streams[(at + 1) % 3].wait(events[at])
-    for stream in streams:
-        stream.synchronize()
-    assert (memory.get(a) == float(rank.nranks) ** power).all()
-
-
 @on_ranks(2)
 def test_the_calling_thread_launches_and_is_not_captured(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
@@ -246,36 +220,3 @@ def test_the_calling_thread_launches_and_is_not_captured(rank: Rank) -> None:
     assert (array == float(rank.nranks) ** 4).all()
     with pytest.raises(nccl.DriverError, match="CAPTURE_UNSUPPORTED"), nccl.capture(0, "host"):
         pass
-
-
-@on_ranks(2, ids=3)
-def test_threads_capture_and_launch_beside_each_other(rank: Rank) -> None:
-    """Each thread with its graphs, communicator and stream; captures and launches overlap."""
-
-    def work(number: int) -> None:
-        try:
-            comm, stream, memory = comms[number], rank.stream(), rank.memory
-            x, y = (memory.put(np.zeros(COUNT)) for _ in range(2))
-            for replay in range(1, 15):
-                with nccl.capture(stream) as graph:
-                    comm.all_reduce(x, out=y)
-                    comm.all_reduce(y)
-                memory.set(x, replay * (number + 1))
-                for _ in range(3):
-                    graph.launch()
-                stream.synchronize()
-                wanted = replay * (number + 1) * rank.nranks**2
-                assert (memory.get(y) == wanted).all()
-        except BaseException as error:
-            errors.append(error)
-
-    errors: list[BaseException] = []
-    comms = [rank.communicator(i) for i in range(3)]
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for comm in comms:
-        comm.abort() if errors else comm.close()
-    assert not errors, errors

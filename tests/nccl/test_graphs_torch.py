@@ -1,13 +1,9 @@
-"""Proves on GPUs that torch.cuda.graph and CuPy capture collectives into their graphs, in
-synchronous and asynchronous forms and groups, with several ranks on one GPU, replayed with new
-inputs; and that neither a watchdog nor a query of another thread breaks a capture.
+"""Proves on GPUs that torch.cuda.graph and CuPy capture collectives and groups into their graphs,
+with several ranks on one GPU, replayed with new inputs. Asynchronous work in captures is in
+test_async.py, queries of other threads in test_graph_rules.py.
 """
 
 from __future__ import annotations
-
-import threading
-from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,34 +76,6 @@ def test_arrays_with_dlpack_alone_in_torchs_graphs(rank: Rank) -> None:
     graph.reset()
 
 
-def _by_cupy(rank: Rank) -> None:
-    import cupy
-    import torch
-
-    torch.cuda.set_device(rank.device)
-    programs = Programs(rank, rank.comm)
-    _warm_up(programs)
-    with cupy.cuda.Device(rank.device):
-        stream = cupy.cuda.Stream(non_blocking=True)
-        for name, (program, _, _) in programs.table.items():
-            # The tensors are torch's, so that its current stream has to be the captured one.
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)), stream:
-                stream.begin_capture()
-                program()
-                graph = stream.end_capture()
-            for replay in range(REPLAYS):
-                programs.fill(replay)
-                graph.launch(stream)
-                stream.synchronize()
-                programs.check(name, replay)
-            del graph
-
-
-def test_every_collective_in_cupys_graphs(launch: Launcher) -> None:
-    pytest.importorskip("cupy")
-    launch(2, _by_cupy, provider="cuda")
-
-
 def _cupy_arrays(rank: Rank) -> None:
     """Arrays of CuPy and its current stream, with a kernel before and after."""
     import cupy
@@ -158,81 +126,6 @@ def _kinds_of_cupy(rank: Rank) -> None:
 def test_kinds_of_cupys_arrays(launch: Launcher) -> None:
     pytest.importorskip("cupy")
     launch(2, _kinds_of_cupy, provider="cuda")
-
-
-@on_ranks(2, provider="cuda")
-def test_asynchronous_work_in_torchs_graphs(rank: Rank) -> None:
-    """async_op=True: the communication stream joins torch's capture, and is joined by wait()."""
-    import torch
-
-    from pynccl.mirror.group.comm_stream import CommStream
-    from pynccl.mirror.group.record import Call, OperationRecord
-
-    torch.cuda.set_device(rank.device)
-    device = torch.device("cuda", rank.device)
-    comm_stream = CommStream(rank.comm, device, timedelta(seconds=60))
-    x, y = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
-
-    def start(out: Any) -> Any:  # noqa: ANN401
-        calls = [Call("all_reduce", x, out=out)]
-        return comm_stream.issue(OperationRecord("all_reduce", x, calls, [out], async_op=True))
-
-    start(y).wait()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        x.add_(1)
-        works = [start(out) for out in (y, y)]
-        with pytest.raises(ValueError, match="captured into a graph"):
-            works[0].is_completed()
-        for work in works:
-            work.wait()
-        y.mul_(2)
-    for replay in range(1, REPLAYS + 1):
-        graph.replay()
-        torch.cuda.synchronize()
-        assert (y == 2.0 * replay * rank.nranks).all()
-        start(torch.empty_like(y)).wait()  # between replays
-    torch.cuda.synchronize()
-    graph.reset()
-
-
-@on_ranks(1, provider="cuda")
-def test_queries_of_another_thread(rank: Rank) -> None:
-    """A thread that asks events and streams all the time does not break a global capture."""
-    import torch
-
-    torch.cuda.set_device(rank.device)
-    programs = Programs(rank, rank.comm)
-    _warm_up(programs)
-    stream, event = rank.stream(), rank.event()
-    event.record(stream)
-    stop, errors = threading.Event(), []
-
-    def ask() -> None:
-        while not stop.is_set():
-            try:
-                event.query()
-                stream.query()
-            except nccl.DriverError as error:
-                errors.append(error)
-                return
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        for number in range(20):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="global"):
-                programs.table["all_reduce"][0]()
-            programs.fill(number)
-            graph.replay()
-            programs.check("all_reduce", number)
-            graph.reset()
-    finally:
-        stop.set()
-        thread.join()
-    assert not errors
 
 
 @on_ranks(2, provider="cuda")

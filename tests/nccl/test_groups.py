@@ -5,9 +5,7 @@ exception or a mistake ends them.
 
 from __future__ import annotations
 
-import gc
 import random
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -332,35 +330,6 @@ def test_the_next_group_starts_empty(rank: Rank) -> None:
     assert (buffer == rank.nranks).all()
     with pytest.raises(RuntimeError, match="not entered"):
         nccl.group().__exit__(None, None, None)
-
-
-class _Exporter:
-    """Each call exports an array that only the capsule keeps alive."""
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
-
-    def __dlpack__(self, **options: object) -> object:
-        made = np.ones(4, np.float32)
-        self.made = weakref.ref(made)
-        return made.__dlpack__()
-
-
-@pytest.mark.parametrize("replayed", [False, True], ids=["group", "plan"])
-def test_what_an_array_exports_lives_as_long_as_it_is_needed(replayed: bool) -> None:
-    exporter, out = _Exporter(), np.zeros(4, np.float32)
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        with nccl.plan() if replayed else nccl.group() as plan:
-            comm.all_reduce(exporter, out=out)
-            gc.collect()
-            assert exporter.made() is not None
-        if replayed:
-            plan()
-            assert exporter.made() is not None
-        assert out.tolist() == [1.0] * 4
-        del plan
-        gc.collect()
-        assert exporter.made() is None
 
 
 def _mixed_group(comm: nccl.Communicator, stream: nccl.Stream) -> None:
