@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,9 +20,8 @@ from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.blocking import interrupt_when_blocked
 from tests.support.commands import run_command
-from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
-from tests.support.rank import Rank, wait_for
+from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 _ROOT = Path(__file__).parents[2]
@@ -192,35 +190,6 @@ def test_the_others_hear_of_it(launch: Launcher) -> None:
     for text in others:
         assert "rank 0 (pid" in text
         assert "was interrupted by a signal" in text
-
-
-def _mirror(dist: ModuleType, rank: int, _nranks: int, what: str, interrupted: str) -> None:
-    import torch
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    tensor = torch.ones(4)
-    dist.all_reduce(tensor)
-    dist.barrier()
-    if rank == 1:
-        wait_for(interrupted)
-        return
-    waits = {
-        "all_reduce": lambda: dist.all_reduce(tensor),
-        "recv": lambda: dist.recv(tensor, 1),
-        "wait": lambda: dist.all_reduce(tensor, async_op=True).wait(),
-        "barrier": dist.barrier,
-    }
-    interrupt_when_blocked()
-    with pytest.raises(KeyboardInterrupt):
-        waits[what]()
-    Path(interrupted).touch()
-
-
-@pytest.mark.parametrize("what", ["all_reduce", "recv", "wait", "barrier"])
-def test_the_mirror_is_interrupted(launch: Launcher, tmp_path: Path, what: str) -> None:
-    url = f"file://{tmp_path}/store"
-    interrupted = str(tmp_path / "interrupted")
-    launch(2, run_in_world, _mirror, url, {}, (what, interrupted))
 
 
 @contextlib.contextmanager
