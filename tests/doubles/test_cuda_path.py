@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -292,36 +292,36 @@ def test_a_segment_is_freed_in_order(launch: Launcher) -> None:
     assert launch(1, _freed_while_copied, provider="cuda", fresh=True) == [[]]
 
 
-def test_memory_is_freed_after_a_capture() -> None:
-    """CuCtxSynchronize would invalidate the capture."""
-    comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
-    stream = nccl.Stream("cuda", device=0)
-    kept, freed, closed = (comm.mem_alloc(4, "float32") for _ in range(3))
-    memory = (freed.ptr, closed.ptr)
-    with library.record() as record:
-        with nccl.capture(stream) as graph:
-            comm.all_reduce(kept, stream=stream)
-            del freed
-            closed.close()
-            time.sleep(0.05)
-            assert not any(_is_freed(record, one) for one in memory)
-        graph.launch(stream)
-        for one in memory:
-            _wait_for_free(record, one)
-    graph.close()
-    comm.close()
+@contextlib.contextmanager
+def _captured_by_others(flags: int = 1) -> Iterator[None]:
+    """A stream captured by another library, in the most restrictive mode."""
+    driver, stream, graph = library.driver(), ctypes.c_uint64(), ctypes.c_uint64()
+    driver("cuStreamCreateWithPriority", ctypes.byref(stream), flags, ctypes.c_int(0))
+    driver("cuStreamBeginCapture_v2", stream.value, 0)
+    yield
+    driver("cuStreamEndCapture", stream.value, ctypes.byref(graph))  # raises where it failed
+    driver("cuGraphDestroy", graph.value)
+    driver("cuStreamDestroy_v2", stream.value)
 
 
 @contextlib.contextmanager
-def _captured_by_others() -> Iterator[int]:
-    """A stream captured by another library, in the most restrictive mode."""
-    driver, stream, graph = library.driver(), ctypes.c_uint64(), ctypes.c_uint64()
-    driver("cuStreamCreateWithPriority", ctypes.byref(stream), 1, ctypes.c_int(0))
-    driver("cuStreamBeginCapture_v2", stream.value, 0)
-    yield stream.value
-    driver("cuStreamEndCapture", stream.value, ctypes.byref(graph))
-    driver("cuGraphDestroy", graph.value)
-    driver("cuStreamDestroy_v2", stream.value)
+def _captured_by_torch(comm: nccl.Communicator) -> Iterator[None]:
+    import torch
+
+    x, graph = torch.ones(4, device="cuda:0"), torch.cuda.CUDAGraph()
+    comm.all_reduce(x)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        comm.all_reduce(x)
+        yield
+    graph.reset()
+
+
+@contextlib.contextmanager
+def _captured_by_pynccl(_: nccl.Communicator) -> Iterator[None]:
+    with nccl.capture(nccl.Stream("cuda", device=0)) as graph:
+        yield
+    graph.close()
 
 
 def _one_rank() -> nccl.Communicator:
@@ -376,46 +376,31 @@ def test_memory_is_freed_before_a_capture_of_others() -> None:
     comm.close()
 
 
-def test_memory_is_not_freed_in_a_capture_of_torch() -> None:
-    """The garbage collector may run while torch captures."""
-    import torch
-
+@pytest.mark.parametrize(
+    "captured",
+    [
+        _captured_by_pynccl,
+        _captured_by_torch,  # whose captures may collect garbage
+        lambda _: _captured_by_others(flags=0),  # streams of CuPy are blocking
+    ],
+    ids=["pynccl", "torch", "blocking"],
+)
+def test_memory_is_not_freed_in_a_capture(
+    captured: Callable[[nccl.Communicator], contextlib.AbstractContextManager[None]],
+) -> None:
+    """A wait for the device, which comes first, would invalidate the capture."""
     comm = _one_rank()
-    x, freed = torch.ones(4, device="cuda:0"), comm.mem_alloc(4, "float32")
-    memory = freed.ptr
-    comm.all_reduce(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    closed, freed = (comm.mem_alloc(4, "float32") for _ in range(2))
+    memory = (closed.ptr, freed.ptr)
     with library.record() as record:
-        with torch.cuda.graph(graph):
-            comm.all_reduce(x)
+        with captured(comm):
+            closed.close()
             del freed
-            time.sleep(0.05)
-            is_freed = _is_freed(record, memory)
+            time.sleep(0.1)
+            is_freed = any(_is_freed(record, one) for one in memory)
         assert not is_freed  # a failure inside would leave the capture to later tests
-        _wait_for_free(record, memory)
-    graph.replay()
-    torch.cuda.synchronize()
-    graph.reset()
-    comm.close()
-
-
-def test_memory_is_not_freed_in_a_capture_of_a_blocking_stream() -> None:
-    """Such as those of CuPy, by any thread."""
-    comm, driver, graph = _one_rank(), library.driver(), ctypes.c_uint64()
-    freed, stream = comm.mem_alloc(4, "float32"), ctypes.c_uint64()
-    memory = freed.ptr
-    driver("cuStreamCreateWithPriority", ctypes.byref(stream), 0, ctypes.c_int(0))
-    with library.record() as record:
-        driver("cuStreamBeginCapture_v2", stream.value, 0)
-        del freed
-        time.sleep(0.1)
-        is_freed = _is_freed(record, memory)
-        driver("cuStreamEndCapture", stream.value, ctypes.byref(graph))  # raises where it failed
-        assert not is_freed
-        _wait_for_free(record, memory)
-    driver("cuGraphDestroy", graph.value)
-    driver("cuStreamDestroy_v2", stream.value)
+        for one in memory:
+            _wait_for_free(record, one)
     comm.close()
 
 
@@ -514,25 +499,6 @@ def test_a_child_is_ready_after_its_parent(rank: Rank) -> None:
     assert parent.ready
     child.abort()
     parent.abort()
-
-
-@on_ranks(2, provider="cuda", ids=2, fresh=True)
-def test_init_timeout_leaves_a_blocking_communicator(rank: Rank) -> None:
-    """The time limit covers only the creation: the communicator is blocking."""
-    import torch
-
-    torch.cuda.set_device(rank.device)
-    limited = rank.communicator(0, config=nccl.Config(init_timeout=30))
-    plain = rank.communicator(1)
-    child = limited.split(0)
-    assert child is not None
-    tensors = [torch.ones(4, device="cuda") for _ in range(3)]
-    with nccl.group():
-        for comm, tensor in zip((limited, plain, child), tensors, strict=True):
-            comm.all_reduce(tensor)
-    assert all(tensor.tolist() == [2.0] * 4 for tensor in tensors)
-    for comm in (child, plain, limited):
-        comm.close()
 
 
 def _connect_while_memory_is_in_use(dist: ModuleType, rank: int, _size: int) -> None:

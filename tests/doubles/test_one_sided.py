@@ -66,26 +66,6 @@ def test_the_first_operation_is_collective_before_2_31(launch: Launcher, version
     )
 
 
-def _captured_signal(rank: Rank) -> None:
-    """A signal in a graph does not end a wait outside the graph."""
-    _window(rank)
-    comm, peer, stream = rank.comm, 1 - rank.rank, rank.stream()
-    with nccl.capture(stream) as graph:
-        comm.signal(peer, stream=stream)
-    graph.launch(stream)
-    comm.wait_signal(peer, stream=stream)
-    event = rank.event()
-    event.record(stream)
-    time.sleep(0.3)
-    assert not event.query()
-    comm.abort()
-
-
-@_each_version
-def test_captured_signals_are_separate(launch: Launcher, version: str) -> None:
-    launch(2, _captured_signal, provider="cuda", env=_env(version), fresh=True, timeout=30)
-
-
 def _one_cannot_share(rank: Rank) -> None:
     comm = rank.comm
     ordinary = rank.memory.put(np.zeros(_PAGE, np.uint8))
