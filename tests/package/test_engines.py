@@ -21,12 +21,6 @@ def _reasons(version: str, known: dict[str, str], *packages: str) -> dict[str, s
     return {candidate.backend: candidate.reason for candidate in found}
 
 
-def test_labels() -> None:
-    assert engines.label("nccl", _NEW) == "nccl (ProcessGroupNCCL2)"
-    assert engines.label("nccl-legacy", _OLD) == "nccl-legacy (ProcessGroupNCCL)"
-    assert engines.label("gloo", "ProcessGroupGloo") == "gloo"
-
-
 def test_torch_2_15() -> None:
     assert _reasons("2.15.0", _2_15, "nccl4py") == {"nccl-legacy": "", "nccl4py": "", "pynccl": ""}
     assert "pip install nccl4py" in _reasons("2.15.0", _2_15)["nccl4py"]
@@ -34,20 +28,6 @@ def test_torch_2_15() -> None:
     reasons = _reasons("2.15.0", {**_2_15, "nccl": _OLD})
     assert reasons["nccl-legacy"] == "it is ProcessGroupNCCL, as nccl in torch 2.15.0"
     assert reasons["nccl2"] == ""
-
-
-def test_torch_2_14() -> None:
-    reasons = _reasons("2.14.0", {"nccl": _OLD, "nccl-legacy": _OLD, "nccl2": _NEW}, "nccl4py")
-    assert reasons["nccl-legacy"] == "it is ProcessGroupNCCL, as nccl in torch 2.14.0"
-    assert reasons["nccl2"] == ""
-    assert "torch 2.15 has" in reasons["nccl4py"]
-    assert reasons["pynccl"] == ""
-
-
-def test_torch_2_11() -> None:
-    reasons = _reasons("2.11.0", {"nccl": _OLD})
-    assert "torch 2.11.0 has no such backend; it has nccl (ProcessGroupNCCL)" in reasons.values()
-    assert list(reasons) == ["nccl-legacy", "nccl4py", "pynccl"]
 
 
 def test_cpus() -> None:
