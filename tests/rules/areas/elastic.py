@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes as c
 import threading
-from collections.abc import Callable
 from typing import Any
 
+from tests.rules.calls import CALLS, Call
 from tests.rules.rank import F32, SUM, Rank, handle
 from tests.rules.rule import differs, rule, stricter
 
@@ -15,123 +15,24 @@ _LOSS = "hostnccl reports a lost operation on its stream"
 
 def _revoked(
     name: str,
-    function: str,
     text: str,
     nccl: Any,  # noqa: ANN401 - outcomes
-    call: Callable[[Rank, c.c_void_p], Any],
+    call: Call | None = None,
     *,
     ranks: int = 2,
 ) -> None:
+    function, usual = CALLS[name.removesuffix("_one_rank")]
+
     def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
         comm = rank.create()
         rank.connect(comm)
         rank.meet()
         rank.need(rank.nccl.CommRevoke(comm, 0))
         rank.meet()
-        return call(rank, comm)
+        return (call or usual)(rank, comm)
 
     text = f"A revoked communicator {text}"
-    name = f"revoked_{name}"
-    rule(function, text, nccl, name=name, ranks=ranks, first=22807)(probe)
-
-
-_revoked(
-    "state", "CommGetAsyncError", "has no error", "success", lambda rank, comm: rank.state(comm)
-)
-_revoked(
-    "operation",
-    "AllReduce",
-    "rejects operations",
-    "invalidUsage",
-    lambda rank, comm: rank.sum(comm),
-)
-_revoked(
-    "operation_one_rank",
-    "AllReduce",
-    "of one rank rejects operations",
-    "invalidUsage",
-    lambda rank, comm: rank.sum(comm),
-    ranks=1,
-)
-_revoked(
-    "operation_in_group",
-    "AllReduce",
-    "rejects operations in a group",
-    ["success", "invalidUsage", "invalidUsage"],
-    lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
-)
-_revoked(
-    "message",
-    "Send",
-    "rejects sends",
-    "invalidUsage",
-    lambda rank, comm: rank.nccl.Send(
-        rank.cuda.memory(), 4, F32, rank.peer, comm, rank.cuda.stream()
-    ),
-)
-_revoked(
-    "revoke",
-    "CommRevoke",
-    "cannot be revoked again",
-    "invalidArgument",
-    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
-)
-_revoked(
-    "finalize",
-    "CommFinalize",
-    "cannot be finalized",
-    "invalidArgument",
-    lambda rank, comm: rank.nccl.CommFinalize(comm),
-)
-_revoked(
-    "destroy",
-    "CommDestroy",
-    "can be destroyed",
-    "success",
-    lambda rank, comm: rank.nccl.CommDestroy(comm),
-)
-_revoked(
-    "abort",
-    "CommAbort",
-    "can be aborted",
-    "success",
-    lambda rank, comm: rank.nccl.CommAbort(comm),
-)
-_revoked(
-    "count",
-    "CommCount",
-    "still reports its size",
-    "success",
-    Rank.count,
-)
-_revoked(
-    "redop",
-    "RedOpCreatePreMulSum",
-    "accepts reduction operators",
-    "success",
-    Rank.make_operator,
-)
-_revoked(
-    "register",
-    "CommRegister",
-    "accepts ncclCommRegister",
-    "success",
-    Rank.register,
-)
-
-
-def _simulate(rank: Rank, comm: c.c_void_p) -> list[str]:
-    rank.nccl.GroupStart()
-    return [rank.sum(comm), rank.nccl.GroupSimulateEnd(None)]
-
-
-_revoked(
-    "simulate",
-    "GroupSimulateEnd",
-    "rejects simulated operations",
-    ["invalidUsage", "invalidUsage"],
-    _simulate,
-)
+    rule(function, text, nccl, name=f"revoked_{name}", ranks=ranks, first=22807)(probe)
 
 
 def _split_revoked(rank: Rank, comm: c.c_void_p) -> list[str]:
@@ -141,9 +42,25 @@ def _split_revoked(rank: Rank, comm: c.c_void_p) -> list[str]:
     return [*found, rank.sum(comm), rank.nccl.CommRevoke(comm, 0)]
 
 
+_revoked("state", "has no error", "success")
+_revoked("operation", "rejects operations", "invalidUsage")
+_revoked("operation_one_rank", "of one rank rejects operations", "invalidUsage", ranks=1)
+_revoked(
+    "operation_in_group",
+    "rejects operations in a group",
+    ["success", "invalidUsage", "invalidUsage"],
+)
+_revoked("message", "rejects sends", "invalidUsage")
+_revoked("revoke", "cannot be revoked again", "invalidArgument")
+_revoked("finalize", "cannot be finalized", "invalidArgument")
+_revoked("destroy", "can be destroyed", "success")
+_revoked("abort", "can be aborted", "success")
+_revoked("count", "still reports its size", "success")
+_revoked("redop", "accepts reduction operators", "success")
+_revoked("register", "accepts ncclCommRegister", "success")
+_revoked("simulate", "rejects simulated operations", ["invalidUsage", "invalidUsage"])
 _revoked(
     "split",
-    "CommSplit",
     "can be split and stays revoked",
     ["success", "set", "works", "invalidUsage", "invalidArgument"],
     _split_revoked,
@@ -305,12 +222,12 @@ def revoke_non_blocking(rank: Rank) -> list[str]:
 
 def _suspended(
     name: str,
-    function: str,
     text: str,
     nccl: Any,  # noqa: ANN401 - outcomes
-    call: Callable[[Rank, c.c_void_p], Any],
     **options: Any,  # noqa: ANN401 - of rule()
 ) -> None:
+    function, call = CALLS[name]
+
     def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
         comm = rank.create()
         rank.connect(comm)
@@ -319,66 +236,26 @@ def _suspended(
         return call(rank, comm)
 
     text = f"A suspended communicator {text}"
-    options.setdefault("ranks", 2)
-    rule(function, text, nccl, name=f"suspended_{name}", first=22907, **options)(probe)
+    rule(function, text, nccl, name=f"suspended_{name}", first=22907, ranks=2, **options)(probe)
 
 
-_suspended(
-    "again",
-    "CommSuspend",
-    "cannot be suspended again",
-    "invalidUsage",
-    lambda rank, comm: rank.nccl.CommSuspend(comm, 1),
-)
+_UNMAPPED = stricter("invalidUsage", "the kernel would use memory that is not mapped")
+_suspended("suspend", "cannot be suspended again", "invalidUsage")
 _suspended(
     "operation",
-    "AllReduce",
     "accepts operations, whose kernels use unmapped memory",
     "success",
-    lambda rank, comm: rank.sum(comm),
     source="measured; the kernel was not run",
-    double=stricter("invalidUsage", "the kernel would use memory that is not mapped"),
-    host=stricter("invalidUsage", "the kernel would use memory that is not mapped"),
+    double=_UNMAPPED,
+    host=_UNMAPPED,
 )
-_suspended(
-    "split",
-    "CommSplit",
-    "can be split",
-    "success",
-    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
-)
-_suspended(
-    "state", "CommGetAsyncError", "has no error", "success", lambda rank, comm: rank.state(comm)
-)
-_suspended(
-    "count",
-    "CommCount",
-    "still reports its size",
-    "success",
-    Rank.count,
-)
-_suspended(
-    "register",
-    "CommRegister",
-    "accepts ncclCommRegister",
-    "success",
-    Rank.register,
-)
+_suspended("split", "can be split", "success")
+_suspended("state", "has no error", "success")
+_suspended("count", "still reports its size", "success")
+_suspended("register", "accepts ncclCommRegister", "success")
 for _name in ("Finalize", "Destroy", "Abort"):
-    _suspended(
-        _name.lower(),
-        "Comm" + _name,
-        f"accepts nccl{_name}",
-        "success",
-        lambda rank, comm, name=_name: getattr(rank.nccl, "Comm" + name)(comm),  # type: ignore[misc]
-    )
-_suspended(
-    "revoke",
-    "CommRevoke",
-    "can be revoked",
-    "success",
-    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
-)
+    _suspended(_name.lower(), f"accepts nccl{_name}", "success")
+_suspended("revoke", "can be revoked", "success")
 
 
 @rule(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes as c
 import threading
-from collections.abc import Callable
 from typing import Any
 
+from tests.rules.calls import CALLS
 from tests.rules.rank import F32, SUM, Rank
 from tests.rules.rule import differs, rule, stricter
 
@@ -80,12 +80,12 @@ def destroy_on_other_device(rank: Rank) -> list[Any]:
 
 def _finalized(
     name: str,
-    function: str,
     text: str,
     nccl: Any,  # noqa: ANN401 - outcomes
-    call: Callable[[Rank, c.c_void_p], Any],
     **options: Any,  # noqa: ANN401 - of rule()
 ) -> None:
+    function, call = CALLS[name]
+
     def probe(rank: Rank) -> list[Any]:
         comm = rank.create()
         rank.need(rank.nccl.CommFinalize(comm))
@@ -100,90 +100,31 @@ _REFUSED = ["invalidArgument", "success"]
 _LAST = "according to the documentation a finalized communicator can only be destroyed"
 _ENDED = stricter(["invalidUsage", "success"], _LAST)
 _ENDED_IN_GROUP = stricter([["success", "invalidUsage", "invalidUsage"], "success"], _LAST)
-_finalized(
-    "operation",
-    "AllReduce",
-    "accepts operations",
-    _ACCEPTED,
-    lambda rank, comm: rank.sum(comm),
-    double=_ENDED,
-    host=_ENDED,
-)
+_finalized("operation", "accepts operations", _ACCEPTED, double=_ENDED, host=_ENDED)
 _finalized(
     "operation_in_group",
-    "AllReduce",
     "accepts operations in a group",
     [["success", "success", "success"], "success"],
-    lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
     double=_ENDED_IN_GROUP,
     host=_ENDED_IN_GROUP,
 )
 _finalized(
     "operation_works",
-    "AllReduce",
     "of two ranks computes correct results",
     ["works", "success"],
-    lambda rank, comm: rank.works(comm),
     ranks=2,
     devices=2,
     source="measured; with ranks that are connected by sockets it never ends (a GPU, 2.28.9)",
     double=_ENDED,
     host=_ENDED,
 )
-_finalized(
-    "split",
-    "CommSplit",
-    "can be split",
-    _ACCEPTED,
-    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
-    ranks=2,
-    double=_ENDED,
-    host=_ENDED,
-)
-_finalized(
-    "count",
-    "CommCount",
-    "still reports its size",
-    _ACCEPTED,
-    Rank.count,
-)
-_finalized(
-    "redop",
-    "RedOpCreatePreMulSum",
-    "accepts reduction operators",
-    _ACCEPTED,
-    Rank.make_operator,
-)
-_finalized(
-    "register",
-    "CommRegister",
-    "accepts ncclCommRegister",
-    _ACCEPTED,
-    Rank.register,
-)
-_finalized(
-    "revoke",
-    "CommRevoke",
-    "cannot be revoked",
-    _REFUSED,
-    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
-)
-_finalized(
-    "suspend",
-    "CommSuspend",
-    "can be suspended",
-    _ACCEPTED,
-    lambda rank, comm: rank.nccl.CommSuspend(comm, 1),
-    double=_ENDED,
-    host=_ENDED,
-)
-_finalized(
-    "memory",
-    "CommMemStats",
-    "has memory statistics",
-    _ACCEPTED,
-    lambda rank, comm: rank.nccl.CommMemStats(comm, 0, c.byref(c.c_uint64())),
-)
+_finalized("split", "can be split", _ACCEPTED, ranks=2, double=_ENDED, host=_ENDED)
+_finalized("count", "still reports its size", _ACCEPTED)
+_finalized("redop", "accepts reduction operators", _ACCEPTED)
+_finalized("register", "accepts ncclCommRegister", _ACCEPTED)
+_finalized("revoke", "cannot be revoked", _REFUSED)
+_finalized("suspend", "can be suspended", _ACCEPTED, double=_ENDED, host=_ENDED)
+_finalized("memory", "has memory statistics", _ACCEPTED)
 
 
 def _waits(function: str, connected: bool, processes: bool) -> None:

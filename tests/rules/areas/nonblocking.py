@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes as c
-from collections.abc import Callable
 from typing import Any
 
+from tests.rules.calls import CALLS
 from tests.rules.rank import F32, Rank, handle
 from tests.rules.rule import rule, stricter
 
@@ -233,13 +233,12 @@ def destroy_non_blocking(rank: Rank) -> str:
 
 def _unready(
     name: str,
-    function: str,
     text: str,
     nccl: Any,  # noqa: ANN401 - outcomes by release
-    call: Callable[[Rank, c.c_void_p], Any],
     **options: Any,  # noqa: ANN401 - of rule()
 ) -> None:
     """Register a rule about a call on a communicator in progress: [code, state, in a group]."""
+    function, call = CALLS[name]
 
     def probe(rank: Rank) -> list[Any]:
         comm = rank.unready()
@@ -256,62 +255,33 @@ _POISONED = {
 }
 _unready(
     "operation",
-    "AllReduce",
     "An operation on a communicator in progress is rejected, and since 2.24 fails its creation",
     _POISONED,
-    lambda rank, comm: rank.sum(comm),
 )
 _unready(
     "operation_in_group",
-    "AllReduce",
     "A group with an operation on a communicator in progress fails, since 2.24 also its creation",
     {
         "2.18": [["invalidUsage", "invalidUsage", "invalidUsage"], "inProgress", False],
         "2.24": [["success", "invalidArgument", "invalidArgument"], "invalidArgument", False],
     },
-    lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
 )
 _unready(
     "finalize",
-    "CommFinalize",
     "ncclCommFinalize of a communicator in progress is rejected, and since 2.24 fails its creation",
     _POISONED,
-    lambda rank, comm: rank.nccl.CommFinalize(comm),
 )
-_unready(
-    "count",
-    "CommCount",
-    "ncclCommCount of a communicator in progress is rejected",
-    _REFUSED,
-    Rank.count,
-)
-_unready(
-    "rank",
-    "CommUserRank",
-    "ncclCommUserRank of a communicator in progress is rejected",
-    _REFUSED,
-    lambda rank, comm: rank.nccl.CommUserRank(comm, c.byref(c.c_int())),
-)
-_unready(
-    "device",
-    "CommCuDevice",
-    "ncclCommCuDevice of a communicator in progress is rejected",
-    _REFUSED,
-    lambda rank, comm: rank.nccl.CommCuDevice(comm, c.byref(c.c_int())),
-)
+for _name in ("count", "rank", "device"):
+    _unready(_name, f"nccl{CALLS[_name][0]} of a communicator in progress is rejected", _REFUSED)
 _unready(
     "redop",
-    "RedOpCreatePreMulSum",
     "A communicator in progress rejects reduction operators and is not affected",
     _REFUSED,
-    Rank.make_operator,
 )
 _unready(
     "register",
-    "CommRegister",
     "A communicator in progress accepts ncclCommRegister",
     ["success", "inProgress", False],
-    Rank.register,
 )
 _NOT_READY = stricter(
     _REFUSED,
@@ -319,24 +289,20 @@ _NOT_READY = stricter(
 )
 _unready(
     "revoke",
-    "CommRevoke",
     "ncclCommRevoke of a communicator in progress returns inProgress",
     ["inProgress", "inProgress", False],
-    lambda rank, comm: rank.nccl.CommRevoke(comm, 0),
     alone=True,
     double=_NOT_READY,
     host=_NOT_READY,
 )
 _unready(
     "split",
-    "CommSplit",
     "A communicator in progress cannot be split; 2.24 fails its creation",
     {
         "2.18": ["invalidUsage", "inProgress", False],
         "2.24": ["invalidArgument", "invalidArgument", False],
         "2.28": ["invalidArgument", "inProgress", False],
     },
-    lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
 )
 
 

@@ -1,0 +1,55 @@
+"""Calls on a communicator that is in some state: in progress, finalized, revoked, suspended."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable
+from typing import Any
+
+from tests.rules.rank import F32, Rank
+
+__all__ = ["CALLS", "Call"]
+
+Call = Callable[[Rank, c.c_void_p], Any]
+
+
+def _simulate(rank: Rank, comm: c.c_void_p) -> list[str]:
+    rank.nccl.GroupStart()
+    return [rank.sum(comm), rank.nccl.GroupSimulateEnd(None)]
+
+
+# The nccl.h function, and the call, which returns its code or several.
+CALLS: dict[str, tuple[str, Call]] = {
+    "operation": ("AllReduce", lambda rank, comm: rank.sum(comm)),
+    "operation_in_group": (
+        "AllReduce",
+        lambda rank, comm: [rank.nccl.GroupStart(), rank.sum(comm), rank.nccl.GroupEnd()],
+    ),
+    "operation_works": ("AllReduce", lambda rank, comm: rank.works(comm)),
+    "message": (
+        "Send",
+        lambda rank, comm: rank.nccl.Send(
+            rank.cuda.memory(), 4, F32, rank.peer, comm, rank.cuda.stream()
+        ),
+    ),
+    "simulate": ("GroupSimulateEnd", _simulate),
+    "state": ("CommGetAsyncError", lambda rank, comm: rank.state(comm)),
+    "count": ("CommCount", Rank.count),
+    "rank": ("CommUserRank", lambda rank, comm: rank.nccl.CommUserRank(comm, c.byref(c.c_int()))),
+    "device": ("CommCuDevice", lambda rank, comm: rank.nccl.CommCuDevice(comm, c.byref(c.c_int()))),
+    "memory": (
+        "CommMemStats",
+        lambda rank, comm: rank.nccl.CommMemStats(comm, 0, c.byref(c.c_uint64())),
+    ),
+    "redop": ("RedOpCreatePreMulSum", Rank.make_operator),
+    "register": ("CommRegister", Rank.register),
+    "split": (
+        "CommSplit",
+        lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
+    ),
+    "suspend": ("CommSuspend", lambda rank, comm: rank.nccl.CommSuspend(comm, 1)),
+    "revoke": ("CommRevoke", lambda rank, comm: rank.nccl.CommRevoke(comm, 0)),
+    "finalize": ("CommFinalize", lambda rank, comm: rank.nccl.CommFinalize(comm)),
+    "destroy": ("CommDestroy", lambda rank, comm: rank.nccl.CommDestroy(comm)),
+    "abort": ("CommAbort", lambda rank, comm: rank.nccl.CommAbort(comm)),
+}
