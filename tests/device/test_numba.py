@@ -12,6 +12,7 @@ import pytest
 from tests.device.memory import shared
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 numba = pytest.importorskip("numba")
@@ -38,7 +39,10 @@ def _ring(pointers, signals, out, rank, nranks):
         peers.barrier(signals, rank, nranks, 1, 1)
 
 
-def _ring_of_rank(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(4, True), *([(2, False)] if FULL else [])])
+@on_ranks(by="threads", timeout=120)
+def test_put_signal_wait_and_barrier(rank: Rank) -> None:
+    """By the calling thread and on a stream."""
     for on_stream in (False, True):
         _check_ring(rank, on_stream)
 
@@ -59,12 +63,6 @@ def _check_ring(rank: Rank, on_stream: bool) -> None:
     source = (rank.rank - 1) % rank.nranks
     expected = [[0] + [source + step] * (count - 1) for step in range(rounds)]
     np.testing.assert_array_equal(out, np.array(expected, np.float32))
-
-
-@pytest.mark.parametrize(("nranks", "threads"), [(4, True), *([(2, False)] if FULL else [])])
-def test_put_signal_wait_and_barrier(launch: Launcher, nranks: int, threads: bool) -> None:
-    """By the calling thread and on a stream."""
-    launch(nranks, _ring_of_rank, threads=threads, timeout=120)
 
 
 @numba.njit(nogil=True)
@@ -109,7 +107,9 @@ def _add(signals, times):
     return largest
 
 
-def _add_of_rank(rank: Rank) -> None:
+@sizes_and_worlds
+@on_ranks(by="threads", timeout=120)
+def test_additions_are_atomic(rank: Rank) -> None:
     times = 10_000
     signals = shared(rank, 1)
     largest = _add(signals.pointers, times)
@@ -118,11 +118,6 @@ def _add_of_rank(rank: Rank) -> None:
     rank.comm.all_reduce(np.zeros(1))
     assert signals.own[0] == (2 * times * rank.nranks if rank.rank == 0 else 0)
     assert largest < 2 * times * rank.nranks
-
-
-@sizes_and_worlds
-def test_additions_are_atomic(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _add_of_rank, threads=threads, timeout=120)
 
 
 @numba.njit(nogil=True)
@@ -163,7 +158,8 @@ def _native(argument):
     words[2] = peers.wait(signals, 0, 4)
 
 
-def _native_of_rank(rank: Rank) -> None:
+@on_ranks(2, timeout=120)
+def test_as_a_native_function_on_a_stream(rank: Rank) -> None:
     signals = shared(rank, 1)
     words = np.array([signals.pointers[rank.rank], 0, 0])
     native = numba.cfunc("void(voidptr)", nopython=True)(_native)
@@ -172,10 +168,6 @@ def _native_of_rank(rank: Rank) -> None:
     stream.synchronize()
     stream.close()
     assert (signals.own[0], words[2]) == (4, 4)
-
-
-def test_as_a_native_function_on_a_stream(launch: Launcher) -> None:
-    launch(2, _native_of_rank, timeout=120)
 
 
 def test_arguments() -> None:

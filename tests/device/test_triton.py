@@ -13,6 +13,7 @@ import pytest
 from tests.device.memory import shared
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 torch = pytest.importorskip("torch")
@@ -89,7 +90,9 @@ def _count(signals, rank, nranks, times):
     peers.signal(signals, rank, 1, 5 + rank, "set")
 
 
-def _count_of_rank(rank: Rank) -> None:
+@sizes_and_worlds
+@on_ranks(by="threads", env=_INTERPRET, timeout=60)
+def test_signals_are_counted(rank: Rank) -> None:
     signals = shared(rank, 2 + peers.barrier_words(rank.nranks))
     table = torch.from_numpy(signals.pointers)
     for _ in range(2):  # a barrier goes on where it was
@@ -98,11 +101,6 @@ def _count_of_rank(rank: Rank) -> None:
     assert signals.own[0] == (2 * 20 * 3 * rank.nranks if rank.rank == 0 else 0)
     assert signals.own[1] == 5 + rank.rank
     assert (signals.own[2:] == 40).all()
-
-
-@sizes_and_worlds
-def test_signals_are_counted(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _count_of_rank, threads=threads, env=_INTERPRET, timeout=60)
 
 
 @triton.jit
@@ -115,7 +113,9 @@ def _grid(signals, rank, nranks, counter, places):
         peers.barrier(signals, rank, nranks)
 
 
-def _grid_of_rank(rank: Rank) -> None:
+@worlds
+@on_ranks(4, by="threads", env=_INTERPRET, timeout=60)
+def test_last_program_of_grids_of_different_sizes(rank: Rank) -> None:
     signals = shared(rank, peers.barrier_words(rank.nranks))
     counter, shape = torch.zeros(1, dtype=torch.int32), (2 + rank.rank, 3)
     for call in range(3):
@@ -128,17 +128,14 @@ def _grid_of_rank(rank: Rank) -> None:
         assert torch.equal(places.flatten(), torch.arange(1, places.numel() + 1))
 
 
-@worlds
-def test_last_program_of_grids_of_different_sizes(launch: Launcher, threads: bool) -> None:
-    launch(4, _grid_of_rank, threads=threads, env=_INTERPRET, timeout=60)
-
-
 @triton.jit
 def _wait_for(signals, rank, value, spins, out):
     tl.store(out, peers.wait(signals, rank, value, 0, spins))
 
 
-def _late(rank: Rank) -> None:
+@worlds
+@on_ranks(2, by="threads", env=_INTERPRET, timeout=60)
+def test_waits_end(rank: Rank) -> None:
     from triton.runtime.errors import InterpreterError
 
     signals = shared(rank, 1)
@@ -156,11 +153,6 @@ def _late(rank: Rank) -> None:
     rank.comm.all_reduce(np.zeros(1))
     peers.set_timeout(60)
     assert tl.core.is_builtin(tl.load)  # nothing of the interpreter stays behind
-
-
-@worlds
-def test_waits_end(launch: Launcher, threads: bool) -> None:
-    launch(2, _late, threads=threads, env=_INTERPRET, timeout=60)
 
 
 @triton.jit
@@ -200,7 +192,10 @@ def _touch(data):
     tl.store(data, 1)
 
 
-def _not_copied(_: Rank) -> None:
+@on_ranks(1, env=_INTERPRET, timeout=60)
+def test_memory_is_not_copied_to_itself(rank: Rank) -> None:
+    """Triton's interpreter alone does it after a kernel; what peers store meanwhile is lost."""
+
     def refuse(target: Any, source: Any, *_: object) -> None:
         raise AssertionError(f"copied {source.data_ptr():#x} to {target.data_ptr():#x}")
 
@@ -213,11 +208,6 @@ def _not_copied(_: Rank) -> None:
     finally:
         torch.UntypedStorage.copy_ = copy
     assert memory.tolist() == [1, 1, 0]
-
-
-def test_memory_is_not_copied_to_itself(launch: Launcher) -> None:
-    """Triton's interpreter alone does it after a kernel; what peers store meanwhile is lost."""
-    launch(1, _not_copied, env=_INTERPRET, timeout=60)
 
 
 @triton.jit

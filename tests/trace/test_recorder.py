@@ -23,6 +23,7 @@ from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.traces import CLOCKS, traced_by
 
 COUNT = 1000
@@ -48,7 +49,8 @@ def _every_operation(rank: Rank, comm: nccl.Communicator) -> None:
         comm.recv(out, (rank.rank - 1) % nranks)
 
 
-def _arguments(rank: Rank) -> None:
+@on_ranks(3, by="provider")
+def test_every_operation_with_its_arguments(rank: Rank) -> None:
     comm = rank.comm
     trace = traced_by(lambda: _every_operation(rank, comm))
     n, last = rank.nranks, rank.nranks - 1
@@ -97,11 +99,8 @@ def _check_times(trace: ProcessTrace) -> None:
         assert o.called - CLOCKS <= o.began <= o.ended <= trace.ended + CLOCKS, o
 
 
-def test_every_operation_with_its_arguments(launch: Launcher, provider: str) -> None:
-    launch(3, _arguments, provider=provider)
-
-
-def _times(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_the_times_of_streams(rank: Rank) -> None:
     """What a stream does late is late in the trace, on that stream only."""
     comm = rank.comm
     stream, other = rank.stream(), rank.stream()
@@ -146,11 +145,8 @@ def _times(rank: Rank) -> None:
     assert wait.ended >= late.ended - CLOCKS
 
 
-def test_the_times_of_streams(launch: Launcher, provider: str) -> None:
-    launch(2, _times, provider=provider)
-
-
-def _device_waits(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_waits_and_ranges_of_streams(rank: Rank) -> None:
     """A stream that waits for an event of another one waits in the trace."""
     comm = rank.comm
     stream, other = rank.stream(), rank.stream()
@@ -193,10 +189,6 @@ def _device_waits(rank: Rank) -> None:
     assert all(earlier - CLOCKS <= later for earlier, later in itertools.pairwise(times)), times
 
 
-def test_waits_and_ranges_of_streams(launch: Launcher, provider: str) -> None:
-    launch(2, _device_waits, provider=provider)
-
-
 def _ranges_on_other_devices(rank: Rank) -> None:
     """The stream of a range need not be on the current device."""
     assert rank.device == 0
@@ -232,7 +224,8 @@ def test_ranges_of_streams_on_other_devices(launch: Launcher) -> None:
     launch(1, _ranges_on_other_devices, provider="cuda")
 
 
-def _groups(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_groups_and_plans(rank: Rank) -> None:
     comm = rank.comm
     other = comm.split(0)
     assert other is not None
@@ -257,11 +250,8 @@ def _groups(rank: Rank) -> None:
     _check_times(trace)
 
 
-def test_groups_and_plans(launch: Launcher, provider: str) -> None:
-    launch(2, _groups, provider=provider)
-
-
-def _one_sided(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_one_sided_operations_and_windows(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     nbytes = 4096
     memories = [comm.mem_alloc(nbytes) for _ in range(2)]
@@ -318,10 +308,6 @@ def _one_sided(rank: Rank) -> None:
     assert again == trace
     for window in windows:
         window.close()
-
-
-def test_one_sided_operations_and_windows(launch: Launcher, provider: str) -> None:
-    launch(2, _one_sided, provider=provider)
 
 
 def _in_one_process(comms: list[nccl.Communicator]) -> None:
@@ -388,7 +374,8 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         comm.close()
 
 
-def _largest(rank: Rank) -> None:
+@on_ranks(3)
+def test_the_rank_of_a_process_is_that_in_its_largest_communicator(rank: Rank) -> None:
     half = rank.comm.split(rank.rank // 2, -rank.rank)
     assert half is not None
     x = np.ones(1)
@@ -401,16 +388,13 @@ def _largest(rank: Rank) -> None:
     half.close()
 
 
-def test_the_rank_of_a_process_is_that_in_its_largest_communicator(launch: Launcher) -> None:
-    launch(3, _largest)
-
-
 def _repeat(function: Callable[[], object]) -> None:
     for _ in range(10):
         function()
 
 
-def _failures(rank: Rank) -> None:
+@on_ranks(2, fresh=True)
+def test_failed_operations(rank: Rank) -> None:
     comm = rank.communicator()
     x = rank.memory.put(np.zeros(COUNT, np.float32))
     comm.all_reduce(x)
@@ -428,10 +412,6 @@ def _failures(rank: Rank) -> None:
     if rank.rank != 0 and failed:  # it may also find the communicator aborted before the call
         assert failed == [trace.operations[-1]]
     assert not trace.operations[0].failed
-
-
-def test_failed_operations(launch: Launcher) -> None:
-    launch(2, _failures, fresh=True)
 
 
 def _single() -> nccl.Communicator:

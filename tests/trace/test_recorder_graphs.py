@@ -15,12 +15,14 @@ from pynccl.tools.trace import chrome
 from pynccl.tools.trace.exposure import exposed
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.traces import traced_by
 
 COUNT = 1000
 
 
-def _ranges_in_captures(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_ranges_in_captures_have_no_end(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     x = rank.memory.put(np.zeros(COUNT, np.float32))
 
@@ -38,11 +40,8 @@ def _ranges_in_captures(rank: Rank) -> None:
     assert len(trace.launches) == 1
 
 
-def test_ranges_in_captures_have_no_end(launch: Launcher, provider: str) -> None:
-    launch(2, _ranges_in_captures, provider=provider)
-
-
-def _joined_by_a_wait(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_a_wait_that_joins_a_capture_keeps_it_valid(rank: Rank) -> None:
     """A stream joins the capture in the wait that is traced."""
     comm, stream, other = rank.comm, rank.stream(), rank.stream()
     event, back = rank.event(), rank.event()
@@ -66,11 +65,8 @@ def _joined_by_a_wait(rank: Rank) -> None:
     assert (rank.memory.get(buffer) == rank.nranks**2).all()
 
 
-def test_a_wait_that_joins_a_capture_keeps_it_valid(launch: Launcher, provider: str) -> None:
-    launch(2, _joined_by_a_wait, provider=provider)
-
-
-def _operations_in_graphs(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_operations_in_graphs_have_times_on_request(rank: Rank) -> None:
     comm, stream, side = rank.comm, rank.stream(), rank.stream()
     x, y = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
     fork, join = rank.event(), rank.event()
@@ -121,10 +117,6 @@ def _operations_in_graphs(rank: Rank) -> None:
     assert None not in found.runs
     (again,) = chrome.parse(json.dumps(chrome.document(trace)))
     assert again == trace
-
-
-def test_operations_in_graphs_have_times_on_request(launch: Launcher, provider: str) -> None:
-    launch(2, _operations_in_graphs, provider=provider)
 
 
 def _launches_behind_each_other(rank: Rank) -> int:
