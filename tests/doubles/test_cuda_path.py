@@ -22,6 +22,7 @@ from pynccl import nccl
 from tests.doubles import build, library
 from tests.mirror.conftest import mirror_runner
 from tests.support import warm
+from tests.support.blocking import in_threads
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
@@ -233,7 +234,6 @@ def test_abort_does_not_wait_for_graphs_of_others() -> None:
 
 def test_streams_in_a_thread_without_a_context() -> None:
     stream, event = nccl.Stream("cuda", device=0), nccl.Event("cuda", device=0)
-    errors: list[BaseException] = []
 
     def use() -> None:
         for call in (
@@ -244,15 +244,9 @@ def test_streams_in_a_thread_without_a_context() -> None:
             event.synchronize,
             stream.synchronize,
         ):
-            try:
-                call()
-            except nccl.DriverError as error:
-                errors.append(error)
+            call()
 
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join(30)
-    assert errors == []
+    in_threads(use)
 
 
 def test_the_current_stream_of_an_arrays_device() -> None:
@@ -415,9 +409,7 @@ def test_waits_do_not_end_captures() -> None:
 
     with _captured_by_others():
         wait()
-        thread = threading.Thread(target=wait)  # waits in the driver
-        thread.start()
-        thread.join()
+        in_threads(wait)  # waits in the driver
     comm.close()
 
 
@@ -431,9 +423,7 @@ def test_closing_graphs_does_not_end_captures() -> None:
         graphs.append(graph)
     with _captured_by_others(), library.record() as record:
         graphs[0].close()
-        thread = threading.Thread(target=graphs[1].close)
-        thread.start()
-        thread.join()
+        in_threads(graphs[1].close)
     assert [call.result for call in record.named("cuGraphExecDestroy")] == [0, 0]
     comm.close()
 

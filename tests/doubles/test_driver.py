@@ -7,36 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.doubles import library
+from tests.support.blocking import in_threads
 
 pytestmark = pytest.mark.violations
 
 BUSY = 0.2  # seconds
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # CUstreamCaptureMode
-
-
-def in_thread(function: Callable[[], None]) -> None:
-    """Run a function in a new thread, which has no context, and re-raise its exception."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 def use(device: int) -> None:
@@ -93,7 +75,7 @@ def test_calls_that_need_a_context_fail_without_one() -> None:
         driver("cuStreamSynchronize", made)
         driver("cuEventQuery", event)
 
-    in_thread(body)
+    in_threads(body)
 
 
 def test_events_and_streams_belong_to_a_device(cuda: library.Driver) -> None:
@@ -148,7 +130,7 @@ def test_per_thread_streams_are_apart(cuda: library.Driver) -> None:
         use(0)
         library.driver()("cuStreamSynchronize", 2)
 
-    in_thread(other)
+    in_threads(other)
     assert time.monotonic() - started < BUSY / 2
     cuda("cuStreamSynchronize", 0)  # but the legacy stream waits for them
     assert time.monotonic() - started > BUSY / 2
@@ -208,7 +190,7 @@ def test_destroying_a_graph_invalidates_captures(
         if allowed
         else pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
     ):
-        in_thread(destroy) if elsewhere else destroy()
+        in_threads(destroy) if elsewhere else destroy()
     if allowed:
         end()
         cuda("cuGraphDestroy", graph.value)

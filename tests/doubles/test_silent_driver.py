@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import queue
-import threading
-from collections.abc import Callable
 
 import numpy as np
 
 from pynccl import nccl
 from tests.doubles import library
-from tests.support.blocking import wait_until
+from tests.support.blocking import in_threads, wait_until
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -23,13 +21,6 @@ def _new_stream() -> int:
     made = ctypes.c_uint64()
     library.driver()("cuStreamCreate", ctypes.byref(made), 1)
     return made.value
-
-
-def _call_soon(function: Callable[[], object]) -> None:
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    thread.join(_LONG)
-    assert not thread.is_alive()
 
 
 @on_ranks(2, provider="cuda", timeout=90)
@@ -53,9 +44,9 @@ def test_nothing_waits_for_a_driver_that_does_not_answer(rank: Rank) -> None:
         comm.all_reduce(buffer, stream=stream)
         wait_until(kept, _LONG)
         for each, on in ((comm, foreign), (other, foreign), (other, stream)):
-            _call_soon(lambda each=each, on=on: each.all_reduce(buffer, stream=on))
+            in_threads(lambda each=each, on=on: each.all_reduce(buffer, stream=on))
         error = expired.get(timeout=_LONG)
-        _call_soon(comm.flight_record)
+        in_threads(comm.flight_record)
     rank.set_event("expired")
     assert isinstance(error, nccl.NcclTimeoutError)
     assert "all_reduce #" in str(error)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_graphs import COUNT
+from tests.support.blocking import in_threads
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -95,18 +95,8 @@ def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     # A capture is ended by the thread and with the stream that it began with.
     graph = nccl.capture(stream)
     graph.__enter__()
-    caught: list[BaseException] = []
-
-    def end() -> None:
-        try:
-            graph.__exit__(None, None, None)
-        except RuntimeError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=end)
-    thread.start()
-    thread.join()
-    assert "another thread" in str(caught[0])
+    with pytest.raises(RuntimeError, match="another thread"):
+        in_threads(lambda: graph.__exit__(None, None, None))
     with pytest.raises(ValueError, match="being captured"):
         graph.launch()
     with pytest.raises(ValueError, match="being captured"):
@@ -166,30 +156,13 @@ def test_other_threads_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa:
     """Other threads may ask for other streams and wait for them in every mode."""
     stream, other, event = rank.stream(), rank.stream(), rank.event()
     event.record(other)
-    errors: list[BaseException | None] = []
-
-    def elsewhere(body: Callable[[], object]) -> None:
-        def run() -> None:
-            try:
-                body()
-                errors.append(None)
-            except nccl.DriverError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-
     array = rank.memory.put(np.ones(COUNT))
     rank.comm.all_reduce(array, stream=other)
     with nccl.capture(stream, mode=mode) as graph:
         rank.comm.all_reduce(array)
-        elsewhere(event.query)
-        elsewhere(other.query)
-        elsewhere(other.synchronize)
-        elsewhere(event.synchronize)
+        for call in (event.query, other.query, other.synchronize, event.synchronize):
+            in_threads(call)
         assert event.query()
-    assert errors == [None] * 4
     graph.launch()
     stream.synchronize()
 
@@ -205,9 +178,7 @@ def test_graphs_that_are_freed_during_a_capture(rank: Rank, mode: Any) -> None: 
         with nccl.capture(stream, mode=mode) as graph:
             for one in frees[1:]:
                 one.close()
-            thread = threading.Thread(target=lambda: [one.close() for one in frees[:1]])
-            thread.start()
-            thread.join()
+            in_threads(*(one.close for one in frees[:1]))
             stream.launch(Function())
             rank.comm.all_reduce(array)
         return graph

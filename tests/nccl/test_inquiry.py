@@ -26,7 +26,7 @@ from pynccl.flight.dump import Dump, parse
 from pynccl.flight.missing import Missing, find_missing, shortened
 from tests.nccl.test_life import check_works
 from tests.support import gpu, warm
-from tests.support.blocking import wait_until
+from tests.support.blocking import in_threads, wait_until
 from tests.support.commands import run_command
 from tests.support.flight_dumps import communicator, dump, dump_json, record
 from tests.support.launcher import Launcher, Run
@@ -467,19 +467,12 @@ def _expire_without_a_store(folder: Path) -> float:
     """How long it took."""
     store = _failing()(folder)  # type: ignore[operator]
     unique_id, config = nccl.get_unique_id("host"), nccl.Config(timeout=0.3)
-    made: list[nccl.Communicator] = []
 
-    def make(rank: int) -> None:
-        made.append(
-            nccl.Communicator(2, unique_id, rank, config=config, provider="host", store=store)
-        )
+    def make(rank: int) -> nccl.Communicator:
+        return nccl.Communicator(2, unique_id, rank, config=config, provider="host", store=store)
 
-    threads = [threading.Thread(target=make, args=[rank]) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    comm = next(comm for comm in made if comm.rank == 0)
+    made = in_threads(partial(make, 0), partial(make, 1))
+    comm = made[0]
     stream = nccl.Stream("host")
     began = time.monotonic()
     comm.all_reduce(np.ones(4), stream=stream)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.blocking import in_threads
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -212,9 +212,5 @@ def test_of_many_threads() -> None:
             own.launch_native(_POST, done)
         own.synchronize()
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    in_threads(*[run] * 4)
     assert _value(done) == 400

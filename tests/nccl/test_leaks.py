@@ -5,15 +5,15 @@ descriptors, threads, shared memory, entries in /dev/shm, and memory.
 from __future__ import annotations
 
 import os
-import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
 from tests.support import holdings, shared_memory
-from tests.support.blocking import wait_until
+from tests.support.blocking import in_threads, wait_until
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -58,18 +58,10 @@ def _pair(ids: list[bytes], rank: int) -> None:
             comm.close()
 
 
-def _threads_of_one_process(ids: list[bytes]) -> None:
-    threads = [threading.Thread(target=_pair, args=(ids, rank)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def _paired_communicators(rank: Rank) -> None:
-    _threads_of_one_process(rank.unique_ids[:20])
+    in_threads(*(partial(_pair, rank.unique_ids[:20], number) for number in range(2)))
     before, memory = holdings.count(), _resident()
-    _threads_of_one_process(rank.unique_ids[20:])
+    in_threads(*(partial(_pair, rank.unique_ids[20:], number) for number in range(2)))
     holdings.check(before)
     assert _resident() - memory < 16 << 20
 

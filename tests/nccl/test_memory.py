@@ -10,7 +10,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from pynccl import _C, libraries, memory, nccl
+from tests.support.blocking import in_threads
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -107,10 +107,7 @@ def test_registration_follows_the_segments(arena: _C.Arena, comm: nccl.Communica
     assert memory._follow(comm, arena) is registration
     second = arena.allocate(MIB)
     assert registration.segments == 2
-    addresses: list[int] = []
-    thread = threading.Thread(target=lambda: addresses.append(arena.allocate(MIB)))
-    thread.start()
-    thread.join(30)
+    addresses = in_threads(lambda: arena.allocate(MIB))
     assert registration.segments == 3
     arena.deallocate(first)
     assert registration.segments == 2

@@ -5,9 +5,9 @@ limit, several agreements in a row; in hostnccl and through a store.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from pynccl import _C
 from pynccl._internal.recovery import Rounds
 from pynccl.errors import NcclRemoteError
+from tests.support.blocking import in_threads
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
@@ -108,21 +109,12 @@ def test_ranks_agree_through_a_store() -> None:
     left_out = 0
     for seed in range(_REPEATS // 2):
         store = _Slow(distributed.HashStore())
-        results: list[list[Lost | None]] = [[] for _ in range(_NRANKS)]
 
-        def run(
-            rank: int, store: object = store, seed: int = seed, results: list = results
-        ) -> None:
+        def run(rank: int, store: object = store, seed: int = seed) -> list[Lost | None]:
             rounds = Rounds("test", _NRANKS)
-            results[rank] = _agree_repeatedly(rank, seed, lambda: rounds.agree(store, rank, _LIMIT))
+            return _agree_repeatedly(rank, seed, lambda: rounds.agree(store, rank, _LIMIT))
 
-        threads = [threading.Thread(target=run, args=[rank]) for rank in range(_NRANKS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        left_out += _check(results)
+        left_out += _check(in_threads(*(partial(run, rank) for rank in range(_NRANKS))))
     assert left_out
 
 

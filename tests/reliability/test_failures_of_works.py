@@ -30,7 +30,7 @@ from pynccl import libraries, nccl
 from pynccl.c10d.build import build
 from tests.reliability.workers import Lane, Lanes, Member
 from tests.support import gpu
-from tests.support.blocking import wait_until
+from tests.support.blocking import in_threads, wait_until
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -270,11 +270,7 @@ class _Scene:
                         self.dist.destroy_process_group(group)
             case "aborted":
                 # An abort may wait for other groups' operations on the same stream.
-                threads = [threading.Thread(target=one.abort) for one in self.groups.values()]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+                in_threads(*(one.abort for one in self.groups.values()))
             case "revoked":
                 for comm in nccl.flight_record():
                     comm.revoke()

@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from pynccl import nccl
 from tests.support.rank import Rank
+
+T = TypeVar("T")
 
 PAGE = 4096
 DEADLINE = 20.0  # seconds until a blocked call must end
@@ -54,6 +57,32 @@ class Blocked:
         assert not self._thread.is_alive()
         assert isinstance(self._error, nccl.NcclError), repr(self._error)
         assert reason in str(self._error), str(self._error)
+
+
+def in_threads(*calls: Callable[[], T]) -> list[T]:
+    """Call functions at the same time, each in its own thread, and return their results.
+
+    Raises:
+        AssertionError: a thread did not return in time.
+    """
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = calls[number]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=[i], daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a thread did not return"
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(calls))]
 
 
 def wait_until(condition: Callable[[], object], seconds: float = DEADLINE) -> None:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from pynccl.tools.replay import replay
 from pynccl.tools.trace import chrome
 from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
 from tests.support import gpu
+from tests.support.blocking import in_threads
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -428,14 +430,7 @@ def test_threads_have_their_own_rows() -> None:
             for _ in range(count):
                 comm.all_reduce(x)
 
-    def run() -> None:
-        threads = [threading.Thread(target=work, args=(count,)) for count in counts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    trace = traced_by(run)
+    trace = traced_by(lambda: in_threads(*(partial(work, count) for count in counts)))
     by_thread: dict[int, list[Operation]] = {}
     for operation in trace.operations:
         by_thread.setdefault(operation.thread, []).append(operation)
