@@ -9,7 +9,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from tests.doubles import build, library
 from tests.mirror.conftest import mirror_runner
 from tests.support import warm
 from tests.support.blocking import in_threads
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
 from tests.support.ranks import on_ranks
@@ -204,8 +203,7 @@ print("closed")
 
 def _runs(program: str) -> str:
     """Run a program to its end, and return its output."""
-    command = [sys.executable, "-c", program]
-    done = run_command(command, Path.cwd(), os.environ, timeout=60, popen=warm.WholePopen)
+    done = run_python("-c", program, popen=warm.WholePopen)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -6,8 +6,6 @@ refused where its owner has closed it or it belongs to another library.
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.blocking import wait_until_blocked
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.preload import run_client
 from tests.support.rank import Rank
@@ -329,8 +327,7 @@ print("end")
 
 @pytest.mark.parametrize("close", [True, False])
 def test_fork_and_exit(close: bool) -> None:
-    code = _EXIT.format(close=close)
-    ran = run_command([sys.executable, "-W", "ignore", "-c", code], _ROOT, os.environ, 60)
+    ran = run_python("-W", "ignore", "-c", _EXIT.format(close=close))
     assert (ran.returncode, ran.stdout.split()) == (0, ["end"]), ran.stderr
 
 

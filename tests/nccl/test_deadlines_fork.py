@@ -4,14 +4,8 @@ mutex locked.
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.tier import FULL
-
-_ROOT = Path(__file__).parents[2]
 
 _FORKS = """
 import os, signal, threading, time
@@ -85,6 +79,5 @@ print({end: ends.count(end) for end in set(ends)})
 
 def test_a_fork_while_deadlines_are_looked_at() -> None:
     forks = 60 if FULL else 15
-    env = {**os.environ, "FORKS": str(forks)}
-    done = run_command([sys.executable, "-c", _FORKS], _ROOT, env, timeout=240)
+    done = run_python("-c", _FORKS, FORKS=str(forks), timeout=240)
     assert done.stdout == f"{{'ends': {forks}}}\n", done

@@ -23,13 +23,12 @@ from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import Communicator, Dump, load
 from tests.nccl.test_life import carry
 from tests.support.blocking import wait_until_blocked
-from tests.support.commands import run_command
+from tests.support.commands import ROOT, run_command, run_python
 from tests.support.flight_dumps import run_torch
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 
-_ROOT = Path(__file__).parents[2]
 _ABSENT = 1
 
 
@@ -373,16 +372,15 @@ def test_a_handler_of_the_user_is_kept(
 ) -> None:
     path = str(tmp_path / "flight_3")
     script = _SIGNAL.format(before=before, after=after, path=path)
-    env = {**os.environ, "PYNCCL_FLIGHT_FILE": str(tmp_path / "flight_"), "RANK": "3"}
-    env["PYNCCL_PROVIDER"] = "host"
-    done = run_command([sys.executable, "-W", "ignore", "-c", script], _ROOT, env, timeout=60)
+    env = {"PYNCCL_FLIGHT_FILE": str(tmp_path / "flight_"), "PYNCCL_PROVIDER": "host"}
+    done = run_python("-W", "ignore", "-c", script, RANK="3", **env)
     assert printed in done.stdout + done.stderr, done
 
 
 def test_without_the_variable_sigusr2_ends_the_process() -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYNCCL_FLIGHT_FILE"}
     script = _SIGNAL.format(before="", after="", path="/nowhere")
-    done = run_command([sys.executable, "-c", script], _ROOT, env, timeout=60)
+    done = run_command([sys.executable, "-c", script], ROOT, env, timeout=60)
     assert done.returncode == -signal.SIGUSR2, done
 
 
@@ -422,7 +420,6 @@ try:
 except nccl.NcclTimeoutError:
     print("raised", flush=True)
 """
-    env = {**os.environ, "PYNCCL_FLIGHT_FILE": "/nowhere/flight_"}
-    done = run_command([sys.executable, "-W", "ignore", "-c", script], _ROOT, env, timeout=60)
+    done = run_python("-W", "ignore", "-c", script, PYNCCL_FLIGHT_FILE="/nowhere/flight_")
     assert done.stdout == "raised\n", done
     assert "pynccl: the flight record was not written: /nowhere/flight_" in done.stderr

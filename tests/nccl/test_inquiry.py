@@ -5,11 +5,9 @@ the error comes in time all the same.
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from pynccl.flight.missing import Missing, find_missing, shortened
 from tests.nccl.test_life import check_works
 from tests.support import gpu, warm
 from tests.support.blocking import in_threads, wait_until
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.flight_dumps import communicator, dump, dump_json, record
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
@@ -36,7 +34,6 @@ from tests.support.store import FolderStore
 
 pytestmark = pytest.mark.long
 
-_ROOT = Path(__file__).parents[2]
 _LIMIT = 0.6  # seconds
 _LATEST = _LIMIT + 15  # on a busy machine
 _ABSENT = 1
@@ -304,9 +301,7 @@ for comm in comms: comm.abort()
 
 
 def test_a_thread_that_keeps_the_gil_does_not_delay_the_end(tmp_path: Path) -> None:
-    done = run_command(
-        [sys.executable, "-c", _KEEP_THE_GIL, str(tmp_path)], _ROOT, os.environ, timeout=60
-    )
+    done = run_python("-c", _KEEP_THE_GIL, str(tmp_path))
     assert "True\n" in done.stdout, done
     assert "[1] all_reduce #1 " in done.stdout
     assert "waited for rank 1 in ncclAllReduce" in done.stdout
@@ -326,8 +321,7 @@ def make(rank):
 for rank in (0, 1): threading.Thread(target=make, args=[rank], daemon=True).start()
 time.sleep(0.4)
 """
-    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
-    done = run_command(command, _ROOT, os.environ, timeout=60)
+    done = run_python("-W", "ignore", "-c", script, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, ""), done
 
 
@@ -450,8 +444,7 @@ wait_for_use(own)
 print(os.getpid() in store.users, flush=True)
 os._exit(0)
 """
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    done = run_command(command, _ROOT, os.environ, timeout=60)
+    done = run_python("-c", script, str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "False\n"), done
 
 
@@ -564,6 +557,5 @@ assert called.wait(20)
 
 def test_the_process_ends_while_the_thread_calls_a_store() -> None:
     """Python before 3.14 ends the thread in the C++ of the store, which aborts the process."""
-    command = [sys.executable, "-c", _ENDS_IN_A_CALL]
-    done = run_command(command, _ROOT, os.environ, timeout=60, popen=warm.WholePopen)
+    done = run_python("-c", _ENDS_IN_A_CALL, popen=warm.WholePopen)
     assert done.returncode == 0, done.stderr

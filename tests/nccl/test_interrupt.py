@@ -6,11 +6,8 @@ of it, and that handlers that do not raise only run.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +16,11 @@ from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.blocking import interrupt_when_blocked
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
-_ROOT = Path(__file__).parents[2]
 _SOON = 0.2  # seconds
 _ATTEMPTS = 10
 
@@ -111,8 +107,7 @@ def _interrupted(soon: float, *waits: str) -> list[tuple[float, bool]]:
     """How late each attempt was interrupted, and whether the communicator is revoked then. Each
     wait is repeated until one attempt was interrupted soon.
     """
-    command = [sys.executable, "-c", _WAIT, str(soon), str(_ATTEMPTS), *waits]
-    done = run_command(command, _ROOT, os.environ, timeout=60)
+    done = run_python("-c", _WAIT, str(soon), str(_ATTEMPTS), *waits)
     assert done.returncode == 0, done
     lines = [line.split() for line in done.stdout.splitlines()]
     assert all(line[0] == "interrupted" for line in lines), done
@@ -159,7 +154,7 @@ for comm in comms:
 
 
 def test_a_handler_runs_while_the_call_waits() -> None:
-    done = run_command([sys.executable, "-c", _HANDLER], _ROOT, os.environ, timeout=60)
+    done = run_python("-c", _HANDLER)
     assert done.stdout == "[2] ['MainThread', 'MainThread'] [2. 2. 2. 2.]\n", done
 
 

@@ -4,7 +4,6 @@ or a call of the user's function, also while the main thread blocks.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -15,11 +14,9 @@ import pytest
 
 from pynccl import nccl
 from tests.support.blocking import wait_until
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
-
-_ROOT = Path(__file__).parents[2]
 
 
 def _comms(nranks: int = 2) -> list[nccl.Communicator]:
@@ -148,13 +145,6 @@ def test_children_inherit_the_attribute() -> None:
                 assert grandchild.on_timeout == "abort"
 
 
-def _run(script: str, **env: str) -> tuple[int, str, str]:
-    done = run_command(
-        [sys.executable, "-W", "ignore", "-c", script], _ROOT, {**os.environ, **env}, timeout=60
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 _ABORT = """
 import ctypes, os, threading
 import numpy as np
@@ -181,9 +171,10 @@ def test_the_process_is_aborted(tmp_path: Path, wait: str, how: str) -> None:
     before = "comms[0].on_timeout = 'abort'" if how == "attribute" else ""
     env = {"PYNCCL_ON_TIMEOUT": "abort"} if how == "environment" else {}
     env |= {"PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_", "RANK": "0"}
-    status, output, errors = _run(_ABORT.format(before=before, wait=_WAITS[wait]), **env)
-    assert (status, output) == (-signal.SIGABRT, "abort\n"), errors
-    assert "pynccl: all_reduce #1 (float64, count=4, sum) on rank 0 did not complete" in errors
+    done = run_python("-c", _ABORT.format(before=before, wait=_WAITS[wait]), **env)
+    assert (done.returncode, done.stdout) == (-signal.SIGABRT, "abort\n"), done
+    text = "pynccl: all_reduce #1 (float64, count=4, sum) on rank 0 did not complete"
+    assert text in done.stderr
     assert (tmp_path / "flight_0").exists()
 
 
@@ -208,5 +199,5 @@ comm.on_timeout = Function()
 comm.on_timeout = "abort"
 comm.close()
 """
-    status, output, errors = _run(script)
-    assert (status, output) == (0, "abort\n"), errors
+    done = run_python("-c", script)
+    assert (done.returncode, done.stdout) == (0, "abort\n"), done

@@ -5,10 +5,7 @@ makes communicators and windows, and blocked threads do not disturb the end of t
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +14,11 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
-_ROOT = Path(__file__).parents[2]
 _PAGE = 4096
 
 
@@ -193,10 +189,6 @@ def test_objects_are_not_made_in_a_raw_group(rank: Rank) -> None:
     rank.comm.split(0).close()
 
 
-def _run_script(script: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return run_command([sys.executable, "-c", script, *args], _ROOT, os.environ, timeout=60)
-
-
 _BLOCKED_AT_EXIT = """
 import sys, threading, time
 import numpy as np
@@ -289,7 +281,7 @@ slow = Slow()
 )
 def test_the_interpreter_ends_with_blocked_threads(how: str) -> None:
     for _ in range(5 if FULL else 1):
-        done = _run_script(_BLOCKED_AT_EXIT, how)
+        done = run_python("-c", _BLOCKED_AT_EXIT, how)
         assert done.returncode == 0, done
         assert "terminate" not in done.stderr
 
@@ -311,6 +303,6 @@ interpreters.destroy(one)
 
 
 def test_a_subinterpreter_is_refused() -> None:
-    done = _run_script(_SUBINTERPRETER)
+    done = run_python("-c", _SUBINTERPRETER)
     assert done.returncode == 0, done
     assert "pynccl._C cannot be imported in a subinterpreter" in done.stdout

@@ -5,21 +5,16 @@ recovery, and training with DDP and FSDP2 over both backends, whose losses must 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.tier import FULL
-
-_ROOT = Path(__file__).parents[2]
 
 
 def _run(module: str, options: str, *more: str) -> str:
-    command = [sys.executable, "-m", f"benchmarks.{module}", *options.split(), *more]
-    done = run_command(command, _ROOT, os.environ, timeout=120)
+    done = run_python("-m", f"benchmarks.{module}", *options.split(), *more, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,15 +4,13 @@ the load of the machine does not change, are checked against recorded bounds.
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks import callgrind
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.tier import FULL
 
 # Instructions of one call, by Python version, as docs/performance.md explains them. A change that
@@ -63,9 +61,7 @@ def test_no_row_is_missing() -> None:
     from pynccl.c10d.build import build
 
     build()  # takes longer than the process may
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", _ROWS]
-    done = run_command(command, root, os.environ, timeout=60, popen=warm.Popen)
+    done = run_python("-c", _ROWS, popen=warm.Popen)
     assert done.stdout == f"{len(_RECORDED[3, 11]) + _OF_TORCH + 1} {{}}\n", done
 
 

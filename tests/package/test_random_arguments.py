@@ -4,14 +4,10 @@ error that says nothing of the argument. `make sanitize-module` runs more, under
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.tier import FULL
 
 _CALLS = 20_000 if FULL else 2_500
@@ -19,7 +15,7 @@ _CALLS = 20_000 if FULL else 2_500
 
 def test_random_arguments() -> None:
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "tests.stress.arguments", str(_CALLS), "--seed", "0"]
-    done = run_command(command, Path.cwd(), os.environ, timeout=300, popen=warm.Popen)
+    arguments = ("-m", "tests.stress.arguments", str(_CALLS), "--seed", "0")
+    done = run_python(*arguments, timeout=300, popen=warm.Popen)
     assert done.returncode == 0, f"status {done.returncode}: {done.stdout}{done.stderr}"[-4000:]
     assert f"{_CALLS} calls" in done.stdout

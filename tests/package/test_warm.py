@@ -5,15 +5,13 @@ programs, do at their end what an interpreter does, and get their environment wh
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 
 pytest.importorskip("torch")
 
@@ -30,7 +28,7 @@ sys.exit(3)
 
 @pytest.mark.parametrize("popen", [warm.Popen, warm.LightPopen, warm.WholePopen])
 def test_what_is_left_at_the_end_is_done(popen: type[warm.Popen]) -> None:
-    done = run_command([sys.executable, "-c", _END], Path.cwd(), os.environ, 60, popen=popen)
+    done = run_python("-c", _END, popen=popen)
     assert (done.returncode, done.stdout) == (3, "thread\natexit\n")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 _AT_ONCE = 2
 
 
@@ -54,6 +56,17 @@ def run_command(
         out, err = process.communicate()
         raise AssertionError(f"not done within {timeout:g} s\n{out}{err}")
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def run_python(
+    *arguments: str,
+    timeout: float = 60,
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter from the project's folder, with variables added to its environment."""
+    env = {**os.environ, **variables}
+    return run_command([sys.executable, *arguments], ROOT, env, timeout, popen=popen)
 
 
 @contextlib.contextmanager

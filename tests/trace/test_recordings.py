@@ -5,10 +5,7 @@ limit, and that what is no recording is refused.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import pytest
 from pynccl import _C, nccl
 from pynccl.tools.trace import chrome, recording
 from pynccl.tools.trace.model import TraceError
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -39,15 +36,9 @@ with nccl.group():
 """
 
 
-def _run(program: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return run_command([sys.executable, "-c", program], Path.cwd(), os.environ | env, timeout=60)
-
-
 def test_traces_by_the_environment(tmp_path: Path) -> None:
-    done = _run(
-        PROGRAM.format(count=3, end=""),
-        {"PYNCCL_TRACE": str(tmp_path / "whole.json"), "RANK": "5"},
-    )
+    program, path = PROGRAM.format(count=3, end=""), str(tmp_path / "whole.json")
+    done = run_python("-c", program, PYNCCL_TRACE=path, RANK="5")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["whole.5.json"]
     events = json.loads((tmp_path / "whole.5.json").read_text())["traceEvents"]
@@ -58,7 +49,7 @@ def test_traces_by_the_environment(tmp_path: Path) -> None:
 def test_recordings_by_the_environment(tmp_path: Path, end: str) -> None:
     path = tmp_path / "program.rec"
     program = PROGRAM.format(count=4000, end=f"time.sleep(0.5)\n{end}" if end else "")
-    done = _run(program, {"PYNCCL_RECORD": str(path), "RANK": "7"})
+    done = run_python("-c", program, PYNCCL_RECORD=str(path), RANK="7")
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     (trace,) = chrome.load(tmp_path / "program.7.rec")
     assert (trace.rank, trace.timed, trace.dropped) == (7, False, 0)
@@ -86,8 +77,7 @@ def test_launched_ranks_write_at_their_end(tmp_path: Path) -> None:
     """Their processes end by os._exit, which calls nothing that was registered."""
     script, record, trace = (tmp_path / name for name in ("run.py", "run.rec", "run.json"))
     script.write_text(_LAUNCHES)
-    env = os.environ | {"PYNCCL_RECORD": str(record), "PYNCCL_TRACE": str(trace)}
-    done = run_command([sys.executable, str(script)], Path.cwd(), env, timeout=60)
+    done = run_python(str(script), PYNCCL_RECORD=str(record), PYNCCL_TRACE=str(trace))
     assert done.returncode == 0, done.stderr
     made = sorted(tmp_path.glob("run.*.*"))
     assert len(made) == 4, made
@@ -99,7 +89,7 @@ def test_launched_ranks_write_at_their_end(tmp_path: Path) -> None:
 def test_a_recording_keeps_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "program"
     env = {"PYNCCL_RECORD": str(path), "RANK": "0", "PYNCCL_RECORD_LIMIT": "12800"}
-    done = _run(PROGRAM.format(count=1000, end=""), env)
+    done = run_python("-c", PROGRAM.format(count=1000, end=""), **env)
     assert done.returncode == 0, done.stderr
     (trace,) = chrome.load(tmp_path / "program.0")
     assert len(trace.operations) == 100
@@ -108,16 +98,16 @@ def test_a_recording_keeps_its_limit(tmp_path: Path) -> None:
 
 
 def test_no_recording_without_operations(tmp_path: Path) -> None:
-    done = _run("from pynccl import nccl", {"PYNCCL_RECORD": str(tmp_path / "none")})
+    done = run_python("-c", "from pynccl import nccl", PYNCCL_RECORD=str(tmp_path / "none"))
     assert (done.returncode, done.stderr) == (0, "")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
     env = {"PYNCCL_RECORD": str(tmp_path / "missing" / "file")}
-    done = _run(PROGRAM.format(count=3, end=""), env)
+    done = run_python("-c", PROGRAM.format(count=3, end=""), **env)
     assert "the recording was stopped" in done.stderr
-    done = _run("from pynccl import nccl", env | {"PYNCCL_RECORD_LIMIT": "1 GB"})
+    done = run_python("-c", "from pynccl import nccl", PYNCCL_RECORD_LIMIT="1 GB", **env)
     assert "PYNCCL_RECORD_LIMIT: '1 GB' is not a number of bytes" in done.stderr
 
 
