@@ -15,16 +15,7 @@ from pynccl.weights.memory import Memory, Tensor
 from pynccl.weights.plan import Step
 from pynccl.weights.source import Source
 from pynccl.weights.target import Target
-from pynccl.weights.transfer import (
-    Bindings,
-    Bound,
-    Progress,
-    Sums,
-    nbytes_for,
-    pack,
-    pack_made,
-    unpack,
-)
+from pynccl.weights.transfer import Progress, Ring, Sums, bind, fill, unpack
 from pynccl.weights.world import World
 
 __all__ = ["BroadcastRing", "Slot"]
@@ -34,22 +25,14 @@ _SLOTS = 2
 
 @dataclass
 class Slot:
-    """A bucket and the transfer in progress.
-
-    Attributes:
-        buffer: its memory.
-        bucket: the memory as a tensor.
-        event: the end of the transfer.
-        step: the step being received, until it is unpacked.
-        kept: tensors being sent, referenced until the event.
-    """
+    """A bucket and the transfer in progress."""
 
     buffer: nccl.Buffer
-    bucket: Tensor
-    event: nccl.Event
+    bucket: Tensor  # the memory of the buffer
+    event: nccl.Event  # the end of the transfer
     is_busy: bool = False
-    step: Step | None = None
-    kept: list[Tensor] = field(default_factory=list)
+    step: Step | None = None  # being received, until it is unpacked
+    kept: list[Tensor] = field(default_factory=list)  # being sent, referenced until the event
 
     def wait(self) -> None:
         if self.is_busy:
@@ -58,18 +41,11 @@ class Slot:
             self.kept.clear()
 
 
-class BroadcastRing:
-    """The two buckets and the stream of a member.
-
-    Args:
-        world: the communicators.
-        memory: the session's memory.
-        nbytes: size of a bucket.
-    """
+class BroadcastRing(Ring):
+    """The two buckets and the stream of a member."""
 
     def __init__(self, world: World, memory: Memory, nbytes: int) -> None:
-        self.world = world
-        self.memory = memory
+        super().__init__(world, memory)
         comms = list(world.comms.values())
         provider = "host" if memory.on_host else "cuda"
         device = None if memory.on_host else comms[0].device
@@ -81,21 +57,13 @@ class BroadcastRing:
             event = nccl.Event(provider, device=device)
             self._slots.append(Slot(buffer, memory.bucket(buffer), event))
             self._registrations += [comm.register(buffer) for comm in comms]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(slot.buffer.nbytes for slot in self._slots)
-
-    @property
-    def spare(self) -> Tensor:
-        return self._slots[0].bucket
+        self.nbytes = sum(slot.buffer.nbytes for slot in self._slots)
+        self.spare = self._slots[0].bucket
 
     def probe(self) -> float:
         return self.world.probe(self._slots[0].buffer, self._stream)
 
-    def send(
-        self, steps: Sequence[Step], source: Source, bindings: Bindings, progress: Progress
-    ) -> Sums:
+    def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
         memory, sums = self.memory, Sums()
         memory.synchronize()  # the caller's enqueued work produces the tensors
         source.begin()
@@ -103,56 +71,44 @@ class BroadcastRing:
             slot = self._slots[number % _SLOTS]
             slot.wait()
             if number >= _SLOTS:
-                progress(steps[number - _SLOTS].payload)
-            bound = Bound() if source.is_lazy else bindings.bind(step, None, source, source, memory)
-            is_direct = len(step.units) == len(bound.raws) == 1
-            if is_direct:
+                progress(steps[number - _SLOTS].payload())
+            bound = None if source.is_lazy else bind(step, None, source, memory)
+            if bound is not None and len(step.units) == len(bound.raws) == 1:
                 slot.kept += bound.raws
-                address = memory.address(bound.raws[0])
-            else:
-                if source.is_lazy:
-                    pack_made(memory, slot.bucket, step, source, sums)
-                else:
-                    pack(memory, slot.bucket, bound, sums)
-                address = slot.buffer.ptr
-            self._start(step, address, slot)
-            if is_direct:
+                self._start(step, memory.address(bound.raws[0]), slot)
                 sums[bound.numbers[0]] = memory.checksum(bound.raws[0])
-            del bound
+            else:
+                fill(memory, slot.bucket, step, source, sums)
+                self._start(step, slot.buffer.ptr, slot)
         source.end()
         for slot in self._slots:
             slot.wait()
         for step in steps[-_SLOTS:]:
-            progress(step.payload)
+            progress(step.payload())
         return sums
 
-    def receive(
-        self, steps: Sequence[Step], target: Target, bindings: Bindings, progress: Progress
-    ) -> Sums:
+    def receive(self, steps: Sequence[Step], target: Target, progress: Progress) -> Sums:
         memory, receiver, sums = self.memory, self.world.receiver, Sums()
-
-        def bound_of(step: Step) -> Bound:
-            return bindings.bind(step, receiver, target.staged, target, memory)
 
         def finish(slot: Slot) -> None:
             slot.wait()
             if slot.step is None:
                 return
             step, slot.step = slot.step, None
-            bound = bound_of(step)
+            bound = bind(step, receiver, target, memory)
             if len(step.units) == len(bound.raws) == 1:
                 sums[bound.numbers[0]] = memory.checksum(bound.raws[0])
             else:
                 unpack(memory, slot.bucket, bound, sums)
-            progress(nbytes_for(step, receiver))
+            progress(step.payload(receiver))
 
-        own = [step for step in steps if step.is_for(receiver)]
+        own = [step for step in steps if step.segments_for(receiver)]
         for number, step in enumerate(own):
             slot = self._slots[number % _SLOTS]
             finish(slot)
             address = slot.buffer.ptr
-            if len(step.units) == 1 and (bound := bound_of(step)).raws:
-                address = memory.address(bound.raws[0])
+            if len(step.units) == 1 and (raws := bind(step, receiver, target, memory).raws):
+                address = memory.address(raws[0])
             slot.step = step
             self._start(step, address, slot)
         for number in range(len(own), len(own) + _SLOTS):
@@ -166,9 +122,7 @@ class BroadcastRing:
     def _start(self, step: Step, address: int, slot: Slot) -> None:
         """Enqueue the transfer of a step, from or to memory that begins at an address."""
         world, comm = self.world, self.world.comms[step.sender]
-        segments = [
-            s for s in step.segments if world.receiver is None or world.receiver in s.receivers
-        ]
+        segments = step.segments_for(world.receiver)
         with nccl.group() if len(segments) > 1 else contextlib.nullcontext():
             for receivers, offset, nbytes, *_ in segments:
                 options: dict[str, Any] = {"count": nbytes, "dtype": "uint8"}

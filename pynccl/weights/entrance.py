@@ -1,6 +1,7 @@
-"""The entrance of a session: a thread of sender 0 that accepts connections and reads their hello.
+"""The entrance of a session: the address at which sender 0 listens, and the threads that accept
+connections and read their hello.
 
-It also works between versions, so a starting receiver need not wait for the next one. Both the
+They also work between versions, so a starting receiver need not wait for the next one. Both the
 number of connections without a proof and the time of each are limited, so no process can stall a
 join.
 """
@@ -15,78 +16,74 @@ import threading
 import time
 
 from pynccl._internal.sockets import creation, track
-from pynccl.weights.handshake import ListeningSide
-from pynccl.weights.messages import (
-    FROM_RECEIVERS,
-    FROM_SENDERS,
-    HELLOS,
-    Hello,
-    ReceiverHello,
-    Refused,
-    SenderHello,
-    Welcome,
-)
-from pynccl.weights.wire import LONGEST, Deadline, Link
+from pynccl.store import Store
+from pynccl.weights import messages
+from pynccl.weights.handshake import listen_side
+from pynccl.weights.keys import INSECURE, LocalKey, Trust, new_key
+from pynccl.weights.meeting import STORE_KEY, own_host, split_address
+from pynccl.weights.wire import LONGEST, Deadline, Link, post_all
 
 __all__ = ["Entrance"]
 
-_MOST_PENDING = 128
+_MOST_UNPROVEN = 128  # connections
 _TO_PROVE = 2.0  # seconds, while there is room for connections
 _TO_PROVE_WITHOUT_ROOM = 0.1  # a member retries
 _TO_SAY_HELLO = 30.0  # seconds
 _LONGEST_HELLO = 1 << 26  # bytes
-_MOST_ACCEPTED = 64  # in one turn
-_LOOK = 0.05  # seconds between two checks of deadlines, while there are connections
-
-
-class _Proven:
-    """A connection that has proved the key, but has not sent a hello."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.deadline = Deadline(_TO_SAY_HELLO)
 
 
 class Entrance:
     """Accepts the other members of a session.
 
     Args:
-        listener: the listening socket.
-        key: of the session.
+        address: "host:port", where port 0 is any free port; or a store, to which the address is
+            written.
+        trust: the key and TLS. Without a key, a new one is generated and written to the store, or
+            to a file of this user.
         senders: the number of senders.
         timeout: of the links.
-        tls: a TLS context with this side's certificate; None disables TLS.
+
+    Attributes:
+        address: "host:port" to connect to.
+        key: the key that others must pass; None if they find it by themselves, or need none.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        key: str,
-        senders: int,
-        timeout: float,
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        self._listener = listener
-        self._key = key
+    def __init__(self, address: str | Store, trust: Trust, senders: int, timeout: float) -> None:
+        host, port = split_address(address, 0) if isinstance(address, str) else (own_host(), 0)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with creation():
+            self._listener = socket.create_server((host, port), family=family, backlog=1024)
+            track(self._listener)
+        self._listener.setblocking(False)
+        port = self._listener.getsockname()[1]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.key = None if trust.key == INSECURE else trust.key
+        self._local: LocalKey | None = None
+        self._key = trust.key or ""
+        self._tls = trust.tls
         self._senders = senders
         self._timeout = timeout
-        self._tls = tls
+        try:
+            if not isinstance(address, str):
+                in_store = "" if trust.key is not None else new_key()
+                address.set(STORE_KEY, f"{self.address} {in_store}")
+                self._key = self._key or in_store
+            elif trust.key is None:
+                self._local = LocalKey(port)
+                self._key = self._local.key
+        except BaseException:
+            self._listener.close()
+            raise
         self._numbers: set[int] = set()  # of the senders that have joined
-        self._pending: list[ListeningSide] = []
-        self._proven: list[_Proven] = []
-        self._arrived: list[tuple[Link, Hello]] = []
+        self._unproven: dict[socket.socket, float] = {}  # when each was accepted
+        self._proven: set[Link] = set()  # those that have not sent a hello
+        self._arrived: list[tuple[Link, messages.Hello]] = []
         self._changed = threading.Condition()
         self._is_closed = False
-        with creation():
-            self._wake, self._sleeper = socket.socketpair()
-            for sock in (self._wake, self._sleeper):
-                sock.setblocking(False)
-                track(sock)
-        listener.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="pynccl-weights-join", daemon=True)
         self._thread.start()
 
-    def arrived(self, deadline: Deadline) -> list[tuple[Link, Hello]]:
+    def arrived(self, deadline: Deadline) -> list[tuple[Link, messages.Hello]]:
         """The members that joined since the last call; waits for one until the deadline."""
         with self._changed:
             while not self._arrived and not self._is_closed and not deadline.is_over():
@@ -97,113 +94,103 @@ class Entrance:
     def close(self) -> None:
         """Stop accepting connections."""
         self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._wake.send(b"\0")
+        _shut_down(self._listener)
         if threading.current_thread() is not self._thread:  # the garbage collector may run on it
             self._thread.join(5)
+        if self._local is not None:
+            self._local.remove()
 
     def _run(self) -> None:
-        try:
-            while not self._is_closed:
-                self._wait()
+        while not self._is_closed:
+            try:
                 self._accept()
-                self._prove()
-                self._hear()
-        finally:
-            for sock in (self._listener, self._wake, self._sleeper):
-                sock.close()
-            for side in self._pending:
-                side.sock.close()
-            for proven in self._proven:
-                proven.link.close()
-            with self._changed:
-                for link, _ in self._arrived:
-                    link.close()
-                self._arrived = []
-                self._changed.notify_all()
-
-    def _wait(self) -> None:
-        poll = select.poll()
-        poll.register(self._sleeper, select.POLLIN)
-        if len(self._pending) < _MOST_PENDING:
-            poll.register(self._listener, select.POLLIN)
-        for side in self._pending:
-            poll.register(side.sock, select.POLLOUT if side.waits_to_write else select.POLLIN)
-        for proven in self._proven:
-            poll.register(proven.link, select.POLLIN)
-        poll.poll(_LOOK * 1000 if self._pending or self._proven else None)
-
-    def _accept(self) -> None:
-        for _ in range(_MOST_ACCEPTED):
-            if len(self._pending) >= _MOST_PENDING:
-                return
-            try:
-                with creation():
-                    sock, _ = self._listener.accept()
-                    track(sock)
-                if self._tls is not None:
-                    with creation():
-                        sock = self._tls.wrap_socket(
-                            sock, server_side=True, do_handshake_on_connect=False
-                        )
-                        track(sock)
-            except BlockingIOError:
-                return
-            except (OSError, ValueError):  # the connection is gone, or no descriptor is free
-                time.sleep(_LOOK)
-                return
-            self._pending.append(ListeningSide(sock, self._key))
-
-    def _prove(self) -> None:
-        is_full = len(self._pending) >= _MOST_PENDING
-        oldest = time.monotonic() - (_TO_PROVE_WITHOUT_ROOM if is_full else _TO_PROVE)
-        pending = []
-        for side in self._pending:
-            try:
-                side.advance()
-                if side.is_proven:
-                    link = Link(side.sock, HELLOS, self._timeout, longest=_LONGEST_HELLO)
-                    self._proven.append(_Proven(link))
-                elif side.since > oldest:
-                    pending.append(side)
-                else:
-                    side.sock.close()
-            except (OSError, ValueError):
-                side.sock.close()
-        self._pending = pending
-
-    def _hear(self) -> None:
-        waiting = []
-        for proven in self._proven:
-            link = proven.link
-            hello = link.next()
-            if isinstance(hello, SenderHello | ReceiverHello):
-                self._take(link, hello)
-            elif link.lost or proven.deadline.is_over():
-                link.close()
-            else:
-                waiting.append(proven)
-        self._proven = waiting[-_MOST_PENDING:]
-        for proven in waiting[:-_MOST_PENDING]:
-            proven.link.close()
-
-    def _take(self, link: Link, hello: Hello) -> None:
-        if isinstance(hello, SenderHello):
-            if hello.number >= self._senders or hello.number in self._numbers:
-                self._answer(link, Refused(f"there is no place for sender {hello.number}", []))
-                link.close()
-                return
-            self._numbers.add(hello.number)
-            link.types = FROM_SENDERS
-        else:
-            link.types = FROM_RECEIVERS
-        link.longest = LONGEST
+            except (OSError, ValueError, RuntimeError):
+                if not self._is_closed:  # the connection is gone, or no descriptor is free
+                    time.sleep(0.05)
+        self._listener.close()
         with self._changed:
-            self._arrived.append((link, hello))
-            self._answer(link, Welcome())
+            for sock in self._unproven:
+                _shut_down(sock)
+            for link in self._proven:
+                link.shut_down()
+            for link, _ in self._arrived:
+                link.close()
+            self._arrived = []
             self._changed.notify_all()
 
-    @staticmethod
-    def _answer(link: Link, message: Welcome | Refused) -> None:
-        link.post(message)
-        link.flush()
+    def _accept(self) -> None:
+        poll = select.poll()  # select() only supports descriptors below 1024
+        poll.register(self._listener, select.POLLIN)
+        poll.poll()
+        with creation():
+            sock, _ = self._listener.accept()
+            track(sock)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                track(sock)
+        self._make_room()
+        with self._changed:
+            self._unproven[sock] = time.monotonic()
+        threading.Thread(
+            target=self._greet, args=(sock,), name="pynccl-weights-hello", daemon=True
+        ).start()
+
+    def _make_room(self) -> None:
+        """Close the oldest connection if there are too many, after it has had some time."""
+        while not self._is_closed:
+            with self._changed:
+                if len(self._unproven) < _MOST_UNPROVEN:
+                    return
+                oldest, since = next(iter(self._unproven.items()))
+                if time.monotonic() - since > _TO_PROVE_WITHOUT_ROOM:
+                    del self._unproven[oldest]
+                    _shut_down(oldest)
+                    return
+            time.sleep(0.01)
+
+    def _greet(self, sock: socket.socket) -> None:
+        """Check the proof of a connection and read its hello."""
+        try:
+            deadline = Deadline(_TO_PROVE)
+            if isinstance(sock, ssl.SSLSocket):
+                sock.settimeout(deadline.left())
+                sock.do_handshake()
+            listen_side(sock, self._key, deadline)
+            link = Link(sock, messages.HELLOS, self._timeout, longest=_LONGEST_HELLO)
+            with self._changed:
+                self._proven.add(link)
+                self._unproven.pop(sock, None)
+            try:
+                self._admit(link, link.receive(Deadline(_TO_SAY_HELLO)))
+            finally:
+                self._proven.discard(link)
+        except (OSError, ValueError):
+            sock.close()
+            with self._changed:
+                self._unproven.pop(sock, None)
+
+    def _admit(self, link: Link, hello: messages.Message) -> None:
+        with self._changed:
+            if self._is_closed or not isinstance(hello, messages.Hello):
+                link.close()
+                return
+            if isinstance(hello, messages.SenderHello):
+                if hello.number >= self._senders or hello.number in self._numbers:
+                    refused = messages.Refused(f"there is no place for sender {hello.number}", [])
+                    post_all([link], refused)
+                    link.close()
+                    return
+                self._numbers.add(hello.number)
+                link.types = messages.FROM_SENDERS
+            else:
+                link.types = messages.FROM_RECEIVERS
+            link.longest = LONGEST
+            self._arrived.append((link, hello))
+            post_all([link], messages.Welcome())
+            self._changed.notify_all()
+
+
+def _shut_down(sock: socket.socket) -> None:
+    """End the wait of another thread for a socket."""
+    with contextlib.suppress(OSError):  # SSLSocket.shutdown() is not safe beside a read
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

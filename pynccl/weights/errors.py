@@ -6,31 +6,23 @@ __all__ = ["ChecksumError", "PeerLostError", "SessionClosedError", "WeightsError
 
 
 class WeightsError(RuntimeError):
-    """A version was not transferred; the receivers keep the previous one."""
+    """A version was not transferred; the receivers keep the previous one.
+
+    Attributes:
+        names: names of the lost members, or of the tensors with wrong checksums.
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 class PeerLostError(WeightsError):
-    """A member that the session needs has died or does not respond.
-
-    Attributes:
-        names: names of the lost members.
-    """
-
-    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.names = names
+    """A member that the session needs has died or does not respond."""
 
 
 class ChecksumError(WeightsError):
-    """Tensors arrived with different bits than were sent, even after they were sent again.
-
-    Attributes:
-        names: names of the tensors.
-    """
-
-    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.names = names
+    """Tensors arrived with different bits than were sent, even after they were sent again."""
 
 
 class SessionClosedError(WeightsError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
 
 from pynccl.errors import DriverError, NcclError, NcclRemoteError, NcclTimeoutError
+from pynccl.weights import messages
 from pynccl.weights.errors import (
     ChecksumError,
     PeerLostError,
@@ -14,89 +16,54 @@ from pynccl.weights.errors import (
     WeightsError,
 )
 from pynccl.weights.member import InterruptedTransferError, Member
-from pynccl.weights.messages import (
-    Begin,
-    Bye,
-    Check,
-    Checked,
-    Commit,
-    Committed,
-    Compare,
-    Compared,
-    Fail,
-    Failed,
-    Message,
-    Offer,
-    Refused,
-    Repair,
-    Sent,
-    Stop,
-    Stopped,
-)
-from pynccl.weights.plan import Segment, Step
+from pynccl.weights.plan import Step
 from pynccl.weights.report import Report
-from pynccl.weights.transfer import Sums, digest_of
 from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 
-__all__ = ["Follower", "Role"]
+__all__ = ["End", "Follower"]
 
-_End = Commit | Refused | Fail | Bye  # the messages that end a version
+# The messages that end a version.
+End = messages.Commit | messages.Refused | messages.Fail | messages.Bye
+_T = TypeVar("_T")
 _ATTEMPTS = 3  # with an NCCL error on this member, after which the error counts as its own
 
 
-class Role(Protocol):
-    """The behaviour that differs between senders and receivers."""
+class Follower(ABC):
+    """Follows the leader's messages. Senders and receivers derive from it."""
 
-    def begin(self, provider: str) -> None:
-        """Begin an attempt over a provider; the plan is known."""
+    is_sender: bool
+    _link: Link  # to the leader
 
-    def run(self, steps: list[Step]) -> Sums:
-        """Transfer steps; return the checksums of their units."""
-
-    def compare(self, steps: list[Step]) -> Sums:
-        """The current checksums of this sender's units."""
-
-    def nbytes(self, steps: list[Step]) -> int:
-        """The bytes of steps that this member transfers."""
-
-    def commit(self, version: int) -> None:
-        """Commit a version that all receivers have received."""
-
-
-class Follower:
-    """Follows the leader's messages.
-
-    Args:
-        member: the state.
-        link: to the leader.
-        role: sender or receiver.
-        is_sender: whether it is a sender.
-
-    Attributes:
-        has_left: whether this receiver has left the session because of a local error. The link is
-            closed, and the member can join again.
-    """
-
-    def __init__(self, member: Member, link: Link, role: Role, *, is_sender: bool) -> None:
+    def __init__(self, member: Member) -> None:
         self._member = member
-        self._link = link
-        self._role = role
-        self._is_sender = is_sender
-        self._sums: Sums = {}
-        self._segments: list[Segment] = []
         self._began = 0.0
         self._nbytes = 0
         self._epoch = -1
         self._failures = 0  # of attempts at this version, due to NCCL errors on this member
-        self._is_settled = True  # whether the end of the version of the last offer was read
         self._closed = False
-        self.has_left = False
+
+    @abstractmethod
+    def _begin(self, message: messages.Begin) -> None:
+        """Begin an attempt; the plan is known."""
+
+    @abstractmethod
+    def _transfer(self, steps: list[Step]) -> None:
+        """Transfer steps, and answer if the leader expects it."""
+
+    @abstractmethod
+    def _count(self, steps: list[Step]) -> int:
+        """The bytes of steps that this member transfers."""
+
+    @abstractmethod
+    def _handle(self, message: messages.Message) -> None:
+        """Handle a message for members of this kind only."""
+
+    @abstractmethod
+    def _abandon(self, error: BaseException) -> None:
+        """Handle a local error or an interrupt of this member in an attempt that has begun."""
 
     def wait(self, deadline: Deadline) -> Report:
-        """Take part in the next version until it is committed.
-
-        Args:
-            deadline: until which it must begin.
+        """Take part in the next version, which must begin before the deadline.
 
         Raises:
             TimeoutError: it has not begun in time.
@@ -111,28 +78,19 @@ class Follower:
         except LinkLostError as error:
             raise self._lost(error) from error
         except BaseException as error:
-            self._abandon(error)
+            if self._began:
+                self._give_up(error, own=True)
+                self._abandon(error)
             raise
         else:
             if end is None:
-                if not self._began and not self._is_sender:
+                if not self._began and not self.is_sender:
                     raise TimeoutError(f"no version has begun within {deadline.seconds:g} s")
                 raise self._silent()
             return self._ended(end)
         finally:
             self._began = 0.0
             self._failures = 0
-
-    def offer(self, offer: Offer) -> None:
-        """Send the leader this sender's offer for the next version."""
-        if self._closed:
-            raise SessionClosedError("the session is closed")
-        try:
-            self._settle()
-            self._is_settled = False
-            self._link.send(offer)
-        except LinkLostError as error:
-            raise self._lost(error) from error
 
     def abort(self) -> None:
         """End the wait of another thread, which then raises a PeerLostError."""
@@ -142,26 +100,21 @@ class Follower:
         """Free descriptors, memory and the thread without sending a message to the leader.
 
         Returns:
-            Whether the session was open, or could be joined again.
+            Whether the session was open.
         """
-        was_open = not self._closed or self.has_left
-        self._closed, self.has_left = True, False
+        was_open, self._closed = not self._closed, True
         self._link.close()
-        self._member.release()
+        self._member.drop_world()
         return was_open
 
     def close(self) -> None:
-        if self.has_left:
-            self.has_left = False
-            self._member.close()
         if not self._closed:
             self._closed = True
-            post_all([self._link], Bye())
+            post_all([self._link], messages.Bye())
             self._link.close()
             self._member.drop_world()
-            self._member.close()
 
-    def _next(self, deadline: Deadline) -> Message | None:
+    def _next(self, deadline: Deadline) -> messages.Message | None:
         """The next message; None when the deadline is over, even if messages have arrived."""
         if deadline.is_over():
             return None
@@ -170,53 +123,48 @@ class Follower:
         except TimeoutError:
             return None
 
-    def _take_part(self, deadline: Deadline) -> _End | None:
+    def _take_part(self, deadline: Deadline) -> End | None:
         """Follow the leader until the version ends; return the message that ends it, or None."""
         while (message := self._next(deadline)) is not None:
-            if isinstance(message, Begin | Compare):
+            if isinstance(message, messages.Begin | messages.Compare):
                 self._epoch, self._began = message.epoch, time.monotonic()
-            elif isinstance(message, Commit) and not self._began:
+            elif isinstance(message, messages.Commit) and not self._began:
                 self._link.lose("a commit of a version that has not begun")
                 continue
-            self._is_settled |= isinstance(message, _End)
             self._obey(message)
-            if isinstance(message, _End):
+            if isinstance(message, End):
                 return message
             # The leader may wait twice: for the transfer, and for members that do not answer.
-            if isinstance(message, Begin | Compare | Repair | Check):
+            is_stop = isinstance(message, messages.Stop)
+            if isinstance(message, messages.OfAttempt) and not is_stop:
                 deadline = Deadline(3 * self._member.timeout)
         return None
 
-    def _obey(self, message: Message) -> None:
+    def _obey(self, message: messages.Message) -> None:
         match message:
-            case Begin() | Compare():
-                self._work(message)
-            case Repair() if message.epoch == self._epoch:
-                self._work(message)
-            case Check() if message.epoch == self._epoch:
-                self._check(message)
-            case Stop():
+            case messages.Begin():
+                self._try(self._attempt, message)
+            case messages.Repair() if message.epoch == self._epoch:
+                self._try(self._run, message.units)
+            case messages.Stop():
                 self._member.drop_world()
-                self._link.send(Stopped(message.epoch))
-            case Commit():
-                self._role.commit(message.version)
-                if not self._is_sender:
-                    with contextlib.suppress(LinkLostError):  # it is committed nevertheless
-                        self._link.send(Committed(self._epoch))
+                self._link.send(messages.Stopped(message.epoch))
+            case _:
+                self._handle(message)
 
-    def _ended(self, end: _End) -> Report:
+    def _ended(self, end: End) -> Report:
         """Convert the end of a version to a report or an error."""
         match end:
-            case Commit():
+            case messages.Commit():
                 return self._report(end)
-            case Refused() if end.names:
+            case messages.Refused() if end.names:
                 raise ChecksumError(end.reason, tuple(end.names))
-            case Refused():
+            case messages.Refused():
                 raise WeightsError(end.reason)
-            case Fail():
+            case messages.Fail():
                 self.close()
                 raise PeerLostError(end.reason, tuple(end.names))
-            case Bye():
+            case messages.Bye():
                 self.close()
                 raise SessionClosedError("the sender has closed the session")
 
@@ -231,117 +179,46 @@ class Follower:
             (self._link.name,),
         )
 
-    def _work(self, message: Begin | Compare | Repair) -> None:
-        """Carry out a message; the leader tries again if NCCL fails."""
+    def _try(self, work: Callable[[_T], None], argument: _T) -> None:
+        """Do a part of an attempt; the leader tries again if NCCL fails."""
         try:
-            if isinstance(message, Begin):
-                self._attempt(message)
-            elif isinstance(message, Repair):
-                self._transfer(message.units)
-            else:
-                sums = self._role.compare(self._member.steps)
-                self._link.send(Compared(self._epoch, sums))
+            work(argument)
         except (NcclError, DriverError, InterruptedTransferError) as error:
             # It may be due to the death of another member. A lack of resources here will fail
             # again.
             is_own = isinstance(error, NcclError)
             is_own &= not isinstance(error, (NcclRemoteError, NcclTimeoutError))
             self._failures += is_own
-            if self._failures == _ATTEMPTS and not self._is_sender:
+            if self._failures == _ATTEMPTS and not self.is_sender:
                 raise
             self._give_up(error)
 
-    def _attempt(self, message: Begin) -> None:
-        member = self._member
+    def _attempt(self, message: messages.Begin) -> None:
         if message.plan is not None:
-            member.set_plan(message.plan)
-        self._role.begin(message.provider)
+            self._member.set_plan(message.plan)
+        self._begin(message)
         self._nbytes = 0
-        if (world := message.world) is not None:
-            if world.number >= (len(world.ids) if self._is_sender else world.receivers):
+        if (place := message.world) is not None:
+            if place.number >= (len(place.ids) if self.is_sender else place.receivers):
                 self._link.lose("a place that is not in the communicators")
                 return
-            member.drop_world()
-            member.form(
-                world.ids,
-                [self._link],
-                sender=world.number if self._is_sender else None,
-                receiver=None if self._is_sender else world.number,
-                nreceivers=world.receivers,
-                transport=world.transport,
-                measures=world.measures,
-            )
-        self._transfer(message.units)
+            self._member.form(place, [self._link], is_sender=self.is_sender)
+        self._run(message.units)
 
-    def _transfer(self, numbers: list[int] | None) -> None:
-        member = self._member
-        if member.world is None:
-            return
-        steps = member.steps_of(numbers)
-        self._nbytes = self._nbytes or self._role.nbytes(steps)
-        with member.watcher.watch([self._link], member.world.interrupt):
-            sums = self._role.run(steps)
-        if self._is_sender:
-            self._link.send(Sent(self._epoch, sums))
-        else:
-            self._sums = sums
-            self._segments = [segment for step in steps for segment in step.segments]
-
-    def _abandon(self, error: BaseException) -> None:
-        """Handle a local error or an interrupt of this member.
-
-        A receiver leaves, and the others continue. Without a sender the version ends for all.
-        """
-        if not self._began:
-            return
-        self._give_up(error, own=True)
-        if self._is_sender:
-            post_all([self._link], Stopped(self._epoch))
-        else:
-            self.has_left = self._closed = True
-            self._link.close()
-
-    def _settle(self) -> None:
-        """Read the end of a version that this sender has abandoned."""
-        deadline = Deadline(3 * self._member.timeout)
-        while not self._is_settled:
-            message = self._next(deadline)
-            match message:
-                case None:
-                    raise self._silent()
-                case Begin() | Compare():
-                    self._epoch = message.epoch
-                    self._give_up(InterruptedTransferError("send() was interrupted"), own=True)
-                case Stop():
-                    self._link.send(Stopped(message.epoch))
-                case Commit() | Refused():
-                    self._is_settled = True
-                case Fail() | Bye():
-                    self._ended(message)  # raises
+    def _run(self, numbers: list[int] | None) -> None:
+        if self._member.ring is None:
+            return  # this attempt was given up, which the leader has yet to read
+        steps = self._member.steps_of(numbers)
+        self._nbytes = self._nbytes or self._count(steps)
+        self._transfer(steps)
 
     def _give_up(self, error: BaseException, *, own: bool = False) -> None:
         self._member.drop_world()
         # Do not wait: the cause may be Ctrl-C.
         reason = f"{type(error).__name__}: {error}"
-        post_all([self._link], Failed(self._epoch, reason, own))
+        post_all([self._link], messages.Failed(self._epoch, reason, own))
 
-    def _check(self, message: Check) -> None:
-        """Answer with the checksums of the segments whose digests differ."""
-        world = self._member.world
-        if world is None:
-            return  # this attempt was given up, which the leader has yet to read
-        if len(message.digests) != len(self._segments):
-            self._link.lose("digests of other segments than were sent")
-            return
-        different: Sums = {}
-        for segment, digest in zip(self._segments, message.digests, strict=True):
-            if world.receiver not in segment.receivers:
-                continue
-            if digest_of(segment, self._sums) != digest:
-                different.update((n, self._sums[n]) for n in segment.numbers)
-        self._link.send(Checked(self._epoch, different))
-
-    def _report(self, message: Commit) -> Report:
+    def _report(self, message: messages.Commit) -> Report:
         return Report(
             message.version,
             self._nbytes,

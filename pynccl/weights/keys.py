@@ -1,10 +1,8 @@
-"""The key of a session: its sources, and the proofs that two sides know it."""
+"""The sources of a session's key."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import os
 import secrets
@@ -12,53 +10,17 @@ import ssl
 import stat
 import tempfile
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pynccl.store import Store
 
-__all__ = [
-    "CONNECTING",
-    "INSECURE",
-    "LISTENING",
-    "NONCE_BYTES",
-    "PROOF_BYTES",
-    "VARIABLE",
-    "LocalKey",
-    "Trust",
-    "is_proof",
-    "key_to_pass",
-    "new_key",
-    "prove",
-    "read_local_key",
-    "trust_of",
-]
+__all__ = ["INSECURE", "LocalKey", "Trust", "key_to_pass", "new_key", "read_local_key", "trust_of"]
 
-VARIABLE: Final = "PYNCCL_WEIGHTS_KEY"
-INSECURE: Final = "insecure"  # the key of sessions that anyone may join
-NONCE_BYTES: Final = 32
-PROOF_BYTES: Final = 32
-LISTENING: Final = b"pynccl weights 1, listening"
-CONNECTING: Final = b"pynccl weights 1, connecting"
+_VARIABLE = "PYNCCL_WEIGHTS_KEY"
+INSECURE = "insecure"  # the key of sessions that anyone may join
 
 _SHORTEST = 32  # characters
 _LONGEST = 4096
-
-
-def prove(key: str, side: bytes, connecting: bytes, listening: bytes) -> bytes:
-    """The proof of one side. It depends on the side, so neither can replay the other's.
-
-    Args:
-        key: of the session.
-        side: LISTENING or CONNECTING.
-        connecting: nonce of the connecting side.
-        listening: nonce of the listening side.
-    """
-    return hmac.digest(key.encode(), side + connecting + listening, hashlib.sha256)
-
-
-def is_proof(given: bytes, expected: bytes) -> bool:
-    """Compare two proofs in constant time."""
-    return hmac.compare_digest(given, expected)
 
 
 def new_key() -> str:
@@ -68,18 +30,13 @@ def new_key() -> str:
 
 def key_to_pass() -> str | None:
     """A new key, for members that get the address from the program; None if they have one set."""
-    return None if VARIABLE in os.environ else new_key()
+    return None if _VARIABLE in os.environ else new_key()
 
 
 class Trust(NamedTuple):
-    """The settings by which a member authenticates the others.
+    """The settings by which a member authenticates the others."""
 
-    Attributes:
-        key: the session's; None if it comes from the store, or from a file on this machine.
-        tls: the TLS context; None disables TLS.
-    """
-
-    key: str | None
+    key: str | None  # None if it comes from the store, or from a file on this machine
     tls: ssl.SSLContext | None
 
 
@@ -90,13 +47,7 @@ def trust_of(
     insecure: bool,
     tls: ssl.SSLContext | None,
 ) -> Trust:
-    """Validate the user's settings.
-
-    Args:
-        address: of the session.
-        key: a key, the path of a file with one, or None.
-        insecure: whether to use no key.
-        tls: the TLS context; None disables TLS.
+    """Validate the user's settings: see :class:`WeightSender`.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or there is no key for an address that other
@@ -124,14 +75,14 @@ def _given_key(
         if not isinstance(key, str):
             raise TypeError(f"key: expected a str, a path or None, got {type(key).__name__}")
         return _checked(key, "key")
-    if VARIABLE in os.environ:
-        return _checked(os.environ[VARIABLE], VARIABLE)
+    if _VARIABLE in os.environ:
+        return _checked(os.environ[_VARIABLE], _VARIABLE)
     if isinstance(address, str) and not _is_loopback(address):
         raise ValueError(
             f"key: other machines can reach {address!r}, so the session needs a key. On all "
             f"members pass key=, a secret of at least {_SHORTEST} characters "
             "(secrets.token_hex(32)) or the path of a file with it that only its owner can read, "
-            f"or set {VARIABLE}. "
+            f"or set {_VARIABLE}. "
             "insecure=True on all members lets anyone who can connect join"
         )
     return None
@@ -182,16 +133,10 @@ def _local_path(port: int) -> Path:
 
 
 class LocalKey:
-    """A new key in a file of this user, for the receivers on this machine.
-
-    Args:
-        port: the port on which the session listens.
+    """A new key in a file of this user, for the receivers of the session at a port.
 
     Raises:
         OSError: the file cannot be written, or another user has a file of this name.
-
-    Attributes:
-        key: the key.
     """
 
     def __init__(self, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Layouts: boxes of tensors, the parts that a member holds, and their metadata."""
+"""Layouts: boxes of tensors, the parts of members, and their metadata."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pynccl.weights.dtypes import size_of
 
 __all__ = ["MOST_DIMENSIONS", "Box", "Layout", "Part", "check_part", "split", "whole"]
 
-
-LONGEST_NAME = 1 << 12  # characters
+_LONGEST_NAME = 1 << 12  # characters
 MOST_DIMENSIONS = 64
 
 
@@ -38,23 +37,17 @@ class Box(NamedTuple):
         return box if all(a < b for a, b in zip(start, stop, strict=True)) else None
 
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
-        """The index of this box in a tensor that holds the outer box."""
+        """The index of this box in a tensor of the outer box."""
         return tuple(
             slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, outer.start, strict=True)
         )
 
 
 class Part(NamedTuple):
-    """A member's part of a tensor.
-
-    Attributes:
-        dtype: its name.
-        shape: of the whole tensor.
-        box: the part of it.
-    """
+    """A member's part of a tensor."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor
     box: Box
 
 
@@ -67,13 +60,7 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def split(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
-    """Split a box into boxes of at most limit bytes, which are contiguous if the box is.
-
-    Args:
-        box: the box.
-        itemsize: bytes per element.
-        limit: at least itemsize.
-    """
+    """Split a box into boxes of at most limit bytes, which are contiguous if the box is."""
     if box.size * itemsize <= limit:
         yield box
         return
@@ -98,9 +85,9 @@ def check_part(name: str, part: Part) -> None:
     """
     if not isinstance(name, str):
         raise TypeError(f"{name!r:.60}: the name of a tensor must be a str")
-    if len(name) > LONGEST_NAME:
+    if len(name) > _LONGEST_NAME:
         raise ValueError(
-            f"{name[:60]}...: the name has {len(name)} characters, more than {LONGEST_NAME}"
+            f"{name[:60]}...: the name has {len(name)} characters, more than {_LONGEST_NAME}"
         )
     if len(part.shape) > MOST_DIMENSIONS:
         raise ValueError(f"{name}: {len(part.shape)} dimensions, more than {MOST_DIMENSIONS}")

@@ -5,39 +5,16 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pynccl import nccl
 from pynccl.errors import DriverError, NcclError
+from pynccl.weights import messages
+from pynccl.weights.entrance import Entrance
 from pynccl.weights.errors import ChecksumError, PeerLostError, WeightsError
 from pynccl.weights.layout import Layout
-from pynccl.weights.meeting import Meeting
 from pynccl.weights.member import InterruptedTransferError, Member
-from pynccl.weights.messages import (
-    Begin,
-    Bye,
-    Check,
-    Checked,
-    Commit,
-    Committed,
-    Compare,
-    Compared,
-    Fail,
-    Failed,
-    Hello,
-    Message,
-    Offer,
-    Plan,
-    Refused,
-    Repair,
-    SenderHello,
-    Sent,
-    Stop,
-    Stopped,
-    WorldPlace,
-)
-from pynccl.weights.options import Options
 from pynccl.weights.plan import Step
 from pynccl.weights.progress import meter
 from pynccl.weights.report import Report
@@ -46,13 +23,46 @@ from pynccl.weights.transfer import Sums, digests, sums_of
 from pynccl.weights.watch import is_ending
 from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
 
-__all__ = ["Leader"]
+__all__ = ["Leader", "Options"]
+
+# In bytes. Smaller buckets cause more waits between the members. Larger ones need more memory.
+# Those that are copied from should stay in the caches.
+_BUCKETS = {"shared": 1 << 20, "host": 16 << 20, "cuda": 64 << 20}
+_DIRECT = {"shared": 1 << 20, "host": 256 << 10, "cuda": 4 << 20}
 
 _GRACE = 5.0  # seconds for a member to report that it has stopped
 _ATTEMPTS = 3  # failed attempts without losing a member
 _REPAIRS = 3  # times that tensors are sent again
 
-_Answer = TypeVar("_Answer", bound=Offer | Compared | Sent | Checked | Committed | Stopped)
+_Answer = TypeVar("_Answer", bound=messages.Message)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of a session: see :class:`WeightSender`."""
+
+    senders: int
+    receivers: int
+    bucket_bytes: int | None
+    direct_bytes: int | None
+    transport: messages.Transport | None
+    measures_link: bool
+
+    def transport_on(self, provider: str) -> messages.Transport:
+        """The transport for a provider.
+
+        Raises:
+            ValueError: the transport only supports CPUs.
+        """
+        if self.transport == "shared" and provider != "host":
+            raise ValueError("transport: 'shared' is for CPUs, and the tensors are on GPUs")
+        return self.transport or ("shared" if provider == "host" else "broadcast")
+
+    def sizes(self, provider: str) -> tuple[int, int]:
+        """The sizes of a bucket and of direct tensors for a provider."""
+        key = "shared" if self.transport_on(provider) == "shared" else provider
+        bucket = self.bucket_bytes or _BUCKETS[key]
+        return bucket, min(self.direct_bytes or _DIRECT[key], bucket)
 
 
 @dataclass
@@ -75,27 +85,16 @@ class _Receiver:
     keeps_base: bool  # it writes a version over the last one
 
 
-class _FollowerError(WeightsError):
-    """A follower has a local error."""
-
-
 class Leader:
-    """The leader's side of the protocol.
+    """The leader's side of the protocol."""
 
-    Args:
-        member: the state of this sender.
-        meeting: the address at which others join.
-        options: of the session.
-    """
-
-    def __init__(self, member: Member, meeting: Meeting, options: Options) -> None:
+    def __init__(self, member: Member, entrance: Entrance, options: Options) -> None:
         self._member = member
-        self._meeting = meeting
-        self._entrance = meeting.entrance
+        self._entrance = entrance
         self._options = options
         self._senders: dict[int, _Sender] = {}
         self._receivers: list[_Receiver] = []
-        self._plan: Plan | None = None
+        self._plan: messages.Plan | None = None
         self._planned: list[object] = []  # the layouts that the plan was computed from
         self._formed: list[Link] = []  # the members of the communicators
         self._informed: list[Link] = []  # those that know the plan
@@ -106,27 +105,20 @@ class Leader:
         self._failed: list[str] = []  # local errors of senders in an attempt that was stopped
         self._left: list[str] = []  # local errors of receivers, which have left
         self._is_decided = False  # receivers were told to commit, and not all are lost
-        self.version = 0  # the last version for which it is True
+        self.version = 0  # the last one for which it is True
         self._served: list[Link] = []  # those that have the last version
         self._began_once = False
         self._closed = False
         self._is_aborted = False
 
-    def transfer(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
-        """Transfer a version to all receivers that have joined.
-
-        Args:
-            version: its number.
-            source: this sender's tensors.
-            provider: "host" or "cuda".
-            delta: whether to omit unchanged units if possible.
-        """
+    def transfer(self, version: int, source: Source, *, delta: bool) -> Report:
+        """Transfer a version to all receivers that have joined; only what changed, if possible."""
         if self._closed:
             raise WeightsError("the session is closed")
         self._is_decided = False
         try:
             self._begin(version)
-            return self._attempts(version, source, provider, delta=delta)
+            return self._attempts(version, source, delta=delta)
         except PeerLostError as error:
             self._fail(error)
             raise
@@ -140,13 +132,13 @@ class Leader:
                 else:  # Ctrl-C does not wait; the next version will
                     self._leave_attempt()
                     self._stopping = self._links()
-                    post_all(self._stopping, Stop(self._epoch))
+                    post_all(self._stopping, messages.Stop(self._epoch))
             except PeerLostError as lost:
                 self._fail(lost)
                 raise
             names = error.names if isinstance(error, ChecksumError) else ()
             reason = f"version {version} was given up: {type(error).__name__}: {error}"
-            self._end(Refused(reason, list(names)))
+            self._end(messages.Refused(reason, list(names)))
             raise
 
     def abort(self) -> None:
@@ -159,10 +151,10 @@ class Leader:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._end(Bye())
+            self._end(messages.Bye())
             for link in self._links():
                 link.close()
-            self._meeting.close()
+            self._entrance.close()
             self._member.close()
 
     def release(self) -> bool:
@@ -174,20 +166,20 @@ class Leader:
         was_open, self._closed = not self._closed, True
         for link in self._links():
             link.close()
-        self._meeting.close()
-        self._member.release()
+        self._entrance.close()
+        self._member.drop_world()
         return was_open
 
     def _fail(self, error: PeerLostError) -> None:
         """End the session with an error for all members."""
-        self._end(Fail(str(error), list(error.names)))
+        self._end(messages.Fail(str(error), list(error.names)))
         self.close()
 
     def waiting(self) -> int:
         """The number of receivers without the last version; they join at the next."""
         if not self._closed:
             self._greet(self._entrance.arrived(Deadline(0)))
-        links = [receiver.link for receiver in self._receivers]
+        links = self._receiver_links()
         return sum(link not in self._served and not is_ending(link) for link in links)
 
     # Members
@@ -195,8 +187,11 @@ class Leader:
     def _sender_links(self) -> list[Link]:
         return [self._senders[number].link for number in sorted(self._senders)]
 
+    def _receiver_links(self) -> list[Link]:
+        return [receiver.link for receiver in self._receivers]
+
     def _links(self) -> list[Link]:
-        return [*self._sender_links(), *(receiver.link for receiver in self._receivers)]
+        return [*self._sender_links(), *self._receiver_links()]
 
     def _admit(self) -> None:
         """Admit all members that have joined; at first, wait for them."""
@@ -219,15 +214,15 @@ class Leader:
                 )
         for receiver in list(self._receivers):
             link = receiver.link
-            if any(isinstance(message, Bye) for message in link.unread()):
+            if any(isinstance(message, messages.Bye) for message in link.unread()):
                 self._receivers.remove(receiver)
                 link.close()
             elif link.lost or self._own_errors(link):
                 self._drop(link)
 
-    def _greet(self, arrived: Sequence[tuple[Link, Hello]]) -> None:
+    def _greet(self, arrived: Sequence[tuple[Link, messages.Hello]]) -> None:
         for link, hello in arrived:
-            if isinstance(hello, SenderHello):
+            if isinstance(hello, messages.SenderHello):
                 link.name = f"sender {hello.number}"
                 self._senders[hello.number] = _Sender(link)
                 continue
@@ -245,11 +240,11 @@ class Leader:
         deadline = Deadline(self._member.timeout)  # for all of them: the others wait
         for sender in self._senders.values():
             while sender.heard <= sender.ended:  # an offer may be for a version given up
-                self._collect([sender.link], Offer, deadline)
+                self._collect([sender.link], messages.Offer, deadline)
             if sender.layout is None:
                 self._drop(sender.link, "it offers nothing")
 
-    def _note_offer(self, link: Link, offer: Offer) -> None:
+    def _note_offer(self, link: Link, offer: messages.Offer) -> None:
         """Store a layout, even if its version is given up: it is not sent again."""
         (sender,) = (sender for sender in self._senders.values() if sender.link is link)
         sender.heard += 1
@@ -273,7 +268,7 @@ class Leader:
         return [
             f"{link.name}: {message.reason}"
             for message in link.unread()
-            if isinstance(message, Failed) and message.own
+            if isinstance(message, messages.Failed) and message.own
         ]
 
     def _drop(self, link: Link, reason: str = "") -> None:
@@ -289,11 +284,14 @@ class Leader:
                 return
         raise PeerLostError(f"{link.name} is lost: {reason}", (link.name,))
 
-    def _tell(self, messages: Iterable[tuple[Link, Message]]) -> None:
-        for link in send_all(messages, Deadline(self._member.timeout)):
+    def _send_all(self, posts: Iterable[tuple[Link, messages.Message]]) -> None:
+        for link in send_all(posts, Deadline(self._member.timeout)):
             self._drop(link)
 
-    def _end(self, message: Refused | Fail | Bye) -> None:
+    def _tell(self, links: Iterable[Link], message: messages.Message) -> None:
+        self._send_all((link, message) for link in links)
+
+    def _end(self, message: messages.Refused | messages.Fail | messages.Bye) -> None:
         """Send the end to all reachable members, without waiting."""
         post_all(self._links(), message)
         self._count_end()
@@ -303,16 +301,18 @@ class Leader:
             sender.ended += 1
 
     def _collect(
-        self, links: Sequence[Link], kind: type[_Answer], deadline: Deadline
+        self, links: Sequence[Link], kind: type[_Answer], deadline: Deadline | None = None
     ) -> list[tuple[Link, _Answer]]:
         """The next message of a kind, in this attempt, from each of several members.
 
-        Members that are lost, or do not answer before the deadline, are dropped.
+        Members that are lost, or do not answer before the deadline, are dropped. None is the
+        session's timeout.
 
         Raises:
             InterruptedTransferError: a member failed.
             PeerLostError: a sender is lost.
         """
+        deadline = deadline or Deadline(self._member.timeout)
         answers: list[tuple[Link, _Answer]] = []
         waiting = list(links)
         is_last = False  # messages are checked once more after the deadline
@@ -337,26 +337,23 @@ class Leader:
         """The message of a kind, if it has arrived; earlier messages are processed."""
         for _ in range(len(link.unread())):
             message = link.next()
-            if isinstance(message, Offer):
+            if isinstance(message, messages.Offer):
                 self._note_offer(link, message)
-            elif isinstance(message, Bye):
+            elif isinstance(message, messages.Bye):
                 link.lose("it has left")
-            elif (
-                not isinstance(message, Compared | Sent | Checked | Committed | Failed | Stopped)
-                or message.epoch != self._epoch
-            ):
+            elif not isinstance(message, messages.OfAttempt) or message.epoch != self._epoch:
                 continue
             if isinstance(message, kind):
                 return message
-            if isinstance(message, Failed):
+            if isinstance(message, messages.Failed):
                 reason = f"{link.name}: {message.reason}"
-                if link not in self._sender_links() and (message.own or kind is Committed):
+                if link not in self._sender_links() and (message.own or kind is messages.Committed):
                     self._left.append(reason)
                     link.lose(message.reason)  # it has left
-                elif kind is Stopped:
+                elif kind is messages.Stopped:
                     self._failed += [reason] if message.own else []
                 elif message.own:
-                    raise _FollowerError(reason)
+                    raise WeightsError(reason)
                 else:
                     raise InterruptedTransferError(reason)
         return None
@@ -365,12 +362,12 @@ class Leader:
         """End an attempt on all members, and find out which members remain."""
         self._leave_attempt()
         self._stopping = self._links()
-        self._tell((link, Stop(self._epoch)) for link in self._stopping)
+        self._tell(self._stopping, messages.Stop(self._epoch))
         self._await_stopped()
 
     def _await_stopped(self) -> None:
         links, self._stopping = [link for link in self._stopping if link in self._links()], []
-        self._collect(links, Stopped, Deadline(min(_GRACE, self._member.timeout)))
+        self._collect(links, messages.Stopped, Deadline(min(_GRACE, self._member.timeout)))
 
     def _leave_attempt(self) -> None:
         self._member.drop_world()
@@ -393,67 +390,49 @@ class Leader:
         self._left = []  # before this version
         self._began_once = True
 
-    def _attempts(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
+    def _attempts(self, version: int, source: Source, *, delta: bool) -> Report:
         """Try until all remaining receivers have the version."""
         failures = 0
         while True:
             lost = len(self._lost)
             try:
-                return self._attempt(version, source, provider, delta=delta)
+                return self._attempt(version, source, delta=delta)
             except (NcclError, DriverError, InterruptedTransferError) as error:
                 self._stop()
                 if not self._receivers:
                     if self._left:  # they may return
-                        raise _FollowerError("; ".join(self._left)) from error
+                        raise WeightsError("; ".join(self._left)) from error
                     names = tuple(self._lost)
                     raise PeerLostError(
                         f"all receivers are lost: {', '.join(names)}", names
                     ) from error
                 if self._failed:
-                    raise _FollowerError("; ".join(self._failed)) from error
+                    raise WeightsError("; ".join(self._failed)) from error
                 failures += len(self._lost) == lost
                 if failures == _ATTEMPTS:
                     raise WeightsError(f"version {version} was given up: {error}") from error
 
-    def _attempt(self, version: int, source: Source, provider: str, *, delta: bool) -> Report:
+    def _attempt(self, version: int, source: Source, *, delta: bool) -> Report:
         member = self._member
         self._epoch += 1
         began = time.monotonic()
-        transport = self._options.transport_on(provider)
-        self._make_plan(source, provider)
+        self._make_plan(source)
         links = self._links()
-        ids = self._new_ids(provider) if links != self._formed else []
-        units = self._changed(source) if delta and not ids and links == self._informed else None
+        place = self._new_place() if links != self._formed else None
+        units = self._changed(source) if delta and not place and links == self._informed else None
         known, self._known = self._known, {}  # receivers may have parts of the new one
         begins = []
-        for number, link in enumerate(links):
+        numbers = [*range(1, len(self._senders) + 1), *range(len(self._receivers))]
+        for number, link in zip(numbers, links, strict=True):
             plan = None if link in self._informed else self._plan
-            world = None
-            if ids:
-                nsenders = len(self._senders)
-                world = WorldPlace(
-                    ids,
-                    number + 1 if number < nsenders else number - nsenders,
-                    len(self._receivers),
-                    transport,
-                    self._options.measures_link,
-                )
-            begins.append((link, Begin(self._epoch, provider, units, plan, world)))
-        self._tell(begins)
+            world = None if place is None else replace(place, number=number)
+            begins.append((link, messages.Begin(self._epoch, member.provider, units, plan, world)))
+        self._send_all(begins)
         if links != self._links():
             raise InterruptedTransferError("a receiver has died")
         self._informed = links
-        if ids:
-            member.drop_world()
-            member.form(
-                ids,
-                links,
-                sender=0,
-                receiver=None,
-                nreceivers=len(self._receivers),
-                transport=transport,
-                measures=self._options.measures_link,
-            )
+        if place is not None:
+            member.form(place, links, is_sender=True)
             self._formed = links
         sums = self._send(source, units)
         repaired = self._verify(sums, source, units)
@@ -461,11 +440,9 @@ class Leader:
             self._known = {**known, **sums} if units is not None else sums
         self._commit(version, repaired)
         self._served = self._links()
-        steps = member.steps_of(units)
-        nbytes = sum(step.payload for step in steps)
         return Report(
             version,
-            nbytes,
+            sum(step.payload() for step in member.steps_of(units)),
             time.monotonic() - began,
             tuple(receiver.name for receiver in self._receivers),
             tuple(self._lost),
@@ -473,7 +450,7 @@ class Leader:
             member.link,
         )
 
-    def _make_plan(self, source: Source, provider: str) -> None:
+    def _make_plan(self, source: Source) -> None:
         """Compute the plan from the layouts, unless they are the same objects as before."""
         senders = [self._senders[number] for number in sorted(self._senders)]
         layouts: list[object] = [source.layout, source.is_lazy]
@@ -482,12 +459,12 @@ class Leader:
         layouts += [receiver.wanted for receiver in self._receivers]
         if len(layouts) == len(self._planned) and all(map(operator.is_, layouts, self._planned)):
             return
-        bucket, direct = self._options.sizes(provider)
+        bucket, direct = self._options.sizes(self._member.provider)
         different: list[Layout | None] = []
         for receiver in self._receivers:
             if receiver.wanted not in different:
                 different.append(receiver.wanted)
-        plan = Plan(
+        plan = messages.Plan(
             [source.layout, *(sender.layout or {} for sender in senders)],
             different,
             [different.index(receiver.wanted) for receiver in self._receivers],
@@ -506,10 +483,10 @@ class Leader:
         member = self._member
         if not self._known or self._order(source) is not None or member.ring is None:
             return None
-        self._tell((link, Compare(self._epoch)) for link in self._sender_links())
+        self._tell(self._sender_links(), messages.Compare(self._epoch))
         own = [step for step in member.steps if step.sender == 0]
-        sums = sums_of(own, member.ring, source, member.bindings)
-        self._add_sums(sums, Compared, member.steps)
+        sums = sums_of(own, member.ring, source)
+        self._add_sums(sums, messages.Compared, member.steps)
         return sorted(n for n, value in sums.items() if self._known.get(n) != value)
 
     def _order(self, source: Source) -> list[str] | None:
@@ -523,29 +500,34 @@ class Leader:
             )
         return orders[0] if orders else None
 
-    def _new_ids(self, provider: str) -> list[bytes]:
-        return [bytes(nccl.get_unique_id(provider)) for _ in range(self._options.senders)]
+    def _new_place(self) -> messages.WorldPlace:
+        """The place of this sender in new communicators."""
+        provider = self._member.provider
+        ids = [bytes(nccl.get_unique_id(provider)) for _ in range(self._options.senders)]
+        transport = self._options.transport_on(provider)
+        return messages.WorldPlace(
+            ids, 0, len(self._receivers), transport, self._options.measures_link
+        )
 
     def _send(self, source: Source, numbers: list[int] | None) -> Sums:
         """Make all senders send some units; return the checksums."""
-        member = self._member
-        if member.world is None or member.ring is None:
-            raise InterruptedTransferError("there is no communicator")
-        steps = [step for step in member.steps_of(numbers) if step.sender == 0]
-        with member.watcher.watch(self._links(), member.world.interrupt):
-            progress = meter(member.progress, sum(step.payload for step in steps))
-            sums = member.ring.send(steps, source, member.bindings, progress)
-        self._add_sums(sums, Sent, member.steps_of(numbers))
+        steps = self._member.steps_of(numbers)
+        own = [step for step in steps if step.sender == 0]
+        progress = meter(self._member.progress, sum(step.payload() for step in own))
+        with self._member.transfer(self._links()) as ring:
+            sums = ring.send(own, source, progress)
+        self._add_sums(sums, messages.Sent, steps)
         return sums
 
-    def _add_sums(self, sums: Sums, kind: type[Compared | Sent], steps: Sequence[Step]) -> None:
+    def _add_sums(
+        self, sums: Sums, kind: type[messages.Compared | messages.Sent], steps: Sequence[Step]
+    ) -> None:
         """Add the checksums of the other senders' units."""
         units: dict[int, set[int]] = {number: set() for number in self._senders}
         for step in steps:
             if step.sender:
                 units[step.sender].update(unit.number for unit, _ in step.units)
-        deadline = Deadline(self._member.timeout)
-        answers = dict(self._collect(self._sender_links(), kind, deadline))
+        answers = dict(self._collect(self._sender_links(), kind))
         for number, sender in self._senders.items():
             answer = answers[sender.link]  # a sender without an answer is lost
             if answer.sums.keys() != units[number]:
@@ -561,12 +543,9 @@ class Leader:
         repaired: dict[str, None] = {}
         steps = self._member.steps_of(units)
         for _ in range(_REPAIRS + 1):
-            links = [receiver.link for receiver in self._receivers]
-            check = Check(self._epoch, digests(steps, sums))
-            self._tell((link, check) for link in links)
-            links = [receiver.link for receiver in self._receivers]
+            self._tell(self._receiver_links(), messages.Check(self._epoch, digests(steps, sums)))
             bad: set[int] = set()
-            for link, answer in self._collect(links, Checked, Deadline(self._member.timeout)):
+            for link, answer in self._collect(self._receiver_links(), messages.Checked):
                 if not answer.sums.keys() <= sums.keys():
                     self._drop(link, "it sends checksums of units that were not sent")
                 else:
@@ -575,15 +554,13 @@ class Leader:
                 raise InterruptedTransferError("all receivers are lost")
             if not bad:
                 return tuple(repaired)
-            repaired.update(
-                dict.fromkeys(self._member.units[number].name for number in sorted(bad))
-            )
+            numbers = sorted(bad)
+            repaired.update((self._member.units[number].name, None) for number in numbers)
             if self._links() != self._formed:
                 raise InterruptedTransferError("a receiver has died")
-            repair = Repair(self._epoch, sorted(bad))
-            self._tell((link, repair) for link in self._links())
-            sums = self._send(source, sorted(bad))
-            steps = self._member.steps_of(sorted(bad))
+            self._tell(self._links(), messages.Repair(self._epoch, numbers))
+            sums = self._send(source, numbers)
+            steps = self._member.steps_of(numbers)
         bad_names = tuple(repaired)
         raise ChecksumError(
             f"the checksums of {', '.join(bad_names)} differ on a receiver, even after they were "
@@ -595,23 +572,18 @@ class Leader:
         """Let the receivers commit a version, and then inform the other senders."""
         told: list[Link] = []
 
-        def tell(links: Sequence[Link]) -> None:
+        def posts(links: Sequence[Link]) -> Iterator[tuple[Link, messages.Message]]:
             commit = self._commit_of(version, repaired)
-
-            def messages() -> Iterator[tuple[Link, Message]]:
-                for link in links:
-                    told.append(link)
-                    yield link, commit
-
-            self._tell(messages())
+            for link in links:
+                told.append(link)
+                yield link, commit
 
         try:
-            tell([receiver.link for receiver in self._receivers])
-            links = [receiver.link for receiver in self._receivers]
-            self._collect(links, Committed, Deadline(self._member.timeout))
+            self._send_all(posts(self._receiver_links()))
+            self._collect(self._receiver_links(), messages.Committed)
             if not self._receivers:
                 raise InterruptedTransferError("all receivers are lost")
-            tell(self._sender_links())
+            self._send_all(posts(self._sender_links()))
         except BaseException:  # do not wait after Ctrl-C
             if self._receivers:
                 links = [link for link in self._links() if link not in told]
@@ -622,6 +594,6 @@ class Leader:
                 self._is_decided, self.version = True, version
                 self._count_end()
 
-    def _commit_of(self, version: int, repaired: tuple[str, ...]) -> Commit:
+    def _commit_of(self, version: int, repaired: tuple[str, ...]) -> messages.Commit:
         names = [receiver.name for receiver in self._receivers]
-        return Commit(version, names, list(self._lost), list(repaired), self._member.link)
+        return messages.Commit(version, names, list(self._lost), list(repaired), self._member.link)

@@ -1,4 +1,4 @@
-"""The meeting point of a session's members: a TCP address, or a store that contains it."""
+"""Joining a session at its address: a TCP address, or a store that contains it."""
 
 from __future__ import annotations
 
@@ -8,91 +8,25 @@ import time
 
 from pynccl._internal.sockets import connect, creation, track
 from pynccl.store import Store
-from pynccl.weights.entrance import Entrance
+from pynccl.weights import messages
 from pynccl.weights.errors import WeightsError
 from pynccl.weights.handshake import connect_side
-from pynccl.weights.keys import INSECURE, LocalKey, Trust, new_key, read_local_key
-from pynccl.weights.messages import FROM_LEADER, Hello, Refused, Welcome
+from pynccl.weights.keys import Trust, read_local_key
 from pynccl.weights.wire import Deadline, Link, LinkLostError
 
-__all__ = ["Meeting", "check_address", "join", "own_host"]
+__all__ = ["STORE_KEY", "check_address", "join", "own_host", "split_address"]
 
-_KEY = "pynccl/weights"
+STORE_KEY = "pynccl/weights"
 _STEP = 0.05  # seconds between two attempts
 _TRY = 5.0  # seconds for connecting to an address of a store
 
 
-class Meeting:
-    """The address of a session, at which its sender 0 listens.
-
-    Args:
-        address: "host:port", where port 0 is any free port; or a store, to which the address is
-            written.
-        trust: the key and TLS. Without a key, a new one is generated and written to the store, or
-            to a file of this user.
-        senders: the number of senders.
-        timeout: of the links.
-
-    Attributes:
-        address: "host:port" to connect to.
-        key: the key that others must pass; None if they find it by themselves, or need none.
-        entrance: accepts the other members.
-    """
-
-    def __init__(
-        self,
-        address: str | Store,
-        trust: Trust,
-        senders: int,
-        timeout: float,
-    ) -> None:
-        key = trust.key
-        host, port = _split(address, least=0) if isinstance(address, str) else (own_host(), 0)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with creation():
-            listener = socket.create_server((host, port), family=family, backlog=1024)
-            track(listener)
-        self._local: LocalKey | None = None
-        self.key = None if key == INSECURE else key
-        try:
-            port = listener.getsockname()[1]
-            self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            if isinstance(address, str) and key is None:
-                self._local = LocalKey(port)
-                key = self._local.key
-            elif not isinstance(address, str):
-                in_store = "" if key is not None else new_key()
-                address.set(_KEY, f"{self.address} {in_store}")
-                key = key or in_store
-            self.entrance = Entrance(listener, key or "", senders, timeout, trust.tls)
-        except BaseException:
-            listener.close()
-            raise
-
-    def close(self) -> None:
-        self.entrance.close()
-        if self._local is not None:
-            self._local.remove()
-
-
 def join(
-    address: str | Store,
-    hello: Hello,
-    trust: Trust,
-    deadline: Deadline,
-    timeout: float,
+    address: str | Store, hello: messages.Hello, trust: Trust, deadline: Deadline, timeout: float
 ) -> Link:
-    """Join the session at an address.
+    """Join the session at an address, and return a link of that timeout to sender 0.
 
-    Args:
-        address: of the session.
-        hello: describes the joining member.
-        trust: the key and TLS.
-        deadline: of the whole call.
-        timeout: of the link.
-
-    Returns:
-        A link to sender 0, which includes this member from the next version on.
+    The member takes part from the next version on.
 
     Raises:
         TimeoutError: no sender listened before the deadline.
@@ -110,7 +44,7 @@ def join(
             # A restarted sender has another address or key in the store.
             limit = deadline if isinstance(address, str) else deadline.within(_TRY)
             try:
-                return _enter(_split(place), hello, trust._replace(key=key), limit, timeout)
+                return _enter(split_address(place), hello, trust._replace(key=key), limit, timeout)
             except ssl.SSLCertVerificationError:
                 raise
             except PermissionError as error:
@@ -133,13 +67,13 @@ def _look_up(address: str | Store, key: str | None) -> tuple[str, str]:
         ValueError: the session in the store has a key that the user has not passed.
     """
     if isinstance(address, str):
-        found = read_local_key(_split(address)[1]) if key is None else key
+        found = read_local_key(split_address(address)[1]) if key is None else key
         if found is None:
             raise LookupError(f"no sender listens at {address} with a key of this user")
         return address, found
-    if not address.check([_KEY]):
+    if not address.check([STORE_KEY]):
         raise LookupError("the sender has not written its address to the store")
-    place, _, in_store = address.get(_KEY).decode().partition(" ")
+    place, _, in_store = address.get(STORE_KEY).decode().partition(" ")
     if not in_store and key is None:
         raise ValueError(
             "key: the session uses a key that is not in the store, or none: pass the key= or "
@@ -149,7 +83,7 @@ def _look_up(address: str | Store, key: str | None) -> tuple[str, str]:
 
 
 def _enter(
-    place: tuple[str, int], hello: Hello, trust: Trust, deadline: Deadline, timeout: float
+    place: tuple[str, int], hello: messages.Hello, trust: Trust, deadline: Deadline, timeout: float
 ) -> Link:
     sock = connect(*place, lambda: _left(deadline))
     try:
@@ -162,23 +96,16 @@ def _enter(
                 track(sock)
             sock.do_handshake()
         connect_side(sock, trust.key or "", deadline)
-        link = Link(sock, FROM_LEADER, timeout)
+        link = Link(sock, messages.FROM_LEADER, timeout)
         link.name = "sender 0"
-    except BaseException:
-        sock.close()
-        raise
-    try:
         link.send(hello)
-        try:
-            answer = link.receive(deadline)
-        except TimeoutError:
-            raise TimeoutError("it does not answer") from None
-        if isinstance(answer, Refused):
+        answer = link.receive(deadline)
+        if isinstance(answer, messages.Refused):
             raise WeightsError(answer.reason)
-        if not isinstance(answer, Welcome):
+        if not isinstance(answer, messages.Welcome):
             raise LinkLostError("sender 0 does not answer the hello")
     except BaseException:
-        link.close()
+        sock.close()
         raise
     return link
 
@@ -192,17 +119,16 @@ def _left(deadline: Deadline) -> float | None:
 def check_address(address: object, *, listens: bool = False) -> None:
     """Raise TypeError or ValueError if it is neither an address nor a store.
 
-    Args:
-        address: of the session.
-        listens: whether port 0, any free port, is allowed.
+    Port 0, any free port, is only for the member that listens.
     """
     if isinstance(address, str):
-        _split(address, least=0 if listens else 1)
+        split_address(address, 0 if listens else 1)
     elif not all(hasattr(address, method) for method in ("set", "get", "check")):
         raise TypeError(f"address: expected 'host:port' or a store, got {address!r}")
 
 
-def _split(address: str, *, least: int = 1) -> tuple[str, int]:
+def split_address(address: str, least: int = 1) -> tuple[str, int]:
+    """The host and the port, which is at least the given number."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
     if not colon or not port.isdecimal() or not least <= int(port) < 1 << 16:
         raise ValueError(f"address: {address!r} is not 'host:port'")

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
 
 from pynccl.weights.broadcast_ring import BroadcastRing
 from pynccl.weights.errors import WeightsError
 from pynccl.weights.layout import Part, whole
-from pynccl.weights.memory import Memory
-from pynccl.weights.messages import Plan, Transport
+from pynccl.weights.memory import (
+    Library,
+    Memory,
+    Tensor,
+    current_gpu,
+    library_of,
+    memory_of,
+    place_of,
+)
+from pynccl.weights.messages import Plan, WorldPlace
 from pynccl.weights.plan import Step, Unit, make_plan, make_steps
 from pynccl.weights.progress import OnProgress
 from pynccl.weights.shared_ring import SharedRing
-from pynccl.weights.transfer import Bindings, Ring
-from pynccl.weights.watch import Watcher, is_ending
+from pynccl.weights.transfer import Ring
+from pynccl.weights.watch import is_ending, watch
 from pynccl.weights.wire import Link
 from pynccl.weights.world import World
 
-__all__ = [
-    "InterruptedTransferError",
-    "Member",
-    "checked_seconds",
-    "finalize",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Closing", "InterruptedTransferError", "Member", "checked_seconds", "finalize"]
 
 _LOOK = 0.05  # seconds between two checks of the connections
 
@@ -36,68 +45,80 @@ class InterruptedTransferError(WeightsError):
 
 
 class Member:
-    """The state of one member of a session.
+    """The state of one member of a session: see :class:`WeightSender` for the arguments."""
 
-    Args:
-        timeout: of every wait, in seconds.
-        device: the GPU, or None.
-        progress: called during transfers.
-    """
-
-    def __init__(self, timeout: float, device: object, progress: OnProgress | None = None) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        library: Library | None,
+        device: int | None,
+        progress: OnProgress | None,
+    ) -> None:
         self.timeout = timeout
-        self.device = device
         self.progress = progress
-        self.memory: Memory | None = None
-        self.world: World | None = None
+        self._library = library
+        self._device = device
+        self._memory: Memory | None = None
         self.ring: Ring | None = None
-        self.bindings = Bindings()
-        self.watcher = Watcher()
         self.steps: list[Step] = []
         self.units: list[Unit] = []  # of the plan, by their numbers
         self.layout: dict[str, Part] = {}  # of the whole tensors
         self.link: float | None = None  # the measured bandwidth
-        self.bucket_bytes = 0
-        self.direct_bytes = 0
+        self._world: World | None = None
+        self._plan: Plan | None = None
+
+    @property
+    def memory(self) -> Memory:
+        if self._memory is None:
+            raise WeightsError("the memory of the session is not known")
+        return self._memory
+
+    @property
+    def provider(self) -> str:
+        return "host" if self.memory.on_host else "cuda"
+
+    def memory_for(self, tensor: Tensor | None, provider: str | None = None) -> Memory:
+        """The memory of the session: that of a tensor, or of the provider if there is none."""
+        if self._memory is None:
+            if tensor is not None:
+                provider, gpu = place_of(tensor)
+                self._device = gpu if self._device is None else self._device
+            elif provider is None:
+                provider = "host" if self._device is None else "cuda"
+            if provider == "cuda" and self._device is None:
+                self._device = current_gpu()
+            library = self._library or library_of(tensor)
+            self._memory = memory_of(library, provider, self._device or 0)
+        return self._memory
 
     def set_plan(self, plan: Plan) -> None:
-        """Build the steps that a message describes."""
+        """Build the steps that a message describes.
+
+        Raises:
+            ValueError: the layouts do not match.
+        """
+        wanted = [plan.layouts[number] for number in plan.receivers]
+        self.steps = make_plan(
+            plan.senders, wanted, plan.order, plan.bucket_bytes, plan.direct_bytes
+        )
+        self.units = sorted(unit for step in self.steps for unit, _ in step.units)
         self.layout = {
             name: Part(dtype, shape, whole(shape))
             for layout in plan.senders
             for name, (dtype, shape, _) in layout.items()
         }
-        self.bucket_bytes, self.direct_bytes = plan.bucket_bytes, plan.direct_bytes
-        self.steps = make_plan(
-            plan.senders,
-            plan.wanted,
-            bucket_bytes=self.bucket_bytes,
-            direct_bytes=self.direct_bytes,
-            order=plan.order,
-        )
-        self.units = sorted(unit for step in self.steps for unit, _ in step.units)
-        self.bindings = Bindings()  # those of the previous plan's steps are not needed
+        self._plan = plan
 
     def steps_of(self, numbers: Sequence[int] | None) -> list[Step]:
         """The steps for some units only; None is all."""
-        if numbers is None:
+        if numbers is None or self._plan is None:
             return self.steps
         wanted = set(numbers)
         units = [unit for unit in self.units if unit.number in wanted]
-        return make_steps(units, bucket_bytes=self.bucket_bytes, direct_bytes=self.direct_bytes)
+        return make_steps(units, self._plan.bucket_bytes, self._plan.direct_bytes)
 
-    def form(
-        self,
-        ids: Sequence[bytes],
-        links: Sequence[Link],
-        *,
-        sender: int | None,
-        receiver: int | None,
-        nreceivers: int,
-        transport: Transport,
-        measures: bool = False,
-    ) -> None:
-        """Create the communicators and the buckets.
+    def form(self, place: WorldPlace, links: Sequence[Link], *, is_sender: bool) -> None:
+        """Replace the communicators and the buckets.
 
         A thread creates the communicators: otherwise, the death of a member before it has connected
         would not be noticed before the time limit.
@@ -106,85 +127,99 @@ class Member:
             NcclError: they cannot be created.
             InterruptedTransferError: a connection was closed.
         """
-        if self.memory is None:
-            raise WeightsError("the memory of the session is not known")
-        provider = "host" if self.memory.on_host else "cuda"
-        made: list[World | BaseException] = []
-        abandoned = threading.Event()
-        lock = threading.Lock()
-
-        def make() -> None:
-            try:
-                world: World | BaseException = World(
-                    ids,
-                    sender=sender,
-                    receiver=receiver,
-                    nreceivers=nreceivers,
-                    provider=provider,
-                    device=self.device,
-                    timeout=self.timeout,
-                )
-            except BaseException as error:
-                world = error
-            with lock:
-                made.append(world)
-                if abandoned.is_set() and isinstance(world, World):
-                    world.abort()
-
-        thread = threading.Thread(target=make, name="pynccl-weights-init", daemon=True)
-        thread.start()
-        try:
-            while thread.is_alive():
-                thread.join(_LOOK)
-                if thread.is_alive() and any(map(is_ending, links)):
-                    raise InterruptedTransferError("a member left while the others connected")
-        except BaseException:  # including Ctrl-C
-            with lock:
-                abandoned.set()
-                for world in made:
-                    if isinstance(world, World):
-                        world.abort()
-            raise
-        result = made[0]
-        if isinstance(result, BaseException):
-            raise result
-        self.world = result
+        self.drop_world()
+        if self._plan is None:
+            raise InterruptedTransferError("there is no plan")
+        create = functools.partial(
+            World,
+            place,
+            is_sender=is_sender,
+            provider=self.provider,
+            device=self._device,
+            timeout=self.timeout,
+        )
+        self._world = world = _create_beside(create, links)
         self.link = None
-        with self.watcher.watch(links, result.interrupt):
-            kind = SharedRing if transport == "shared" else BroadcastRing
-            self.ring = kind(result, self.memory, self.bucket_bytes)
-            if measures:
+        with watch(links, world.interrupt):
+            kind = SharedRing if place.transport == "shared" else BroadcastRing
+            self.ring = kind(world, self.memory, self._plan.bucket_bytes)
+            if place.measures:
                 self.link = self.ring.probe()
+
+    @contextlib.contextmanager
+    def transfer(self, links: Sequence[Link]) -> Iterator[Ring]:
+        """Use the buckets until one of the links shows that the transfer cannot complete.
+
+        Raises:
+            InterruptedTransferError: there are no communicators.
+        """
+        if self.ring is None:
+            raise InterruptedTransferError("there is no communicator")
+        with watch(links, self.ring.world.interrupt):
+            yield self.ring
 
     def drop_world(self) -> None:
         """Abort all operations; the next attempt creates new communicators and buckets."""
-        if self.world is not None:
-            self.world.abort()
-        self.world = None
+        if self._world is not None:
+            self._world.abort()
+        self._world = None
         self.ring = None
 
-    def release(self) -> None:
-        """End the thread and abort the communicators."""
-        self.watcher.close()
-        self.drop_world()
-
     def close(self) -> None:
-        self.watcher.close()
         if self.ring is not None:
             self.ring.close()
-        if self.world is not None:
-            self.world.close()
+        if self._world is not None:
+            self._world.close()
         self.ring = None  # its windows belonged to the communicators
-        self.world = None
+        self._world = None
+
+
+def _create_beside(create: Callable[[], World], links: Sequence[Link]) -> World:
+    """Create communicators on a thread, and give up when a link shows that a member has left."""
+    created: Future[World] = Future()
+
+    def run() -> None:
+        try:
+            world = create()
+        except BaseException as error:
+            if created.set_running_or_notify_cancel():
+                created.set_exception(error)
+            return
+        if created.set_running_or_notify_cancel():
+            created.set_result(world)
+        else:
+            world.abort()
+
+    threading.Thread(target=run, name="pynccl-weights-init", daemon=True).start()
+    try:
+        while not wait([created], _LOOK).done:
+            if any(map(is_ending, links)):
+                raise InterruptedTransferError("a member left while the others connected")
+        return created.result()
+    except BaseException:  # including Ctrl-C
+        if not created.cancel() and created.exception() is None:
+            created.result().abort()
+        raise
+
+
+class Closing:
+    """A base of classes whose ``with`` statement calls close()."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def finalize(owner: object, what: str, release: Callable[[], bool]) -> weakref.finalize[..., Any]:
     """Free an object's resources, with a ResourceWarning, if it is collected before close().
 
-    Args:
-        owner: the object, which must not be reachable from release().
-        what: its name in the warning.
-        release: frees the resources; returns whether there was anything to free.
+    The object must not be reachable from release(), which returns whether there was anything to
+    free.
     """
     finalizer = weakref.finalize(owner, _released, what, release)
     finalizer.atexit = False  # a daemon thread may be in a call at exit

@@ -7,11 +7,13 @@ data can be sent from it, or received into it, directly.
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pynccl import _C
+from pynccl.weights.checksum import checksums
 from pynccl.weights.dtypes import size_of
 
 __all__ = [
@@ -34,192 +36,156 @@ _WITHOUT_NCCL = frozenset(  # sent as bytes
 )
 
 
-class Memory(Protocol):
-    """The operations of one library on the memory of one device.
-
-    Attributes:
-        library: "torch" or "numpy".
-        on_host: whether it is host memory.
-    """
+class Memory:
+    """The operations of one library on the memory of one device."""
 
     library: Library
-    on_host: bool
+    on_host = True
+
+    def __init__(self, module: Any, kind: type) -> None:  # noqa: ANN401
+        self._module = module
+        self._kind = kind
 
     def wrap(self, tensor: Tensor) -> Tensor:
         """A tensor of the library that shares memory with the given one."""
+        if isinstance(tensor, self._kind):
+            return tensor
+        if not hasattr(tensor, "__dlpack__"):
+            raise TypeError(f"tensors: expected a tensor, got {type(tensor).__name__}")
+        return self._module.from_dlpack(tensor)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Allocate a tensor."""
+        raise NotImplementedError
 
     def bucket(self, buffer: _C.Buffer) -> Tensor:
         """The bytes of a buffer."""
+        return self._module.from_dlpack(buffer)
 
     def dtype_of(self, tensor: Tensor) -> str:
         """The name of a tensor's dtype."""
+        raise NotImplementedError
 
     def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
         """The tensor, or its bytes, if it is raw; else None."""
+        if not self._is_raw(tensor, dtype):
+            return None
+        return self._bytes(tensor) if dtype in _WITHOUT_NCCL else tensor
 
     def address(self, raw: Tensor) -> int:
         """The address of a raw tensor."""
+        raise NotImplementedError
 
     def typed(self, bucket: Tensor, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
         """A range of a bucket as a tensor."""
+        place = bucket[offset : offset + math.prod(shape) * size_of(dtype)]
+        return place.view(self._dtype(dtype)).reshape(tuple(shape))
 
     def assign(self, target: Tensor, source: Tensor) -> None:
         """Copy values, if necessary to another dtype or device."""
+        raise NotImplementedError
 
     def pack(
         self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
     ) -> list[int]:
         """Copy raw tensors to their offsets in a bucket; return their checksums."""
-
-    def unpack(
-        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
-    ) -> list[int]:
-        """Copy from offsets in a bucket to raw tensors; return their checksums afterwards."""
-
-    def checksum(self, raw: Tensor) -> int:
-        """The checksum of a raw tensor or a part of a bucket."""
-
-    def synchronize(self) -> None:
-        """Wait for the work enqueued on the library's current stream."""
-
-
-class _OnHost:
-    """The part that does not depend on the library."""
-
-    on_host = True
-
-    def pack(
-        self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
-    ) -> list[int]:
         return _C.pack(bucket, offsets, sizes, raws)
 
     def unpack(
         self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
     ) -> list[int]:
+        """Copy from offsets in a bucket to raw tensors; return their checksums afterwards."""
         return _C.unpack(bucket, offsets, sizes, raws)
 
     def checksum(self, raw: Tensor) -> int:
+        """The checksum of a raw tensor or a part of a bucket."""
         return _C.checksum(raw)
 
     def synchronize(self) -> None:
-        """Do nothing: no work is enqueued."""
+        """Wait for the work enqueued on the library's current stream; on CPUs there is none."""
+
+    def _is_raw(self, tensor: Tensor, dtype: str) -> bool:
+        raise NotImplementedError
+
+    def _bytes(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1).view(self._module.uint8)
+
+    def _dtype(self, name: str) -> Any:  # noqa: ANN401
+        raise NotImplementedError
 
 
-class _NumPy(_OnHost):
+class _NumPy(Memory):
     library: Library = "numpy"
 
     def __init__(self) -> None:
         import numpy
 
-        self._numpy = numpy
-
-    def wrap(self, tensor: Tensor) -> Tensor:
-        numpy = self._numpy
-        if isinstance(tensor, numpy.ndarray):
-            return tensor
-        if not hasattr(tensor, "__dlpack__"):
-            raise TypeError(f"tensors: expected a tensor, got {type(tensor).__name__}")
-        return numpy.from_dlpack(tensor)
+        super().__init__(numpy, numpy.ndarray)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
-        return self._numpy.empty(tuple(shape), self._dtype(dtype))
-
-    def bucket(self, buffer: _C.Buffer) -> Tensor:
-        return self._numpy.from_dlpack(buffer)
+        return self._module.empty(tuple(shape), self._dtype(dtype))
 
     def dtype_of(self, tensor: Tensor) -> str:
         return str(tensor.dtype)
 
-    def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
-        if not tensor.flags.c_contiguous or tensor.dtype != self._dtype(dtype):
-            return None
-        return self._bytes(tensor) if dtype in _WITHOUT_NCCL else tensor
-
     def address(self, raw: Tensor) -> int:
         return int(raw.__array_interface__["data"][0])
 
-    def typed(self, bucket: Tensor, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
-        kind = self._dtype(dtype)
-        count = int(self._numpy.prod(tuple(shape), dtype=int))
-        place = bucket[offset : offset + count * kind.itemsize]
-        return place.view(kind).reshape(tuple(shape))
-
     def assign(self, target: Tensor, source: Tensor) -> None:
-        self._numpy.copyto(target, source, casting="unsafe")
+        self._module.copyto(target, source, casting="unsafe")
 
-    def _bytes(self, tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1).view(self._numpy.uint8)
+    def _is_raw(self, tensor: Tensor, dtype: str) -> bool:
+        return bool(tensor.flags.c_contiguous and tensor.dtype == self._dtype(dtype))
 
     def _dtype(self, name: str) -> Any:  # noqa: ANN401
         try:
-            return self._numpy.dtype(name)
+            return self._module.dtype(name)
         except TypeError:
             try:
                 import ml_dtypes
             except ImportError:
                 raise ValueError(f"dtype: NumPy has {name} only with ml_dtypes") from None
-            return self._numpy.dtype(getattr(ml_dtypes, name))
+            return self._module.dtype(getattr(ml_dtypes, name))
 
 
-class _Torch(_OnHost):
+class _Torch(Memory):
     library: Library = "torch"
 
     def __init__(self, device: str = "cpu") -> None:
         import torch
 
-        self._torch = torch
+        super().__init__(torch, torch.Tensor)
         self._device = torch.device(device)
         self._names: dict[object, str] = {}
 
-    def wrap(self, tensor: Tensor) -> Tensor:
-        torch = self._torch
-        if isinstance(tensor, torch.Tensor):
-            return tensor
-        if not hasattr(tensor, "__dlpack__"):
-            raise TypeError(f"tensors: expected a tensor, got {type(tensor).__name__}")
-        return torch.from_dlpack(tensor)
-
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
-        return self._torch.empty(tuple(shape), dtype=self._dtype(dtype), device=self._device)
-
-    def bucket(self, buffer: _C.Buffer) -> Tensor:
-        return self._torch.from_dlpack(buffer)  # type: ignore[attr-defined]
+        return self._module.empty(tuple(shape), dtype=self._dtype(dtype), device=self._device)
 
     def dtype_of(self, tensor: Tensor) -> str:
         if (name := self._names.get(tensor.dtype)) is None:
             name = self._names[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
         return name
 
-    def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
-        if (
-            self.dtype_of(tensor) != dtype
-            or not tensor.is_contiguous()
-            or tensor.device != self._device
-        ):
-            return None
-        if dtype in _WITHOUT_NCCL:
-            return tensor.detach().reshape(-1).view(self._torch.uint8)
-        return tensor
-
     def address(self, raw: Tensor) -> int:
         return int(raw.data_ptr())
 
-    def typed(self, bucket: Tensor, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
-        kind = self._dtype(dtype)
-        count = self._torch.Size(shape).numel()
-        place = bucket[offset : offset + count * size_of(dtype)]
-        return place.view(kind).view(tuple(shape))
-
     def assign(self, target: Tensor, source: Tensor) -> None:
-        with self._torch.inference_mode():  # else torch rejects tensors created in it
+        with self._module.inference_mode():  # else torch rejects tensors created in it
             target.copy_(source)
+
+    def _is_raw(self, tensor: Tensor, dtype: str) -> bool:
+        return (
+            self.dtype_of(tensor) == dtype
+            and tensor.is_contiguous()
+            and tensor.device == self._device
+        )
+
+    def _bytes(self, tensor: Tensor) -> Tensor:
+        return super()._bytes(tensor.detach())
 
     def _dtype(self, name: str) -> Any:  # noqa: ANN401
         try:
-            return getattr(self._torch, name)
+            return getattr(self._module, name)
         except AttributeError:
             raise ValueError(f"dtype: this torch has no {name}") from None
 
@@ -232,39 +198,32 @@ class _TorchOnGpu(_Torch):
     def pack(
         self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
     ) -> list[int]:
-        self._copy(self._places(bucket, offsets, sizes), list(map(self._bytes, raws)))
-        return self._checksums(self._places(bucket, offsets, sizes))
+        places = self._places(bucket, offsets, sizes)
+        self._copy(places, list(map(self._bytes, raws)))
+        return checksums(places)
 
     def unpack(
         self, bucket: Tensor, offsets: list[int], sizes: list[int], raws: list[Tensor]
     ) -> list[int]:
         targets = list(map(self._bytes, raws))
         self._copy(targets, self._places(bucket, offsets, sizes))
-        return self._checksums(targets)
+        return checksums(targets)
 
     def checksum(self, raw: Tensor) -> int:
-        return self._checksums([self._bytes(raw)])[0]
+        return checksums([self._bytes(raw)])[0]
 
     def synchronize(self) -> None:
-        self._torch.cuda.current_stream(self._device).synchronize()
+        self._module.cuda.current_stream(self._device).synchronize()
 
     def _places(self, bucket: Tensor, offsets: list[int], sizes: list[int]) -> list[Tensor]:
         return [bucket[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
-
-    def _bytes(self, raw: Tensor) -> Tensor:
-        return raw.detach().reshape(-1).view(self._torch.uint8)
 
     def _copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
         for target, source in zip(targets, sources, strict=True):
             if target.numel() != source.numel():
                 raise ValueError(f"tensors: {source.numel()} bytes for {target.numel()}")
-        with self._torch.inference_mode():
-            self._torch._foreach_copy_(targets, sources)
-
-    def _checksums(self, tensors: list[Tensor]) -> list[int]:
-        from pynccl.weights.checksum import checksums
-
-        return checksums(tensors)
+        with self._module.inference_mode():
+            self._module._foreach_copy_(targets, sources)
 
 
 def check_storage(tensors: Mapping[str, Tensor], known: list[int]) -> list[int]:
@@ -344,12 +303,7 @@ def current_gpu() -> int:
 
 
 def memory_of(library: Library, provider: str, device: int) -> Memory:
-    """The operations of a library on the memory of a provider.
-
-    Args:
-        library: "torch" or "numpy".
-        provider: "host" or "cuda".
-        device: the GPU.
+    """The operations of a library on the memory of a provider, and of a GPU if it is "cuda".
 
     Raises:
         ValueError: the library is unknown, or is NumPy for GPU memory.

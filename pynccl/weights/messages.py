@@ -1,65 +1,31 @@
 """The messages of a session: JSON objects, each parsed once into a typed value.
 
-Every field has a reader that checks its type and bounds its length. Invalid data raises
-MessageError, and :mod:`pynccl.weights.wire` closes the connection that it came from.
+The type of a field includes its codec, which checks received values and bounds their length.
+Invalid data raises MessageError, and :mod:`pynccl.weights.wire` closes the connection that it came
+from.
 """
-# ruff: noqa: RUF009 - _read() makes a field
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pynccl.weights.dtypes import size_of
 from pynccl.weights.layout import MOST_DIMENSIONS, Box, Layout, Part, check_part, whole
 
-__all__ = [
-    "FROM_LEADER",
-    "FROM_RECEIVERS",
-    "FROM_SENDERS",
-    "HELLOS",
-    "Begin",
-    "Bye",
-    "Check",
-    "Checked",
-    "Commit",
-    "Committed",
-    "Compare",
-    "Compared",
-    "Fail",
-    "Failed",
-    "Hello",
-    "Message",
-    "MessageError",
-    "MessageTypes",
-    "Offer",
-    "Plan",
-    "ReceiverHello",
-    "Refused",
-    "Repair",
-    "SenderHello",
-    "Sent",
-    "Stop",
-    "Stopped",
-    "Transport",
-    "Welcome",
-    "WorldPlace",
-    "encode",
-    "parse",
-]
-
-Transport = Literal["shared", "broadcast"]
+__all__ = ["Message", "MessageError", "MessageTypes", "Transport", "encode", "parse"]
 
 _LONGEST_TEXT = 1 << 16  # characters
 _MOST_MEMBERS = 1 << 16
 _MOST_UNITS = 1 << 24
 _MOST_BYTES = 1 << 60
 _LARGEST = (1 << 63) - 1
-_SUM = (1 << 64) - 1
+_LARGEST_SUM = (1 << 64) - 1
 _LONGEST_ID = 1 << 12  # characters
 _SMALLEST_BUCKET = 1 << 12  # bytes
 
@@ -68,28 +34,41 @@ class MessageError(ValueError):
     """Received data is not a message, or not one that is allowed here."""
 
 
-# Readers: each takes a value parsed from JSON, and returns a typed value or raises MessageError.
+Reader: TypeAlias = "Callable[[Any], Any]"  # of a JSON value; raises MessageError
 
-Reader: TypeAlias = "Callable[[Any], Any]"
+
+class _Codec(NamedTuple):
+    read: Reader
+    write: Callable[[Any], Any] = lambda value: value
 
 
 def _wrong(value: object, expected: str) -> MessageError:
     return MessageError(f"expected {expected}, got {type(value).__name__}")
 
 
-def _integer(least: int, most: int) -> Reader:
+def _integer(least: int, most: int) -> _Codec:
     def read(value: Any) -> int:  # noqa: ANN401
         if type(value) is not int or not least <= value <= most:
             raise _wrong(value, f"an integer from {least} to {most}")
         return value
 
-    return read
+    return _Codec(read)
 
 
-def _list(value: Any) -> list[Any]:  # noqa: ANN401
-    if type(value) is not list:
-        raise _wrong(value, "a list")
+def _list(value: Any, most: int = _MOST_UNITS) -> list[Any]:  # noqa: ANN401
+    if type(value) is not list or len(value) > most:
+        raise _wrong(value, f"a list of at most {most} values")
     return value
+
+
+def _integers(value: Any, largest: int = _MOST_UNITS, most: int = _MOST_UNITS) -> list[int]:  # noqa: ANN401
+    numbers = _list(value, most)
+    # In C, since there can be as many as a model has tensors.
+    if not set(map(type, numbers)) <= {int} or (
+        numbers and not 0 <= min(numbers) <= max(numbers) <= largest
+    ):
+        raise _wrong(value, f"integers from 0 to {largest}")
+    return numbers
 
 
 def _flag(value: Any) -> bool:  # noqa: ANN401
@@ -98,15 +77,10 @@ def _flag(value: Any) -> bool:  # noqa: ANN401
     return value
 
 
-def _text(value: Any) -> str:  # noqa: ANN401
-    return _texts([value])[0]
-
-
 def _texts(value: Any) -> list[str]:  # noqa: ANN401
     texts = _list(value)
-    if not {type(text) for text in texts} <= {str} or max(map(len, texts), default=0) > (
-        _LONGEST_TEXT
-    ):
+    longest = max(map(len, texts), default=0) if set(map(type, texts)) <= {str} else math.inf
+    if longest > _LONGEST_TEXT:
         raise _wrong(value, f"texts of at most {_LONGEST_TEXT} characters")
     try:
         "".join(texts).encode()
@@ -115,13 +89,17 @@ def _texts(value: Any) -> list[str]:  # noqa: ANN401
     return texts
 
 
-def _one_of(*words: str) -> Reader:
+def _cut(text: str) -> str:
+    return text.encode(errors="replace").decode()[:_LONGEST_TEXT]
+
+
+def _one_of(*words: str) -> _Codec:
     def read(value: Any) -> str:  # noqa: ANN401
         if type(value) is not str or value not in words:
             raise _wrong(value, f"one of {', '.join(words)}")
         return value
 
-    return read
+    return _Codec(read)
 
 
 def _bandwidth(value: Any) -> float:  # noqa: ANN401
@@ -130,75 +108,36 @@ def _bandwidth(value: Any) -> float:  # noqa: ANN401
     return float(value)
 
 
-def _optional(reader: Reader) -> Reader:
-    return lambda value: None if value is None else reader(value)
-
-
-def _integers(value: Any, most: int, longest: int = _MOST_UNITS) -> list[int]:  # noqa: ANN401
-    numbers = _list(value)
-    # In C, since there can be as many as a model has tensors.
-    if (
-        len(numbers) > longest
-        or not set(map(type, numbers)) <= {int}
-        or (numbers and not 0 <= min(numbers) <= max(numbers) <= most)
-    ):
-        raise _wrong(value, f"at most {longest} integers from 0 to {most}")
-    return numbers
-
-
-def _units(value: Any) -> list[int]:  # noqa: ANN401
-    return _integers(value, _MOST_UNITS)
-
-
 def _sums(value: Any) -> dict[int, int]:  # noqa: ANN401
     pair = _list(value)
     if len(pair) != 2:
         raise _wrong(value, "the numbers of units and their checksums")
-    numbers, values = _integers(pair[0], _MOST_UNITS), _integers(pair[1], _SUM)
+    numbers, values = _integers(pair[0]), _integers(pair[1], _LARGEST_SUM)
     sums = dict(zip(numbers, values))  # noqa: B905 - compared below
     if not len(sums) == len(numbers) == len(values):
         raise MessageError("not one checksum for each unit")
     return sums
 
 
-def _sums_to_wire(sums: Mapping[int, int]) -> list[list[int]]:
-    return [list(sums), list(sums.values())]
-
-
 def _digests(value: Any) -> list[str]:  # noqa: ANN401
     digests = _list(value)
-    if not {type(one) for one in digests} <= {str} or not set(map(len, digests)) <= {16}:
+    if not set(map(type, digests)) <= {str} or not set(map(len, digests)) <= {16}:
         raise _wrong(value, "digests")
     return digests
 
 
-def _id(value: Any) -> bytes:  # noqa: ANN401
-    if type(value) is not str or len(value) > _LONGEST_ID:
-        raise _wrong(value, "a unique id")
+def _ids(value: Any) -> list[bytes]:  # noqa: ANN401
+    texts = _list(value, _MOST_MEMBERS)
+    if not texts or any(type(one) is not str or len(one) > _LONGEST_ID for one in texts):
+        raise _wrong(value, "unique ids")
     try:
-        return bytes.fromhex(value)
+        return list(map(bytes.fromhex, texts))
     except ValueError:
         raise MessageError("a unique id is not hexadecimal") from None
 
 
-def _ids(value: Any) -> list[bytes]:  # noqa: ANN401
-    ids = _list(value)
-    if not 0 < len(ids) <= _MOST_MEMBERS:
-        raise _wrong(value, "unique ids")
-    return [_id(one) for one in ids]
-
-
-def _ids_to_wire(ids: Sequence[bytes]) -> list[str]:
-    return [one.hex() for one in ids]
-
-
 def _extents(value: Any) -> tuple[int, ...]:  # noqa: ANN401
-    if type(value) is not list or len(value) > MOST_DIMENSIONS:
-        raise _wrong(value, f"at most {MOST_DIMENSIONS} extents")
-    for extent in value:
-        if type(extent) is not int or not 0 <= extent <= _LARGEST:
-            raise _wrong(extent, f"an integer from 0 to {_LARGEST}")
-    return tuple(value)
+    return tuple(_integers(value, _LARGEST, MOST_DIMENSIONS))
 
 
 def _layout(value: Any) -> Layout:  # noqa: ANN401
@@ -232,73 +171,78 @@ def _layout_to_wire(layout: Layout) -> list[Any]:
     ]
 
 
-def _layouts(value: Any) -> list[Layout | None]:  # noqa: ANN401
-    layouts = _list(value)
-    if len(layouts) > _MOST_MEMBERS:
-        raise _wrong(value, f"at most {_MOST_MEMBERS} layouts")
-    return [None if one is None else _layout(one) for one in layouts]
+def _optional(codec: _Codec) -> _Codec:
+    def applied(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda value: None if value is None else function(value)
+
+    return _Codec(*map(applied, codec))
 
 
-def _layouts_to_wire(layouts: Sequence[Layout | None]) -> list[Any]:
-    return [None if one is None else _layout_to_wire(one) for one in layouts]
+def _each(codec: _Codec) -> _Codec:
+    return _Codec(
+        lambda value: list(map(codec.read, _list(value, _MOST_MEMBERS))),
+        lambda values: list(map(codec.write, values)),
+    )
 
 
-def _whole_layouts(value: Any) -> list[Layout]:  # noqa: ANN401
-    return [_layout(one) for one in _list(value)]
+_LAYOUT = _Codec(_layout, _layout_to_wire)
+_MEMBER_NUMBER = _integer(0, _MOST_MEMBERS)
+
+Number = Annotated[int, _integer(0, _LARGEST)]
+MemberNumber = Annotated[int, _MEMBER_NUMBER]
+Count = Annotated[int, _integer(1, _MOST_MEMBERS)]
+Version = Annotated[int, _integer(-_LARGEST, _LARGEST)]
+Flag = Annotated[bool, _Codec(_flag)]
+Text = Annotated[str, _Codec(lambda value: _texts([value])[0], _cut)]
+Texts = Annotated[list[str], _Codec(_texts)]
+WireLayout = Annotated[Layout, _LAYOUT]
+WireLayouts = Annotated[list[Layout], _each(_LAYOUT)]
+OptionalLayouts = Annotated[list[Layout | None], _each(_optional(_LAYOUT))]
+MemberNumbers = Annotated[list[int], _each(_MEMBER_NUMBER)]
+Units = Annotated[list[int], _Codec(_integers)]
+Sums = Annotated[dict[int, int], _Codec(_sums, lambda sums: [list(sums), list(sums.values())])]
+Digests = Annotated[list[str], _Codec(_digests)]
+Ids = Annotated[list[bytes], _Codec(_ids, lambda ids: [one.hex() for one in ids])]
+Provider = Annotated[str, _one_of("host", "cuda")]
+Transport = Annotated[Literal["shared", "broadcast"], _one_of("shared", "broadcast")]
+Bandwidth = Annotated[float, _Codec(_bandwidth)]
 
 
-def _read(reader: Reader, write: Callable[[Any], Any] | None = None) -> Any:  # noqa: ANN401
-    """A field of a message."""
-    return field(metadata={"read": reader, "write": write})
+@dataclass(frozen=True)
+class Message:
+    """A message."""
 
 
-def _object(kind: type) -> Reader:
-    """Create a reader for a dataclass whose fields have readers: exactly these fields."""
-    readers = {one.name: one.metadata["read"] for one in dataclasses.fields(kind)}
+@dataclass(frozen=True)
+class OfAttempt(Message):
+    """A message about the attempt of this number."""
 
-    def read(value: Any) -> Any:  # noqa: ANN401
-        if type(value) is not dict or value.keys() != readers.keys():
-            raise _wrong(value, f"{kind.__name__} with the fields {', '.join(readers) or 'none'}")
-        read_fields = {}
-        for name, reader in readers.items():
-            try:
-                read_fields[name] = reader(value[name])
-            except MessageError as error:
-                raise MessageError(f"{kind.__name__}.{name}: {error}") from None
-        return kind(**read_fields)
-
-    return read
+    epoch: Number
 
 
-def _to_wire(message: Any) -> dict[str, Any]:  # noqa: ANN401
-    fields = {}
-    for one in dataclasses.fields(message):
-        value, write = getattr(message, one.name), one.metadata["write"]
-        fields[one.name] = value if value is None or write is None else write(value)
-    return fields
+@dataclass(frozen=True)
+class _Checksums(OfAttempt):
+    sums: Sums  # by the number of the unit
 
 
-def _cut(text: str) -> str:
-    return text.encode(errors="replace").decode()[:_LONGEST_TEXT]
-
-
-_number = _integer(0, _LARGEST)
-_member_number = _integer(0, _MOST_MEMBERS)
-_version = _integer(-_LARGEST, _LARGEST)
+@dataclass(frozen=True)
+class _End(Message):
+    reason: Text
+    names: Texts  # of the tensors whose checksums differ, or of the lost members
 
 
 # Messages of members
 
 
 @dataclass(frozen=True)
-class SenderHello:
+class SenderHello(Message):
     """A sender other than the first joins."""
 
-    number: int = _read(_integer(1, _MOST_MEMBERS))
+    number: Count
 
 
 @dataclass(frozen=True)
-class ReceiverHello:
+class ReceiverHello(Message):
     """A receiver joins.
 
     Attributes:
@@ -307,13 +251,13 @@ class ReceiverHello:
         keeps_base: whether it writes a version over the last one.
     """
 
-    name: str = _read(_text, _cut)
-    wanted: Layout | None = _read(_optional(_layout), _layout_to_wire)
-    keeps_base: bool = _read(_flag)
+    name: Text
+    wanted: WireLayout | None
+    keeps_base: Flag
 
 
 @dataclass(frozen=True)
-class Offer:
+class Offer(Message):
     """A sender's offer for the next version.
 
     Attributes:
@@ -322,74 +266,52 @@ class Offer:
         order: the order in which it produces its tensors; None if they all exist.
     """
 
-    version: int = _read(_version)
-    layout: Layout | None = _read(_optional(_layout), _layout_to_wire)
-    order: list[str] | None = _read(_optional(_texts))
+    version: Version
+    layout: WireLayout | None
+    order: Texts | None
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(_Checksums):
     """The answer to Compare: the checksums of a sender's units."""
 
-    epoch: int = _read(_number)
-    sums: dict[int, int] = _read(_sums, _sums_to_wire)
 
-
-@dataclass(frozen=True)
-class Sent:
+class Sent(_Checksums):
     """A sender has sent its units, which have these checksums."""
 
-    epoch: int = _read(_number)
-    sums: dict[int, int] = _read(_sums, _sums_to_wire)
 
-
-@dataclass(frozen=True)
-class Checked:
+class Checked(_Checksums):
     """The answer to Check: the checksums in the segments whose digests differ."""
 
-    epoch: int = _read(_number)
-    sums: dict[int, int] = _read(_sums, _sums_to_wire)
 
-
-@dataclass(frozen=True)
-class Committed:
+class Committed(OfAttempt):
     """The answer to Commit: a receiver has committed the version."""
 
-    epoch: int = _read(_number)
-
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(OfAttempt):
     """A member could not complete its part.
 
     Attributes:
-        epoch: of the attempt.
         reason: description of the error.
         own: whether the error is local, so that another attempt would not help.
     """
 
-    epoch: int = _read(_number)
-    reason: str = _read(_text, _cut)
-    own: bool = _read(_flag)
+    reason: Text
+    own: Flag
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(OfAttempt):
     """The answer to Stop."""
 
-    epoch: int = _read(_number)
 
-
-@dataclass(frozen=True)
-class Bye:
+class Bye(Message):
     """The other side leaves, or has closed the session."""
 
 
 # Messages of sender 0
 
 
-@dataclass(frozen=True)
-class Welcome:
+class Welcome(Message):
     """The answer to a hello: the member takes part in the next version."""
 
 
@@ -406,31 +328,23 @@ class Plan:
         order: of the tensors; None if they all exist.
     """
 
-    senders: list[Layout] = _read(_whole_layouts, _layouts_to_wire)
-    layouts: list[Layout | None] = _read(_layouts, _layouts_to_wire)
-    receivers: list[int] = _read(lambda value: _integers(value, _MOST_MEMBERS, _MOST_MEMBERS))
-    bucket_bytes: int = _read(_integer(_SMALLEST_BUCKET, _MOST_BYTES))
-    direct_bytes: int = _read(_integer(1, _MOST_BYTES))
-    order: list[str] | None = _read(_optional(_texts))
+    senders: WireLayouts
+    layouts: OptionalLayouts
+    receivers: MemberNumbers
+    bucket_bytes: Annotated[int, _integer(_SMALLEST_BUCKET, _MOST_BYTES)]
+    direct_bytes: Annotated[int, _integer(1, _MOST_BYTES)]
+    order: Texts | None
 
-    @property
-    def wanted(self) -> list[Layout | None]:
-        """The layout that each receiver wants."""
-        return [self.layouts[place] for place in self.receivers]
-
-
-def _plan(value: Any) -> Plan:  # noqa: ANN401
-    plan: Plan = _object(Plan)(value)
-    if max(plan.receivers, default=0) >= max(len(plan.layouts), 1):
-        raise MessageError("a receiver has a layout that is not there")
-    units = sum(
-        1 + part.box.size * size_of(part.dtype) // plan.bucket_bytes
-        for layout in plan.senders
-        for part in layout.values()
-    )
-    if units > _MOST_UNITS:
-        raise MessageError(f"a plan of more than {_MOST_UNITS} units")
-    return plan
+    def __post_init__(self) -> None:
+        if max(self.receivers, default=0) >= max(len(self.layouts), 1):
+            raise MessageError("a receiver has a layout that is not there")
+        units = sum(
+            1 + part.box.size * size_of(part.dtype) // self.bucket_bytes
+            for layout in self.senders
+            for part in layout.values()
+        )
+        if units > _MOST_UNITS:
+            raise MessageError(f"a plan of more than {_MOST_UNITS} units")
 
 
 @dataclass(frozen=True)
@@ -445,64 +359,54 @@ class WorldPlace:
         measures: whether the link is measured.
     """
 
-    ids: list[bytes] = _read(_ids, _ids_to_wire)
-    number: int = _read(_member_number)
-    receivers: int = _read(_integer(1, _MOST_MEMBERS))
-    transport: Transport = _read(_one_of("shared", "broadcast"))
-    measures: bool = _read(_flag)
+    ids: Ids
+    number: MemberNumber
+    receivers: Count
+    transport: Transport
+    measures: Flag
 
 
 @dataclass(frozen=True)
-class Begin:
+class Begin(OfAttempt):
     """An attempt begins.
 
     Attributes:
-        epoch: its number.
         provider: of the communicators.
         units: the units to send; None is all.
         plan: None if the member knows it.
         world: None to reuse the last communicators.
     """
 
-    epoch: int = _read(_number)
-    provider: str = _read(_one_of("host", "cuda"))
-    units: list[int] | None = _read(_optional(_units))
-    plan: Plan | None = _read(_optional(_plan), _to_wire)
-    world: WorldPlace | None = _read(_optional(_object(WorldPlace)), _to_wire)
+    provider: Provider
+    units: Units | None
+    plan: Plan | None
+    world: WorldPlace | None
 
 
-@dataclass(frozen=True)
-class Compare:
+class Compare(OfAttempt):
     """A sender must compute the checksums of its units."""
 
-    epoch: int = _read(_number)
-
 
 @dataclass(frozen=True)
-class Repair:
+class Repair(OfAttempt):
     """Units are sent again."""
 
-    epoch: int = _read(_number)
-    units: list[int] = _read(_units)
+    units: Units
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(OfAttempt):
     """A receiver must compare the digests of all segments that were sent."""
 
-    epoch: int = _read(_number)
-    digests: list[str] = _read(_digests)
+    digests: Digests
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(OfAttempt):
     """An attempt ends."""
 
-    epoch: int = _read(_number)
-
 
 @dataclass(frozen=True)
-class Commit:
+class Commit(Message):
     """All receivers have received a version: receivers commit it, senders are informed.
 
     Attributes:
@@ -513,66 +417,62 @@ class Commit:
         link: bytes per second, if measured.
     """
 
-    version: int = _read(_version)
-    receivers: list[str] = _read(_texts)
-    lost: list[str] = _read(_texts)
-    repaired: list[str] = _read(_texts)
-    link: float | None = _read(_optional(_bandwidth))
+    version: Version
+    receivers: Texts
+    lost: Texts
+    repaired: Texts
+    link: Bandwidth | None
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A version was given up, or a hello was refused.
-
-    Attributes:
-        reason: the reason.
-        names: names of the tensors whose checksums differ.
-    """
-
-    reason: str = _read(_text, _cut)
-    names: list[str] = _read(_texts)
+class Refused(_End):
+    """A version was given up, or a hello was refused."""
 
 
-@dataclass(frozen=True)
-class Fail:
-    """The session ends with an error.
+class Fail(_End):
+    """The session ends with an error."""
 
-    Attributes:
-        reason: the reason.
-        names: names of the lost members.
-    """
 
-    reason: str = _read(_text, _cut)
-    names: list[str] = _read(_texts)
+def _codec(hint: Any) -> _Codec:  # noqa: ANN401
+    if typing.get_origin(hint) is Annotated:
+        codec: _Codec = hint.__metadata__[0]
+        return codec
+    if dataclasses.is_dataclass(hint):
+        return _Codec(_reader(typing.cast("type", hint)), _to_wire)
+    return _optional(_codec(typing.get_args(hint)[0]))
+
+
+_codecs: dict[type, dict[str, _Codec]] = {}  # of the fields of each class
+
+
+def _reader(kind: type) -> Reader:
+    """Create a reader of objects with exactly the fields of a class."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    codecs = _codecs[kind] = {name: _codec(hint) for name, hint in hints.items()}
+
+    def read(value: Any) -> Any:  # noqa: ANN401
+        if type(value) is not dict or value.keys() != codecs.keys():
+            raise _wrong(value, f"{kind.__name__} with the fields {', '.join(codecs) or 'none'}")
+        fields = {}
+        for name, codec in codecs.items():
+            try:
+                fields[name] = codec.read(value[name])
+            except MessageError as error:
+                raise MessageError(f"{kind.__name__}.{name}: {error}") from None
+        return kind(**fields)
+
+    return read
+
+
+def _to_wire(value: object) -> dict[str, Any]:
+    return {name: codec.write(getattr(value, name)) for name, codec in _codecs[type(value)].items()}
 
 
 Hello = SenderHello | ReceiverHello
-Message = (
-    SenderHello
-    | ReceiverHello
-    | Offer
-    | Compared
-    | Sent
-    | Checked
-    | Committed
-    | Failed
-    | Stopped
-    | Bye
-    | Welcome
-    | Begin
-    | Compare
-    | Repair
-    | Check
-    | Stop
-    | Commit
-    | Refused
-    | Fail
-)
 MessageTypes = Mapping[str, Reader]  # the messages that a side may send, by name
 
 
-def _types(*types: type) -> MessageTypes:
-    return {kind.__name__: _object(kind) for kind in types}
+def _types(*kinds: type) -> MessageTypes:
+    return {kind.__name__: _reader(kind) for kind in kinds}
 
 
 HELLOS = _types(SenderHello, ReceiverHello)
@@ -588,11 +488,7 @@ def encode(message: Message) -> bytes:
 
 
 def parse(data: bytes | bytearray, types: MessageTypes) -> Message:
-    """Parse a message.
-
-    Args:
-        data: the received bytes.
-        types: the allowed messages.
+    """Parse a message of one of the allowed types.
 
     Raises:
         MessageError: data is not one of them.

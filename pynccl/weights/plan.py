@@ -11,123 +11,95 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pynccl.weights.dtypes import converts, size_of
 from pynccl.weights.layout import Box, Layout, Part, split, whole
 
-__all__ = ["ALIGNMENT", "Segment", "Step", "Unit", "make_plan", "make_steps", "plan_units"]
+__all__ = ["Segment", "Step", "Unit", "make_plan", "make_steps"]
 
-ALIGNMENT = 64  # bytes, of a unit in a bucket
+_ALIGNMENT = 64  # bytes, of a unit in a bucket
 
 
 class Unit(NamedTuple):
-    """A part of a tensor that is sent at once and has a checksum.
+    """A part of a tensor that is sent at once and has a checksum."""
 
-    Attributes:
-        number: index in the plan.
-        name: name of the tensor.
-        dtype: the dtype in which it is sent.
-        box: the part.
-        sender: number of the sender.
-        receivers: numbers of the receivers that get it.
-        nbytes: its size.
-    """
-
-    number: int
-    name: str
-    dtype: str
-    box: Box
+    number: int  # index in the plan
+    name: str  # of the tensor
+    dtype: str  # the dtype in which it is sent
+    box: Box  # the part
     sender: int
-    receivers: tuple[int, ...]
+    receivers: tuple[int, ...]  # those that get it
     nbytes: int
 
 
 class Segment(NamedTuple):
-    """The bytes of a step that go to the same receivers.
-
-    Attributes:
-        receivers: their numbers.
-        offset: offset of the segment in the bucket.
-        nbytes: its size, including the padding between units.
-        payload: bytes of its units.
-        numbers: numbers of its units.
-    """
+    """The bytes of a step that go to the same receivers."""
 
     receivers: tuple[int, ...]
-    offset: int
-    nbytes: int
-    payload: int
-    numbers: tuple[int, ...]
+    offset: int  # in the bucket
+    nbytes: int  # including the padding between units
+    payload: int  # bytes of its units
+    numbers: tuple[int, ...]  # of its units
 
 
 @dataclass
 class Step:
-    """The units that a sender sends at once.
-
-    Attributes:
-        sender: its number.
-        units: its units, each with its offset in the bucket, in the order of the tensors.
-        segments: the segments of the bucket.
-        nbytes: size in the bucket.
-        is_planned: whether it belongs to the plan of a whole version, which is used repeatedly.
-    """
+    """The units that a sender sends at once."""
 
     sender: int
-    units: list[tuple[Unit, int]] = field(default_factory=list)
+    units: list[tuple[Unit, int]] = field(default_factory=list)  # with offsets in the bucket
     segments: list[Segment] = field(default_factory=list)
-    nbytes: int = 0
-    is_planned: bool = False
+    nbytes: int = 0  # in the bucket
+    is_planned: bool = False  # it belongs to the plan of a whole version, which is used repeatedly
+    bounds: list[tuple[object, Any]] = field(default_factory=list)  # a cache of transfer.bind()
 
-    def is_for(self, receiver: int | None) -> bool:
-        """Whether a receiver gets a part of it."""
-        return any(receiver in segment.receivers for segment in self.segments)
+    def segments_for(self, receiver: int | None) -> list[Segment]:
+        """The segments for a receiver; None is all."""
+        return [one for one in self.segments if receiver is None or receiver in one.receivers]
 
-    @property
-    def payload(self) -> int:
-        """The bytes of its units."""
-        return sum(segment.payload for segment in self.segments)
+    def payload(self, receiver: int | None = None) -> int:
+        """The bytes of the units for a receiver; None is all."""
+        return sum(segment.payload for segment in self.segments_for(receiver))
 
 
 def make_plan(
     senders: Sequence[Layout],
     receivers: Sequence[Layout | None],
-    *,
+    order: Sequence[str] | None,
     bucket_bytes: int,
     direct_bytes: int,
-    order: Sequence[str] | None,
 ) -> list[Step]:
     """Compute the plan of a whole version.
 
     Args:
         senders: the layout of each sender.
         receivers: the layout that each receiver wants; None is everything.
-        bucket_bytes: size of a bucket.
-        direct_bytes: units of at least this size are steps of their own.
         order: order of the tensors; None puts small ones after large ones, which gives fewer and
             larger buckets.
+        bucket_bytes: size of a bucket.
+        direct_bytes: units of at least this size are steps of their own.
 
     Raises:
         ValueError: the layouts do not match; the text names the tensor.
     """
-    units = plan_units(senders, receivers, bucket_bytes=bucket_bytes, order=order)
+    units = _units(senders, receivers, order, bucket_bytes)
     if order is None:
         units.sort(key=lambda unit: unit.nbytes < direct_bytes)
-        units = [unit._replace(number=number) for number, unit in enumerate(units)]
-    steps = make_steps(units, bucket_bytes=bucket_bytes, direct_bytes=direct_bytes)
+    units = [unit._replace(number=number) for number, unit in enumerate(units)]
+    steps = make_steps(units, bucket_bytes, direct_bytes)
     for step in steps:
         step.is_planned = True
     return steps
 
 
-def plan_units(
+def _units(
     senders: Sequence[Layout],
     receivers: Sequence[Layout | None],
-    *,
-    bucket_bytes: int,
     order: Sequence[str] | None,
+    bucket_bytes: int,
 ) -> list[Unit]:
-    """The units of a plan, in the order of the tensors."""
+    """The units of a plan, in the order of the tensors, without numbers."""
     holders: dict[str, list[tuple[int, Part]]] = defaultdict(list)
     for name in order or ():
         holders[name] = []
@@ -150,18 +122,18 @@ def plan_units(
                     f"shape {part.shape} on another"
                 )
         targets, sent = _targets(name, parts[0][1], receivers)
+        itemsize = size_of(sent)
         for sender, box in _pieces(name, shape, parts, load):
-            load[sender] += box.size * size_of(sent)
+            load[sender] += box.size * itemsize
             for target_box, numbers in targets.items():
                 common = box.common(target_box)
                 if common is None:
                     continue
-                size = size_of(sent)
                 units += (
-                    Unit(0, name, sent, cut, sender, tuple(numbers), cut.size * size)
-                    for cut in split(common, size, bucket_bytes)
+                    Unit(0, name, sent, cut, sender, tuple(numbers), cut.size * itemsize)
+                    for cut in split(common, itemsize, bucket_bytes)
                 )
-    return [unit._replace(number=number) for number, unit in enumerate(units)]
+    return units
 
 
 def _targets(
@@ -205,12 +177,12 @@ def _pieces(
     ):
         held = ", ".join(f"{list(box.start)} to {list(box.stop)}" for box in boxes) or "nothing"
         raise ValueError(
-            f"{name}: the parts of the senders do not make up shape {shape}: they have {held}"
+            f"{name}: the senders' parts must cover shape {shape} exactly once, and are {held}"
         )
     return [(min(holders[box], key=lambda sender: load[sender]), box) for box in boxes]
 
 
-def make_steps(units: Iterable[Unit], *, bucket_bytes: int, direct_bytes: int) -> list[Step]:
+def make_steps(units: Iterable[Unit], bucket_bytes: int, direct_bytes: int) -> list[Step]:
     """Pack units in steps, in their order."""
     steps: list[Step] = []
     filled: dict[int, tuple[list[Unit], int]] = {}  # by sender: the open bucket and its size
@@ -255,4 +227,4 @@ def _arranged(sender: int, units: list[Unit]) -> Step:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
-import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from pynccl.store import Store
+from pynccl.weights import messages
 from pynccl.weights.errors import PeerLostError, SessionClosedError
 from pynccl.weights.follower import Follower
 from pynccl.weights.keys import trust_of
+from pynccl.weights.layout import Layout
 from pynccl.weights.meeting import check_address, join
-from pynccl.weights.member import Member, checked_seconds, finalize
-from pynccl.weights.memory import (
-    Library,
-    Memory,
-    Tensor,
-    current_gpu,
-    library_of,
-    memory_of,
-    place_of,
-)
-from pynccl.weights.messages import ReceiverHello
-from pynccl.weights.plan import Step
+from pynccl.weights.member import Closing, Member, checked_seconds, finalize
+from pynccl.weights.memory import Library, Tensor
+from pynccl.weights.plan import Segment, Step
 from pynccl.weights.progress import OnProgress, meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Shard, local
 from pynccl.weights.target import Commit, Target
-from pynccl.weights.transfer import Sums, nbytes_for
-from pynccl.weights.wire import Deadline
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from pynccl.weights.transfer import Sums, digest_of
+from pynccl.weights.wire import Deadline, Link, LinkLostError
 
 __all__ = ["WeightReceiver"]
 
 _WITH = {True: "with", False: "without"}
 
 
-class WeightReceiver:
+class WeightReceiver(Closing):
     """Receives versions of weights from the senders of a session.
 
         receiver = WeightReceiver("trainer:29600", into=dict(model.named_parameters()))
@@ -71,16 +59,10 @@ class WeightReceiver:
         device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of into, else the
             current device of torch.
         timeout: seconds for each wait of a transfer.
-        progress: called during transfers with the bytes that have arrived and the total; a
-            :class:`ProgressBar`, a function, or None.
-        key: the session's key, which all members prove to know: a secret of at least 32 characters,
-            or the path of a file that contains it and that only its owner can read. None uses
-            PYNCCL_WEIGHTS_KEY; if that is not set, sender 0 creates a key, which the others find in
-            the store or, at a loopback address, in a file of this user.
-        insecure: use no key: any process that can connect may join. It must be the same on all
-            members.
-        tls: encrypts the control connections: a context with the certificate of sender 0 (on the
-            others, one that verifies it). None disables TLS; see docs/security.md.
+        progress: as for :class:`WeightSender`.
+        key: as for :class:`WeightSender`.
+        insecure: as for :class:`WeightSender`.
+        tls: a context that verifies the certificate of sender 0; None disables TLS.
 
     Raises:
         TypeError, ValueError: an argument is invalid, a tensor is not writable, or there is no key
@@ -116,32 +98,17 @@ class WeightReceiver:
         if commit == ("copy" if into is None else "swap"):
             raise ValueError(f"commit: {commit!r} is for receivers {_WITH[into is None]} into")
         self.name = f"{socket.gethostname()}:{os.getpid()}" if name is None else name
-        self._into = into
-        self._commit: Commit = commit
-        self._library = library
         self._address = address
-        self._member = Member(limit, device, progress)
-        self._target: Target | None = None
-        if into:
-            first = local(next(iter(into.values())))
-            self._library = library or library_of(first)
-            provider, gpu = place_of(first)
-            self._member.device = gpu if device is None else device
-            self._set_memory(provider)
-        self._follower = self._join(Deadline(limit))
-        self._finalizer = self._new_finalizer()
+        member = Member(limit, library, device, progress)
+        self._follower = _ReceivingFollower(member, into, commit)
+        self._join(Deadline(limit))
+        finalize(self, f"WeightReceiver {self.name!r}", self._follower.release)
 
-    def _new_finalizer(self) -> weakref.finalize[..., WeightReceiver]:
-        return finalize(self, f"WeightReceiver {self.name!r}", self._follower.release)
-
-    def _join(self, deadline: Deadline) -> Follower:
+    def _join(self, deadline: Deadline) -> None:
         """Connect to sender 0."""
-        wanted = self._target.wanted if self._target is not None else None
-        if self._into is not None and not self._into:
-            wanted = {}  # nothing; the memory is known when a version begins
-        hello = ReceiverHello(self.name, wanted, self._commit != "swap")
-        link = join(self._address, hello, self._trust, deadline, self._member.timeout)
-        return Follower(self._member, link, _Role(self), is_sender=False)
+        follower = self._follower
+        hello = messages.ReceiverHello(self.name, follower.wanted, follower.commit != "swap")
+        follower.enter(join(self._address, hello, self._trust, deadline, follower.timeout))
 
     def receive(self, timeout: float | None = None) -> Report:
         """Wait for the next version and commit it.
@@ -167,11 +134,9 @@ class WeightReceiver:
         deadline = Deadline(None if timeout is None else checked_seconds("timeout", timeout))
         if self._follower.has_left:
             try:
-                self._follower = self._join(deadline.within(self._member.timeout))
+                self._join(deadline.within(self._follower.timeout))
             except OSError as error:
                 raise PeerLostError(f"the sender is lost: {error}", ("sender 0",)) from error
-            self._finalizer.detach()
-            self._finalizer = self._new_finalizer()
         return self._follower.wait(deadline)
 
     def __iter__(self) -> Iterator[Report]:
@@ -185,12 +150,14 @@ class WeightReceiver:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of the committed version by name; those of into if it was passed."""
-        return self._target.tensors if self._target is not None else {}
+        target = self._follower.target
+        return target.tensors if target is not None else {}
 
     @property
     def version(self) -> int | None:
         """The number of the version in ``tensors``; None if ``is_whole`` is False."""
-        return self._target.version if self._target is not None else None
+        target = self._follower.target
+        return target.version if target is not None else None
 
     @property
     def is_whole(self) -> bool:
@@ -207,62 +174,96 @@ class WeightReceiver:
         """
         self._follower.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+class _ReceivingFollower(Follower):
+    """The state of a receiver."""
+
+    is_sender = False
+
+    def __init__(
+        self, member: Member, into: Mapping[str, Tensor | Shard] | None, commit: Commit
     ) -> None:
-        self.close()
-
-    def _set_memory(self, provider: str) -> Memory:
-        member = self._member
-        if member.memory is None:
-            library = self._library or library_of(None)
-            if provider == "cuda" and member.device is None:
-                member.device = current_gpu()
-            device = member.device if isinstance(member.device, int) else 0
-            member.memory = memory_of(library, provider, device)
-            self._target = Target(member.memory, self._into, self._commit)
-        return member.memory
-
-
-class _Role:
-    def __init__(self, receiver: WeightReceiver) -> None:
-        self._receiver: WeightReceiver = weakref.proxy(receiver)  # it refers to this one
-        self._member = receiver._member
+        super().__init__(member)
+        self.target: Target | None = None  # created when the memory is known
+        self.commit = commit
+        self.has_left = False  # because of a local error; it may join again
+        self._into = into
+        self._sums: Sums = {}
+        self._segments: list[Segment] = []
+        if into:
+            memory = member.memory_for(local(next(iter(into.values()))))
+            self.target = Target(memory, into, commit)
 
     @property
-    def _target(self) -> Target:
-        target = self._receiver._target
+    def wanted(self) -> Layout | None:
+        """The layout to request; None is everything."""
+        if self.target is not None:
+            return self.target.wanted
+        return None if self._into is None else {}  # the memory is known when a version begins
+
+    @property
+    def timeout(self) -> float:
+        return self._member.timeout
+
+    def enter(self, link: Link) -> None:
+        """Use a new connection to the leader."""
+        self._link = link
+        self._epoch = -1
+        self.has_left = False
+
+    def close(self) -> None:
+        self.has_left = False
+        super().close()
+
+    def _begin(self, message: messages.Begin) -> None:
+        if self.target is None:
+            memory = self._member.memory_for(None, message.provider)
+            self.target = Target(memory, self._into, self.commit)
+        self.target.begin(self._member.layout)
+
+    def _transfer(self, steps: list[Step]) -> None:
+        member, target = self._member, self.target
         if target is None:
             raise RuntimeError("the memory of the session is not known")
-        return target
-
-    def begin(self, provider: str) -> None:
-        self._receiver._set_memory(provider)
-        self._target.begin(self._member.layout)
-
-    def run(self, steps: list[Step]) -> Sums:
-        member = self._member
-        if member.ring is None:
-            raise RuntimeError("there is no communicator")
-        progress = meter(member.progress, self.nbytes(steps))
-        sums = member.ring.receive(steps, self._target, member.bindings, progress)
-        number = member.ring.world.receiver
+        progress = meter(member.progress, self._count(steps))
+        with member.transfer([self._link]) as ring:
+            self._sums = ring.receive(steps, target, progress)
+            number = ring.world.receiver
         units = (unit for unit in member.units if number in unit.receivers)
-        self._target.check_tied(units, sums, member.steps)
-        return sums
+        target.check_tied(units, self._sums, member.steps)
+        self._segments = [segment for step in steps for segment in step.segments]
 
-    def compare(self, steps: list[Step]) -> Sums:
-        raise RuntimeError("a receiver has nothing to compare")
+    def _count(self, steps: list[Step]) -> int:
+        ring = self._member.ring
+        return sum(step.payload(ring.world.receiver) for step in steps) if ring is not None else 0
 
-    def nbytes(self, steps: list[Step]) -> int:
-        number = self._member.world.receiver if self._member.world is not None else None
-        return sum(nbytes_for(step, number) for step in steps)
+    def _handle(self, message: messages.Message) -> None:
+        match message:
+            case messages.Check() if message.epoch == self._epoch:
+                self._check(message)
+            case messages.Commit():
+                if self.target is not None:
+                    self.target.commit(message.version)
+                with contextlib.suppress(LinkLostError):  # it is committed nevertheless
+                    self._link.send(messages.Committed(self._epoch))
 
-    def commit(self, version: int) -> None:
-        self._target.commit(version)
+    def _check(self, message: messages.Check) -> None:
+        """Answer with the checksums of the segments whose digests differ."""
+        ring = self._member.ring
+        if ring is None:
+            return  # this attempt was given up, which the leader has yet to read
+        if len(message.digests) != len(self._segments):
+            self._link.lose("digests of other segments than were sent")
+            return
+        different: Sums = {}
+        for segment, digest in zip(self._segments, message.digests, strict=True):
+            if ring.world.receiver not in segment.receivers:
+                continue
+            if digest_of(segment, self._sums) != digest:
+                different.update((n, self._sums[n]) for n in segment.numbers)
+        self._link.send(messages.Checked(self._epoch, different))
+
+    def _abandon(self, error: BaseException) -> None:
+        """Leave the session; the others continue."""
+        self.has_left = True
+        self._link.close()

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import os
 import ssl
-import weakref
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from pynccl.store import Store
-from pynccl.weights.errors import WeightsError
-from pynccl.weights.follower import Follower
+from pynccl.weights import messages
+from pynccl.weights.entrance import Entrance
+from pynccl.weights.errors import SessionClosedError
+from pynccl.weights.follower import End, Follower
 from pynccl.weights.keys import trust_of
 from pynccl.weights.layout import Layout
-from pynccl.weights.leader import Leader
-from pynccl.weights.meeting import Meeting, check_address, join
-from pynccl.weights.member import Member, checked_seconds, finalize
-from pynccl.weights.memory import Library, Memory, library_of, memory_of, place_of
-from pynccl.weights.messages import Offer, SenderHello, Transport
-from pynccl.weights.options import Options
+from pynccl.weights.leader import Leader, Options
+from pynccl.weights.meeting import check_address, join
+from pynccl.weights.member import (
+    Closing,
+    InterruptedTransferError,
+    Member,
+    checked_seconds,
+    finalize,
+)
+from pynccl.weights.memory import Library
 from pynccl.weights.plan import Step
 from pynccl.weights.progress import OnProgress, meter
 from pynccl.weights.report import Report
-from pynccl.weights.source import Gather, Metadata, Source, Sources, gathered, held, local
-from pynccl.weights.transfer import Sums, sums_of
-from pynccl.weights.wire import Deadline
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from pynccl.weights.source import Gathered, Held, Metadata, Source, Sources, local
+from pynccl.weights.transfer import sums_of
+from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 
 __all__ = ["WeightSender"]
 
 _PAGE = 4096  # bytes
 
 
-class WeightSender:
+class WeightSender(Closing):
     """Sends versions of weights to the receivers of a session.
 
         sender = WeightSender("0.0.0.0:29600", receivers=2)
@@ -73,8 +73,8 @@ class WeightSender:
             the store or, at a loopback address, in a file of this user.
         insecure: use no key: any process that can connect may join. It must be the same on all
             members.
-        tls: encrypts the control connections: a context with the certificate of sender 0 (on the
-            others, one that verifies it). None disables TLS; see docs/security.md.
+        tls: a context with the certificate of sender 0 (on the others, one that verifies it), which
+            encrypts the control connections. None disables TLS; see docs/security.md.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or there is no key for an address that other
@@ -98,7 +98,7 @@ class WeightSender:
         receivers: int = 1,
         bucket_bytes: int | None = None,
         direct_bytes: int | None = None,
-        transport: Transport | None = None,
+        transport: messages.Transport | None = None,
         library: Library | None = None,
         device: int | None = None,
         timeout: float = 300.0,
@@ -123,27 +123,20 @@ class WeightSender:
         trust = trust_of(address, key, insecure=insecure, tls=tls)
         self.address = ""
         self.key: str | None = None
-        self._rank = rank
-        self._library = library
-        self._version = 0
         self._source: Source | None = None
-        self._offered: tuple[Layout, list[str] | None] | None = None
-        self._provider = "host"
-        self._member = Member(limit, device, progress)
-        self._leader: Leader | None = None
-        self._follower: Follower | None = None
+        self._member = Member(limit, library, device, progress)
+        self._session: Leader | _SendingFollower
         if rank == 0:
-            meeting = Meeting(address, trust, senders, limit)
-            self.address, self.key = meeting.address, meeting.key
+            entrance = Entrance(address, trust, senders, limit)
+            self.address, self.key = entrance.address, entrance.key
             options = Options(
                 senders, receivers, bucket_bytes, direct_bytes, transport, measure_link
             )
-            self._leader = Leader(self._member, meeting, options)
+            self._session = Leader(self._member, entrance, options)
         else:
-            link = join(address, SenderHello(rank), trust, Deadline(limit), limit)
-            self._follower = Follower(self._member, link, _Role(self), is_sender=True)
-        release = (self._leader or self._follower).release  # type: ignore[union-attr]
-        finalize(self, f"WeightSender {rank}", release)
+            link = join(address, messages.SenderHello(rank), trust, Deadline(limit), limit)
+            self._session = _SendingFollower(self._member, link, rank)
+        finalize(self, f"WeightSender {rank}", self._session.release)
 
     def send(
         self,
@@ -186,29 +179,14 @@ class WeightSender:
             WeightsError: there are no receivers, all of them have local errors, or another sender
                 gave up the version.
         """
-        source = self._source_of(tensors, metadata)
-        self._source = source
-        number = self._version + 1 if version is None else version
-        if self._leader is not None:
-            try:
-                report = self._leader.transfer(number, source, self._provider, delta=delta)
-            finally:
-                self._version = self._leader.version
-        elif self._follower is not None:
-            offered = source.layout, source.order
-            layout = None if offered == self._offered else source.layout
-            self._follower.offer(Offer(number, layout, source.order))
-            self._offered = offered
-            report = self._follower.wait(Deadline(3 * self._member.timeout))
-        else:
-            raise WeightsError("the session is closed")
-        self._version = report.version
-        return report
+        source = self._source = self._source_of(tensors, metadata)
+        number = self.version + 1 if version is None else version
+        return self._session.transfer(number, source, delta=delta)
 
     @property
     def version(self) -> int:
         """The number of the last version that was committed; 0 before the first."""
-        return self._version
+        return self._session.version
 
     def waiting(self) -> int:
         """The number of receivers that connected since the last version; they join at the next one.
@@ -218,17 +196,14 @@ class WeightSender:
         Returns:
             The number; 0 on other senders.
         """
-        return self._leader.waiting() if self._leader is not None else 0
+        return self._session.waiting() if isinstance(self._session, Leader) else 0
 
     def abort(self) -> None:
         """End the session while another thread is in send(), which then raises a PeerLostError.
 
         Receivers raise it as well. close() is still required.
         """
-        if self._leader is not None:
-            self._leader.abort()
-        if self._follower is not None:
-            self._follower.abort()
+        self._session.abort()
 
     def close(self) -> None:
         """End the session for all members. Closing twice is allowed.
@@ -236,76 +211,108 @@ class WeightSender:
         A sender that is collected without it frees its resources, with a ResourceWarning; the
         others then get a PeerLostError.
         """
-        if self._leader is not None:
-            self._leader.close()
-        if self._follower is not None:
-            self._follower.close()
-        self._leader = self._follower = self._source = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._session.close()
+        self._source = None
 
     def _source_of(self, tensors: Sources, metadata: Metadata | None) -> Source:
         if isinstance(tensors, Mapping):
             if metadata is not None:
-                raise ValueError("metadata: it is for tensors that a function makes")
+                raise ValueError("metadata: only for tensors that a function produces")
+            if isinstance(self._source, Held) and self._source.is_for(tensors):
+                return self._source
             first = local(next(iter(tensors.values()))) if tensors else None
-            return held(tensors, self._memory_of(first), self._source)
+            return Held(tensors, self._member.memory_for(first))
         if not callable(tensors):
             raise TypeError(f"tensors: expected a mapping or a function, got {tensors!r:.60}")
         if metadata is None:
-            raise ValueError("metadata: a function that makes tensors needs it")
-        gather: Gather = tensors
-        return gathered(gather, metadata, self._memory_of(None))
-
-    def _memory_of(self, tensor: object) -> Memory:
-        member = self._member
-        if member.memory is None:
-            library = self._library or library_of(tensor)
-            if tensor is not None:
-                self._provider, gpu = place_of(tensor)
-                member.device = gpu if member.device is None else member.device
-            elif isinstance(member.device, int):
-                self._provider = "cuda"
-            device = member.device if isinstance(member.device, int) else 0
-            member.memory = memory_of(library, self._provider, device)
-        return member.memory
+            raise ValueError("metadata: required for tensors that a function produces")
+        return Gathered(tensors, metadata, self._member.memory_for(None))
 
 
-class _Role:
-    def __init__(self, sender: WeightSender) -> None:
-        self._sender: WeightSender = weakref.proxy(sender)  # it refers to this one
+class _SendingFollower(Follower):
+    """A sender other than the first."""
 
-    def begin(self, provider: str) -> None:
-        """Do nothing: the source already exists."""
+    is_sender = True
+
+    def __init__(self, member: Member, link: Link, rank: int) -> None:
+        super().__init__(member)
+        self._link = link
+        self.version = 0
+        self._rank = rank
+        self._source: Source | None = None
+        self._offered: tuple[Layout, list[str] | None] | None = None
+        self._is_settled = True  # whether the end of the version of the last offer was read
+
+    def transfer(self, version: int, source: Source, *, delta: bool) -> Report:
+        """Offer a version, and take part in it. The leader's delta counts."""
+        if self._closed:
+            raise SessionClosedError("the session is closed")
+        offered = source.layout, source.order
+        layout = None if offered == self._offered else source.layout
+        self._source = source
+        try:
+            try:
+                self._settle()
+                self._is_settled = False
+                self._link.send(messages.Offer(version, layout, source.order))
+            except LinkLostError as error:
+                raise self._lost(error) from error
+            self._offered = offered
+            report = self.wait(Deadline(3 * self._member.timeout))
+        finally:
+            self._source = None
+        self.version = report.version
+        return report
+
+    def _begin(self, message: messages.Begin) -> None:
+        """Do nothing: the source exists."""
+
+    def _transfer(self, steps: list[Step]) -> None:
+        own = self._own(steps)
+        progress = meter(self._member.progress, self._count(steps))
+        with self._member.transfer([self._link]) as ring:
+            sums = ring.send(own, self._current_source(), progress)
+        self._link.send(messages.Sent(self._epoch, sums))
+
+    def _compare(self, steps: list[Step]) -> None:
+        with self._member.transfer([self._link]) as ring:
+            sums = sums_of(self._own(steps), ring, self._current_source())
+        self._link.send(messages.Compared(self._epoch, sums))
+
+    def _handle(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Compare):
+            self._try(self._compare, self._member.steps)
+        self._is_settled |= isinstance(message, End)
+
+    def _count(self, steps: list[Step]) -> int:
+        return sum(step.payload() for step in self._own(steps))
 
     def _own(self, steps: list[Step]) -> list[Step]:
-        return [step for step in steps if step.sender == self._sender._rank]
+        return [step for step in steps if step.sender == self._rank]
 
-    def run(self, steps: list[Step]) -> Sums:
-        member, source = self._sender._member, self._sender._source
-        if member.ring is None or source is None:
-            raise RuntimeError("there is no communicator")
-        own = self._own(steps)
-        progress = meter(member.progress, sum(step.payload for step in own))
-        return member.ring.send(own, source, member.bindings, progress)
+    def _current_source(self) -> Source:
+        if self._source is None:
+            raise RuntimeError("no version is being sent")
+        return self._source
 
-    def compare(self, steps: list[Step]) -> Sums:
-        member, source = self._sender._member, self._sender._source
-        if member.ring is None or source is None:
-            raise RuntimeError("there is no communicator")
-        return sums_of(self._own(steps), member.ring, source, member.bindings)
+    def _abandon(self, error: BaseException) -> None:
+        """End the version for all members."""
+        post_all([self._link], messages.Stopped(self._epoch))
 
-    def nbytes(self, steps: list[Step]) -> int:
-        return sum(step.payload for step in self._own(steps))
-
-    def commit(self, version: int) -> None:
-        """Do nothing: a sender has no state to commit."""
+    def _settle(self) -> None:
+        """Read the end of a version that this sender has abandoned."""
+        deadline = Deadline(3 * self._member.timeout)
+        while not self._is_settled:
+            message = self._next(deadline)
+            match message:
+                case None:
+                    raise self._silent()
+                case messages.Begin() | messages.Compare():
+                    self._epoch = message.epoch
+                    self._give_up(InterruptedTransferError("send() was interrupted"), own=True)
+                case messages.Stop():
+                    self._link.send(messages.Stopped(message.epoch))
+                case messages.Commit() | messages.Refused():
+                    self._is_settled = True
+                case messages.Fail() | messages.Bye():
+                    self._ended(message)  # raises

@@ -13,13 +13,14 @@ from pynccl.weights.plan import Unit
 
 __all__ = [
     "Gather",
+    "Gathered",
+    "Held",
     "Metadata",
     "Shard",
     "Source",
     "Sources",
     "Spec",
-    "gathered",
-    "held",
+    "Views",
     "kind_of",
     "layout_of",
     "local",
@@ -43,6 +44,11 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     start: tuple[int, ...] | None = None
     extent: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Spec:
+        """The metadata of a torch tensor or a NumPy array of this dtype and shape."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 class Shard(NamedTuple):
@@ -136,17 +142,37 @@ def layout_of_specs(metadata: Metadata) -> dict[str, Part]:
     return layout
 
 
-class Source:
-    """The tensors of a sender for one version.
-
-    Attributes:
-        layout: their metadata.
-        order: if tensors are produced during the transfer, the names of those of all senders in the
-            order of production; else None.
-    """
+class Views:
+    """The tensors of a source or a target, of which units are parts."""
 
     layout: Layout
-    order: list[str] | None
+
+    @property
+    def identity(self) -> object:
+        """Another object if view() returns parts of other tensors."""
+        return self
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor by its name."""
+        raise NotImplementedError
+
+    def view(self, unit: Unit) -> Tensor:
+        """The part of a tensor that is a unit."""
+        tensor, box = self.tensor(unit.name), self.layout[unit.name].box
+        return tensor if unit.box == box else tensor[unit.box.slices_in(box)]
+
+    def is_whole(self, unit: Unit) -> bool:
+        """Whether view() returns the tensor itself."""
+        return unit.box == self.layout[unit.name].box
+
+
+class Source(Views):
+    """The tensors of a sender for one version.
+
+    If tensors are produced during the transfer, the order lists those of all senders.
+    """
+
+    order: list[str] | None = None
 
     @property
     def is_lazy(self) -> bool:
@@ -156,65 +182,59 @@ class Source:
     def begin(self) -> None:
         """Begin a transfer, from the first unit on."""
 
-    def view(self, unit: Unit) -> Tensor:
-        """The tensor of a unit."""
-        raise NotImplementedError
-
-    def holds_whole(self, unit: Unit) -> bool:
-        """Whether view() returns the same object for every version."""
-        raise NotImplementedError
-
     def end(self) -> None:
         """End a transfer: all units were sent, or this member sends none of the remaining ones."""
 
 
-class _Held(Source):
-    order = None
+class Held(Source):
+    """Existing tensors."""
 
     def __init__(self, values: Mapping[str, Tensor | Shard], memory: Memory) -> None:
-        self.values = values
+        self._values = dict(values)
         self._storages: list[int] = []
-        self.check()
+        self._check_storage()
         self.layout = layout_of(values, memory)
         self._tensors = {name: memory.wrap(local(value)) for name, value in values.items()}
-        self._kinds = self._new_kinds()
+        self._kinds = list(map(kind_of, self._tensors.values()))
         # A DTensor may return another local tensor the next time.
-        self.is_lasting = all(
+        self._is_lasting = all(
             isinstance(value, Shard) or self._tensors[name] is value
             for name, value in values.items()
         )
 
-    def check(self) -> None:
-        """Raise ValueError if the memory of a tensor was freed."""
-        tensors = {name: local(value) for name, value in self.values.items()}
+    def _check_storage(self) -> None:
+        tensors = {name: local(value) for name, value in self._values.items()}
         self._storages = check_storage(tensors, self._storages)
 
-    def has_changed(self) -> bool:
-        """Whether a tensor's dtype or shape has changed, for example by module.half()."""
-        return self._new_kinds() != self._kinds
+    def is_for(self, values: Mapping[str, Tensor | Shard]) -> bool:
+        """Whether it can be used for these tensors again: they are the same objects.
 
-    def _new_kinds(self) -> list[Any]:
-        return list(map(kind_of, self._tensors.values()))
+        Raises:
+            ValueError: the memory of a tensor was freed.
+        """
+        if not self._is_lasting or list(values) != list(self._values):
+            return False
+        if not all(map(operator.is_, values.values(), self._values.values())):
+            return False
+        if list(map(kind_of, self._tensors.values())) != self._kinds:  # for example, module.half()
+            return False
+        self._check_storage()
+        return True
 
-    def view(self, unit: Unit) -> Tensor:
-        tensor, box = self._tensors[unit.name], self.layout[unit.name].box
-        return tensor if unit.box == box else tensor[unit.box.slices_in(box)]
-
-    def holds_whole(self, unit: Unit) -> bool:
-        return unit.box == self.layout[unit.name].box
-
-
-def held(values: Mapping[str, Tensor | Shard], memory: Memory, last: Source | None) -> Source:
-    """The source of existing tensors; the last one is reused if all objects are the same."""
-    if isinstance(last, _Held) and last.is_lasting and len(values) == len(last.values):
-        same = all(map(operator.is_, values.values(), last.values.values()))
-        if same and list(values) == list(last.values) and not last.has_changed():
-            last.check()
-            return last
-    return _Held(dict(values), memory)
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
-class _Gathered(Source):
+class Gathered(Source):
+    """Tensors that are produced one at a time.
+
+    Args:
+        gather: called for each attempt to transfer the version; yields names and tensors, in the
+            order of the metadata. Those that other members send are skipped.
+        metadata: of all tensors; None for those that other members send.
+        memory: of the session.
+    """
+
     def __init__(self, gather: Gather, metadata: Metadata, memory: Memory) -> None:
         self.layout = layout_of_specs(metadata)
         self.order = list(metadata)
@@ -228,14 +248,10 @@ class _Gathered(Source):
         self._items = iter(self._gather())
         self._name, self._tensor = "", None
 
-    def view(self, unit: Unit) -> Tensor:
-        while self._name != unit.name:
-            self._advance(unit.name)
-        box = self.layout[unit.name].box
-        return self._tensor if unit.box == box else self._tensor[unit.box.slices_in(box)]
-
-    def holds_whole(self, unit: Unit) -> bool:
-        return False
+    def tensor(self, name: str) -> Tensor:
+        while self._name != name:
+            self._advance(name)
+        return self._tensor
 
     def end(self) -> None:
         # Other members may gather together with this one until the end.
@@ -263,15 +279,3 @@ class _Gathered(Source):
                 f"{self._name}: it is {dtype} of shape {shape}, but its metadata says {part.dtype} "
                 f"of shape {part.box.shape}"
             )
-
-
-def gathered(gather: Gather, metadata: Metadata, memory: Memory) -> Source:
-    """The source of tensors that are produced one at a time.
-
-    Args:
-        gather: called for each attempt to transfer the version; yields names and tensors, in the
-            order of the metadata. Those that other members send are skipped.
-        metadata: of all tensors; None for those that other members send.
-        memory: of the session.
-    """
-    return _Gathered(gather, metadata, memory)

@@ -10,7 +10,7 @@ from pynccl.weights.layout import Box, Layout
 from pynccl.weights.memory import Memory, Tensor, check_storage
 from pynccl.weights.overlap import tied
 from pynccl.weights.plan import Unit
-from pynccl.weights.source import Shard, kind_of, layout_of, local
+from pynccl.weights.source import Shard, Views, kind_of, layout_of, local
 
 __all__ = ["Commit", "Target"]
 
@@ -18,20 +18,14 @@ Commit = Literal["swap", "copy", "in_place"]
 
 
 class _State(NamedTuple):
-    """The contents of tensors. It is replaced at once: an interrupt comes before or after.
-
-    Attributes:
-        tensors: by name.
-        version: the version in all of them; None if they hold parts of several, or none.
-        layout: of the tensors.
-    """
+    """The contents of tensors. It is replaced at once: an interrupt comes before or after."""
 
     tensors: dict[str, Tensor]
-    version: int | None
+    version: int | None  # in all of them; None if they hold parts of several, or none
     layout: Layout
 
 
-class Target:
+class Target(Views):
     """The tensors of a receiver.
 
     Args:
@@ -55,7 +49,7 @@ class Target:
         self.wanted: Layout | None = None
         self.staged: dict[str, Tensor] = {}
         self._spare: dict[str, Tensor] = {}  # for the next version
-        self._layout: Layout = {}
+        self.layout: Layout = {}
         self._state = _State({}, None, {})
         self._given: dict[str, Tensor] = {}  # the tensors of into
         self._storages: list[int] = []
@@ -66,14 +60,18 @@ class Target:
         if into is not None:
             self._given = {name: local(value) for name, value in into.items()}
             self._storages = check_storage(self._given, [])
-            self.wanted = self._layout = layout_of(into, memory)
+            self.wanted = self.layout = layout_of(into, memory)
             tensors = {name: memory.wrap(tensor) for name, tensor in self._given.items()}
             for name, tensor in tensors.items():
                 if not getattr(getattr(tensor, "flags", None), "writeable", True):
                     raise ValueError(f"into: {name} is a read-only array")
-            self._state = _State(tensors, None, self._layout)
+            self._state = _State(tensors, None, self.layout)
             self._kinds = self._new_kinds()
-            self._tied = tied(tensors, self._layout, memory)
+            self._tied = tied(tensors, self.layout, memory)
+
+    @property
+    def identity(self) -> object:
+        return self.staged
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -86,22 +84,19 @@ class Target:
         return self._state.version
 
     def begin(self, layout: Layout) -> None:
-        """Begin receiving a version.
-
-        Args:
-            layout: of all whole tensors.
+        """Begin receiving a version, of whole tensors of this layout.
 
         Raises:
             ValueError: the memory of a tensor of into was freed, or its shape has changed.
         """
         self._check()
-        if self.wanted is None and layout != self._layout:
-            self._layout, self._spare = layout, {}
+        if self.wanted is None and layout != self.layout:
+            self.layout, self._spare = layout, {}
         state = self._state
         if self._commit == "in_place":
             self._state = state._replace(version=None)
-            if self.wanted is None and state.layout != self._layout:
-                self._state = _State(self._new(), None, self._layout)
+            if self.wanted is None and state.layout != self.layout:
+                self._state = _State(self._new(), None, self.layout)
             self.staged = self._state.tensors
         else:
             if self._spare is state.tensors:  # a commit was interrupted after the swap
@@ -109,14 +104,8 @@ class Target:
             self._spare = self._spare or self._new()
             self.staged = self._spare
 
-    def view(self, unit: Unit) -> Tensor:
-        """The tensor that a unit is written to."""
-        tensor, box = self.staged[unit.name], self._layout[unit.name].box
-        return tensor if unit.box == box else tensor[unit.box.slices_in(box)]
-
-    def holds_whole(self, unit: Unit) -> bool:
-        """Whether view() returns a whole tensor."""
-        return unit.box == self._layout[unit.name].box
+    def tensor(self, name: str) -> Tensor:
+        return self.staged[name]
 
     def check_tied(self, units: Iterable[Unit], sums: Mapping[int, int], plan: object) -> None:
         """Check that tensors of into that share their memory received the same values.
@@ -124,7 +113,7 @@ class Target:
         Args:
             units: all units of the plan for this receiver.
             sums: the checksums of those that have arrived; the others are unchanged.
-            plan: the plan of the units.
+            plan: numbers the units.
 
         Raises:
             ValueError: the values differ.
@@ -160,8 +149,8 @@ class Target:
         """
         state = self._state
         if self._commit == "swap":
-            self._state = _State(self.staged, version, self._layout)
-            self._spare = state.tensors if state.layout == self._layout else {}
+            self._state = _State(self.staged, version, self.layout)
+            self._spare = state.tensors if state.layout == self.layout else {}
             return
         if self._commit == "copy":
             self._check()
@@ -178,7 +167,7 @@ class Target:
         if kinds == self._kinds:
             return
         for name in self._given:
-            tensor, part = self._state.tensors[name], self._layout[name]
+            tensor, part = self._state.tensors[name], self.layout[name]
             dtype, shape = self._memory.dtype_of(tensor), tuple(tensor.shape)
             if shape != part.box.shape or not converts(part.dtype, dtype):
                 raise ValueError(
@@ -193,5 +182,5 @@ class Target:
     def _new(self) -> dict[str, Tensor]:
         return {
             name: self._memory.empty(part.box.shape, part.dtype)
-            for name, part in self._layout.items()
+            for name, part in self.layout.items()
         }

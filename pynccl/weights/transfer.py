@@ -10,87 +10,44 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pynccl.weights.memory import Memory, Tensor
 from pynccl.weights.plan import Segment, Step, Unit
-from pynccl.weights.source import Source
+from pynccl.weights.source import Source, Views
 from pynccl.weights.target import Target
 from pynccl.weights.world import World
 
-__all__ = [
-    "Bindings",
-    "Bound",
-    "Progress",
-    "Ring",
-    "Sums",
-    "digest_of",
-    "digests",
-    "nbytes_for",
-    "pack",
-    "pack_made",
-    "sums_of",
-    "unpack",
-]
+__all__ = ["Progress", "Ring", "Sums", "bind", "digest_of", "digests", "fill", "sums_of", "unpack"]
 
 Sums = dict[int, int]  # checksums by the number of the unit
 Progress = Callable[[int], object]  # called with the bytes of a completed step
 
 
-class Ring(Protocol):
-    """The buckets of a member, and their transfer.
+class Ring:
+    """The buckets of a member, and their transfer."""
 
-    Attributes:
-        world: the communicators.
-        memory: of the session.
-        nbytes: size of its buckets together.
-        spare: a bucket that is unused between transfers.
-    """
+    nbytes: int  # of all buckets together
+    spare: Tensor  # a bucket that is unused between transfers
 
-    world: World
-    memory: Memory
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def spare(self) -> Tensor: ...
+    def __init__(self, world: World, memory: Memory) -> None:
+        self.world = world
+        self.memory = memory
 
     def probe(self) -> float:
         """Measure bytes per second of broadcasts by each sender in turn; all members call it."""
+        raise NotImplementedError
 
-    def close(self) -> None:
-        """Free what the communicators still refer to."""
-
-    def send(
-        self, steps: Sequence[Step], source: Source, bindings: Bindings, progress: Progress
-    ) -> Sums:
-        """Send the steps of this sender.
-
-        Args:
-            steps: of this sender, in order.
-            source: the tensors to send.
-            bindings: those of the source.
-            progress: called with the bytes of each step that was sent.
-
-        Returns:
-            The checksums of the units.
+    def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
+        """Send the steps of this sender, and return the checksums of their units.
 
         Raises:
             NcclError: a communicator failed.
             ValueError, TypeError: the source does not match its layout.
         """
+        raise NotImplementedError
 
-    def receive(
-        self, steps: Sequence[Step], target: Target, bindings: Bindings, progress: Progress
-    ) -> Sums:
-        """Receive the units of steps for this receiver.
-
-        Args:
-            steps: of all senders, in order.
-            target: the tensors to fill.
-            bindings: those of the target.
-            progress: called with the bytes of each step that has arrived.
+    def receive(self, steps: Sequence[Step], target: Target, progress: Progress) -> Sums:
+        """Receive the units of all senders' steps for this receiver.
 
         Returns:
             The checksums of the units as they are in the target, or as they arrived if the target
@@ -99,6 +56,10 @@ class Ring(Protocol):
         Raises:
             NcclError: a communicator failed.
         """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what the communicators still refer to."""
 
 
 @dataclass
@@ -113,12 +74,10 @@ class Bound:
     others: list[tuple[Unit, int, Tensor]] = field(default_factory=list)
 
 
-def _bound(
-    units: Iterable[tuple[Unit, int]], view: Callable[[Unit], Tensor], memory: Memory
-) -> Bound:
+def _bound(units: Iterable[tuple[Unit, int]], views: Views, memory: Memory) -> Bound:
     bound = Bound()
     for unit, offset in units:
-        tensor = view(unit)
+        tensor = views.view(unit)
         raw = memory.raw(tensor, unit.dtype)
         if raw is None:
             bound.others.append((unit, offset, tensor))
@@ -131,52 +90,33 @@ def _bound(
     return bound
 
 
-class Viewed(Protocol):
-    """A source or a target."""
+def bind(step: Step, receiver: int | None, views: Views, memory: Memory) -> Bound:
+    """The units of a step for a receiver, or all of them, with their tensors.
 
-    def view(self, unit: Unit) -> Tensor:
-        """The tensor of a unit."""
-
-    def holds_whole(self, unit: Unit) -> bool:
-        """Whether it is a whole tensor, so that view() returns the same object each time."""
-
-
-class Bindings:
-    """The bound steps of recent sources or targets, cached if a step has only whole tensors.
-
-    A part of a tensor is looked up each time, because the tensor's memory may have been replaced.
+    The result is cached if they are whole tensors. A part of a tensor is looked up each time,
+    because the tensor's memory may have been replaced.
     """
-
-    def __init__(self) -> None:
-        self._known: list[tuple[object, dict[int, tuple[Step, Bound]]]] = []
-
-    def bind(
-        self,
-        step: Step,
-        receiver: int | None,
-        tensors: object,
-        of: Viewed,
-        memory: Memory,
-    ) -> Bound:
-        known = next((bound for one, bound in self._known if one is tensors), None)
-        if known is None:
-            known = {}
-            self._known = [*self._known[-1:], (tensors, known)]  # two, since targets alternate
-        last, bound = known.get(id(step), (None, None))
-        if last is not step or bound is None:
-            units = [
-                (unit, offset)
-                for unit, offset in step.units
-                if receiver is None or receiver in unit.receivers
-            ]
-            bound = _bound(units, of.view, memory)
-            if step.is_planned and bound.is_lasting and all(of.holds_whole(u) for u, _ in units):
-                known[id(step)] = step, bound
-        return bound
+    bound: Bound
+    for identity, bound in step.bounds:
+        if identity is views.identity:
+            return bound
+    units = [one for one in step.units if receiver is None or receiver in one[0].receivers]
+    bound = _bound(units, views, memory)
+    if step.is_planned and bound.is_lasting and all(views.is_whole(unit) for unit, _ in units):
+        step.bounds = [*step.bounds[-1:], (views.identity, bound)]  # two, since targets alternate
+    return bound
 
 
-def pack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
+def fill(memory: Memory, bucket: Tensor, step: Step, source: Source, sums: Sums) -> None:
     """Fill a bucket and add the checksums of the units."""
+    if source.is_lazy:  # each tensor is freed before the next one is produced
+        for unit in step.units:
+            _pack(memory, bucket, _bound([unit], source, memory), sums)
+    else:
+        _pack(memory, bucket, bind(step, None, source, memory), sums)
+
+
+def _pack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
     packed = memory.pack(bucket, bound.offsets, bound.sizes, bound.raws)
     sums.update(zip(bound.numbers, packed, strict=True))
     for unit, offset, tensor in bound.others:
@@ -184,12 +124,6 @@ def pack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
         memory.assign(place, tensor)
         sums[unit.number] = memory.checksum(bucket[offset : offset + unit.nbytes])
     memory.synchronize()
-
-
-def pack_made(memory: Memory, bucket: Tensor, step: Step, source: Source, sums: Sums) -> None:
-    """Fill a bucket with tensors that are produced now, freeing each before the next."""
-    for unit in step.units:
-        pack(memory, bucket, _bound([unit], source.view, memory), sums)
 
 
 def unpack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
@@ -203,22 +137,15 @@ def unpack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
     memory.synchronize()
 
 
-def nbytes_for(step: Step, receiver: int | None) -> int:
-    """The bytes of the units of a step for a receiver."""
-    return sum(part.payload for part in step.segments if receiver in part.receivers)
-
-
-def sums_of(steps: Iterable[Step], ring: Ring, source: Source, bindings: Bindings) -> Sums:
+def sums_of(steps: Iterable[Step], ring: Ring, source: Source) -> Sums:
     """The checksums of units, without sending them."""
     memory, sums = ring.memory, Sums()
-    source.begin()
     for step in steps:
-        bound = bindings.bind(step, None, source, source, memory)
+        bound = bind(step, None, source, memory)
         if len(step.units) == len(bound.raws) == 1:
             sums[bound.numbers[0]] = memory.checksum(bound.raws[0])
         else:
-            pack(memory, ring.spare, bound, sums)
-    source.end()
+            _pack(memory, ring.spare, bound, sums)
     return sums
 
 

@@ -9,58 +9,33 @@ from collections.abc import Callable, Iterator, Sequence
 from pynccl.weights.messages import Bye, Fail, Failed, Stop
 from pynccl.weights.wire import Link
 
-__all__ = ["Watcher", "is_ending"]
+__all__ = ["is_ending", "watch"]
 
 _PERIOD = 0.05  # seconds between two checks
 
 
-class Watcher:
-    """A thread that monitors connections while the calling thread waits in NCCL.
+@contextlib.contextmanager
+def watch(links: Sequence[Link], interrupt: Callable[[], object]) -> Iterator[None]:
+    """Call a function once if a connection closes or brings the end of the transfer.
 
-    A library that shares memory between its ranks detects a death by itself; NCCL need not.
+    A thread monitors the connections while the calling thread waits in NCCL. A library that shares
+    memory between its ranks detects a death by itself, NCCL may not.
     """
+    done = threading.Event()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._active = threading.Event()
-        self._links: Sequence[Link] = ()
-        self._interrupt: Callable[[], object] = _nothing
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
+    def run() -> None:
+        while not done.wait(_PERIOD):
+            if any(map(is_ending, links)):
+                interrupt()
+                return
 
-    @contextlib.contextmanager
-    def watch(self, links: Sequence[Link], interrupt: Callable[[], object]) -> Iterator[None]:
-        """Call a function once if a connection closes or brings the end of the transfer."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pynccl-weights", daemon=True)
-            self._thread.start()
-        with self._lock:
-            self._links, self._interrupt = links, interrupt
-        self._active.set()
-        try:
-            yield
-        finally:
-            self._active.clear()
-            with self._lock:
-                self._links, self._interrupt = (), _nothing  # lets go of communicators
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._active.set()
-
-    def _run(self) -> None:
-        pause = threading.Event()
-        while not self._is_closed:
-            self._active.wait()
-            pause.wait(_PERIOD)
-            with self._lock:
-                if any(is_ending(link) for link in self._links):
-                    self._interrupt()
-                    self._links = ()
-
-
-def _nothing() -> None:
-    pass
+    thread = threading.Thread(target=run, name="pynccl-weights-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def is_ending(link: Link) -> bool:

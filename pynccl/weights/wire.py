@@ -18,15 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from pynccl.weights.messages import Message, MessageError, MessageTypes, encode, parse
 
-__all__ = [
-    "LONGEST",
-    "Deadline",
-    "Link",
-    "LinkLostError",
-    "post_all",
-    "send_all",
-    "wait",
-]
+__all__ = ["LONGEST", "Deadline", "Link", "LinkLostError", "post_all", "send_all", "wait"]
 
 _HEADER = struct.Struct("!I")
 LONGEST = 1 << 28  # bytes of a message
@@ -42,14 +34,7 @@ class LinkLostError(ConnectionError):
 
 
 class Deadline:
-    """A time limit.
-
-    Args:
-        seconds: from now on; None is no limit.
-
-    Attributes:
-        seconds: the value that was passed.
-    """
+    """A time limit, in seconds from now; None is no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
@@ -81,11 +66,6 @@ class Link:
         types: the messages that the other end may send.
         timeout: seconds that sending a message may take.
         longest: maximum bytes of a received message.
-
-    Attributes:
-        name: name of the member at the other end, for messages.
-        types: the types that were passed.
-        longest: the limit that was passed.
     """
 
     def __init__(
@@ -96,7 +76,7 @@ class Link:
         *,
         longest: int = LONGEST,
     ) -> None:
-        self.name = ""
+        self.name = ""  # of the member at the other end
         self.types = types
         self.longest = longest
         self._timeout = timeout
@@ -167,7 +147,7 @@ class Link:
             if self._lost:
                 raise LinkLostError(f"{self.name}: {self._lost}")
             if deadline.is_over():
-                raise TimeoutError
+                raise TimeoutError("it does not answer")
             wait([self], deadline)
 
     def next(self) -> Message | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 
 from pynccl import nccl
+from pynccl.weights.messages import WorldPlace
 
 __all__ = ["World"]
 
@@ -18,15 +18,6 @@ class World:
 
     A sender is rank 0 of its communicator; receiver N is rank N + 1.
 
-    Args:
-        ids: of the communicators, by sender.
-        sender: number of this sender; None on receivers.
-        receiver: number of this receiver; None on senders.
-        nreceivers: the number of receivers.
-        provider: "host" or "cuda".
-        device: the GPU, or None.
-        timeout: limit of every wait, in seconds.
-
     Attributes:
         comms: the communicators of this member, by sender.
         receiver: number of this receiver; None on senders.
@@ -34,28 +25,18 @@ class World:
     """
 
     def __init__(
-        self,
-        ids: Sequence[bytes],
-        *,
-        sender: int | None,
-        receiver: int | None,
-        nreceivers: int,
-        provider: str,
-        device: object,
-        timeout: float,
+        self, place: WorldPlace, *, is_sender: bool, provider: str, device: object, timeout: float
     ) -> None:
-        self.receiver = receiver
-        self.nreceivers = nreceivers
+        self.receiver = None if is_sender else place.number
+        self.nreceivers = place.receivers
         self.comms: dict[int, nccl.Communicator] = {}
         config = nccl.Config(timeout=timeout, init_timeout=timeout)
-        own = range(len(ids)) if sender is None else (sender,)
-        rank = 0 if receiver is None else receiver + 1
         try:
-            for number in own:
+            for number in (place.number,) if is_sender else range(len(place.ids)):
                 self.comms[number] = nccl.Communicator(
-                    nreceivers + 1,
-                    ids[number],
-                    rank,
+                    place.receivers + 1,
+                    place.ids[number],
+                    0 if is_sender else place.number + 1,
                     config=config,
                     provider=provider,
                     device=device,
@@ -65,11 +46,7 @@ class World:
             raise
 
     def probe(self, buffer: nccl.Buffer, stream: nccl.Stream | None) -> float:
-        """Measure the bandwidth of a broadcast by each sender in turn; all members call it.
-
-        Args:
-            buffer: the memory.
-            stream: the stream to enqueue on; None on CPUs, where the call ends with the broadcast.
+        """Measure a broadcast by each sender in turn; all members call it.
 
         Returns:
             Bytes per second; the lowest of this member's communicators.

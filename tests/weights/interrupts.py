@@ -39,7 +39,7 @@ _MODULES = ("target.py", "receiver.py", "follower.py", "memory.py")
 
 
 class Interrupt(BaseException):
-    """As KeyboardInterrupt, without ending the program where a check has failed."""
+    """Like KeyboardInterrupt, but a failed check does not end the program."""
 
 
 def model(version: int) -> dict[str, torch.Tensor]:
@@ -127,7 +127,7 @@ class Interrupter:
             del memory.assign
 
     def _signalled(self, _signal: int, frame: FrameType | None) -> None:
-        """Interrupt receive(). After it nothing would catch the exception."""
+        """Interrupt receive(), since nothing catches the exception after it."""
         while frame is not None and frame.f_code is not WeightReceiver.receive.__code__:
             frame = frame.f_back
         if frame is not None:
@@ -158,7 +158,7 @@ class Interrupter:
 
 
 def check(receiver: WeightReceiver) -> None:
-    """Raise AssertionError if the receiver calls a torn version whole."""
+    """Raise AssertionError if the receiver reports a torn version as whole."""
     version = receiver.version
     assert receiver.is_whole == (version is not None)
     if version is not None:
@@ -207,7 +207,7 @@ def _session(count: int, commit: Commit, chance: random.Random) -> Counter[str]:
                 except (Interrupt, MemoryError) as error:
                     failure = error
             sent = trainer.end()
-            memory = receiver._member.memory
+            memory = receiver._follower._member._memory
             interrupter.undo(memory)
             check(receiver)
             named = isinstance(sent, Report) and sent.receivers == ("engine",)
@@ -241,7 +241,7 @@ def _session(count: int, commit: Commit, chance: random.Random) -> Counter[str]:
 
 
 def _send_to(waiting: int, trainer: Trainer, sender: WeightSender, version: int) -> None:
-    """Send a version when receivers wait for it."""
+    """Send a version once receivers wait for it."""
     end = time.monotonic() + LIMIT
     while sender.waiting() < waiting and time.monotonic() < end:
         time.sleep(0.001)

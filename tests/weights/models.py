@@ -1,12 +1,10 @@
-"""Models and members of sessions for the tests of pynccl.weights."""
+"""Models for the tests of pynccl.weights."""
 
 from __future__ import annotations
 
 import torch
 
-from tests.support.store import FolderStore
-
-__all__ = ["blank", "equal", "make", "meet"]
+__all__ = ["blank", "equal", "make"]
 
 SMALL = {f"layer.{i}.bias": ((7 + i,), torch.float32) for i in range(40)}
 MIXED = {
@@ -23,7 +21,7 @@ MIXED = {
 
 
 def make(version: int, spec: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None) -> dict:
-    """The tensors of a version: random bits, the same for the same version."""
+    """Tensors of random bits, seeded by the version."""
     generator = torch.Generator().manual_seed(version)
     tensors = {}
     for name, (shape, dtype) in (MIXED if spec is None else spec).items():
@@ -36,7 +34,7 @@ def make(version: int, spec: dict[str, tuple[tuple[int, ...], torch.dtype]] | No
 
 
 def blank(tensors: dict) -> dict:
-    """Tensors like these, of zeros."""
+    """Zeros of the same shapes and dtypes."""
     return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
 
 
@@ -55,8 +53,3 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
             b.contiguous().reshape(-1).view(torch.uint8),
         )
     )
-
-
-def meet(folder: str) -> FolderStore:
-    """The store of a session."""
-    return FolderStore(folder)

@@ -1,4 +1,4 @@
-"""Ends of control connections that do what a test says: strangers, and members that misbehave."""
+"""Control connections driven by a test: strangers, and members that violate the protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pynccl.weights.handshake import ListeningSide, connect_side
+from pynccl.weights.handshake import connect_side, listen_side
 from pynccl.weights.messages import FROM_LEADER, Message, encode, parse
 from pynccl.weights.wire import Deadline
 
@@ -52,13 +52,13 @@ GARBAGE = {
 
 
 def frame(message: Message | dict[str, Any]) -> bytes:
-    """A message, or an object of JSON, with its length before it."""
+    """A message or a JSON object, preceded by its length."""
     data = json.dumps(message).encode() if isinstance(message, dict) else encode(message)
     return struct.pack("!I", len(data)) + data
 
 
 def hello(name: str = "stranger", **fields: object) -> dict[str, Any]:
-    """What a receiver says."""
+    """The hello of a receiver."""
     return {"kind": "ReceiverHello", "name": name, "wanted": None, "keeps_base": True, **fields}
 
 
@@ -69,7 +69,7 @@ def connect(address: str) -> socket.socket:
 
 
 def proven(address: str, data: bytes = b"") -> socket.socket:
-    """A connection that has proved the key, and what it says then."""
+    """A connection that has proved the key and sent some data."""
     sock = connect(address)
     connect_side(sock, KEY, Deadline(SOON))
     sock.settimeout(SOON)
@@ -78,7 +78,7 @@ def proven(address: str, data: bytes = b"") -> socket.socket:
 
 
 def read(sock: socket.socket) -> bytes:
-    """All until the other side closes the connection."""
+    """Everything that arrives until the other side closes the connection."""
     data = b""
     with contextlib.suppress(OSError):
         while part := sock.recv(1 << 16):
@@ -102,14 +102,12 @@ def receive(sock: socket.socket) -> Message:
 
 @contextlib.contextmanager
 def leader(talk: Callable[[socket.socket], object]) -> Iterator[str]:
-    """Listen as a sender 0 that knows the key, and call a function with the first connection."""
+    """Listen as sender 0 with the key, and call a function with the first connection."""
 
     def serve() -> None:
         sock, _ = server.accept()
         with sock, contextlib.suppress(OSError):
-            side = ListeningSide(sock, KEY)
-            while not side.is_proven:
-                side.advance()
+            listen_side(sock, KEY, Deadline(SOON))
             sock.settimeout(SOON)
             talk(sock)
 
@@ -121,11 +119,11 @@ def leader(talk: Callable[[socket.socket], object]) -> Iterator[str]:
 
 
 def receive_any(sock: socket.socket) -> None:
-    """Read a message, whatever it is."""
+    """Read a message of any type."""
     (size,) = struct.unpack("!I", sock.recv(4, socket.MSG_WAITALL))
     sock.recv(size, socket.MSG_WAITALL)
 
 
 def drain(sock: socket.socket) -> None:
-    """Read and drop, on a thread, what the other side sends."""
+    """Read and discard on a thread what the other side sends."""
     threading.Thread(target=read, args=(sock,), daemon=True).start()

@@ -9,9 +9,10 @@ from typing import Any
 
 from pynccl.weights import WeightReceiver, WeightSender
 
-__all__ = ["TRANSPORTS", "MemoryStore", "run", "run_numpy"]
+__all__ = ["NUMPY", "TRANSPORTS", "MemoryStore", "run", "run_numpy", "together"]
 
 TRANSPORTS = ["shared", "broadcast"]
+NUMPY: dict[str, Any] = {"timeout": 20, "library": "numpy"}
 
 
 class MemoryStore:
@@ -30,6 +31,25 @@ class MemoryStore:
         return all(key in self._values for key in keys)
 
 
+def together(*functions: Callable[[], Any]) -> list[Any]:
+    """Call functions on threads; their results, or the exceptions that they raised."""
+    results: list[Any] = [None] * len(functions)
+
+    def call(number: int) -> None:
+        try:
+            results[number] = functions[number]()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a member hangs"
+    return results
+
+
 def run(
     senders: list[Callable[[WeightSender], Any]],
     receivers: list[Callable[[WeightReceiver], Any]],
@@ -38,18 +58,8 @@ def run(
     receiver_options: dict[str, Any] | None = None,
     **options: Any,  # noqa: ANN401 - of WeightSender
 ) -> list[Any]:
-    """Call a function with each member, on threads; the results, of senders and then receivers.
-
-    An exception is a result, too.
-    """
+    """Call a function with each member on a thread; the results of senders and then receivers."""
     store = MemoryStore()
-    results: list[Any] = [None] * (len(senders) + len(receivers))
-
-    def call(place: int, function: Callable[[], Any]) -> None:
-        try:
-            results[place] = function()
-        except BaseException as error:
-            results[place] = error
 
     def send(rank: int) -> object:
         with WeightSender(
@@ -63,20 +73,10 @@ def run(
         ) as receiver:
             return receivers[number](receiver)
 
-    threads = [
-        threading.Thread(target=call, args=(rank, lambda rank=rank: send(rank)))
-        for rank in range(len(senders))
-    ]
-    threads += [
-        threading.Thread(target=call, args=(len(senders) + i, lambda i=i: receive(i)))
-        for i in range(len(receivers))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a member hangs"
-    return results
+    return together(
+        *(functools.partial(send, rank) for rank in range(len(senders))),
+        *(functools.partial(receive, number) for number in range(len(receivers))),
+    )
 
 
 run_numpy = functools.partial(run, receiver_options={"library": "numpy"}, library="numpy")

@@ -16,6 +16,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from pynccl.weights.errors import PeerLostError, WeightsError
 from pynccl.weights.report import Report
 from tests.weights import models
 from tests.weights.peers import KEY
+from tests.weights.sessions import together
 
 
 class Model:
@@ -41,7 +43,7 @@ class Model:
 
 
 class _Engine:
-    """The part of vLLM's WeightTransferEngine that ours uses."""
+    """The methods of vLLM's WeightTransferEngine that the adapter uses."""
 
     update_info_cls: Any
 
@@ -78,7 +80,7 @@ class _Factory:
 
 @pytest.fixture
 def vllm_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module of the engines, over modules with vLLM's names."""
+    """The adapter's module, over stand-ins for vLLM's modules."""
 
     def module(name: str, **content: object) -> None:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -205,8 +207,9 @@ def test_vllm(vllm_engine: Any) -> None:  # noqa: ANN401
         assert trainer.report.version == step
     update = ["initialize", "load", "finalize, its configuration"]
     assert server.model.steps == [*update, *update]
-    with pytest.raises(PeerLostError):  # in a version that fails, the model is not touched
-        _run_beside(trainer._sender.abort, lambda: server.engine.receive_weights(_update(20)))
+    # In a version that fails, the model is not touched.
+    _, error = together(trainer._sender.abort, lambda: server.engine.receive_weights(_update(20)))
+    assert isinstance(error, PeerLostError)
     assert server.model.steps == [*update, *update]
     trainer.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
@@ -218,15 +221,6 @@ def test_vllm(vllm_engine: Any) -> None:  # noqa: ANN401
 
 def _update(timeout: float) -> Any:  # noqa: ANN401
     return types.SimpleNamespace(timeout=timeout)
-
-
-def _run_beside(there: Callable[[], object], here: Callable[[], object]) -> None:
-    thread = threading.Thread(target=there)
-    thread.start()
-    try:
-        here()
-    finally:
-        thread.join()
 
 
 class CheckpointEngine(ABC):
@@ -257,7 +251,7 @@ class CheckpointEngine(ABC):
 
 
 class _Verl:
-    """What verl's manager does with the engines of actors and rollout workers."""
+    """Calls the engines of actors and rollout workers as verl's manager does."""
 
     def __init__(self, cls: Any, actors: int, rollouts: int) -> None:  # noqa: ANN401
         options = {"bucket_size": 4096, "timeout": 20, "host": "127.0.0.1"}
@@ -271,7 +265,6 @@ class _Verl:
         topology = self._cls.build_topology(len(self.actors), len(self.rollouts), metadata)
         loaded: list[dict[str, torch.Tensor]] = [{} for _ in engines]
         made: list[list[str]] = [[] for _ in engines]
-        errors: list[BaseException] = []
 
         def weights(place: int) -> Any:  # noqa: ANN401
             for name, tensor in tensors.items():
@@ -283,30 +276,18 @@ class _Verl:
                 loaded[place][name] = tensor.clone()
 
         def work(place: int, arguments: dict[str, Any]) -> None:
-            try:
-                engines[place].init_process_group(**arguments)
-                is_actor = place < len(self.actors)
-                asyncio.run(
-                    engines[place].send_weights(weights(place)) if is_actor else receive(place)
-                )
-                engines[place].finalize()
-            except BaseException as error:
-                errors.append(error)
+            engines[place].init_process_group(**arguments)
+            is_actor = place < len(self.actors)
+            asyncio.run(engines[place].send_weights(weights(place)) if is_actor else receive(place))
+            engines[place].finalize()
 
         arguments = [
             {name: values[place] for name, values in lists.items()}
             for lists, count in zip(topology, (len(self.actors), len(self.rollouts)), strict=True)
             for place in range(count)
         ]
-        threads = [
-            threading.Thread(target=work, args=(place, one)) for place, one in enumerate(arguments)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive(), "an engine hangs"
-        assert errors == []
+        results = together(*(partial(work, place, one) for place, one in enumerate(arguments)))
+        assert results == [None] * len(engines)
         assert all(names == list(tensors) for names in made[: len(self.actors)])
         return loaded[len(self.actors) :]
 
@@ -363,7 +344,7 @@ def test_verl_leaves_a_session_that_fails() -> None:
     assert engine.prepare()["session"][0] is None
 
 
-def test_parts_that_are_not_all_taken_end_the_session() -> None:
+def test_unfinished_parts_end_the_session() -> None:
     class Receiver:
         def __init__(self) -> None:
             self.closed = threading.Event()
@@ -536,7 +517,6 @@ def test_openrlhf_makes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(module, "stateless_init_process_group")
     vllm.plugin()  # a process that vLLM starts inherits the environment
     expected = {"a": torch.rand(1000), "b": torch.rand(3, 5).to(torch.bfloat16)}
-    received: list[dict[str, torch.Tensor]] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -544,25 +524,16 @@ def test_openrlhf_makes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
         make: Any = module.stateless_init_process_group
         return make("127.0.0.1", port, rank, 3, torch.device("cpu"))
 
-    def work(rank: int) -> None:
+    def work(rank: int) -> dict[str, torch.Tensor]:
         group = join(rank)
-        weights = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+        weights = models.blank(expected) if rank else expected
         for weight in weights.values():
             group.broadcast(weight, src=0)
-        received.append(weights)
         group.close()
+        return weights
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in (1, 2)]
-    for thread in threads:
-        thread.start()
-    group = join(0)
-    for tensor in expected.values():
-        group.broadcast(tensor, src=0)
-    for thread in threads:
-        thread.join(30)
-    group.close()
-    assert len(received) == 2
-    assert all(models.equal(weights, expected) for weights in received)
+    for weights in together(*(partial(work, rank) for rank in range(3))):
+        assert models.equal(weights, expected)
 
 
 def test_openrlhf_sessions() -> None:
@@ -577,21 +548,17 @@ def test_openrlhf_sessions() -> None:
         worker.pynccl_update()
     expected = models.make(1)
     with WeightSender("127.0.0.1:0", timeout=20, key=KEY) as sender:
-        versions: list[int] = []
 
-        def work() -> None:
+        def work() -> int:
             worker.pynccl_join(sender.address, timeout=20, key=KEY)
-            versions.append(worker.pynccl_update(20))
+            version = worker.pynccl_update(20)
             receiver = worker._pynccl_receiver
             assert receiver is not None
             worker.pynccl_leave()
             with pytest.raises(WeightsError, match="closed"):
                 receiver.receive(20)
-            versions.append(-1)
+            return version
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        sender.send(expected, version=5)
-        thread.join(20)
-    assert versions == [5, -1]
+        _, version = together(lambda: sender.send(expected, version=5), work)
+    assert version == 5
     assert models.equal(worker.loaded.loaded, expected)

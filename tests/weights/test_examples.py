@@ -1,4 +1,4 @@
-"""The examples of pynccl.weights print what their heads say."""
+"""The examples of pynccl.weights print the output in their docstrings."""
 
 from __future__ import annotations
 

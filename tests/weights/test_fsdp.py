@@ -1,4 +1,4 @@
-"""The shards of FSDP2, which are DTensors, are sent as they are and placed by the receivers."""
+"""DTensors of FSDP2 are sent as shards, and receivers assemble them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from pynccl.testing import Rank
 from pynccl.weights import Shard, WeightReceiver, WeightSender
 from tests.support.launcher import Launcher
+from tests.support.store import FolderStore
 from tests.weights import models
 
 TRAINERS = 3
@@ -24,7 +25,7 @@ def build() -> nn.Sequential:
 
 
 def take_part(rank: Rank, folder: str) -> bool:
-    store = models.meet(folder)
+    store = FolderStore(folder)
     if rank.rank < TRAINERS:
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh

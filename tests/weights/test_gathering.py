@@ -1,4 +1,4 @@
-"""Tensors that are gathered during the transfer cannot deadlock with it; memory is bounded."""
+"""Gathering tensors during a transfer does not deadlock, and the extra memory is bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def specs(numbers: range) -> dict[str, Spec]:
 @pytest.mark.parametrize("bucket", [4096, 1 << 14])
 @pytest.mark.parametrize("nsenders", [1, 3])
 def test_gathered_on_all_senders(nsenders: int, bucket: int, transport: str) -> None:
-    """Each tensor needs all ranks of the trainer; each sender sends every nth, the last nothing."""
+    """All ranks gather each tensor. Each sender sends every nth, the last sends none."""
     ranks = nsenders + 1
     meeting = threading.Barrier(ranks)
     calls = []
@@ -103,7 +103,7 @@ def test_order_must_be_that_of_the_metadata() -> None:
 def test_peak_of_extra_memory(
     shape: tuple[int, int], count: int, bucket: int, lazy: bool, transport: str
 ) -> None:
-    """Two buckets on each member (memory of NCCL, not counted here) and, lazily, one tensor."""
+    """Two buckets per member (NCCL's memory, not counted), and one tensor if lazy."""
     names = [f"t{n}" for n in range(count)]
     one = 4 * shape[0] * shape[1]
     into = {name: np.zeros(shape, np.float32) for name in names}
@@ -132,8 +132,9 @@ def test_peak_of_extra_memory(
     def receive(receiver: WeightReceiver) -> None:
         receiver.receive()
         receiver.receive()
-        assert receiver._member.ring is not None
-        assert receiver._member.ring.nbytes == 2 * bucket
+        ring = receiver._follower._member.ring
+        assert ring is not None
+        assert ring.nbytes == 2 * bucket
 
     results = run(
         [send],

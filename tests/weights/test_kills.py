@@ -1,5 +1,5 @@
-"""A receiver that is killed or stopped at any point is left out and named, and the others commit
-the version; a new one joins and gets the next. A sender that dies is an error on all.
+"""A receiver that is killed or stopped at any point is dropped and named, and the others commit the
+version. A new one joins and gets the next. The death of a sender is an error on all members.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def equal(model: Model, version: int) -> bool:
 
 
 def send(rank: Rank, folder: str, transport: Any) -> list[Any]:  # noqa: ANN401
-    """Send versions until all victims are dead; each with what was lost, and its seconds."""
+    """Send versions until all victims have died; return the number, losses and seconds of each."""
     results = []
     after = 0
     with WeightSender(
@@ -71,7 +71,7 @@ def send(rank: Rank, folder: str, transport: Any) -> list[Any]:  # noqa: ANN401
 
 
 def receive(folder: str) -> list[int]:
-    """Receive and check all versions; their numbers."""
+    """Receive and check all versions; return their numbers."""
     seen = []
     with WeightReceiver(
         FolderStore(folder), name="engine", timeout=LIMIT, library="numpy"
@@ -84,7 +84,7 @@ def receive(folder: str) -> list[int]:
 
 
 def die_at(point: int) -> None:
-    """Kill this process at the point-th call of what a receiver does in a session."""
+    """Kill this process at the given call of a receiver's functions."""
     left = [point]
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,13 +107,13 @@ def die_at(point: int) -> None:
         (Slot, "wait"),
         (SharedRing, "__init__"),
         (shared_ring, "unpack"),
-        (shared_ring, "nbytes_for"),
+        (shared_ring, "bind"),
     ):
         setattr(owner, name, counted(getattr(owner, name)))
 
 
 def member(rank: Rank, folder: str, transport: str) -> list[Any]:
-    """Rank 0 sends, rank 1 receives; each of the others joins in its turn and kills itself."""
+    """Rank 0 sends, rank 1 receives. The others join one after the other and kill themselves."""
     if rank.rank == 0:
         return send(rank, folder, transport)
     if rank.rank == 1:
@@ -167,7 +167,7 @@ def test_killed_receivers(launch: Launcher, tmp_path: Path, transport: str) -> N
 
 
 def stopped(rank: Rank, folder: str) -> Any:  # noqa: ANN401
-    """The last rank stops for longer than the timeout in its second version."""
+    """The last rank stops in its second version, for longer than the timeout."""
     limit = 5.0
     store = FolderStore(folder)
     if rank.rank == 0:
@@ -226,7 +226,7 @@ def test_killed_sender(launch: Launcher, tmp_path: Path) -> None:
 
 
 def forks(rank: Rank, folder: str) -> None:
-    """Rank 0 sends a version, forks a child that lives on, and dies."""
+    """Rank 0 sends a version, forks a child that outlives it, and dies."""
     pids = Path(folder, "child")
     if rank.rank == 0:
         sender = WeightSender(FolderStore(folder), timeout=60)
@@ -256,7 +256,7 @@ def forks(rank: Rank, folder: str) -> None:
 def test_forked_child_does_not_hide_the_death_of_its_parent(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    """A worker of a DataLoader has copies of its parent's sockets, if they are not closed there."""
+    """For example, a DataLoader worker inherits its parent's sockets."""
     outcomes = launch.outcomes(2, forks, str(tmp_path), ids=0, timeout=60)
     assert outcomes[0].died == "killed by SIGKILL"
     assert outcomes[1].ok, outcomes[1].trace or outcomes[1].error

@@ -1,11 +1,10 @@
-"""Runs the programs of docs/weights.md, which take a trainer and engines, as threads."""
+"""Runs the programs of docs/weights.md as threads."""
 
 from __future__ import annotations
 
 import functools
 import re
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from pynccl.weights import WeightReceiver, WeightSender
 from pynccl.weights.float8 import float8
 from tests.docs.blocks import read
+from tests.weights.sessions import together
 
 _PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
 _ENGINES = 2
@@ -32,22 +32,9 @@ def _free_port() -> int:
 
 
 def _run(*functions: Callable[[], Any]) -> None:
-    failures: list[BaseException] = []
-
-    def call(function: Callable[[], Any]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=call, args=(one,), daemon=True) for one in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
+    for result in together(*functions):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def _model(value: float) -> torch.nn.Module:
@@ -59,7 +46,7 @@ def _model(value: float) -> torch.nn.Module:
 
 
 def _program(number: int, folder: Path) -> str:
-    """A program of the page, with an address and a key of this test."""
+    """A program of the page, with this test's address and key."""
     text = re.sub(r"(0\.0\.0\.0|trainer):29600", f"127.0.0.1:{_free_port()}", _blocks()[number])
     key = folder / "weights.key"
     key.touch(0o600)

@@ -1,4 +1,4 @@
-"""Proves that members are told what is done, and how fast it was compared with the link."""
+"""Progress, reports, and the fraction of the link's bandwidth."""
 
 from __future__ import annotations
 

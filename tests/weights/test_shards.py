@@ -1,4 +1,4 @@
-"""Sharded senders, with any layout, give bit-equal tensors to full and sharded receivers."""
+"""Tensors of any layout arrive bit-equal at full and sharded receivers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 def cut(draw: st.DrawFn, shape: tuple[int, ...], parts: int) -> list[tuple[list[int], list[int]]]:
-    """Cut a tensor along one dimension, unevenly, in as many boxes; some may be empty."""
+    """Cut a tensor unevenly along one dimension; some of the boxes may be empty."""
     axis = draw(st.integers(0, len(shape) - 1))
     inner = draw(st.lists(st.integers(0, shape[axis]), min_size=parts - 1, max_size=parts - 1))
     ends = [0, *sorted(inner), shape[axis]]
@@ -140,12 +140,12 @@ def test_any_layout(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("held", "text"),
     [
-        ([((0, 0), (2, 4)), ((3, 0), (4, 4))], "do not make up shape"),
-        ([((0, 0), (3, 4)), ((2, 0), (4, 4))], "do not make up shape"),
+        ([((0, 0), (2, 4)), ((3, 0), (4, 4))], "must cover shape"),
+        ([((0, 0), (3, 4)), ((2, 0), (4, 4))], "must cover shape"),
         ([((0, 0), (2, 4)), ((3, 0), (5, 4))], "is not within shape"),
     ],
 )
-def test_wrong_layouts_are_refused(held: list[Any], text: str) -> None:
+def test_wrong_layouts_are_rejected(held: list[Any], text: str) -> None:
     def send(rank: int) -> Any:  # noqa: ANN401
         start, stop = held[rank]
         part = np.zeros([b - a for a, b in zip(start, stop, strict=True)])

@@ -1,4 +1,4 @@
-"""A version arrives bit by bit at all receivers, in every way to commit and to lay out memory."""
+"""A version arrives bit-equal at all receivers, with every commit mode and transport."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from pynccl.testing import Rank
 from pynccl.weights import WeightReceiver, WeightSender
 from tests.support.launcher import Launcher
+from tests.support.store import FolderStore
 from tests.weights import models
 from tests.weights.sessions import TRANSPORTS
 
@@ -18,7 +19,7 @@ VERSIONS = 3
 
 def take_part(rank: Rank, folder: str, commit: str, options: dict[str, Any]) -> list[str]:
     """Rank 0 sends versions, the others receive and check them."""
-    store = models.meet(folder)
+    store = FolderStore(folder)
     if rank.rank == 0:
         with WeightSender(store, receivers=rank.world_size - 1, timeout=20, **options) as sender:
             reports = [sender.send(models.make(version)) for version in range(1, VERSIONS + 1)]

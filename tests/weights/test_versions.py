@@ -1,4 +1,4 @@
-"""A version is whole or not there: its number and its tensors are the same on all members."""
+"""A version is committed as a whole, and its number is that of the tensors on all members."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.weights.sessions import run, run_numpy
 
 
 def half(name: str, version: int) -> dict[str, Any]:
-    """The tensor of one of two senders."""
+    """A tensor of one of two senders."""
     return {name: np.full(5, version, np.float32)}
 
 
 def test_senders_of_different_versions() -> None:
-    """The numbers of the senders are compared before anything is sent; the session goes on."""
+    """The senders' version numbers are compared before anything is sent. The session continues."""
 
     def lead(sender: WeightSender) -> int:
         with pytest.raises(ValueError, match="version: sender 0 sends 1 and sender 1 sends 2"):
@@ -52,7 +52,7 @@ def test_senders_of_different_versions() -> None:
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("delta", [False, True])
 def test_error_of_a_copy(error: type[BaseException], delta: bool) -> None:
-    """The tensors of two versions are not called whole, nor the receiver one that has committed."""
+    """A receiver with parts of two versions is not whole, and not reported as committed."""
 
     def model(version: int) -> dict[str, Any]:
         return {name: np.full(50, version, np.float32) for name in "abcd"}
@@ -66,7 +66,7 @@ def test_error_of_a_copy(error: type[BaseException], delta: bool) -> None:
     def receive(receiver: WeightReceiver) -> None:
         receiver.receive()
         if receiver.name == "receiver 0":
-            memory = receiver._member.memory
+            memory = receiver._follower._member._memory
             assert memory is not None
             assign = memory.assign
             left = [2]
@@ -104,7 +104,7 @@ def test_error_of_a_copy(error: type[BaseException], delta: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["offered", "begun"])
 def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """A version of which a sender has given up its part is not mixed with its next one."""
+    """A version that a sender gave up is not mixed with its next one."""
 
     class Interrupt(BaseException):
         pass
@@ -118,8 +118,7 @@ def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
         return sender.send(half("a", 2), version=2).version
 
     def follow(sender: WeightSender) -> int:
-        follower = sender._follower
-        assert follower is not None
+        follower = sender._session
         name = "_take_part" if kind == "offered" else "_attempt"
         if kind == "begun":
             ready.set()
@@ -146,12 +145,12 @@ def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
 
 
 def test_interrupts_of_commits() -> None:
-    """A short form of `python -m tests.weights.interrupts`."""
+    """A short run of `python -m tests.weights.interrupts`."""
     interrupts.run(120 if FULL else 40, seed=0)
 
 
 def test_a_late_signal_interrupts_nothing() -> None:
-    """Else Target.commit would stay replaced, and the next test would be interrupted."""
+    """Otherwise Target.commit would stay replaced, and the next test would be interrupted."""
     commit = Target.commit
     with interrupts.Interrupter("signal", random.Random(0), 1.0, 1) as interrupter:
         signal.raise_signal(signal.SIGALRM)
