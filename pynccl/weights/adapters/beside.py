@@ -136,5 +136,5 @@ class Once:
     def __call__(self) -> Iterable[tuple[str, Any]]:
         iterator, self._iterator = self._iterator, None
         if iterator is None:
-            raise RuntimeError("the weights cannot be made again for another attempt")
+            raise RuntimeError("the weights cannot be produced again for another attempt")
         return iterator

@@ -32,23 +32,13 @@ _SECONDS = 300.0
 
 
 class Group:
-    """The group interface that OpenRLHF uses.
-
-    Args:
-        comm: the communicator of all its ranks.
-    """
+    """The group interface that OpenRLHF uses, over a communicator of all ranks."""
 
     def __init__(self, comm: nccl.Communicator) -> None:
         self._comm = comm
 
     def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:  # noqa: ANN401
-        """Broadcast a tensor in place (ncclBroadcast).
-
-        Args:
-                tensor: contiguous, of the same size on all ranks.
-                src: the rank that broadcasts it.
-                stream: a torch stream; None is the current one.
-        """
+        """Broadcast a contiguous tensor in place on a torch stream (ncclBroadcast)."""
         self._comm.broadcast(tensor, src, stream=stream)
 
     def close(self) -> None:
@@ -81,10 +71,10 @@ def stateless_init_process_group(
     import torch
     from torch._C._distributed_c10d import TCPStore
 
-    where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    gpu = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     limit = timedelta(seconds=_SECONDS)
     store = TCPStore(master_address, master_port, world_size, rank == 0, timeout=limit)
-    provider = "cuda" if where.type == "cuda" else "host"
+    provider = "cuda" if gpu.type == "cuda" else "host"
     if rank == 0:
         store.set("id", bytes(nccl.get_unique_id(provider)).hex())
     comm = nccl.Communicator(
@@ -92,7 +82,7 @@ def stateless_init_process_group(
         bytes.fromhex(store.get("id").decode()),
         rank,
         provider=provider,
-        device=where.index if provider == "cuda" else None,
+        device=gpu.index if provider == "cuda" else None,
         config=nccl.Config(timeout=_SECONDS, init_timeout=_SECONDS),
     )
     return Group(comm)
@@ -130,7 +120,7 @@ class SessionWorker:
             The number of the version.
 
         Raises:
-            PeerLostError, ChecksumError, WeightsError: see :meth:`WeightReceiver.receive`.
+            WeightsError: see :meth:`WeightReceiver.receive`.
         """
         if self._pynccl_receiver is None:
             raise RuntimeError("pynccl_join() was not called")

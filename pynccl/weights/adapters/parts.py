@@ -18,17 +18,14 @@ _LAST = "pynccl.last"  # a tensor of one element: whether this is the last part
 
 
 async def send_parts(sender: WeightSender, weights: Iterable[tuple[str, Any]], nbytes: int) -> None:
-    """Send tensors from an iterator; while a part is sent, the next one is produced.
+    """Send torch tensors of one device in parts; a thread sends one while the next is produced.
 
-    Args:
-        sender: the session's sender, used by a thread.
-        weights: names and torch tensors, all on one device. They are referenced until they are
-            sent.
-        nbytes: maximum size of a part, unless one tensor is larger.
+    A part has at most the given size, unless one tensor is larger. Its tensors are referenced until
+    they are sent.
 
     Raises:
         ValueError: a name occurs twice in a part.
-        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
+        WeightsError: see :meth:`WeightSender.send`.
     """
     import torch
 
@@ -62,15 +59,13 @@ async def send_parts(sender: WeightSender, weights: Iterable[tuple[str, Any]], n
 
 
 async def receive_parts(receiver: WeightReceiver) -> AsyncIterator[tuple[str, Any]]:
-    """Yield the names and tensors that send_parts() sends, until the last one.
+    """Yield the names and tensors that send_parts() sends to a receiver without ``into``.
 
-    While they are used, the next part is received. A tensor is overwritten after the next part.
-
-    Args:
-        receiver: the session's receiver, created without ``into``, used by a thread.
+    While they are used, a thread receives the next part. A tensor is overwritten after the next
+    part.
 
     Raises:
-        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightReceiver.receive`.
+        WeightsError: see :meth:`WeightReceiver.receive`.
     """
     under_way = asyncio.ensure_future(asyncio.to_thread(receiver.receive))
     while True:

@@ -26,7 +26,7 @@ from pynccl.weights.source import Metadata, Sources
 
 __all__ = ["LOADER", "load", "request", "update"]
 
-# : The value of SGLang's load_format and --custom-weight-loader that selects load().
+# The value of SGLang's load_format and --custom-weight-loader that selects load().
 LOADER = "pynccl.weights.adapters.sglang.load"
 _NAME = "pynccl.weights"
 
@@ -34,15 +34,11 @@ _receivers: dict[str, WeightReceiver] = {}  # by address and key
 
 
 def request(address: str, key: str | None = None) -> list[tuple[str, Any]]:
-    """Build the argument of update_weights_from_tensor() that carries the session's address and
-    key.
+    """Build the argument of update_weights_from_tensor() for a session.
 
     Args:
         address: "host:port" of the :class:`WeightSender`.
         key: its key; None if the engine finds it by itself, or needs none.
-
-    Returns:
-        Names and tensors: a single tensor with the bytes of both.
     """
     import torch
 
@@ -59,8 +55,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa:
 
     Raises:
         ValueError: named_tensors has another origin.
-        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightReceiver.receive`; the model is
-            unchanged.
+        WeightsError: see :meth:`WeightReceiver.receive`; the model is unchanged.
     """
     names = [name for name, _ in named_tensors]
     if names != [_NAME]:
@@ -102,7 +97,7 @@ def update(
         The sender's report.
 
     Raises:
-        PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
+        WeightsError: see :meth:`WeightSender.send`.
         RuntimeError: the engine reported a failure.
         Exception: raised by the engine. If it failed before the version was sent, the session is
             aborted.

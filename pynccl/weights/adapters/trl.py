@@ -75,15 +75,12 @@ class WeightTransfer:
         self._client.resume(timeout=_CONTROL_SECONDS)
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Send a version.
-
-        Args:
-            iterator: yields names and tensors, one at a time.
+        """Send a version of names and tensors.
 
         Raises:
             RuntimeError: init_weight_transfer() was not called; or a receiver died, and the tensors
                 cannot be produced again for the others.
-            PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
+            WeightsError: see :meth:`WeightSender.send`.
             Exception: raised by the client. If the server failed before the version was sent, the
                 session is aborted.
         """
@@ -109,8 +106,5 @@ class WeightTransfer:
             return sender.send(Once(iterator), metadata=self._metadata)
         tensors = {name: tensor.detach() for name, tensor in iterator}
         report = sender.send(tensors)
-        self._metadata = {
-            name: Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in tensors.items()
-        }
+        self._metadata = {name: Spec.of(tensor) for name, tensor in tensors.items()}
         return report

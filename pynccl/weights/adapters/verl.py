@@ -33,23 +33,13 @@ _Lists = dict[str, list[Any]]
 
 
 def engine_class(base: type) -> type:
-    """Create the engine as a subclass of verl's abstract class.
-
-    Args:
-        base: verl.checkpoint_engine.base.CheckpointEngine.
-
-    Returns:
-        The subclass.
-    """
+    """Create the engine as a subclass of verl.checkpoint_engine.base.CheckpointEngine."""
 
     class PyncclCheckpointEngine(base):  # type: ignore[misc]
-        """Sends and receives weights in a session.
+        """Sends and receives weights in a session, in parts of bucket_size bytes.
 
-        Args:
-                bucket_size: size of a part in bytes.
-                is_master: whether this is rank 0 of the actors.
-                timeout: seconds for each wait of a transfer.
-                host: the address at which rank 0 of the actors listens; None determines one.
+        timeout is the limit of each wait in seconds. Rank 0 of the actors, is_master, listens at
+        host; None determines one.
         """
 
         wire_format = "named_tensors"
@@ -148,7 +138,7 @@ def engine_class(base: type) -> type:
 
         @contextlib.contextmanager
         def _closed_by_errors(self) -> Iterator[None]:
-            """Leave the session if it fails; build_topology() then makes a new one for all."""
+            """Leave the session if it fails; build_topology() then opens a new one for all."""
             try:
                 yield
             except BaseException:

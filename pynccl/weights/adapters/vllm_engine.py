@@ -28,14 +28,7 @@ __all__ = [
 
 @dataclass
 class InitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]
-    """Arguments with which a worker joins the session.
-
-    Attributes:
-        address: that of the :class:`WeightSender`.
-        timeout: seconds for each wait.
-        key: see :class:`WeightReceiver`.
-        insecure: see :class:`WeightReceiver`.
-    """
+    """Arguments with which a worker joins the session: see :class:`WeightReceiver`."""
 
     address: str
     timeout: float = 300.0
@@ -45,13 +38,9 @@ class InitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class UpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Arguments of an update.
+    """Arguments of an update."""
 
-    Attributes:
-        timeout: seconds until it begins; None is no limit.
-    """
-
-    timeout: float | None = None
+    timeout: float | None = None  # seconds until it begins; None is no limit
 
 
 class WeightTransferEngine(base.WeightTransferEngine):  # type: ignore[misc]
@@ -139,12 +128,7 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
         client: Any,  # noqa: ANN401
         source: Any = None,  # noqa: ANN401
     ) -> Self:
-        """Open the session, and make vLLM's workers join it.
-
-        Args:
-            init_info: of this rank.
-            client: vLLM's VLLMWeightSyncClient.
-            source: vLLM's WeightSource, with iter_full(). Rank 0 must own all tensors.
+        """Open the session, and make vLLM's workers join it. Rank 0 must own all tensors.
 
         Raises:
             ValueError: there is no source, or rank 0 does not own a tensor.
@@ -171,7 +155,7 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
         Raises:
             RuntimeError: the engine was shut down; or a receiver died, and the tensors cannot be
                 produced again for the others.
-            PeerLostError, ChecksumError, WeightsError: see :meth:`WeightSender.send`.
+            WeightsError: see :meth:`WeightSender.send`.
             Exception: raised by the client.
         """
         source, sender = self.source, self._sender
@@ -181,10 +165,7 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
             return
         if sender is None:
             raise RuntimeError("the engine was shut down")
-        metadata = {
-            one.name: Spec(str(one.dtype).removeprefix("torch."), tuple(one.shape))
-            for one in source.metadata
-        }
+        metadata = {one.name: Spec.of(one) for one in source.metadata}
         self.client.start_weight_update()
         self.report = beside(
             sender,
