@@ -42,118 +42,89 @@ class _Codec(NamedTuple):
     write: Callable[[Any], Any] = lambda value: value
 
 
-def _wrong(value: object, expected: str) -> MessageError:
-    return MessageError(f"expected {expected}, got {type(value).__name__}")
+def _value(expected: str, is_valid: Callable[[Any], bool]) -> _Codec:
+    """The codec of JSON values that are used unchanged."""
 
-
-def _integer(least: int, most: int) -> _Codec:
-    def read(value: Any) -> int:  # noqa: ANN401
-        if type(value) is not int or not least <= value <= most:
-            raise _wrong(value, f"an integer from {least} to {most}")
+    def read(value: Any) -> Any:  # noqa: ANN401
+        if not is_valid(value):
+            raise MessageError(f"expected {expected}, got {type(value).__name__}")
         return value
 
     return _Codec(read)
 
 
-def _list(value: Any, most: int = _MOST_UNITS) -> list[Any]:  # noqa: ANN401
-    if type(value) is not list or len(value) > most:
-        raise _wrong(value, f"a list of at most {most} values")
-    return value
+def _integer(least: int, most: int) -> _Codec:
+    def is_valid(value: Any) -> bool:  # noqa: ANN401
+        return type(value) is int and least <= value <= most
+
+    return _value(f"an integer from {least} to {most}", is_valid)
 
 
-def _integers(value: Any, largest: int = _MOST_UNITS, most: int = _MOST_UNITS) -> list[int]:  # noqa: ANN401
-    numbers = _list(value, most)
-    # In C, since there can be as many as a model has tensors.
-    if not set(map(type, numbers)) <= {int} or (
-        numbers and not 0 <= min(numbers) <= max(numbers) <= largest
-    ):
-        raise _wrong(value, f"integers from 0 to {largest}")
-    return numbers
+def _is_list(value: Any, kind: type, most: int = _MOST_UNITS) -> bool:  # noqa: ANN401
+    # In C, since there can be as many values as a model has tensors.
+    return type(value) is list and len(value) <= most and set(map(type, value)) <= {kind}
 
 
-def _flag(value: Any) -> bool:  # noqa: ANN401
-    if type(value) is not bool:
-        raise _wrong(value, "true or false")
-    return value
+def _integers(largest: int, most: int = _MOST_UNITS) -> _Codec:
+    def is_valid(value: Any) -> bool:  # noqa: ANN401
+        return _is_list(value, int, most) and (
+            not value or 0 <= min(value) <= max(value) <= largest
+        )
+
+    return _value(f"at most {most} integers from 0 to {largest}", is_valid)
 
 
-def _texts(value: Any) -> list[str]:  # noqa: ANN401
-    texts = _list(value)
-    longest = max(map(len, texts), default=0) if set(map(type, texts)) <= {str} else math.inf
-    if longest > _LONGEST_TEXT:
-        raise _wrong(value, f"texts of at most {_LONGEST_TEXT} characters")
+def _are_texts(value: Any) -> bool:  # noqa: ANN401
+    if not _is_list(value, str) or max(map(len, value), default=0) > _LONGEST_TEXT:
+        return False
     try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        raise MessageError("a text has a lone surrogate") from None
-    return texts
+        "".join(value).encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
 
 
 def _cut(text: str) -> str:
     return text.encode(errors="replace").decode()[:_LONGEST_TEXT]
 
 
-def _one_of(*words: str) -> _Codec:
-    def read(value: Any) -> str:  # noqa: ANN401
-        if type(value) is not str or value not in words:
-            raise _wrong(value, f"one of {', '.join(words)}")
-        return value
+def _ids(value: Any) -> list[bytes]:  # noqa: ANN401
+    if not _is_list(value, str, _MOST_MEMBERS) or not value or max(map(len, value)) > _LONGEST_ID:
+        raise MessageError("expected unique ids")
+    try:
+        return list(map(bytes.fromhex, value))
+    except ValueError:
+        raise MessageError("a unique id is not hexadecimal") from None
 
-    return _Codec(read)
 
-
-def _bandwidth(value: Any) -> float:  # noqa: ANN401
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise _wrong(value, "a bandwidth")
-    return float(value)
+_UNITS = _integers(_MOST_UNITS)
+_SUMS = _integers(_LARGEST_SUM)
+_EXTENTS = _integers(_LARGEST, MOST_DIMENSIONS)
+_TEXTS = _value(f"texts of at most {_LONGEST_TEXT} characters", _are_texts)
 
 
 def _sums(value: Any) -> dict[int, int]:  # noqa: ANN401
-    pair = _list(value)
-    if len(pair) != 2:
-        raise _wrong(value, "the numbers of units and their checksums")
-    numbers, values = _integers(pair[0]), _integers(pair[1], _LARGEST_SUM)
+    if type(value) is not list or len(value) != 2:
+        raise MessageError("expected the numbers of units and their checksums")
+    numbers, values = _UNITS.read(value[0]), _SUMS.read(value[1])
     sums = dict(zip(numbers, values))  # noqa: B905 - compared below
     if not len(sums) == len(numbers) == len(values):
         raise MessageError("not one checksum for each unit")
     return sums
 
 
-def _digests(value: Any) -> list[str]:  # noqa: ANN401
-    digests = _list(value)
-    if not set(map(type, digests)) <= {str} or not set(map(len, digests)) <= {16}:
-        raise _wrong(value, "digests")
-    return digests
-
-
-def _ids(value: Any) -> list[bytes]:  # noqa: ANN401
-    texts = _list(value, _MOST_MEMBERS)
-    if not texts or any(type(one) is not str or len(one) > _LONGEST_ID for one in texts):
-        raise _wrong(value, "unique ids")
-    try:
-        return list(map(bytes.fromhex, texts))
-    except ValueError:
-        raise MessageError("a unique id is not hexadecimal") from None
-
-
-def _extents(value: Any) -> tuple[int, ...]:  # noqa: ANN401
-    return tuple(_integers(value, _LARGEST, MOST_DIMENSIONS))
-
-
-def _layout(value: Any) -> Layout:  # noqa: ANN401
-    rows = _list(value)
-    if not set(map(type, rows)) <= {list} or not set(map(len, rows)) <= {4}:
-        raise _wrong(value, "rows of a name, a dtype, a shape and a box")
-    _texts([text for row in rows for text in row[:2]])
+def _layout(rows: Any) -> Layout:  # noqa: ANN401
+    if not _is_list(rows, list) or not set(map(len, rows)) <= {4}:
+        raise MessageError("expected rows of a name, a dtype, a shape and a box")
+    _TEXTS.read([text for row in rows for text in row[:2]])
     layout: dict[str, Part] = {}
     for name, dtype, extents, ends in rows:
-        shape = _extents(extents)
-        if ends is None:
-            box = whole(shape)
-        elif type(ends) is list and len(ends) == 2:
-            box = Box(_extents(ends[0]), _extents(ends[1]))
-        else:
-            raise _wrong(ends, "a start and a stop")
+        shape = tuple(_EXTENTS.read(extents))
+        box = whole(shape)
+        if ends is not None:
+            if type(ends) is not list or len(ends) != 2:
+                raise MessageError("expected a start and a stop")
+            box = Box(*(tuple(_EXTENTS.read(end)) for end in ends))
         layout[name] = part = Part(dtype, shape, box)
         try:
             check_part(name, part)
@@ -171,6 +142,9 @@ def _layout_to_wire(layout: Layout) -> list[Any]:
     ]
 
 
+_LIST = _value("a list", lambda value: type(value) is list and len(value) <= _MOST_MEMBERS)
+
+
 def _optional(codec: _Codec) -> _Codec:
     def applied(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda value: None if value is None else function(value)
@@ -180,32 +154,40 @@ def _optional(codec: _Codec) -> _Codec:
 
 def _each(codec: _Codec) -> _Codec:
     return _Codec(
-        lambda value: list(map(codec.read, _list(value, _MOST_MEMBERS))),
+        lambda value: list(map(codec.read, _LIST.read(value))),
         lambda values: list(map(codec.write, values)),
     )
 
 
 _LAYOUT = _Codec(_layout, _layout_to_wire)
-_MEMBER_NUMBER = _integer(0, _MOST_MEMBERS)
 
 Number = Annotated[int, _integer(0, _LARGEST)]
-MemberNumber = Annotated[int, _MEMBER_NUMBER]
+MemberNumber = Annotated[int, _integer(0, _MOST_MEMBERS)]
 Count = Annotated[int, _integer(1, _MOST_MEMBERS)]
 Version = Annotated[int, _integer(-_LARGEST, _LARGEST)]
-Flag = Annotated[bool, _Codec(_flag)]
-Text = Annotated[str, _Codec(lambda value: _texts([value])[0], _cut)]
-Texts = Annotated[list[str], _Codec(_texts)]
+Flag = Annotated[bool, _value("true or false", lambda value: type(value) is bool)]
+Text = Annotated[str, _Codec(lambda value: _TEXTS.read([value])[0], _cut)]
+Texts = Annotated[list[str], _TEXTS]
 WireLayout = Annotated[Layout, _LAYOUT]
 WireLayouts = Annotated[list[Layout], _each(_LAYOUT)]
 OptionalLayouts = Annotated[list[Layout | None], _each(_optional(_LAYOUT))]
-MemberNumbers = Annotated[list[int], _each(_MEMBER_NUMBER)]
-Units = Annotated[list[int], _Codec(_integers)]
+MemberNumbers = Annotated[list[int], _integers(_MOST_MEMBERS, _MOST_MEMBERS)]
+Units = Annotated[list[int], _UNITS]
 Sums = Annotated[dict[int, int], _Codec(_sums, lambda sums: [list(sums), list(sums.values())])]
-Digests = Annotated[list[str], _Codec(_digests)]
+Digests = Annotated[
+    list[str],
+    _value("digests", lambda value: _is_list(value, str) and set(map(len, value)) <= {16}),
+]
 Ids = Annotated[list[bytes], _Codec(_ids, lambda ids: [one.hex() for one in ids])]
-Provider = Annotated[str, _one_of("host", "cuda")]
-Transport = Annotated[Literal["shared", "broadcast"], _one_of("shared", "broadcast")]
-Bandwidth = Annotated[float, _Codec(_bandwidth)]
+Provider = Annotated[str, _value("a provider", lambda value: value in ("host", "cuda"))]
+Transport = Annotated[
+    Literal["shared", "broadcast"],
+    _value("a transport", lambda value: value in ("shared", "broadcast")),
+]
+Bandwidth = Annotated[
+    float,
+    _value("a bandwidth", lambda value: type(value) in (int, float) and 0 <= value < math.inf),
+]
 
 
 @dataclass(frozen=True)
@@ -243,32 +225,20 @@ class SenderHello(Message):
 
 @dataclass(frozen=True)
 class ReceiverHello(Message):
-    """A receiver joins.
-
-    Attributes:
-        name: used in messages.
-        wanted: the layout of its tensors; None is everything.
-        keeps_base: whether it writes a version over the last one.
-    """
+    """A receiver joins."""
 
     name: Text
-    wanted: WireLayout | None
-    keeps_base: Flag
+    wanted: WireLayout | None  # the layout of its tensors; None is everything
+    keeps_base: Flag  # it writes a version over the last one
 
 
 @dataclass(frozen=True)
 class Offer(Message):
-    """A sender's offer for the next version.
-
-    Attributes:
-        version: its number.
-        layout: None is the same as before, including the order.
-        order: the order in which it produces its tensors; None if they all exist.
-    """
+    """A sender's offer for the next version."""
 
     version: Version
-    layout: WireLayout | None
-    order: Texts | None
+    layout: WireLayout | None  # None is the same as before, including the order
+    order: Texts | None  # in which it produces its tensors; None if they all exist
 
 
 class Compared(_Checksums):
@@ -289,15 +259,10 @@ class Committed(OfAttempt):
 
 @dataclass(frozen=True)
 class Failed(OfAttempt):
-    """A member could not complete its part.
-
-    Attributes:
-        reason: description of the error.
-        own: whether the error is local, so that another attempt would not help.
-    """
+    """A member could not complete its part."""
 
     reason: Text
-    own: Flag
+    own: Flag  # the error is local, so another attempt would not help
 
 
 class Stopped(OfAttempt):
@@ -317,23 +282,14 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class Plan:
-    """The input from which all members compute the plan. Equal layouts of receivers are sent once.
-
-    Attributes:
-        senders: the layouts of the senders.
-        layouts: the distinct layouts that receivers want; None is everything.
-        receivers: by receiver, the index of its layout in layouts.
-        bucket_bytes: size of a bucket.
-        direct_bytes: units of at least this size are steps of their own.
-        order: of the tensors; None if they all exist.
-    """
+    """The input from which all members compute the plan: see plan.make_plan()."""
 
     senders: WireLayouts
-    layouts: OptionalLayouts
-    receivers: MemberNumbers
+    layouts: OptionalLayouts  # the distinct layouts that receivers want; None is everything
+    receivers: MemberNumbers  # by receiver, the index of its layout in layouts
     bucket_bytes: Annotated[int, _integer(_SMALLEST_BUCKET, _MOST_BYTES)]
     direct_bytes: Annotated[int, _integer(1, _MOST_BYTES)]
-    order: Texts | None
+    order: Texts | None  # of the tensors; None if they all exist
 
     def __post_init__(self) -> None:
         if max(self.receivers, default=0) >= max(len(self.layouts), 1):
@@ -349,38 +305,23 @@ class Plan:
 
 @dataclass(frozen=True)
 class WorldPlace:
-    """The communicators of an attempt, and the position of a member in them.
+    """The communicators of an attempt, and the position of a member in them."""
 
-    Attributes:
-        ids: the unique ids, by sender.
-        number: of this member among the senders or the receivers.
-        receivers: the number of receivers.
-        transport: how buckets are transferred.
-        measures: whether the link is measured.
-    """
-
-    ids: Ids
-    number: MemberNumber
+    ids: Ids  # by sender
+    number: MemberNumber  # of this member among the senders or the receivers
     receivers: Count
     transport: Transport
-    measures: Flag
+    measures: Flag  # whether the link is measured
 
 
 @dataclass(frozen=True)
 class Begin(OfAttempt):
-    """An attempt begins.
-
-    Attributes:
-        provider: of the communicators.
-        units: the units to send; None is all.
-        plan: None if the member knows it.
-        world: None to reuse the last communicators.
-    """
+    """An attempt begins."""
 
     provider: Provider
-    units: Units | None
-    plan: Plan | None
-    world: WorldPlace | None
+    units: Units | None  # to send; None is all
+    plan: Plan | None  # None if the member knows it
+    world: WorldPlace | None  # None to reuse the last communicators
 
 
 class Compare(OfAttempt):
@@ -407,21 +348,13 @@ class Stop(OfAttempt):
 
 @dataclass(frozen=True)
 class Commit(Message):
-    """All receivers have received a version: receivers commit it, senders are informed.
-
-    Attributes:
-        version: its number.
-        receivers: names of those that have it; for senders, of those that committed it.
-        lost: names of those that were dropped.
-        repaired: names of tensors that were sent again.
-        link: bytes per second, if measured.
-    """
+    """All receivers have received a version: receivers commit it, senders are informed."""
 
     version: Version
-    receivers: Texts
-    lost: Texts
-    repaired: Texts
-    link: Bandwidth | None
+    receivers: Texts  # names of those that have it; for senders, of those that committed it
+    lost: Texts  # names of those that were dropped
+    repaired: Texts  # names of tensors that were sent again
+    link: Bandwidth | None  # bytes per second, if measured
 
 
 class Refused(_End):
@@ -451,7 +384,7 @@ def _reader(kind: type) -> Reader:
 
     def read(value: Any) -> Any:  # noqa: ANN401
         if type(value) is not dict or value.keys() != codecs.keys():
-            raise _wrong(value, f"{kind.__name__} with the fields {', '.join(codecs) or 'none'}")
+            raise MessageError(f"expected the fields {', '.join(codecs)} of {kind.__name__}")
         fields = {}
         for name, codec in codecs.items():
             try:
