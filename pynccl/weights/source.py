@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
-from pynccl.weights.layout import Box, Layout, Part, check_part, whole
+from pynccl.weights.layout import Box, Layout, Part, check_part
 from pynccl.weights.memory import Memory, Tensor, check_storage
 from pynccl.weights.plan import Unit
 
@@ -88,58 +88,55 @@ def _integers(name: str, attribute: str, values: Iterable[SupportsIndex]) -> tup
         raise TypeError(f"{name}: {attribute}: expected integers, got {values!r}") from None
 
 
-def part_of(name: str, value: Tensor | Shard, memory: Memory) -> Part:
-    """The metadata of a tensor or a shard; of a DTensor, of its local shard."""
-    tensor = memory.wrap(local(value))
-    dtype, extent = memory.dtype_of(tensor), tuple(tensor.shape)
-    if isinstance(value, Shard):
-        shape, start = _integers(name, "shape", value.shape), _integers(name, "start", value.start)
-    elif tensor is value or not hasattr(value, "placements"):
-        check_part(name, part := Part(dtype, extent, whole(extent)))
-        return part
-    else:
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        shape = tuple(value.shape)
-        if any(type(placement).__name__ == "_StridedShard" for placement in value.placements):
-            raise ValueError(f"{name}: a shard that is not one slice cannot be sent")
-        _, start = compute_local_shape_and_global_offset(shape, value.device_mesh, value.placements)
-        if not tensor.numel():
-            start = (0,) * len(shape)
-    if len(start) != len(extent):
-        raise ValueError(f"{name}: start is {start}, the shard has {len(extent)} dimensions")
-    stop = tuple(a + n for a, n in zip(start, extent, strict=True))
-    check_part(name, part := Part(dtype, shape, Box(tuple(start), stop)))
+def _part(
+    name: str,
+    dtype: str,
+    shape: Iterable[SupportsIndex],
+    start: Iterable[SupportsIndex] | None,
+    extent: Iterable[SupportsIndex] | None,
+) -> Part:
+    """The part of a tensor from a start, or the beginning, of an extent, or to the end."""
+    shape = _integers(name, "shape", shape)
+    start = (0,) * len(shape) if start is None else _integers(name, "start", start)
+    if extent is None:
+        extent = tuple(n - a for n, a in zip(shape, start))  # noqa: B905 - compared below
+    extent = _integers(name, "extent", extent)
+    if not len(shape) == len(start) == len(extent):
+        raise ValueError(
+            f"{name}: start is {start} and extent is {extent} in a shape of {len(shape)} dimensions"
+        )
+    part = Part(dtype, shape, Box(start, tuple(map(operator.add, start, extent))))
+    check_part(name, part)
     return part
 
 
 def layout_of(values: Mapping[str, Tensor | Shard], memory: Memory) -> dict[str, Part]:
-    """The metadata of tensors."""
-    return {name: part_of(name, value, memory) for name, value in values.items()}
+    """The metadata of tensors, shards, and the local shards of DTensors."""
+    layout = {}
+    for name, value in values.items():
+        tensor = memory.wrap(local(value))
+        extent = tuple(tensor.shape)
+        shape, start = extent, None
+        if isinstance(value, Shard):
+            shape, start = value.shape, value.start
+        elif tensor is not value and hasattr(value, "placements"):
+            shape = tuple(value.shape)
+            start = _start_of(name, value) if tensor.numel() else None
+        layout[name] = _part(name, memory.dtype_of(tensor), shape, start, extent)
+    return layout
+
+
+def _start_of(name: str, dtensor: Any) -> tuple[int, ...]:  # noqa: ANN401
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as locate
+
+    if any(type(placement).__name__ == "_StridedShard" for placement in dtensor.placements):
+        raise ValueError(f"{name}: a shard that is not one slice cannot be sent")
+    return locate(tuple(dtensor.shape), dtensor.device_mesh, dtensor.placements)[1]
 
 
 def layout_of_specs(metadata: Metadata) -> dict[str, Part]:
     """The layout that metadata describes."""
-    layout = {}
-    for name, spec in metadata.items():
-        if spec is None:
-            continue
-        shape = _integers(name, "shape", spec.shape)
-        start = (0,) * len(shape) if spec.start is None else _integers(name, "start", spec.start)
-        extent = (
-            tuple(n - a for n, a in zip(shape, start))  # noqa: B905 - check_part() compares them
-            if spec.extent is None
-            else _integers(name, "extent", spec.extent)
-        )
-        if not len(shape) == len(start) == len(extent):
-            raise ValueError(
-                f"{name}: start is {start} and extent is {extent} in a shape of {len(shape)} "
-                "dimensions"
-            )
-        stop = tuple(a + n for a, n in zip(start, extent, strict=True))
-        check_part(name, part := Part(spec.dtype, shape, Box(start, stop)))
-        layout[name] = part
-    return layout
+    return {name: _part(name, *spec) for name, spec in metadata.items() if spec is not None}
 
 
 class Views:
