@@ -104,7 +104,7 @@ class Follower(ABC):
         """
         was_open, self._closed = not self._closed, True
         self._link.close()
-        self._member.drop_world()
+        self._member.release()
         return was_open
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Follower(ABC):
             self._closed = True
             post_all([self._link], messages.Bye())
             self._link.close()
-            self._member.drop_world()
+            self._member.release()
 
     def _next(self, deadline: Deadline) -> messages.Message | None:
         """The next message; None when the deadline is over, even if messages have arrived."""

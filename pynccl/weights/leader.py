@@ -167,7 +167,7 @@ class Leader:
         for link in self._links():
             link.close()
         self._entrance.close()
-        self._member.drop_world()
+        self._member.release()
         return was_open
 
     def _fail(self, error: PeerLostError) -> None:

@@ -14,21 +14,13 @@ from typing import TYPE_CHECKING, Any
 from pynccl.weights.broadcast_ring import BroadcastRing
 from pynccl.weights.errors import WeightsError
 from pynccl.weights.layout import Part, whole
-from pynccl.weights.memory import (
-    Library,
-    Memory,
-    Tensor,
-    current_gpu,
-    library_of,
-    memory_of,
-    place_of,
-)
+from pynccl.weights.memory import Library, Memory, Tensor, memory_for
 from pynccl.weights.messages import Plan, WorldPlace
 from pynccl.weights.plan import Step, Unit, make_plan, make_steps
 from pynccl.weights.progress import OnProgress
 from pynccl.weights.shared_ring import SharedRing
 from pynccl.weights.transfer import Ring
-from pynccl.weights.watch import is_ending, watch
+from pynccl.weights.watch import Watcher, is_ending
 from pynccl.weights.wire import Link
 from pynccl.weights.world import World
 
@@ -64,6 +56,7 @@ class Member:
         self.units: list[Unit] = []  # of the plan, by their numbers
         self.layout: dict[str, Part] = {}  # of the whole tensors
         self.link: float | None = None  # the measured bandwidth
+        self._watcher = Watcher()
         self._world: World | None = None
         self._plan: Plan | None = None
 
@@ -80,15 +73,7 @@ class Member:
     def memory_for(self, tensor: Tensor | None, provider: str | None = None) -> Memory:
         """The memory of the session: that of a tensor, or of the provider if there is none."""
         if self._memory is None:
-            if tensor is not None:
-                provider, gpu = place_of(tensor)
-                self._device = gpu if self._device is None else self._device
-            elif provider is None:
-                provider = "host" if self._device is None else "cuda"
-            if provider == "cuda" and self._device is None:
-                self._device = current_gpu()
-            library = self._library or library_of(tensor)
-            self._memory = memory_of(library, provider, self._device or 0)
+            self._memory = memory_for(tensor, provider, self._library, self._device)
         return self._memory
 
     def set_plan(self, plan: Plan) -> None:
@@ -135,12 +120,12 @@ class Member:
             place,
             is_sender=is_sender,
             provider=self.provider,
-            device=self._device,
+            device=self.memory.device,
             timeout=self.timeout,
         )
         self._world = world = _create_beside(create, links)
         self.link = None
-        with watch(links, world.interrupt):
+        with self._watcher.watch(links, world.interrupt):
             kind = SharedRing if place.transport == "shared" else BroadcastRing
             self.ring = kind(world, self.memory, self._plan.bucket_bytes)
             if place.measures:
@@ -155,7 +140,7 @@ class Member:
         """
         if self.ring is None:
             raise InterruptedTransferError("there is no communicator")
-        with watch(links, self.ring.world.interrupt):
+        with self._watcher.watch(links, self.ring.world.interrupt):
             yield self.ring
 
     def drop_world(self) -> None:
@@ -165,7 +150,13 @@ class Member:
         self._world = None
         self.ring = None
 
+    def release(self) -> None:
+        """End the thread and abort the communicators."""
+        self._watcher.close()
+        self.drop_world()
+
     def close(self) -> None:
+        self._watcher.close()
         if self.ring is not None:
             self.ring.close()
         if self._world is not None:

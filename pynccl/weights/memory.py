@@ -21,10 +21,8 @@ __all__ = [
     "Memory",
     "Tensor",
     "check_storage",
-    "current_gpu",
-    "library_of",
+    "memory_for",
     "memory_of",
-    "place_of",
 ]
 
 Tensor = Any  # a torch tensor, a NumPy array, or an object that these accept by DLPack
@@ -41,6 +39,7 @@ class Memory:
 
     library: Library
     on_host = True
+    device: int | None = None  # the GPU
 
     def __init__(self, module: Any, kind: type) -> None:  # noqa: ANN401
         self._module = module
@@ -275,7 +274,25 @@ def _reach(tensor: Tensor) -> int:
     return int((tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
-def library_of(tensor: Tensor) -> Library:
+def memory_for(
+    tensor: Tensor | None, provider: str | None, library: Library | None, device: int | None
+) -> Memory:
+    """The memory of a session: that of a tensor, or of the provider if there is none."""
+    if tensor is not None:
+        provider, gpu = _place_of(tensor)
+        device = gpu if device is None else device
+    elif provider is None:
+        provider = "host" if device is None else "cuda"
+    if provider == "cuda" and device is None:
+        import torch
+
+        device = torch.cuda.current_device()
+    memory = memory_of(library or _library_of(tensor), provider, device or 0)
+    memory.device = device
+    return memory
+
+
+def _library_of(tensor: Tensor) -> Library:
     """The library of a tensor; for other objects torch, if it is installed."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(tensor, numpy.ndarray):
@@ -283,7 +300,7 @@ def library_of(tensor: Tensor) -> Library:
     return "torch" if importlib.util.find_spec("torch") else "numpy"
 
 
-def place_of(tensor: Tensor) -> tuple[str, int | None]:
+def _place_of(tensor: Tensor) -> tuple[str, int | None]:
     """The provider and the GPU of a tensor."""
     if hasattr(tensor, "__dlpack_device__"):
         try:
@@ -293,13 +310,6 @@ def place_of(tensor: Tensor) -> tuple[str, int | None]:
         if int(kind) == _CUDA:
             return "cuda", int(number)
     return "host", None
-
-
-def current_gpu() -> int:
-    """The current GPU of torch."""
-    import torch
-
-    return torch.cuda.current_device()
 
 
 def memory_of(library: Library, provider: str, device: int) -> Memory:

@@ -9,33 +9,55 @@ from collections.abc import Callable, Iterator, Sequence
 from pynccl.weights.messages import Bye, Fail, Failed, Stop
 from pynccl.weights.wire import Link
 
-__all__ = ["is_ending", "watch"]
+__all__ = ["Watcher", "is_ending"]
 
 _PERIOD = 0.05  # seconds between two checks
 
 
-@contextlib.contextmanager
-def watch(links: Sequence[Link], interrupt: Callable[[], object]) -> Iterator[None]:
-    """Call a function once if a connection closes or brings the end of the transfer.
+class Watcher:
+    """A thread that monitors connections while the calling thread waits in NCCL.
 
-    A thread monitors the connections while the calling thread waits in NCCL. A library that shares
-    memory between its ranks detects a death by itself, NCCL may not.
+    A library that shares memory between its ranks detects a death by itself, NCCL may not. One
+    thread serves all transfers, because starting one takes longer than sending a small model.
     """
-    done = threading.Event()
 
-    def run() -> None:
-        while not done.wait(_PERIOD):
-            if any(map(is_ending, links)):
-                interrupt()
-                return
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = threading.Event()
+        self._links: Sequence[Link] = ()
+        self._interrupt: Callable[[], object] | None = None
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
 
-    thread = threading.Thread(target=run, name="pynccl-weights-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    @contextlib.contextmanager
+    def watch(self, links: Sequence[Link], interrupt: Callable[[], object]) -> Iterator[None]:
+        """Call a function once if a connection closes or brings the end of the transfer."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pynccl-weights", daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._links, self._interrupt = links, interrupt
+        self._active.set()
+        try:
+            yield
+        finally:
+            self._active.clear()
+            with self._lock:
+                self._links, self._interrupt = (), None  # lets go of communicators
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._active.set()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not self._is_closed:
+            self._active.wait()
+            pause.wait(_PERIOD)
+            with self._lock:
+                if self._interrupt is not None and any(map(is_ending, self._links)):
+                    self._interrupt()
+                    self._interrupt = None
 
 
 def is_ending(link: Link) -> bool:

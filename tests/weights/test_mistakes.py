@@ -39,7 +39,7 @@ from pynccl.weights.plan import make_plan
 from pynccl.weights.shared_ring import SharedRing
 from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
-from pynccl.weights.watch import watch
+from pynccl.weights.watch import Watcher
 from pynccl.weights.wire import Link
 from tests.support.tier import FULL
 from tests.weights.peers import KEY
@@ -285,10 +285,11 @@ def test_connection_that_ends_during_a_transfer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         own = socket.create_connection(server.getsockname())
         other, _ = server.accept()
-    link, interrupted = Link(own, FROM_LEADER, 1), threading.Event()
-    with watch([link], interrupted.set):
+    link, watcher, interrupted = Link(own, FROM_LEADER, 1), Watcher(), threading.Event()
+    with watcher.watch([link], interrupted.set):
         other.close()
         assert interrupted.wait(SOON)
+    watcher.close()
     link.close()
 
 
