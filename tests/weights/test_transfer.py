@@ -48,12 +48,3 @@ def take_part(rank: Rank, folder: str, commit: str, options: dict[str, Any]) -> 
 def test_commits(launch: Launcher, tmp_path: Path, commit: str, transport: str) -> None:
     options = {"bucket_bytes": 1 << 20, "direct_bytes": 1 << 16, "transport": transport}
     launch(3, take_part, str(tmp_path), commit, options, ids=0)
-
-
-@pytest.mark.parametrize(("bucket", "direct"), [(4096, 1), (8192, 300), (1 << 22, 1 << 22)])
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_sizes_of_buckets(
-    launch: Launcher, tmp_path: Path, bucket: int, direct: int, transport: str
-) -> None:
-    options = {"bucket_bytes": bucket, "direct_bytes": direct, "transport": transport}
-    launch(2, take_part, str(tmp_path), "copy", options, ids=0)
