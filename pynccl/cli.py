@@ -36,6 +36,11 @@ _COMMANDS = {
             "pynccl flight flight_*",
         ),
     ),
+    "ras": (
+        "pynccl.tools.ras.command",
+        "list the communicators of a running job and its missing ranks, from NCCL's RAS service",
+        ("pynccl ras", "pynccl ras --address node3:28028 --json"),
+    ),
     "replay": (
         "pynccl.tools.replay.command",
         "replay recorded communication, optionally at other sizes",

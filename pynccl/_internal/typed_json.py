@@ -98,6 +98,10 @@ def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
         if not isinstance(value, list):
             raise FieldError(f"{_short(value)} is not a list")
         return origin(_converted(typing.get_args(hint)[0], one) for one in value)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise FieldError(f"{_short(value)} is not an object")
+        return {key: _converted(typing.get_args(hint)[1], one) for key, one in value.items()}
     if dataclasses.is_dataclass(hint):
         return build(typing.cast("type[Any]", hint), value)
     if isinstance(hint, type) and issubclass(hint, tuple):  # a NamedTuple

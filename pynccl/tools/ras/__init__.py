@@ -1,0 +1,1 @@
+"""``pynccl ras``: the communicators of a running job, from NCCL's RAS service."""
