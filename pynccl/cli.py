@@ -21,7 +21,11 @@ _COMMANDS = {
     "doctor": (
         "pynccl.tools.doctor.command",
         "diagnose this installation",
-        ("pynccl doctor", "pynccl doctor --provider cuda"),
+        (
+            "pynccl doctor",
+            "pynccl doctor --provider cuda",
+            "pynccl doctor --topology topology.xml",
+        ),
     ),
     "hostnccl": (
         None,
