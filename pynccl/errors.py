@@ -81,6 +81,8 @@ class NcclTimeoutError(NcclError):
 
     Attributes:
         missing_ranks: the ranks that have not taken part, or None if unknown.
+        missing_source: who knows them: "engine" (hostnccl), "store" (the ranks, through a store) or
+            "RAS" (NCCL's service); None if they are unknown.
     """
 
     def __init__(
@@ -89,13 +91,16 @@ class NcclTimeoutError(NcclError):
         code: int = 8,
         function: str = "",
         rank: int = -1,
-        missing_ranks: list[int] | None = None,
+        missing: tuple[list[int], str] | None = None,
     ) -> None:
         super().__init__(message, code, function, rank)
-        self.missing_ranks = missing_ranks
+        self._missing = missing
+        self.missing_ranks: list[int] | None = missing[0] if missing else None
+        self.missing_source: str | None = missing[1] if missing else None
 
-    def __reduce__(self) -> tuple[type[NcclTimeoutError], tuple[Any, ...]]:
-        return type(self), (str(self), self.code, self.function, self.rank, self.missing_ranks)
+    def __reduce__(self) -> tuple[type[NcclError], tuple[Any, ...]]:
+        kind, arguments = super().__reduce__()
+        return kind, (*arguments, self._missing)
 
 
 class DriverError(RuntimeError):
@@ -136,7 +141,11 @@ _BY_CODE: dict[int, type[NcclError]] = {
 
 
 def from_result(
-    message: str, code: int, function: str, rank: int, missing_ranks: list[int] | None = None
+    message: str,
+    code: int,
+    function: str,
+    rank: int,
+    missing: tuple[list[int], str] | None = None,
 ) -> NcclError:
     """Return the exception for an ``ncclResult_t``.
 
@@ -145,7 +154,8 @@ def from_result(
         code: the ``ncclResult_t`` as an integer.
         function: the nccl.h function that returned it.
         rank: this rank in the communicator, or -1.
-        missing_ranks: for ``ncclTimeout``, the ranks that have not taken part, or None if unknown.
+        missing: for ``ncclTimeout``, the ranks that have not taken part and who knows them, or None
+            if they are unknown.
 
     Returns:
         An instance of the subclass of :class:`NcclError` for the code, or of :class:`NcclError`
@@ -153,7 +163,7 @@ def from_result(
     """
     kind = _BY_CODE.get(code, NcclError)
     if issubclass(kind, NcclTimeoutError):
-        return kind(message, code, function, rank, missing_ranks)
+        return kind(message, code, function, rank, missing)
     return kind(message, code, function, rank)
 
 

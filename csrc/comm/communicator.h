@@ -178,7 +178,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // the library cannot revoke. All waits and all later operations throw ncclTimeout. answer and
   // missing: the result of an Inquiry, with the missing ranks if known.
   void expire(const Deadlines::Late& late, const std::string& answer,
-              const std::optional<std::vector<int>>& missing);
+              const std::optional<MissingRanks>& missing);
   // Requests an Inquiry into the missing ranks before the communicator expires.
   void inquire() { inquires_.store(true, std::memory_order_relaxed); }
   bool inquires() const { return inquires_.load(std::memory_order_relaxed); }
@@ -413,7 +413,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void publish_identity();
   struct Expiry {
     std::string text;
-    std::optional<std::vector<int>> missing;  // none: unknown
+    std::optional<MissingRanks> missing;  // none: unknown
   };
   class WorkFailures;
   // Throws the failure of the communicator whose work failed. Returns if that is unknown.

@@ -279,7 +279,7 @@ void Communicator::wait_for_expiry() const {
 }
 
 void Communicator::expire(const Deadlines::Late& late, const std::string& answer,
-                          const std::optional<std::vector<int>>& missing) {
+                          const std::optional<MissingRanks>& missing) {
   char limit[64];
   std::snprintf(limit, sizeof limit, " did not complete within %g s", late.limit);
   std::string text = late.what + " on rank " + std::to_string(rank_) + limit;

@@ -50,7 +50,7 @@ bool ends_communicator(ncclResult_t result) {
 }
 
 // Parses the ranks in a text of hostnccl: "waited for ranks 1 and 3 in ncclAllReduce(...)".
-std::optional<std::vector<int>> ranks_waited_for(std::string_view text) {
+std::optional<MissingRanks> ranks_waited_for(std::string_view text) {
   constexpr std::string_view kBegin = "waited for rank", kEnd = " in ";
   const std::size_t begin = text.find(kBegin);
   if (begin == text.npos) return std::nullopt;
@@ -64,7 +64,7 @@ std::optional<std::vector<int>> ranks_waited_for(std::string_view text) {
     }
     in_number = c >= '0' && c <= '9';
   }
-  return ranks;
+  return MissingRanks{std::move(ranks), "engine"};
 }
 
 }  // namespace

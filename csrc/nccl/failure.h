@@ -13,11 +13,17 @@
 
 namespace pynccl {
 
+// The ranks that have not taken part in an operation, and who knows: "engine", "store" or "RAS".
+struct MissingRanks {
+  std::vector<int> ranks;
+  std::string source;
+};
+
 // An NCCL call that failed.
 class NcclFailure : public std::runtime_error {
  public:
   NcclFailure(ncclResult_t result, std::string name, int own_rank, const std::string& message,
-              std::optional<std::vector<int>> missing_ranks = std::nullopt)
+              std::optional<MissingRanks> missing_ranks = std::nullopt)
       : std::runtime_error(message),
         code(result),
         function(std::move(name)),
@@ -26,8 +32,8 @@ class NcclFailure : public std::runtime_error {
 
   ncclResult_t code;
   std::string function;
-  int rank;                                 // of the communicator, or -1
-  std::optional<std::vector<int>> missing;  // ncclTimeout: the missing ranks
+  int rank;                             // of the communicator, or -1
+  std::optional<MissingRanks> missing;  // ncclTimeout: the missing ranks
 };
 
 // A failure of queued work, reported by a stream call that itself is valid.

@@ -1,5 +1,5 @@
 // Inquiry: which ranks are missing from a late operation. The monitor asks. A thread that can reach
-// the other ranks through a store answers.
+// the other ranks through a store, or NCCL's RAS service, answers.
 #pragma once
 
 #include <chrono>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/deadlines.h"
+#include "nccl/failure.h"
 
 namespace pynccl {
 
@@ -19,7 +20,7 @@ class Inquiry {
  public:
   struct Answer {
     std::string text;  // empty if nothing is known
-    std::optional<std::vector<int>> missing;
+    std::optional<MissingRanks> missing;
   };
 
   Inquiry(std::weak_ptr<Communicator> communicator, Deadlines::Late late)

@@ -1,4 +1,5 @@
 """Finds the ranks missing from an overdue operation: the ranks query each other through a store.
+On GPUs, NCCL's RAS service is asked at the same time, and counts if the store has no answer.
 
 The store is shared by the processes, as torch.distributed's. Its keys, below ``pynccl/``:
 
@@ -9,12 +10,14 @@ The store is shared by the processes, as torch.distributed's. Its keys, below ``
   it.
 
 One thread per process polls twice a second for questions about its communicators with a store, and
-asks the questions that the C++ monitor passes to it.
+asks the questions that the C++ monitor passes to it. It runs while there are communicators with a
+store or RAS.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -26,6 +29,7 @@ from pynccl.store import Store, joined_key
 
 if TYPE_CHECKING:
     from pynccl.flight.dump import Dump
+    from pynccl.flight.missing import Missing
 
 __all__: list[str] = []
 
@@ -92,34 +96,88 @@ class _Questions:
                 known[rank] = parse(self._store.get(key).decode(), key)
 
 
-class _Open:
-    """A pending question of this process."""
+class _OfStore:
+    """A question to the other ranks."""
 
-    def __init__(self, inquiry: _C.Inquiry, questions: _Questions) -> None:
+    def __init__(self, inquiry: _C.Inquiry, questions: _Questions, until: float) -> None:
         self._inquiry = inquiry
         self._questions = questions
-        self._until = time.monotonic() + _PATIENCE
+        self._until = until
         self._dumps: dict[int, Dump] = {}
         self._comm = questions.common(inquiry.comm)
         self._number = questions.ask(self._comm)
 
-    def is_over(self) -> bool:
-        """Return whether all ranks have answered or the time is up; answer the inquiry if so."""
+    def missing(self) -> Missing | None:
+        """Return the missing ranks once all ranks have answered or the time is up."""
         from pynccl.flight.missing import find_missing
 
         inquiry = self._inquiry
         self._questions.add_answers(self._number, self._dumps, inquiry.nranks)
         if len(self._dumps) < inquiry.nranks and time.monotonic() < self._until:
-            inquiry.keep_waiting()
-            return False
+            return None
         processes = {dump.reason: dump for dump in self._dumps.values()}
-        missing = find_missing(self._comm, inquiry.rank, inquiry.nranks, processes.values())
-        inquiry.answer(missing.text, missing.ranks)
-        return True
+        return find_missing(self._comm, inquiry.rank, inquiry.nranks, processes.values())
 
-    def give_up(self) -> None:
-        """Answer the inquiry without a result."""
-        self._inquiry.answer("", None)
+
+class _OfRas:
+    """A question to NCCL's RAS service."""
+
+    def __init__(self, inquiry: _C.Inquiry) -> None:
+        from pynccl.flight.ras import Query
+
+        self._inquiry = inquiry
+        self._query = Query(seconds=_PATIENCE)
+
+    def missing(self) -> Missing | None:
+        """Return the missing ranks once the service has answered or the time is up."""
+        from pynccl.flight.missing import Missing
+        from pynccl.flight.ras import RasError
+
+        inquiry = self._inquiry
+        if not self._query.is_over():
+            return None
+        # NCCL does not count messages.
+        counted = inquiry.what.split(maxsplit=1)[0] not in ("send", "recv")
+        try:
+            report = self._query.result()
+        except RasError as error:
+            return Missing(str(error), None)
+        return report.missing(inquiry.rank, inquiry.nranks, counted=counted)
+
+
+class _Open:
+    """A pending question of this process, with those who may know, most reliable first."""
+
+    def __init__(self, inquiry: _C.Inquiry) -> None:
+        self.inquiry = inquiry
+        self.until = time.monotonic() + _PATIENCE
+        self.sources: dict[str, _OfStore | _OfRas] = {}
+        if inquiry.asks_ras:
+            with contextlib.suppress(RuntimeError):  # no new threads, as the interpreter ends
+                self.sources["RAS"] = _OfRas(inquiry)
+
+    def ask_store(self, questions: _Questions) -> None:
+        """Ask the other ranks too."""
+        self.sources = {"store": _OfStore(self.inquiry, questions, self.until), **self.sources}
+
+    def is_over(self) -> bool:
+        """Answer the inquiry, and return whether it is answered."""
+        text = ""
+        for name, source in list(self.sources.items()):
+            try:
+                missing = source.missing()
+            except Exception:  # of the store
+                del self.sources[name]
+                continue
+            if missing is None:
+                self.inquiry.keep_waiting()
+                return False
+            if missing.ranks is not None:
+                self.inquiry.answer(missing.text, missing.ranks, name)
+                return True
+            text = missing.text
+        self.inquiry.answer(text, None, "")
+        return True
 
 
 class _Watcher:
@@ -151,7 +209,7 @@ class _Watcher:
             return self._clones[store]
 
     def start(self) -> None:
-        """Run the thread while there are communicators with a store."""
+        """Run the thread while there are communicators with a store or RAS."""
         with self._lock:
             if not self._running:
                 self._running = True
@@ -159,7 +217,9 @@ class _Watcher:
 
     def _run(self) -> None:
         _C.sleep_at_exit()
-        import pynccl.flight.missing  # noqa: F401 - now, rather than when an operation is overdue
+        # Now, rather than when an operation is overdue.
+        import pynccl.flight.missing
+        import pynccl.flight.ras  # noqa: F401
 
         waiting: list[_Open] = []
         while True:
@@ -170,8 +230,8 @@ class _Watcher:
             with self._calls:
                 if inquiry is not None:
                     self._look()
-                    waiting += self._open(inquiry)
-                waiting = [one for one in waiting if not _ends(one)]
+                    waiting.append(self._open(inquiry))
+                waiting = [one for one in waiting if not one.is_over()]
             del inquiry
 
     def end(self) -> None:
@@ -182,11 +242,11 @@ class _Watcher:
         self._calls.acquire(timeout=_LAST_CALL)  # never released
 
     def _look(self) -> bool:
-        """Answer the questions of other ranks; False if this process has no stores left."""
+        """Answer the questions of other ranks; False if there are no communicators left."""
         with self._lock:
             members: list[Any] = _C.members()
-            stores = {id(store): store for store, *_ in members}
-            if not stores:
+            stores = {id(store): store for store, *_ in members if store is not None}
+            if not members:
                 self._running = False
         self._known = {key: known for key, known in self._known.items() if key in stores}
         for key, store in stores.items():
@@ -194,32 +254,24 @@ class _Watcher:
                 if key not in self._known:
                     self._known[key] = store, _Questions(store)
                 if questions := self._known[key][1]:
-                    for _, comm, joined, _ in members:
-                        if joined is not None:
+                    for own, comm, joined, _ in members:
+                        if own is not None and joined is not None:
                             questions.publish(comm, joined)
                     questions.answer()
             except Exception:  # the process that hosts the store has ended
                 self._known[key] = store, None
-        return bool(stores)
+        return bool(members)
 
-    def _open(self, inquiry: _C.Inquiry) -> list[_Open]:
-        store = inquiry.store
-        questions = self._known.get(id(store), (store, None))[1]
-        if questions is not None:
-            try:
-                return [_Open(inquiry, questions)]
-            except Exception:
-                self._known[id(store)] = store, None
-        inquiry.answer("", None)
-        return []
-
-
-def _ends(one: _Open) -> bool:
-    try:
-        return one.is_over()
-    except Exception:
-        one.give_up()
-        return True
+    def _open(self, inquiry: _C.Inquiry) -> _Open:
+        one = _Open(inquiry)
+        if (store := inquiry.store) is not None:
+            questions = self._known.get(id(store), (store, None))[1]
+            if questions is not None:
+                try:
+                    one.ask_store(questions)
+                except Exception:
+                    self._known[id(store)] = store, None
+        return one
 
 
 _watcher = _Watcher()

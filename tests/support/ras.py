@@ -99,6 +99,8 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # ends accept()
         self._listening.close()
 
     def _accept(self) -> None:

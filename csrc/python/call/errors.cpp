@@ -80,9 +80,11 @@ void raise(const py::object& error) {
 }
 
 py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
-                        const std::optional<std::vector<int>>& missing) {
+                        const std::optional<MissingRanks>& missing) {
   if (code == ncclSuccess) return py::none();
-  return make(exceptions.from_result, text, static_cast<int>(code), function, rank, missing);
+  std::optional<std::pair<std::vector<int>, std::string>> ranks;
+  if (missing) ranks.emplace(missing->ranks, missing->source);
+  return make(exceptions.from_result, text, static_cast<int>(code), function, rank, ranks);
 }
 
 bool is_library_error(const py::error_already_set& error) {
@@ -98,8 +100,8 @@ void bind_errors(py::module_& m) {
         R"(Set the exceptions that this module raises. Called by pynccl.errors on import.
 
 Args:
-    from_result: a function (text, code, function, rank, missing_ranks) that returns the NcclError
-        for a result.
+    from_result: a function (text, code, function, rank, missing) that returns the NcclError for a
+        result.
     nccl: NcclError, the base class of the exceptions that from_result returns.
     driver: DriverError, called with (text, code, function).
     missing_function: MissingFunctionError, called with (text).

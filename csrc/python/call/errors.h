@@ -6,7 +6,6 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "nccl/failure.h"
 
@@ -23,7 +22,7 @@ void raise(const py::object& error);
 
 // Returns the Python exception for a result without raising it; None for ncclSuccess.
 py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
-                        const std::optional<std::vector<int>>& missing = std::nullopt);
+                        const std::optional<MissingRanks>& missing = std::nullopt);
 
 // Whether a raised exception is an NcclError or a DriverError.
 bool is_library_error(const py::error_already_set& error);

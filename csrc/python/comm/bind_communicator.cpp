@@ -40,7 +40,7 @@ std::shared_ptr<Communicator> make_owned(std::shared_ptr<Library> library,
                                          const Communicator::Options& options) {
   auto communicator =
       std::make_shared<OwnedCommunicator>(std::move(library), with_comparison(options));
-  watch_store(communicator);
+  watch_missing_ranks(communicator);
   return communicator;
 }
 

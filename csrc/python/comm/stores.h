@@ -19,8 +19,8 @@ std::shared_ptr<void> store_from_python(const py::object& store);
 // without a store.
 Communicator::Options with_comparison(Communicator::Options options);
 
-// Lets the other ranks of a new communicator ask about it through its store, if it has one.
-// Requires the GIL.
-void watch_store(const std::shared_ptr<Communicator>& communicator);
+// Enables inquiries into missing ranks for a new communicator with a store or NCCL's RAS service.
+// Through the store, its other ranks can also ask about it. Requires the GIL.
+void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator);
 
 }  // namespace pynccl::python

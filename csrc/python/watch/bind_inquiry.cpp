@@ -2,6 +2,7 @@
 // of this process.
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <tuple>
 
 #include "common/per_process.h"
@@ -32,8 +33,8 @@ void set_watcher(const py::object& attach, const py::object& start) {
   watcher = {py::object(attach).release().ptr(), py::object(start).release().ptr()};
 }
 
-// The communicators with a store, protected by the GIL. Per process, since a child of fork() must
-// not use the stores of its parent.
+// The communicators with a store or RAS, protected by the GIL. Per process, since a child of fork()
+// must not use the stores of its parent.
 std::vector<std::weak_ptr<Communicator>>& watched() {
   return common::per_process<std::vector<std::weak_ptr<Communicator>>>();
 }
@@ -66,6 +67,15 @@ struct Question {
   std::shared_ptr<Communicator> communicator;
   FlightIdentity identity;
 };
+
+// Whether NCCL serves RAS: from 2.24 on, unless NCCL_RAS_ENABLE=0 disables it.
+bool has_ras(const Communicator& communicator) {
+  constexpr int kFirst = 22400;
+  const Library& library = communicator.library();
+  if (library.memory() != Memory::kDevice || library.version() < kFirst) return false;
+  const char* enabled = std::getenv("NCCL_RAS_ENABLE");
+  return !enabled || std::strcmp(enabled, "0") != 0;
+}
 
 // The value of PYNCCL_CHECK; nullopt if it is empty.
 std::optional<std::uint64_t> check_from_text(const std::string& text) {
@@ -120,9 +130,10 @@ void compare(const std::vector<Comparison::Item>& items,
   py::object failure;  // initialized under or_sleep(): the call waits for the other ranks
   gil::or_sleep([&] { failure = py::handle(exchange)(collectives, given_messages); });
   if (failure.is_none()) return;
-  const auto [rank, text, missing] =
+  auto [rank, text, ranks] =
       py::cast<std::tuple<int, std::string, std::optional<std::vector<int>>>>(failure);
-  throw NcclFailure(missing ? ncclTimeout : ncclInvalidUsage, "check", rank, text, missing);
+  if (!ranks) throw NcclFailure(ncclInvalidUsage, "check", rank, text);
+  throw NcclFailure(ncclTimeout, "check", rank, text, MissingRanks{std::move(*ranks), "store"});
 }
 
 void set_exchange(const py::object& function) {
@@ -150,8 +161,8 @@ std::shared_ptr<void> store_from_python(const py::object& store) {
   return hold(py::object(py::handle(watcher.attach)(store)));
 }
 
-void watch_store(const std::shared_ptr<Communicator>& communicator) {
-  if (!communicator->store()) return;
+void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator) {
+  if (!watcher.start || (!communicator->store() && !has_ras(*communicator))) return;
   communicator->inquire();
   watched().push_back(communicator);
   py::handle(watcher.start)();
@@ -162,7 +173,10 @@ void bind_inquiry(py::module_& m) {
                        "A question about an overdue operation, for pynccl._internal.inquiry.")
       .def_property_readonly(
           "store", [](const Question& q) { return held(q.communicator->store()); },
-          "The store of the communicator.")
+          "The store of the communicator, or None.")
+      .def_property_readonly(
+          "asks_ras", [](const Question& q) { return has_ras(*q.communicator); },
+          "Whether the communicator's NCCL has the RAS service.")
       .def_property_readonly(
           "comm", [](const Question& q) { return FlightIdentity::text(q.identity.id); },
           "The id of the communicator, equal on its ranks.")
@@ -178,14 +192,18 @@ void bind_inquiry(py::module_& m) {
           "Keep the error waiting for the answer: without a call for two seconds, it is raised.")
       .def(
           "answer",
-          [](const Question& q, std::string text, std::optional<std::vector<int>> missing) {
-            q.inquiry->answer({std::move(text), std::move(missing)});
+          [](const Question& q, std::string text, std::optional<std::vector<int>> missing,
+             std::string source) {
+            Inquiry::Answer answer{std::move(text), std::nullopt};
+            if (missing) answer.missing = MissingRanks{std::move(*missing), std::move(source)};
+            q.inquiry->answer(std::move(answer));
           },
-          py::arg("text"), py::arg("missing"), R"(Answer the question.
+          py::arg("text"), py::arg("missing"), py::arg("source"), R"(Answer the question.
 
 Args:
     text: a description of the missing ranks, appended to the error text.
-    missing: the missing ranks; None if they are unknown.)");
+    missing: the missing ranks; None if they are unknown.
+    source: who knows them, "store" or "RAS".)");
   auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   communicator.def_property_readonly(
       "_timeout_error",
@@ -201,7 +219,7 @@ Args:
 
 Args:
     attach: a function of the store of a new communicator that returns the store to use.
-    start: a function to call when there is a communicator with a store.)");
+    start: a function to call when there is a communicator with a store or the RAS service.)");
   m.def(
       "set_exchange", &set_exchange, py::arg("function"),
       R"(Set the function that compares calls of ranks. Called by pynccl._internal.inquiry on import.
@@ -220,11 +238,11 @@ Args:
 
 Returns:
     An Inquiry, or None.)");
-  m.def("members", &members, R"(The open communicators with a store.
+  m.def("members", &members, R"(The open communicators with a store or the RAS service.
 
 Returns:
-    A list of tuples: the store, the id, the id on the ranks that have joined with grow() if it is
-    known, and this rank, -1 if it is not known yet.)");
+    A list of tuples: the store or None, the id, the id on the ranks that have joined with grow() if
+    it is known, and this rank, -1 if it is not known yet.)");
 }
 
 }  // namespace pynccl::python

@@ -119,7 +119,8 @@ class CommStream(_C.CommStream):
             self._timed_out = True
             _C.notify_abort(self, text)
         text = f"{kind} on rank {self.rank}: {text}"
-        return BackendTimeoutError(text, _TIMEOUT, kind, self.rank, error.missing_ranks)
+        *_, missing = error.__reduce__()[1]
+        return BackendTimeoutError(text, _TIMEOUT, kind, self.rank, missing)
 
     def finish(self, started: float) -> None:
         """Finish pending operations, so that free() can destroy the communicator.
