@@ -39,7 +39,7 @@ REASONS = (
     "run by",
 )
 _EXECUTED = ("python", "console", "sh")
-_SOURCES = ("cpp", "c++", "cuda", "c", "make", "json", "toml", "yaml")
+_SOURCES = ("cpp", "c++", "cuda", "c", "make", "json", "toml", "yaml", "xml")
 _MARKS = ("file", "test", "needs", "setup", "ranks", "output", "status", "page")
 _CODE = ("{code-block}", "{code}", "{doctest}", "{testcode}")  # directives that would not run
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
