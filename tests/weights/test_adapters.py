@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from pynccl.weights import WeightReceiver, WeightSender
-from pynccl.weights.adapters import openrlhf, parts, sglang, trl, verl, vllm
+from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
 from pynccl.weights.adapters.beside import beside
 from pynccl.weights.errors import PeerLostError, WeightsError
 from pynccl.weights.report import Report
@@ -355,13 +355,13 @@ def test_unfinished_parts_end_the_session() -> None:
             self.parts += 1
             if self.parts > 1:
                 assert self.closed.wait(20)
-            self.tensors = {"a": torch.ones(1), parts._LAST: torch.tensor([0])}
+            self.tensors = {"a": torch.ones(1), verl._LAST: torch.tensor([0])}
 
         def close(self) -> None:
             self.closed.set()
 
     async def take_one(receiver: Any) -> None:  # noqa: ANN401
-        items: Any = parts.receive_parts(receiver)
+        items: Any = verl._receive_parts(receiver)
         assert (await anext(items))[0] == "a"
         await items.aclose()
 

@@ -5,13 +5,15 @@ The module registers the engine "pynccl" when verl imports it::
     actor_rollout_ref.rollout.checkpoint_engine.backend=pynccl
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=pynccl.weights.adapters.verl
 
-Rank 0 of the actors sends, in parts of update_weights_bucket_megabytes. The other actors only take
-part in producing the tensors. A session stays open while the rollout workers are the same. Written
-for verl 0.9.
+Rank 0 of the actors sends, in parts of update_weights_bucket_megabytes: verl's generators provide
+no metadata, so each part is a version of the session, and is loaded as it arrives. The other actors
+only take part in producing the tensors. A session stays open while the rollout workers are the
+same. Written for verl 0.9.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import socket
@@ -20,7 +22,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from pynccl.weights.adapters.parts import receive_parts, send_parts
 from pynccl.weights.keys import key_to_pass
 from pynccl.weights.meeting import own_host
 from pynccl.weights.receiver import WeightReceiver
@@ -30,6 +31,7 @@ __all__ = ["engine_class", "register"]
 
 _BASE = "verl.checkpoint_engine.base"
 _Lists = dict[str, list[Any]]
+_LAST = "pynccl.last"  # a tensor of one element: whether this is the last part
 
 
 def engine_class(base: type) -> type:
@@ -124,7 +126,7 @@ def engine_class(base: type) -> type:
                     pass
                 return
             with self._closed_by_errors():
-                await send_parts(self._sender, weights, self._bucket_size)
+                await _send_parts(self._sender, weights, self._bucket_size)
 
         async def receive_weights(
             self, global_steps: int | None = None
@@ -133,7 +135,7 @@ def engine_class(base: type) -> type:
             if self._receiver is None:
                 raise RuntimeError("init_process_group was not called")
             with self._closed_by_errors():
-                async for item in receive_parts(self._receiver):
+                async for item in _receive_parts(self._receiver):
                     yield item
 
         @contextlib.contextmanager
@@ -166,6 +168,76 @@ def register(name: str = "pynccl") -> None:
     """
     base = importlib.import_module(_BASE)
     base.CheckpointEngineRegistry.register(name)(engine_class(base.CheckpointEngine))
+
+
+async def _send_parts(
+    sender: WeightSender, weights: Iterable[tuple[str, Any]], nbytes: int
+) -> None:
+    """Send torch tensors of one device in parts; a thread sends one while the next is produced.
+
+    A part has at most the given size, unless one tensor is larger. Its tensors are referenced until
+    they are sent.
+
+    Raises:
+        ValueError: a name occurs twice in a part.
+        WeightsError: see :meth:`WeightSender.send`.
+    """
+    import torch
+
+    part: dict[str, torch.Tensor] = {}
+    filled = 0
+    under_way: asyncio.Task[object] | None = None
+
+    async def begin(is_last: bool) -> None:
+        nonlocal under_way, part, filled
+        if under_way is not None:
+            await under_way
+        device = next((tensor.device for tensor in part.values()), torch.device("cpu"))
+        part[_LAST] = torch.tensor([is_last], dtype=torch.uint8, device=device)
+        if device.type == "cuda":  # the thread has another current stream
+            torch.cuda.current_stream(device).synchronize()
+        under_way = asyncio.ensure_future(asyncio.to_thread(sender.send, part))
+        part, filled = {}, 0
+
+    try:
+        for name, tensor in weights:
+            if part and filled + tensor.nbytes > nbytes:
+                await begin(is_last=False)
+            if name in part:
+                raise ValueError(f"weights: there are two tensors {name!r}")
+            part[name] = tensor.detach()
+            filled += tensor.nbytes
+        await begin(is_last=True)
+    finally:
+        if under_way is not None:
+            await under_way
+
+
+async def _receive_parts(receiver: WeightReceiver) -> AsyncIterator[tuple[str, Any]]:
+    """Yield the names and tensors that _send_parts() sends to a receiver without ``into``.
+
+    While they are used, a thread receives the next part. A tensor is overwritten after the next
+    part.
+
+    Raises:
+        WeightsError: see :meth:`WeightReceiver.receive`.
+    """
+    under_way = asyncio.ensure_future(asyncio.to_thread(receiver.receive))
+    while True:
+        await under_way
+        tensors = dict(receiver.tensors)
+        is_last = bool(tensors.pop(_LAST).item())
+        if not is_last:
+            under_way = asyncio.ensure_future(asyncio.to_thread(receiver.receive))
+        try:
+            for item in tensors.items():
+                yield item
+        except GeneratorExit:
+            if not is_last:
+                receiver.close()  # ends the thread
+            raise
+        if is_last:
+            return
 
 
 def _free_address(host: str) -> str:
