@@ -26,7 +26,7 @@ Rules of the implementation:
 * Neither the threads nor the finalizers refer to the sender or receiver object, so it is collected
   with its last reference.
 * No data is read before the proof of the key (``handshake``). An invalid message closes only its
-  own connection. A new field needs a reader with a bound and a seed in tests/fuzz/corpus.py.
+  own connection. A new field needs a codec with a bound and a seed in tests/fuzz/corpus.py.
 * Sockets are created within ``creation()`` of pynccl/_internal/sockets.py and passed to
   ``track()``, which closes them in forked children.
 * Every wait has a limit, and ends when a control connection closes.

@@ -8,7 +8,6 @@ join.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import ssl
@@ -21,7 +20,7 @@ from pynccl.weights import messages
 from pynccl.weights.handshake import listen_side
 from pynccl.weights.keys import INSECURE, LocalKey, Trust, new_key
 from pynccl.weights.meeting import STORE_KEY, own_host, split_address
-from pynccl.weights.wire import LONGEST, Deadline, Link, post_all
+from pynccl.weights.wire import LONGEST, Deadline, Link, post_all, shut_down
 
 __all__ = ["Entrance"]
 
@@ -94,7 +93,7 @@ class Entrance:
     def close(self) -> None:
         """Stop accepting connections."""
         self._is_closed = True
-        _shut_down(self._listener)
+        shut_down(self._listener)
         if threading.current_thread() is not self._thread:  # the garbage collector may run on it
             self._thread.join(5)
         if self._local is not None:
@@ -110,7 +109,7 @@ class Entrance:
         self._listener.close()
         with self._changed:
             for sock in self._unproven:
-                _shut_down(sock)
+                shut_down(sock)
             for link in self._proven:
                 link.shut_down()
             for link, _ in self._arrived:
@@ -144,7 +143,7 @@ class Entrance:
                 oldest, since = next(iter(self._unproven.items()))
                 if time.monotonic() - since > _TO_PROVE_WITHOUT_ROOM:
                     del self._unproven[oldest]
-                    _shut_down(oldest)
+                    shut_down(oldest)
                     return
             time.sleep(0.01)
 
@@ -188,9 +187,3 @@ class Entrance:
             self._arrived.append((link, hello))
             post_all([link], messages.Welcome())
             self._changed.notify_all()
-
-
-def _shut_down(sock: socket.socket) -> None:
-    """End the wait of another thread for a socket."""
-    with contextlib.suppress(OSError):  # SSLSocket.shutdown() is not safe beside a read
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -14,6 +14,7 @@ from pynccl.weights.plan import Unit
 __all__ = [
     "Gather",
     "Gathered",
+    "Given",
     "Held",
     "Metadata",
     "Shard",
@@ -21,13 +22,9 @@ __all__ = [
     "Sources",
     "Spec",
     "Views",
-    "kind_of",
     "layout_of",
     "local",
 ]
-
-
-kind_of = operator.attrgetter("dtype", "shape")
 
 
 class Spec(NamedTuple):
@@ -139,6 +136,33 @@ def layout_of_specs(metadata: Metadata) -> dict[str, Part]:
     return {name: _part(name, *spec) for name, spec in metadata.items() if spec is not None}
 
 
+class Given:
+    """Tensors of the user, whose memory, dtype and shape may change between versions.
+
+    Raises:
+        ValueError: a tensor has no memory.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor | Shard], memory: Memory) -> None:
+        self._local = {name: local(value) for name, value in values.items()}
+        self._storages: list[int] = []
+        self.check_storage()
+        self.layout = layout_of(values, memory)
+        self.tensors = {name: memory.wrap(tensor) for name, tensor in self._local.items()}
+        self._kinds = self._new_kinds()
+
+    def check_storage(self) -> None:
+        """Raise ValueError if the memory of a tensor was freed."""
+        self._storages = check_storage(self._local, self._storages)
+
+    def has_changed(self) -> bool:
+        """Whether a dtype or a shape has changed, for example by module.half()."""
+        return self._new_kinds() != self._kinds
+
+    def _new_kinds(self) -> list[Any]:
+        return [(tensor.dtype, tensor.shape) for tensor in self.tensors.values()]
+
+
 class Views:
     """The tensors of a source or a target, of which units are parts."""
 
@@ -188,20 +212,13 @@ class Held(Source):
 
     def __init__(self, values: Mapping[str, Tensor | Shard], memory: Memory) -> None:
         self._values = dict(values)
-        self._storages: list[int] = []
-        self._check_storage()
-        self.layout = layout_of(values, memory)
-        self._tensors = {name: memory.wrap(local(value)) for name, value in values.items()}
-        self._kinds = list(map(kind_of, self._tensors.values()))
+        self._given = Given(values, memory)
+        self.layout = self._given.layout
         # A DTensor may return another local tensor the next time.
         self._is_lasting = all(
-            isinstance(value, Shard) or self._tensors[name] is value
+            isinstance(value, Shard) or self._given.tensors[name] is value
             for name, value in values.items()
         )
-
-    def _check_storage(self) -> None:
-        tensors = {name: local(value) for name, value in self._values.items()}
-        self._storages = check_storage(tensors, self._storages)
 
     def is_for(self, values: Mapping[str, Tensor | Shard]) -> bool:
         """Whether it can be used for these tensors again: they are the same objects.
@@ -213,13 +230,13 @@ class Held(Source):
             return False
         if not all(map(operator.is_, values.values(), self._values.values())):
             return False
-        if list(map(kind_of, self._tensors.values())) != self._kinds:  # for example, module.half()
+        if self._given.has_changed():
             return False
-        self._check_storage()
+        self._given.check_storage()
         return True
 
     def tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return self._given.tensors[name]
 
 
 class Gathered(Source):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pynccl.weights.dtypes import converts
 from pynccl.weights.layout import Box, Layout
-from pynccl.weights.memory import Memory, Tensor, check_storage
+from pynccl.weights.memory import Memory, Tensor
 from pynccl.weights.overlap import tied
 from pynccl.weights.plan import Unit
-from pynccl.weights.source import Shard, Views, kind_of, layout_of, local
+from pynccl.weights.source import Given, Shard, Views
 
 __all__ = ["Commit", "Target"]
 
@@ -51,22 +51,18 @@ class Target(Views):
         self._spare: dict[str, Tensor] = {}  # for the next version
         self.layout: Layout = {}
         self._state = _State({}, None, {})
-        self._given: dict[str, Tensor] = {}  # the tensors of into
-        self._storages: list[int] = []
-        self._kinds: list[Any] = []
+        self._given: Given | None = None  # the tensors of into
         self._tied: list[list[str]] = []
         self._sums: dict[int, int] = {}  # of the units of tied tensors
         self._plan: object = None  # the plan that numbers these units
         if into is not None:
-            self._given = {name: local(value) for name, value in into.items()}
-            self._storages = check_storage(self._given, [])
-            self.wanted = self.layout = layout_of(into, memory)
-            tensors = {name: memory.wrap(tensor) for name, tensor in self._given.items()}
+            self._given = Given(into, memory)
+            self.wanted = self.layout = self._given.layout
+            tensors = self._given.tensors
             for name, tensor in tensors.items():
                 if not getattr(getattr(tensor, "flags", None), "writeable", True):
                     raise ValueError(f"into: {name} is a read-only array")
             self._state = _State(tensors, None, self.layout)
-            self._kinds = self._new_kinds()
             self._tied = tied(tensors, self.layout, memory)
 
     @property
@@ -162,22 +158,19 @@ class Target(Views):
 
     def _check(self) -> None:
         """Raise ValueError if a tensor of into has changed since the receiver was created."""
-        self._storages = check_storage(self._given, self._storages)
-        kinds = self._new_kinds()
-        if kinds == self._kinds:
+        if self._given is None:
             return
-        for name in self._given:
-            tensor, part = self._state.tensors[name], self.layout[name]
+        self._given.check_storage()
+        if not self._given.has_changed():
+            return
+        for name, tensor in self._given.tensors.items():
+            part = self.layout[name]
             dtype, shape = self._memory.dtype_of(tensor), tuple(tensor.shape)
             if shape != part.box.shape or not converts(part.dtype, dtype):
                 raise ValueError(
                     f"into: {name} is {dtype} of shape {shape} now; it was {part.dtype} of shape "
                     f"{part.box.shape} when the receiver was created"
                 )
-        self._kinds = kinds
-
-    def _new_kinds(self) -> list[Any]:
-        return [kind_of(self._state.tensors[name]) for name in self._given]
 
     def _new(self) -> dict[str, Tensor]:
         return {

@@ -18,7 +18,16 @@ from collections.abc import Iterable, Sequence
 
 from pynccl.weights.messages import Message, MessageError, MessageTypes, encode, parse
 
-__all__ = ["LONGEST", "Deadline", "Link", "LinkLostError", "post_all", "send_all", "wait"]
+__all__ = [
+    "LONGEST",
+    "Deadline",
+    "Link",
+    "LinkLostError",
+    "post_all",
+    "send_all",
+    "shut_down",
+    "wait",
+]
 
 _HEADER = struct.Struct("!I")
 LONGEST = 1 << 28  # bytes of a message
@@ -171,8 +180,7 @@ class Link:
 
     def shut_down(self) -> None:
         """End a wait of another thread for this link, which is then lost."""
-        with contextlib.suppress(OSError):  # SSLSocket.shutdown() is not safe beside a read
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        shut_down(self._socket)
 
     def close(self) -> None:
         self.lose("the connection is closed")
@@ -219,6 +227,12 @@ class Link:
                 return
             begin = end
         del self._received[:begin]
+
+
+def shut_down(sock: socket.socket) -> None:
+    """End the waits of other threads for a socket."""
+    with contextlib.suppress(OSError):  # SSLSocket.shutdown() is not safe beside a read
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def wait(links: Iterable[Link], deadline: Deadline, *, to_send: bool = False) -> None:
