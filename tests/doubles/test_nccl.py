@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ import pytest
 
 from pynccl import nccl
 from tests.doubles import build, library
+from tests.support.commands import python_output
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
 
@@ -45,11 +44,8 @@ print(number.value, *(hasattr(library, name) for name in sys.argv[2:]))
 )
 def test_versions(version: str, code: int, has: str, lacks: str) -> None:
     path = str(build.nccl(library.folder(), version))
-    seen = subprocess.run(
-        [sys.executable, "-c", _LOOK, path, has, lacks or "ncclNothing"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert seen.stdout.split() == [str(code), "True", "False"]
+    seen = python_output(_LOOK, path, has, lacks or "ncclNothing")
+    assert seen.split() == [str(code), "True", "False"]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from elftools.elf.sections import SymbolTableSection
 import pynccl
 from pynccl import libraries
 from pynccl.c10d import build
+from tests.support.commands import python_output
 from tools import noop
 
 _HOST = Path(libraries.locate("host").path)
@@ -75,12 +75,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(code: str, *arguments: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return python_output(code, *map(str, arguments)).splitlines()
 
 
 def test_on_a_stream(functions: Path) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from pynccl import nccl, testing
+from tests.support.commands import python_output
 from tests.support.tier import FULL
 
 _KIB, _MIB = 2**10, 2**20
@@ -65,12 +64,8 @@ def _thresholds(**env: object) -> list[int]:
 
 
 def _python(code: str, **env: object) -> str:
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("HOSTNCCL_")}
-    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
-    variables.update({f"HOSTNCCL_{key}": str(value) for key, value in env.items()})
-    return subprocess.check_output(
-        [sys.executable, "-c", code], env=variables, cwd="/", text=True, timeout=60
-    ).strip()
+    variables = {f"HOSTNCCL_{key}": str(value) for key, value in env.items()}
+    return python_output(code, without="HOSTNCCL_", **variables)
 
 
 @pytest.mark.parametrize("machine", _EXPECTED, ids=["far", "near", "slow", "unreadable"])
@@ -130,7 +125,7 @@ def test_the_environment_wins(tmp_path: Path) -> None:
         12345,
     ]
     assert _thresholds(TUNING_FILE=file, DIRECT_BYTES=7) == [measured[0], 7, 7, *measured[3:]]
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(AssertionError, match="HOSTNCCL_TUNING=perhaps"):
         _thresholds(TUNING="perhaps")
 
 

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 
@@ -18,6 +15,7 @@ import pytest
 
 from pynccl import _C, libraries, memory, nccl
 from tests.support.blocking import in_threads
+from tests.support.commands import python_output
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -81,12 +79,7 @@ print("well")
 
 
 def test_allocator_as_torch_calls_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _AS_TORCH_DOES.format(noop=str(noop.library()))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.stdout.strip() == "well", done.stderr
+    assert python_output(_AS_TORCH_DOES.format(noop=str(noop.library()))) == "well"
 
 
 def test_allocation_errors(arena: _C.Arena) -> None:

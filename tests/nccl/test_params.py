@@ -15,6 +15,7 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.support import gpu
+from tests.support.commands import python_output
 
 _TYPES = {
     "int8_t": "I8", "int16_t": "I16", "int32_t": "I32", "int64_t": "I64",
@@ -50,14 +51,8 @@ _HOST = {
 
 
 def _python(code: str, *arguments: str, **env: str) -> str:
-    """What a fresh interpreter prints."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("HOSTNCCL_")}
-    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
-    variables["HOSTNCCL_TUNING"] = "off"
-    variables.update(env)
-    return subprocess.check_output(
-        [sys.executable, "-c", code, *arguments], env=variables, cwd="/", text=True, timeout=60
-    ).strip()
+    settings = {"HOSTNCCL_TUNING": "off", **env}
+    return python_output(code, *arguments, without="HOSTNCCL_", **settings)
 
 
 @pytest.fixture

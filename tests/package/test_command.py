@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from pynccl import cli
+from tests.support.commands import python_output
 
 
 def _help(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -49,10 +48,8 @@ def test_a_command_imports_only_its_own_module() -> None:
         "import sys; from pynccl import cli; cli._parser(['trace']);"
         "print(*(name for name in sys.modules if name.startswith('pynccl.tools.')))"
     )
-    printed = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    printed = python_output(code).split()
     assert "pynccl.tools.trace.command" in printed
     commands = {name for name in printed if name.endswith((".command", ".info"))}
     assert commands == {"pynccl.tools.trace.command"}
-    assert not subprocess.check_output(
-        [sys.executable, "-c", code.replace("trace", "hostnccl")]
-    ).strip()
+    assert not python_output(code.replace("trace", "hostnccl"))

@@ -30,6 +30,7 @@ from pynccl import nccl
 from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
 from tests.support.capsule import Capsule, open_capsule
+from tests.support.commands import python_output
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
@@ -351,6 +352,4 @@ const char* ncclGetLastError(ncclComm_t);
 
 def test_get_include_needs_nothing() -> None:
     code = "import sys, pynccl; print(pynccl.get_include()); assert 'torch' not in sys.modules"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    printed = subprocess.check_output([sys.executable, "-c", code], env=env, cwd="/", text=True)
-    assert (Path(printed.strip()) / "pynccl" / "pynccl.h").is_file()
+    assert Path(python_output(code), "pynccl", "pynccl.h").is_file()

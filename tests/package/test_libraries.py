@@ -10,29 +10,21 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import _C, errors, libraries, nccl, raw
+from tests.support.commands import python_output
 from tests.support.old_nccl import compile_nccl
 from tools import noop
 
 _HOST = libraries.locate("host").path
 
 
-def _python(code: str, **env: str) -> str:
-    """What a fresh interpreter prints; its stderr where it fails."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYNCCL_")}
-    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
-    variables.update(env)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=variables, cwd="/", capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+_python = partial(python_output, without="PYNCCL_")
 
 
 def test_host_comes_with_the_package() -> None:

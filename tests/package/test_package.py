@@ -20,7 +20,7 @@ import pytest
 
 import pynccl
 from tests.support import warm
-from tests.support.commands import run_ahead, run_command
+from tests.support.commands import python_output, run_ahead, run_command
 from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
@@ -154,6 +154,4 @@ def test_there_are_examples() -> None:
 def test_neither_torch_nor_numpy_is_imported(module: str) -> None:
     others = {"torch", "numpy", "cuda", "triton", "numba"}
     code = f"import sys, {module}; print({others} & sys.modules.keys())"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    printed = subprocess.check_output([sys.executable, "-c", code], env=env, cwd="/", text=True)
-    assert printed.strip() == "set()"
+    assert python_output(code) == "set()"

@@ -69,6 +69,22 @@ def run_python(
     return run_command([sys.executable, *arguments], ROOT, env, timeout, popen=popen)
 
 
+def python_output(code: str, *arguments: str, without: str = "", **variables: str) -> str:
+    """Run a program from the root folder, and return what it prints.
+
+    Args:
+        code: the program.
+        *arguments: its arguments.
+        without: the prefix of variables of this environment that it does not get.
+        **variables: added to its environment.
+    """
+    own = {k: v for k, v in os.environ.items() if not (without and k.startswith(without))}
+    env = {**own, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    done = run_command([sys.executable, "-c", code, *arguments], Path("/"), env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @contextlib.contextmanager
 def run_ahead(
     request: pytest.FixtureRequest, parameter: str, run: Callable[[Any], Any]
