@@ -323,7 +323,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - of a module
     return getattr(recorder, name)
 
 
-if os.environ.get("PYNCCL_TRACE") or os.environ.get("PYNCCL_RECORD"):
+if any(map(os.environ.get, ("PYNCCL_TRACE", "PYNCCL_RECORD", "PYNCCL_NVTX"))):
     from pynccl.tools.trace.recorder import start_from_environment
 
     start_from_environment()

@@ -113,14 +113,13 @@ void Communicator::issue_in_group(const Operation& operation) {
   call_nccl(operation.kind, comm, operation);
 }
 
-// Discards the Observation: the group's own covers its operations.
 void Communicator::issue_in_group_observed(const Operation& operation) {
   const ncclComm_t comm = handle();
   const OperationEvent event{*this, operation.kind, operation, true, deadlines_->group_began()};
   Observers::before_operation(event);
   const FlightRecorder::Call call(deadlines_->recorder(), operation.kind, operation, event.time,
                                   deadlines_->group_limit());
-  static_cast<void>(Observers::called(event));
+  const std::unique_ptr<Observation> observed = Observers::called(event);
   call_nccl(operation.kind, comm, operation);
 }
 

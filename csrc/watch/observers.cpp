@@ -5,6 +5,7 @@
 #include "watch/comparison.h"
 #include "watch/flight_dump.h"
 #include "watch/monitor.h"
+#include "watch/profiler_ranges.h"
 #include "watch/trace.h"
 
 namespace pynccl {
@@ -15,6 +16,7 @@ void add_observers() {
   Comparison::observe();
   FlightDump::observe();
   Monitor::observe();
+  ProfilerRanges::observe();  // before the trace: a range encloses the events of its operation
   Trace::observe();
 }
 

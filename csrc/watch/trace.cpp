@@ -291,7 +291,6 @@ TraceCall::TraceCall(const OperationEvent& event)
   const FlightRecorder& recorder = communicator_.deadlines().recorder();
   sequence_ = recorder.last();
   number_ = recorder.number_of_last();
-  Trace::mark(kind_name(kind_), true);
   if (!blocks(communicator_.library(), operation_.stream)) {
     flags_ |= TraceEntry::kOnDevice;
     graph_ = capture_of(communicator_.library(), operation_.stream);
@@ -339,7 +338,6 @@ TraceCall::~TraceCall() {
   fill(entry);
   if ((flags_ & TraceEntry::kFailed) == 0) give_times(entry, times_, operation_.stream);
   entry.returned = precise_time();
-  Trace::mark(kind_name(kind_), false);
   Trace::append(entry);
 }
 
@@ -349,9 +347,7 @@ TraceGroup::TraceGroup()
         return ++groups;
       }()),
       called_(Trace::timed() ? precise_time() : coarse_time()),
-      outer_(std::exchange(thread_state.group, this)) {
-  if (Trace::timed()) Trace::mark("group", true);
-}
+      outer_(std::exchange(thread_state.group, this)) {}
 
 void TraceGroup::use(Communicator& communicator, CUstream stream) {
   if (!Trace::timed()) return;
@@ -394,10 +390,7 @@ TraceGroup::~TraceGroup() {
   entry.flags = flags_;
   entry.group = number_;
   entry.called = called_;
-  if (Trace::timed()) {
-    entry.returned = precise_time();
-    Trace::mark("group", false);
-  }
+  if (Trace::timed()) entry.returned = precise_time();
   for (Used& used : used_) {
     TraceEntry of_stream = entry;
     of_stream.stream = address(used.stream);

@@ -36,9 +36,6 @@ class Trace : public TraceModes {
   // Returns the name of the file, empty if nothing was recorded. Throws std::system_error if
   // writing failed.
   static std::string stop_recording();
-  // Called before and after each operation of a trace with marks.
-  using Mark = void (*)(const char* operation, bool begins);
-  static void set_mark(Mark mark) { mark_.store(mark); }
 
   // Begins a user range. With a library, its times are those of the stream. Returns its number, or
   // 0 if no trace is on.
@@ -66,11 +63,6 @@ class Trace : public TraceModes {
   static std::uint32_t number_of(Communicator& communicator);
   static std::uint32_t add_communicator(Communicator& communicator);
   static void append_signals(const TraceEntry& wait, const Operation& o);
-  static void mark(const char* operation, bool begins) {
-    if (const Mark mark = mark_.load(std::memory_order_relaxed)) mark(operation, begins);
-  }
-
-  inline static std::atomic<Mark> mark_ = nullptr;
 };
 
 // An operation outside a group, from before its call to after it.

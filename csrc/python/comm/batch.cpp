@@ -11,6 +11,7 @@
 #include "python/call/held.h"
 #include "python/convert/stream.h"
 #include "watch/comparison.h"
+#include "watch/profiler_ranges.h"
 #include "watch/trace.h"
 
 namespace pynccl::python {
@@ -185,6 +186,12 @@ void Batch::compare() const {
 
 void Batch::issue() const {
   compare();
+  std::optional<ProfilerRange> range;
+  if (ProfilerRanges::on()) [[unlikely]] {
+    std::uint64_t nbytes = 0;
+    for (const Entry& entry : entries_) nbytes += profiled_bytes(entry.operation);
+    range.emplace(ProfilerRanges::Call{"group", nbytes, nullptr});
+  }
   std::optional<TraceGroup> trace;
   if (Trace::on()) [[unlikely]] {
     trace.emplace();

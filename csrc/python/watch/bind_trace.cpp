@@ -1,4 +1,4 @@
-// Traces and recordings, the basis of pynccl.tools.trace.
+// Traces, recordings and ranges of profilers, the basis of pynccl.tools.trace.
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -7,6 +7,7 @@
 #include "python/call/bind.h"
 #include "python/call/gil.h"
 #include "watch/process_identity.h"
+#include "watch/profiler_ranges.h"
 #include "watch/trace.h"
 
 namespace pynccl::python {
@@ -14,26 +15,48 @@ namespace {
 
 using Release = py::call_guard<GilReleased>;
 
-PyObject* marks = nullptr;  // the Python function, or null
+PyObject* profiler = nullptr;  // the Python function, or null
 
-// Called by a thread without the GIL. An exception does not fail the operation.
-void mark(const char* operation, bool begins) {
-  if (!Py_IsInitialized()) return;
-  const GilAcquired gil;
-  const py::object function = py::reinterpret_borrow<py::object>(marks);
-  if (!function) return;
+// Calls a function of a profiler. An exception does not fail the operation.
+template <class Function>
+py::object call_profiler(Function&& function) {
   try {
-    gil::or_sleep([&] { function(operation, begins); });
+    return gil::or_sleep(function);
   } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("the mark of an operation of a trace");
+    error.discard_as_unraisable("the profiler range of an operation");
+    return {};
   }
 }
 
-void set_mark(const py::object& function) {
+// The name of a communicator, or its id, and its rank.
+std::string group_text(const Communicator& communicator) {
+  const FlightIdentity identity = communicator.deadlines().recorder().identity();
+  return (identity.name.empty() ? FlightIdentity::text(identity.id) : identity.name) + ", rank " +
+         std::to_string(identity.rank) + " of " + std::to_string(identity.nranks);
+}
+
+// Called by a thread without the GIL, like close_range().
+void* open_range(const ProfilerRanges::Call& call) {
+  if (!Py_IsInitialized()) return nullptr;
+  const std::string group = call.communicator ? group_text(*call.communicator) : "";
+  const GilAcquired gil;
+  const py::object function = py::reinterpret_borrow<py::object>(profiler);
+  if (!function) return nullptr;
+  return call_profiler([&] { return function(call.name, call.nbytes, group); }).release().ptr();
+}
+
+void close_range(void* range) {
+  if (!Py_IsInitialized()) return;
+  const GilAcquired gil;
+  const py::object close = py::reinterpret_steal<py::object>(static_cast<PyObject*>(range));
+  call_profiler([&] { return close(); });
+}
+
+py::object set_profiler(const py::object& function) {
   PyObject* const before =
-      std::exchange(marks, function.is_none() ? nullptr : function.inc_ref().ptr());
-  Trace::set_mark(marks ? &mark : nullptr);
-  Py_XDECREF(before);
+      std::exchange(profiler, function.is_none() ? nullptr : function.inc_ref().ptr());
+  ProfilerRanges::set(profiler ? &open_range : nullptr, profiler ? &close_range : nullptr);
+  return before ? py::reinterpret_steal<py::object>(before) : py::none();
 }
 
 CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(stream); }
@@ -75,8 +98,9 @@ void bind_trace(py::module_& m) {
   m.def("path_of_process", &path_of_process, py::arg("path"),
         "Insert the rank of this process, or \"pid\" and its process id, before a path's suffix.");
   m.def("is_traced", &Trace::timed, "Whether a trace is active.");
-  m.def("set_trace_mark", &set_mark, py::arg("function").none(true),
-        "Set the function(operation, begins) to call before and after each operation of a trace.");
+  m.def("set_profiler", &set_profiler, py::arg("function").none(true),
+        "Set the function(operation, nbytes, group) to call before each operation and group. The "
+        "result is called after it. Returns the previous function.");
   m.def(
       "begin_range",
       [](const std::string& name, bool compute, const std::shared_ptr<Library>& library,

@@ -17,6 +17,7 @@ PYNCCL: Final = {
     "PYNCCL_NCCL_DEVICE_LIBRARY": "the path of NCCL's device library (bitcode) for Triton",
     "PYNCCL_NCCL_INCLUDE": "the directory of nccl.h and nccl_device.h",
     "PYNCCL_NCCL_LIBRARY": "the path of libnccl.so.2",
+    "PYNCCL_NVTX": "1: a range of NVTX for each operation",
     "PYNCCL_ON_TIMEOUT": "the reaction to an operation that takes too long: raise or abort",
     "PYNCCL_OPENRLHF": "set by the adapter of OpenRLHF, for the processes that vLLM starts",
     "PYNCCL_PROVIDER": "the default provider: cuda or host",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pynccl import _C
@@ -23,6 +25,7 @@ _TRACE_OPERATIONS = 1_000_000
 _RECORD_BYTES = 1 << 30
 _ends: list[tuple[int, Callable[[], object]]] = []  # those started by the environment, by process
 _STOP_SECONDS = 10.0
+_DOMAIN = "pynccl"  # of NVTX
 
 
 class Trace:
@@ -42,15 +45,17 @@ class Trace:
         self._annotate = annotate
         self._graphs = graphs
         self._began = False
+        self._outer: Callable[[str, int, str], Callable[[], object]] | None = None
         self.process: ProcessTrace | None = None
         self.path: str | None = None
 
     def __enter__(self) -> Trace:
         if self._began:
             raise ValueError("trace: it was used before; create another one")
-        marks = _Marks() if self._annotate else None
+        profiler = _Profiler(torch=True) if self._annotate else None
         _C.start_trace(self._limit, self._graphs)
-        _C.set_trace_mark(marks)
+        if profiler is not None:
+            self._outer = _C.set_profiler(profiler)
         self._began = True
         return self
 
@@ -62,7 +67,8 @@ class Trace:
     ) -> None:
         from pynccl.tools.trace import recording  # would slow down the import of pynccl
 
-        _C.set_trace_mark(None)
+        if self._annotate:
+            _C.set_profiler(self._outer)
         self.process = recording.parse(_C.stop_trace(_STOP_SECONDS))
         if self._pattern is not None:
             from pynccl.tools.trace import chrome  # only needed for saving
@@ -76,48 +82,45 @@ class Trace:
         return f"<pynccl.nccl.Trace {'in progress' if self._began else 'not begun'}>"
 
 
-class _Marks:
-    """Ranges of NVTX and of torch's profiler around the operations of a trace."""
+class _Profiler:
+    """Opens a range of NVTX, and of torch's profiler, around each operation."""
 
-    def __init__(self) -> None:
-        import threading
-
+    def __init__(self, *, torch: bool) -> None:
         self._nvtx = _nvtx()
-        self._local = threading.local()
+        self._torch = torch
 
-    def __call__(self, operation: str, begins: bool) -> None:
-        name = f"pynccl.{operation}"
-        open_ranges = self._local.__dict__.setdefault("open", [])
-        if begins:
-            open_ranges.append(_enter_ranges(self._nvtx, name))
-        elif open_ranges:
-            _exit_ranges(self._nvtx, open_ranges.pop())
+    def __call__(self, operation: str, nbytes: int, group: str) -> Callable[[], None]:
+        nvtx, function = self._nvtx, None
+        if nvtx is not None:
+            nvtx.push_range(operation, domain=_DOMAIN, category=group or None, payload=nbytes)
+        if self._torch:
+            function = _enter_torch(f"pynccl.{operation}", f"{nbytes} bytes, {group}")
+
+        def close() -> None:
+            if function is not None:
+                function.__exit__(None, None, None)
+            if nvtx is not None:
+                nvtx.pop_range(domain=_DOMAIN)
+
+        return close
 
 
+@functools.cache
 def _nvtx() -> Any:  # noqa: ANN401 - a module, if installed
     try:
-        import nvtx  # type: ignore[import-not-found]
+        import nvtx
     except ImportError:
         return None
     return nvtx
 
 
-def _enter_ranges(nvtx: Any, name: str) -> Any:  # noqa: ANN401 - of libraries that may be missing
-    if nvtx is not None:
-        nvtx.push_range(name)
+def _enter_torch(name: str, args: str | None = None) -> Any:  # noqa: ANN401 - None without torch
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    function = torch.profiler.record_function(name)
+    function = torch.profiler.record_function(name, args)
     function.__enter__()
     return function
-
-
-def _exit_ranges(nvtx: Any, function: Any) -> None:  # noqa: ANN401 - the same
-    if function is not None:
-        function.__exit__(None, None, None)
-    if nvtx is not None:
-        nvtx.pop_range()
 
 
 def trace(
@@ -145,7 +148,8 @@ def trace(
             "step.json" becomes "step.0.json". None writes no file.
         limit: maximum number of operations; later ones are only counted.
         annotate: whether operations become ranges of NVTX, if the package nvtx is installed, and of
-            torch's profiler, if torch is imported.
+            torch's profiler, if torch is imported. PYNCCL_NVTX=1 opens those of NVTX without a
+            trace.
         graphs: whether operations that are captured from now on are timed in each launch of their
             Graph. Two graph nodes record events around each of them. A launch has these times if it
             was done when the graph was launched again, or when the trace ended.
@@ -187,11 +191,13 @@ class range:  # noqa: N801 - used as nccl.range()
         self._stream = stream
         self._number = 0
         self._library, self._handle = _stream_of(stream)
-        self._outer: Any = None
+        self._nvtx = _nvtx()
+        self._function: Any = None
 
     def __enter__(self) -> range:
-        self._nvtx = _nvtx()
-        self._outer = _enter_ranges(self._nvtx, self._name)
+        if self._nvtx is not None:
+            self._nvtx.push_range(self._name)
+        self._function = _enter_torch(self._name)
         self._number = _C.begin_range(self._name, self._compute, self._library, self._handle)
         return self
 
@@ -202,7 +208,10 @@ class range:  # noqa: N801 - used as nccl.range()
         traceback: TracebackType | None,
     ) -> None:
         _C.end_range(self._number, self._library, self._handle)
-        _exit_ranges(self._nvtx, self._outer)
+        if self._function is not None:
+            self._function.__exit__(None, None, None)
+        if self._nvtx is not None:
+            self._nvtx.pop_range()
 
 
 def _stream_of(stream: object) -> tuple[_C.Library | None, int]:
@@ -220,9 +229,14 @@ def _stream_of(stream: object) -> tuple[_C.Library | None, int]:
 
 
 def start_from_environment() -> None:
-    """Start the trace or recording requested by PYNCCL_TRACE and PYNCCL_RECORD, until exit."""
+    """Start what PYNCCL_TRACE, PYNCCL_RECORD and PYNCCL_NVTX request, until exit."""
     import atexit
 
+    if os.environ.get("PYNCCL_NVTX", "0") not in ("", "0"):
+        if _nvtx() is None:
+            warnings.warn("PYNCCL_NVTX: the package nvtx is not installed", stacklevel=2)
+        else:
+            _C.set_profiler(_Profiler(torch=False))
     if path := os.environ.get("PYNCCL_TRACE"):
         whole = trace(path)
         whole.__enter__()

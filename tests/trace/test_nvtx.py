@@ -1,0 +1,214 @@
+"""Proves that each operation and group of a process is a range with its size and communicator, for
+profilers in general and, with PYNCCL_NVTX, for a tool of NVTX, and that nothing is loaded without.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pynccl import _C, nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+from tests.trace.test_recorder import _every_operation
+
+_SOURCE = Path(__file__).with_name("nvtx_injection.c")
+
+
+@contextmanager
+def _profiled(open_range: Callable[[str, int, str], Callable[[], object]]) -> Iterator[None]:
+    assert _C.set_profiler(open_range) is None
+    try:
+        yield
+    finally:
+        assert _C.set_profiler(None) is open_range
+
+
+class _Ranges:
+    """The ranges, with their depth, and those that are open."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[int, str, int, str]] = []
+        self.open: list[str] = []
+
+    def __call__(self, operation: str, nbytes: int, group: str) -> Callable[[], None]:
+        self.all.append((len(self.open), operation, nbytes, group))
+        self.open.append(operation)
+
+        def close() -> None:
+            assert self.open.pop() == operation
+
+        return close
+
+
+def _operations(rank: Rank) -> None:
+    ranges = _Ranges()
+    with _profiled(ranges):
+        _every_operation(rank, rank.comm)
+    _every_operation(rank, rank.comm)  # no longer profiled
+    assert not ranges.open
+    small, large = 4000, 8000
+    assert [one[:3] for one in ranges.all] == [
+        (0, "all_reduce", small), (0, "broadcast", small), (0, "reduce", small),
+        (0, "all_gather", large), (0, "reduce_scatter", large), (0, "all_to_all", large),
+        (0, "gather", large), (0, "scatter", large),
+        (0, "group", 2 * small), (1, "send", small), (1, "recv", small),
+    ]  # fmt: skip
+    groups = {one[3] for one in ranges.all if one[1] != "group"}
+    assert len(groups) == 1
+    assert groups.pop().endswith(f", rank {rank.rank} of {rank.nranks}")
+
+
+def test_each_operation_is_a_range(launch: Launcher, provider: str) -> None:
+    launch(2, _operations, provider=provider)
+
+
+def _signals(rank: Rank) -> None:
+    ranges = _Ranges()
+    memory = rank.comm.mem_alloc(4096)
+    window = rank.comm.register_window(memory)
+    peer = (rank.rank + 1) % rank.nranks
+    stream, source = rank.stream(), (rank.rank - 1) % rank.nranks
+    with _profiled(ranges):
+        rank.comm.put_signal(
+            memory.ptr, peer, window, 128, count=16, dtype="float32", stream=stream
+        )
+        rank.comm.signal(peer, stream=stream)
+        rank.comm.wait_signal({source: 2}, stream=stream)
+    stream.synchronize()
+    assert [one[1:3] for one in ranges.all] == [
+        ("put_signal", 64),
+        ("signal", 0),
+        ("wait_signal", 0),
+    ]
+    window.close()
+
+
+def test_one_sided_operations(launch: Launcher, provider: str) -> None:
+    launch(2, _signals, provider=provider)
+
+
+def _single(name: str | None = None) -> nccl.Communicator:
+    return nccl.Communicator(1, nccl.get_unique_id("host"), 0, config=nccl.Config(comm_name=name))
+
+
+def test_the_name_of_a_communicator() -> None:
+    ranges = _Ranges()
+    with _single("dp") as comm, _profiled(ranges):
+        comm.all_reduce(np.ones(4))
+    assert ranges.all == [(0, "all_reduce", 32, "dp, rank 0 of 1")]
+
+
+def test_a_failing_profiler_does_not_fail_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(report.exc_value))
+
+    def fail(*_: object) -> Callable[[], None]:
+        raise KeyError("open")
+
+    def close() -> None:
+        raise KeyError("close")
+
+    with _single() as comm:
+        for function in (fail, lambda *_: close):
+            with _profiled(function):
+                comm.all_reduce(np.ones(4))
+    assert [str(one) for one in reports] == ["'open'", "'close'"]
+
+
+def test_a_range_ends_after_the_profiler() -> None:
+    """The function that ends a range belongs to the range, not to the profiler of that moment."""
+    ranges, inside, go = _Ranges(), threading.Event(), threading.Event()
+
+    def slow(operation: str, nbytes: int, group: str) -> Callable[[], None]:
+        close = ranges(operation, nbytes, group)
+        inside.set()
+        go.wait(60)
+        return close
+
+    with _single() as comm:
+        thread = threading.Thread(target=lambda: comm.all_reduce(np.ones(4)))
+        with _profiled(slow):
+            thread.start()
+            assert inside.wait(60)
+        go.set()
+        thread.join()
+    assert len(ranges.all) == 1
+    assert not ranges.open
+
+
+_PROGRAM = """
+import sys
+import numpy as np
+from pynccl import nccl
+config = nccl.Config(comm_name="dp")
+x = np.ones(4)
+with nccl.Communicator(1, nccl.get_unique_id("host"), 0, config=config) as comm:
+    comm.all_reduce(x)
+    with nccl.range("step"), nccl.group():
+        comm.all_reduce(x)
+        comm.all_reduce(np.ones(2))
+    with nccl.trace():
+        comm.broadcast(x, 0)
+    with nccl.trace(annotate=True):
+        comm.broadcast(x[:2], 0)
+    comm.broadcast(x[:1], 0)
+print("nvtx" in sys.modules)
+"""
+
+
+def _run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "NVTX" not in name}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+
+
+def test_ranges_in_a_tool_of_nvtx(tmp_path: Path) -> None:
+    pytest.importorskip("nvtx")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for the tool")
+    tool, lines = tmp_path / "tool.so", tmp_path / "lines"
+    subprocess.run([compiler, "-shared", "-fPIC", str(_SOURCE), "-o", str(tool)], check=True)
+    _run(_PROGRAM, PYNCCL_NVTX="1", NVTX_INJECTION64_PATH=str(tool), NVTX_LINES=str(lines))
+    group = "dp, rank 0 of 1"
+    assert lines.read_text().splitlines() == [
+        f"+ pynccl|all_reduce|32|{group}", "- pynccl",
+        "+ NVTX|step|0|",
+        "+ pynccl|group|48|",
+        f"+ pynccl|all_reduce|32|{group}", "- pynccl",
+        f"+ pynccl|all_reduce|16|{group}", "- pynccl",
+        "- pynccl",
+        "- NVTX",
+        f"+ pynccl|broadcast|32|{group}", "- pynccl",
+        f"+ pynccl|broadcast|16|{group}", "- pynccl",
+        f"+ pynccl|broadcast|8|{group}", "- pynccl",
+    ]  # fmt: skip
+
+
+def test_nvtx_is_only_loaded_for_ranges() -> None:
+    program = "import sys; from pynccl import _C, nccl; "
+    program += "print('nvtx' in sys.modules, _C.set_profiler(None))"
+    for value in ("", "0"):
+        assert _run(program, PYNCCL_NVTX=value).stdout == "False None\n"
+
+
+def test_the_package_nvtx_is_missing() -> None:
+    program = "import sys; sys.modules['nvtx'] = None; from pynccl import nccl; nccl.range('a')"
+    done = _run(program, PYNCCL_NVTX="1")
+    assert "PYNCCL_NVTX: the package nvtx is not installed" in done.stderr
