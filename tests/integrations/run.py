@@ -1,4 +1,4 @@
-"""Check the adapters of pynccl.weights against released packages.
+"""Check the adapters of pynccl.weights and pynccl.compat against released packages.
 
 Creates an environment below build/integrations for each section of requirements.txt, runs the
 checks there, and writes the table of docs/integrations.md.
@@ -19,8 +19,19 @@ _ROOT = Path(__file__).resolve().parents[2]
 _HERE = Path(__file__).resolve().parent
 _BUILD = _ROOT / "build" / "integrations"
 _PAGE = _ROOT / "docs" / "integrations.md"
-_CHECKS = {"vllm": ["vllm", "openrlhf"], "verl": ["verl", "sglang"]}  # by environment
-_TITLES = {"vllm": "vLLM", "trl": "TRL", "verl": "verl", "sglang": "SGLang", "openrlhf": "OpenRLHF"}
+_CHECKS = {  # by environment
+    "vllm": ["vllm", "openrlhf"],
+    "verl": ["verl", "sglang"],
+    "ray": ["ray"],
+}
+_TITLES = {
+    "vllm": "vLLM",
+    "trl": "TRL",
+    "verl": "verl",
+    "sglang": "SGLang",
+    "openrlhf": "OpenRLHF",
+    "ray": "Ray",
+}
 _NOTES = {"sglang": "its sources parsed, nothing ran: "}
 
 
