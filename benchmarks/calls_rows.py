@@ -382,6 +382,21 @@ def _ctypes() -> Iterator[Row]:
     )
 
 
+def _wrapper() -> Iterator[Row]:
+    """The class of vLLM's wrapper over pynccl, in place of ctypes."""
+    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(noop.library())  # as for the mirror
+    from pynccl.compat.vllm import PyNcclCommunicator
+
+    comm = PyNcclCommunicator.from_unique_id_bytes(bytes(128), 0, _NRANKS, "cpu")
+    yield _row(
+        "pynccl.compat.vllm, tensors",
+        ALL_REDUCE,
+        "all_reduce(tensor, tensor)",
+        all_reduce=comm.all_reduce,
+        tensor=torch.zeros(8),
+    )
+
+
 # What makes the rows, the module that it needs, and how to install that. "cupy arrays" comes last,
 # because it loads a driver.
 _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
@@ -395,6 +410,7 @@ _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
     "cupy": (_cupy, "cupy", "pip install cupy-cuda13x"),
     "nccl4py": (_nccl4py, "nccl", "pip install nccl4py[cu13]"),
     "ctypes": (_ctypes, "ctypes", ""),
+    "wrapper": (_wrapper, "pynccl.compat.vllm", "make"),
     "mpi4py": (_mpi4py, "mpi4py", "pip install mpi4py mpich"),
     "cupy arrays": (_cupy_array, "cupy", "pip install cupy-cuda13x"),
 }

@@ -20,7 +20,7 @@ _HERE = Path(__file__).resolve().parent
 _BUILD = _ROOT / "build" / "integrations"
 _PAGE = _ROOT / "docs" / "integrations.md"
 _CHECKS = {  # by environment
-    "vllm": ["vllm", "openrlhf"],
+    "vllm": ["vllm", "vllm_wrapper", "openrlhf"],
     "verl": ["verl", "sglang"],
     "ray": ["ray"],
 }

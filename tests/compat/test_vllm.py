@@ -1,0 +1,186 @@
+"""Proves that PyNcclCommunicator gives what vLLM's gives, on CPU tensors and on GPUs.
+
+tests/integrations/check_vllm_wrapper.py compares it with vLLM's class.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+pytest.importorskip("torch")
+
+import torch
+
+from pynccl.compat.vllm import PyNcclCommunicator  # needs torch
+from pynccl.memory import torch_empty
+
+_TORCH = {"PYTEST_WITH_TORCH": "1"}
+
+
+class _Stateless:
+    """What PyNcclCommunicator uses of vLLM's StatelessProcessGroup."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.world_size = rank.rank, rank.nranks
+
+    def broadcast_obj(self, value: object, src: int) -> Any:  # noqa: ANN401
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=src)
+        return values[0]
+
+
+@contextmanager
+def _gloo(rank: Rank) -> Iterator[None]:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"{rank.init_method}.gloo", rank=rank.rank, world_size=rank.nranks
+    )
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _operations(rank: Rank, stateless: bool) -> None:
+    r, n = rank.rank, rank.nranks
+    with _gloo(rank):
+        group = _Stateless(rank) if stateless else torch.distributed.group.WORLD
+        comm = PyNcclCommunicator(group, "cpu")
+        _check_collectives(comm, r, n)
+        _check_messages(comm, r, n)
+        comm.destroy()
+        assert (comm.available, comm.disabled) == (False, True)
+        assert comm.all_reduce(torch.ones(1)) is None
+
+
+def _full(comm: PyNcclCommunicator, count: int, value: float) -> torch.Tensor:
+    return torch.full((count,), float(value), device=comm.device)
+
+
+def _check_collectives(comm: PyNcclCommunicator, r: int, n: int) -> None:
+    device, full = comm.device, functools.partial(_full, comm)
+    assert (comm.rank, comm.world_size, comm.available, comm.disabled) == (r, n, True, False)
+    assert comm.nccl_version > 20000
+    total = sum(range(1, n + 1))
+    x = full(4, r + 1)
+    assert comm.all_reduce(x).tolist() == [total] * 4
+    assert x.tolist() == [r + 1] * 4
+    y = full(4, 0)
+    assert comm.all_reduce(x, y, torch.distributed.ReduceOp.MAX) is y
+    assert y.tolist() == [n] * 4
+    gathered = full(2 * n, 0)
+    comm.all_gather(gathered, full(2, r))
+    assert gathered.tolist() == [i // 2 for i in range(2 * n)]
+    sizes = list(range(n))  # the first rank has nothing
+    rows = torch.zeros((sum(sizes), 3), device=device)
+    comm.all_gatherv(rows, torch.full((r, 3), float(r), device=device), sizes)
+    assert rows[:, 0].tolist() == [i for i in sizes for _ in range(i)]
+    part = full(2, 0)
+    comm.reduce_scatter(part, torch.arange(2.0 * n, device=device))
+    assert part.tolist() == [n * (2 * r), n * (2 * r + 1)]
+    part = torch.zeros((r, 3), device=device)
+    comm.reduce_scatterv(part, torch.ones((sum(sizes), 3), device=device), sizes)
+    assert part.tolist() == [[n] * 3] * r
+    out = full(2, -1)
+    comm.reduce(out, full(2, r + 1), root=1)
+    assert out.tolist() == [total if r == 1 else -1] * 2
+    rows = torch.zeros((r, 2), device=device)
+    everything = torch.arange(2.0 * sum(sizes), device=device).view(-1, 2)
+    comm.scatter(rows, everything, sizes, root=0)
+    assert torch.equal(rows, everything.split(sizes)[r])
+    message = full(3, r)
+    comm.broadcast(message, src=n - 1)
+    assert message.tolist() == [n - 1] * 3
+
+
+def _check_messages(comm: PyNcclCommunicator, r: int, n: int) -> None:
+    full = functools.partial(_full, comm)
+    message = full(3, r).to(torch.float8_e4m3fn)
+    if r == 0:
+        comm.send(message, 1)
+    elif r == 1:
+        comm.recv(message, 0)
+    assert message.float().tolist() == [0 if r <= 1 else r] * 3
+    received = full(1, -1)
+    comm.group_start()
+    comm.send(full(1, r), (r + 1) % n)
+    comm.recv(received, (r - 1) % n)
+    comm.group_end()
+    assert received.item() == (r - 1) % n
+    first, second = (torch_empty(comm.comm, 1024, torch.float32) for _ in range(2))
+    window = comm.register_comm_window(first)
+    other = comm.register_comm_window_raw(second.data_ptr(), 1024)
+    assert (window.nbytes, other.nbytes) == (4096, 1024)
+    comm.deregister_comm_window(other)
+    comm.deregister_comm_window(window)
+    assert window.closed
+    comm.suspend()
+    comm.suspend()
+    comm.resume()
+    assert comm.all_reduce(full(1, 1)).item() == n
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+def test_operations(launch: Launcher, stateless: bool) -> None:
+    launch(3, _operations, stateless, env=_TORCH)
+
+
+def _batches(rank: Rank) -> None:
+    r, n = rank.rank, rank.nranks
+    with _gloo(rank):
+        comm = PyNcclCommunicator(torch.distributed.group.WORLD, "cpu")
+        dist, received = torch.distributed, torch.empty(2)
+        comm.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, torch.full((2,), float(r)), (r + 1) % n),
+                dist.P2POp(dist.irecv, received, (r - 1) % n),
+            ]
+        )
+        assert received.tolist() == [(r - 1) % n] * 2
+        with pytest.raises(AssertionError, match="is on cpu, but the tensor is on meta"):
+            comm.broadcast(torch.empty(1, device="meta"), 0)
+        comm.destroy()
+
+
+def test_batches_and_wrong_devices(launch: Launcher) -> None:
+    launch(2, _batches, env=_TORCH)
+
+
+def _of_unique_id(rank: Rank, unique_id: bytes) -> None:
+    create: Callable[..., PyNcclCommunicator] = PyNcclCommunicator.from_unique_id_bytes
+    comm = create(unique_id, rank.rank, rank.nranks, "cpu")
+    assert comm.group is None
+    assert comm.all_reduce(torch.ones(2)).tolist() == [2, 2]
+    comm.destroy()
+
+
+def test_a_unique_id(launch: Launcher) -> None:
+    launch(2, _of_unique_id, bytes(nccl.get_unique_id("host")), env=_TORCH)
+
+
+def test_when_it_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = PyNcclCommunicator.from_unique_id_bytes
+    alone = create(bytes(128), 0, 1, "cpu")
+    assert (alone.available, alone.disabled) == (False, True)
+    assert alone.all_reduce(torch.ones(1)) is None
+    alone.destroy()
+    monkeypatch.setenv("VLLM_DISABLE_PYNCCL", "1")
+    assert create(bytes(128), 0, 2, "cpu").disabled
+    monkeypatch.delenv("VLLM_DISABLE_PYNCCL")
+    with pytest.raises(ValueError, match="rank: 2 is not a rank of world_size=2"):
+        create(bytes(128), 2, 2, "cpu")
+    monkeypatch.setattr("pynccl.compat.vllm.load", _missing)
+    with pytest.raises(nccl.LibraryNotFoundError):
+        create(bytes(128), 0, 2, "cpu")
+
+
+def _missing(provider: str) -> None:
+    raise nccl.LibraryNotFoundError(f"{provider} is missing")
