@@ -1,0 +1,87 @@
+"""Proves that the objects of cuda.core, as released, are arguments: views on CPUs and GPUs, and
+streams, graph builders and views of buffers on GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+pytest.importorskip("cuda.core", reason="cuda.core is not installed", exc_type=ImportError)
+
+from cuda import core
+from cuda.core.utils import StridedMemoryView
+
+_COUNT = 8
+
+
+def _view(array: Any) -> Any:  # noqa: ANN401
+    return StridedMemoryView.from_any_interface(array, stream_ptr=-1)
+
+
+def _views(rank: Rank) -> None:
+    comm, n = rank.comm, rank.nranks
+    x, y = (np.full(_COUNT, rank.rank + 1.0, np.float32) for _ in range(2))
+    comm.all_reduce(_view(x), out=_view(y))
+    assert y.tolist() == [n * (n + 1) / 2] * _COUNT
+    blocks = np.zeros((n, _COUNT), np.float32)
+    comm.all_gather(_view(x), out=_view(blocks), stream=core.Stream.from_handle(0))
+    assert blocks[:, 0].tolist() == list(range(1, n + 1))
+    stream = rank.stream()
+    comm.broadcast(_view(x), 1, stream=stream)
+    stream.synchronize()
+    assert x.tolist() == [2] * _COUNT
+
+
+def test_views_on_cpus(launch: Launcher) -> None:
+    launch(2, _views)
+
+
+def test_wrong_views() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0) as comm:
+        with pytest.raises(ValueError, match="tensor: must be contiguous, has shape"):
+            comm.all_reduce(_view(np.zeros((4, 4)).T))
+        with pytest.raises(ValueError, match="out:"):
+            comm.all_reduce(_view(np.zeros(4)), out=_view(np.zeros(4, np.float32)))
+
+
+def test_a_view_of_a_buffer_of_pynccl() -> None:
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0) as comm:
+        buffer = comm.mem_alloc(_COUNT, "float32")
+        view = _view(buffer)
+        assert (view.ptr, view.shape) == (buffer.ptr, (_COUNT,))
+
+
+def _on_gpus(rank: Rank) -> None:
+    comm, n = rank.comm, rank.nranks
+    device = core.Device(rank.device)
+    device.set_current()
+    stream = device.create_stream()
+    own = comm.mem_alloc(_COUNT, "float32")
+    buffer = core.Buffer.from_handle(own.ptr, own.nbytes, owner=own)
+    view = StridedMemoryView.from_buffer(buffer, (_COUNT,), dtype=np.dtype("float32"))
+    tensor = rank.memory.put(np.full(_COUNT, rank.rank + 1.0, np.float32))
+    comm.all_reduce(tensor, out=view, stream=stream)
+    builder = stream.create_graph_builder()
+    builder.begin_building()
+    comm.all_reduce(tensor, stream=builder)
+    graph = builder.end_building().complete()
+    comm.broadcast(tensor, 0, stream=core.Stream.from_handle(rank.stream().handle))
+    for _ in range(2):
+        graph.launch(stream)
+    stream.sync()
+    graph.close()
+    builder.close()
+    assert rank.memory.get(tensor).tolist() == [n * n] * _COUNT
+
+
+@pytest.mark.gpu
+@pytest.mark.needs_gpu("cuda.core loads the driver by cuGetProcAddress, which the double lacks")
+def test_streams_graph_builders_and_buffers(launch: Launcher) -> None:
+    launch(2, _on_gpus, provider="cuda")
