@@ -62,7 +62,7 @@ def _answer(key: str, nranks: int, seconds: float, unique_id: bytes) -> None:
                 answered[rank] = number
         if time.monotonic() > until:
             text = f"{key}: ranks {missing} did not join within {seconds:g} s"
-            raise nccl.NcclTimeoutError(text, rank=0, missing_ranks=missing)
+            raise nccl.NcclTimeoutError(text, rank=0, missing=(missing, "store"))
         time.sleep(_POLL)
 
 
