@@ -105,15 +105,11 @@ def _exchange_all(rank: Rank, *seeds: int) -> int:
     return sum(_exchange(rank, seed) for seed in seeds)
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 5])
-def test_random_messages(launch: Launcher, provider: str, nranks: int) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, False), (5, False), (4, True)])
+def test_random_messages(launch: Launcher, provider: str, nranks: int, threads: bool) -> None:
     seeds = range(8 if FULL else 2 if provider == "cuda" or nranks == 1 else 4)
-    received = launch(nranks, _exchange_all, *seeds, provider=provider)
+    received = launch(nranks, _exchange_all, *seeds, provider=provider, threads=threads)
     assert sum(received) == sum(len(group) for seed in seeds for group in _plan(seed, nranks))
-
-
-def test_random_messages_of_threads(launch: Launcher, provider: str) -> None:
-    launch(4, _exchange_all, 100, 101, provider=provider, threads=True)
 
 
 def test_random_messages_of_many_ranks(launch: Launcher, provider: str) -> None:

@@ -5,10 +5,8 @@ processes and threads; and that symmetric memory is allocated and registered in 
 from __future__ import annotations
 
 import gc
-import re
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,16 +243,3 @@ def test_of_both_providers(rank: Rank) -> None:
                 )
         assert lsa.nranks <= nranks
         assert buffer.window.peer_pointers().nbytes == 8 * nranks
-
-
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "device-api.md"
-
-
-@on_ranks(4)
-def test_the_example_of_the_document(rank: Rank) -> None:
-    program = re.findall(r"^```python\n(.*?)^```$", _DOCUMENT.read_text(), re.M | re.S)[0]
-    names = {"np": np, "comm": rank.comm, "stream": rank.stream()}
-    exec(program, names)
-    result = names["result"]
-    assert isinstance(result, np.ndarray)
-    assert (result == rank.nranks * (rank.nranks + 1) // 2).all()

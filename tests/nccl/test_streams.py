@@ -116,24 +116,6 @@ def test_events_order_streams(rank: Rank) -> None:
     second.synchronize()
 
 
-@on_ranks(2, by="provider", ids=2)
-def test_events_order_communicators(rank: Rank) -> None:
-    """Two communicators on two streams: only the events order them."""
-    comms = [rank.communicator(0), rank.communicator(1)]
-    streams = [rank.stream(), rank.stream()]
-    event = rank.event()
-    buffer = rank.memory.put(np.ones(50_021, np.float64))
-    for number in range(40):
-        comms[number % 2].all_reduce(buffer, stream=streams[number % 2])
-        event.record(streams[number % 2])
-        streams[(number + 1) % 2].wait(event)
-    for stream in streams:
-        stream.synchronize()
-    assert (rank.memory.get(buffer) == float(rank.nranks) ** 40).all()
-    for comm in comms:
-        comm.close()
-
-
 @on_ranks(1, by="provider")
 def test_launched_functions_run_in_order(rank: Rank) -> None:
     stream, seen = rank.stream(), []
