@@ -20,6 +20,7 @@ import pytest
 from pynccl import nccl
 from tests.doubles import build, library
 from tests.mirror.conftest import mirror_runner
+from tests.nccl.test_delays import race
 from tests.support import warm
 from tests.support.blocking import in_threads
 from tests.support.commands import run_python
@@ -526,3 +527,9 @@ def test_close_does_not_wait_for_ranks_excluded_with_abort(launch: Launcher) -> 
     """As ncclCommDestroy does since NCCL 2.31.2."""
     ends = launch(2, _close_after_shrink_with_abort, provider="cuda")
     assert ends == [["ncclCommAbort"], []]
+
+
+def test_a_missing_wait_is_found_by_most_seeds(launch: Launcher) -> None:
+    """HOSTNCCL_DELAY_SEED also delays the double's streams."""
+    assert max(launch(2, race, True, provider="cuda", ids=2)) == 0
+    assert min(launch(2, race, False, provider="cuda", ids=2)) > 25

@@ -1,6 +1,7 @@
 """The plugin activates the double in every process, even if there is another driver.
 
-The double's tests do not run without it, and docs/status.md lists the tests that it skips.
+The double's tests do not run without it, and docs/status.md lists the tests that it skips. Ranks
+that share a GPU get few CTAs by default.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles import plugin
+from tests.support import gpu
 
 _ROOT = Path(__file__).parents[2]
 _MOST = 0.1  # of the tests marked gpu may need a real GPU
@@ -64,3 +66,11 @@ def test_the_status_lists_what_needs_a_gpu(request: pytest.FixtureRequest) -> No
     assert listed == needed
     if len(files) > 10:  # not for a partial run
         assert len(rows) == len(needed) <= _MOST * len(collected)
+
+
+def test_ranks_that_share_a_gpu_have_few_ctas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    assert gpu.environment(gpu.count(), 0) == {}
+    assert gpu.environment(gpu.count() + 1, 0)["NCCL_MAX_CTAS"] == "4"
+    monkeypatch.setenv("NCCL_MAX_CTAS", "2")  # the user's choice is kept
+    assert "NCCL_MAX_CTAS" not in gpu.environment(gpu.count() + 1, 0)
