@@ -78,7 +78,7 @@ def _ask(key: str, rank: int, seconds: float) -> bytes:
         while (answer := internal_kv._internal_kv_get(f"{key}/{number}")) is None:
             if time.monotonic() > until:
                 text = f"{key}: rank 0 did not join within {seconds:g} s"
-                raise nccl.NcclTimeoutError(text, rank=rank, missing_ranks=[0])
+                raise nccl.NcclTimeoutError(text, rank=rank, missing=([0], "store"))
             time.sleep(_POLL)
         return bytes(answer)
     finally:
