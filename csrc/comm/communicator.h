@@ -179,9 +179,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // missing: the result of an Inquiry, with the missing ranks if known.
   void expire(const Deadlines::Late& late, const std::string& answer,
               const std::optional<MissingRanks>& missing);
-  // Requests an Inquiry into the missing ranks before the communicator expires.
-  void inquire() { inquires_.store(true, std::memory_order_relaxed); }
-  bool inquires() const { return inquires_.load(std::memory_order_relaxed); }
+  // Requests an Inquiry into the missing ranks before the communicator expires. ras: whether NCCL
+  // has the RAS service.
+  void inquire(bool ras) {
+    asks_ras_.store(ras, std::memory_order_relaxed);
+    inquires_.store(true, std::memory_order_release);
+  }
+  bool inquires() const { return inquires_.load(std::memory_order_acquire); }
+  bool asks_ras() const { return asks_ras_.load(std::memory_order_relaxed); }
   bool expired() const { return expired_.load(std::memory_order_acquire); }
   void check_state();  // throws the failure or expiry, if any; callable from any thread
   // The exception of an expired communicator. nccl: the text of NCCL's failure, or empty.
@@ -452,6 +457,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> expired_ = false;
   std::atomic<bool> expiry_ended_ = false;  // the expiry has revoked or aborted it
   std::atomic<bool> inquires_ = false;
+  std::atomic<bool> asks_ras_ = false;
   // NCCL writes the handle here. For a child of a non-blocking parent, a thread of NCCL does so
   // later, so the parent shares ownership of this memory.
   std::shared_ptr<ncclComm_t> created_ = std::make_shared<ncclComm_t>(nullptr);

@@ -4,33 +4,39 @@
 #include <deque>
 #include <utility>
 
+#include "comm/communicator.h"
 #include "comm/observer.h"
 #include "common/per_process.h"
 
 namespace pynccl {
 namespace {
 
-// How long an error waits for an answering thread that makes no progress.
+// How long an error waits for answering threads that make no progress.
 constexpr std::chrono::milliseconds kLongestStall(2000);
 
 struct Questions {
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::shared_ptr<Inquiry>> waiting;
+  std::array<std::deque<std::shared_ptr<Inquiry>>, Inquiry::kSources> waiting;
 };
 
 Questions& questions() { return common::per_process<Questions>(); }
 
 }  // namespace
 
+Inquiry::Inquiry(const std::shared_ptr<Communicator>& communicator, Deadlines::Late late)
+    : communicator_(communicator),
+      late_(std::move(late)),
+      asked_{communicator->store() != nullptr, communicator->asks_ras()} {}
+
 bool Inquiry::is_about(const Deadlines::Late& late) const {
   return late.what == late_.what && late.began == late_.began;
 }
 
-void Inquiry::answer(Answer answer) {
+void Inquiry::answer(Source source, Answer answer) {
   {
     const std::lock_guard lock(mutex_);
-    answer_ = std::move(answer);
+    answers_[source] = std::move(answer);
   }
   Observers::deadlines_changed();
 }
@@ -42,24 +48,34 @@ void Inquiry::keep_waiting() {
 
 std::optional<Inquiry::Answer> Inquiry::result() const {
   const std::lock_guard lock(mutex_);
-  if (!answer_ && Clock::now() - heard_ > kLongestStall) return Answer{};
-  return answer_;
+  const bool stalled = Clock::now() - heard_ > kLongestStall;
+  Answer last;
+  for (const Source source : {kStore, kRas}) {
+    if (!asked_[source]) continue;
+    if (!answers_[source] && !stalled) return std::nullopt;
+    if (!answers_[source]) continue;
+    if (answers_[source]->missing) return answers_[source];
+    last = *answers_[source];
+  }
+  return last;
 }
 
-void Inquiry::ask(std::shared_ptr<Inquiry> inquiry) {
+void Inquiry::ask(const std::shared_ptr<Inquiry>& inquiry) {
   Questions& all = questions();
   const std::lock_guard lock(all.mutex);
-  all.waiting.push_back(std::move(inquiry));
-  all.changed.notify_one();
+  for (const Source source : {kStore, kRas})
+    if (inquiry->asked_[source]) all.waiting[source].push_back(inquiry);
+  all.changed.notify_all();
 }
 
-std::shared_ptr<Inquiry> Inquiry::take(double seconds) {
+std::shared_ptr<Inquiry> Inquiry::take(Source source, double seconds) {
   Questions& all = questions();
   std::unique_lock lock(all.mutex);
   const std::chrono::duration<double> longest(seconds);
-  if (!all.changed.wait_for(lock, longest, [&] { return !all.waiting.empty(); })) return nullptr;
-  const auto inquiry = std::move(all.waiting.front());
-  all.waiting.pop_front();
+  auto& waiting = all.waiting[source];
+  if (!all.changed.wait_for(lock, longest, [&] { return !waiting.empty(); })) return nullptr;
+  const auto inquiry = std::move(waiting.front());
+  waiting.pop_front();
   return inquiry;
 }
 

@@ -1,7 +1,8 @@
-// Inquiry: which ranks are missing from a late operation. The monitor asks. A thread that can reach
-// the other ranks through a store, or NCCL's RAS service, answers.
+// Inquiry: which ranks are missing from a late operation. The monitor asks. Two threads answer: one
+// reaches the other ranks through a store, the other NCCL's RAS service.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -18,36 +19,40 @@ class Communicator;
 
 class Inquiry {
  public:
+  enum Source { kStore, kRas, kSources };
+
   struct Answer {
     std::string text;  // empty if nothing is known
     std::optional<MissingRanks> missing;
   };
 
-  Inquiry(std::weak_ptr<Communicator> communicator, Deadlines::Late late)
-      : communicator_(std::move(communicator)), late_(std::move(late)) {}
+  Inquiry(const std::shared_ptr<Communicator>& communicator, Deadlines::Late late);
 
   std::shared_ptr<Communicator> communicator() const { return communicator_.lock(); }
   const Deadlines::Late& late() const { return late_; }
   bool is_about(const Deadlines::Late& late) const;
 
-  void answer(Answer answer);
-  // Called by the answering thread while it waits for other ranks.
+  void answer(Source source, Answer answer);
+  // Called by an answering thread while it waits for other ranks.
   void keep_waiting();
-  // The answer, or an empty one if the answering thread has stalled. None until then.
+  // The answer of the first source that knows the missing ranks, or else of the last. None while a
+  // thread makes progress that may have a better one.
   std::optional<Answer> result() const;
 
-  static void ask(std::shared_ptr<Inquiry> inquiry);
-  // Waits for the next question for the given seconds. Returns nullptr if there is none.
-  static std::shared_ptr<Inquiry> take(double seconds);
+  static void ask(const std::shared_ptr<Inquiry>& inquiry);
+  // Waits for the next question to a source for the given seconds. Returns nullptr if there is
+  // none.
+  static std::shared_ptr<Inquiry> take(Source source, double seconds);
 
  private:
   using Clock = std::chrono::steady_clock;
 
   const std::weak_ptr<Communicator> communicator_;
   const Deadlines::Late late_;
+  const std::array<bool, kSources> asked_;
   mutable std::mutex mutex_;
-  Clock::time_point heard_ = Clock::now();  // from the answering thread
-  std::optional<Answer> answer_;
+  Clock::time_point heard_ = Clock::now();  // from the answering threads
+  std::array<std::optional<Answer>, kSources> answers_;
 };
 
 }  // namespace pynccl

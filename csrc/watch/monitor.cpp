@@ -96,7 +96,7 @@ bool Monitor::expire(Communicator& communicator, const Deadlines::Late& late,
     Inquiry::Answer answer;
     if (communicator.inquires()) {
       if (!inquiry || !inquiry->is_about(late)) {
-        inquiry = std::make_shared<Inquiry>(communicator.weak_from_this(), late);
+        inquiry = std::make_shared<Inquiry>(communicator.shared_from_this(), late);
         Inquiry::ask(inquiry);
       }
       const auto result = inquiry->result();

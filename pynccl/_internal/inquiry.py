@@ -1,5 +1,5 @@
-"""Finds the ranks missing from an overdue operation: the ranks query each other through a store.
-On GPUs, NCCL's RAS service is asked at the same time, and counts if the store has no answer.
+"""Finds the ranks missing from an overdue operation: the ranks query each other through a store,
+and NCCL's RAS service is asked on GPUs.
 
 The store is shared by the processes, as torch.distributed's. Its keys, below ``pynccl/``:
 
@@ -10,14 +10,13 @@ The store is shared by the processes, as torch.distributed's. Its keys, below ``
   it.
 
 One thread per process polls twice a second for questions about its communicators with a store, and
-asks the questions that the C++ monitor passes to it. It runs while there are communicators with a
-store or RAS.
+asks the questions that the C++ monitor passes to it. Another thread asks RAS, even if a call of a
+store does not return. An answer of the store is preferred.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 import time
@@ -29,13 +28,13 @@ from pynccl.store import Store, joined_key
 
 if TYPE_CHECKING:
     from pynccl.flight.dump import Dump
-    from pynccl.flight.missing import Missing
 
 __all__: list[str] = []
 
 _PERIOD = 0.5  # seconds between polls for questions
 _PATIENCE = 1.7  # seconds to wait for the answers; ranks on a busy machine answer late
 _STEP = 0.02
+_LONG = 3600.0
 _LAST_CALL = 1.0  # seconds to wait at exit for a call of a store
 _RECENT = 8  # questions before the first poll that are answered
 _FRESH = 2.0  # seconds during which the answers to a question are reused for another rank
@@ -96,88 +95,34 @@ class _Questions:
                 known[rank] = parse(self._store.get(key).decode(), key)
 
 
-class _OfStore:
-    """A question to the other ranks."""
+class _Open:
+    """A pending question of this process."""
 
-    def __init__(self, inquiry: _C.Inquiry, questions: _Questions, until: float) -> None:
+    def __init__(self, inquiry: _C.Inquiry, questions: _Questions) -> None:
         self._inquiry = inquiry
         self._questions = questions
-        self._until = until
+        self._until = time.monotonic() + _PATIENCE
         self._dumps: dict[int, Dump] = {}
         self._comm = questions.common(inquiry.comm)
         self._number = questions.ask(self._comm)
 
-    def missing(self) -> Missing | None:
-        """Return the missing ranks once all ranks have answered or the time is up."""
+    def is_over(self) -> bool:
+        """Return whether all ranks have answered or the time is up; answer the inquiry if so."""
         from pynccl.flight.missing import find_missing
 
         inquiry = self._inquiry
         self._questions.add_answers(self._number, self._dumps, inquiry.nranks)
         if len(self._dumps) < inquiry.nranks and time.monotonic() < self._until:
-            return None
+            inquiry.keep_waiting()
+            return False
         processes = {dump.reason: dump for dump in self._dumps.values()}
-        return find_missing(self._comm, inquiry.rank, inquiry.nranks, processes.values())
-
-
-class _OfRas:
-    """A question to NCCL's RAS service."""
-
-    def __init__(self, inquiry: _C.Inquiry) -> None:
-        from pynccl.flight.ras import Query
-
-        self._inquiry = inquiry
-        self._query = Query(seconds=_PATIENCE)
-
-    def missing(self) -> Missing | None:
-        """Return the missing ranks once the service has answered or the time is up."""
-        from pynccl.flight.missing import Missing
-        from pynccl.flight.ras import RasError
-
-        inquiry = self._inquiry
-        if not self._query.is_over():
-            return None
-        # NCCL does not count messages.
-        counted = inquiry.what.split(maxsplit=1)[0] not in ("send", "recv")
-        try:
-            report = self._query.result()
-        except RasError as error:
-            return Missing(str(error), None)
-        return report.missing(inquiry.rank, inquiry.nranks, counted=counted)
-
-
-class _Open:
-    """A pending question of this process, with those who may know, most reliable first."""
-
-    def __init__(self, inquiry: _C.Inquiry) -> None:
-        self.inquiry = inquiry
-        self.until = time.monotonic() + _PATIENCE
-        self.sources: dict[str, _OfStore | _OfRas] = {}
-        if inquiry.asks_ras:
-            with contextlib.suppress(RuntimeError):  # no new threads, as the interpreter ends
-                self.sources["RAS"] = _OfRas(inquiry)
-
-    def ask_store(self, questions: _Questions) -> None:
-        """Ask the other ranks too."""
-        self.sources = {"store": _OfStore(self.inquiry, questions, self.until), **self.sources}
-
-    def is_over(self) -> bool:
-        """Answer the inquiry, and return whether it is answered."""
-        text = ""
-        for name, source in list(self.sources.items()):
-            try:
-                missing = source.missing()
-            except Exception:  # of the store
-                del self.sources[name]
-                continue
-            if missing is None:
-                self.inquiry.keep_waiting()
-                return False
-            if missing.ranks is not None:
-                self.inquiry.answer(missing.text, missing.ranks, name)
-                return True
-            text = missing.text
-        self.inquiry.answer(text, None, "")
+        missing = find_missing(self._comm, inquiry.rank, inquiry.nranks, processes.values())
+        inquiry.answer(missing.text, missing.ranks)
         return True
+
+    def give_up(self) -> None:
+        """Answer the inquiry without a result."""
+        self._inquiry.answer("", None)
 
 
 class _Watcher:
@@ -191,6 +136,7 @@ class _Watcher:
         self._lock = threading.RLock()  # reentrant: destroying an object may run arbitrary code
         self._calls = threading.Lock()  # held by the thread while it calls stores
         self._running = False
+        self._asks_ras = False
         self._clones: weakref.WeakKeyDictionary[Store, Store] = weakref.WeakKeyDictionary()
         # By id(); None in place of the questions of a failed store.
         self._known: dict[int, tuple[Store, _Questions | None]] = {}
@@ -208,18 +154,19 @@ class _Watcher:
                 self._clones[store] = clone()
             return self._clones[store]
 
-    def start(self) -> None:
-        """Run the thread while there are communicators with a store or RAS."""
+    def start(self, store: bool, ras: bool) -> None:
+        """Run the thread while there are communicators with a store, and that for RAS."""
         with self._lock:
-            if not self._running:
+            if store and not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="pynccl-inquiry", daemon=True).start()
+            if ras and not self._asks_ras:
+                self._asks_ras = True
+                threading.Thread(target=_ask_ras, name="pynccl-inquiry-ras", daemon=True).start()
 
     def _run(self) -> None:
         _C.sleep_at_exit()
-        # Now, rather than when an operation is overdue.
-        import pynccl.flight.missing
-        import pynccl.flight.ras  # noqa: F401
+        import pynccl.flight.missing  # noqa: F401 - now, rather than when an operation is overdue
 
         waiting: list[_Open] = []
         while True:
@@ -230,8 +177,8 @@ class _Watcher:
             with self._calls:
                 if inquiry is not None:
                     self._look()
-                    waiting.append(self._open(inquiry))
-                waiting = [one for one in waiting if not one.is_over()]
+                    waiting += self._open(inquiry)
+                waiting = [one for one in waiting if not _ends(one)]
             del inquiry
 
     def end(self) -> None:
@@ -242,11 +189,11 @@ class _Watcher:
         self._calls.acquire(timeout=_LAST_CALL)  # never released
 
     def _look(self) -> bool:
-        """Answer the questions of other ranks; False if there are no communicators left."""
+        """Answer the questions of other ranks; False if this process has no stores left."""
         with self._lock:
             members: list[Any] = _C.members()
-            stores = {id(store): store for store, *_ in members if store is not None}
-            if not members:
+            stores = {id(store): store for store, *_ in members}
+            if not stores:
                 self._running = False
         self._known = {key: known for key, known in self._known.items() if key in stores}
         for key, store in stores.items():
@@ -254,24 +201,49 @@ class _Watcher:
                 if key not in self._known:
                     self._known[key] = store, _Questions(store)
                 if questions := self._known[key][1]:
-                    for own, comm, joined, _ in members:
-                        if own is not None and joined is not None:
+                    for _, comm, joined, _ in members:
+                        if joined is not None:
                             questions.publish(comm, joined)
                     questions.answer()
             except Exception:  # the process that hosts the store has ended
                 self._known[key] = store, None
-        return bool(members)
+        return bool(stores)
 
-    def _open(self, inquiry: _C.Inquiry) -> _Open:
-        one = _Open(inquiry)
-        if (store := inquiry.store) is not None:
-            questions = self._known.get(id(store), (store, None))[1]
-            if questions is not None:
-                try:
-                    one.ask_store(questions)
-                except Exception:
-                    self._known[id(store)] = store, None
-        return one
+    def _open(self, inquiry: _C.Inquiry) -> list[_Open]:
+        store = inquiry.store
+        questions = self._known.get(id(store), (store, None))[1]
+        if questions is not None:
+            try:
+                return [_Open(inquiry, questions)]
+            except Exception:
+                self._known[id(store)] = store, None
+        inquiry.answer("", None)
+        return []
+
+
+def _ask_ras() -> None:
+    _C.sleep_at_exit()
+    from pynccl.flight.missing import Missing  # now, rather than when an operation is overdue
+    from pynccl.flight.ras import Query
+
+    while True:
+        if (inquiry := _C.take_inquiry(_LONG, ras=True)) is not None:
+            counted = inquiry.what.split(maxsplit=1)[0] not in ("send", "recv")
+            try:
+                report = Query(seconds=_PATIENCE).result()
+                missing = report.missing(inquiry.rank, inquiry.nranks, counted=counted)
+            except RuntimeError as error:  # also without new threads, as the interpreter ends
+                missing = Missing(str(error), None)
+            inquiry.answer(missing.text, missing.ranks)
+        del inquiry
+
+
+def _ends(one: _Open) -> bool:
+    try:
+        return one.is_over()
+    except Exception:
+        one.give_up()
+        return True
 
 
 _watcher = _Watcher()

@@ -37,16 +37,8 @@ class RasError(RuntimeError):
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a rank, as NCCL reports it.
-
-    Attributes:
-        init_state: the ``ncclResult_t`` of the initialization.
-        async_error: the ``ncclResult_t`` of ncclCommGetAsyncError.
-        finalize_called: whether the rank has called ncclCommFinalize.
-        destroy_flag: whether it has called ncclCommDestroy or ncclCommAbort.
-        abort_flag: whether it has called ncclCommAbort.
-        unresponsive: of a missing rank, whether its process has not answered.
-        considered_dead: of a missing rank, whether its process counts as dead.
+    """The state of a rank as NCCL reports it: two ``ncclResult_t``, which calls have ended the
+    communicator, and for missing ranks whether their process is silent or dead.
     """
 
     init_state: int = 0
@@ -78,16 +70,6 @@ class Rank:
     cuda_dev: int
     status: Status
     collective_counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def launched(self) -> int:
-        """The number of collectives launched."""
-        return sum(self.collective_counts.values())
-
-    @property
-    def place(self) -> str:
-        """Where the rank runs."""
-        return f"rank {self.rank}: process {self.pid} on {self.host}, GPU {self.cuda_dev}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +116,11 @@ class Communicator:
                 texts.append(f"missing {ranks_text(ranks)} (RAS): {state}")
                 found |= ranks
         if counted and (counts := self._counts_text(found)):
-            launched = {one.rank: one.launched for one in self.ranks if one.rank not in found}
+            launched = {
+                one.rank: sum(one.collective_counts.values())
+                for one in self.ranks
+                if one.rank not in found
+            }
             least = min(launched.values())
             behind = {one for one, number in launched.items() if number == least}
             if len(behind) == len(launched):
@@ -267,10 +253,6 @@ class Query:
         self._outcome: Report | str = f"no answer within {seconds:g} s"
         self._thread = threading.Thread(target=self._run, name="pynccl-ras", daemon=True)
         self._thread.start()
-
-    def is_over(self) -> bool:
-        """Return whether result() returns or raises without waiting."""
-        return not self._thread.is_alive() or time.monotonic() > self._until
 
     def result(self) -> Report:
         """Wait for the answer.

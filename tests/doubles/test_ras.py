@@ -27,7 +27,16 @@ class _BrokenStore(FolderStore):
         raise ConnectionError("the process of the store has ended")
 
 
-_STORES = {"store": FolderStore, "broken store": _BrokenStore}
+class _StuckStore(FolderStore):
+    """Blocks from the overdue operation on, as that of a stopped process."""
+
+    def check(self, keys: list[str]) -> bool:
+        while super().check(["stuck"]):
+            time.sleep(0.01)
+        return super().check(keys)
+
+
+_STORES = {"store": FolderStore, "broken store": _BrokenStore, "stuck store": _StuckStore}
 
 
 def _status(folder: Path, *, equal: bool) -> bytes:
@@ -60,7 +69,15 @@ class _Calls:
 
 def _hang(rank: Rank, mode: str, where: str) -> tuple[str, list[int] | None, str | None, float]:
     """Rank 2 leaves out the second all_reduce; what the error of rank 0 says, and its delay."""
-    folder = Path(where)
+    with pytest.MonkeyPatch.context() as patch:
+        if mode == "disabled":
+            patch.setenv("NCCL_RAS_ENABLE", "0")
+        return _hang_with(patch, rank, mode, Path(where))
+
+
+def _hang_with(
+    patch: pytest.MonkeyPatch, rank: Rank, mode: str, folder: Path
+) -> tuple[str, list[int] | None, str | None, float]:
     store = _STORES[mode](folder / "store") if mode in _STORES else None
     comm = rank.communicator(0, store=store)
     own = _Calls(rank, comm, folder)
@@ -74,17 +91,14 @@ def _hang(rank: Rank, mode: str, where: str) -> tuple[str, list[int] | None, str
         comm.abort()
         return "", None, None, 0
     rank.wait_event("launched", 1, 2)
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        ras.Service(lambda: _status(folder, equal=mode == "no difference")) as service,
-    ):
+    with ras.Service(lambda: _status(folder, equal=mode == "no difference")) as service:
         patch.setenv("NCCL_RAS_ADDR", service.address)
         if mode == "hang":
             service.replies["STATUS"] = None
-        elif mode == "disabled":
-            patch.setenv("NCCL_RAS_ENABLE", "0")
         elif mode == "nothing listens":
             service.__exit__()
+        if mode == "stuck store":
+            (folder / "store" / "stuck").touch()
         comm.timeout = _LIMIT
         began = time.monotonic()
         own.all_reduce()
@@ -92,6 +106,7 @@ def _hang(rank: Rank, mode: str, where: str) -> tuple[str, list[int] | None, str
             own.wait()
         seconds = time.monotonic() - began
         asked = bool(service.commands)
+    (folder / "store" / "stuck").unlink(missing_ok=True)
     rank.set_event("done")
     comm.abort()
     assert asked == (mode not in ("disabled", "nothing listens"))
@@ -109,6 +124,7 @@ def _hang(rank: Rank, mode: str, where: str) -> tuple[str, list[int] | None, str
         ("disabled", (None, None), "within 0.6 s; the missing ranks are unknown"),
         ("store", ([2], "store"), "rank 2 has not issued #2 all_reduce"),
         ("broken store", ([2], "RAS"), "missing rank 2 (RAS)"),
+        ("stuck store", ([2], "RAS"), "missing rank 2 (RAS)"),
     ],
 )
 def test_the_error_of_an_overdue_operation(

@@ -33,8 +33,8 @@ void set_watcher(const py::object& attach, const py::object& start) {
   watcher = {py::object(attach).release().ptr(), py::object(start).release().ptr()};
 }
 
-// The communicators with a store or RAS, protected by the GIL. Per process, since a child of fork()
-// must not use the stores of its parent.
+// The communicators with a store, protected by the GIL. Per process, since a child of fork() must
+// not use the stores of its parent.
 std::vector<std::weak_ptr<Communicator>>& watched() {
   return common::per_process<std::vector<std::weak_ptr<Communicator>>>();
 }
@@ -61,17 +61,17 @@ py::list members() {
   return found;
 }
 
-// A question with the communicator that it is about.
+// A question to one source, with the communicator that it is about.
 struct Question {
   std::shared_ptr<Inquiry> inquiry;
+  Inquiry::Source source;
   std::shared_ptr<Communicator> communicator;
   FlightIdentity identity;
 };
 
 // Whether NCCL serves RAS: from 2.24 on, unless NCCL_RAS_ENABLE=0 disables it.
-bool has_ras(const Communicator& communicator) {
+bool has_ras(const Library& library) {
   constexpr int kFirst = 22400;
-  const Library& library = communicator.library();
   if (library.memory() != Memory::kDevice || library.version() < kFirst) return false;
   const char* enabled = std::getenv("NCCL_RAS_ENABLE");
   return !enabled || std::strcmp(enabled, "0") != 0;
@@ -87,16 +87,17 @@ std::optional<std::uint64_t> check_from_text(const std::string& text) {
   }
 }
 
-std::optional<Question> take_inquiry(double seconds) {
+std::optional<Question> take_inquiry(double seconds, bool ras) {
+  const Inquiry::Source source = ras ? Inquiry::kRas : Inquiry::kStore;
   std::shared_ptr<Inquiry> inquiry;
   {
     const GilReleased released;
-    inquiry = Inquiry::take(seconds);
+    inquiry = Inquiry::take(source, seconds);
   }
   auto communicator = inquiry ? inquiry->communicator() : nullptr;
   if (!communicator) return std::nullopt;
   FlightIdentity identity = communicator->deadlines().recorder().identity();
-  return Question{std::move(inquiry), std::move(communicator), std::move(identity)};
+  return Question{std::move(inquiry), source, std::move(communicator), std::move(identity)};
 }
 
 double seconds_of_limit(const Deadlines& deadlines) {
@@ -162,10 +163,11 @@ std::shared_ptr<void> store_from_python(const py::object& store) {
 }
 
 void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator) {
-  if (!watcher.start || (!communicator->store() && !has_ras(*communicator))) return;
-  communicator->inquire();
-  watched().push_back(communicator);
-  py::handle(watcher.start)();
+  const bool store = communicator->store() != nullptr, ras = has_ras(communicator->library());
+  if (!watcher.start || !(store || ras)) return;
+  communicator->inquire(ras);
+  if (store) watched().push_back(communicator);
+  py::handle(watcher.start)(store, ras);
 }
 
 void bind_inquiry(py::module_& m) {
@@ -173,10 +175,7 @@ void bind_inquiry(py::module_& m) {
                        "A question about an overdue operation, for pynccl._internal.inquiry.")
       .def_property_readonly(
           "store", [](const Question& q) { return held(q.communicator->store()); },
-          "The store of the communicator, or None.")
-      .def_property_readonly(
-          "asks_ras", [](const Question& q) { return has_ras(*q.communicator); },
-          "Whether the communicator's NCCL has the RAS service.")
+          "The store of the communicator.")
       .def_property_readonly(
           "comm", [](const Question& q) { return FlightIdentity::text(q.identity.id); },
           "The id of the communicator, equal on its ranks.")
@@ -192,18 +191,17 @@ void bind_inquiry(py::module_& m) {
           "Keep the error waiting for the answer: without a call for two seconds, it is raised.")
       .def(
           "answer",
-          [](const Question& q, std::string text, std::optional<std::vector<int>> missing,
-             std::string source) {
+          [](const Question& q, std::string text, std::optional<std::vector<int>> missing) {
             Inquiry::Answer answer{std::move(text), std::nullopt};
-            if (missing) answer.missing = MissingRanks{std::move(*missing), std::move(source)};
-            q.inquiry->answer(std::move(answer));
+            const char* source = q.source == Inquiry::kRas ? "RAS" : "store";
+            if (missing) answer.missing = MissingRanks{std::move(*missing), source};
+            q.inquiry->answer(q.source, std::move(answer));
           },
-          py::arg("text"), py::arg("missing"), py::arg("source"), R"(Answer the question.
+          py::arg("text"), py::arg("missing"), R"(Answer the question.
 
 Args:
     text: a description of the missing ranks, appended to the error text.
-    missing: the missing ranks; None if they are unknown.
-    source: who knows them, "store" or "RAS".)");
+    missing: the missing ranks; None if they are unknown.)");
   auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   communicator.def_property_readonly(
       "_timeout_error",
@@ -219,7 +217,8 @@ Args:
 
 Args:
     attach: a function of the store of a new communicator that returns the store to use.
-    start: a function to call when there is a communicator with a store or the RAS service.)");
+    start: a function to call with a new communicator: whether it has a store, and whether its NCCL
+        has the RAS service.)");
   m.def(
       "set_exchange", &set_exchange, py::arg("function"),
       R"(Set the function that compares calls of ranks. Called by pynccl._internal.inquiry on import.
@@ -231,18 +230,20 @@ Args:
 
 Before 3.14, Python ends such a thread with pthread_exit, which aborts the process inside the C++
 code of torch's stores.)");
-  m.def("take_inquiry", &take_inquiry, py::arg("seconds"), R"(Wait for an overdue operation.
+  m.def("take_inquiry", &take_inquiry, py::arg("seconds"), py::kw_only(), py::arg("ras") = false,
+        R"(Wait for an overdue operation.
 
 Args:
     seconds: the time limit of the wait.
+    ras: wait for one of a communicator with the RAS service, else with a store.
 
 Returns:
     An Inquiry, or None.)");
-  m.def("members", &members, R"(The open communicators with a store or the RAS service.
+  m.def("members", &members, R"(The open communicators with a store.
 
 Returns:
-    A list of tuples: the store or None, the id, the id on the ranks that have joined with grow() if
-    it is known, and this rank, -1 if it is not known yet.)");
+    A list of tuples: the store, the id, the id on the ranks that have joined with grow() if it is
+    known, and this rank, -1 if it is not known yet.)");
 }
 
 }  // namespace pynccl::python

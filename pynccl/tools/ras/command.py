@@ -57,7 +57,7 @@ def _text(report: Report) -> str:
         lines += [f"  {text}" for text in missing.text.split("; ") if text]
         lines += [] if missing.text else ["  RAS sees no difference"]
         places = [
-            rank.place
+            f"rank {rank.rank}: process {rank.pid} on {rank.host}, GPU {rank.cuda_dev}"
             for rank in [*one.ranks, *one.missing_ranks]
             if rank.rank in (missing.ranks or ())
         ]
