@@ -6,6 +6,7 @@ stand-in of tests.support.ras.
 from __future__ import annotations
 
 import json
+import random
 import socket
 import time
 from typing import Any
@@ -164,6 +165,25 @@ def test_a_service_that_lies(word: str, reply: bytes, text: str) -> None:
     with Service() as service:
         service.replies[word] = reply
         assert text in _refused(service.address, 5)
+
+
+def test_changed_reports() -> None:
+    data = report(communicator(_LATE[:3], [lost(3, dead=True)]), communicator(_FOUR))
+    chance = random.Random(7)
+    accepted = 0
+    for _ in range(500):
+        changed = bytearray(data)
+        for _ in range(chance.randrange(1, 4)):
+            changed[chance.randrange(len(data))] = chance.choice(b'0123456789{}[],:"-.enultrfas ')
+        try:
+            found = parse(bytes(changed))
+        except RasError:
+            continue
+        accepted += 1
+        found.missing(0, 4, counted=True)
+        for one in found.communicators:
+            one.missing()
+    assert accepted > 20
 
 
 def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
