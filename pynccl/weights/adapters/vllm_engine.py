@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -135,12 +136,15 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
         """
         if source is None:
             raise ValueError("source: a WeightSource is required")
-        missing = [one.name for one in source.metadata if 0 not in (one.owners or (0,))]
+        missing = [
+            one.name
+            for one in _metadata(source)
+            if 0 not in (getattr(one, "owners", None) or (0,))  # owners: from vLLM 0.33 on
+        ]
         if missing:
             raise ValueError(f"source: rank 0, which sends, does not own {missing[0]!r}")
-        engine: Self = cls(
-            client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank
-        )
+        engine: Self = cls(client=client, source=source, is_sender=init_info.is_sender)
+        engine.rank = init_info.rank  # an argument from vLLM 0.33 on
         if engine.is_sender:
             engine._timeout = init_info.timeout
             engine._sender, info = open_session(
@@ -160,17 +164,17 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
         """
         source, sender = self.source, self._sender
         if not self.is_sender:
-            for _ in source.iter_full():
+            for _ in _tensors(source):
                 pass
             return
         if sender is None:
             raise RuntimeError("the engine was shut down")
-        metadata = {one.name: Spec.of(one) for one in source.metadata}
+        metadata = {one.name: Spec.of(one) for one in _metadata(source)}
         self.client.start_weight_update()
         self.report = beside(
             sender,
             lambda: self.client.update_weights({"timeout": self._timeout}),
-            lambda: sender.send(Once(source.iter_full()), metadata=metadata),
+            lambda: sender.send(Once(_tensors(source)), metadata=metadata),
             self.client.finish_weight_update,
         )
 
@@ -179,3 +183,14 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
         if self._sender is not None:
             self._sender.close()
         self._sender = None
+
+
+def _metadata(source: Any) -> list[Any]:  # noqa: ANN401
+    """The metadata of a source, which vLLM 0.32 returns from a method."""
+    metadata: Any = source.metadata
+    return list(metadata() if callable(metadata) else metadata)
+
+
+def _tensors(source: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """The full tensors of a source with their names; vLLM 0.32 iterates over the source itself."""
+    return iter(source.iter_full() if hasattr(source, "iter_full") else source)
