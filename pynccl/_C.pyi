@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from typing_extensions import CapsuleType, Self, dataclass_transform, disjoint_base
 
+from pynccl._internal.explanation import Explanation
 from pynccl.errors import (
     DriverError,
     LibraryNotFoundError,
@@ -1091,6 +1092,7 @@ class Communicator:
         store: Store | None = None,
     ) -> Communicator: ...
     def get_unique_id(self) -> UniqueId: ...
+    def explain(self, operation: str, nbytes: int) -> Explanation: ...
     timeout: float | None
     on_timeout: _OnTimeout
     @property

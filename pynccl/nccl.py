@@ -46,6 +46,7 @@ from pynccl._C import (
     plan,
     simulate,
 )
+from pynccl._internal.explanation import Explanation, explain, explain_from_environment
 from pynccl.encryption import set_encryption
 from pynccl.errors import (
     DriverError,
@@ -82,6 +83,7 @@ __all__ = [
     "DeviceComm",
     "DriverError",
     "Event",
+    "Explanation",
     "FlightRecord",
     "Graph",
     "LibraryNotFoundError",
@@ -111,6 +113,7 @@ __all__ = [
     "capture",
     "deadline",
     "dump_flight_record",
+    "explain",
     "flight_record",
     "get_unique_id",
     "get_version",
@@ -327,3 +330,5 @@ if any(map(os.environ.get, ("PYNCCL_TRACE", "PYNCCL_RECORD", "PYNCCL_NVTX"))):
     from pynccl.tools.trace.recorder import start_from_environment
 
     start_from_environment()
+
+explain_from_environment()

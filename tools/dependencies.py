@@ -74,6 +74,7 @@ ORDERS = (
         "csrc/python",
     ),
     ("csrc/abi", "csrc/noop"),
+    ("csrc/common", "csrc/abi", "csrc/plugin"),
     ("csrc/abi", "csrc/extension", "csrc/c10d"),
     ("csrc/device/nvrtc",),
     (*(f"pynccl.mirror.{part}" for part in _MIRROR), "pynccl.mirror"),

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from tests.abi import declarations as decl
-from tests.abi import device_checks, static_checks, wheels
+from tests.abi import device_checks, plugin_checks, static_checks, wheels
 from tests.abi.declarations import Declarations
 from tests.abi.names import check_names, check_own
 from tests.abi.report import Report
@@ -98,6 +98,7 @@ def check_release(
         title_of_device = f"{title}: compiled with nccl_device.h"
         check_compiled(report, title_of_device, source, file, header.parent, *cuda)
     check_symbols(report, title, library, header)
+    plugin_checks.check_symbols(report, title, decl.header_version(text), library)
     check_loading(report, title, library, text)
 
 
@@ -138,6 +139,8 @@ def main() -> int:
         folders = [wheels.fetch(arguments.cache, *wheel) for wheel in wheels.CUDA]
         cuda = [wheels.only(folder, "nvidia/*/include") for folder in folders]
         check_driver(report, arguments.cache, cuda)
+        layouts = plugin_checks.layout_source()
+        check_compiled(report, "Plugins: layouts", layouts, arguments.cache / "plugins.cpp")
         for version in arguments.nccl or wheels.NCCL_VERSIONS:
             check_release(report, arguments.cache, version, cuda, ours)
     print(f"{report.failures} failures" if report.failures else "csrc/abi agrees with all of it")

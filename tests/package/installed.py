@@ -34,6 +34,7 @@ _FILES = (
     "include/pynccl/device.h",
     "include/pynccl/c10d/module.cpp",
     "lib/libhostnccl.so",
+    "lib/libpynccl_plugin.so",
     "lib/preload/libnccl.so.2",
 )
 _TIMEOUT = 120.0  # seconds of each command

@@ -12,6 +12,7 @@ PYNCCL: Final = {
     "PYNCCL_CACHE": "the directory of components that are built at first use",
     "PYNCCL_CHECK": "1: ranks compare their operations while they run",
     "PYNCCL_COMPAT_PROVIDER": "the provider of pynccl.compat.cupy_nccl",
+    "PYNCCL_EXPLAIN": "has NCCL load the plugin of nccl.explain()",
     "PYNCCL_FLIGHT_FILE": "the file for the flight record of a process when an operation fails",
     "PYNCCL_HOSTNCCL_LIBRARY": "the path of another libhostnccl.so",
     "PYNCCL_NCCL_DEVICE_LIBRARY": "the path of NCCL's device library (bitcode) for Triton",
@@ -25,6 +26,7 @@ PYNCCL: Final = {
     "PYNCCL_RECORD_LIMIT": "the maximum size of a recording, in bytes",
     "PYNCCL_TIMEOUT": "the time limit of an operation, in seconds",
     "PYNCCL_TRACE": "writes a trace of the process to this file",
+    "PYNCCL_TUNING": "the tuning file, whose choices nccl.explain()'s plugin forces",
     "PYNCCL_WEIGHTS_KEY": "the key of sessions of pynccl.weights, which is secret",
     "PYNCCL_WERROR": "read by the build: warnings are errors",
 }

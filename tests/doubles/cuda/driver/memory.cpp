@@ -108,16 +108,26 @@ void MemoryUse::add(const void* address, size_t bytes) {
   const RangeRef range = find_range(address);
   char where[64];
   std::snprintf(where, sizeof where, "%zu bytes at %p", bytes, address);
-  if (!range) return report_violation(operation_ + " takes " + where + ", not device memory");
+  if (!range) return report(operation_ + " takes " + where + ", not device memory");
   if (range->device != device_) {
-    report_violation(operation_ + " on device " + std::to_string(device_) + " takes " + where +
-                     " of device " + std::to_string(range->device));
+    report(operation_ + " on device " + std::to_string(device_) + " takes " + where +
+           " of device " + std::to_string(range->device));
   }
   const auto offset = static_cast<size_t>(static_cast<const char*>(address) - range->base);
   if (bytes > range->bytes - offset)
-    report_violation(operation_ + " takes " + where + ", past the end of " + describe(*range));
+    report(operation_ + " takes " + where + ", past the end of " + describe(*range));
   range->in_flight.fetch_add(1);
   parts_.push_back({range, range->generation.load()});
+}
+
+void MemoryUse::report(const std::string& text) {
+  if (!deferred_) return report_violation(text);
+  violations_.push_back(text);
+}
+
+void MemoryUse::issue() {
+  for (const std::string& text : violations_) report_violation(text);
+  violations_.clear();
 }
 
 void MemoryUse::end() {

@@ -47,6 +47,9 @@ class MemoryUse {
   MemoryUse(std::string operation, int device);
   // Null addresses and lengths of 0 are ignored.
   void add(const void* address, size_t bytes);
+  // Violations of add() are reported by issue() instead: an operation may be simulated.
+  void defer() { deferred_ = true; }
+  void issue();
   void end();     // reports changes since it was enqueued
   void cancel();  // it was never enqueued
 
@@ -57,7 +60,11 @@ class MemoryUse {
   };
   const std::string operation_;
   const int device_;
+  bool deferred_ = false;
+  std::vector<std::string> violations_;
   std::vector<Part> parts_;
+
+  void report(const std::string& text);
 };
 
 void report_violation(const std::string& text);

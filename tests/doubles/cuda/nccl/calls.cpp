@@ -159,6 +159,8 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
 ncclResult_t Call<&Table::ncclGroupSimulateEnd>::run(const char*, ncclSimInfo_t* simInfo) {
   Group& group = Group::of_this_thread();
   const ncclResult_t result = nccl().ncclGroupSimulateEnd(simInfo);
+  if (result == ncclSuccess && group.depth == 1)
+    for (const Operation& operation : group.operations) operation.choose(true);
   if (group.depth > 0 && --group.depth == 0) group.clear();
   return result;
 }

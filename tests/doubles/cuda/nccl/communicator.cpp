@@ -46,9 +46,12 @@ void Communicator::learn() {
   nccl().ncclCommUserRank(engine, &rank);
   nranks = count;
   if (!peers && !key.empty()) peers = std::make_unique<Peers>(key, nranks, rank);
-  if (!peers || may_share_gpus() || !peers->share_gpu()) return;
-  creation_failed = true;
-  refused = ncclInvalidUsage;
+  if (peers && !may_share_gpus() && peers->share_gpu()) {
+    creation_failed = true;
+    refused = ncclInvalidUsage;
+    return;
+  }
+  plugins.open(handle(), nranks, rank, device);
 }
 
 void Communicator::connect(int peer) {

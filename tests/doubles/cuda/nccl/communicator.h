@@ -11,6 +11,7 @@
 
 #include "driver/stream.h"
 #include "nccl/peers.h"
+#include "nccl/plugins.h"
 #include "nccl/table.h"
 
 namespace cuda_double {
@@ -23,6 +24,7 @@ struct Communicator {
   bool blocking = true;
   std::string key;  // the same on all ranks; empty if peers are not tracked
   std::unique_ptr<Peers> peers;
+  Plugins plugins;
   int derived = 0;             // communicators derived from it, in the same order on each rank
   std::atomic<int> calls{0};   // calls in progress
   std::atomic<int> graphs{0};  // graphs, executables and launches with its operations

@@ -152,10 +152,12 @@ void wait_for_peers(Communicator& communicator) {
 }
 
 // Without finalize, destroy and abort wait like finalize (NCCL 2.30.7, init.cc:2849).
-void finalize_before_free(const Communicator& communicator) {
-  if (communicator.finalized) return;
-  communicator.wait_for_streams();
-  communicator.wait_for_graphs();
+void finalize_before_free(Communicator& communicator) {
+  if (!communicator.finalized) {
+    communicator.wait_for_streams();
+    communicator.wait_for_graphs();
+  }
+  communicator.plugins.close();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <thread>
 
+#include "abi/nccl_plugin_types.h"
 #include "driver/duration.h"
 #include "driver/graph.h"
 
@@ -13,21 +14,44 @@ namespace {
 
 // The number of blocks of count elements that a collective reads and writes (1, or one per rank),
 // and whether only the root does.
+// The number is that of the tuner's function, or -1.
 struct Blocks {
   std::string_view function;
   bool send_all, recv_all, only_root_sends, only_root_receives;
+  int number = -1;
+  const char* name = "";  // the profiler's
 };
 
 constexpr Blocks kBlocks[] = {
-    {"ncclAllReduce", false, false, false, false},    {"ncclReduce", false, false, false, true},
-    {"ncclBroadcast", false, false, true, false},     {"ncclBcast", false, false, true, false},
-    {"ncclReduceScatter", true, false, false, false}, {"ncclAllGather", false, true, false, false},
-    {"ncclAlltoAll", true, true, false, false},       {"ncclGather", false, true, false, true},
-    {"ncclScatter", true, false, true, false},        {"ncclSend", false, false, false, false},
-    {"ncclRecv", false, false, false, false},         {"ncclPutSignal", false, false, false, false},
+    {"ncclAllReduce", false, false, false, false, kPluginAllReduce, "AllReduce"},
+    {"ncclReduce", false, false, false, true, kPluginReduce, "Reduce"},
+    {"ncclBroadcast", false, false, true, false, kPluginBroadcast, "Broadcast"},
+    {"ncclBcast", false, false, true, false, kPluginBroadcast, "Broadcast"},
+    {"ncclReduceScatter", true, false, false, false, kPluginReduceScatter, "ReduceScatter"},
+    {"ncclAllGather", false, true, false, false, kPluginAllGather, "AllGather"},
+    {"ncclAlltoAll", true, true, false, false},
+    {"ncclGather", false, true, false, true},
+    {"ncclScatter", true, false, true, false},
+    {"ncclSend", false, false, false, false, -1, "Send"},
+    {"ncclRecv", false, false, false, false, -1, "Recv"},
+    {"ncclPutSignal", false, false, false, false},
 };
 
 constexpr size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclDataType_t
+
+PluginOperation plugin_operation(const Communicator& communicator, const Arguments& arguments) {
+  std::string_view name = arguments.function;
+  if (name.ends_with("Config")) name.remove_suffix(6);
+  for (const Blocks& blocks : kBlocks) {
+    if (blocks.function != name || arguments.dtype >= ncclNumTypes) continue;
+    const size_t block = arguments.count * kSizes[arguments.dtype];
+    const auto all = static_cast<size_t>(communicator.nranks);
+    const size_t nbytes = blocks.send_all || blocks.recv_all ? all * block : block;
+    return {blocks.number,  blocks.name,     nbytes,        arguments.send,
+            arguments.recv, arguments.count, arguments.peer};
+  }
+  return {};
+}
 
 void add_buffers(MemoryUse& use, const Communicator& communicator, const Arguments& arguments) {
   std::string_view name = arguments.function;
@@ -94,20 +118,26 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
   collective_ = !message_ && !name.ends_with("Signal");
   peer_ = arguments.peer;
   communicator_->connect(message_ ? peer_ : -1);
+  chosen_ = plugin_operation(*communicator_, arguments);
   if (capturing(*stream_)) {
     hold_in_capture(*stream_, std::make_shared<Captured>(communicator_));
     return;
   }
   use_ = std::make_unique<MemoryUse>(std::string(name), communicator_->device);
+  use_->defer();
   add_buffers(*use_, *communicator_, arguments);
 }
 
+void Operation::choose(bool simulated) const { communicator_->plugins.choose(chosen_, simulated); }
+
 void Operation::finish() {
+  choose(false);
   if (!use_) {
     // Measured for ncclAllReduce of NCCL 2.28 with CUDA 13.0, and assumed for the others.
     need_no_join(*stream_);
     return;
   }
+  use_->issue();
   communicator_->pending.fetch_add(1);
   engine().LaunchHostFunc(
       stream_->queue(),

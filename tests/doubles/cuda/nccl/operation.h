@@ -35,6 +35,7 @@ class Operation {
   // dead.
   void finish();
   void cancel();
+  void choose(bool simulated) const;  // asks the tuner, before the operation is issued
 
  private:
   CommunicatorRef communicator_;
@@ -43,6 +44,7 @@ class Operation {
   bool sends_;
   bool collective_;
   int peer_;
+  PluginOperation chosen_;
   std::unique_ptr<MemoryUse> use_;  // none in a capture
 };
 

@@ -1,0 +1,82 @@
+// What the plugin records and how pynccl/_internal/plugin.py, which declares the same structs,
+// reads it. The records are rings: the oldest are overwritten. All calls are thread-safe.
+#pragma once
+
+#include <cstdint>
+
+namespace pynccl::plugin {
+
+// A communicator, from NCCL's init of the tuner to its end.
+struct TunerContext {
+  std::uint64_t number;   // from 1
+  std::uint64_t comm_id;  // 0 before version 5
+  std::int32_t version;   // of the interface
+  std::int32_t nranks;
+  std::int32_t nodes;
+  std::int32_t open;
+};
+
+// A collective for which NCCL asked the tuner.
+struct TunerChoice {
+  static constexpr int kMostAlgorithms = 8, kMostProtocols = 4;
+
+  std::uint64_t number;   // from 1
+  std::uint64_t context;  // of its communicator
+  std::uint64_t nbytes;
+  std::uint64_t chunk;  // bytes; 0 if unknown
+  std::int64_t thread;  // the kernel's id of the thread that asked
+  std::int32_t function;
+  std::int32_t operations;  // of the group
+  std::int32_t registered;  // -1 if unknown
+  std::int32_t algorithms;  // the shape of NCCL's table; 0 if NCCL gave none
+  std::int32_t protocols;
+  std::int32_t algorithm;  // the choice; -1 if unknown
+  std::int32_t protocol;
+  std::int32_t channels;  // 0 if unknown
+  std::int32_t rule;      // the rule that forced the choice, from 1; 0: none; -1: not possible here
+  float costs[kMostAlgorithms]
+             [kMostProtocols];  // microseconds, as NCCL gave them; below 0: unusable
+};
+
+// Forces a choice for a function and a range of bytes. The first rule that matches applies.
+struct TunerRule {
+  std::uint64_t min_bytes;
+  std::uint64_t max_bytes;  // inclusive
+  std::int32_t function;
+  std::int32_t nranks;  // 0: any
+  std::int32_t algorithm;
+  std::int32_t protocol;
+  std::int32_t channels;  // 0: NCCL's
+};
+
+// A collective or message that NCCL issued while the profiler was on.
+struct ProfilerRecord {
+  std::uint64_t number;    // from 1
+  std::int64_t time;       // nanoseconds of CLOCK_MONOTONIC
+  std::uint64_t sendbuff;  // the buffer of a message
+  std::uint64_t recvbuff;
+  std::int32_t rank;
+  std::int32_t peer;      // of a message; -1 for a collective
+  std::int32_t channels;  // 0 if unknown
+  char function[16];      // as NCCL names it: "AllReduce"
+  char algorithm[20];
+  char protocol[16];
+};
+
+}  // namespace pynccl::plugin
+
+extern "C" {
+
+// Copy the records after a number, oldest first, and return how many were copied.
+std::uint64_t pynccl_plugin_choices(std::uint64_t after, pynccl::plugin::TunerChoice* out,
+                                    std::uint64_t most);
+std::uint64_t pynccl_plugin_contexts(std::uint64_t after, pynccl::plugin::TunerContext* out,
+                                     std::uint64_t most);
+// Replaces the rules. Returns how many are kept, which is fewer than count if there are too many.
+std::uint64_t pynccl_plugin_rules(const pynccl::plugin::TunerRule* rules, std::uint64_t count);
+
+// Switches the profiler on or off. Off, NCCL asks it for nothing.
+void pynccl_plugin_profile(int on);
+std::uint64_t pynccl_plugin_events(std::uint64_t after, pynccl::plugin::ProfilerRecord* out,
+                                   std::uint64_t most);
+}

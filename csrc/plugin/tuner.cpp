@@ -1,0 +1,187 @@
+// The tuner: records NCCL's cost table of each collective, and forces the choices of the rules.
+#include <cfloat>
+
+#include "abi/nccl_plugin_types.h"
+#include "common/thread_id.h"
+#include "plugin/records.h"
+#include "plugin/ring.h"
+
+namespace pynccl::plugin {
+namespace {
+
+using namespace abi;
+
+constexpr std::size_t kMostChoices = 4096, kMostContexts = 1024, kMostRules = 256;
+
+Ring<TunerChoice, kMostChoices> choices;
+Ring<TunerContext, kMostContexts> contexts;
+
+std::mutex rules_mutex;
+std::array<TunerRule, kMostRules> rules;
+std::size_t rule_count = 0;
+
+// NCCL's handle of a context is its number.
+std::uint64_t number_of(void* context) { return reinterpret_cast<std::uintptr_t>(context); }
+
+ncclResult_t open(int version, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
+                  void** context) {
+  TunerContext opened{};
+  opened.comm_id = comm_id;
+  opened.version = version;
+  opened.nranks = static_cast<int>(nranks);
+  opened.nodes = static_cast<int>(nodes);
+  opened.open = 1;
+  *context = reinterpret_cast<void*>(static_cast<std::uintptr_t>(contexts.add(opened)));
+  return ncclSuccess;
+}
+
+ncclResult_t close(void* context) {
+  contexts.change([&](TunerContext& one) {
+    if (one.number != number_of(context)) return false;
+    one.open = 0;
+    return true;
+  });
+  return ncclSuccess;
+}
+
+int nranks_of(std::uint64_t context) {
+  int nranks = 0;
+  contexts.change([&](const TunerContext& one) {
+    if (one.number == context) nranks = one.nranks;
+    return one.number == context;
+  });
+  return nranks;
+}
+
+// The first of the least costs, which is what NCCL chooses.
+void choose(const float* costs, TunerChoice& choice) {
+  choice.algorithm = choice.protocol = kNoChoice;
+  float least = FLT_MAX;
+  for (int i = 0; i < choice.algorithms * choice.protocols; ++i) {
+    if (!(costs[i] >= 0 && costs[i] < least)) continue;
+    least = costs[i];
+    choice.algorithm = i / choice.protocols;
+    choice.protocol = i % choice.protocols;
+  }
+}
+
+// Applies the first rule that matches, unless NCCL cannot use its algorithm and protocol here.
+void force(float* costs, TunerChoice& choice, int* channels) {
+  const int nranks = nranks_of(choice.context);
+  const std::lock_guard lock(rules_mutex);
+  for (std::size_t i = 0; i < rule_count; ++i) {
+    const TunerRule& rule = rules[i];
+    if (rule.function != choice.function || choice.nbytes < rule.min_bytes ||
+        choice.nbytes > rule.max_bytes || (rule.nranks != 0 && rule.nranks != nranks))
+      continue;
+    const int wanted = rule.algorithm * choice.protocols + rule.protocol;
+    choice.rule = -1;
+    if (rule.algorithm >= choice.algorithms || rule.protocol >= choice.protocols ||
+        !(costs[wanted] >= 0 && costs[wanted] <= FLT_MAX))
+      return;
+    choice.rule = static_cast<int>(i) + 1;
+    for (int other = 0; other < choice.algorithms * choice.protocols; ++other)
+      if (costs[other] == 0) costs[other] = kCostIgnored;
+    costs[wanted] = 0;
+    if (rule.channels > 0) *channels = choice.channels = rule.channels;
+    return;
+  }
+}
+
+ncclResult_t note(void* context, int function, std::size_t nbytes, int operations, float** table,
+                  int algorithms, int protocols, int registered, int* channels) {
+  float* const costs = reinterpret_cast<float*>(table);
+  TunerChoice choice{};
+  choice.context = number_of(context);
+  choice.nbytes = nbytes;
+  choice.thread = common::thread_id();
+  choice.function = function;
+  choice.operations = operations;
+  choice.registered = registered;
+  choice.algorithm = choice.protocol = kNoChoice;
+  for (auto& row : choice.costs) std::fill(std::begin(row), std::end(row), kCostIgnored);
+  if (costs != nullptr && algorithms > 0 && protocols > 0) {
+    choice.algorithms = algorithms;
+    choice.protocols = protocols;
+    for (int a = 0; a < std::min(algorithms, TunerChoice::kMostAlgorithms); ++a)
+      for (int p = 0; p < std::min(protocols, TunerChoice::kMostProtocols); ++p)
+        choice.costs[a][p] = costs[a * protocols + p];
+    force(costs, choice, channels);
+    choose(costs, choice);
+  }
+  choices.add(choice);
+  return ncclSuccess;
+}
+
+template <int version>
+ncclResult_t open_v2(std::size_t nranks, std::size_t nodes, PluginLogger, void** context) {
+  return open(version, 0, nranks, nodes, context);
+}
+
+template <int version>
+ncclResult_t open_v5(void** context, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
+                     PluginLogger, void*, void*) {
+  return open(version, comm_id, nranks, nodes, context);
+}
+
+// NCCL 2.21 gives no table, so that a rule could name what it cannot use. Rules do not apply.
+ncclResult_t note_v2(void* context, int function, std::size_t nbytes, int, int, int operations,
+                     int*, int*, int* channels) {
+  return note(context, function, nbytes, operations, nullptr, 0, 0, -1, channels);
+}
+
+ncclResult_t note_v3(void* context, int function, std::size_t nbytes, int operations, float** costs,
+                     int algorithms, int protocols, int* channels) {
+  return note(context, function, nbytes, operations, costs, algorithms, protocols, -1, channels);
+}
+
+ncclResult_t note_chunk(void* context, int function, std::size_t nbytes, int algorithm,
+                        int protocol, int channels, std::size_t* chunk) {
+  choices.change([&](TunerChoice& choice) {
+    if (choice.context != number_of(context) || choice.function != function ||
+        choice.nbytes != nbytes || choice.algorithm != algorithm || choice.protocol != protocol)
+      return false;
+    choice.channels = channels;
+    choice.chunk = *chunk;
+    return true;
+  });
+  return ncclSuccess;
+}
+
+constexpr char kName[] = "pynccl";
+
+}  // namespace
+}  // namespace pynccl::plugin
+
+extern "C" {
+#pragma GCC visibility push(default)
+
+using namespace pynccl::plugin;
+
+#define TUNER(since, version, symbol) extern const pynccl::abi::TunerV##version symbol;
+#define PROFILER(since, version, symbol)
+#include "abi/nccl_plugin_versions.inc"
+
+const pynccl::abi::TunerV2 ncclTunerPlugin_v2 = {kName, open_v2<2>, note_v2, close};
+const pynccl::abi::TunerV3 ncclTunerPlugin_v3 = {kName, open_v2<3>, note_v3, close};
+const pynccl::abi::TunerV4 ncclTunerPlugin_v4 = {kName, open_v2<4>, note, close};
+const pynccl::abi::TunerV5 ncclTunerPlugin_v5 = {kName, open_v5<5>, note, close};
+const pynccl::abi::TunerV6 ncclTunerPlugin_v6 = {kName, open_v5<6>, note, close, note_chunk};
+
+std::uint64_t pynccl_plugin_choices(std::uint64_t after, TunerChoice* out, std::uint64_t most) {
+  return choices.copy(after, out, most);
+}
+
+std::uint64_t pynccl_plugin_contexts(std::uint64_t after, TunerContext* out, std::uint64_t most) {
+  return contexts.copy(after, out, most);
+}
+
+std::uint64_t pynccl_plugin_rules(const TunerRule* given, std::uint64_t count) {
+  const std::lock_guard lock(rules_mutex);
+  rule_count = std::min<std::uint64_t>(count, kMostRules);
+  std::copy_n(given, rule_count, rules.begin());
+  return rule_count;
+}
+
+#pragma GCC visibility pop
+}

@@ -1,0 +1,314 @@
+#include "nccl/plugins.h"
+
+#include <dlfcn.h>
+#include <strings.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cfloat>
+#include <cstdlib>
+#include <string>
+
+#include "abi/nccl_plugin_types.h"
+#include "driver/memory.h"
+#include "driver/record.h"
+#include "nccl/table.h"
+
+namespace cuda_double {
+namespace {
+
+constexpr int kAlgorithms = 7, kProtocols = 3;  // from 2.23 on
+enum Algorithm { kTree, kRing, kNvls = 4, kPat = 6 };
+enum Protocol { kLL, kLL128, kSimple };
+
+using Costs = std::array<std::array<float, kProtocols>, kAlgorithms>;
+
+// A kind of plugin: loaded for the first communicator and closed with the last one. One that was
+// not found is not looked for again.
+struct Loaded {
+  const char* variable;
+  const void* (*find)(void* library, int& version);
+
+  std::mutex mutex{};
+  int users = 0;
+  bool failed = false;
+  void* library = nullptr;
+  int version = 0;
+  const void* plugin = nullptr;
+
+  template <class Interface>
+  const Interface& as() const {
+    return *static_cast<const Interface*>(plugin);
+  }
+
+  bool load() {
+    if (failed) return false;
+    if (users++ > 0) return true;
+    const char* name = std::getenv(variable);
+    constexpr size_t kLongest = 254;
+    if (name && *name && strcasecmp(name, "none") != 0)
+      library = dlopen(std::string(name).substr(0, kLongest).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library) plugin = find(library, version);
+    if (plugin) return true;
+    if (library) dlclose(library);
+    library = nullptr;
+    failed = true;
+    users = 0;
+    return false;
+  }
+
+  void unload() {
+    if (--users > 0) return;
+    dlclose(library);
+    library = nullptr;
+    plugin = nullptr;
+  }
+};
+
+// NCCL_DOUBLE_PLUGIN_VERSION: the only version that this NCCL knows.
+bool known(int since, int version) {
+  const char* only = std::getenv("NCCL_DOUBLE_PLUGIN_VERSION");
+  return only ? version == std::atoi(only) : since <= kNcclVersion;
+}
+
+// The newest is last in the list.
+#define FIND(since, number, symbol)                                                 \
+  if (void* const one = known(since, number) ? dlsym(library, #symbol) : nullptr) { \
+    found = one;                                                                    \
+    version = number;                                                               \
+  }
+
+const void* find_tuner(void* library, int& version) {
+  const void* found = nullptr;
+#define TUNER FIND
+#define PROFILER(since, number, symbol)
+#include "abi/nccl_plugin_versions.inc"
+  return found;
+}
+
+const void* find_profiler(void* library, int& version) {
+  const void* found = nullptr;
+#define TUNER(since, number, symbol)
+#define PROFILER FIND
+#include "abi/nccl_plugin_versions.inc"
+  return found;
+}
+
+Loaded& tuners() {
+  static Loaded& one = *new Loaded{"NCCL_TUNER_PLUGIN", find_tuner};
+  return one;
+}
+
+Loaded& profilers() {
+  static Loaded& one = *new Loaded{"NCCL_PROFILER_PLUGIN", find_profiler};
+  return one;
+}
+
+int profiler_mask = 0;  // one for all communicators
+
+void log(unsigned, unsigned long, const char*, int, const char*, ...) {}
+
+bool offered(int function, int algorithm, int protocol, int nranks) {
+  if (algorithm == kRing) return true;
+  if (algorithm == kTree) return function == kPluginAllReduce;
+  if (algorithm == kNvls) return protocol == kSimple && nranks > 2;
+  const bool blocks = function == kPluginAllGather || function == kPluginReduceScatter;
+  return algorithm == kPat && protocol == kSimple && blocks;
+}
+
+Costs costs_of(const PluginOperation& operation, int nranks) {
+  // Microseconds, and bytes per microsecond, by protocol.
+  constexpr float kLatency[kProtocols] = {5, 8, 13}, kRate[kProtocols] = {15e3, 80e3, 130e3};
+  Costs costs;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    const auto ranks = static_cast<unsigned>(nranks);
+    const auto steps = static_cast<float>(a == kRing ? nranks - 1 : std::bit_width(ranks) - 1);
+    const float rate = a == kRing ? 1.0f : a == kNvls ? 1.4f : 0.7f;
+    for (int p = 0; p < kProtocols; ++p) {
+      const auto nbytes = static_cast<float>(operation.nbytes);
+      costs[a][p] = offered(operation.function, a, p, nranks)
+                        ? kLatency[p] + steps + (a == kNvls ? 9 : 0) + nbytes / (rate * kRate[p])
+                        : kCostIgnored;
+    }
+  }
+  return costs;
+}
+
+void need(ncclResult_t result, const char* call) {
+  if (result != ncclSuccess) report_violation(std::string("the plugin's ") + call + " has failed");
+}
+
+// An event of an operation, from its start to its end.
+template <class Init, class Event>
+void tell(const Profiler<Init, Event>& profiler, void* context, int rank,
+          const PluginOperation& operation, int algorithm, int protocol, int channels) {
+  constexpr const char* kAlgorithmNames[kAlgorithms] = {
+      "TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"};
+  constexpr const char* kProtocolNames[kProtocols] = {"LL", "LL128", "SIMPLE"};
+  Event event{};
+  event.rank = rank;
+  if (operation.function >= 0) {
+    event.type = kProfileColl;
+    event.coll = {};
+    event.coll.call = {
+        0, operation.name, operation.send, operation.recv, operation.count, operation.peer, ""};
+    event.coll.choice = {static_cast<uint8_t>(channels), 0, kAlgorithmNames[algorithm],
+                         kProtocolNames[protocol]};
+  } else {
+    event.type = kProfileP2p;
+    event.p2p = {};
+    event.p2p.function = operation.name;
+    event.p2p.buffer = operation.recv ? operation.recv : const_cast<void*>(operation.send);
+    event.p2p.count = operation.count;
+    event.p2p.peer = operation.peer;
+    if constexpr (requires { event.p2p.channels; })
+      event.p2p.channels = static_cast<uint8_t>(channels);
+  }
+  const int asked = event.type;
+  if ((profiler_mask & asked) == 0) return;
+  void* handle = nullptr;
+  need(profiler.startEvent(context, &handle, &event), "startEvent");
+  if (handle != nullptr) need(profiler.stopEvent(handle), "stopEvent");
+}
+
+}  // namespace
+
+void Plugins::open(ncclComm_t comm, int nranks, int rank, int device) {
+  const std::lock_guard lock(mutex_);
+  if (tuned_ || profiled_ || kNcclVersion < 21900) return;
+  comm_ = comm;
+  nranks_ = nranks;
+  rank_ = rank;
+  const auto id = static_cast<uint64_t>(device) + 1;
+  const auto ranks = static_cast<size_t>(nranks);
+  Loaded& t = tuners();
+  Loaded& p = profilers();
+  const std::scoped_lock load_lock(t.mutex, p.mutex);
+  tuned_ = t.load();
+  profiled_ = p.load();
+  if (tuned_) {
+    void** const out = &tuner_;
+    need(t.version == 2   ? t.as<TunerV2>().init(ranks, 1, log, out)
+         : t.version == 3 ? t.as<TunerV3>().init(ranks, 1, log, out)
+         : t.version == 4 ? t.as<TunerV4>().init(ranks, 1, log, out)
+         : t.version == 5 ? t.as<TunerV5>().init(out, id, ranks, 1, log, nullptr, nullptr)
+                          : t.as<TunerV6>().init(out, id, ranks, 1, log, nullptr, nullptr),
+         "init");
+  }
+  if (profiled_) {
+    void** const out = &profiler_;
+    int* const mask = &profiler_mask;
+    need(p.version == 2   ? p.as<ProfilerV2>().init(out, mask)
+         : p.version == 3 ? p.as<ProfilerV3>().init(out, mask)
+         : p.version == 4 ? p.as<ProfilerV4>().init(out, mask, "", id, 1, nranks, rank, log)
+                          : p.as<ProfilerV6>().init(out, id, mask, "", 1, nranks, rank, log),
+         "init");
+    if (profiler_ == nullptr) report_violation("the profiler gives no context");
+  }
+}
+
+void Plugins::close() {
+  const std::lock_guard lock(mutex_);
+  Loaded& t = tuners();
+  Loaded& p = profilers();
+  const std::scoped_lock load_lock(t.mutex, p.mutex);
+  if (tuned_) {
+    need(t.version == 2   ? t.as<TunerV2>().destroy(tuner_)
+         : t.version == 3 ? t.as<TunerV3>().destroy(tuner_)
+         : t.version == 4 ? t.as<TunerV4>().destroy(tuner_)
+         : t.version == 5 ? t.as<TunerV5>().finalize(tuner_)
+                          : t.as<TunerV6>().finalize(tuner_),
+         "end");
+    t.unload();
+  }
+  if (profiled_) {
+    need(p.as<ProfilerV6>().finalize(profiler_), "finalize");  // at one offset in all versions
+    p.unload();
+  }
+  tuned_ = profiled_ = false;
+}
+
+void Plugins::choose(const PluginOperation& operation, bool simulated) {
+  const std::lock_guard lock(mutex_);
+  if (nranks_ < 2) return;
+  if (operation.function < 0 || !tuned_) {
+    if (!simulated) profile(operation, kRing, kSimple, 2);
+    return;
+  }
+  const Loaded& plugin = tuners();
+  const int function = operation.function;
+  const size_t nbytes = operation.nbytes;
+  Costs costs = costs_of(operation, nranks_);
+  const Costs before = costs;
+  auto** table = reinterpret_cast<float**>(costs.data());
+  int channels = 0, algorithm = -1, protocol = -1;
+  const auto ask = [&](const auto& tuner, auto... more) {
+    need(tuner.getCollInfo(tuner_, function, nbytes, 1, table, kAlgorithms, kProtocols, more...,
+                           &channels),
+         "getCollInfo");
+  };
+  switch (plugin.version) {
+    case 2:
+      need(plugin.as<TunerV2>().getCollInfo(tuner_, function, nbytes, 0, 0, 1, &algorithm,
+                                            &protocol, &channels),
+           "getCollInfo");
+      if (algorithm >= 0 && protocol >= 0) costs[algorithm][protocol] = 0;
+      break;
+    case 3:
+      ask(plugin.as<TunerV3>());
+      break;
+    case 4:
+      ask(plugin.as<TunerV4>(), 0);
+      break;
+    case 5:
+      ask(plugin.as<TunerV5>(), 0);
+      break;
+    default:
+      ask(plugin.as<TunerV6>(), 0);
+  }
+  float least = FLT_MAX;
+  for (int a = 0; a < kAlgorithms; ++a) {
+    for (int p = 0; p < kProtocols; ++p) {
+      if (before[a][p] == kCostIgnored && costs[a][p] != kCostIgnored)
+        report_violation("the tuner offers an algorithm that NCCL cannot use");
+      if (costs[a][p] < 0 || costs[a][p] >= least) continue;
+      least = costs[a][p];
+      algorithm = a;
+      protocol = p;
+    }
+  }
+  if (algorithm < 0) report_violation("the tuner leaves no algorithm");
+  constexpr size_t kBytesOfChannel = 1 << 16, kMostChannels = 16;
+  if (channels == 0)
+    channels = static_cast<int>(std::clamp<size_t>(nbytes / kBytesOfChannel, 1, kMostChannels));
+  recorded(
+      "tuner choice", [] { return 0; }, comm_, function, nbytes, algorithm, protocol, channels);
+  if (simulated) return;
+  size_t chunk = 1 << 19;
+  if (plugin.version >= 6)
+    need(plugin.as<TunerV6>().getChunkSize(tuner_, function, nbytes, algorithm, protocol, channels,
+                                           &chunk),
+         "getChunkSize");
+  profile(operation, algorithm, protocol, channels);
+}
+
+void Plugins::profile(const PluginOperation& operation, int algorithm, int protocol, int channels) {
+  if (!profiled_ || *operation.name == '\0') return;
+  const Loaded& plugin = profilers();
+  const auto with = [&](const auto& profiler) {
+    tell(profiler, profiler_, rank_, operation, algorithm, protocol, channels);
+  };
+  switch (plugin.version) {
+    case 2:
+      return with(plugin.as<ProfilerV2>());
+    case 3:
+      return with(plugin.as<ProfilerV3>());
+    case 4:
+      return with(plugin.as<ProfilerV4>());
+    default:
+      return with(plugin.as<ProfilerV6>());
+  }
+}
+
+}  // namespace cuda_double

@@ -1,0 +1,168 @@
+"""nccl.explain() with the double, which loads the tuner plugin as NCCL does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pynccl import nccl
+from tests.doubles import build, library
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+_ON = {"PYNCCL_EXPLAIN": "1"}
+_SIZES = [4**exponent for exponent in range(5, 16)]
+
+
+def _of(version: str) -> dict[str, str]:
+    """Select the double of a version of NCCL."""
+    path = str(build.nccl(library.folder(), version))
+    return {"PYNCCL_DOUBLE": version, "PYNCCL_NCCL_LIBRARY": path}
+
+
+def _explain(rank: Rank, *operations: str) -> list[nccl.Explanation]:
+    sizes = [nbytes * rank.nranks for nbytes in _SIZES]
+    return [rank.comm.explain(one, nbytes) for one in operations for nbytes in sizes]
+
+
+@pytest.mark.parametrize("version", ["2.24", "2.28", "2.30", "2.32"])
+def test_choice_is_the_least_of_the_costs(launch: Launcher, version: str) -> None:
+    operations = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+    env = {**_ON, **_of(version)}
+    first, second = launch(2, _explain, *operations, provider="cuda", env=env, fresh=True)
+    assert first == second
+    assert len(first) == len(operations) * len(_SIZES)
+    for found in first:
+        least = min(found.costs, key=lambda way: found.costs[way])
+        assert (found.algorithm, found.protocol) == least
+        assert found.version.startswith(version)
+        assert found.channels is found.chunk is found.rule is None
+    assert {(one.algorithm, one.protocol) for one in first} > {("Ring", "LL"), ("Ring", "Simple")}
+    trees = {one.operation for one in first if ("Tree", "LL") in one.costs}
+    assert trees == {"all_reduce"}
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
+def test_each_version_of_the_interface(launch: Launcher, number: int) -> None:
+    env = {**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": str(number)}
+    (first, _) = launch(2, _explained_or_not, provider="cuda", env=env, fresh=True)
+    if number == 2:
+        assert first == "explain: NCCL passed no costs to the plugin"
+    else:
+        assert isinstance(first, nccl.Explanation)
+
+
+def _explained_or_not(rank: Rank) -> nccl.Explanation | str:
+    try:
+        return rank.comm.explain("all_reduce", 1 << 20)
+    except nccl.MissingFunctionError as error:
+        return str(error)
+
+
+def test_unknown_version(launch: Launcher) -> None:
+    """NCCL finds no version that it knows in the plugin, and goes on without it."""
+    env = {**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}
+    for found in launch(2, _explained_or_not, provider="cuda", env=env, fresh=True):
+        assert "has not asked pynccl's plugin" in str(found)
+
+
+def _without_common_version(rank: Rank) -> str:
+    from pynccl._internal import plugin
+
+    plugin.interfaces = lambda path: [7, 8] if "nccl.so.2" in str(path) else [2, 6]  # type: ignore[assignment]
+    return str(_explained_or_not(rank))
+
+
+def test_unknown_version_is_named(launch: Launcher) -> None:
+    env = {**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}
+    found = launch(2, _without_common_version, provider="cuda", env=env, fresh=True)[0]
+    assert "NCCL 2.32.3 looks for ncclTunerPlugin_v7, ncclTunerPlugin_v8" in found
+    assert "pynccl's plugin has versions 2 to 6" in found
+
+
+def test_without_the_plugin(launch: Launcher) -> None:
+    (found, _) = launch(2, _too_late, provider="cuda", fresh=True)
+    assert "before the first communicator" in found
+
+
+def _too_late(rank: Rank) -> str:
+    rank.comm  # noqa: B018 - creates it
+    nccl.explain()
+    return str(_explained_or_not(rank))
+
+
+def test_old_nccl(launch: Launcher) -> None:
+    found = launch(2, _explained_or_not, provider="cuda", env={**_ON, **_of("2.18")}, fresh=True)[0]
+    assert "NCCL 2.18.5 does not pass its costs to a plugin" in str(found)
+
+
+def _issued(rank: Rank, counts: list[int]) -> tuple[list[tuple[int, ...]], list[nccl.Explanation]]:
+    """What the double has chosen for operations that ran, and what is explained of them."""
+    with library.record() as record:
+        for count in counts:
+            buffer = rank.memory.put(np.ones(count, np.float32))
+            rank.comm.all_reduce(buffer)
+            assert (rank.memory.get(buffer) == rank.nranks).all()
+    seen = [call.arguments[1:] for call in record.named("tuner choice")]
+    return seen, [rank.comm.explain("all_reduce", 4 * count) for count in counts]
+
+
+def _rules(tmp_path: Path, *rules: dict[str, Any]) -> dict[str, str]:
+    file = tmp_path / "tuning.json"
+    file.write_text(json.dumps({"rules": rules}))
+    return {"PYNCCL_TUNING": str(file)}
+
+
+def test_forced_choices_reach_nccl(launch: Launcher, tmp_path: Path) -> None:
+    tree = {"operation": "all_reduce", "algorithm": "tree", "protocol": "ll128"}
+    nvls = {"operation": "all_reduce", "algorithm": "NVLS", "protocol": "Simple"}
+    env = _rules(
+        tmp_path,
+        {**tree, "max_bytes": 4096, "channels": 3},
+        {**nvls, "min_bytes": 1 << 20},  # which the double has only for more than 2 ranks
+    )
+    counts = [1024, 1025, 1 << 18]
+    seen, explained = launch(2, _issued, counts, provider="cuda", env=env, fresh=True)[0]
+    assert seen[0] == (4, 4096, 0, 1, 3)
+    assert [one[2:4] for one in seen[1:]] == [(1, 0), (1, 2)]
+    assert [one.rule for one in explained] == [1, None, 0]
+    assert (explained[0].algorithm, explained[0].protocol) == ("Tree", "LL128")
+    # From 2.30 on, NCCL tells the channels of what it issues.
+    assert [one.channels for one in explained] == [3, 1, 16 if seen[2][4] == 16 else seen[2][4]]
+    assert explained[0].chunk == 1 << 19
+    assert "forced by rule 1" in str(explained[0])
+    assert "NCCL cannot use what the tuning file asks for" in str(explained[2])
+
+
+def _threads(rank: Rank) -> None:
+    """Ranks as threads, and a second communicator: each explanation is of its own."""
+    import threading
+
+    comms = nccl.Communicator.init_all(2, provider="cuda")
+    found: dict[int, list[nccl.Explanation]] = {}
+
+    def explain(index: int) -> None:
+        found[index] = [comms[index].explain("all_reduce", nbytes) for nbytes in _SIZES]
+
+    threads = [threading.Thread(target=explain, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert [one.nbytes for one in found[0]] == _SIZES
+    for comm in comms:
+        comm.close()
+    # NCCL closed the plugin, and loads it again.
+    comms = nccl.Communicator.init_all(2, provider="cuda")
+    assert comms[0].explain("all_reduce", 64).algorithm == "Ring"
+    for comm in comms:
+        comm.abort()
+
+
+def test_ranks_as_threads(launch: Launcher) -> None:
+    launch(1, _threads, provider="cuda", env=_ON, fresh=True)
