@@ -27,6 +27,11 @@ _COMMANDS = {
             "pynccl doctor --topology topology.xml",
         ),
     ),
+    "explain": (
+        "pynccl.tools.explain.command",
+        "print NCCL's estimates for a collective on the GPUs of this machine, and its choices",
+        ("pynccl explain", "pynccl explain all_gather --sizes 1M,64M --ranks 4"),
+    ),
     "hostnccl": (
         None,
         "print the path of a libnccl.so.2 for LD_PRELOAD that runs any NCCL client on CPUs",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ __all__ = [
     "compare",
     "draw",
     "measure",
+    "tuning",
     "winner",
     "write_json",
     "write_table",
 ]
 
+_FASTER = 1.05  # than NCCL's choice, for a rule of a tuning file
 _LEAST_SAMPLE = 1e-3  # seconds; shorter operations are repeated in a sample
 _MOST_REPEATED = 200
 _WARMUP = 3
@@ -324,6 +327,57 @@ def _winner_text(best: Measured | None, default: Measured | None) -> str:
 def write_json(path: Path, measured: Sequence[Measured]) -> None:
     """Write all entries with their samples in seconds."""
     path.write_text(json.dumps([asdict(entry) for entry in measured], indent=1) + "\n")
+
+
+def tuning(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Return the rules of a tuning file that force the winners.
+
+    There is a rule where a variant with an algorithm, a protocol and the default number of CTAs is
+    at least 5% faster than NCCL's choice. It applies to the sizes up to halfway, on a logarithmic
+    scale, to the next measured size, and not beyond the measured sizes.
+    """
+    rules: list[dict[str, Any]] = []
+    for nranks in dict.fromkeys(entry.nranks for entry in measured):
+        sizes = sorted({entry.nbytes for entry in measured if entry.nranks == nranks})
+        for index, nbytes in enumerate(sizes):
+            best = _forced(measured, nranks, nbytes)
+            if best is None:
+                continue
+            before, after = sizes[max(index - 1, 0)], sizes[min(index + 1, len(sizes) - 1)]
+            first = math.isqrt(before * nbytes) + (before < nbytes)
+            rule = {
+                "operation": best.collective,
+                "algorithm": best.variant.algorithm,
+                "protocol": best.variant.protocol,
+                "min_bytes": first,
+                "max_bytes": math.isqrt(nbytes * after),
+                "nranks": nranks,
+            }
+            last = rules[-1] if rules else {}
+            if last.get("max_bytes") == first - 1 and _choice(last) == _choice(rule):
+                last["max_bytes"] = rule["max_bytes"]
+            else:
+                rules.append(rule)
+    return rules
+
+
+def _choice(rule: dict[str, Any]) -> tuple[Any, ...]:
+    return rule["algorithm"], rule["protocol"], rule["nranks"]
+
+
+def _forced(measured: Sequence[Measured], nranks: int, nbytes: int) -> Measured | None:
+    entries = [
+        entry
+        for entry in measured
+        if (entry.nranks, entry.nbytes) == (nranks, nbytes)
+        and (entry.variant == Variant() or "default" not in astuple(entry.variant)[:2])
+        and entry.variant.ctas == "default"
+    ]
+    best = winner(entries, nranks, nbytes)
+    default = next((entry for entry in entries if entry.variant == Variant()), None)
+    if best is None or (default and _median(best) * _FASTER > _median(default)):
+        return None
+    return best
 
 
 def draw(path: Path, measured: Sequence[Measured]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -124,6 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument(
         "--ctas", type=strings, default=["default"], help="such as default,1,4,16"
     )
+    compared.add_argument(
+        "--write", type=Path, help="write the winners to a tuning file, for PYNCCL_TUNING"
+    )
     for command in (overlap, compared):
         command.add_argument(
             "--ranks", type=_list_of(int), default=[2], help="numbers of ranks (default: 2)"
@@ -209,6 +213,8 @@ def _sweep(arguments: argparse.Namespace) -> None:
         raise ValueError("sweep launches its ranks itself; run it without torchrun")
     _warn([arguments.collective, "all_reduce"], arguments.provider)
     on_gpus = arguments.provider == "cuda"
+    if arguments.write and not on_gpus:
+        raise ValueError("--write: hostnccl reads no tuning file; use --provider cuda")
     has_algorithms = arguments.collective not in ("all_to_all", "gather", "scatter", "send_recv")
     of_gpus = ["ring", "tree"] if arguments.collective == "all_reduce" else ["ring"]
     paths = ["staged", "direct", "window"] if arguments.collective != "send_recv" else []
@@ -233,5 +239,9 @@ def _sweep(arguments: argparse.Namespace) -> None:
     print(algorithms.write_table(measured))
     if arguments.json:
         algorithms.write_json(arguments.json, measured)
+    if arguments.write:
+        rules = algorithms.tuning(measured)
+        arguments.write.write_text(json.dumps({"rules": rules}, indent=1) + "\n")
+        print(f"{len(rules)} rules in {arguments.write}")
     if arguments.plot:
         algorithms.draw(arguments.plot, measured)
