@@ -36,7 +36,18 @@ _FORMAT = "pynccl trace"
 _VERSION = 1
 _HEX = ("sendbuff", "recvbuff", "stream", "event_stream")
 # Fields that most operations and waits do not set.
-_RARE = ("window", "offset", "signal", "context", "signals", "event_stream", "event_recorded")
+_RARE = (
+    "window",
+    "offset",
+    "signal",
+    "context",
+    "signals",
+    "event_stream",
+    "event_recorded",
+    "algorithm",
+    "protocol",
+    "channels",
+)
 
 Event = dict[str, Any]
 _Path: TypeAlias = "str | os.PathLike[str]"

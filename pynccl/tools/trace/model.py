@@ -130,6 +130,9 @@ class Operation:
         signal: for a put or signal, the index of the signal.
         context: index of its context.
         signals: of a wait_signal.
+        algorithm, protocol: those that NCCL chose for a collective, such as "Ring" and "LL128".
+            None without nccl.explain().
+        channels: the number of NCCL's channels, if NCCL tells it.
     """
 
     kind: str
@@ -160,6 +163,9 @@ class Operation:
     signal: int | None = None
     context: int | None = None
     signals: tuple[Signal, ...] = ()
+    algorithm: str | None = None
+    protocol: str | None = None
+    channels: int | None = None
 
 
 @dataclass(frozen=True)

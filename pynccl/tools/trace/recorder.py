@@ -6,9 +6,11 @@ import functools
 import os
 import sys
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pynccl import _C
+from pynccl._internal import explanation
 from pynccl.libraries import load
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Trace:
         self._graphs = graphs
         self._began = False
         self._outer: Callable[[str, int, str], Callable[[], object]] | None = None
+        self._events: int | None = None  # the last of NCCL's profiler events before the trace
         self.process: ProcessTrace | None = None
         self.path: str | None = None
 
@@ -56,6 +59,10 @@ class Trace:
         _C.start_trace(self._limit, self._graphs)
         if profiler is not None:
             self._outer = _C.set_profiler(profiler)
+        if explanation.is_enabled():
+            from pynccl._internal import plugin  # deferred: slow to import
+
+            self._events = plugin.start_profile()
         self._began = True
         return self
 
@@ -70,6 +77,13 @@ class Trace:
         if self._annotate:
             _C.set_profiler(self._outer)
         self.process = recording.parse(_C.stop_trace(_STOP_SECONDS))
+        if self._events is not None:
+            from pynccl._internal import plugin
+            from pynccl.tools.trace import profiled
+
+            events = plugin.stop_profile(self._events)
+            operations = profiled.with_algorithms(self.process.operations, events)
+            self.process = replace(self.process, operations=operations)
         if self._pattern is not None:
             from pynccl.tools.trace import chrome  # only needed for saving
 
