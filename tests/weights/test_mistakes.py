@@ -599,7 +599,8 @@ def test_sessions_leave_nothing() -> None:
     for number in range(40 if FULL else 12):
         session(bool(number % 2))
     after = settled(before)
-    assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after)
+    names = [thread.name for thread in threading.enumerate()]
+    assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after, names)
 
 
 @pytest.mark.parametrize(
