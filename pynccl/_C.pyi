@@ -3,6 +3,7 @@
 import enum
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar, Literal, SupportsIndex, TypeAlias, TypeVar, final, overload
@@ -20,10 +21,10 @@ from pynccl.errors import (
     NcclTimeoutError,
 )
 from pynccl.mirror.base.errors import BackendError
+from pynccl.mirror.group import call as mirror_call
 from pynccl.mirror.group import comm_stream as mirror_comm_stream
 from pynccl.mirror.group import pair as mirror_pair
 from pynccl.mirror.group import process_group as mirror_process_group
-from pynccl.mirror.group import record as mirror_record
 from pynccl.mirror.group import work as mirror_work
 from pynccl.store import Store
 
@@ -1380,16 +1381,7 @@ def simulate() -> Simulation: ...
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-def add_operation_hooks(
-    before: Callable[[mirror_record.OperationRecord], object] | None,
-    after: Callable[
-        [mirror_record.OperationRecord, mirror_work.Work | None, BaseException | None], object
-    ]
-    | None,
-    on_abort: Callable[[mirror_comm_stream.CommStream, str], object] | None,
-) -> int: ...
-def remove_operation_hooks(number: int) -> None: ...
-def notify_abort(comm_stream: CommStream, reason: str) -> None: ...
+def set_operation_range(factory: Callable[[str], AbstractContextManager[Any]] | None) -> None: ...
 
 class CommStream:
     def __init__(self, comm: Communicator, priority: int = 0) -> None: ...
@@ -1397,7 +1389,7 @@ class CommStream:
     def comm(self) -> Communicator: ...
     @property
     def stream(self) -> Stream: ...
-    def issue(self, record: mirror_record.OperationRecord) -> mirror_work.Work | None: ...
+    def issue(self, call: mirror_call.Call) -> mirror_work.Work | None: ...
     def oldest(self) -> int | None: ...
 
 @disjoint_base
@@ -1442,9 +1434,7 @@ class FastFunction:
 
 def fast(function: _F) -> _F: ...
 def fallbacks() -> dict[str, int]: ...
-def set_operation_classes(
-    work: type[Work], record: type[mirror_record.OperationRecord], call: type[mirror_record.Call]
-) -> None: ...
+def set_work_class(work: type[Work]) -> None: ...
 def set_group_classes(
     tensor: type, group: type[ProcessGroup], operators: list[tuple[object, RedOp]]
 ) -> None: ...

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pynccl import memory, nccl, ops, raw
     from pynccl._C import __version__
-    from pynccl.mirror.api.all_to_all import *
     from pynccl.mirror.api.barriers import *
     from pynccl.mirror.api.coalescing import *
     from pynccl.mirror.api.collectives import *

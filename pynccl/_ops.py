@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pynccl.mirror.api import all_to_all as mirror_all_to_all
 from pynccl.mirror.api import collectives, lists
 from pynccl.mirror.base import operators
 from pynccl.mirror.base.operators import Operator
@@ -156,7 +155,7 @@ def all_to_all_(
     input_split_sizes: list[int] | None,
     group: str,
 ) -> None:
-    mirror_all_to_all.all_to_all_single(
+    lists.all_to_all_single(
         output, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
     )
 
@@ -199,7 +198,7 @@ def all_to_all(
     _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
     rows = sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group))
     result = _like(tensor, rows)
-    mirror_all_to_all.all_to_all_single(
+    lists.all_to_all_single(
         result, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
     )
     return result

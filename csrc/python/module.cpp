@@ -49,7 +49,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_collectives(m);
   bind_barrier(m);
   bind_one_sided(m);
-  mirror::bind_hooks(m);
   mirror::bind_comm_stream(m);
   mirror::bind_work(m);
   mirror::bind_process_group(m);

@@ -107,15 +107,6 @@ def _rank_not_in_group(group: ProcessGroup | NonMember | None) -> TypeIs[NonMemb
     return group == GroupMember.NON_GROUP_MEMBER
 
 
-def warn_outside(name: str) -> None:
-    """Warn that an operation has no effect on this rank."""
-    rank = -1 if world.default is None else world.default.rank()
-    warnings.warn(
-        f"Running {name} on global rank {rank} which does not belong to the given group.",
-        stacklevel=3,
-    )
-
-
 def _get_default_group() -> ProcessGroup:
     """Return the group that :func:`init_process_group` created, or raise ValueError."""
     default = world.default
@@ -137,7 +128,11 @@ def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
     if pg is None:
         return _get_default_group()
     if _rank_not_in_group(pg):
-        warn_outside(name)
+        rank = -1 if world.default is None else world.default.rank()
+        warnings.warn(
+            f"Running {name} on global rank {rank} which does not belong to the given group.",
+            stacklevel=3,
+        )
         return None
     return pg
 

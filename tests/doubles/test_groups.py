@@ -210,7 +210,7 @@ def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
     import torch
 
     from pynccl import nccl
-    from pynccl.mirror.group.base_group import Options
+    from pynccl.mirror.group.process_group import Options
 
     pg, device = dist.group.WORLD, torch.device("cuda")
     few = pg._config_of_pair(device).max_ctas

@@ -214,6 +214,7 @@ def test_methods_of_classes_that_are_torch_s_in_cpp(name: str) -> None:
             "device_at_once",
             "new_ids",
             "give_up",
+            "red_op",
         },
         "Work": {"source_rank"},
     }[name]

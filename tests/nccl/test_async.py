@@ -42,10 +42,12 @@ def _tensor(rank: Rank, count: int, value: float = 1.0) -> Any:  # noqa: ANN401
 
 
 def _start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
-    from pynccl.mirror.group.record import Call, OperationRecord
+    from pynccl.mirror.group.call import Call
 
-    calls = [Call("all_reduce", tensor)]
-    return comm_stream.issue(OperationRecord("all_reduce", tensor, calls, [tensor], async_op=True))
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.all_reduce(tensor, stream=stream)
+
+    return comm_stream.issue(Call("all_reduce", tensor, enqueue, [tensor], async_op=True))
 
 
 @on_ranks(2, by="provider")

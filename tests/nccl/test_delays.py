@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from pynccl import nccl
+from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.comm_stream import CommStream
-from pynccl.mirror.group.record import Call, OperationRecord
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -210,10 +210,11 @@ class Program:
         comm_stream = self.random.choice(self.comm_streams)
         array, into = self.buffers[source].array, self.buffers[target].array
 
-        calls = [Call("all_reduce", array, op=nccl.MAX, out=into)]
+        def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+            comm.all_reduce(array, nccl.MAX, out=into, stream=stream)
+
         self.before(None, source, target)
-        record = OperationRecord("all_reduce", array, calls, [into], async_op=True)
-        work = comm_stream.issue(record)
+        work = comm_stream.issue(Call("all_reduce", array, enqueue, [into], async_op=True))
         self.reduce(source, target)
         if self.random.random() < 0.5:
             work.wait()

@@ -61,17 +61,20 @@ def _asynchronous_graph(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: AN
 
     import torch
 
+    from pynccl.mirror.group.call import Call
     from pynccl.mirror.group.comm_stream import CommStream
-    from pynccl.mirror.group.record import Call, OperationRecord
 
     torch.cuda.set_device(rank.device)
     device = torch.device("cuda", rank.device)
     comm_stream = CommStream(comm, device, timedelta(seconds=60))
     x, graph = torch.zeros(4, device=device), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.all_reduce(x, stream=stream)
+
     with torch.cuda.graph(graph):
-        calls = [Call("all_reduce", x)]
-        comm_stream.issue(OperationRecord("all_reduce", x, calls, [x], async_op=True)).wait()
+        comm_stream.issue(Call("all_reduce", x, enqueue, [x], async_op=True)).wait()
     return graph
 
 

@@ -53,7 +53,6 @@ void bind_barrier(py::module_& m);
 void bind_one_sided(py::module_& m);
 
 namespace mirror {
-void bind_hooks(py::module_& m);
 void bind_comm_stream(py::module_& m);
 void bind_work(py::module_& m);
 void bind_process_group(py::module_& m);

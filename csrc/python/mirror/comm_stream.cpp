@@ -29,44 +29,57 @@ void CommStream::end_with(Group& group, const Work& work) {
   });
 }
 
+void ProfilerRange::set_factory(const py::object& factory) {
+  Py_XDECREF(std::exchange(factory_, factory.is_none() ? nullptr : Py_NewRef(factory.ptr())));
+}
+
+ProfilerRange::ProfilerRange(PyObject* kind)
+    : range_(py::handle(factory_)(py::str("pynccl:{}").format(py::handle(kind)))) {
+  range_.attr("__enter__")();
+}
+
+ProfilerRange::~ProfilerRange() {
+  const py::error_scope current;
+  try {
+    range_.attr("__exit__")(py::none(), py::none(), py::none());
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("the end of a profiler's range");
+  }
+}
+
 namespace {
 
 // Releases the tensors of completed asynchronous operations before a synchronous one.
-void release_done(CommStream& comm_stream, const py::object& record) {
+void release_done(CommStream& comm_stream, const py::object& tensor) {
   if (!comm_stream.has_pending()) return;
-  const py::object tensor = py::list(record.attr("calls"))[0].attr("tensor");
   Owners owners;  // not kept: only the device of the tensor is used
-  TensorView view = view_tensor(owners, "tensor", tensor.ptr());
+  const TensorView view = view_tensor(owners, "tensor", tensor.ptr());
   const Library& library = comm_stream.communicator().library();
   comm_stream.release_done(reinterpret_cast<CUstream>(resolve_stream(nullptr, view, library)));
 }
 
-// Issues the operation of an OperationRecord.
-py::object issue_record(const py::object& self, const py::object& record) {
+// Issues a Call.
+py::object issue_call(const py::object& self, const py::object& call) {
   auto& comm_stream = py::cast<CommStream&>(self);
-  const py::object kind = record.attr("kind");
+  const py::object kind = call.attr("kind"), tensor = call.attr("tensor");
   const auto enqueue = [&](const py::object& stream) {
-    record.attr("enqueue")(comm_stream.shared_communicator(), stream);
+    call.attr("enqueue")(comm_stream.shared_communicator(), stream);
   };
   const auto body = [&] {
-    const int async_op = PyObject_IsTrue(py::object(record.attr("async_op")).ptr());
-    if (async_op < 0) throw py::error_already_set();
-    if (!async_op) {
-      release_done(comm_stream, record);
+    if (!py::cast<bool>(call.attr("async_op"))) {
+      release_done(comm_stream, tensor);
       enqueue(py::none());
       return Py_NewRef(Py_None);
     }
-    const py::object tensor = record.attr("tensor");
     Owners owners;  // not kept: only the device of the tensor is used
     Work work(self, comm_stream.communicator(), kind, view_tensor(owners, "tensor", tensor.ptr()));
-    work.result = record.attr("result");
-    work.source = py::cast<std::optional<int>>(record.attr("source")).value_or(-1);
-    return comm_stream.start(
-        std::move(work), py::make_tuple(record.attr("calls"), record.attr("result")),
-        [&](CUstream stream) { enqueue(py::int_(reinterpret_cast<std::uintptr_t>(stream))); });
+    work.result = call.attr("result");
+    work.source = py::cast<std::optional<int>>(call.attr("source")).value_or(-1);
+    return comm_stream.start(std::move(work), call, [&](CUstream stream) {
+      enqueue(py::int_(reinterpret_cast<std::uintptr_t>(stream)));
+    });
   };
-  auto result =
-      py::reinterpret_steal<py::object>(issued(self, kind.ptr(), [&] { return record; }, body));
+  auto result = py::reinterpret_steal<py::object>(issued(self, kind.ptr(), body));
   if (!result) throw py::error_already_set();
   return result;
 }
@@ -83,20 +96,23 @@ Args:
       .def(py::init<std::shared_ptr<Communicator>, int>(), py::arg("comm"), py::arg("priority") = 0)
       .def_property_readonly("comm", &CommStream::shared_communicator, "The communicator.")
       .def_property_readonly("stream", &CommStream::stream, "The communication stream.")
-      .def("issue", &issue_record, py::arg("record"), R"(Issue an operation.
+      .def("issue", &issue_call, py::arg("call"), R"(Issue an operation.
 
-A synchronous operation is enqueued on the current stream. An asynchronous one is enqueued on the
-communication stream and runs after the work on the current stream. If NCCL or the driver fails, the
-exception returned by the class's explain(kind, error) is raised instead.
+If NCCL or the driver fails, the exception returned by the class's explain(kind, error) is raised
+instead.
 
 Args:
-    record: an OperationRecord. Its calls and its result are kept alive until the work was waited
-        for.
+    call: a Call, which is kept alive until the work was waited for.
 
 Returns:
     The Work of an asynchronous operation, None for a synchronous one.)")
       .def("oldest", &CommStream::oldest,
            "The number of the oldest asynchronous operation that is not done, or None.");
+  m.def("set_operation_range", &ProfilerRange::set_factory, py::arg("factory"),
+        R"(Set the function that creates a context manager for each operation of the mirror.
+
+Args:
+    factory: takes a name such as "pynccl:all_reduce"; None removes it.)");
 }
 
 }  // namespace pynccl::python::mirror

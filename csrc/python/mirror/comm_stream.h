@@ -1,5 +1,5 @@
 // CommStream: a communicator and the stream of its asynchronous operations. The Python class
-// CommStream inherits from it. Every operation of the mirror goes through issued() in this file.
+// CommStream inherits from it. Every operation of the mirror passes issued() in this file.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,7 +13,6 @@
 #include "python/call/held.h"
 #include "python/comm/group.h"
 #include "python/mirror/explain.h"
-#include "python/mirror/hooks.h"
 #include "python/mirror/work.h"
 #include "watch/trace.h"
 
@@ -95,17 +94,33 @@ struct CommStreamRef {
   explicit operator bool() const { return comm_stream != nullptr; }
 };
 
-// Issues an operation. Every operation of the mirror goes through this function: synchronous or
-// asynchronous, from Python or from a fast function, single or batched. body calls NCCL and returns
-// a new reference to the work or None. make_record returns the OperationRecord for the hooks and is
-// only called if hooks are registered.
-template <class MakeRecord, class Body>
-PyObject* issued(const py::object& comm_stream, PyObject* kind, MakeRecord&& make_record,
-                 Body&& body) {
-  const auto run = [&] { return explained(comm_stream, kind, body); };
-  if (!Hooks::any()) [[likely]]
-    return run();
-  return Hooks::around(comm_stream, make_record(), run);
+// A range of torch's profiler around an operation.
+class ProfilerRange {
+ public:
+  // Whether operations have ranges. This load is the only cost if they have none.
+  static bool enabled() { return factory_ != nullptr; }
+  // factory(name) creates a context manager; None: no ranges.
+  static void set_factory(const py::object& factory);
+
+  explicit ProfilerRange(PyObject* kind);
+  ~ProfilerRange();  // preserves the current Python exception
+  ProfilerRange(const ProfilerRange&) = delete;
+  ProfilerRange& operator=(const ProfilerRange&) = delete;
+
+ private:
+  inline static PyObject* factory_ = nullptr;
+
+  py::object range_;
+};
+
+// Issues an operation of the mirror: synchronous or asynchronous, from Python or from a fast
+// function, single or batched. body calls NCCL and returns a new reference to the work or None.
+template <class Body>
+PyObject* issued(const py::object& comm_stream, PyObject* kind, Body&& body) {
+  if (!ProfilerRange::enabled()) [[likely]]
+    return explained(comm_stream, kind, body);
+  const ProfilerRange range(kind);
+  return explained(comm_stream, kind, body);
 }
 
 }  // namespace pynccl::python::mirror

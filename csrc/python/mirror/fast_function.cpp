@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <map>
 
 #include "python/call/bind.h"
@@ -99,63 +100,16 @@ py::object fast(const py::function& function) {
   return py::module_::import("functools").attr("update_wrapper")(wrapper, function);
 }
 
-// Raises the errors of a function whose parameters do not match.
-class Mismatch {
- public:
-  Mismatch(const py::function& function, const py::object& signature)
-      : text_("fast: " + py::cast<std::string>(function.attr("__name__")) +
-              std::string(py::str(signature)) + ": ") {}
-
-  [[noreturn]] void raise(const std::string& reason) const { throw py::type_error(text_ + reason); }
-
- private:
-  std::string text_;
-};
-
-// The Python object for a default; nullptr for a required parameter.
-PyObject* object_of(Default value) {
-  static PyObject* const zero = PyLong_FromLong(0);
-  switch (value) {
-    case Default::kRequired:
-      return nullptr;
-    case Default::kNone:
-      return Py_None;
-    case Default::kFalse:
-      return Py_False;
-    case Default::kZero:
-      return zero;
-    case Default::kSum:
-      if (classes.operators.empty())
-        throw std::logic_error("fast: set_group_classes() must be called first");
-      return classes.operators[0].first;
-  }
-  return nullptr;
-}
-
-void check_default(const Mismatch& mismatch, const Parameter& parameter, const py::object& given,
-                   const py::object& empty) {
-  const auto quoted = "'" + std::string(parameter.name) + "'";
-  PyObject* expected = object_of(parameter.default_value);
-  if (!expected && !given.is(empty)) mismatch.raise(quoted + " must have no default");
-  if (!expected) return;
-  if (given.is(empty) || !given.equal(py::handle(expected)))
-    mismatch.raise("the default of " + quoted + " must be " + std::string(py::repr(expected)));
-}
-
 // Returns a reference that is never released.
-PyTypeObject* kept(const py::type& type) {
+PyTypeObject* immortal(const py::type& type) {
   return reinterpret_cast<PyTypeObject*>(py::type(type).release().ptr());
 }
 
-void set_operation_classes(const py::type& work, const py::type& record, const py::type& call) {
-  classes.work = kept(work);
-  classes.record = py::type(record).release().ptr();
-  classes.call = py::type(call).release().ptr();
-}
+void set_work_class(const py::type& work) { classes.work = immortal(work); }
 
 void set_group_classes(const py::type& tensor, const py::type& group, const py::list& operators) {
-  classes.tensor = kept(tensor);
-  classes.group = kept(group);
+  classes.tensor = immortal(tensor);
+  classes.group = immortal(group);
   classes.operators.clear();
   for (const py::handle item : operators) {
     const auto pair = py::cast<py::tuple>(item);
@@ -167,29 +121,24 @@ void set_group_classes(const py::type& tensor, const py::type& group, const py::
 }  // namespace
 
 Parameters::Parameters(const py::function& function, const Expected& expected) {
-  const py::module_ inspect = py::module_::import("inspect");
-  const py::object signature = inspect.attr("signature")(function);
-  const py::object empty = inspect.attr("Parameter").attr("empty");
-  const py::object usual = inspect.attr("Parameter").attr("POSITIONAL_OR_KEYWORD");
-  const Mismatch mismatch(function, signature);
-  std::size_t known = 0;
-  while (known < kMost && expected[known].name) ++known;
-  for (const py::handle item : signature.attr("parameters").attr("values")()) {
-    const auto name = py::cast<std::string>(item.attr("name"));
-    const auto quoted = "'" + name + "'";
-    const Parameter* found = nullptr;
-    for (std::size_t i = 0; i < known; ++i)
-      if (name == expected[i].name) found = &expected[i];
-    if (!found) mismatch.raise("the fast function has no parameter " + quoted);
-    if (!py::object(item.attr("kind")).is(usual))
-      mismatch.raise(quoted + " must be a parameter for position and keyword");
-    check_default(mismatch, *found, item.attr("default"), empty);
-    names_[count_] = PyUnicode_InternFromString(found->name);
-    indices_[count_++] = found->index;
+  const py::object code = function.attr("__code__");
+  const py::tuple variables = code.attr("co_varnames");
+  count_ = py::cast<std::size_t>(code.attr("co_argcount"));
+  const auto known = std::find_if(expected.begin(), expected.end(),
+                                  [](const Parameter& one) { return !one.name; });
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < count_ && i < kMost; ++i) {
+    const auto name = py::cast<std::string>(variables[i]);
+    const auto parameter = std::find_if(expected.begin(), known,
+                                        [&](const Parameter& one) { return name == one.name; });
+    if (parameter == known) break;
+    names_[i] = PyUnicode_InternFromString(parameter->name);
+    indices_[i] = parameter->index;
+    ++found;
   }
-  for (std::size_t i = 0; i < known; ++i)
-    if (!signature.attr("parameters").contains(expected[i].name))
-      mismatch.raise("it has no parameter '" + std::string(expected[i].name) + "'");
+  if (found != count_ || known - expected.begin() != static_cast<std::ptrdiff_t>(found))
+    throw py::type_error("fast: " + py::cast<std::string>(function.attr("__name__")) +
+                         "() does not have the parameters of the fast function");
 }
 
 bool Parameters::match(PyObject* const* args, std::size_t nargs, PyObject* kwnames,
@@ -257,13 +206,8 @@ Raises:
 
 Returns:
     Counts by name, since the start of the process.)");
-  m.def("set_operation_classes", &set_operation_classes, py::arg("work"), py::arg("record"),
-        py::arg("call"), R"(Set the classes of operations, before the first one is issued.
-
-Args:
-    work: the class of the handles of asynchronous operations, a subclass of _C.Work.
-    record: OperationRecord.
-    call: Call.)");
+  m.def("set_work_class", &set_work_class, py::arg("work"),
+        "Set the class of asynchronous operations, a subclass of _C.Work.");
   m.def("set_group_classes", &set_group_classes, py::arg("tensor"), py::arg("group"),
         py::arg("operators"),
         R"(Set the classes and operators that fast functions accept, before one is attached.

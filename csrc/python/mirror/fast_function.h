@@ -29,13 +29,9 @@ enum ArgIndex : std::uint8_t {
   kOpList,
 };
 
-// The default value of a parameter.
-enum class Default { kRequired, kNone, kFalse, kZero, kSum };
-
 struct Parameter {
   const char* name = nullptr;
   std::uint8_t index = 0;  // an ArgIndex, or another numbering of the caller of match()
-  Default default_value = Default::kRequired;
 };
 
 // The parameters of a Python function, for matching the arguments of a call.
@@ -46,8 +42,8 @@ class Parameters {
   using Values = std::array<PyObject*, kIndices>;
   using Expected = std::array<Parameter, kMost>;  // unused entries have no name
 
-  // Reads the order of the parameters from inspect.signature(function). Throws TypeError unless the
-  // parameters and their defaults are the expected ones, in any order.
+  // Reads the order of the parameters from the function's code. Throws TypeError unless they are
+  // the expected ones, in any order.
   Parameters(const py::function& function, const Expected& expected);
 
   // Stores the arguments of a call at the indices of their parameters, nullptr for those not

@@ -41,31 +41,11 @@ bool passes(Checks&& checks) {
   return false;
 }
 
-// Creates a Call for the hooks, as the Python functions do: a method of Communicator and its
-// arguments, nullptr for those that it does not take.
-inline py::object make_call(const char* method, PyObject* tensor, PyObject* root_or_peer,
-                            PyObject* op, PyObject* out) {
-  const auto given = [](PyObject* object) {
-    return py::reinterpret_borrow<py::object>(object ? object : Py_None);
-  };
-  return py::handle(classes.call)(method, given(tensor), given(root_or_peer), given(op),
-                                  given(out));
-}
-
-// Creates an OperationRecord for the hooks.
-inline py::object make_record(const py::object& kind, PyObject* tensor, const py::list& calls,
-                              const py::list& result, bool async_op, int source = -1) {
-  return py::handle(classes.record)(
-      kind, py::handle(tensor), calls, result, async_op,
-      source < 0 ? py::object(py::none()) : py::object(py::int_(source)));
-}
-
 // Issues a synchronous operation: calls send() without the GIL, which calls NCCL on the stream.
-template <class MakeRecord, class Send>
-PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t stream,
-                    MakeRecord&& make_record, Send&& send) {
+template <class Send>
+PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t stream, Send&& send) {
   const py::object comm_stream = ref.object;  // another thread may destroy the group meanwhile
-  return issued(comm_stream, kind, make_record, [&] {
+  return issued(comm_stream, kind, [&] {
     ref.comm_stream->release_done(reinterpret_cast<CUstream>(stream));
     const GilReleased released;
     send();
@@ -74,12 +54,11 @@ PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t strea
 }
 
 // Issues an asynchronous operation on the communication stream of the work's CommStream.
-template <class MakeRecord, class Send>
-PyObject* issue_async(CommStream& part, Work&& work, py::object held, MakeRecord&& make_record,
-                      Send&& send) {
+template <class Send>
+PyObject* issue_async(CommStream& part, Work&& work, py::object held, Send&& send) {
   const py::object comm_stream = work.comm_stream;
   const py::object kind = work.name;
-  return issued(comm_stream, kind.ptr(), make_record, [&] {
+  return issued(comm_stream, kind.ptr(), [&] {
     return part.start(std::move(work), std::move(held), [&](CUstream) {
       const GilReleased released;
       send();

@@ -47,13 +47,6 @@ void send(Communicator& communicator, const Operation& operation) {
   communicator.issue(K, operation);
 }
 
-// A list of one object; empty for nullptr.
-py::list list_of(PyObject* object) {
-  py::list result;
-  if (object) result.append(py::handle(object));
-  return result;
-}
-
 template <Kind K, CollectiveParameters T>
 PyObject* collective(const FastFunction& function, PyObject* const* values) {
   const ProcessGroup* group = direct_group(values[kGroup]);
@@ -96,31 +89,22 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
 
   Communicator& communicator = ref->comm_stream->communicator();
   const auto name = py::reinterpret_borrow<py::object>(function.name());
-  const auto record = [&] {
-    PyObject* op = arguments.op;
-    if (T.op && !op) op = classes.operators[0].second;
-    py::list calls = list_of(make_call(method_traits<K>().name, arguments.tensor,
-                                       arguments.root_or_peer, op, arguments.out)
-                                 .ptr());
-    return make_record(name, arguments.tensor, calls,
-                       list_of(T.out ? arguments.out : arguments.tensor), async_op);
-  };
   if (!async_op) {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
-    return issue_now(*ref, name.ptr(), operation.stream, record,
+    return issue_now(*ref, name.ptr(), operation.stream,
                      [&] { send<K>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
   Work work(ref->object, ref->comm_stream->communicator(), name, view);
   if constexpr (!T.out) {
     work.result = tensor;
-    return issue_async(*ref->comm_stream, std::move(work), tensor, record,
+    return issue_async(*ref->comm_stream, std::move(work), tensor,
                        [&] { send<K>(communicator, operation); });
   } else {
     work.result = py::reinterpret_borrow<py::object>(arguments.out);
     return issue_async(*ref->comm_stream, std::move(work), py::make_tuple(tensor, work.result),
-                       record, [&] { send<K>(communicator, operation); });
+                       [&] { send<K>(communicator, operation); });
   }
 }
 
@@ -164,26 +148,18 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
     return fallback();
 
   Communicator& communicator = ref->comm_stream->communicator();
-  const auto record = [&] {
-    py::list calls = list_of(make_call(method_traits<kKind>().name, arguments.tensor,
-                                       arguments.root_or_peer, nullptr, nullptr)
-                                 .ptr());
-    return make_record(py::reinterpret_borrow<py::object>(name), arguments.tensor, calls,
-                       list_of(Sends ? nullptr : arguments.tensor), Async,
-                       Sends ? -1 : static_cast<int>(peer));
-  };
   if constexpr (Async) {
     const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
     Work work(ref->object, ref->comm_stream->communicator(),
               py::reinterpret_borrow<py::object>(name), view);
     work.result = Sends ? py::object(py::list()) : tensor;
     if (!Sends) work.source = static_cast<int>(peer);
-    return issue_async(*ref->comm_stream, std::move(work), tensor, record,
+    return issue_async(*ref->comm_stream, std::move(work), tensor,
                        [&] { send<kKind>(communicator, operation); });
   } else {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
-    PyObject* done = issue_now(*ref, name, operation.stream, record,
+    PyObject* done = issue_now(*ref, name, operation.stream,
                                [&] { send<kKind>(communicator, operation); });
     if (Sends || !done) return done;
     Py_DECREF(done);
@@ -191,10 +167,10 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   }
 }
 
-constexpr Parameter kGroupParameter{"group", kGroup, Default::kNone};
-constexpr Parameter kAsyncParameter{"async_op", kAsyncOp, Default::kFalse};
-constexpr Parameter kOpParameter{"op", kOp, Default::kSum};
-constexpr Parameter kTagParameter{"tag", kTag, Default::kZero};
+constexpr Parameter kGroupParameter{"group", kGroup};
+constexpr Parameter kAsyncParameter{"async_op", kAsyncOp};
+constexpr Parameter kOpParameter{"op", kOp};
+constexpr Parameter kTagParameter{"tag", kTag};
 
 constexpr FastSpec kOneTensorSpecs[] = {
     {"all_reduce",
@@ -202,18 +178,18 @@ constexpr FastSpec kOneTensorSpecs[] = {
      &collective<Kind::kAllReduce, {.op = true}>},
     {"broadcast",
      {{{"tensor", kTensor},
-       {"src", kGlobalRank, Default::kNone},
+       {"src", kGlobalRank},
        kGroupParameter,
        kAsyncParameter,
-       {"group_src", kGroupRank, Default::kNone}}},
+       {"group_src", kGroupRank}}},
      &collective<Kind::kBroadcast, {.root = true}>},
     {"reduce",
      {{{"tensor", kTensor},
-       {"dst", kGlobalRank, Default::kNone},
+       {"dst", kGlobalRank},
        kOpParameter,
        kGroupParameter,
        kAsyncParameter,
-       {"group_dst", kGroupRank, Default::kNone}}},
+       {"group_dst", kGroupRank}}},
      &collective<Kind::kReduce, {.op = true, .root = true}>},
     {"all_gather_single",
      {{{"output_tensor", kOut}, {"input_tensor", kTensor}, kGroupParameter, kAsyncParameter}},
@@ -223,33 +199,33 @@ constexpr FastSpec kOneTensorSpecs[] = {
      &collective<Kind::kReduceScatter, {.out = true, .op = true}>},
     {"isend",
      {{{"tensor", kTensor},
-       {"dst", kGlobalRank, Default::kNone},
+       {"dst", kGlobalRank},
        kGroupParameter,
        kTagParameter,
-       {"group_dst", kGroupRank, Default::kNone}}},
+       {"group_dst", kGroupRank}}},
      &transfer<true, true>,
      Direction::kSend},
     {"irecv",
      {{{"tensor", kTensor},
-       {"src", kGlobalRank, Default::kNone},
+       {"src", kGlobalRank},
        kGroupParameter,
        kTagParameter,
-       {"group_src", kGroupRank, Default::kNone}}},
+       {"group_src", kGroupRank}}},
      &transfer<false, true>,
      Direction::kReceive},
     {"send",
      {{{"tensor", kTensor},
-       {"dst", kGlobalRank, Default::kNone},
+       {"dst", kGlobalRank},
        kGroupParameter,
        kTagParameter,
-       {"group_dst", kGroupRank, Default::kNone}}},
+       {"group_dst", kGroupRank}}},
      &transfer<true, false>},
     {"recv",
      {{{"tensor", kTensor},
-       {"src", kGlobalRank, Default::kNone},
+       {"src", kGlobalRank},
        kGroupParameter,
        kTagParameter,
-       {"group_src", kGroupRank, Default::kNone}}},
+       {"group_src", kGroupRank}}},
      &transfer<false, false>},
 };
 

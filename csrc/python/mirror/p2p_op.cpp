@@ -25,10 +25,10 @@ struct P2POp {
   static constexpr Parameters::Expected kParameters = {
       {{"op", kOp},
        {"tensor", kTensor},
-       {"peer", kPeer, Default::kNone},
-       {"group", kGroup, Default::kNone},
-       {"tag", kTag, Default::kZero},
-       {"group_peer", kGroupPeer, Default::kNone}}};
+       {"peer", kPeer},
+       {"group", kGroup},
+       {"tag", kTag},
+       {"group_peer", kGroupPeer}}};
 
   std::array<py::object, kFields> fields;
 
@@ -251,19 +251,6 @@ void issue_together(Communicator& communicator, const std::vector<Operation>& op
   }
 }
 
-// The record for the hooks.
-py::object record_of(PyObject* list, const py::object& kind, const py::list& result) {
-  py::list calls;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    const auto& fields = p2p_op(PyList_GET_ITEM(list, i)).fields;
-    const bool sends = direction_of(fields[P2POp::kOp].ptr()) == Direction::kSend;
-    calls.append(make_call(sends ? "send" : "recv", fields[P2POp::kTensor].ptr(),
-                           fields[P2POp::kGroupPeer].ptr(), nullptr, nullptr));
-  }
-  PyObject* first = p2p_op(PyList_GET_ITEM(list, 0)).fields[P2POp::kTensor].ptr();
-  return make_record(kind, first, calls, result, true);
-}
-
 PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
   PyObject* list = values[kOpList];
   if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) return fallback();
@@ -285,8 +272,7 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
   Work work(ref->object, communicator, kind, place);
   work.result = std::move(received);
   py::object held = py::make_tuple(std::move(sent), work.result);
-  const auto record = [&] { return record_of(list, kind, py::list(work.result)); };
-  PyObject* started = issue_async(*ref->comm_stream, std::move(work), std::move(held), record,
+  PyObject* started = issue_async(*ref->comm_stream, std::move(work), std::move(held),
                                   [&] { issue_together(communicator, exchange.operations); });
   if (!started) [[unlikely]]
     return nullptr;

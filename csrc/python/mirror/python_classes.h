@@ -1,4 +1,4 @@
-// The Python classes and operators that the fast functions use, set by set_operation_classes() and
+// The Python classes and operators that the fast functions use, set by set_work_class() and
 // set_group_classes() when the mirror is imported.
 #pragma once
 
@@ -15,8 +15,6 @@ struct PythonClasses {
   PyTypeObject* tensor = nullptr;  // torch.Tensor
   PyTypeObject* work = nullptr;    // pynccl.Work
   PyTypeObject* group = nullptr;   // pynccl.ProcessGroup
-  PyObject* record = nullptr;      // pynccl.mirror.group.record.OperationRecord
-  PyObject* call = nullptr;        // pynccl.mirror.group.record.Call
   // Operator arguments and the RedOps that they stand for; torch's SUM first.
   std::vector<std::pair<PyObject*, PyObject*>> operators;
 };

@@ -9,16 +9,13 @@ import warnings
 from datetime import timedelta
 from types import FrameType
 
-from pynccl.mirror.group import barriers
+import torch
+
+from pynccl import nccl
+from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
-from pynccl.mirror.world import (
-    GroupMember,
-    _rank_not_in_group,
-    get_rank,
-    group_or_default,
-    warn_outside,
-)
+from pynccl.mirror.world import GroupMember, get_rank, member
 
 __all__ = ["barrier", "breakpoint", "monitored_barrier"]
 
@@ -34,13 +31,38 @@ def barrier(
     Issued as an ncclAllReduce of one byte, which blocks the caller on GPUs as well. timeout is
     available since torch 2.12.
     """
-    pg = group_or_default(group or None)
-    if _rank_not_in_group(pg):
-        warn_outside("barrier")
+    pg = member(group or None, "barrier")
+    if pg is None:
         return None
     if timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
-    return barriers.barrier(pg, device_ids, async_op, timeout)
+    tensor = torch.zeros(1, dtype=torch.uint8, device=_device(pg, device_ids))
+    if not async_op and not tensor.is_cuda and "cuda" in pg.config.device_backend_map:
+        # A barrier on the GPU waits for the current stream, one on CPUs does not.
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.all_reduce(tensor, stream=stream)
+
+    work = pg.issue(Call("barrier", tensor, enqueue, [tensor], async_op or timeout is not None))
+    if async_op:
+        return work
+    if work is not None:
+        work.wait(timeout or timedelta(0))
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+        # synchronize() also returns if a time limit has ended the operation.
+        comm_stream = pg.comm_streams().get("cuda")
+        if comm_stream is not None and (error := comm_stream.error("barrier")) is not None:
+            raise error
+    return None
+
+
+def _device(pg: ProcessGroup, device_ids: list[int] | None) -> torch.device:
+    if isinstance(device_ids, list) and device_ids:
+        return torch.device("cuda", device_ids[0])
+    return pg.bound_device_id or torch.device(pg.object_device)
 
 
 def monitored_barrier(
@@ -54,10 +76,9 @@ def monitored_barrier(
     Rank 0 raises DistBackendError with the missing ranks; the others raise it if rank 0 does not
     confirm.
     """
-    if _rank_not_in_group(group):
-        warn_outside("monitored_barrier")
-        return None
-    pg = group_or_default(group)
+    pg = member(group, "monitored_barrier")
+    if pg is None:
+        return
     if isinstance(timeout, float):
         warnings.warn(
             "Please specify timeout arg as a timedelta. "
@@ -65,7 +86,7 @@ def monitored_barrier(
             stacklevel=2,
         )
         timeout = timedelta(seconds=timeout)
-    return barriers.monitored_barrier(pg, timeout, wait_all_ranks)
+    pg.monitored_barrier(timeout, wait_all_ranks)
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s=3600):

@@ -22,20 +22,12 @@ class _CoalescingManager:
         self.works: list[Work] = []
 
     def append(self, work: Work | None = None):
-        """Add a Work to wait for.
-
-        Args:
-            work: the Work; None adds nothing.
-        """
+        """Add a Work to wait for, if any."""
         if work:
             self.works.append(work)
 
     def wait(self):
-        """Wait for all works, as :meth:`Work.wait` does without a timeout.
-
-        Raises:
-            DistBackendError: an operation failed.
-        """
+        """Wait for all works."""
         for work in self.works:
             work.wait()
 
@@ -44,33 +36,21 @@ class _CoalescingManager:
 def _coalescing_manager(
     group: ProcessGroup | None = None, device: torch.device | None = None, async_ops: bool = False
 ) -> Iterator[_CoalescingManager]:
-    """Issue the operations called in the context as one NCCL group (ncclGroupStart, ncclGroupEnd).
+    """See torch.distributed._coalescing_manager. Issues the operations as one NCCL group.
 
-    With a device, all operations on its tensors are collected. Without one, all operations must be
-    of one kind (all_reduce, all_gather_single or reduce_scatter_single), else RuntimeError is
-    raised.
-
-    Args:
-        group: the group; None is the default group.
-        device: the device of the tensors.
-        async_ops: whether the caller waits by the manager's wait().
-
-    Yields:
-        The manager.
-
-    Raises:
-        ValueError: the group is already in such a context.
+    With a device, all operations are collected. Without one, they must be of one kind (all_reduce,
+    all_gather_single or reduce_scatter_single), else RuntimeError is raised.
     """
     pg = group or _get_default_group()
     if pg._batch is not None:
         raise ValueError("ProcessGroup has non-empty op list at the start of coalescing")
-    batch = pg._batch = Batch(takes_all_kinds=bool(device))
+    batch = pg._batch = Batch(any_kind=bool(device))
     manager = _CoalescingManager()
     try:
         yield manager
     finally:
         pg._batch = None
-    record = batch.coalesced(async_ops)
-    work = None if record is None else pg.issue(record)
+    call = batch.coalesced(async_ops)
+    work = None if call is None else pg.issue(call)
     if async_ops:
         manager.append(work)

@@ -11,19 +11,13 @@ from __future__ import annotations
 import torch
 from typing_extensions import deprecated
 
-from pynccl import _C
-from pynccl.mirror.base.checks import check_tensor
-from pynccl.mirror.base.operators import Operator, ReduceOp
-from pynccl.mirror.group import operations
+from pynccl import _C, nccl
+from pynccl.mirror.base.checks import check_tensor, real
+from pynccl.mirror.base.operators import Operator, ReduceOp, of_torch, supports_complex
+from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
-from pynccl.mirror.world import (
-    _rank_not_in_group,
-    group_or_default,
-    group_rank_of,
-    member,
-    warn_outside,
-)
+from pynccl.mirror.world import group_or_default, group_rank_of, member
 
 __all__ = [
     "_all_gather_base",
@@ -50,10 +44,13 @@ def broadcast(
     pg = group_or_default(group)
     root = group_rank_of(pg, src, group_src)
     check_tensor(tensor, "tensor")
-    if _rank_not_in_group(pg):
-        warn_outside("broadcast")
+    if member(pg, "broadcast") is None:
         return None
-    return operations.broadcast(pg, tensor, root, async_op)
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.broadcast(tensor, root, stream=stream)
+
+    return pg.issue(Call("broadcast", tensor, enqueue, [tensor], async_op))
 
 
 @_C.fast
@@ -73,7 +70,19 @@ def all_reduce(
     pg = member(group, "all_reduce")
     if pg is None:
         return None
-    return operations.all_reduce(pg, tensor, op, async_op)
+    check_complex(tensor, op)
+    red_op = pg.red_op(op, tensor)
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.all_reduce(tensor, red_op, stream=stream)
+
+    return pg.issue(Call("all_reduce", tensor, enqueue, [tensor], async_op))
+
+
+def check_complex(tensor: torch.Tensor, op: Operator) -> None:
+    """Raise ValueError if the tensor is complex and the operator does not support that."""
+    if tensor.is_complex() and not supports_complex(of_torch(op)):
+        raise ValueError(f"all_reduce does not support {op} on complex tensors")
 
 
 @_C.fast
@@ -89,10 +98,22 @@ def reduce(
     pg = group_or_default(group)
     root = group_rank_of(pg, dst, group_dst)
     check_tensor(tensor, "tensor")
-    if _rank_not_in_group(pg):
-        warn_outside("reduce")
+    if member(pg, "reduce") is None:
         return None
-    return operations.reduce(pg, tensor, root, op, async_op)
+    red_op = pg.red_op(op, tensor)
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.reduce(tensor, root, red_op, stream=stream)
+
+    return pg.issue(Call("reduce", tensor, enqueue, [tensor], async_op))
+
+
+def _check_dtypes(output: torch.Tensor, input: torch.Tensor) -> None:
+    if output.dtype != input.dtype:
+        raise TypeError(
+            f"output tensor must have the same type as input tensor: {output.dtype} is not "
+            f"{input.dtype}"
+        )
 
 
 @_C.fast
@@ -111,7 +132,13 @@ def all_gather_single(
     pg = member(group, "all_gather_single")
     if pg is None:
         return None
-    return operations.all_gather_single(pg, output_tensor, input_tensor, async_op)
+    out, own = real(output_tensor), real(input_tensor)
+    _check_dtypes(out, own)
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.all_gather(own, out=out, stream=stream)
+
+    return pg.issue(Call("all_gather_single", own, enqueue, [output_tensor], async_op))
 
 
 @deprecated(
@@ -162,7 +189,13 @@ def reduce_scatter_single(
     pg = member(group, "reduce_scatter_single")
     if pg is None:
         return None
-    return operations.reduce_scatter_single(pg, output, input, op, async_op)
+    _check_dtypes(output, input)
+    red_op = pg.red_op(op, input)
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        comm.reduce_scatter(input, red_op, out=output, stream=stream)
+
+    return pg.issue(Call("reduce_scatter_single", input, enqueue, [output], async_op))
 
 
 @deprecated(

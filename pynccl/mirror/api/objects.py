@@ -9,25 +9,24 @@ and size.
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from pynccl.mirror.api.collectives import all_gather_single, broadcast
+from pynccl.mirror.api.lists import check_root_list, from_root, gather_everywhere, to_root
 from pynccl.mirror.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from pynccl.mirror.group import operations
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.world import (
-    _rank_not_in_group,
     check_not_self,
     get_global_rank,
     group_or_default,
     group_rank_of,
+    member,
     root_of,
-    warn_outside,
 )
 
 __all__ = [
@@ -67,12 +66,10 @@ def _packed(
     return torch.cat(pickles).to(device), sizes.to(device)
 
 
-def _buffer_for(
-    sizes: torch.Tensor, device: torch.device | str
-) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+def _buffer_for(sizes: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return a buffer for pickles of these sizes, and its parts."""
-    buffer = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
-    return buffer, buffer.split(sizes.tolist())
+    buffer = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=sizes.device)
+    return buffer, list(buffer.split(sizes.tolist()))
 
 
 def all_gather_object(
@@ -82,18 +79,16 @@ def all_gather_object(
 
     torch.distributed has weights_only since torch 2.14.
     """
-    if _rank_not_in_group(group):
-        warn_outside("all_gather_object")
-        return None
-    pg = group_or_default(group)
+    pg = member(group, "all_gather_object")
+    if pg is None:
+        return
     own, size = _packed([obj], pg.object_device, weights_only)
     sizes = torch.empty(pg.size(), dtype=torch.long, device=pg.object_device)
-    operations.all_gather_single(pg, sizes, size)
-    _, parts = _buffer_for(sizes, pg.object_device)
-    operations.gather_everywhere(pg, "all_gather_object", [list(parts)], [own])
+    all_gather_single(sizes, size, pg)
+    parts = _buffer_for(sizes)[1]
+    gather_everywhere(pg, "all_gather_object", [parts], [own])
     for rank, part in enumerate(parts):
         object_list[rank] = _unpickled(part, weights_only)
-    return None
 
 
 def gather_object(
@@ -110,24 +105,20 @@ def gather_object(
     """
     pg = group_or_default(group)
     root = root_of(pg, dst, group_dst)
-    if _rank_not_in_group(pg):
-        warn_outside("gather_object")
-        return None
-    operations.check_root_list(pg.rank(), root, object_gather_list, "gather_list", "destination")
-    device = pg.object_device
-    own, size = _packed([obj], device, weights_only)
-    gather = functools.partial(operations.move_parts, pg, "gather_object", root=root, gathers=True)
+    if member(pg, "gather_object") is None:
+        return
+    check_root_list(pg, root, object_gather_list, "gather_list", "destination")
+    own, size = _packed([obj], pg.object_device, weights_only)
     if object_gather_list is None or pg.rank() != root:
-        gather(size, parts=[])
-        gather(own, parts=[])
-        return None
-    sizes = torch.empty(pg.size(), dtype=torch.long, device=device)
-    gather(size, parts=list(sizes.split(1)))
-    _, parts = _buffer_for(sizes, device)
-    gather(own, parts=list(parts))
+        to_root(pg, "gather_object", size, [], root)
+        to_root(pg, "gather_object", own, [], root)
+        return
+    sizes = torch.empty(pg.size(), dtype=torch.long, device=pg.object_device)
+    to_root(pg, "gather_object", size, sizes.split(1), root)
+    parts = _buffer_for(sizes)[1]
+    to_root(pg, "gather_object", own, parts, root)
     for rank, part in enumerate(parts):
         object_gather_list[rank] = _unpickled(part, weights_only)
-    return None
 
 
 def broadcast_object_list(
@@ -144,21 +135,32 @@ def broadcast_object_list(
     """
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
-    if _rank_not_in_group(pg):
-        warn_outside("broadcast_object_list")
-        return None
-    place = device or pg.object_device
+    if member(pg, "broadcast_object_list") is None:
+        return
+    device = device or torch.device(pg.object_device)
     if pg.rank() == root:
-        pickles, sizes = _packed(object_list, place, weights_only)
-        operations.broadcast(pg, sizes, root)
-        operations.broadcast(pg, pickles, root)
-        return None
-    sizes = torch.empty(len(object_list), dtype=torch.long, device=place)
-    operations.broadcast(pg, sizes, root)
-    pickles, parts = _buffer_for(sizes, place)
-    operations.broadcast(pg, pickles, root)
-    object_list[:] = (_unpickled(part, weights_only) for part in parts)
-    return None
+        for tensor in reversed(_packed(object_list, device, weights_only)):
+            broadcast(tensor, group=pg, group_src=root)
+        return
+
+    def receive(tensor: torch.Tensor) -> None:
+        broadcast(tensor, group=pg, group_src=root)
+
+    _receive_objects(object_list, device, weights_only, receive)
+
+
+def _receive_objects(
+    objects: list[Any],
+    device: torch.device,
+    weights_only: bool,
+    receive: Callable[[torch.Tensor], None],
+) -> None:
+    """Receive the sizes of pickles, then the pickles, and store their values in a list."""
+    sizes = torch.empty(len(objects), dtype=torch.long, device=device)
+    receive(sizes)
+    pickles, parts = _buffer_for(sizes)
+    receive(pickles)
+    objects[:] = (_unpickled(part, weights_only) for part in parts)
 
 
 def scatter_object_list(
@@ -175,9 +177,8 @@ def scatter_object_list(
     """
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
-    if _rank_not_in_group(pg):
-        warn_outside("scatter_object_list")
-        return None
+    if member(pg, "scatter_object_list") is None:
+        return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ValueError(
             "Expected argument scatter_object_output_list to be a list of size at least 1."
@@ -196,14 +197,10 @@ def scatter_object_list(
         packed = [_packed([value], device, weights_only) for value in scatter_object_input_list]
         pickles, sizes = map(list, zip(*packed, strict=True))
     size = torch.empty(1, dtype=torch.long, device=device)
-    scatter = functools.partial(
-        operations.move_parts, pg, "scatter_object_list", root=root, gathers=False
-    )
-    scatter(size, parts=sizes)
+    from_root(pg, "scatter_object_list", size, sizes, root)
     own = torch.empty(int(size), dtype=torch.uint8, device=device)
-    scatter(own, parts=pickles)
+    from_root(pg, "scatter_object_list", own, pickles, root)
     scatter_object_output_list[0] = _unpickled(own, weights_only)
-    return None
 
 
 def send_object_list(
@@ -226,7 +223,8 @@ def send_object_list(
     pickles, sizes = _packed(object_list, device or pg.object_device, weights_only)
     for tensor in (sizes, pickles):
         if use_batch:
-            _wait(batch_isend_irecv([P2POp(isend, tensor, group_peer=peer, group=pg)]))
+            for work in batch_isend_irecv([P2POp(isend, tensor, group_peer=peer, group=pg)]):
+                work.wait()
         else:
             send(tensor, group=pg, group_dst=peer)
 
@@ -251,19 +249,12 @@ def recv_object_list(
 
     def receive(tensor: torch.Tensor) -> None:
         if use_batch:
-            _wait(batch_isend_irecv([P2POp(irecv, tensor, group_peer=peer, group=pg)]))
+            for work in batch_isend_irecv([P2POp(irecv, tensor, group_peer=peer, group=pg)]):
+                work.wait()
         else:
             recv(tensor, group=pg, group_src=peer)
 
-    place = device or pg.object_device
-    sizes = torch.empty(len(object_list), dtype=torch.long, device=place)
-    receive(sizes)
-    pickles, parts = _buffer_for(sizes, place)
-    receive(pickles)
-    object_list[:] = (_unpickled(part, weights_only) for part in parts)
+    _receive_objects(
+        object_list, device or torch.device(pg.object_device), weights_only, receive
+    )
     return get_global_rank(pg, peer)
-
-
-def _wait(works: list[Any]) -> None:
-    for work in works:
-        work.wait()

@@ -16,16 +16,14 @@ from pynccl import _C
 from pynccl._C import P2POp
 from pynccl.mirror.api.coalescing import _coalescing_manager
 from pynccl.mirror.base.checks import check_tensor
-from pynccl.mirror.group import p2p
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import (
-    _rank_not_in_group,
     check_not_self,
     get_global_rank,
     group_or_default,
     group_rank_of,
-    warn_outside,
+    member,
 )
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
@@ -53,10 +51,15 @@ P2POp.__signature__ = inspect.signature(_arguments).replace(return_annotation="P
 
 
 def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int:
-    """Return the group rank to receive from."""
-    if src is None and group_src is None:
-        return p2p.source_in(pg)
-    return group_rank_of(pg, src, group_src)
+    """Return the group rank to receive from; it is implied in a group of two."""
+    if src is not None or group_src is not None:
+        return group_rank_of(pg, src, group_src)
+    if pg.size() != 2:
+        raise ValueError(
+            "recv without a source: NCCL has no receive from any source; pass the "
+            f"source (it is implied only in a group of two ranks; this one has {pg.size()})"
+        )
+    return 1 - pg.rank()
 
 
 @_C.fast
@@ -71,10 +74,9 @@ def isend(
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
     check_tensor(tensor, "tensor")
-    if _rank_not_in_group(pg):
-        warn_outside("isend")
+    if member(pg, "isend") is None:
         return None
-    return p2p.begin(pg, True, tensor, peer)
+    return pg.transfer(True, tensor, peer, async_op=True)
 
 
 @_C.fast
@@ -91,11 +93,10 @@ def irecv(
     else it raises ValueError.
     """
     check_tensor(tensor, "tensor")
-    if _rank_not_in_group(group):
-        warn_outside("irecv")
+    pg = member(group, "irecv")
+    if pg is None:
         return None
-    pg = group_or_default(group)
-    return p2p.begin(pg, False, tensor, _source(pg, src, group_src))
+    return pg.transfer(False, tensor, _source(pg, src, group_src), async_op=True)
 
 
 @_C.fast
@@ -111,7 +112,7 @@ def send(
     peer = group_rank_of(pg, dst, group_dst)
     check_not_self(pg, peer, "destination")
     check_tensor(tensor, "tensor")
-    p2p.finish(pg, True, tensor, peer)
+    pg.transfer(True, tensor, peer)
 
 
 @_C.fast
@@ -128,14 +129,13 @@ def recv(
     else it raises ValueError.
     """
     check_tensor(tensor, "tensor")
-    if _rank_not_in_group(group):
-        warn_outside("irecv")
+    pg = member(group, "irecv")  # as torch names it
+    if pg is None:
         return -1
-    pg = group_or_default(group)
     peer = _source(pg, src, group_src)
     if src is None:
         check_not_self(pg, peer, "source")
-    p2p.finish(pg, False, tensor, peer)
+    pg.transfer(False, tensor, peer)
     return get_global_rank(pg, peer) if src is None else src
 
 
@@ -147,13 +147,11 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     its ranks must take part. Returns a list with one Work for all operations.
     """
     group = _checked_group(p2p_op_list)
-    if _rank_not_in_group(group):
-        for p2p_op in p2p_op_list:
-            warn_outside(p2p_op.op.__name__)
+    if None in [member(group, p2p_op.op.__name__) for p2p_op in p2p_op_list]:
         return []
     with _coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as manager:
         for p2p_op in p2p_op_list:
-            p2p.begin(group, p2p_op.op is isend, p2p_op.tensor, p2p_op.group_peer)
+            group.transfer(p2p_op.op is isend, p2p_op.tensor, p2p_op.group_peer, async_op=True)
     return manager.works
 
 

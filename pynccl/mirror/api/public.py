@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import pynccl
-from pynccl.mirror.api.all_to_all import *
 from pynccl.mirror.api.barriers import *
 from pynccl.mirror.api.coalescing import *
 from pynccl.mirror.api.collectives import *

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from itertools import chain
 
-from pynccl.mirror.group.record import Call, OperationRecord
+from pynccl import nccl
+from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.work import IllegalWork, Work
 
 __all__ = ["Batch"]
@@ -16,45 +17,48 @@ class Batch:
     """The operations of one coalescing manager.
 
     Args:
-        takes_all_kinds: whether to collect every operation, or only those that torch coalesces
-            without a device.
+        any_kind: whether to collect every operation, or only those that torch coalesces without a
+            device.
     """
 
-    def __init__(self, takes_all_kinds: bool) -> None:
-        self._takes_all_kinds = takes_all_kinds
-        self._records: list[OperationRecord] = []
+    def __init__(self, any_kind: bool) -> None:
+        self._any_kind = any_kind
+        self._calls: list[Call] = []
 
-    def takes(self, kind: str) -> bool:
+    def accepts(self, kind: str) -> bool:
         """Return whether operations of this kind are collected."""
-        return self._takes_all_kinds or kind in _COALESCED
+        return self._any_kind or kind in _COALESCED
 
-    def add(self, record: OperationRecord) -> Work | None:
+    def add(self, call: Call) -> Work | None:
         """Add an operation.
 
         Returns:
             For an asynchronous operation, a Work that cannot be waited for.
         """
-        self._records.append(record)
-        return IllegalWork() if record.async_op else None
+        self._calls.append(call)
+        return IllegalWork() if call.async_op else None
 
-    def coalesced(self, async_op: bool) -> OperationRecord | None:
+    def coalesced(self, async_op: bool) -> Call | None:
         """Return all operations as one, or None if there are none.
 
         Raises:
             RuntimeError: operations of different kinds were added without a device.
         """
-        if not self._records:
+        calls = self._calls
+        if not calls:
             return None
-        kinds = {record.kind for record in self._records}
-        if not self._takes_all_kinds and len(kinds) > 1:
+        kinds = {call.kind for call in calls}
+        if not self._any_kind and len(kinds) > 1:
             raise RuntimeError(
                 "Coalescing manager requires all collectives to be the same type, but got mixed "
                 f"types: {kinds}"
             )
-        calls: list[Call] = []
-        result: list[torch.Tensor] = []
-        for record in self._records:
-            calls += record.calls
-            result += record.result
+
+        def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+            with nccl.group():
+                for call in calls:
+                    call.enqueue(comm, stream)
+
         kind = f"coalesced {', '.join(sorted(kinds))}"
-        return OperationRecord(kind, self._records[0].tensor, calls, result, async_op)
+        result = list(chain.from_iterable(call.result for call in calls))
+        return Call(kind, calls[0].tensor, enqueue, result, async_op)

@@ -21,16 +21,31 @@ from pynccl.mirror.base.errors import (
     BackendError,
     BackendInvalidUsageError,
     BackendTimeoutError,
+    MismatchError,
     translate,
     translated,
 )
-from pynccl.mirror.group.record import Call, OperationRecord
+from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.work import Work
 
 __all__ = ["CommStream", "close_all", "run_all"]
 
 _GRACE = 2.0  # seconds for pending CPU operations when their group is destroyed
 _INVALID_USAGE, _TIMEOUT = 5, 8  # ncclInvalidUsage, ncclTimeout
+# The output argument of operations with more than one.
+_OUTPUTS = {
+    "all_gather": "tensor_list",
+    "all_gather_coalesced": "output_tensor_lists",
+    "all_gather_single": "output_tensor",
+    "all_reduce_coalesced": "tensors",
+    "all_to_all": "output_tensor_list",
+    "all_to_all_single": "output",
+    "gather": "gather_list",
+    "gather_single": "gather_tensor",
+    "reduce_scatter": "output",
+    "reduce_scatter_single": "output",
+    "scatter": "tensor",
+}
 
 
 class CommStream(_C.CommStream):
@@ -58,7 +73,6 @@ class CommStream(_C.CommStream):
         # Whether a call without a stream blocks until the operation is complete.
         self.blocks = comm.library.memory == "host"
         self._operators: dict[tuple[object, torch.dtype], nccl.RedOp] = {}
-        self._timed_out = False
         self._finished = False
         self._aborted = False
         self.set_timeout(timeout)
@@ -67,6 +81,25 @@ class CommStream(_C.CommStream):
         """Set the timeout of later operations; zero is no limit."""
         self.timeout = timeout.total_seconds()
         self.comm.timeout = self.timeout or None
+
+    def issue(self, call: Call) -> Work | None:
+        """Issue an operation.
+
+        A synchronous operation is enqueued on the current stream. An asynchronous one is enqueued
+        on the communication stream, after the work on the current stream.
+
+        Returns:
+            The Work of an asynchronous operation, else None.
+
+        Raises:
+            BackendError: NCCL or the driver failed.
+            MismatchError: tensors overlap.
+        """
+        try:
+            return super().issue(call)
+        except _C.OverlapError as error:
+            name = _OUTPUTS.get(call.kind, call.kind)
+            raise MismatchError(f"{name}: {str(error).removeprefix('out: ')}") from None
 
     def pre_mul_sum(self, factor: Any, dtype: torch.dtype) -> nccl.RedOp:
         """Return the operator that multiplies by a factor first, cached for each number."""
@@ -112,13 +145,9 @@ class CommStream(_C.CommStream):
         error = self.comm._timeout_error
         assert error is not None
         text = (
-            f"the operation Timed out after {self.timeout:g} seconds, the timeout of its group: "
-            f"{error}"
+            f"{kind} on rank {self.rank}: the operation Timed out after {self.timeout:g} seconds, "
+            f"the timeout of its group: {error}"
         )
-        if not self._timed_out:
-            self._timed_out = True
-            _C.notify_abort(self, text)
-        text = f"{kind} on rank {self.rank}: {text}"
         *_, missing = error.__reduce__()[1]
         return BackendTimeoutError(text, _TIMEOUT, kind, self.rank, missing)
 
@@ -157,17 +186,12 @@ class CommStream(_C.CommStream):
                     self._operators.clear()
                     self.comm.close()
                 else:
-                    self.abort("its group was destroyed while operations were under way")
+                    self.abort()
         finally:
             self.oldest()  # releases the tensors of completed operations
 
-    def abort(self, reason: str = "its group was aborted") -> None:
-        """Abort and free the communicator.
-
-        Args:
-            reason: the reason passed to the hooks.
-        """
-        _C.notify_abort(self, reason)
+    def abort(self) -> None:
+        """Abort and free the communicator."""
         self._aborted |= not self.comm.closed
         self.comm.abort()
 
@@ -238,4 +262,4 @@ def _synchronized(device: torch.device, until: float) -> bool:
     return not thread.is_alive()
 
 
-_C.set_operation_classes(Work, OperationRecord, Call)
+_C.set_work_class(Work)

@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias, cast
 import torch
 
 from pynccl import _C, nccl
+from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.comm_stream import CommStream
-from pynccl.mirror.group.record import OperationRecord
 from pynccl.mirror.group.work import DeferredWork, Work
 from pynccl.store import ask
 
@@ -35,12 +35,14 @@ class _Deferred(NamedTuple):
     """An asynchronous transfer that waits for its communicator.
 
     Attributes:
-        record: the transfer.
+        call: the transfer.
+        sends: whether this rank sends.
         made: receives its Work.
         ready: on GPUs, an event of the caller's current stream after which the tensor is ready.
     """
 
-    record: OperationRecord
+    call: Call
+    sends: bool
     made: Future[Work]
     ready: nccl.Event | None
 
@@ -63,23 +65,20 @@ class Pair(_C.Pair):
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
-    def issue(self, record: OperationRecord) -> Work | None:
+    def issue(self, call: Call, sends: bool) -> Work | None:
         """Issue a send or a receive, on the stream of its direction."""
         with self._lock:
             connecting = None
             if not self._comm_streams:
-                _check_not_capturing(record)
+                _check_not_capturing(call)
                 connecting = self._connecting = self._connecting or ask(self._connect_both)
-            if record.async_op:
-                if connecting is None:
-                    return self._comm_streams[_sends(record)].issue(record)
+            if call.async_op and connecting is not None:
                 made: Future[Work] = Future()
-                self._deferred.append(_Deferred(record, made, _ready(record.tensor)))
-                return DeferredWork(record.kind, made, self._timeout)
+                self._deferred.append(_Deferred(call, sends, made, _ready(call.tensor)))
+                return DeferredWork(call.kind, made, self._timeout)
         if connecting is not None:
             connecting.result()
-        self._comm_streams[_sends(record)].issue(record)
-        return None
+        return self._comm_streams[sends].issue(call)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later transfers."""
@@ -134,10 +133,6 @@ class Pair(_C.Pair):
                 self._connect(sends, comm_stream)
 
 
-def _sends(record: OperationRecord) -> bool:
-    return record.calls[0].method == "send"
-
-
 def _ready(tensor: torch.Tensor) -> nccl.Event | None:
     """Record an event on the current stream of a tensor's device; None on CPUs."""
     if not tensor.is_cuda:
@@ -153,19 +148,18 @@ def _issue_deferred(transfer: _Deferred, comm_streams: dict[bool, CommStream]) -
     The communication stream itself serves as this thread's current stream, which adds no further
     dependency.
     """
-    record = transfer.record
-    comm_stream = comm_streams[_sends(record)]
+    call, comm_stream = transfer.call, comm_streams[transfer.sends]
     if transfer.ready is None:
-        return cast("Work", comm_stream.issue(record))
-    device = record.tensor.device
+        return cast("Work", comm_stream.issue(call))
     comm_stream.stream.wait(transfer.ready)
-    with torch.cuda.stream(torch.cuda.ExternalStream(comm_stream.stream.handle, device=device)):
-        return cast("Work", comm_stream.issue(record))
+    handle, device = comm_stream.stream.handle, call.tensor.device
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device)):
+        return cast("Work", comm_stream.issue(call))
 
 
-def _check_not_capturing(record: OperationRecord) -> None:
-    if record.tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+def _check_not_capturing(call: Call) -> None:
+    if call.tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{record.kind}: the first transfer between two ranks creates communicators, which "
+            f"{call.kind}: the first transfer between two ranks creates communicators, which "
             "cannot be captured into a graph; send once before the capture"
         )

@@ -1,26 +1,101 @@
-"""ProcessGroup: a group as the functions of the mirror return it."""
+"""ProcessGroup: the ranks and communicators of a group, and how it issues operations."""
 
 from __future__ import annotations
 
+import functools
+import time
+import zlib
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pynccl import _C, nccl
-from pynccl.mirror.base.operators import OPERATORS
-from pynccl.mirror.group import barriers
-from pynccl.mirror.group.base_group import BaseGroup
+from pynccl._internal.membership import connect_pair, group_config
+from pynccl.errors import NcclError
+from pynccl.mirror.base.backend import PROVIDERS, BackendConfig, timeout_of
+from pynccl.mirror.base.checks import real
+from pynccl.mirror.base.errors import (
+    BackendTimeoutError,
+    DistNetworkError,
+    DistStoreError,
+    translated,
+)
+from pynccl.mirror.base.job import Job
+from pynccl.mirror.base.operators import OPERATORS, resolve
+from pynccl.mirror.base.store import broadcast_via_store, check_present
+from pynccl.mirror.group.batch import Batch
+from pynccl.mirror.group.call import Call
+from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
+from pynccl.mirror.group.pair import Pair
+from pynccl.mirror.group.work import Work
+from pynccl.raw import NCCL_UNIQUE_ID_BYTES
 
 __all__ = ["ProcessGroup"]
 
+_GRACE = 2.0  # seconds for connections in progress when the group is destroyed
+_CTAS_OF_PAIR = 8
+_TIMEOUT = 8  # ncclTimeout
 
-class ProcessGroup(BaseGroup):
+
+class Options:
+    """Communicator configuration and stream priority, from ``pg_options``.
+
+    Args:
+        given: None, a :class:`pynccl.nccl.Config`, or torch's ``ProcessGroupNCCL.Options``.
+
+    Raises:
+        TypeError: given has another type.
+        ValueError: the configuration requests communicators that are nonblocking or share
+            resources.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.high_priority = bool(getattr(given, "is_high_priority_stream", False))
+        self.config: nccl.Config | None = None
+        if isinstance(given, nccl.Config):
+            self.config = given
+            if given.blocking == 0:
+                raise ValueError(
+                    "pg_options: Config(blocking=0) is not supported by process groups, which "
+                    "wait for each call to complete; Config(init_timeout=...) limits the time to "
+                    "create a communicator"
+                )
+            if 1 in (given.split_share, given.shrink_share):
+                raise ValueError(
+                    "pg_options: Config(split_share=1) and Config(shrink_share=1) are not "
+                    "supported by process groups: aborting a group would end the operations "
+                    "of its parent"
+                )
+        elif hasattr(given, "config"):
+            self.config = _copy_config(given.config)
+        elif given is not None and not hasattr(given, "is_high_priority_stream"):
+            raise TypeError(
+                "pg_options: expected a pynccl.nccl.Config or a ProcessGroupNCCL.Options, got "
+                f"{type(given).__name__}"
+            )
+
+
+def _copy_config(given: Any) -> nccl.Config:
+    """Copy the fields that concern one group; not split_share, as groups are aborted separately."""
+    undefined = -(2**31)
+    config = nccl.Config()
+    for name in ("cga_cluster_size", "min_ctas", "max_ctas", "net_name"):
+        value = getattr(given, name, None)
+        if value not in (None, "", undefined):
+            setattr(config, name, value)
+    return config
+
+
+class ProcessGroup(_C.ProcessGroup):
     """See torch.distributed.ProcessGroup. A group of ranks that communicate with each other.
 
     Created by :func:`pynccl.init_process_group`, :func:`pynccl.new_group` and
     :func:`pynccl.split_group`, not by programs. Operations are functions of :mod:`pynccl` that take
-    the group, for example ``pynccl.all_reduce(tensor, group=group)``.
+    the group, for example ``pynccl.all_reduce(tensor, group=group)``. The C++ base class owns the
+    rank, the size and the CommStreams.
 
     Args:
         job: the job of the ranks; the group uses a prefix of its store.
@@ -33,6 +108,38 @@ class ProcessGroup(BaseGroup):
         desc: a description of the group.
         device_id: the device of this rank.
     """
+
+    _batch: Batch | None  # the operations of an active coalescing manager
+
+    def __init__(
+        self,
+        job: Job,
+        ranks: list[int],
+        rank: int,
+        *,
+        name: str,
+        config: BackendConfig,
+        timeout: timedelta,
+        options: Options | None = None,
+        desc: str = "undefined",
+        device_id: torch.device | None = None,
+    ) -> None:
+        self.group_name = name
+        self.group_desc = desc
+        self.bound_device_id = device_id
+        self.config = config
+        self.ranks = ranks
+        self.rank_of = {global_rank: rank for rank, global_rank in enumerate(ranks)}
+        super().__init__(rank, self.rank_of)
+        self.timeout = timeout
+        self.options = options or Options(None)
+        self.job = job
+        self._barriers = 0  # number of monitored barriers so far
+        self.splits = 0
+        self.store = PrefixStore(f"{self.group_name}/", job.store)
+        self._ids_of_pairs: list[bytes] = []  # on CPUs, for all pairs
+        if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
+            self._use_own_for_transfers("cuda")
 
     def name(self) -> str:
         """Return the name of the backend.
@@ -69,17 +176,363 @@ class ProcessGroup(BaseGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """See :func:`pynccl.monitored_barrier`.
+        """See :func:`pynccl.monitored_barrier`."""
+        limit = timeout_of(timeout, self.config)
+        store = PrefixStore(f"monitored barrier/{self._barriers}", self.store)
+        self._barriers += 1
+        rank = self.rank()
+        if rank == 0:
+            self._collect(store, limit, wait_all_ranks)
+            return
+        store.set(str(rank), "1")
+        try:
+            store.wait(["go"], max(limit, timedelta(milliseconds=1)))
+        except RuntimeError as error:
+            raise _timed_out(
+                f"Rank {rank} successfully reached monitoredBarrier, but received errors while "
+                "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
+                rank,
+            ) from error
 
-        Args:
-            timeout: how long to wait; None is the default of the group's backend.
-            wait_all_ranks: whether rank 0 reports all missing ranks, or only the first.
-        """
-        barriers.monitored_barrier(self, timeout, wait_all_ranks)
+    def _collect(self, store: Store, limit: timedelta, wait_all_ranks: bool) -> None:
+        """Wait for the other ranks of a monitored barrier, on rank 0."""
+        if limit <= timedelta(0):
+            raise _timed_out("Rank 0 timed out in monitoredBarrier after 0 ms", 0)
+        others = [str(rank) for rank in range(1, self.size())]
+        missing: list[str] = []
+        try:
+            if others:
+                store.wait(others, max(limit, timedelta(milliseconds=1)))
+        except RuntimeError:
+            missing = [rank for rank in others if not store.check([rank])]
+        if missing:
+            milliseconds = int(limit.total_seconds() * 1000)
+            names = ", ".join(missing if wait_all_ranks else missing[:1])
+            ranks = "Ranks" if wait_all_ranks else "Rank"
+            raise _timed_out(
+                f"{ranks} {names} failed to pass monitoredBarrier in {milliseconds} ms", 0
+            )
+        store.set("go", "1")
 
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in self.config.device_backend_map]
+
+    @property
+    def object_device(self) -> str:
+        """The device type for transfers of Python objects."""
+        kinds = self.config.device_backend_map
+        return "cpu" if "cpu" in kinds else next(iter(kinds))
+
+    def red_op(self, op: Any, tensor: torch.Tensor) -> nccl.RedOp:
+        """Return the NCCL operator for a reduction: see resolve()."""
+        return resolve(op, tensor, self.comm_stream(tensor.device).pre_mul_sum)
+
+    def issue(self, call: Call) -> Work | None:
+        """Issue a collective, or add it to the current batch.
+
+        Returns:
+            The Work of an asynchronous operation, else None.
+        """
+        if self._batch is not None and self._batch.accepts(call.kind):
+            return self._batch.add(call)
+        return self.comm_stream(call.tensor.device).issue(call)
+
+    def comm_stream(self, device: torch.device) -> CommStream:
+        """Return the CommStream for a device's tensors, creating it on the first call.
+
+        Raises:
+            RuntimeError: no backend of this group is for such devices.
+            ValueError: the group has ended.
+        """
+        found = self._comm_stream(device.type)
+        return self._open(device) if found is None else found
+
+    def adopt(self, comm_stream: CommStream) -> None:
+        """Take ownership of a CommStream created by a split."""
+        self._set_comm_stream(comm_stream.device.type, comm_stream)
+
+    def transfer(
+        self, sends: bool, tensor: torch.Tensor, peer: int, *, async_op: bool = False
+    ) -> Work | None:
+        """Issue a send or a receive, or add it to the current batch.
+
+        In a batch, and on GPUs if the group is bound to one, as in torch, transfers use the group's
+        communicator. Otherwise they use the communicator of their direction between the two ranks.
+
+        Args:
+            sends: whether to send.
+            tensor: the tensor to send or receive into.
+            peer: the peer's rank in the group.
+            async_op: whether to return the Work.
+
+        Returns:
+            The Work of an asynchronous transfer; None in a batch.
+
+        Raises:
+            RuntimeError: no backend of this group is for such devices.
+            ValueError: the group has ended or, outside a batch, the peer is this rank or is not in
+                the group.
+        """
+        name = "isend" if sends else "irecv"
+        in_batch = self._batch is not None and self._batch.accepts(name)
+        if not in_batch:
+            self._check_peer(peer, name)
+        on_group = in_batch or (tensor.device.type == "cuda" and self.bound_device_id is not None)
+        data, result = real(tensor), [] if sends else [tensor]
+
+        def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+            transfer = comm.send if sends else comm.recv
+            transfer(data, peer if on_group else 1 - comm.rank, stream=stream)
+
+        if self._batch is not None and in_batch:
+            return self._batch.add(Call(name, tensor, enqueue, result))
+        call = Call(name[1:], tensor, enqueue, result, async_op, None if sends else peer)
+        if on_group:
+            return self.comm_stream(tensor.device).issue(call)
+        return self._pair_with(tensor.device, peer).issue(call, sends)
+
+    def _check_peer(self, peer: int, name: str) -> None:
+        if not 0 <= peer < self.size():
+            raise ValueError(
+                f"{name}: rank {peer} is out of range for a group of size {self.size()}"
+            )
+        if peer == self.rank():
+            raise ValueError(
+                f"{name}: rank {peer} of the group is this rank; NCCL transfers data from a rank "
+                "to itself only if send and receive are grouped: pass both to batch_isend_irecv"
+            )
+
+    def _pair_with(self, device: torch.device, peer: int) -> Pair:
+        found = self._pair(device.type, peer)
+        if found is None:
+            found = Pair(functools.partial(self._connect_pair, device, peer), self.timeout)
+            self._set_pair(device.type, peer, found)
+        return found
+
+    def provider(self, device: torch.device) -> str:
+        """Return the provider for a device type: ``"cuda"`` or ``"host"``.
+
+        Raises:
+            RuntimeError: no backend of this group is for such devices.
+        """
+        backend = self.config.device_backend_map.get(device.type)
+        if backend is None:
+            raise RuntimeError(
+                f"No backend type associated with device type {device.type}: the group's backend "
+                f"is {self.config.name!r}"
+            )
+        return PROVIDERS[backend]
+
+    def device_at_once(self) -> torch.device | None:
+        """Return the device whose communicator is created eagerly, or None."""
+        if self.bound_device_id is not None:
+            return self.bound_device_id
+        only_cpus = list(self.config.device_backend_map) == ["cpu"]
+        return torch.device("cpu") if only_cpus else None
+
+    def open_at_once(self, timeout: timedelta | None = None) -> None:
+        """Create the communicator that is created eagerly, if any.
+
+        Args:
+            timeout: how long to wait for the other ranks; None is the group's timeout.
+        """
+        device = self.device_at_once()
+        if device is not None:
+            self._open(device, timeout)
+
+    def new_ids(self, device: torch.device) -> bytes:
+        """Return compressed unique ids for a device type: the group's, and on CPUs all pairs'.
+
+        On CPUs an id costs nothing, and its constant part compresses well. With it, two ranks can
+        connect without the store, which disappears with the rank that hosts it.
+        """
+        provider = self.provider(device)
+        pairs = self.size() * (self.size() - 1) if provider == "host" else 0
+        return zlib.compress(_unique_ids(provider, 1 + pairs))
+
+    def open(self, device: torch.device, ids: bytes) -> CommStream:
+        """Create the CommStream for a device's tensors from the new_ids() of one rank."""
+        unique_id, *of_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
+        if device.type == "cpu":
+            self._ids_of_pairs = _divided(b"".join(of_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
+        config = self._new_config(device)
+        with translated(NcclError):
+            comm = self._communicator(self.size(), unique_id, self.rank(), device, config)
+        comm_stream = self.make_comm_stream(comm, device)
+        self.adopt(comm_stream)
+        return comm_stream
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later operations: see :func:`pynccl.set_timeout`."""
+        if not isinstance(timeout, timedelta):
+            raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
+        self.timeout = timeout  # first, for communicators that other threads are creating
+        for comm_stream in self.comm_streams().values():
+            comm_stream.set_timeout(timeout)
+        for pair in self._pairs():
+            pair.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """Finish pending operations and free the communicators: see close_all()."""
+        close_all(self.give_up("it was destroyed"))
+
+    def abort(self) -> None:
+        """Abort and free the communicators."""
+        run_all(comm_stream.abort for comm_stream in self.give_up("it was aborted"))
+
+    def leave(self) -> None:
+        """Free the communicators at process exit, without waiting for other ranks."""
+        comm_streams = self.give_up("it was destroyed")
+        run_all(comm_stream.abort for comm_stream in comm_streams if not comm_stream.blocks)
+        close_all(comm_stream for comm_stream in comm_streams if comm_stream.blocks)
+
+    def give_up(self, reason: str) -> list[CommStream]:
+        """Reject all further operations.
+
+        Args:
+            reason: the reason in the error texts.
+
+        Returns:
+            The CommStreams, for the caller to close.
+        """
+        comm_streams = list(self.comm_streams().values())
+        until = time.monotonic() + _GRACE
+        for pair in self._pairs():
+            comm_streams += pair.close(until)
+        self._invalidate(reason)
+        return comm_streams
+
+    def forbid(self, reason: str) -> None:
+        """Reject all further operations, but release nothing."""
+        self._invalidate(reason, keep=True)
+
+    def _open(self, device: torch.device, timeout: timedelta | None = None) -> CommStream:
+        """Exchange a unique id through the store, and create the CommStream."""
+        self.provider(device)  # raises on every rank without a backend for the device
+        device = _concrete(device)
+        ids = broadcast_via_store(
+            self.store,
+            f"{device.type}/communicator",
+            self.rank(),
+            range(self.size()),
+            timeout or self.timeout,
+            functools.partial(self.new_ids, device),
+            self.job.gone,
+        )
+        return self.open(device, ids)
+
+    def _communicator(
+        self, size: int, unique_id: bytes, rank: int, device: torch.device, config: nccl.Config
+    ) -> nccl.Communicator:
+        store = self.job.store
+        return nccl.Communicator(size, unique_id, rank, config=config, device=device, store=store)
+
+    def _new_config(self, device: torch.device) -> nccl.Config:
+        """Return the configuration of a new communicator for a device."""
+        return group_config(
+            self.options.config,
+            timeout=self.timeout.total_seconds(),
+            on_cpu=device.type == "cpu",
+        )
+
+    def make_comm_stream(self, comm: nccl.Communicator, device: torch.device) -> CommStream:
+        """Create a CommStream with this group's options and its name in the flight record."""
+        named = self.group_desc if self.group_desc != "undefined" else self.group_name
+        comm._set_name(named)
+        comm_stream = CommStream(
+            comm, device, self.timeout, high_priority=self.options.high_priority
+        )
+        return comm_stream
+
+    def _connect_pair(
+        self, device: torch.device, peer: int, closed: Callable[[], bool]
+    ) -> dict[bool, CommStream]:
+        """Create the CommStreams to and from another rank, keyed by whether this rank sends.
+
+        Both directions connect together, because the first transfer of both ranks may be a send.
+
+        Args:
+            device: the device of the tensors.
+            peer: the other rank.
+            closed: returns whether the group has ended.
+        """
+        device = _concrete(device)
+        ids = self._exchanged_ids(device, peer, closed)
+        config = self._config_of_pair(device)
+        with translated(NcclError):
+            made = connect_pair(
+                ids,
+                lower=self.rank() < peer,
+                device=device,
+                timeout=self.timeout.total_seconds(),
+                create=lambda unique_id, rank: self._communicator(
+                    2, unique_id, rank, device, config
+                ),
+            )
+        return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
+
+    def _exchanged_ids(self, device: torch.device, peer: int, closed: Callable[[], bool]) -> bytes:
+        """Wait for the other rank, and return the two unique ids of the pair."""
+        low, high = sorted((self.rank(), peer))
+        known = self._ids_of_pairs if device.type == "cpu" else []
+        ids = known[high * (high - 1) // 2 + low] if known else b""
+        name = f"{device.type}/send and receive of {low} and {high}"
+
+        def gone(rank: int) -> str:
+            return "the group has ended" if closed() else self.job.gone(rank)
+
+        try:
+            ids = broadcast_via_store(
+                self.store,
+                name,
+                self.rank(),
+                (low, high),
+                self.timeout,
+                lambda: ids or _unique_ids(self.provider(device), 2),
+                gone,
+                connects=True,
+            )
+        except DistStoreError as error:
+            text = f"{error}: it has not called the matching operation"
+            raise BackendTimeoutError(text, _TIMEOUT, name, self.rank()) from None
+        except DistNetworkError:  # the rank that hosts the store has left
+            if not ids:
+                raise
+            check_present(peer, gone, name, self.rank())
+        return ids
+
+    def _config_of_pair(self, device: torch.device) -> nccl.Config:
+        """Return the group's configuration; on GPUs with few CTAs, as many pairs share a device."""
+        config = self._new_config(device)
+        if device.type != "cpu" and config.max_ctas is None:
+            config.max_ctas = max(_CTAS_OF_PAIR, config.min_ctas or 0)
+        return config
+
+    def __repr__(self) -> str:
+        return (
+            f"<pynccl.ProcessGroup {self.group_name!r} rank {self.rank()} of {self.size()} "
+            f"({self.config.name})>"
+        )
+
+
+def _timed_out(text: str, rank: int) -> BackendTimeoutError:
+    return BackendTimeoutError(f"[Rank {rank}]: {text}", _TIMEOUT, "monitored_barrier", rank)
+
+
+def _unique_ids(provider: str, count: int) -> bytes:
+    return b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(count))
+
+
+def _divided(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def _concrete(device: torch.device) -> torch.device:
+    """Return the device with an index."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 _C.set_group_classes(torch.Tensor, ProcessGroup, list(OPERATORS.items()))

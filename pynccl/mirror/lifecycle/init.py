@@ -18,8 +18,7 @@ from pynccl import _C
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.base.job import Job, Process
 from pynccl.mirror.base.store import gather_via_store, job_store
-from pynccl.mirror.group.base_group import Options
-from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.group.profiling import show_operations
 from pynccl.mirror.lifecycle.destroy import end_all
 from pynccl.mirror.lifecycle.rendezvous import wait_for_creation

@@ -9,8 +9,7 @@ from typing import Any, cast
 import torch
 
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
-from pynccl.mirror.group.base_group import Options
-from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
 from pynccl.mirror.lifecycle.rendezvous import wait_for_creation, wait_for_members
 from pynccl.mirror.world import (

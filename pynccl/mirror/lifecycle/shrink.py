@@ -8,9 +8,8 @@ from pynccl._internal.membership import shrunk
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import limited
 from pynccl.mirror.base.errors import translated
-from pynccl.mirror.group.base_group import Options
 from pynccl.mirror.group.comm_stream import CommStream
-from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
 from pynccl.mirror.world import _get_default_group, world
 

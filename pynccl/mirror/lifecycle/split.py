@@ -7,8 +7,7 @@ from datetime import timedelta
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import Backend, BackendConfig, limited, timeout_of
 from pynccl.mirror.base.errors import translated
-from pynccl.mirror.group.base_group import Options
-from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.world import GroupMember, NonMember, _get_default_group, is_registered, world
 
 __all__ = ["split_group"]
