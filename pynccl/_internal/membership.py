@@ -1,21 +1,19 @@
-"""Group membership, shared by the torch.distributed mirror and backend."""
+"""The communicators of process groups, shared by the torch.distributed mirror and backend."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed import DistNetworkError
 
 from pynccl import nccl
-from pynccl._C import Config
+from pynccl._C import Communicator, Config
+from pynccl._internal.rendezvous import Rendezvous
 
-if TYPE_CHECKING:
-    import torch
-
-    from pynccl._C import Communicator
-
-__all__ = ["connect_pair", "group_config", "ordered_members", "shrunk"]
+__all__ = ["connect_pair", "group_config", "pair_ids", "provider_of", "shrunk", "unique_ids"]
 
 
 def group_config(given: Config | None, *, timeout: float, on_cpu: bool) -> Config:
@@ -38,6 +36,49 @@ def group_config(given: Config | None, *, timeout: float, on_cpu: bool) -> Confi
     if not on_cpu and config.on_timeout is None and not os.environ.get("PYNCCL_ON_TIMEOUT"):
         config.on_timeout = "abort"
     return config
+
+
+def provider_of(device: torch.device) -> str:
+    """Return the provider for tensors on a device."""
+    return "host" if device.type == "cpu" else "cuda"
+
+
+def unique_ids(device: torch.device, count: int) -> bytes:
+    """Return new unique ids for communicators on a device, concatenated."""
+    provider = provider_of(device)
+    return b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(count))
+
+
+def pair_ids(
+    rendezvous: Rendezvous,
+    rank: int,
+    peer: int,
+    device: torch.device,
+    timeout: float,
+    known: bytes = b"",
+) -> bytes:
+    """Wait for another rank, and return the two unique ids for connect_pair().
+
+    Args:
+        rendezvous: the exchanges of the group.
+        rank: this rank.
+        peer: the other rank.
+        device: the device of the communicators.
+        timeout: the time limit in seconds.
+        known: the ids if the ranks know them already. The store is then not required, which
+            disappears with the rank that hosts it.
+    """
+    low, high = sorted((rank, peer))
+    name = f"{device.type}/send and receive of {low} and {high}"
+    try:
+        return rendezvous.broadcast(
+            name, (low, high), lambda: known or unique_ids(device, 2), timeout, connects=True
+        )
+    except DistNetworkError:
+        if not known:
+            raise
+        rendezvous.check_present(peer, name)
+        return known
 
 
 def connect_pair(
@@ -108,62 +149,9 @@ def _byte_for(comm: Communicator, device: torch.device) -> nccl.Buffer | torch.T
     """
     if comm.library.functions()["ncclMemAlloc"][1]:
         return comm.mem_alloc(1)
-    import torch
-
     memory = torch.empty(1, dtype=torch.uint8, device=device)
     torch.cuda.current_stream(device).synchronize()
     return memory
-
-
-def ordered_members(
-    uuid: object,
-    handles: object,
-    hints: object,
-    *,
-    own: str,
-    used: Container[int],
-    decode: Callable[[str], object],
-) -> list[str]:
-    """Check the arguments of a reconfiguration by handles.
-
-    Args:
-        uuid: identifies the reconfiguration.
-        handles: the handles of the ranks: a list in the order of the new ranks, or a set, which is
-            sorted.
-        hints: must be empty; none are supported.
-        own: this rank's handle.
-        used: the uuids used so far.
-        decode: raises TypeError or ValueError for a string that is not a handle.
-
-    Returns:
-        The handles in the order of the new ranks.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: the uuid was used before, a handle is invalid or duplicated, this rank's handle
-            is missing, or there are hints.
-    """
-    if isinstance(uuid, bool) or not isinstance(uuid, int):
-        raise TypeError(f"uuid: expected an integer, got {uuid!r}")
-    if uuid in used:
-        raise ValueError(f"uuid: {uuid} was used before; each reconfiguration needs a new one")
-    if hints:
-        raise ValueError(f"hints: pynccl supports none, got {hints!r}")
-    if not isinstance(handles, (list, set, frozenset)):
-        raise TypeError(f"handles: expected a list or a set, got {type(handles).__name__}")
-    for handle in handles:
-        if not isinstance(handle, str):
-            raise TypeError(f"handles: expected strings, got {handle!r}")
-        try:
-            decode(handle)
-        except (TypeError, ValueError):
-            raise ValueError(f"handles: {handle!r} is not a handle of pynccl") from None
-    ordered = handles if isinstance(handles, list) else sorted(handles)
-    if len(set(ordered)) != len(ordered):
-        raise ValueError("handles: a handle is given twice")
-    if own not in ordered:
-        raise ValueError(f"handles: this rank's own is not among the {len(ordered)} given")
-    return ordered
 
 
 def shrunk(

@@ -15,18 +15,16 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pynccl import _C, memory, nccl
 from pynccl._internal import membership
+from pynccl._internal.rendezvous import Rendezvous
 from pynccl.libraries import load
-from pynccl.store import ask
 
 __all__ = ["Connector", "leave_stores"]
 
@@ -35,22 +33,18 @@ _NOT_SHAREABLE = (
     f"is not memory that NCCL can share between ranks; use memory from {_ALLOCATE}. No rank has "
     "registered it"
 )
-_LONGEST_PAUSE = 0.02  # seconds between polls of the store
-_GRACE = 0.5  # seconds past the deadline for a store to answer
 _EXIT_LIMIT = 1.0  # seconds for threads to leave the store at process exit
 
 _connectors: weakref.WeakSet[Connector] = weakref.WeakSet()
-_in_store: set[Future[Any]] = set()  # futures that threads wait for
-
-_T = TypeVar("_T")
 
 
 def leave_stores() -> None:
     """Cancel waits for stores: at exit, a thread in a store would terminate the process."""
-    for connector in list(_connectors):
+    connectors = list(_connectors)
+    for connector in connectors:
         connector.cancel()
     until = time.monotonic() + _EXIT_LIMIT
-    while _in_store and time.monotonic() < until:
+    while any(connector.is_in_store for connector in connectors) and time.monotonic() < until:
         time.sleep(0.002)
 
 
@@ -65,10 +59,6 @@ class _Pair:
 @functools.cache
 def _device_pool() -> torch.cuda.MemPool:
     return memory.torch_pool()
-
-
-def _provider(device: torch.device) -> str:
-    return "host" if device.type == "cpu" else "cuda"
 
 
 def _decode_handle(handle: str) -> list[Any]:
@@ -116,8 +106,8 @@ class Connector:
         self._config = config
         self._pairs: dict[tuple[str, int | None, int], _Pair] = {}
         self._of_group: collections.Counter[str] = collections.Counter()  # count by device type
-        self._cancelled = threading.Event()
-        self._asked: set[Future[Any]] = set()  # futures that connect() waits for
+        self._rendezvous = Rendezvous(PrefixStore("pynccl", store), rank)
+        self._cancelled = False
         _connectors.add(self)
 
     def connect(self, device: torch.device, peer: int, sends: bool) -> nccl.Communicator:
@@ -133,62 +123,43 @@ class Connector:
         """
         if peer < 0:
             # All ranks create the communicators of several devices in the same order.
-            name = f"group{self._of_group[device.type]}"
-            unique_id = self._ids(device, name, 1, makes=self._rank == 0)
-            try:
-                made = self._make(self._size, unique_id, self._rank, device)
-            except nccl.NcclTimeoutError as error:
-                raise self._timed_out(error) from error
+            unique_id = self._rendezvous.broadcast(
+                f"{device.type}/group{self._of_group[device.type]}",
+                range(self._size),
+                lambda: membership.unique_ids(device, 1),
+                self.timeout,
+            )
+            comm = self._create(self._size, unique_id, self._rank, device)
             self._of_group[device.type] += 1
-            return self._set_up(made)
+            return self._set_up(comm)
         # Both directions connect together, because the first operation of both ranks may be a send.
         pair = self._pairs.setdefault((device.type, device.index, peer), _Pair())
         with pair.lock:
             if sends not in pair.made:
                 pair.made = self._connect_pair(device, peer)
-                if self._cancelled.is_set():  # before they were stored
+                if self._cancelled:  # before they were stored
                     self.cancel()
             return pair.made.pop(sends)
 
     def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, nccl.Communicator]:
         """Create the communicators of both directions, keyed by whether this rank sends."""
-        low, high = sorted((self._rank, peer))
-        lower = self._rank == low
-        ids = self._ids(device, f"{low}and{high}", 2, makes=lower)
-        try:
-            made = membership.connect_pair(
-                ids,
-                lower=lower,
-                device=device,
-                timeout=self.timeout,
-                create=lambda unique_id, rank: self._make(2, unique_id, rank, device),
-            )
-        except nccl.NcclTimeoutError as error:
-            raise self._timed_out(error) from error
-        return {sends: self._set_up(comm) for sends, comm in made.items()}
+        ids = membership.pair_ids(self._rendezvous, self._rank, peer, device, self.timeout)
+        comms = membership.connect_pair(
+            ids,
+            lower=self._rank < peer,
+            device=device,
+            timeout=self.timeout,
+            create=lambda unique_id, rank: self._create(2, unique_id, rank, device),
+        )
+        return {sends: self._set_up(comm) for sends, comm in comms.items()}
 
-    def _make(
+    def _create(
         self, size: int, unique_id: bytes, rank: int, device: torch.device
     ) -> nccl.Communicator:
-        on_cpu = device.type == "cpu"
-        return nccl.Communicator(
-            size,
-            unique_id,
-            rank,
-            config=membership.group_config(self._config, timeout=self.timeout, on_cpu=on_cpu),
-            device=None if on_cpu else device,
-            provider=_provider(device),
+        config = membership.group_config(
+            self._config, timeout=self.timeout, on_cpu=device.type == "cpu"
         )
-
-    def _ids(self, device: torch.device, name: str, number: int, *, makes: bool) -> bytes:
-        """Return new unique ids, which one rank creates and the others read from the store."""
-        key = f"pynccl/{device.type}/{name}"
-        if not makes:
-            return self._get(key)
-        provider = _provider(device)
-        ids = b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(number))
-        self._set(key, ids)
-        return ids
+        return nccl.Communicator(size, unique_id, rank, config=config, device=device)
 
     def split(
         self,
@@ -226,7 +197,7 @@ class Connector:
         """Return whether :meth:`allocate` supports a device."""
         if device.type != "cpu" and torch.version.cuda is None:
             return False
-        return load(_provider(device)).functions()["ncclMemAlloc"][1]
+        return load(membership.provider_of(device)).functions()["ncclMemAlloc"][1]
 
     def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate an uninitialized tensor with ncclMemAlloc.
@@ -343,9 +314,7 @@ class Connector:
         Raises:
             TypeError, ValueError: an invalid argument.
         """
-        members = membership.ordered_members(
-            uuid, handles, hints, own=self.handle, used=self._uuids, decode=_decode_handle
-        )
+        members = self._ordered_members(uuid, handles, hints)
         self._uuids.add(uuid)
         rank, size = members.index(self.handle), len(members)
         store = PrefixStore(f"pynccl/reconfigured/{uuid}", self._base)
@@ -356,6 +325,30 @@ class Connector:
         made._members = members
         return made, rank, size
 
+    def _ordered_members(self, uuid: object, handles: object, hints: object) -> list[str]:
+        """Check the arguments of a reconfiguration, and return the handles in rank order."""
+        if isinstance(uuid, bool) or not isinstance(uuid, int):
+            raise TypeError(f"uuid: expected an integer, got {uuid!r}")
+        if uuid in self._uuids:
+            raise ValueError(f"uuid: {uuid} was used before; each reconfiguration needs a new one")
+        if hints:
+            raise ValueError(f"hints: pynccl supports none, got {hints!r}")
+        if not isinstance(handles, (list, set, frozenset)):
+            raise TypeError(f"handles: expected a list or a set, got {type(handles).__name__}")
+        for handle in handles:
+            if not isinstance(handle, str):
+                raise TypeError(f"handles: expected strings, got {handle!r}")
+            try:
+                _decode_handle(handle)
+            except (TypeError, ValueError):
+                raise ValueError(f"handles: {handle!r} is not a handle of pynccl") from None
+        ordered = handles if isinstance(handles, list) else sorted(handles)
+        if len(set(ordered)) != len(ordered):
+            raise ValueError("handles: a handle is given twice")
+        if self.handle not in ordered:
+            raise ValueError(f"handles: this rank's own is not among the {len(ordered)} given")
+        return ordered
+
     def meet(self) -> None:
         """Wait until all ranks of a reconfigured group have called this.
 
@@ -363,13 +356,15 @@ class Connector:
             RuntimeError: a rank did not do so in time, or was given different handles.
         """
         ordered = hashlib.sha256("\n".join(self._members).encode()).hexdigest().encode()
-        # Keyed by token, because processes with different handles can have the same rank.
-        until = time.monotonic() + self.timeout
-        self._set(f"member/{_decode_handle(self.handle)[-1]}", ordered)
+        # By token, because processes with different handles can have the same rank.
+        keys = {}
         for rank, handle in enumerate(self._members):
             host, process, token = _decode_handle(handle)
-            setter = f"rank {rank} (process {process} on {host})"
-            if self._get(f"member/{token}", until, setter) != ordered:
+            keys[token] = f"{rank} (process {process} on {host})"
+        own = _decode_handle(self.handle)[-1]
+        values = self._rendezvous.gather_by_key("members", own, ordered, keys, self.timeout)
+        for rank, value in enumerate(values):
+            if value != ordered:
                 raise RuntimeError(
                     f"rank {self._rank}: rank {rank} was given other handles, or in another order"
                 )
@@ -438,67 +433,19 @@ class Connector:
 
     def cancel(self) -> None:
         """Cancel connect() on other threads, and abort the communicators that are not in use."""
-        self._cancelled.set()
-        for answer in list(self._asked):
-            answer.cancel()
+        self._cancelled = True
+        self._rendezvous.cancel()
         for pair in list(self._pairs.values()):
             for comm in list(pair.made.values()):
                 comm.abort()
+
+    @property
+    def is_in_store(self) -> bool:
+        """Whether a thread waits for the store."""
+        return self._rendezvous.is_pending
 
     def _set_up(self, comm: nccl.Communicator) -> nccl.Communicator:
         comm.timeout = self.timeout or None
         comm._set_name(self._name)
         return comm
 
-    def _timed_out(self, why: object) -> RuntimeError:
-        return RuntimeError(f"rank {self._rank} Timed out after {self.timeout:g} seconds: {why}")
-
-    def _get(self, key: str, until: float | None = None, setter: str = "its other rank") -> bytes:
-        """Wait until a key is set, and return its value.
-
-        Args:
-            key: the key.
-            until: the deadline, by time.monotonic(); None is the timeout from now.
-            setter: the rank that sets it, for the error.
-        """
-        end = time.monotonic() + self.timeout if until is None else until
-
-        def read(answer: Future[bytes]) -> bytes:
-            pause = 0.0002
-            # Not wait(), which would block other threads that use the store.
-            while not self._store.check([key]):
-                if answer.cancelled():
-                    return b""
-                if time.monotonic() > end:
-                    raise self._timed_out(f"waiting for {key!r}: {setter} did not come")
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            return bytes(self._store.get(key))
-
-        return self._answered(read, key, end)
-
-    def _set(self, key: str, value: bytes) -> None:
-        """Set a key, subject to the timeout."""
-        until = time.monotonic() + self.timeout
-        self._answered(lambda _: self._store.set(key, value), key, until)
-
-    def _answered(self, call: Callable[[Future[_T]], _T], key: str, until: float) -> _T:
-        """Return the result of a call of the store, which may never answer."""
-        answer = ask(call)
-        try:
-            _in_store.add(answer)
-            self._asked.add(answer)
-            if self._cancelled.is_set():  # cancel() may have missed it
-                answer.cancel()
-            return answer.result(max(0.0, until - time.monotonic()) + _GRACE)
-        except CancelledError:
-            raise RuntimeError(
-                f"rank {self._rank}: the group was closed while it connected"
-            ) from None
-        except FutureTimeoutError:
-            why = "the process that hosts it may be stopped or have been killed"
-            raise self._timed_out(f"the store has not answered for {key!r}; {why}") from None
-        finally:
-            answer.cancel()
-            self._asked.discard(answer)
-            _in_store.discard(answer)

@@ -91,7 +91,7 @@ def test_merge_with_a_rank_that_never_comes(rank: int, size: int, tmp_path: Path
     store = dist.FileStore(f"{tmp_path}/merged", size)
     pg: Any = dist.group.WORLD
     merged = pg.merge_remote_group(store, size + 1, timedelta(seconds=2))
-    with pytest.raises(dist.DistBackendError, match="Timed out after 2 seconds"):
+    with pytest.raises(dist.DistBackendError, match="Timed out waiting 2 seconds for rank 2 of 3"):
         merged.allreduce([torch.ones(1)]).wait()
 
 
@@ -444,8 +444,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
 @needs_torch(2, 14, "Backend.reconfigure")
 def test_a_reconfiguration_that_fails(torch_world: World, tmp_path: Path) -> None:
     for missing, other in torch_world(2, _failed_reconfigurations, str(tmp_path)):
-        assert "Timed out after 1 seconds" in missing
-        assert "rank 2 (process 12345 on elsewhere) did not come" in missing
+        assert "Timed out waiting 1 seconds for rank 2 (process 12345 on elsewhere)" in missing
         assert "was given other handles, or in another order" in other
 
 

@@ -21,9 +21,8 @@ _ROOT = Path(__file__).parents[2]
 # interpreter has begun to end.
 _LATE = """
 import os, signal, subprocess, sys, time
-from datetime import timedelta
 from torch.distributed import DistStoreError, TCPStore
-from pynccl.mirror.base import store as mirror_store
+from pynccl._internal.rendezvous import Rendezvous
 
 server = subprocess.Popen([sys.executable, "-c", '''
 import sys
@@ -44,16 +43,15 @@ class AtTheEnd:
 
 sys.at_the_end = AtTheEnd()
 try:
-    mirror_store.gather_via_store(store, "x", 0, 2, timedelta(seconds=0.5), b"")
+    Rendezvous(store, 0).gather("x", range(2), b"", 0.5)
 except DistStoreError as error:
     print(error)
 """
 
 _NEVER = """
 import threading
-from datetime import timedelta
 from torch.distributed import DistStoreError, Store
-from pynccl.mirror.base import store as mirror_store
+from pynccl._internal.rendezvous import Rendezvous
 
 class Silent(Store):
     def wait_for_ever(self, *_):
@@ -61,7 +59,7 @@ class Silent(Store):
     add = set = get = check = wait_for_ever
 
 try:
-    mirror_store.gather_via_store(Silent(), "x", 0, 2, timedelta(seconds=0.1), b"")
+    Rendezvous(Silent(), 0).gather("x", range(2), b"", 0.1)
 except DistStoreError as error:
     print(error)
 """

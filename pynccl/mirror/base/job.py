@@ -68,6 +68,8 @@ class Job:
 
         The end of a process is detected on its own machine only.
         """
+        if not self.processes:  # the ranks have not exchanged them yet
+            return ""
         process = self.processes[rank]
         if process.machine == self.own.machine and _start(process.pid) != process.start:
             return f"its process {process.pid} has ended"

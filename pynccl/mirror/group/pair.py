@@ -24,9 +24,8 @@ from pynccl.store import ask
 
 __all__ = ["Connect", "Pair"]
 
-# Creates the CommStreams to and from another rank, keyed by whether this rank sends. It stops when
-# its argument returns True.
-Connect: TypeAlias = Callable[[Callable[[], bool]], dict[bool, CommStream]]
+# Creates the CommStreams to and from another rank, keyed by whether this rank sends.
+Connect: TypeAlias = Callable[[], dict[bool, CommStream]]
 
 _END = 2.0  # seconds for a cancelled connection to end
 
@@ -63,7 +62,6 @@ class Pair(_C.Pair):
         self._connecting: Future[None] | None = None
         self._deferred: list[_Deferred] = []
         self._lock = threading.Lock()
-        self._closed = threading.Event()
 
     def issue(self, call: Call, sends: bool) -> Work | None:
         """Issue a send or a receive, on the stream of its direction."""
@@ -87,18 +85,18 @@ class Pair(_C.Pair):
             for comm_stream in self._comm_streams.values():
                 comm_stream.set_timeout(timeout)
 
-    def close(self, until: float) -> list[CommStream]:
-        """Stop connecting, remove the CommStreams and return them, for the caller to close.
-
-        Args:
-            until: the time, by time.monotonic(), until which to wait for a connection in progress,
-                so that the last transfers are issued.
-        """
+    def finish_connecting(self, until: float) -> None:
+        """Wait until a time, by time.monotonic(), for a connection in progress."""
         connecting = self._connecting
         if connecting is not None:
             wait([connecting], max(0.0, until - time.monotonic()))
-            self._closed.set()
-            wait([connecting], _END)
+
+    def close(self) -> list[CommStream]:
+        """Remove the CommStreams and return them, for the caller to close.
+
+        A connection in progress must have been cancelled.
+        """
+        self.finish_connecting(time.monotonic() + _END)
         self._disconnect()
         self._make = None
         with self._lock:
@@ -110,7 +108,7 @@ class Pair(_C.Pair):
         try:
             if make is None:
                 raise RuntimeError("the group has ended")
-            made = make(self._closed.is_set)
+            made = make()
         except BaseException as error:
             with self._lock:
                 self._connecting = None

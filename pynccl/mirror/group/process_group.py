@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 import zlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,19 +12,14 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pynccl import _C, nccl
-from pynccl._internal.membership import connect_pair, group_config
+from pynccl._internal.membership import connect_pair, group_config, pair_ids, unique_ids
+from pynccl._internal.rendezvous import Rendezvous
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig, timeout_of
 from pynccl.mirror.base.checks import real
-from pynccl.mirror.base.errors import (
-    BackendTimeoutError,
-    DistNetworkError,
-    DistStoreError,
-    translated,
-)
+from pynccl.mirror.base.errors import BackendTimeoutError, DistStoreError, translated
 from pynccl.mirror.base.job import Job
 from pynccl.mirror.base.operators import OPERATORS, resolve
-from pynccl.mirror.base.store import broadcast_via_store, check_present
 from pynccl.mirror.group.batch import Batch
 from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
@@ -137,6 +131,7 @@ class ProcessGroup(_C.ProcessGroup):
         self._barriers = 0  # number of monitored barriers so far
         self.splits = 0
         self.store = PrefixStore(f"{self.group_name}/", job.store)
+        self.rendezvous = Rendezvous(self.store, rank, job.gone)
         self._ids_of_pairs: list[bytes] = []  # on CPUs, for all pairs
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
@@ -347,9 +342,8 @@ class ProcessGroup(_C.ProcessGroup):
         On CPUs an id costs nothing, and its constant part compresses well. With it, two ranks can
         connect without the store, which disappears with the rank that hosts it.
         """
-        provider = self.provider(device)
-        pairs = self.size() * (self.size() - 1) if provider == "host" else 0
-        return zlib.compress(_unique_ids(provider, 1 + pairs))
+        pairs = self.size() * (self.size() - 1) if device.type == "cpu" else 0
+        return zlib.compress(unique_ids(device, 1 + pairs))
 
     def open(self, device: torch.device, ids: bytes) -> CommStream:
         """Create the CommStream for a device's tensors from the new_ids() of one rank."""
@@ -397,9 +391,12 @@ class ProcessGroup(_C.ProcessGroup):
             The CommStreams, for the caller to close.
         """
         comm_streams = list(self.comm_streams().values())
-        until = time.monotonic() + _GRACE
-        for pair in self._pairs():
-            comm_streams += pair.close(until)
+        pairs, until = self._pairs(), time.monotonic() + _GRACE
+        for pair in pairs:
+            pair.finish_connecting(until)
+        self.rendezvous.cancel()
+        for pair in pairs:
+            comm_streams += pair.close()
         self._invalidate(reason)
         return comm_streams
 
@@ -411,15 +408,13 @@ class ProcessGroup(_C.ProcessGroup):
         """Exchange a unique id through the store, and create the CommStream."""
         self.provider(device)  # raises on every rank without a backend for the device
         device = _concrete(device)
-        ids = broadcast_via_store(
-            self.store,
-            f"{device.type}/communicator",
-            self.rank(),
-            range(self.size()),
-            timeout or self.timeout,
-            functools.partial(self.new_ids, device),
-            self.job.gone,
-        )
+        with translated(NcclError):
+            ids = self.rendezvous.broadcast(
+                f"{device.type}/communicator",
+                range(self.size()),
+                functools.partial(self.new_ids, device),
+                (timeout or self.timeout).total_seconds(),
+            )
         return self.open(device, ids)
 
     def _communicator(
@@ -440,67 +435,32 @@ class ProcessGroup(_C.ProcessGroup):
         """Create a CommStream with this group's options and its name in the flight record."""
         named = self.group_desc if self.group_desc != "undefined" else self.group_name
         comm._set_name(named)
-        comm_stream = CommStream(
-            comm, device, self.timeout, high_priority=self.options.high_priority
-        )
-        return comm_stream
+        return CommStream(comm, device, self.timeout, high_priority=self.options.high_priority)
 
-    def _connect_pair(
-        self, device: torch.device, peer: int, closed: Callable[[], bool]
-    ) -> dict[bool, CommStream]:
-        """Create the CommStreams to and from another rank, keyed by whether this rank sends.
-
-        Both directions connect together, because the first transfer of both ranks may be a send.
-
-        Args:
-            device: the device of the tensors.
-            peer: the other rank.
-            closed: returns whether the group has ended.
-        """
+    def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, CommStream]:
+        """Create the CommStreams to and from another rank, keyed by whether this rank sends."""
         device = _concrete(device)
-        ids = self._exchanged_ids(device, peer, closed)
-        config = self._config_of_pair(device)
+        seconds = self.timeout.total_seconds()
+        low, high = sorted((self.rank(), peer))
+        known = self._ids_of_pairs if device.type == "cpu" else []
+        of_pair = known[high * (high - 1) // 2 + low] if known else b""
         with translated(NcclError):
-            made = connect_pair(
+            try:
+                ids = pair_ids(self.rendezvous, self.rank(), peer, device, seconds, of_pair)
+            except DistStoreError as error:
+                text = f"{error}: it has not called the matching operation"
+                raise BackendTimeoutError(text, _TIMEOUT, "transfer", self.rank()) from None
+            config = self._config_of_pair(device)
+            comms = connect_pair(
                 ids,
-                lower=self.rank() < peer,
+                lower=self.rank() == low,
                 device=device,
-                timeout=self.timeout.total_seconds(),
+                timeout=seconds,
                 create=lambda unique_id, rank: self._communicator(
                     2, unique_id, rank, device, config
                 ),
             )
-        return {sends: self.make_comm_stream(comm, device) for sends, comm in made.items()}
-
-    def _exchanged_ids(self, device: torch.device, peer: int, closed: Callable[[], bool]) -> bytes:
-        """Wait for the other rank, and return the two unique ids of the pair."""
-        low, high = sorted((self.rank(), peer))
-        known = self._ids_of_pairs if device.type == "cpu" else []
-        ids = known[high * (high - 1) // 2 + low] if known else b""
-        name = f"{device.type}/send and receive of {low} and {high}"
-
-        def gone(rank: int) -> str:
-            return "the group has ended" if closed() else self.job.gone(rank)
-
-        try:
-            ids = broadcast_via_store(
-                self.store,
-                name,
-                self.rank(),
-                (low, high),
-                self.timeout,
-                lambda: ids or _unique_ids(self.provider(device), 2),
-                gone,
-                connects=True,
-            )
-        except DistStoreError as error:
-            text = f"{error}: it has not called the matching operation"
-            raise BackendTimeoutError(text, _TIMEOUT, name, self.rank()) from None
-        except DistNetworkError:  # the rank that hosts the store has left
-            if not ids:
-                raise
-            check_present(peer, gone, name, self.rank())
-        return ids
+        return {sends: self.make_comm_stream(comm, device) for sends, comm in comms.items()}
 
     def _config_of_pair(self, device: torch.device) -> nccl.Config:
         """Return the group's configuration; on GPUs with few CTAs, as many pairs share a device."""
@@ -518,10 +478,6 @@ class ProcessGroup(_C.ProcessGroup):
 
 def _timed_out(text: str, rank: int) -> BackendTimeoutError:
     return BackendTimeoutError(f"[Rank {rank}]: {text}", _TIMEOUT, "monitored_barrier", rank)
-
-
-def _unique_ids(provider: str, count: int) -> bytes:
-    return b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(count))
 
 
 def _divided(data: bytes, size: int) -> list[bytes]:

@@ -15,9 +15,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pynccl import _C
+from pynccl._internal.rendezvous import Rendezvous
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.base.job import Job, Process
-from pynccl.mirror.base.store import gather_via_store, job_store
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.group.profiling import show_operations
 from pynccl.mirror.lifecycle.destroy import end_all
@@ -79,8 +79,7 @@ def init_process_group(
             rendezvous(init_method or "env://", rank, world_size, timeout=limit)
         )
         store.set_timeout(limit)
-    # torch.distributed may use the same store in the same process, so the keys have a prefix.
-    store = job_store(PrefixStore("pynccl", store), rank, world_size, limit)
+    store = _job_store(store, rank, world_size, limit)
     pg = ProcessGroup(
         Job(store, Process.own(rank)),
         list(range(world_size)),
@@ -97,12 +96,25 @@ def init_process_group(
     world.add(pg)
     try:
         _connect(pg)
-        wait_for_creation(pg)
+        wait_for_creation(pg.group_name, pg)
     except BaseException:
         end_all(ProcessGroup.abort)
         raise
     _name_rank_in_tracebacks(rank)
     show_operations()
+
+
+def _job_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return the store of one job, with a prefix that differs from later jobs of the same ranks.
+
+    Each rank calls this once per job, so the number of previous calls identifies the job.
+    torch.distributed may use the same store in the same process, so all keys have a prefix.
+    """
+    store = PrefixStore("pynccl", store)
+    call = Rendezvous(store, rank).call(
+        lambda _: store.add("calls", 1), "init_process_group", timeout.total_seconds()
+    )
+    return PrefixStore(str((call - 1) // size), store)
 
 
 def _connect(pg: ProcessGroup) -> None:
@@ -117,8 +129,9 @@ def _connect(pg: ProcessGroup) -> None:
         if pg.rank() == 0:
             ids = pg.new_ids(device).hex()
     own = json.dumps([pg.job.own, ids]).encode()
-    store = pg.job.store
-    values = gather_via_store(store, "init_process_group", pg.rank(), pg.size(), pg.timeout, own)
+    values = pg.rendezvous.gather(
+        "init_process_group", range(pg.size()), own, pg.timeout.total_seconds()
+    )
     given = [json.loads(value) for value in values]
     pg.job.processes = [Process(*process) for process, _ in given]
     if device is not None:

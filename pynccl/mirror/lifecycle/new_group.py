@@ -11,7 +11,7 @@ import torch
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
-from pynccl.mirror.lifecycle.rendezvous import wait_for_creation, wait_for_members
+from pynccl.mirror.lifecycle.rendezvous import wait_for_creation
 from pynccl.mirror.world import (
     GroupMember,
     NonMember,
@@ -64,7 +64,7 @@ def new_group(
     name = world.hashed_name(members) if use_local_synchronization else world.next_name()
     if own not in members:
         if not use_local_synchronization:
-            wait_for_members(name, default)
+            wait_for_creation(name, default)
         world.outside = members
         return GroupMember.NON_GROUP_MEMBER
     pg = ProcessGroup(
@@ -84,10 +84,7 @@ def new_group(
     except BaseException:
         abort_process_group(pg)
         raise
-    if use_local_synchronization:
-        wait_for_creation(pg)
-    else:
-        wait_for_members(name, default)
+    wait_for_creation(name, pg if use_local_synchronization else default)
     return pg
 
 

@@ -1,0 +1,224 @@
+"""Rendezvous: exchanges between the ranks of a group through a store of torch.distributed.
+
+Every exchange has a time limit, even if the store never answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pynccl.errors import NcclRemoteError
+from pynccl.store import ask
+
+__all__ = ["Rendezvous"]
+
+_REMOTE_ERROR = 6  # ncclRemoteError
+_SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between polls of the store
+_PATIENCE = 0.3  # seconds before checking whether the missing ranks are alive
+_GRACE = 0.5  # seconds past the time limit for a store to answer
+
+_T = TypeVar("_T")
+
+
+class Rendezvous:
+    """The exchanges of a group.
+
+    Errors of all methods, besides those listed: DistStoreError if the time limit expires, with the
+    missing ranks or the name of the store; DistNetworkError if the store is gone; DistBackendError
+    after cancel().
+
+    Args:
+        store: a store shared by the ranks of the group.
+        rank: this rank.
+        gone: returns why a rank no longer takes part, or "" if it does or if unknown.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, gone: Callable[[int], str] = lambda _rank: ""
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._gone = gone
+        self._cancelled = False
+        self._pending: set[Future[object]] = set()
+
+    def broadcast(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        create: Callable[[], bytes],
+        timeout: float,
+        *,
+        connects: bool = False,
+    ) -> bytes:
+        """Wait until all ranks have called this, and return the first rank's value on each.
+
+        Args:
+            name: a unique name of the exchange; retries after a failure use the same name.
+            ranks: the ranks that take part.
+            create: returns the value; called on the first rank.
+            timeout: the time limit in seconds.
+            connects: whether the ranks connect next, so all of them must still be present.
+
+        Raises:
+            NcclRemoteError: a rank no longer takes part.
+        """
+        value = create() if self._rank == ranks[0] else b"here"
+        return self.gather(name, ranks, value, timeout, connects=connects)[0]
+
+    def gather(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        value: bytes,
+        timeout: float,
+        *,
+        connects: bool = False,
+    ) -> list[bytes]:
+        """Do the same, but return the values of all ranks, in order."""
+
+        def exchange(answer: Future[list[bytes]]) -> list[bytes]:
+            keys = {str(rank): str(rank) for rank in ranks}
+            values = self._exchange(answer, name, str(self._rank), value, keys, timeout)
+            if connects:
+                for rank in ranks:
+                    self.check_present(rank, name)
+                # A second round detects ranks that have ended while waiting in the first. Otherwise
+                # the others would wait for them while creating the communicator.
+                again = f"{name} (connects)"
+                self._exchange(answer, again, str(self._rank), b"", keys, timeout)
+            return values
+
+        return self.call(exchange, name, timeout)
+
+    def gather_by_key(
+        self, name: str, key: str, value: bytes, keys: Mapping[str, str], timeout: float
+    ) -> list[bytes]:
+        """Do the same for processes that are identified by keys instead of ranks.
+
+        Args:
+            name: a unique name of the exchange.
+            key: the key of this process.
+            value: its value.
+            keys: the keys of all processes, with their ranks and descriptions for errors.
+            timeout: the time limit in seconds.
+        """
+        return self.call(
+            lambda answer: self._exchange(answer, name, key, value, keys, timeout), name, timeout
+        )
+
+    def _exchange(
+        self,
+        answer: Future[list[bytes]],
+        name: str,
+        own: str,
+        value: bytes,
+        keys: Mapping[str, str],
+        timeout: float,
+    ) -> list[bytes]:
+        """Set this process's value, and wait for the values of all keys."""
+        store = PrefixStore(name, self._store)
+        if not store.check([own]):  # after a failure, the first value remains
+            store.set(own, value)  # type: ignore[arg-type]
+        began = time.monotonic()
+        pause = _SHORTEST
+        # Not wait(), which would block other threads that use the store.
+        while not store.check(list(keys)):
+            if answer.cancelled():
+                return []
+            waited = time.monotonic() - began
+            if waited >= min(_PATIENCE, timeout):
+                missing = [key for key in keys if not store.check([key])]
+                for key in missing:
+                    if key == keys[key]:
+                        self.check_present(int(key), name)
+                if missing and waited >= timeout:
+                    names = "rank" if len(missing) == 1 else "ranks"
+                    raise DistStoreError(
+                        f"rank {self._rank} Timed out waiting {timeout:g} seconds for {names} "
+                        f"{', '.join(keys[key] for key in missing)} of {len(keys)} in {name!r}"
+                    )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+        return [bytes(one) for one in store.multi_get(list(keys))]
+
+    def check_present(self, rank: int, name: str) -> None:
+        """Raise NcclRemoteError if a rank of an exchange no longer takes part."""
+        if reason := self._gone(rank):
+            raise NcclRemoteError(
+                f"rank {self._rank}: rank {rank} has died or has left the job, and does not take "
+                f"part in {name!r}: {reason}",
+                _REMOTE_ERROR,
+                name,
+                self._rank,
+            )
+
+    def call(self, function: Callable[[Future[_T]], _T], name: str, timeout: float) -> _T:
+        """Return the result of a function that calls the store, which may never answer.
+
+        Args:
+            function: takes the future of its result, and returns if that is cancelled.
+            name: the name of the exchange.
+            timeout: the time limit in seconds.
+        """
+
+        def named(answer: Future[_T]) -> _T:
+            with self._naming_store(name):
+                return function(answer)
+
+        answer = ask(named)
+        self._pending.add(answer)  # type: ignore[arg-type]
+        if self._cancelled:  # cancel() may have missed it
+            answer.cancel()
+        try:
+            return answer.result(timeout + _GRACE)
+        except CancelledError:
+            raise DistBackendError(
+                f"rank {self._rank}: the group was closed while it connected"
+            ) from None
+        except FutureTimeoutError:
+            raise DistStoreError(
+                f"rank {self._rank}: {_description(self._store)} has not answered for {timeout:g} "
+                f"seconds during {name!r}; the process that hosts it may be stopped"
+            ) from None
+        finally:
+            answer.cancel()
+            self._pending.discard(answer)
+
+    @contextmanager
+    def _naming_store(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except DistNetworkError as error:
+            raise DistNetworkError(
+                f"rank {self._rank}: {_description(self._store)} is gone during {name!r}; the "
+                f"rank that hosted it has left or died: {error}"
+            ) from error
+
+    def cancel(self) -> None:
+        """End all exchanges, on other threads as well, and refuse further ones."""
+        self._cancelled = True
+        for answer in list(self._pending):
+            answer.cancel()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a thread is in an exchange."""
+        return bool(self._pending)
+
+
+def _description(store: Store) -> str:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return f"the job's store at {store.host}:{store.port}"
+    return f"the job's {type(store).__name__}"
