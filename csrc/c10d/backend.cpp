@@ -34,10 +34,18 @@ PyncclBackend::~PyncclBackend() {
   });
 }
 
+void PyncclBackend::check_open() const {
+  if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
+}
+
+void PyncclBackend::check_usable() const {
+  check_open();
+  if (!waits_.empty()) throw_backend_error(waits_);
+}
+
 Lane& PyncclBackend::lane(Route route) {
   const std::scoped_lock lock(mutex_);
-  if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
-  if (!waits_.empty()) throw_backend_error(waits_);
+  check_usable();
   const bool of_group = route.peer < 0;
   auto& found = lanes_[{route.device.type(), of_group ? -1 : std::min(rank_, route.peer),
                         of_group ? -1 : std::max(rank_, route.peer),
@@ -178,24 +186,18 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
   const int rank = found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   c10::intrusive_ptr<PyncclBackend> backend;
   const auto split_communicator = [&](Connection& connection) {
-    try {
-      const py::object made = connector()->attr("split")(
-          connection.communicator(), ranks, rank, py::arg("store") = store,
-          py::arg("name") = own->group_name, py::arg("timeout") = seconds(own->timeout),
-          py::arg("config") = own->config ? *own->config : py::none());
-      if (made.is_none()) return;
-      const py::tuple parts = made;  // the new group's connector and communicator
-      backend =
-          c10::make_intrusive<PyncclBackend>(parts[0], rank, static_cast<int>(ranks.size()), own);
-      backend->group_lane(device).connection().adopt(parts[1]);
-    } catch (py::error_already_set& error) {
-      throw_python_error(error);
-    }
+    const py::object made = connector()->attr("split")(connection.communicator(), ranks, rank,
+                                                       store, **own->settings());
+    if (made.is_none()) return;
+    const py::tuple parts = made;  // the new group's connector and communicator
+    backend =
+        c10::make_intrusive<PyncclBackend>(parts[0], rank, static_cast<int>(ranks.size()), own);
+    backend->group_lane(device).connection().adopt(parts[1]);
   };
   without_gil([&] {
     Lane& lane = group_lane(device);
     lane.connection().get();
-    lane.run([&] { with_gil([&] { split_communicator(lane.connection()); }); });
+    lane.run([&] { in_python([&] { split_communicator(lane.connection()); }); });
   });
   return backend;
 }
@@ -245,13 +247,9 @@ bool PyncclBackend::supportsTensorAlloc(c10::DeviceIndex index) {
 
 at::Tensor PyncclBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK_VALUE(size >= 0, "size: expected elements from 0 on, got ", size);
-  return with_gil([&] {
-    try {
-      const auto dtype = c10::typeMetaToScalarType(options.dtype());
-      return connector()->attr("allocate")(size, dtype, options.device()).cast<at::Tensor>();
-    } catch (py::error_already_set& error) {
-      throw_python_error(error);
-    }
+  return in_python([&] {
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    return connector()->attr("allocate")(size, dtype, options.device()).cast<at::Tensor>();
   });
 }
 

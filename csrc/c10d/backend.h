@@ -191,6 +191,10 @@ class PyncclBackend final : public c10d::Backend {
   c10::intrusive_ptr<PyncclOptions> derived(
       const c10::intrusive_ptr<c10d::Backend::Options>& options) const;
   std::vector<int> checked_exclusion(const std::vector<std::int64_t>& ranks, int flags) const;
+  // Throw DistBackendError unless the group is open, or unless operations can be issued. Require
+  // mutex_.
+  void check_open() const;
+  void check_usable() const;
   void drain(const char* what);
   void suspend_or_resume(bool suspends);
   // Ends all communicators, and makes further operations fail with this reason.

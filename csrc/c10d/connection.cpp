@@ -14,13 +14,8 @@ CommunicatorRef& Connection::get() {
   const std::scoped_lock making(making_);
   check_open();
   if (made()) return ref_;
-  with_gil([this] {
-    try {
-      adopt(connector_->attr("connect")(route_.device, route_.peer, route_.sends));
-    } catch (py::error_already_set& error) {
-      throw_python_error(error);
-    }
-  });
+  in_python(
+      [this] { adopt(connector_->attr("connect")(route_.device, route_.peer, route_.sends)); });
   if (ended_.load()) end(false, "");  // ended while connecting
   check_open();
   return ref_;
@@ -129,13 +124,7 @@ void Connection::end(bool done, const std::string& reason) {
     communicator = std::exchange(communicator_, nullptr);
   }
   if (!communicator || !Py_IsInitialized()) return;
-  with_gil([&] {
-    try {
-      connector_->attr(done ? "close" : "abort")(*communicator);
-    } catch (py::error_already_set& error) {
-      throw_python_error(error);
-    }
-  });
+  in_python([&] { connector_->attr(done ? "close" : "abort")(*communicator); });
 }
 
 }  // namespace pynccl::dist

@@ -30,7 +30,10 @@ void throw_backend_error(const std::string& text) { C10_THROW_ERROR(DistBackendE
 
 void throw_python_error(const py::error_already_set& error) {
   if (!error.matches(PyExc_Exception)) throw;
-  throw_backend_error(py::str(error.value()).cast<std::string>());
+  const auto text = py::str(error.value()).cast<std::string>();
+  TORCH_CHECK_VALUE(!error.matches(PyExc_ValueError), text);
+  TORCH_CHECK_TYPE(!error.matches(PyExc_TypeError), text);
+  throw_backend_error(text);
 }
 
 }  // namespace pynccl::dist

@@ -138,8 +138,21 @@ bool wait_with_signals(std::condition_variable& changed, std::unique_lock<std::m
 
 // Throws DistBackendError.
 [[noreturn]] void throw_backend_error(const std::string& text);
-// The same with the text of the Python exception being handled. One that is not an Exception, such
-// as KeyboardInterrupt, is rethrown. Requires the GIL.
+// Throws the Python exception being handled: a ValueError or TypeError as such, another Exception
+// as DistBackendError with its text, and the rest, such as KeyboardInterrupt, unchanged. Requires
+// the GIL.
 [[noreturn]] void throw_python_error(const py::error_already_set& error);
+
+// Calls body with the GIL, from any thread, and converts its exceptions by throw_python_error().
+template <class Body>
+auto in_python(Body&& body) {
+  return with_gil([&] {
+    try {
+      return body();
+    } catch (py::error_already_set& error) {
+      throw_python_error(error);
+    }
+  });
+}
 
 }  // namespace pynccl::dist

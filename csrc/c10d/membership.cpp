@@ -12,21 +12,6 @@ namespace {
 
 constexpr int kShrinkDefault = 0, kShrinkAbort = 1;  // torch's SHRINK_DEFAULT and SHRINK_ABORT
 
-// Calls body with the GIL held; Python's ValueError and TypeError are preserved.
-template <class Body>
-auto in_python(Body&& body) {
-  return with_gil([&] {
-    try {
-      return body();
-    } catch (py::error_already_set& error) {
-      const auto text = [&] { return py::str(error.value()).template cast<std::string>(); };
-      TORCH_CHECK_VALUE(!error.matches(PyExc_ValueError), text());
-      TORCH_CHECK_TYPE(!error.matches(PyExc_TypeError), text());
-      throw_python_error(error);
-    }
-  });
-}
-
 }  // namespace
 
 std::vector<py::object> PyncclBackend::communicators() {
@@ -77,10 +62,8 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::merge(
   TORCH_CHECK_VALUE(size > 0, "size: ", size, " is below 1");
   TORCH_CHECK_VALUE(rank >= 0 && rank < size, "rank: ", rank, " is not in [0, ", size, ")");
   return in_python([&] {
-    const py::object connector = py::type::of(*this->connector())(
-        store, rank, size, py::arg("name") = own->group_name,
-        py::arg("timeout") = seconds(own->timeout),
-        py::arg("config") = own->config ? *own->config : py::none());
+    const py::object connector =
+        py::type::of(*this->connector())(store, rank, size, **own->settings());
     return c10::make_intrusive<PyncclBackend>(connector, rank, size, own);
   });
 }
@@ -123,16 +106,12 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
   own->global_ranks_in_group = std::move(global_ranks);
   const Held old = connector();
   // Before anything that can fail on one rank alone, because the ranks count the attempts.
-  const Held next = in_python([&] {
-    return hold(old->attr("shrunk")(excluded, rank, py::arg("name") = own->group_name,
-                                    py::arg("timeout") = seconds(own->timeout),
-                                    py::arg("config") = own->config ? *own->config : py::none()));
-  });
+  const Held next =
+      in_python([&] { return hold(old->attr("shrunk")(excluded, rank, **own->settings())); });
   std::vector<std::pair<at::Device, Lane*>> shrunk;
   {
     const std::scoped_lock lock(mutex_);
-    if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
-    if (!waits_.empty()) throw_backend_error(waits_);
+    check_usable();
     for (const auto& [route, lane] : lanes_)
       if (std::get<2>(route) < 0) shrunk.emplace_back(lane->connection().device(), lane.get());
   }
@@ -272,7 +251,7 @@ void PyncclBackend::suspend_or_resume(bool suspends) {
   if (!turn) throw_backend_error(std::string(what) + ": another thread changes the group");
   {
     const std::scoped_lock lock(mutex_);
-    if (!ended_.empty()) throw_backend_error("the process group is closed: " + ended_);
+    check_open();
     if (suspended_ == suspends)
       throw_backend_error(std::string(what) + (suspends ? ": the process group is suspended already"
                                                         : ": the process group is not suspended"));

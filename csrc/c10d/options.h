@@ -16,6 +16,12 @@ struct PyncclOptions final : c10d::Backend::Options {
   }
 #endif
 
+  // The keyword arguments for a connector of a group with these options. Requires the GIL.
+  py::dict settings() const {
+    return py::dict(py::arg("name") = group_name, py::arg("timeout") = seconds(timeout),
+                    py::arg("config") = config ? *config : py::none());
+  }
+
   bool high_priority = false;
   Held config;  // a pynccl.nccl.Config; null for NCCL's defaults
 };

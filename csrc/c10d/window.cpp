@@ -9,13 +9,6 @@ namespace {
 
 constexpr const char* kNoTensor = "window: no tensor is registered with it";
 
-// Throws ValueError or DistBackendError. Requires the GIL.
-[[noreturn]] void throw_registration_error(const py::error_already_set& error) {
-  if (error.matches(PyExc_ValueError))
-    C10_THROW_ERROR(ValueError, py::str(error.value()).cast<std::string>());
-  throw_python_error(error);
-}
-
 void check_window_tensor(const at::Tensor& tensor, const at::Device& device) {
   check_tensor("tensor", tensor, device);
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "tensor: it is not contiguous: sizes ", tensor.sizes(),
@@ -121,13 +114,9 @@ void PyncclWindow::tensor_register(const at::Tensor& tensor, bool owning) {
                                                         nullptr});
     Lane& lane = backend_->group_lane(tensor.device());
     lane.run([&] {
-      with_gil([&] {
+      in_python([&] {
         const py::object comm = lane.connection().communicator();
-        try {
-          made->window = hold(backend_->connector()->attr("register")(comm, tensor, owning));
-        } catch (py::error_already_set& error) {
-          throw_registration_error(error);
-        }
+        made->window = hold(backend_->connector()->attr("register")(comm, tensor, owning));
       });
     });
     return made;
@@ -153,13 +142,7 @@ void PyncclWindow::tensor_deregister() {
                              token.data_ptr(), token.data_ptr(), 1, nullptr});
     backend_->issue_one_sided(window->device, std::move(barrier))->wait();
     backend_->group_lane(window->device).run([&] {
-      with_gil([&] {
-        try {
-          window->window->attr("close")();
-        } catch (py::error_already_set& error) {
-          throw_registration_error(error);
-        }
-      });
+      in_python([&] { window->window->attr("close")(); });
     });
     return nullptr;
   });

@@ -51,7 +51,6 @@ def unique_ids(device: torch.device, count: int) -> bytes:
 
 def pair_ids(
     rendezvous: Rendezvous,
-    rank: int,
     peer: int,
     device: torch.device,
     timeout: float,
@@ -61,14 +60,13 @@ def pair_ids(
 
     Args:
         rendezvous: the exchanges of the group.
-        rank: this rank.
         peer: the other rank.
         device: the device of the communicators.
         timeout: the time limit in seconds.
         known: the ids if the ranks know them already. The store is then not required, which
             disappears with the rank that hosts it.
     """
-    low, high = sorted((rank, peer))
+    low, high = sorted((rendezvous.rank, peer))
     name = f"{device.type}/send and receive of {low} and {high}"
     try:
         return rendezvous.broadcast(

@@ -40,13 +40,16 @@ class Rendezvous:
         store: a store shared by the ranks of the group.
         rank: this rank.
         gone: returns why a rank no longer takes part, or "" if it does or if unknown.
+
+    Attributes:
+        rank: as given.
     """
 
     def __init__(
         self, store: Store, rank: int, gone: Callable[[int], str] = lambda _rank: ""
     ) -> None:
         self._store = store
-        self._rank = rank
+        self.rank = rank
         self._gone = gone
         self._cancelled = False
         self._pending: set[Future[object]] = set()
@@ -72,7 +75,7 @@ class Rendezvous:
         Raises:
             NcclRemoteError: a rank no longer takes part.
         """
-        value = create() if self._rank == ranks[0] else b"here"
+        value = create() if self.rank == ranks[0] else b"here"
         return self.gather(name, ranks, value, timeout, connects=connects)[0]
 
     def gather(
@@ -88,47 +91,46 @@ class Rendezvous:
 
         def exchange(answer: Future[list[bytes]]) -> list[bytes]:
             keys = {str(rank): str(rank) for rank in ranks}
-            values = self._exchange(answer, name, str(self._rank), value, keys, timeout)
+            values = self._exchange(answer, name, (str(self.rank), value), keys, timeout)
             if connects:
                 for rank in ranks:
                     self.check_present(rank, name)
                 # A second round detects ranks that have ended while waiting in the first. Otherwise
                 # the others would wait for them while creating the communicator.
                 again = f"{name} (connects)"
-                self._exchange(answer, again, str(self._rank), b"", keys, timeout)
+                self._exchange(answer, again, (str(self.rank), b""), keys, timeout)
             return values
 
         return self.call(exchange, name, timeout)
 
     def gather_by_key(
-        self, name: str, key: str, value: bytes, keys: Mapping[str, str], timeout: float
+        self, name: str, own: tuple[str, bytes], keys: Mapping[str, str], timeout: float
     ) -> list[bytes]:
         """Do the same for processes that are identified by keys instead of ranks.
 
         Args:
             name: a unique name of the exchange.
-            key: the key of this process.
-            value: its value.
+            own: the key and the value of this process.
             keys: the keys of all processes, with their ranks and descriptions for errors.
             timeout: the time limit in seconds.
         """
         return self.call(
-            lambda answer: self._exchange(answer, name, key, value, keys, timeout), name, timeout
+            lambda answer: self._exchange(answer, name, own, keys, timeout), name, timeout
         )
 
     def _exchange(
         self,
         answer: Future[list[bytes]],
         name: str,
-        own: str,
-        value: bytes,
+        own: tuple[str, bytes],
         keys: Mapping[str, str],
         timeout: float,
     ) -> list[bytes]:
         """Set this process's value, and wait for the values of all keys."""
         store = PrefixStore(name, self._store)
-        if not store.check([own]):  # after a failure, the first value remains
-            store.set(own, value)  # type: ignore[arg-type]
+        key, value = own
+        if not store.check([key]):  # after a failure, the first value remains
+            store.set(key, value)  # type: ignore[arg-type]
         began = time.monotonic()
         pause = _SHORTEST
         # Not wait(), which would block other threads that use the store.
@@ -144,7 +146,7 @@ class Rendezvous:
                 if missing and waited >= timeout:
                     names = "rank" if len(missing) == 1 else "ranks"
                     raise DistStoreError(
-                        f"rank {self._rank} Timed out waiting {timeout:g} seconds for {names} "
+                        f"rank {self.rank} Timed out waiting {timeout:g} seconds for {names} "
                         f"{', '.join(keys[key] for key in missing)} of {len(keys)} in {name!r}"
                     )
             time.sleep(pause)
@@ -155,11 +157,11 @@ class Rendezvous:
         """Raise NcclRemoteError if a rank of an exchange no longer takes part."""
         if reason := self._gone(rank):
             raise NcclRemoteError(
-                f"rank {self._rank}: rank {rank} has died or has left the job, and does not take "
+                f"rank {self.rank}: rank {rank} has died or has left the job, and does not take "
                 f"part in {name!r}: {reason}",
                 _REMOTE_ERROR,
                 name,
-                self._rank,
+                self.rank,
             )
 
     def call(self, function: Callable[[Future[_T]], _T], name: str, timeout: float) -> _T:
@@ -183,11 +185,11 @@ class Rendezvous:
             return answer.result(timeout + _GRACE)
         except CancelledError:
             raise DistBackendError(
-                f"rank {self._rank}: the group was closed while it connected"
+                f"rank {self.rank}: the group was closed while it connected"
             ) from None
         except FutureTimeoutError:
             raise DistStoreError(
-                f"rank {self._rank}: {_description(self._store)} has not answered for {timeout:g} "
+                f"rank {self.rank}: {_description(self._store)} has not answered for {timeout:g} "
                 f"seconds during {name!r}; the process that hosts it may be stopped"
             ) from None
         finally:
@@ -200,7 +202,7 @@ class Rendezvous:
             yield
         except DistNetworkError as error:
             raise DistNetworkError(
-                f"rank {self._rank}: {_description(self._store)} is gone during {name!r}; the "
+                f"rank {self.rank}: {_description(self._store)} is gone during {name!r}; the "
                 f"rank that hosted it has left or died: {error}"
             ) from error
 

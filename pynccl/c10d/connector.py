@@ -143,7 +143,7 @@ class Connector:
 
     def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, nccl.Communicator]:
         """Create the communicators of both directions, keyed by whether this rank sends."""
-        ids = membership.pair_ids(self._rendezvous, self._rank, peer, device, self.timeout)
+        ids = membership.pair_ids(self._rendezvous, peer, device, self.timeout)
         comms = membership.connect_pair(
             ids,
             lower=self._rank < peer,
@@ -166,8 +166,8 @@ class Connector:
         comm: nccl.Communicator,
         ranks: list[int],
         rank: int,
-        *,
         store: Any,  # noqa: ANN401
+        *,
         name: str,
         timeout: float,
         config: nccl.Config | None,
@@ -362,7 +362,7 @@ class Connector:
             host, process, token = _decode_handle(handle)
             keys[token] = f"{rank} (process {process} on {host})"
         own = _decode_handle(self.handle)[-1]
-        values = self._rendezvous.gather_by_key("members", own, ordered, keys, self.timeout)
+        values = self._rendezvous.gather_by_key("members", (own, ordered), keys, self.timeout)
         for rank, value in enumerate(values):
             if value != ordered:
                 raise RuntimeError(
@@ -448,4 +448,3 @@ class Connector:
         comm.timeout = self.timeout or None
         comm._set_name(self._name)
         return comm
-

@@ -92,8 +92,7 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   if (!async_op) {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
-    return issue_now(*ref, name.ptr(), operation.stream,
-                     [&] { send<K>(communicator, operation); });
+    return issue_now(*ref, name.ptr(), operation.stream, [&] { send<K>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
   Work work(ref->object, ref->comm_stream->communicator(), name, view);
@@ -159,8 +158,8 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   } else {
     if (Graph::any_capture()) [[unlikely]]
       hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
-    PyObject* done = issue_now(*ref, name, operation.stream,
-                               [&] { send<kKind>(communicator, operation); });
+    PyObject* done =
+        issue_now(*ref, name, operation.stream, [&] { send<kKind>(communicator, operation); });
     if (Sends || !done) return done;
     Py_DECREF(done);
     return Py_NewRef(rank == values[kGroupRank] ? rank : values[kGlobalRank]);

@@ -22,13 +22,12 @@ const Parameters* parameters_of_p2p_op;
 struct P2POp {
   static constexpr std::size_t kFields = 6;  // in the order of the constructor's parameters
   enum Field : std::uint8_t { kOp, kTensor, kPeer, kGroup, kTag, kGroupPeer };
-  static constexpr Parameters::Expected kParameters = {
-      {{"op", kOp},
-       {"tensor", kTensor},
-       {"peer", kPeer},
-       {"group", kGroup},
-       {"tag", kTag},
-       {"group_peer", kGroupPeer}}};
+  static constexpr Parameters::Expected kParameters = {{{"op", kOp},
+                                                        {"tensor", kTensor},
+                                                        {"peer", kPeer},
+                                                        {"group", kGroup},
+                                                        {"tag", kTag},
+                                                        {"group_peer", kGroupPeer}}};
 
   std::array<py::object, kFields> fields;
 

@@ -37,10 +37,8 @@ def barrier(
     if timeout is not None and not isinstance(timeout, timedelta):
         raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
     tensor = torch.zeros(1, dtype=torch.uint8, device=_device(pg, device_ids))
-    if not async_op and not tensor.is_cuda and "cuda" in pg.config.device_backend_map:
-        # A barrier on the GPU waits for the current stream, one on CPUs does not.
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
+    if not async_op and not tensor.is_cuda:
+        _wait_for_gpu(pg)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.all_reduce(tensor, stream=stream)
@@ -63,6 +61,12 @@ def _device(pg: ProcessGroup, device_ids: list[int] | None) -> torch.device:
     if isinstance(device_ids, list) and device_ids:
         return torch.device("cuda", device_ids[0])
     return pg.bound_device_id or torch.device(pg.object_device)
+
+
+def _wait_for_gpu(pg: ProcessGroup) -> None:
+    """Wait for the current stream: a barrier on the GPU does so, one on CPUs does not."""
+    if "cuda" in pg.config.device_backend_map and torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
 
 
 def monitored_barrier(

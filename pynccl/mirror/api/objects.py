@@ -254,7 +254,5 @@ def recv_object_list(
         else:
             recv(tensor, group=pg, group_src=peer)
 
-    _receive_objects(
-        object_list, device or torch.device(pg.object_device), weights_only, receive
-    )
+    _receive_objects(object_list, device or torch.device(pg.object_device), weights_only, receive)
     return get_global_rank(pg, peer)

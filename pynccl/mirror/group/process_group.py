@@ -446,7 +446,7 @@ class ProcessGroup(_C.ProcessGroup):
         of_pair = known[high * (high - 1) // 2 + low] if known else b""
         with translated(NcclError):
             try:
-                ids = pair_ids(self.rendezvous, self.rank(), peer, device, seconds, of_pair)
+                ids = pair_ids(self.rendezvous, peer, device, seconds, of_pair)
             except DistStoreError as error:
                 text = f"{error}: it has not called the matching operation"
                 raise BackendTimeoutError(text, _TIMEOUT, "transfer", self.rank()) from None
