@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pynccl.mirror.group.process_group import *
     from pynccl.mirror.group.work import *
     from pynccl.mirror.lifecycle.destroy import *
-    from pynccl.mirror.lifecycle.environment import *
     from pynccl.mirror.lifecycle.init import *
     from pynccl.mirror.lifecycle.new_group import *
     from pynccl.mirror.lifecycle.shrink import *

@@ -18,10 +18,8 @@ from pynccl.mirror.base.operators import *
 from pynccl.mirror.group.process_group import *
 from pynccl.mirror.group.work import *
 from pynccl.mirror.lifecycle.destroy import *
-from pynccl.mirror.lifecycle.environment import *
 from pynccl.mirror.lifecycle.init import *
 from pynccl.mirror.lifecycle.new_group import *
-from pynccl.mirror.lifecycle.reconfigure import *
 from pynccl.mirror.lifecycle.shrink import *
 from pynccl.mirror.lifecycle.split import *
 from pynccl.mirror.world import *

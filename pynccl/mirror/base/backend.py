@@ -100,17 +100,12 @@ class BackendConfig:
 
     @property
     def name(self) -> str:
-        """The argument of init_process_group; just the name if there is only one backend."""
+        """The name of the only backend, or the names by device type."""
         names = list(self.device_backend_map.values())
         return names[0] if len(names) == 1 else repr(self)
 
     def get_device_backend_map(self) -> dict[str, str]:
-        """Return the backend for each device type.
-
-        Returns:
-            A mapping from device types to backend names, such as
-            ``{"cpu": "host", "cuda": "nccl"}``.
-        """
+        """Return the backend names by device type: ``{"cpu": "host", "cuda": "nccl"}``."""
         return self.device_backend_map
 
 
@@ -189,20 +184,12 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
 
 
 def is_available() -> bool:
-    """See torch.distributed.is_available.
-
-    Returns:
-        True.
-    """
+    """See torch.distributed.is_available. Returns True."""
     return True
 
 
 def is_nccl_available() -> bool:
-    """See torch.distributed.is_nccl_available.
-
-    Returns:
-        Whether libnccl.so.2 can be loaded; if so, it is loaded.
-    """
+    """See torch.distributed.is_nccl_available. Loads libnccl.so.2 if that is possible."""
     try:
         libraries.load("cuda")
     except ImportError:
@@ -224,36 +211,20 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """See torch.distributed.is_gloo_available.
-
-    Returns:
-        False; pynccl's backend for CPUs is ``"host"``.
-    """
+    """See torch.distributed.is_gloo_available. False: pynccl's backend for CPUs is ``"host"``."""
     return False
 
 
 def is_mpi_available() -> bool:
-    """See torch.distributed.is_mpi_available.
-
-    Returns:
-        False; pynccl's backend for CPUs is ``"host"``.
-    """
+    """See torch.distributed.is_mpi_available. False: pynccl's backend for CPUs is ``"host"``."""
     return False
 
 
 def is_ucc_available() -> bool:
-    """See torch.distributed.is_ucc_available.
-
-    Returns:
-        False.
-    """
+    """See torch.distributed.is_ucc_available. Returns False."""
     return False
 
 
 def is_xccl_available() -> bool:
-    """See torch.distributed.is_xccl_available.
-
-    Returns:
-        False.
-    """
+    """See torch.distributed.is_xccl_available. Returns False."""
     return False

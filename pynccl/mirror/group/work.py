@@ -210,9 +210,6 @@ class DeferredWork(Work):
             return None
         return self._made.exception() or self._made.result().exception()
 
-    def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
-
     def result(self) -> list[torch.Tensor]:
         return self._made.result().result()
 

@@ -11,7 +11,7 @@ import torch
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
-from pynccl.mirror.lifecycle.rendezvous import wait_for_creation
+from pynccl.mirror.lifecycle.init import wait_for_creation
 from pynccl.mirror.world import (
     GroupMember,
     NonMember,

@@ -1,24 +1,31 @@
-"""shrink_group: creates a group without the excluded ranks."""
+"""shrink_group and reconfigure: create a group of some of a group's ranks."""
 
 from __future__ import annotations
 
 import logging
+import weakref
+from datetime import timedelta
 
+from pynccl import _C
 from pynccl._internal.membership import shrunk
+from pynccl._internal.recovery import Rounds
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import limited
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
-from pynccl.mirror.world import _get_default_group, world
+from pynccl.mirror.world import _get_default_group, group_or_default, is_registered, world
 
-__all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "shrink_group"]
+__all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "reconfigure", "shrink_group"]
 
 SHRINK_DEFAULT = 0x00
 SHRINK_ABORT = 0x01
 
+_RECONFIGURE_TIMEOUT = timedelta(seconds=30)
+
 _logger = logging.getLogger(__name__)
+_rounds: weakref.WeakKeyDictionary[ProcessGroup, Rounds] = weakref.WeakKeyDictionary()
 
 
 def shrink_group(
@@ -42,10 +49,10 @@ def shrink_group(
         )
     _check_excluded_ranks(excluded, old)
     left = [rank for rank in range(old.size()) if rank not in excluded]
-    end_other_groups(old)
+    _end_other_groups(old)
     del world.groups[old]
     name = f"shrunk:{world.hashed_name([old.ranks[rank] for rank in left])}"
-    pg = smaller_group(
+    pg = _smaller_group(
         old,
         left,
         name=name,
@@ -64,7 +71,7 @@ def shrink_group(
     return pg
 
 
-def end_other_groups(old: ProcessGroup) -> None:
+def _end_other_groups(old: ProcessGroup) -> None:
     """Abort the other groups if the default group is replaced, because global ranks change."""
     if old is not world.default:
         return
@@ -75,7 +82,7 @@ def end_other_groups(old: ProcessGroup) -> None:
         abort_process_group(pg)
 
 
-def smaller_group(
+def _smaller_group(
     old: ProcessGroup, left: list[int], *, name: str, options: Options, desc: str
 ) -> ProcessGroup:
     """Create a group of some of a group's ranks, without communicators.
@@ -157,3 +164,61 @@ def _check_excluded_ranks(excluded: list[int], pg: ProcessGroup) -> None:
             f"Current rank {pg.rank()} is in the exclusion list and should not call "
             "shrink_group(). Only non-excluded ranks should participate in the shrinking operation."
         )
+
+
+def reconfigure(
+    group: ProcessGroup | None = None, timeout: timedelta | None = None
+) -> ProcessGroup:
+    """Create a group of the surviving ranks, which replaces a group that has lost ranks.
+
+    All surviving ranks call it, after ranks have died or were stopped, or after an operation timed
+    out. Pending operations of the group fail. The ranks agree through the store on the surviving
+    ranks, so the rank that hosts the store must be one of them. A process that has exited on the
+    same machine is detected immediately; any other missing rank is excluded after the timeout. The
+    surviving ranks keep their order. They create new communicators with the group's options and
+    timeout. If the group is the default group, the new one becomes the default group, and all other
+    groups are destroyed.
+
+    Counterpart of :meth:`pynccl.nccl.Communicator.recover`. torch.distributed does not provide this
+    function.
+
+    Args:
+        group: the group; None is the default group.
+        timeout: how long to wait for ranks that are alive; None is 30 seconds.
+
+    Returns:
+        The new group.
+
+    Raises:
+        ValueError: there is no default group, or the group is not registered.
+        NcclRemoteError: this rank was excluded.
+        DistStoreError: a rank took part in the agreement but not in creating the group. All ranks
+            raise; the next call excludes it.
+        DistNetworkError: the store is gone.
+        DistBackendError: NCCL failed.
+    """
+    old = group_or_default(group)
+    if not is_registered(old):
+        raise ValueError(f"Group {old} is not registered")
+    limit = _RECONFIGURE_TIMEOUT if timeout is None else timeout
+    for comm_stream in old.comm_streams().values():
+        if not comm_stream.comm.closed:
+            _C.begin_recovery(comm_stream.comm)  # ranks that wait for this one raise
+    rounds = _rounds.setdefault(old, Rounds("reconfigure", old.size()))
+    with translated(NcclError):
+        lost = rounds.agree(old.store, old.rank(), limit.total_seconds(), gone=old.job.gone)
+    left = [rank for rank in range(old.size()) if rank not in lost]
+    _end_other_groups(old)
+    old.abort()
+    name = f"reconfigured:{rounds.number}"
+    pg = _smaller_group(old, left, name=name, options=old.options, desc=old.group_desc)
+    try:
+        pg.open_at_once(limit)
+    except BaseException:
+        pg.abort()
+        raise
+    del world.groups[old]
+    if old is world.default:
+        world.default = pg
+    world.add(pg)
+    return pg
