@@ -166,29 +166,26 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
   }
 }
 
-constexpr Parameter kGroupParameter{"group", kGroup};
-constexpr Parameter kAsyncParameter{"async_op", kAsyncOp};
-constexpr Parameter kOpParameter{"op", kOp};
-constexpr Parameter kTagParameter{"tag", kTag};
+constexpr Parameter kGroupParameter{"group", kGroup}, kAsyncParameter{"async_op", kAsyncOp},
+    kOpParameter{"op", kOp}, kTagParameter{"tag", kTag}, kTensorParameter{"tensor", kTensor},
+    kSrcParameter{"src", kGlobalRank}, kGroupSrcParameter{"group_src", kGroupRank},
+    kDstParameter{"dst", kGlobalRank}, kGroupDstParameter{"group_dst", kGroupRank};
+
+constexpr Parameters::Expected kSendParameters{
+    {kTensorParameter, kDstParameter, kGroupParameter, kTagParameter, kGroupDstParameter}};
+constexpr Parameters::Expected kReceiveParameters{
+    {kTensorParameter, kSrcParameter, kGroupParameter, kTagParameter, kGroupSrcParameter}};
 
 constexpr FastSpec kOneTensorSpecs[] = {
     {"all_reduce",
-     {{{"tensor", kTensor}, kOpParameter, kGroupParameter, kAsyncParameter}},
+     {{kTensorParameter, kOpParameter, kGroupParameter, kAsyncParameter}},
      &collective<Kind::kAllReduce, {.op = true}>},
     {"broadcast",
-     {{{"tensor", kTensor},
-       {"src", kGlobalRank},
-       kGroupParameter,
-       kAsyncParameter,
-       {"group_src", kGroupRank}}},
+     {{kTensorParameter, kSrcParameter, kGroupParameter, kAsyncParameter, kGroupSrcParameter}},
      &collective<Kind::kBroadcast, {.root = true}>},
     {"reduce",
-     {{{"tensor", kTensor},
-       {"dst", kGlobalRank},
-       kOpParameter,
-       kGroupParameter,
-       kAsyncParameter,
-       {"group_dst", kGroupRank}}},
+     {{kTensorParameter, kDstParameter, kOpParameter, kGroupParameter, kAsyncParameter,
+       kGroupDstParameter}},
      &collective<Kind::kReduce, {.op = true, .root = true}>},
     {"all_gather_single",
      {{{"output_tensor", kOut}, {"input_tensor", kTensor}, kGroupParameter, kAsyncParameter}},
@@ -196,36 +193,10 @@ constexpr FastSpec kOneTensorSpecs[] = {
     {"reduce_scatter_single",
      {{{"output", kOut}, {"input", kTensor}, kOpParameter, kGroupParameter, kAsyncParameter}},
      &collective<Kind::kReduceScatter, {.out = true, .op = true}>},
-    {"isend",
-     {{{"tensor", kTensor},
-       {"dst", kGlobalRank},
-       kGroupParameter,
-       kTagParameter,
-       {"group_dst", kGroupRank}}},
-     &transfer<true, true>,
-     Direction::kSend},
-    {"irecv",
-     {{{"tensor", kTensor},
-       {"src", kGlobalRank},
-       kGroupParameter,
-       kTagParameter,
-       {"group_src", kGroupRank}}},
-     &transfer<false, true>,
-     Direction::kReceive},
-    {"send",
-     {{{"tensor", kTensor},
-       {"dst", kGlobalRank},
-       kGroupParameter,
-       kTagParameter,
-       {"group_dst", kGroupRank}}},
-     &transfer<true, false>},
-    {"recv",
-     {{{"tensor", kTensor},
-       {"src", kGlobalRank},
-       kGroupParameter,
-       kTagParameter,
-       {"group_src", kGroupRank}}},
-     &transfer<false, false>},
+    {"isend", kSendParameters, &transfer<true, true>, Direction::kSend},
+    {"irecv", kReceiveParameters, &transfer<false, true>, Direction::kReceive},
+    {"send", kSendParameters, &transfer<true, false>},
+    {"recv", kReceiveParameters, &transfer<false, false>},
 };
 
 }  // namespace
