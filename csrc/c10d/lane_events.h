@@ -15,14 +15,14 @@ class LaneEvents {
   explicit LaneEvents(c10::DeviceType device) : device_(device) {}
 
   // The event may have been recorded before.
-  c10::Event take() {
+  c10::Event acquire() {
     const std::scoped_lock lock(mutex_);
     if (free_.empty()) return c10::Event(device_);
     c10::Event event = std::move(free_.back());
     free_.pop_back();
     return event;
   }
-  void give_back(c10::Event event) {
+  void release(c10::Event event) {
     const std::scoped_lock lock(mutex_);
     if (free_.size() < kMost) free_.push_back(std::move(event));
   }
@@ -39,11 +39,11 @@ class LaneEvents {
 class LaneEvent {
  public:
   explicit LaneEvent(std::shared_ptr<LaneEvents> events)
-      : events_(std::move(events)), event_(events_->take()) {}
+      : events_(std::move(events)), event_(events_->acquire()) {}
   LaneEvent(LaneEvent&&) = default;
   LaneEvent& operator=(LaneEvent&&) = delete;
   ~LaneEvent() {
-    if (events_) events_->give_back(std::move(event_));
+    if (events_) events_->release(std::move(event_));
   }
 
   c10::Event* operator->() { return &event_; }

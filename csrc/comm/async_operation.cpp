@@ -94,14 +94,14 @@ std::shared_ptr<AsyncOperation> AsyncQueue::begin(CUstream current, std::shared_
   // records them again, outside the graph.
   const bool capturing = is_capturing(library(), current);
   if (!capturing) remove_done();
-  const PooledEvent ready = events_->take();
+  const PooledEvent ready = events_->acquire();
   ready->record(current);
   stream_->wait(*ready);
   std::unique_ptr<const AsyncOperation::Capture> capture;
   if (capturing) [[unlikely]]
     capture = std::make_unique<AsyncOperation::Capture>(
         stream_, capture_id(library(), handle()).value_or(0));
-  return std::make_shared<AsyncOperation>(events_->take(), std::move(held), stream_->device(),
+  return std::make_shared<AsyncOperation>(events_->acquire(), std::move(held), stream_->device(),
                                           std::move(capture));
 }
 
@@ -109,7 +109,7 @@ void AsyncQueue::end(std::shared_ptr<AsyncOperation> operation) {
   operation->done_->record(handle());
   operation->state_.store(AsyncOperation::State::kIssued, std::memory_order_release);
   if (operation->captured())
-    Graph::hold(library(), handle(), operation->held_);
+    Graph::keep_alive(library(), handle(), operation->held_);
   else
     pending_.push_back(std::move(operation));
 }

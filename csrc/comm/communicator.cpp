@@ -560,8 +560,8 @@ std::optional<double> GroupScope::end_simulated() {
   return static_cast<double>(info.estimatedTime) * 1e-6;
 }
 
-void Communicator::make(const std::vector<std::shared_ptr<Communicator>>& communicators,
-                        const std::function<void()>& steps) {
+void Communicator::create(const std::vector<std::shared_ptr<Communicator>>& communicators,
+                          const std::function<void()>& steps) {
   RawGroup::check_none();
   const Communicator* first = nullptr;  // the one with the shortest init_timeout
   for (const auto& one : communicators) {

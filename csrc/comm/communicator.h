@@ -90,8 +90,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // shortest init_timeout, if any is set. A library with hostSetInitTimeout ends its call then.
   // NCCL's call cannot be ended: it continues on a separate thread, which aborts the communicators
   // afterwards.
-  static void make(const std::vector<std::shared_ptr<Communicator>>& communicators,
-                   const std::function<void()>& steps);
+  static void create(const std::vector<std::shared_ptr<Communicator>>& communicators,
+                     const std::function<void()>& steps);
 
   static void observe();  // adds the observer of failed work; see watch/observers.h
 
@@ -207,7 +207,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Creates the communicator of the surviving ranks.
   void begin_recovered(Communicator& parent, const std::vector<int>& lost);
   // Sets the time limit of the creation, and returns the previous one.
-  std::optional<double> limit_creation(std::optional<double> seconds) {
+  std::optional<double> exchange_init_timeout(std::optional<double> seconds) {
     return std::exchange(options_.init_timeout, seconds);
   }
   void set_timeout(std::optional<double> seconds);  // of later operations

@@ -151,7 +151,7 @@ std::shared_ptr<const PooledEvent> Deadlines::take_recorded(CUstream stream) {
   const DeviceScope device(*library_, device_);
   const RelaxedMode relaxed(*library_);
   if (is_captured(stream)) return nullptr;
-  auto event = std::make_shared<const PooledEvent>(events_->take());
+  auto event = std::make_shared<const PooledEvent>(events_->acquire());
   (*event)->record(stream);
   return event;
 }

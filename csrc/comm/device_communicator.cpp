@@ -190,7 +190,7 @@ void DeviceCommunicator::pass(const Request& request) {
   std::memcpy(passed.small_requirements.data(), source, layout_->requirements);
 }
 
-void DeviceCommunicator::make(const std::vector<DeviceCommunicator*>& device_comms) {
+void DeviceCommunicator::create(const std::vector<DeviceCommunicator*>& device_comms) {
   if (device_comms.empty()) return;
   RawGroup::check_none();
   std::vector<Communicator::Claim> claims;

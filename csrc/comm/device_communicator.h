@@ -27,8 +27,8 @@ class DeviceCommunicator {
     std::vector<ncclTeam> teams;       // the teams that need multimem
   };
 
-  // A pending device communicator, which make() creates. Throws std::invalid_argument for a version
-  // that the library does not support, and for a field that the version lacks.
+  // A pending device communicator, which create() creates. Throws std::invalid_argument for a
+  // version that the library does not support, and for a field that the version lacks.
   DeviceCommunicator(std::shared_ptr<Communicator> communicator, const Request& request);
   ~DeviceCommunicator();
   DeviceCommunicator(const DeviceCommunicator&) = delete;
@@ -36,7 +36,7 @@ class DeviceCommunicator {
 
   // Creates device communicators of one library, several if one thread has several ranks. Waits for
   // the other ranks, even of a non-blocking communicator.
-  static void make(const std::vector<DeviceCommunicator*>& device_comms);
+  static void create(const std::vector<DeviceCommunicator*>& device_comms);
   void cancel();  // marks it as closed without destroying it
   // Waits for the work on a GPU, but not for other ranks. Closing twice is allowed.
   void close();

@@ -8,10 +8,10 @@ EventPool::EventPool(std::shared_ptr<Library> library, int device, Timing timing
     : library_(std::move(library)), device_(device), timing_(timing) {}
 
 PooledEvent::~PooledEvent() {
-  if (event_) pool_->give_back(std::move(event_));
+  if (event_) pool_->release(std::move(event_));
 }
 
-PooledEvent EventPool::take() {
+PooledEvent EventPool::acquire() {
   std::unique_ptr<Event> event;
   {
     const std::lock_guard lock(mutex_);
@@ -24,7 +24,7 @@ PooledEvent EventPool::take() {
   return {shared_from_this(), std::move(event)};
 }
 
-void EventPool::give_back(std::unique_ptr<Event> event) noexcept {
+void EventPool::release(std::unique_ptr<Event> event) noexcept {
   const std::lock_guard lock(mutex_);
   try {
     free_.push_back(std::move(event));

@@ -37,8 +37,8 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   EventPool& operator=(const EventPool&) = delete;
 
   // The event may have been recorded before.
-  PooledEvent take();
-  void give_back(std::unique_ptr<Event> event) noexcept;
+  PooledEvent acquire();
+  void release(std::unique_ptr<Event> event) noexcept;
 
  private:
   std::shared_ptr<Library> library_;

@@ -259,7 +259,7 @@ void Graph::watch_launch(CUstream stream) const {
   {
     const RelaxedMode relaxed(*library_);
     if (!launched_ || launched_.use_count() > 1)
-      launched_ = std::make_shared<const PooledEvent>(events_->take());
+      launched_ = std::make_shared<const PooledEvent>(events_->acquire());
     (*launched_)->record(stream);
   }
   for (const Used& used : used_)
@@ -328,7 +328,7 @@ void Graph::add_use(Communicator& communicator, CUstream stream) {
   used->operations.push_back(communicator.deadlines().recorder().last() + 1);
 }
 
-bool Graph::hold(const Library& library, CUstream stream, std::shared_ptr<void> object) {
+bool Graph::keep_alive(const Library& library, CUstream stream, std::shared_ptr<void> object) {
   const std::optional<cuuint64_t> id = capture_id(library, stream);
   if (!id) return false;
   const std::lock_guard lock(graphs_mutex);

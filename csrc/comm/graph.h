@@ -61,7 +61,7 @@ class Graph {
   static bool any_capture() { return captures_.load(std::memory_order_relaxed) != 0; }
   // Keeps an object alive as long as the graph that the stream is captured into. Returns false if
   // the stream is not captured by a Graph.
-  static bool hold(const Library& library, CUstream stream, std::shared_ptr<void> object);
+  static bool keep_alive(const Library& library, CUstream stream, std::shared_ptr<void> object);
   // The streams of a graph's last launches, for host functions in the graph that fail.
   class Launches {
    public:

@@ -134,7 +134,7 @@ void Window::cancel() {
   state_ = State::kClosed;
 }
 
-void Window::make(const std::vector<Window*>& windows) {
+void Window::register_all(const std::vector<Window*>& windows) {
   if (windows.empty()) return;
   RawGroup::check_none();
   std::vector<Communicator::Claim> claims;

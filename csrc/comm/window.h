@@ -16,7 +16,7 @@ namespace pynccl {
 
 class Window : public PutTarget {
  public:
-  // A pending window, which make() registers. memory: the owner of the memory.
+  // A pending window, which register_all() registers. memory: the owner of the memory.
   Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes, int flags,
          std::shared_ptr<void> memory);
   virtual ~Window();
@@ -29,7 +29,7 @@ class Window : public PutTarget {
   // them cannot register it, or violates a rule that NCCL does not check, all of them throw
   // std::invalid_argument. In NCCL the other ranks would hang. The ranks of a non-blocking
   // communicator only check their own memory.
-  static void make(const std::vector<Window*>& windows);
+  static void register_all(const std::vector<Window*>& windows);
   void cancel();  // marks it as closed without deregistering it
   // Waits for work that uses the window. Closing twice is allowed.
   void close();
@@ -97,8 +97,8 @@ class Window : public PutTarget {
   std::uint64_t number_ = 0;
   std::vector<Offer> offers_;  // by rank; with a non-blocking communicator, only the local one
   mutable std::vector<cudaStream_t> put_streams_;
-  // NCCL writes the handle here, for a non-blocking communicator after make() has returned. The
-  // communicator owns the memory, because it outlives that write.
+  // NCCL writes the handle here, for a non-blocking communicator after register_all() has returned.
+  // The communicator owns the memory, because it outlives that write.
   ncclWindow_t* handle_;
 };
 

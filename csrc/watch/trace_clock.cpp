@@ -26,7 +26,7 @@ TraceClock::TraceClock(std::shared_ptr<Library> library, int device)
 
 // A base from an event that was reached between two times.
 std::optional<TraceClock::Base> TraceClock::take_base() const {
-  Base base{events_->take(), precise_time(), 0};
+  Base base{events_->acquire(), precise_time(), 0};
   base.event->record(stream_ ? stream_->handle() : nullptr);
   if (!poll_until(kBaseSeconds, [&] { return base.event->query(); })) return std::nullopt;
   base.complete = precise_time();

@@ -21,7 +21,7 @@ class TraceClock {
 
   const Library& library() const { return *library_; }
   int device() const { return device_; }
-  PooledEvent take() const { return events_->take(); }
+  PooledEvent acquire() const { return events_->acquire(); }
 
   // Takes another base if the last one is old. One thread at a time.
   void update();

@@ -44,7 +44,7 @@ void record(const Event& event, CUstream stream, bool in_graph) {
 }  // namespace
 
 TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph)
-    : clock(clock_of_device), in_graph(is_in_graph), began(clock.take()) {
+    : clock(clock_of_device), in_graph(is_in_graph), began(clock.acquire()) {
   record(*began, stream, in_graph);
 }
 
@@ -59,7 +59,7 @@ TraceTimes::~TraceTimes() {
 }
 
 void TraceTimes::end(CUstream stream) {
-  ended.emplace(clock.take());
+  ended.emplace(clock.acquire());
   record(**ended, stream, in_graph);
 }
 
@@ -116,7 +116,7 @@ void TraceState::after_launch(const TraceEntry& launch, const TraceClock& clock,
   graph.called = launch.called;
   graph.launched.reset();
   try {
-    PooledEvent event = clock.take();
+    PooledEvent event = clock.acquire();
     event->record(stream);
     graph.launched.emplace(std::move(event));
   } catch (const std::exception&) {  // the device has failed: its times remain unknown

@@ -166,7 +166,7 @@ def recover(
             agreed = _C.agree(comm, limit, known)
         lost = known if agreed is None else agreed
         try:
-            recovered = _C.make_recovered(comm, lost, limit, config)
+            recovered = _C.create_recovered(comm, lost, limit, config)
             break
         except NcclRemoteError:
             # Another rank has died in the meantime. All survivors raise this, and agree again.

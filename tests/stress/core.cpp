@@ -46,7 +46,7 @@ std::shared_ptr<Communicator> join(const std::shared_ptr<Library>& library, cons
   Communicator::Options options;
   options.timeout = timeout;
   const auto communicator = std::make_shared<Communicator>(library, options);
-  Communicator::make({communicator}, [&] {
+  Communicator::create({communicator}, [&] {
     communicator->begin_init(kRanks, {id}, rank);
     communicator->finish();
   });

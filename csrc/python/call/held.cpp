@@ -30,12 +30,12 @@ py::object held(const std::shared_ptr<void>& object) {
   return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(object.get()));
 }
 
-void hold_in_capture(const Library& library, CUstream stream,
-                     std::initializer_list<PyObject*> objects) {
+void keep_alive_in_capture(const Library& library, CUstream stream,
+                           std::initializer_list<PyObject*> objects) {
   std::vector<py::object> held;
   for (PyObject* object : objects)
     if (object) held.push_back(py::reinterpret_borrow<py::object>(object));
-  Graph::hold(library, stream, hold(std::move(held)));
+  Graph::keep_alive(library, stream, hold(std::move(held)));
 }
 
 namespace {
@@ -45,8 +45,8 @@ struct OnStream {
   py::object object;
 };
 
-// The objects of hold_until_done(), protected by the GIL. Never destroyed, since the interpreter
-// may be gone by then.
+// The objects of keep_alive_until_done(), protected by the GIL. Never destroyed, since the
+// interpreter may be gone by then.
 std::vector<OnStream>& on_streams() {
   static std::vector<OnStream>* all = nullptr;
   if (!all) all = new std::vector<OnStream>;
@@ -65,7 +65,7 @@ void release_done() {
 
 }  // namespace
 
-void hold_until_done(Communicator& communicator, CUstream stream, PyObject* object) {
+void keep_alive_until_done(Communicator& communicator, CUstream stream, PyObject* object) {
   const Library& library = communicator.library();
   if (!object || (library.memory() == Memory::kHost && !stream)) return;
   release_done();

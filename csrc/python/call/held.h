@@ -21,12 +21,12 @@ py::object held(const std::shared_ptr<void>& object);
 
 // Keeps objects alive as long as the graph that the stream is being captured into. Skips nullptr,
 // and does nothing unless capture() is capturing the stream.
-void hold_in_capture(const Library& library, CUstream stream,
-                     std::initializer_list<PyObject*> objects);
+void keep_alive_in_capture(const Library& library, CUstream stream,
+                           std::initializer_list<PyObject*> objects);
 
 // Keeps an object alive until the work enqueued on the stream so far is done. Skips nullptr and
-// streams that are being captured: hold_in_capture() covers those of capture(), and memory used by
-// a graph of another library is managed by that library. Requires the GIL.
-void hold_until_done(Communicator& communicator, CUstream stream, PyObject* object);
+// streams that are being captured: keep_alive_in_capture() covers those of capture(), and memory
+// used by a graph of another library is managed by that library. Requires the GIL.
+void keep_alive_until_done(Communicator& communicator, CUstream stream, PyObject* object);
 
 }  // namespace pynccl::python

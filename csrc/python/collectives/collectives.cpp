@@ -67,7 +67,8 @@ template <Kind K>
     add_to(*group, self, communicator, operation, a);
   } else {
     if (Graph::any_capture()) [[unlikely]]
-      hold_in_capture(communicator.library(), operation.stream, {a.tensor, a.out, a.op, a.owner()});
+      keep_alive_in_capture(communicator.library(), operation.stream,
+                            {a.tensor, a.out, a.op, a.owner()});
     {
       const GilReleased released;  // on CPUs the call lasts until the data has arrived
       if (a.config) [[unlikely]]
@@ -76,7 +77,7 @@ template <Kind K>
         communicator.issue(K, operation);
     }
     if (a.owner()) [[unlikely]]
-      hold_until_done(communicator, operation.stream, a.owner());
+      keep_alive_until_done(communicator, operation.stream, a.owner());
   }
   return Py_NewRef(Py_None);
 }

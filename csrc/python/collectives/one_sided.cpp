@@ -89,12 +89,12 @@ void issue_one_sided(PyObject* self, Communicator& communicator, const Operation
     return;
   }
   if (Graph::any_capture()) [[unlikely]]
-    hold_in_capture(communicator.library(), operation.stream, needed);
+    keep_alive_in_capture(communicator.library(), operation.stream, needed);
   {
     const GilReleased released;
     communicator.issue(operation);
   }
-  hold_until_done(communicator, operation.stream, owner);
+  keep_alive_until_done(communicator, operation.stream, owner);
 }
 
 PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {

@@ -91,7 +91,7 @@ void Batch::check_overlap() const {
   check.run();
 }
 
-void Batch::hold_in_captures() const {
+void Batch::keep_alive_in_captures() const {
   std::vector<py::object> objects = held_;
   for (const Owned& one : owned_) objects.push_back(one.owner);
   const std::shared_ptr<void> held = python::hold(std::move(objects));
@@ -100,14 +100,14 @@ void Batch::hold_in_captures() const {
     const CUstream stream = entry.operation.stream;
     if (std::find(streams.begin(), streams.end(), stream) != streams.end()) continue;
     streams.push_back(stream);
-    Graph::hold(entry.communicator->library(), stream, held);
+    Graph::keep_alive(entry.communicator->library(), stream, held);
   }
 }
 
-void Batch::hold_until_done() const {
+void Batch::keep_alive_until_done() const {
   for (const Owned& one : owned_) {
     const Entry& entry = entries_[one.entry];
-    python::hold_until_done(*entry.communicator, entry.operation.stream, one.owner.ptr());
+    python::keep_alive_until_done(*entry.communicator, entry.operation.stream, one.owner.ptr());
   }
 }
 

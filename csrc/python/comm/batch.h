@@ -43,10 +43,10 @@ class Batch {
   Batch on_stream(PyObject* stream) const;
 
   // Keeps the objects alive as long as the graphs that capture() captures the operations into.
-  void hold_in_captures() const;
+  void keep_alive_in_captures() const;
 
   // After issue(): keeps the owners of memory alive until the operations are done.
-  void hold_until_done() const;
+  void keep_alive_until_done() const;
 
   // Issues all operations as one NCCL group per library, in the order in which the libraries first
   // appear. Throws before anything is issued if a communicator or window is closed. The calls can

@@ -115,8 +115,8 @@ std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& u
   const auto [library, ordinal] = resolve(provider, device);
   auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
   // config owns the strings that NCCL reads while it creates the communicator.
-  make_communicator(communicator, [size = size, own = own, ids, kept = hold(config)](
-                                      Communicator& c) { c.begin_init(size, ids, own); });
+  create_communicator(communicator, [size = size, own = own, ids, kept = hold(config)](
+                                        Communicator& c) { c.begin_init(size, ids, own); });
   return communicator;
 }
 
@@ -143,7 +143,7 @@ py::object split(const std::shared_ptr<Communicator>& parent, const py::object& 
   }
   const int order = integer_from_python<int>("key", key.ptr());
   auto child = make_child(*parent, config);
-  make_communicator(child, [parent, group, order, kept = hold(config)](Communicator& c) {
+  create_communicator(child, [parent, group, order, kept = hold(config)](Communicator& c) {
     c.begin_split(*parent, group, order);
   });
   return group == kSplitNoColor ? py::object(py::none()) : py::cast(child);
@@ -172,25 +172,25 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
                                      const py::object& config) {
   const std::vector<int> excluded = excluded_from_python(*parent, exclude);
   auto child = make_child(*parent, config);
-  make_communicator(child, [parent, excluded, abort, kept = hold(config)](Communicator& c) {
+  create_communicator(child, [parent, excluded, abort, kept = hold(config)](Communicator& c) {
     c.begin_shrink(*parent, excluded, abort);
   });
   return child;
 }
 
 // Creates the communicator of the surviving ranks and frees the parent.
-std::shared_ptr<Communicator> make_recovered(const std::shared_ptr<Communicator>& parent,
-                                             const std::vector<int>& lost, double seconds,
-                                             const py::object& config) {
+std::shared_ptr<Communicator> create_recovered(const std::shared_ptr<Communicator>& parent,
+                                               const std::vector<int>& lost, double seconds,
+                                               const py::object& config) {
   auto child = make_child(*parent, config);
-  const auto limit = child->limit_creation(seconds);
-  make_communicator(child, [parent, lost, kept = hold(config)](Communicator& c) {
+  const auto limit = child->exchange_init_timeout(seconds);
+  create_communicator(child, [parent, lost, kept = hold(config)](Communicator& c) {
     c.begin_recovered(*parent, lost);
   });
   const GilReleased released;
   constexpr double kGrace = 1;  // lets the library end a non-blocking creation by itself
   child->wait_ready(seconds + kGrace);
-  child->limit_creation(limit);
+  child->exchange_init_timeout(limit);
   parent->discard();
   return child;
 }
@@ -205,7 +205,7 @@ std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
   std::optional<ncclUniqueId> id;
   if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
   auto child = make_child(*parent, config);
-  make_communicator(child, [parent, size, id, kept = hold(config)](Communicator& c) {
+  create_communicator(child, [parent, size, id, kept = hold(config)](Communicator& c) {
     c.begin_grow(*parent, size, id);
   });
   return child;
@@ -219,8 +219,8 @@ std::shared_ptr<Communicator> join(const py::object& nranks, const py::object& u
   const ncclUniqueId id = unique_id_from_python("unique_id", unique_id.ptr());
   const auto [library, ordinal] = resolve(provider, device);
   auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
-  make_communicator(communicator, [size = size, own = own, id, kept = hold(config)](
-                                      Communicator& c) { c.begin_join(size, id, own); });
+  create_communicator(communicator, [size = size, own = own, id, kept = hold(config)](
+                                        Communicator& c) { c.begin_join(size, id, own); });
   return communicator;
 }
 
@@ -522,7 +522,7 @@ Args:
     resolve: a function (provider, device) that returns a Library and an ordinal.
     resolve_all: a function (provider, devices) that returns a Library and a list of ordinals.)");
   m.def(
-      "make_recovered", &make_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
+      "create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
       py::arg("config"),
       R"(Create the communicator of the surviving ranks and free its parent; for pynccl._internal.recovery.
 

@@ -40,7 +40,7 @@ struct Exported final : PyncclCommunicator {
   Exported(const py::object& object, Communicator& c)
       : PyncclCommunicator{sizeof(PyncclCommunicator),
                            &Exported::take,
-                           &Exported::give_back,
+                           &Exported::release,
                            &Exported::find_handle,
                            &Exported::find_function,
                            &Exported::find_driver_function,
@@ -62,7 +62,7 @@ struct Exported final : PyncclCommunicator {
 
   static void take(PyncclCommunicator* self) { ++static_cast<Exported*>(self)->references; }
 
-  static void give_back(PyncclCommunicator* self) {
+  static void release(PyncclCommunicator* self) {
     auto* exported = static_cast<Exported*>(self);
     if (--exported->references != 0) return;
     if (!Py_IsInitialized()) return;  // Python objects can no longer be released

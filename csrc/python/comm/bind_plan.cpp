@@ -42,12 +42,12 @@ void Plan::replay(PyObject* stream) const {
   if (Group* group = Group::active()) [[unlikely]]
     return group->batch().append(*batch);
   if (Graph::any_capture()) [[unlikely]]
-    batch->hold_in_captures();
+    batch->keep_alive_in_captures();
   {
     const GilReleased released;
     batch->issue();
   }
-  batch->hold_until_done();
+  batch->keep_alive_until_done();
 }
 
 const char* Plan::why_not_ready() const {

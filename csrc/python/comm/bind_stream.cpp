@@ -82,7 +82,7 @@ void capture(const Stream& stream, const py::function& callable) {
     Py_DECREF(released->callable);
     delete released;
   });
-  if (!Graph::hold(stream.library(), stream.handle(), held) && valid)
+  if (!Graph::keep_alive(stream.library(), stream.handle(), held) && valid)
     throw py::value_error(
         "stream: it is captured, but not by capture(), which would keep the function alive");
   const GilReleased released;

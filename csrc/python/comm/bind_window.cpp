@@ -132,7 +132,7 @@ std::shared_ptr<Window> register_memory(std::shared_ptr<Communicator> communicat
     return window;
   }
   const GilReleased released;
-  Window::make({window.get()});
+  Window::register_all({window.get()});
   return window;
 }
 

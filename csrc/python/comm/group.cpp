@@ -34,7 +34,7 @@ void drop_on_error(const std::vector<Item>& items, Make&& make) {
 }
 
 // Creates or changes communicators, in one NCCL group per library. Does not need the GIL.
-void make_together(const std::vector<Group::PendingCommunicator>& items) {
+void create_together(const std::vector<Group::PendingCommunicator>& items) {
   drop_on_error(items, [&] {
     const auto library_of = [](const auto& item) -> Library& { return item.library(); };
     for (const auto& part : by_library(items, library_of)) {
@@ -56,13 +56,13 @@ void register_together(const std::vector<Group::PendingWindow>& items) {
       std::vector<Window*> windows;
       windows.reserve(part.size());
       for (const auto* item : part) windows.push_back(item->window.get());
-      Window::make(windows);
+      Window::register_all(windows);
     }
   });
 }
 
 // Creates device communicators. Does not need the GIL.
-void make_devices_together(const std::vector<Group::PendingDeviceCommunicator>& items) {
+void create_devices_together(const std::vector<Group::PendingDeviceCommunicator>& items) {
   drop_on_error(items, [&] {
     const auto library_of = [](const auto& item) -> Library& {
       return item.communicator->communicator()->library();
@@ -71,7 +71,7 @@ void make_devices_together(const std::vector<Group::PendingDeviceCommunicator>& 
       std::vector<DeviceCommunicator*> communicators;
       communicators.reserve(part.size());
       for (const auto* item : part) communicators.push_back(item->communicator.get());
-      DeviceCommunicator::make(communicators);
+      DeviceCommunicator::create(communicators);
     }
   });
 }
@@ -81,7 +81,7 @@ std::vector<std::shared_ptr<Communicator>> created_by(
     const std::vector<Group::PendingCommunicator>& pending) {
   std::vector<std::shared_ptr<Communicator>> created;
   for (const auto& one : pending)
-    if (one.action == Group::Action::kMake) created.push_back(one.communicator);
+    if (one.action == Group::Action::kCreate) created.push_back(one.communicator);
   return created;
 }
 
@@ -207,8 +207,8 @@ void Group::issue(const Batch& batch) {
     const GilReleased released;
     drop_on_error(windows, [&] {
       drop_on_error(devices, [&] {
-        Communicator::make(created_by(communicators),
-                           [communicators] { make_together(communicators); });
+        Communicator::create(created_by(communicators),
+                             [communicators] { create_together(communicators); });
       });
     });
   }
@@ -218,24 +218,24 @@ void Group::issue(const Batch& batch) {
   }
   if (!devices.empty()) {
     const GilReleased released;
-    make_devices_together(devices);
+    create_devices_together(devices);
   }
-  if (Graph::any_capture()) batch.hold_in_captures();
+  if (Graph::any_capture()) batch.keep_alive_in_captures();
   {
     const GilReleased released;
     batch.issue();
   }
-  batch.hold_until_done();
+  batch.keep_alive_until_done();
 }
 
 namespace {
 
-void make_or_change(Group::Action action, std::shared_ptr<Communicator> communicator,
-                    std::function<void(Communicator&)> begin) {
+void create_or_change(Group::Action action, std::shared_ptr<Communicator> communicator,
+                      std::function<void(Communicator&)> begin) {
   Group::PendingCommunicator pending{action, std::move(communicator), std::move(begin)};
   if (Group* group = Group::active()) return group->record(std::move(pending));
   const GilReleased released;
-  Communicator::make(created_by({pending}), [pending] {
+  Communicator::create(created_by({pending}), [pending] {
     pending.begin();
     pending.finish();
   });
@@ -243,14 +243,14 @@ void make_or_change(Group::Action action, std::shared_ptr<Communicator> communic
 
 }  // namespace
 
-void make_communicator(std::shared_ptr<Communicator> communicator,
-                       std::function<void(Communicator&)> begin) {
-  make_or_change(Group::Action::kMake, std::move(communicator), std::move(begin));
+void create_communicator(std::shared_ptr<Communicator> communicator,
+                         std::function<void(Communicator&)> begin) {
+  create_or_change(Group::Action::kCreate, std::move(communicator), std::move(begin));
 }
 
 void change_communicator(std::shared_ptr<Communicator> communicator,
                          std::function<void(Communicator&)> begin) {
-  make_or_change(Group::Action::kChange, std::move(communicator), std::move(begin));
+  create_or_change(Group::Action::kChange, std::move(communicator), std::move(begin));
 }
 
 }  // namespace pynccl::python

@@ -31,19 +31,19 @@ class Group {
 
   // Objects that the end of the group creates or changes: begin() calls NCCL, finish() waits,
   // drop() cancels it.
-  enum class Action { kMake, kChange };
+  enum class Action { kCreate, kChange };
   struct PendingCommunicator {  // any thread can release it, with or without the GIL
     Action action;
     std::shared_ptr<Communicator> communicator;
-    std::function<void(Communicator&)> make_or_change;
+    std::function<void(Communicator&)> create_or_change;
 
     Library& library() const { return communicator->library(); }
-    void begin() const { make_or_change(*communicator); }
+    void begin() const { create_or_change(*communicator); }
     void finish() const {
-      action == Action::kMake ? communicator->finish() : communicator->finish_change();
+      action == Action::kCreate ? communicator->finish() : communicator->finish_change();
     }
     void drop() const {
-      if (action == Action::kMake) communicator->discard();
+      if (action == Action::kCreate) communicator->discard();
     }
   };
 
@@ -103,8 +103,8 @@ class Group {
 };
 
 // Creates a communicator now, or at the end of the open group. Releases the GIL.
-void make_communicator(std::shared_ptr<Communicator> communicator,
-                       std::function<void(Communicator&)> begin);
+void create_communicator(std::shared_ptr<Communicator> communicator,
+                         std::function<void(Communicator&)> begin);
 
 // Changes a communicator (suspend, resume) now, or at the end of the open group. Releases the GIL.
 void change_communicator(std::shared_ptr<Communicator> communicator,

@@ -295,7 +295,7 @@ std::shared_ptr<DeviceCommunicator> make_device_comm(
     return created;
   }
   const GilReleased released;
-  DeviceCommunicator::make({created.get()});
+  DeviceCommunicator::create({created.get()});
   return created;
 }
 

@@ -100,7 +100,7 @@ void launch_native(const Stream& stream, const py::object& function, const py::o
   }
   const CUstreamCaptureStatus status = stream.capture_status();
   if (status != CU_STREAM_CAPTURE_STATUS_NONE) {
-    if (!Graph::hold(stream.library(), stream.handle(), hold(py::object(kept))) &&
+    if (!Graph::keep_alive(stream.library(), stream.handle(), hold(py::object(kept))) &&
         status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
       throw py::value_error(
           "stream: it is captured, but not by capture(), which would keep the argument alive");

@@ -91,7 +91,8 @@ PyObject* collective(const FastFunction& function, PyObject* const* values) {
   const auto name = py::reinterpret_borrow<py::object>(function.name());
   if (!async_op) {
     if (Graph::any_capture()) [[unlikely]]
-      hold_in_capture(communicator.library(), operation.stream, {arguments.tensor, arguments.out});
+      keep_alive_in_capture(communicator.library(), operation.stream,
+                            {arguments.tensor, arguments.out});
     return issue_now(*ref, name.ptr(), operation.stream, [&] { send<K>(communicator, operation); });
   }
   const auto tensor = py::reinterpret_borrow<py::object>(arguments.tensor);
@@ -157,7 +158,7 @@ PyObject* transfer(const FastFunction&, PyObject* const* values) {
                        [&] { send<kKind>(communicator, operation); });
   } else {
     if (Graph::any_capture()) [[unlikely]]
-      hold_in_capture(communicator.library(), operation.stream, {arguments.tensor});
+      keep_alive_in_capture(communicator.library(), operation.stream, {arguments.tensor});
     PyObject* done =
         issue_now(*ref, name, operation.stream, [&] { send<kKind>(communicator, operation); });
     if (Sends || !done) return done;
