@@ -87,6 +87,8 @@ def test_mistakes(dist: Any, rank: int, size: int) -> None:
             call()
     with pytest.raises(ValueError, match="rank 99 is out of range for a group of size"):
         dist.isend(tensor, 99)
+    with pytest.raises(RuntimeError, match="No backend type associated with device type meta"):
+        dist.isend(tensor.to("meta"), (rank + 1) % size)
     with pytest.raises(ValueError, match="Invalid ``op``"):
         dist.P2POp(dist.broadcast, tensor, 0)
     with pytest.raises(TypeError, match=r"torch\.Tensor"):

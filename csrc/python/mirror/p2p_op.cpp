@@ -287,22 +287,7 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
 constexpr FastSpec kP2PSpecs[] = {
     {"batch_isend_irecv", {{{"p2p_op_list", kOpList}}}, &batch_isend_irecv}};
 
-constexpr char kDoc[] =
-    R"(An operation for :func:`batch_isend_irecv`. See torch.distributed.P2POp.
-
-Args:
-    op: :func:`isend` or :func:`irecv`.
-    tensor: the tensor to send or to receive into, contiguous, of any shape and any dtype that NCCL
-        supports.
-    peer: the global rank of the peer.
-    group: the group; None is the default group.
-    tag: ignored, as by torch's NCCL backend.
-    group_peer: the rank of the peer in the group, instead of peer.
-
-Raises:
-    TypeError: tensor is not a tensor.
-    ValueError: op is another function, both or neither of peer and group_peer are given, or the
-        rank is not in the group.)";
+constexpr char kDoc[] = "See torch.distributed.P2POp. tag is ignored, as by torch's NCCL backend.";
 
 }  // namespace
 

@@ -15,13 +15,6 @@ constexpr const char* kDeviceTypes[] = {"cpu", "cuda"};
 
 }  // namespace
 
-void Pair::connect(bool sends, const py::object& comm_stream) {
-  comm_streams_[sends] = CommStreamRef(comm_stream);
-}
-
-// Moved out first, since destroying a CommStream may run code that calls this object.
-void Pair::disconnect() { const auto gone = std::exchange(comm_streams_, {}); }
-
 ProcessGroup* ProcessGroup::given(PyObject* group) {
   if (!is_given(group)) return default_;
   return Py_TYPE(group) == classes.group ? &unwrap<ProcessGroup>(group) : nullptr;
@@ -80,9 +73,8 @@ ProcessGroup::Transfer ProcessGroup::transfer(int device_type, long peer, bool s
     return {&device->comm_stream, peer};
   }
   if (peer < 0 || static_cast<std::size_t>(peer) >= device->pairs.size()) return {};
-  const Pair* pair = device->pairs[static_cast<std::size_t>(peer)].pair;
-  if (!pair || !pair->comm_stream(sends)) return {};
-  const CommStreamRef& comm_stream = pair->comm_stream(sends);
+  const CommStreamRef& comm_stream = device->pairs[static_cast<std::size_t>(peer)][sends];
+  if (!comm_stream) return {};
   return {&comm_stream, 1 - comm_stream.comm_stream->communicator().rank()};
 }
 
@@ -109,26 +101,12 @@ py::dict ProcessGroup::comm_streams() const {
   return result;
 }
 
-py::object ProcessGroup::get_pair(const std::string& device_type, std::size_t peer) const {
-  check_valid();
-  const Device* device = this->device(device_type);
-  if (!device || peer >= device->pairs.size() || !device->pairs[peer].pair) return py::none();
-  return device->pairs[peer].object;
-}
-
 void ProcessGroup::set_pair(const std::string& device_type, std::size_t peer,
-                            const py::object& pair) {
+                            const py::object& sending, const py::object& receiving) {
+  check_valid();
   auto& pairs = known_device(device_type).pairs;
   pairs.resize(static_cast<std::size_t>(size()));
-  pairs.at(peer) = {pair, &py::cast<Pair&>(pair)};
-}
-
-py::list ProcessGroup::pairs() const {
-  py::list result;
-  for (const Device& device : devices_)
-    for (const PairRef& ref : device.pairs)
-      if (ref.pair) result.append(ref.object);
-  return result;
+  pairs.at(peer) = {CommStreamRef(receiving), CommStreamRef(sending)};
 }
 
 void ProcessGroup::use_own_for_transfers(const std::string& device_type) {
@@ -142,12 +120,6 @@ void ProcessGroup::invalidate(std::string reason, bool keep) {
 }
 
 void bind_process_group(py::module_& m) {
-  py::class_<Pair>(m, "Pair", "The CommStreams between this rank and another.")
-      .def(py::init<>())
-      .def("_connect", &Pair::connect, py::arg("sends"), py::arg("comm_stream"),
-           "Set the CommStream on which this rank sends (sends=True) or receives.")
-      .def("_disconnect", &Pair::disconnect, "Remove the CommStreams.");
-
   py::class_<ProcessGroup>(m, "ProcessGroup", R"(The CommStreams of a process group.
 
 Args:
@@ -164,11 +136,10 @@ Args:
       .def("_set_comm_stream", &ProcessGroup::set_comm_stream, py::arg("device_type"),
            py::arg("comm_stream"), "Set the CommStream for a type of device.")
       .def("comm_streams", &ProcessGroup::comm_streams, "The existing CommStreams, by device type.")
-      .def("_pair", &ProcessGroup::get_pair, py::arg("device_type"), py::arg("peer"),
-           "The Pair with a rank, or None. Raises ValueError if the group is invalid.")
       .def("_set_pair", &ProcessGroup::set_pair, py::arg("device_type"), py::arg("peer"),
-           py::arg("pair"), "Set the Pair with a rank.")
-      .def("_pairs", &ProcessGroup::pairs, "A list of the existing Pairs.")
+           py::arg("sending"), py::arg("receiving"),
+           "Set the CommStreams on which this rank sends to another and receives from it.")
+      .def("_check_valid", &ProcessGroup::check_valid, "Raise ValueError if the group is invalid.")
       .def("_use_own_for_transfers", &ProcessGroup::use_own_for_transfers, py::arg("device_type"),
            "Use the CommStream of the group for transfers outside a batch, not those of Pairs.")
       .def("_invalidate", &ProcessGroup::invalidate, py::arg("reason"), py::arg("keep") = false,

@@ -1,4 +1,4 @@
-// The C++ parts of pynccl.ProcessGroup and of a pair of ranks, which own the CommStreams.
+// The C++ part of pynccl.ProcessGroup, which owns the CommStreams.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,18 +10,6 @@
 #include "python/mirror/comm_stream.h"
 
 namespace pynccl::python::mirror {
-
-// The CommStreams between this rank and another, one per connected direction. The Python class Pair
-// inherits from it.
-class Pair {
- public:
-  void connect(bool sends, const py::object& comm_stream);
-  void disconnect();
-  const CommStreamRef& comm_stream(bool sends) const { return comm_streams_[sends]; }
-
- private:
-  std::array<CommStreamRef, 2> comm_streams_;  // receiving, sending
-};
 
 class ProcessGroup {
  public:
@@ -56,14 +44,14 @@ class ProcessGroup {
   };
   Transfer transfer(int device_type, long peer, bool sends) const;
 
-  // The same for Python, by torch's device type ("cpu", "cuda"). The getters return None if there
-  // is none, and throw ValueError once the group is invalid.
+  // The same for Python, by torch's device type ("cpu", "cuda"). get_comm_stream() returns None if
+  // there is none. It and check_valid() throw ValueError once the group is invalid.
   py::object get_comm_stream(const std::string& device_type) const;
   void set_comm_stream(const std::string& device_type, const py::object& comm_stream);
   py::dict comm_streams() const;
-  py::object get_pair(const std::string& device_type, std::size_t peer) const;
-  void set_pair(const std::string& device_type, std::size_t peer, const py::object& pair);
-  py::list pairs() const;
+  void set_pair(const std::string& device_type, std::size_t peer, const py::object& sending,
+                const py::object& receiving);
+  void check_valid() const;
   // Transfers outside a batch use the CommStream of the whole group, not those of pairs.
   void use_own_for_transfers(const std::string& device_type);
 
@@ -71,13 +59,9 @@ class ProcessGroup {
   void invalidate(std::string reason, bool keep);
 
  private:
-  struct PairRef {
-    py::object object;
-    Pair* pair = nullptr;
-  };
   struct Device {
     CommStreamRef comm_stream;
-    std::vector<PairRef> pairs;  // by peer
+    std::vector<std::array<CommStreamRef, 2>> pairs;  // by peer: receiving, sending
     bool own_for_transfers = false;
   };
   using Devices = std::array<Device, 2>;  // cpu, cuda
@@ -85,7 +69,6 @@ class ProcessGroup {
   const Device* device(int device_type) const;
   const Device* device(const std::string& device_type) const;  // nullptr for other types
   Device& known_device(const std::string& device_type);        // throws for other types
-  void check_valid() const;
 
   inline static PyObject* default_object_ = nullptr;
   inline static ProcessGroup* default_ = nullptr;

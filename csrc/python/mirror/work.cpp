@@ -180,38 +180,16 @@ PyObject* get_source(PyObject* self, void*) {
 
 constexpr char kWaitDoc[] =
     "wait($self, timeout=None)\n--\n\n"
-    R"(Make the current stream wait for the operation. On CPUs, or with a timeout, block the caller.
-
-Args:
-    timeout: the time limit, a datetime.timedelta. With zero or None, only the group's timeout
-        applies.
-
-Returns:
-    True.
-
-Raises:
-    DistBackendError: the operation failed or exceeded the time limit.)";
-
+    "See torch.distributed.Work.wait. On CPUs, or with a timeout, it blocks the caller.";
 constexpr char kIsCompletedDoc[] =
     "is_completed($self)\n--\n\n"
-    R"(Whether the operation has ended, with or without an error. Does not wait.
-
-Returns:
-    True if it has ended.)";
-
+    "See torch.distributed.Work.is_completed. True as well if the operation has failed.";
 constexpr char kExceptionDoc[] =
     "exception($self)\n--\n\n"
-    R"(The error of the operation.
-
-Returns:
-    A DistBackendError; None if the operation has not failed so far.)";
-
+    "See torch.distributed.Work.exception. A DistBackendError, or None.";
 constexpr char kResultDoc[] =
     "result($self)\n--\n\n"
-    R"(The output tensors of the operation. Does not wait.
-
-Returns:
-    A list of tensors.)";
+    "See torch.distributed.Work.result. Does not wait.";
 
 }  // namespace
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 import torch
 
-from pynccl import _C, nccl
+from pynccl import nccl
 from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.work import DeferredWork, Work
@@ -46,17 +46,23 @@ class _Deferred(NamedTuple):
     ready: nccl.Event | None
 
 
-class Pair(_C.Pair):
+class Pair:
     """The CommStreams to and from another rank.
 
     Args:
         connect: creates the CommStreams.
+        connected: called with the CommStreams to send and to receive when both are usable.
         timeout: the timeout of each transfer.
     """
 
-    def __init__(self, connect: Connect, timeout: timedelta) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        connect: Connect,
+        connected: Callable[[CommStream, CommStream], None],
+        timeout: timedelta,
+    ) -> None:
         self._make: Connect | None = connect  # holds a reference to the group
+        self._connected = connected
         self._timeout = timeout
         self._comm_streams: dict[bool, CommStream] = {}
         self._connecting: Future[None] | None = None
@@ -97,7 +103,6 @@ class Pair(_C.Pair):
         A connection in progress must have been cancelled.
         """
         self.finish_connecting(time.monotonic() + _END)
-        self._disconnect()
         self._make = None
         with self._lock:
             return list(self._comm_streams.values())
@@ -127,8 +132,7 @@ class Pair(_C.Pair):
             self._deferred = []
             # Last, because from here on the fast path uses the CommStreams without this lock.
             self._comm_streams = made
-            for sends, comm_stream in made.items():
-                self._connect(sends, comm_stream)
+            self._connected(made[True], made[False])
 
 
 def _ready(tensor: torch.Tensor) -> nccl.Event | None:

@@ -132,6 +132,7 @@ class ProcessGroup(_C.ProcessGroup):
         self.splits = 0
         self.store = PrefixStore(f"{self.group_name}/", job.store)
         self.rendezvous = Rendezvous(self.store, rank, job.gone)
+        self._pairs: dict[tuple[str, int], Pair] = {}  # by device type and peer
         self._ids_of_pairs: list[bytes] = []  # on CPUs, for all pairs
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
@@ -299,11 +300,12 @@ class ProcessGroup(_C.ProcessGroup):
             )
 
     def _pair_with(self, device: torch.device, peer: int) -> Pair:
-        found = self._pair(device.type, peer)
-        if found is None:
-            found = Pair(functools.partial(self._connect_pair, device, peer), self.timeout)
-            self._set_pair(device.type, peer, found)
-        return found
+        self._check_valid()
+        self.provider(device)  # raises without a backend for the device
+        key = device.type, peer
+        connect = functools.partial(self._connect_pair, device, peer)
+        connected = functools.partial(self._set_pair, device.type, peer)
+        return self._pairs.setdefault(key, Pair(connect, connected, self.timeout))
 
     def provider(self, device: torch.device) -> str:
         """Return the provider for a device type: ``"cuda"`` or ``"host"``.
@@ -364,7 +366,7 @@ class ProcessGroup(_C.ProcessGroup):
         self.timeout = timeout  # first, for communicators that other threads are creating
         for comm_stream in self.comm_streams().values():
             comm_stream.set_timeout(timeout)
-        for pair in self._pairs():
+        for pair in list(self._pairs.values()):
             pair.set_timeout(timeout)
 
     def shutdown(self) -> None:
@@ -391,12 +393,13 @@ class ProcessGroup(_C.ProcessGroup):
             The CommStreams, for the caller to close.
         """
         comm_streams = list(self.comm_streams().values())
-        pairs, until = self._pairs(), time.monotonic() + _GRACE
+        pairs, until = list(self._pairs.values()), time.monotonic() + _GRACE
         for pair in pairs:
             pair.finish_connecting(until)
         self.rendezvous.cancel()
         for pair in pairs:
             comm_streams += pair.close()
+        self._pairs.clear()
         self._invalidate(reason)
         return comm_streams
 

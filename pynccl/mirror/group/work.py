@@ -91,11 +91,7 @@ class Work(_C.Work):
         return timedelta(seconds=self._comm_stream.timeout)
 
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Return the operation's error.
-
-        Returns:
-            A DistBackendError, or None if it has not failed so far.
-        """
+        """See torch.distributed.Work.exception. A DistBackendError, or None."""
         error = super().exception()
         if error is None and self._comm_stream.blocks and self.is_completed():
             try:
@@ -105,11 +101,7 @@ class Work(_C.Work):
         return error
 
     def is_success(self) -> bool:
-        """Return whether the operation has completed without an error.
-
-        Returns:
-            True if it has; False while it runs and after an error.
-        """
+        """See torch.distributed.Work.is_success."""
         return self.is_completed() and self.exception() is None
 
     def source_rank(self) -> int:
@@ -121,11 +113,9 @@ class Work(_C.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of :meth:`result`.
+        """See torch.distributed.Work.get_future.
 
-        Returns:
-            A future whose value is the list of tensors. On GPUs it is complete immediately, and a
-            stream that waits for it waits for the operation.
+        On GPUs it is complete immediately, and a stream that waits for it waits for the operation.
         """
         if not self._comm_stream.blocks:
             return self._future_on_device()
