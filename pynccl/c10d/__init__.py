@@ -37,10 +37,10 @@ def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool 
     Returns:
         An object of the backend's module with these two attributes.
     """
-    made = _module().Options()
-    made.config = config
-    made.is_high_priority_stream = is_high_priority_stream
-    return made
+    created = _module().Options()
+    created.config = config
+    created.is_high_priority_stream = is_high_priority_stream
+    return created
 
 
 def communicator(group: dist.ProcessGroup | None, device: torch.device) -> nccl.Communicator | None:
@@ -56,8 +56,8 @@ def communicator(group: dist.ProcessGroup | None, device: torch.device) -> nccl.
     found = group or dist.group.WORLD
     assert found is not None
     backend: Any = found._get_backend(device)
-    made: nccl.Communicator | None = backend.communicator(device)
-    return made
+    comm: nccl.Communicator | None = backend.communicator(device)
+    return comm
 
 
 @functools.cache

@@ -53,7 +53,7 @@ class _Pair:
     """The communicators between this rank and another that are not in use yet."""
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    made: dict[bool, nccl.Communicator] = dataclasses.field(default_factory=dict)
+    comms: dict[bool, nccl.Communicator] = dataclasses.field(default_factory=dict)
 
 
 @functools.cache
@@ -135,11 +135,11 @@ class Connector:
         # Both directions connect together, because the first operation of both ranks may be a send.
         pair = self._pairs.setdefault((device.type, device.index, peer), _Pair())
         with pair.lock:
-            if sends not in pair.made:
-                pair.made = self._connect_pair(device, peer)
+            if sends not in pair.comms:
+                pair.comms = self._connect_pair(device, peer)
                 if self._cancelled:  # before they were stored
                     self.cancel()
-            return pair.made.pop(sends)
+            return pair.comms.pop(sends)
 
     def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, nccl.Communicator]:
         """Create the communicators of both directions, keyed by whether this rank sends."""
@@ -187,11 +187,11 @@ class Connector:
             The connector of the new group and its communicator, or None if this rank is not a
             member.
         """
-        made = comm.split(None if rank < 0 else min(ranks), rank, config=config)
-        if made is None:
+        child = comm.split(None if rank < 0 else min(ranks), rank, config=config)
+        if child is None:
             return None
         connector = Connector(store, rank, len(ranks), name=name, timeout=timeout, config=config)
-        return connector, connector._set_up(made)
+        return connector, connector._set_up(child)
 
     def can_allocate(self, device: torch.device) -> bool:
         """Return whether :meth:`allocate` supports a device."""
@@ -295,8 +295,8 @@ class Connector:
             The communicator of the new group, or None if its ranks must rendezvous through the
             store.
         """
-        made = membership.shrunk(comm, excluded, aborts=aborts, config=to._config)
-        return None if made is None else to._set_up(made)
+        child = membership.shrunk(comm, excluded, aborts=aborts, config=to._config)
+        return None if child is None else to._set_up(child)
 
     def reconfigured(
         self, uuid: int, handles: list[str] | set[str], hints: dict[str, str]
@@ -318,12 +318,12 @@ class Connector:
         self._uuids.add(uuid)
         rank, size = members.index(self.handle), len(members)
         store = PrefixStore(f"pynccl/reconfigured/{uuid}", self._base)
-        made = Connector(
+        connector = Connector(
             store, rank, size, name=self._name, timeout=self.timeout, config=self._config
         )
-        made.handle, made._base, made._uuids = self.handle, self._base, self._uuids
-        made._members = members
-        return made, rank, size
+        connector.handle, connector._base, connector._uuids = self.handle, self._base, self._uuids
+        connector._members = members
+        return connector, rank, size
 
     def _ordered_members(self, uuid: object, handles: object, hints: object) -> list[str]:
         """Check the arguments of a reconfiguration, and return the handles in rank order."""
@@ -414,7 +414,7 @@ class Connector:
     def _all(self, comms: list[nccl.Communicator]) -> Iterator[nccl.Communicator]:
         yield from comms
         for pair in list(self._pairs.values()):
-            yield from list(pair.made.values())
+            yield from list(pair.comms.values())
 
     def close(self, comm: nccl.Communicator) -> None:
         """Destroy a communicator whose operations are complete, or abort it if it has failed."""
@@ -436,7 +436,7 @@ class Connector:
         self._cancelled = True
         self._rendezvous.cancel()
         for pair in list(self._pairs.values()):
-            for comm in list(pair.made.values()):
+            for comm in list(pair.comms.values()):
                 comm.abort()
 
     @property

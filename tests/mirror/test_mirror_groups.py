@@ -343,7 +343,7 @@ def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
     ):
         with pytest.raises(error, match=message):
             dist.shrink_group(ranks)
-    with patch.object(dist.ProcessGroup, "open_at_once", side_effect=AssertionError):
+    with patch.object(dist.ProcessGroup, "open_eagerly", side_effect=AssertionError):
         pg = dist.shrink_group([1], shrink_flags=flags)  # makes the communicator from the old one
     assert pg is dist.group.WORLD
     assert (pg.size(), pg.rank()) == (size - 1, {0: 0, 2: 1}[rank])

@@ -83,6 +83,5 @@ def translate(error: errors.NcclError | errors.DriverError) -> BackendError:
         return error
     if isinstance(error, errors.DriverError):
         return BackendError(str(error), function=error.function)
-    made = _TRANSLATED.get(type(error), BackendError)
-    arguments = error.__reduce__()[1]
-    return made(*arguments)
+    kind = _TRANSLATED.get(type(error), BackendError)
+    return kind(*error.__reduce__()[1])

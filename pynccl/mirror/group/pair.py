@@ -36,13 +36,13 @@ class _Deferred(NamedTuple):
     Attributes:
         call: the transfer.
         sends: whether this rank sends.
-        made: receives its Work.
+        work: receives its Work.
         ready: on GPUs, an event of the caller's current stream after which the tensor is ready.
     """
 
     call: Call
     sends: bool
-    made: Future[Work]
+    work: Future[Work]
     ready: nccl.Event | None
 
 
@@ -61,7 +61,7 @@ class Pair:
         connected: Callable[[CommStream, CommStream], None],
         timeout: timedelta,
     ) -> None:
-        self._make: Connect | None = connect  # holds a reference to the group
+        self._connect: Connect | None = connect  # holds a reference to the group
         self._connected = connected
         self._timeout = timeout
         self._comm_streams: dict[bool, CommStream] = {}
@@ -77,9 +77,9 @@ class Pair:
                 _check_not_capturing(call)
                 connecting = self._connecting = self._connecting or ask(self._connect_both)
             if call.async_op and connecting is not None:
-                made: Future[Work] = Future()
-                self._deferred.append(_Deferred(call, sends, made, _ready(call.tensor)))
-                return DeferredWork(call.kind, made, self._timeout)
+                work: Future[Work] = Future()
+                self._deferred.append(_Deferred(call, sends, work, _ready(call.tensor)))
+                return DeferredWork(call.kind, work, self._timeout)
         if connecting is not None:
             connecting.result()
         return self._comm_streams[sends].issue(call)
@@ -103,36 +103,36 @@ class Pair:
         A connection in progress must have been cancelled.
         """
         self.finish_connecting(time.monotonic() + _END)
-        self._make = None
+        self._connect = None
         with self._lock:
             return list(self._comm_streams.values())
 
     def _connect_both(self, _connecting: Future[None]) -> None:
         """Connect, and issue the deferred transfers. Runs in a thread."""
-        make = self._make
+        connect = self._connect
         try:
-            if make is None:
+            if connect is None:
                 raise RuntimeError("the group has ended")
-            made = make()
+            comm_streams = connect()
         except BaseException as error:
             with self._lock:
                 self._connecting = None
                 deferred, self._deferred = self._deferred, []
             for transfer in deferred:
-                transfer.made.set_exception(error)
+                transfer.work.set_exception(error)
             raise
         with self._lock:
-            for comm_stream in made.values():
+            for comm_stream in comm_streams.values():
                 comm_stream.set_timeout(self._timeout)  # it may have changed in the meantime
             for transfer in self._deferred:
                 try:
-                    transfer.made.set_result(_issue_deferred(transfer, made))
+                    transfer.work.set_result(_issue_deferred(transfer, comm_streams))
                 except BaseException as error:
-                    transfer.made.set_exception(error)
+                    transfer.work.set_exception(error)
             self._deferred = []
             # Last, because from here on the fast path uses the CommStreams without this lock.
-            self._comm_streams = made
-            self._connected(made[True], made[False])
+            self._comm_streams = comm_streams
+            self._connected(comm_streams[True], comm_streams[False])
 
 
 def _ready(tensor: torch.Tensor) -> nccl.Event | None:

@@ -321,20 +321,20 @@ class ProcessGroup(_C.ProcessGroup):
             )
         return PROVIDERS[backend]
 
-    def device_at_once(self) -> torch.device | None:
+    def eager_device(self) -> torch.device | None:
         """Return the device whose communicator is created eagerly, or None."""
         if self.bound_device_id is not None:
             return self.bound_device_id
         only_cpus = list(self.config.device_backend_map) == ["cpu"]
         return torch.device("cpu") if only_cpus else None
 
-    def open_at_once(self, timeout: timedelta | None = None) -> None:
+    def open_eagerly(self, timeout: timedelta | None = None) -> None:
         """Create the communicator that is created eagerly, if any.
 
         Args:
             timeout: how long to wait for the other ranks; None is the group's timeout.
         """
-        device = self.device_at_once()
+        device = self.eager_device()
         if device is not None:
             self._open(device, timeout)
 
@@ -371,19 +371,19 @@ class ProcessGroup(_C.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish pending operations and free the communicators: see close_all()."""
-        close_all(self.give_up("it was destroyed"))
+        close_all(self.detach("it was destroyed"))
 
     def abort(self) -> None:
         """Abort and free the communicators."""
-        run_all(comm_stream.abort for comm_stream in self.give_up("it was aborted"))
+        run_all(comm_stream.abort for comm_stream in self.detach("it was aborted"))
 
     def leave(self) -> None:
         """Free the communicators at process exit, without waiting for other ranks."""
-        comm_streams = self.give_up("it was destroyed")
+        comm_streams = self.detach("it was destroyed")
         run_all(comm_stream.abort for comm_stream in comm_streams if not comm_stream.blocks)
         close_all(comm_stream for comm_stream in comm_streams if comm_stream.blocks)
 
-    def give_up(self, reason: str) -> list[CommStream]:
+    def detach(self, reason: str) -> list[CommStream]:
         """Reject all further operations.
 
         Args:
@@ -403,7 +403,7 @@ class ProcessGroup(_C.ProcessGroup):
         self._invalidate(reason)
         return comm_streams
 
-    def forbid(self, reason: str) -> None:
+    def disable(self, reason: str) -> None:
         """Reject all further operations, but release nothing."""
         self._invalidate(reason, keep=True)
 

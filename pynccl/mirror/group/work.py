@@ -167,9 +167,9 @@ _OF_THE_MANAGER = frozenset(
 class DeferredWork(Work):
     """The Work of an operation whose communicator is still being created by another thread."""
 
-    def __init__(self, name: str, made: Future[Work], timeout: timedelta) -> None:
+    def __init__(self, name: str, work: Future[Work], timeout: timedelta) -> None:
         self._operation = name
-        self._made = made
+        self._work = work
         self._timeout = timeout
 
     @property
@@ -180,7 +180,7 @@ class DeferredWork(Work):
         timeout = timeout or _NO_TIMEOUT
         limit = timeout.total_seconds() if timeout > _NO_TIMEOUT else None
         try:
-            work = self._made.result(limit)
+            started = self._work.result(limit)
         except FutureTimeoutError:
             raise BackendTimeoutError(
                 f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._operation}: "
@@ -188,28 +188,28 @@ class DeferredWork(Work):
                 8,
                 self._operation,
             ) from None
-        return work.wait(timeout)
+        return started.wait(timeout)
 
     def is_completed(self) -> bool:
-        if not self._made.done():
+        if not self._work.done():
             return False
-        return self._made.exception() is not None or self._made.result().is_completed()
+        return self._work.exception() is not None or self._work.result().is_completed()
 
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        if not self._made.done():
+        if not self._work.done():
             return None
-        return self._made.exception() or self._made.result().exception()
+        return self._work.exception() or self._work.result().exception()
 
     def result(self) -> list[torch.Tensor]:
-        return self._made.result().result()
+        return self._work.result().result()
 
     def source_rank(self) -> int:
-        return self._made.result().source_rank()
+        return self._work.result().source_rank()
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self._made.result().get_future()
+        return self._work.result().get_future()
 
     def __repr__(self) -> str:
         return f"<pynccl.Work {self._operation}, connecting>"

@@ -52,12 +52,12 @@ def _destroy_all() -> None:
     """Destroy all groups together, and reset the world."""
     groups, job = _remove_all()
     comm_streams: list[CommStream] = []
-    give_up = [partial(_give_up, pg, comm_streams) for pg in groups]
+    give_up = [partial(_detach, pg, comm_streams) for pg in groups]
     run_all([*give_up, lambda: close_all(comm_streams), *_leaving(job)])
 
 
-def _give_up(pg: ProcessGroup, comm_streams: list[CommStream]) -> None:
-    comm_streams += pg.give_up("it was destroyed")
+def _detach(pg: ProcessGroup, comm_streams: list[CommStream]) -> None:
+    comm_streams += pg.detach("it was destroyed")
 
 
 def abort_process_group(pg: ProcessGroup) -> None:
@@ -98,7 +98,7 @@ def _leave_at_exit() -> None:
 def _invalidate_after_fork() -> None:
     """A child of fork() shares neither the communicators' memory nor their threads."""
     for pg in world.groups:
-        pg.forbid("it was created before this process was forked from its parent")
+        pg.disable("it was created before this process was forked from its parent")
     world.reset()
     _C.set_process_rank(None)
 

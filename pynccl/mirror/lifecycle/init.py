@@ -124,7 +124,7 @@ def _connect(pg: ProcessGroup) -> None:
 
     The same exchange distributes its unique id.
     """
-    device = pg.device_at_once()
+    device = pg.eager_device()
     ids = ""
     if device is not None:
         pg.provider(device)  # raises on every rank without a backend for the device

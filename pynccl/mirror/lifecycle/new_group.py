@@ -80,7 +80,7 @@ def new_group(
     )
     world.add(pg)
     try:
-        pg.open_at_once()
+        pg.open_eagerly()
     except BaseException:
         abort_process_group(pg)
         raise

@@ -67,7 +67,7 @@ def shrink_group(
         world.default = pg
     world.add(pg)
     if not pg.comm_streams():
-        pg.open_at_once()
+        pg.open_eagerly()
     return pg
 
 
@@ -213,7 +213,7 @@ def reconfigure(
     name = f"reconfigured:{rounds.number}"
     pg = _smaller_group(old, left, name=name, options=old.options, desc=old.group_desc)
     try:
-        pg.open_at_once(limit)
+        pg.open_eagerly(limit)
     except BaseException:
         pg.abort()
         raise
