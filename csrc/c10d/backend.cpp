@@ -186,10 +186,10 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::split(
   const int rank = found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   c10::intrusive_ptr<PyncclBackend> backend;
   const auto split_communicator = [&](Connection& connection) {
-    const py::object made = connector()->attr("split")(connection.communicator(), ranks, rank,
-                                                       store, **own->settings());
-    if (made.is_none()) return;
-    const py::tuple parts = made;  // the new group's connector and communicator
+    const py::object child = connector()->attr("split")(connection.communicator(), ranks, rank,
+                                                        store, **own->settings());
+    if (child.is_none()) return;
+    const py::tuple parts = child;  // the new group's connector and communicator
     backend =
         c10::make_intrusive<PyncclBackend>(parts[0], rank, static_cast<int>(ranks.size()), own);
     backend->group_lane(device).connection().adopt(parts[1]);
@@ -269,7 +269,7 @@ at::Device PyncclBackend::device_of_collectives() {
   const std::scoped_lock lock(mutex_);
   for (const auto& [route, lane] : lanes_) {
     const Connection& connection = lane->connection();
-    if (!connection.device().is_cpu() && connection.of_group() && connection.made())
+    if (!connection.device().is_cpu() && connection.of_group() && connection.connected())
       return connection.device();
   }
   return at::Device(at::kCPU);

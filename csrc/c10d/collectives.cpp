@@ -23,22 +23,22 @@ PyncclOperation receive_from(int peer, const at::Tensor& tensor) {
   return call(PYNCCL_RECV, nullptr, tensor.data_ptr(), moved(tensor), 0, peer);
 }
 
-Operation operation(OpType type, const char* title, Tensors tensors, Tensors outputs) {
-  Operation made;
-  made.type = type;
-  made.title = title;
-  made.tensors = std::move(tensors);
-  made.outputs = std::move(outputs);
-  return made;
+Operation create_operation(OpType type, const char* title, Tensors tensors, Tensors outputs) {
+  Operation operation;
+  operation.type = type;
+  operation.title = title;
+  operation.tensors = std::move(tensors);
+  operation.outputs = std::move(outputs);
+  return operation;
 }
 
 template <class Options>
-Operation operation(OpType type, const char* title, const Options& options, Tensors tensors,
-                    Tensors outputs) {
-  Operation made = operation(type, title, std::move(tensors), std::move(outputs));
-  made.async = options.asyncOp;
-  made.timeout = options.timeout;
-  return made;
+Operation create_operation(OpType type, const char* title, const Options& options, Tensors tensors,
+                           Tensors outputs) {
+  auto operation = create_operation(type, title, std::move(tensors), std::move(outputs));
+  operation.async = options.asyncOp;
+  operation.timeout = options.timeout;
+  return operation;
 }
 
 // Sets the factor of the reduction, if any, for all calls of the operation.
@@ -128,50 +128,51 @@ WorkPtr PyncclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
   const int root = checked_root("src", options.rootRank);
-  Operation made = operation(OpType::BROADCAST, "pynccl:broadcast", options, {}, {tensor});
-  made.calls.push_back(
+  auto operation = create_operation(OpType::BROADCAST, "pynccl:broadcast", options, {}, {tensor});
+  operation.calls.push_back(
       call(PYNCCL_BROADCAST, tensor.data_ptr(), tensor.data_ptr(), moved(tensor), 0, root));
-  return issue(tensor.device(), std::move(made));
+  return issue(tensor.device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
-  Operation made = operation(OpType::ALLREDUCE, "pynccl:all_reduce", options, {}, {tensor});
+  auto operation = create_operation(OpType::ALLREDUCE, "pynccl:all_reduce", options, {}, {tensor});
   Reduction by = reduction(options.reduceOp, tensor);
-  made.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
-                            reduced("tensor", tensor), by.op));
-  set_factor(made, std::move(by.factor));
-  return issue(tensor.device(), std::move(made));
+  operation.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
+                                 reduced("tensor", tensor), by.op));
+  set_factor(operation, std::move(by.factor));
+  return issue(tensor.device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::allreduce_coalesced(Tensors& tensors,
                                            const c10d::AllreduceCoalescedOptions& options) {
   TORCH_CHECK_VALUE(!tensors.empty(), "tensors: there are none");
   const at::Tensor& first = tensors.front();
-  Operation made =
-      operation(OpType::ALLREDUCE_COALESCED, "pynccl:all_reduce_coalesced", options, {}, tensors);
+  auto operation = create_operation(OpType::ALLREDUCE_COALESCED, "pynccl:all_reduce_coalesced",
+                                    options, {}, tensors);
   std::optional<Factor> factor = reduction(options.reduceOp, first).factor;
   for (const at::Tensor& tensor : tensors) {
     check_tensor("tensors", tensor, first.device());
     if (factor) check_same_dtype("tensors", tensor, first);
-    made.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
-                              reduced("tensors", tensor), reduction(options.reduceOp, tensor).op));
+    operation.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
+                                   reduced("tensors", tensor),
+                                   reduction(options.reduceOp, tensor).op));
   }
-  set_factor(made, std::move(factor));
-  return issue(first.device(), std::move(made));
+  set_factor(operation, std::move(factor));
+  return issue(first.device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
   const int root = checked_root("dst", options.rootRank);
-  Operation made = operation(OpType::REDUCE, "pynccl:reduce", options, {}, {tensor});
+  auto operation = create_operation(OpType::REDUCE, "pynccl:reduce", options, {}, {tensor});
   Reduction by = reduction(options.reduceOp, tensor);
-  made.calls.push_back(call(PYNCCL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
-                            reduced("tensor", tensor), by.op, root));
-  set_factor(made, std::move(by.factor));
-  return issue(tensor.device(), std::move(made));
+  operation.calls.push_back(call(PYNCCL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
+                                 reduced("tensor", tensor), by.op, root));
+  set_factor(operation, std::move(by.factor));
+  return issue(tensor.device(), std::move(operation));
 }
 
 // Issued as a broadcast from each rank into its output; on accelerators as one all-gather if all
@@ -194,7 +195,7 @@ WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
                     size_, " lists, one for each rank, got ", outputs.size());
   const at::Device device = inputs.front().device();
   check_tensors("tensor", inputs, device);
-  Operation made = operation(OpType::ALLGATHER, "pynccl:all_gather", options, inputs, {});
+  auto operation = create_operation(OpType::ALLGATHER, "pynccl:all_gather", options, inputs, {});
   for (int root = 0; root < size_; ++root) {
     const Tensors& list = outputs[static_cast<std::size_t>(root)];
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "tensor_list: expected ", inputs.size(),
@@ -205,12 +206,14 @@ WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
       check_same_dtype("tensor_list", output, inputs[i]);
       if (root == rank_) check_count("tensor_list", output, inputs[i].numel());
       const void* sent = root == rank_ ? inputs[i].const_data_ptr() : output.const_data_ptr();
-      made.calls.push_back(call(PYNCCL_BROADCAST, sent, output.data_ptr(), moved(output), 0, root));
-      made.outputs.push_back(output);
+      operation.calls.push_back(
+          call(PYNCCL_BROADCAST, sent, output.data_ptr(), moved(output), 0, root));
+      operation.outputs.push_back(output);
     }
   }
-  if (inputs.size() == 1 && have_one_size(made.outputs)) made.equal_parts = EqualParts::kOutputs;
-  return issue(device, std::move(made));
+  if (inputs.size() == 1 && have_one_size(operation.outputs))
+    operation.equal_parts = EqualParts::kOutputs;
+  return issue(device, std::move(operation));
 }
 
 WorkPtr PyncclBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -223,17 +226,17 @@ WorkPtr PyncclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
                                                        const c10d::AllgatherOptions& options) {
   check_pairs(outputs, inputs);
   const at::Device device = inputs.front().device();
-  Operation made =
-      operation(OpType::_ALLGATHER_BASE, "pynccl:_all_gather_base", options, inputs, outputs);
+  auto operation = create_operation(OpType::_ALLGATHER_BASE, "pynccl:_all_gather_base", options,
+                                    inputs, outputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_tensor("input_tensor", inputs[i], device);
     check_tensor("output_tensor", outputs[i], device);
     check_same_dtype("output_tensor", outputs[i], inputs[i]);
     check_count("output_tensor", outputs[i], inputs[i].numel() * size_);
-    made.calls.push_back(call(PYNCCL_ALL_GATHER, inputs[i].const_data_ptr(), outputs[i].data_ptr(),
-                              moved(inputs[i])));
+    operation.calls.push_back(call(PYNCCL_ALL_GATHER, inputs[i].const_data_ptr(),
+                                   outputs[i].data_ptr(), moved(inputs[i])));
   }
-  return issue(device, std::move(made));
+  return issue(device, std::move(operation));
 }
 
 // Issued as a reduction to each rank; on accelerators as one reduce-scatter if all have one size.
@@ -244,18 +247,18 @@ WorkPtr PyncclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
   check_tensor("output", output, output.device());
   check_list("input_list", list, size_, output);
   check_count("input_list", list[static_cast<std::size_t>(rank_)], output.numel());
-  Operation made =
-      operation(OpType::REDUCE_SCATTER, "pynccl:reduce_scatter", options, list, {output});
+  auto operation =
+      create_operation(OpType::REDUCE_SCATTER, "pynccl:reduce_scatter", options, list, {output});
   Reduction by = reduction(options.reduceOp, output);
   for (int root = 0; root < size_; ++root) {
     const at::Tensor& input = list[static_cast<std::size_t>(root)];
-    made.calls.push_back(call(PYNCCL_REDUCE, input.const_data_ptr(),
-                              root == rank_ ? output.data_ptr() : nullptr,
-                              reduced("input_list", input), by.op, root));
+    operation.calls.push_back(call(PYNCCL_REDUCE, input.const_data_ptr(),
+                                   root == rank_ ? output.data_ptr() : nullptr,
+                                   reduced("input_list", input), by.op, root));
   }
-  set_factor(made, std::move(by.factor));
-  if (have_one_size(list)) made.equal_parts = EqualParts::kInputs;
-  return issue(output.device(), std::move(made));
+  set_factor(operation, std::move(by.factor));
+  if (have_one_size(list)) operation.equal_parts = EqualParts::kInputs;
+  return issue(output.device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -268,8 +271,8 @@ WorkPtr PyncclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
                                                        const c10d::ReduceScatterOptions& options) {
   check_pairs(outputs, inputs);
   const at::Tensor& first = inputs.front();
-  Operation made = operation(OpType::_REDUCE_SCATTER_BASE, "pynccl:_reduce_scatter_base", options,
-                             inputs, outputs);
+  auto operation = create_operation(OpType::_REDUCE_SCATTER_BASE, "pynccl:_reduce_scatter_base",
+                                    options, inputs, outputs);
   std::optional<Factor> factor = reduction(options.reduceOp, first).factor;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_tensor("input", inputs[i], first.device());
@@ -277,12 +280,12 @@ WorkPtr PyncclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
     check_same_dtype("output", outputs[i], inputs[i]);
     if (factor) check_same_dtype("input", inputs[i], first);
     check_count("input", inputs[i], outputs[i].numel() * size_);
-    made.calls.push_back(call(PYNCCL_REDUCE_SCATTER, inputs[i].const_data_ptr(),
-                              outputs[i].data_ptr(), reduced("output", outputs[i]),
-                              reduction(options.reduceOp, inputs[i]).op));
+    operation.calls.push_back(call(PYNCCL_REDUCE_SCATTER, inputs[i].const_data_ptr(),
+                                   outputs[i].data_ptr(), reduced("output", outputs[i]),
+                                   reduction(options.reduceOp, inputs[i]).op));
   }
-  set_factor(made, std::move(factor));
-  return issue(first.device(), std::move(made));
+  set_factor(operation, std::move(factor));
+  return issue(first.device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -292,12 +295,13 @@ WorkPtr PyncclBackend::alltoall(Tensors& outputs, Tensors& inputs,
   check_list("output_tensor_list", outputs, size_, inputs.front());
   const auto own = static_cast<std::size_t>(rank_);
   check_count("output_tensor_list", outputs[own], inputs[own].numel());
-  Operation made = operation(OpType::ALLTOALL, "pynccl:all_to_all", options, inputs, outputs);
+  auto operation =
+      create_operation(OpType::ALLTOALL, "pynccl:all_to_all", options, inputs, outputs);
   for (int peer = 0; peer < size_; ++peer) {
-    made.calls.push_back(send_to(peer, inputs[static_cast<std::size_t>(peer)]));
-    made.calls.push_back(receive_from(peer, outputs[static_cast<std::size_t>(peer)]));
+    operation.calls.push_back(send_to(peer, inputs[static_cast<std::size_t>(peer)]));
+    operation.calls.push_back(receive_from(peer, outputs[static_cast<std::size_t>(peer)]));
   }
-  return issue(inputs.front().device(), std::move(made));
+  return issue(inputs.front().device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -307,24 +311,24 @@ WorkPtr PyncclBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   check_tensor("input", input, input.device());
   check_tensor("output", output, input.device());
   check_same_dtype("output", output, input);
-  Operation made =
-      operation(OpType::ALLTOALL_BASE, "pynccl:all_to_all_single", options, {input}, {output});
+  auto operation = create_operation(OpType::ALLTOALL_BASE, "pynccl:all_to_all_single", options,
+                                    {input}, {output});
   const Parts sent = parts_of("input", input, input_splits, size_);
   const Parts received = parts_of("output", output, output_splits, size_);
   if (output_splits.empty() && input_splits.empty()) {
     check_count("output", output, input.numel());
-    made.calls.push_back(call(PYNCCL_ALL_TO_ALL, input.const_data_ptr(), output.data_ptr(),
-                              part(input, sent.sizes.front())));
-    return issue(input.device(), std::move(made));
+    operation.calls.push_back(call(PYNCCL_ALL_TO_ALL, input.const_data_ptr(), output.data_ptr(),
+                                   part(input, sent.sizes.front())));
+    return issue(input.device(), std::move(operation));
   }
   for (int peer = 0; peer < size_; ++peer) {
     const auto p = static_cast<std::size_t>(peer);
-    made.calls.push_back(call(PYNCCL_SEND, at_element(input, sent.offsets[p]), nullptr,
-                              part(input, sent.sizes[p]), 0, peer));
-    made.calls.push_back(call(PYNCCL_RECV, nullptr, at_element(output, received.offsets[p]),
-                              part(output, received.sizes[p]), 0, peer));
+    operation.calls.push_back(call(PYNCCL_SEND, at_element(input, sent.offsets[p]), nullptr,
+                                   part(input, sent.sizes[p]), 0, peer));
+    operation.calls.push_back(call(PYNCCL_RECV, nullptr, at_element(output, received.offsets[p]),
+                                   part(output, received.sizes[p]), 0, peer));
   }
-  return issue(input.device(), std::move(made));
+  return issue(input.device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -332,19 +336,19 @@ WorkPtr PyncclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   at::Tensor& input = only("tensor", inputs);
   check_tensor("tensor", input, input.device());
   const int root = checked_root("dst", options.rootRank);
-  Operation made = operation(OpType::GATHER, "pynccl:gather", options, {input}, {});
+  auto operation = create_operation(OpType::GATHER, "pynccl:gather", options, {input}, {});
   if (rank_ == root) {
     Tensors& list = only_list("gather_list", outputs);
     check_list("gather_list", list, size_, input);
     check_count("gather_list", list[static_cast<std::size_t>(rank_)], input.numel());
     for (int peer = 0; peer < size_; ++peer)
-      made.calls.push_back(receive_from(peer, list[static_cast<std::size_t>(peer)]));
-    made.outputs = list;
+      operation.calls.push_back(receive_from(peer, list[static_cast<std::size_t>(peer)]));
+    operation.outputs = list;
   } else {
     TORCH_CHECK_VALUE(outputs.empty(), "gather_list: must not be passed on ranks other than dst");
   }
-  made.calls.push_back(send_to(root, input));
-  return issue(input.device(), std::move(made));
+  operation.calls.push_back(send_to(root, input));
+  return issue(input.device(), std::move(operation));
 }
 
 #if PYNCCL_TORCH_SINCE(2, 14)
@@ -352,16 +356,17 @@ WorkPtr PyncclBackend::gather_single(at::Tensor& output, at::Tensor& input,
                                      const c10d::GatherOptions& options) {
   check_tensor("tensor", input, input.device());
   const int root = checked_root("dst", options.rootRank);
-  Operation made = operation(OpType::GATHER, "pynccl:gather_single", options, {input}, {});
+  auto operation = create_operation(OpType::GATHER, "pynccl:gather_single", options, {input}, {});
   if (rank_ == root) {
     check_tensor("gather_tensor", output, input.device());
     check_same_dtype("gather_tensor", output, input);
     check_count("gather_tensor", output, input.numel() * size_);
-    made.outputs.push_back(output);
+    operation.outputs.push_back(output);
   }
-  made.calls.push_back(call(PYNCCL_GATHER, input.const_data_ptr(),
-                            rank_ == root ? output.data_ptr() : nullptr, moved(input), 0, root));
-  return issue(input.device(), std::move(made));
+  operation.calls.push_back(call(PYNCCL_GATHER, input.const_data_ptr(),
+                                 rank_ == root ? output.data_ptr() : nullptr, moved(input), 0,
+                                 root));
+  return issue(input.device(), std::move(operation));
 }
 #endif
 
@@ -370,19 +375,19 @@ WorkPtr PyncclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   at::Tensor& output = only("tensor", outputs);
   check_tensor("tensor", output, output.device());
   const int root = checked_root("src", options.rootRank);
-  Operation made = operation(OpType::SCATTER, "pynccl:scatter", options, {}, {output});
+  auto operation = create_operation(OpType::SCATTER, "pynccl:scatter", options, {}, {output});
   if (rank_ == root) {
     Tensors& list = only_list("scatter_list", inputs);
     check_list("scatter_list", list, size_, output);
     check_count("scatter_list", list[static_cast<std::size_t>(rank_)], output.numel());
     for (int peer = 0; peer < size_; ++peer)
-      made.calls.push_back(send_to(peer, list[static_cast<std::size_t>(peer)]));
-    made.tensors = list;
+      operation.calls.push_back(send_to(peer, list[static_cast<std::size_t>(peer)]));
+    operation.tensors = list;
   } else {
     TORCH_CHECK_VALUE(inputs.empty(), "scatter_list: must not be passed on ranks other than src");
   }
-  made.calls.push_back(receive_from(root, output));
-  return issue(output.device(), std::move(made));
+  operation.calls.push_back(receive_from(root, output));
+  return issue(output.device(), std::move(operation));
 }
 
 WorkPtr PyncclBackend::send(Tensors& tensors, int peer, int /*tag*/) {
@@ -404,14 +409,14 @@ WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
   TORCH_CHECK_VALUE(peer != rank_, sends ? "dst" : "src", ": it is this rank");
-  Operation made = sends ? operation(OpType::SEND, "pynccl:send", {tensor}, {})
-                         : operation(OpType::RECV, "pynccl:recv", {}, {tensor});
+  auto operation = sends ? create_operation(OpType::SEND, "pynccl:send", {tensor}, {})
+                         : create_operation(OpType::RECV, "pynccl:recv", {}, {tensor});
   const bool of_group = sends_on_group(tensor.device());
   const int rank = of_group ? peer : static_cast<int>(peer > rank_);
-  made.calls.push_back(sends ? send_to(rank, tensor) : receive_from(rank, tensor));
-  made.peer = peer;
-  if (of_group || estimating_) return issue(tensor.device(), std::move(made));
-  return issue(lane({tensor.device(), peer, sends}), std::move(made));
+  operation.calls.push_back(sends ? send_to(rank, tensor) : receive_from(rank, tensor));
+  operation.peer = peer;
+  if (of_group || estimating_) return issue(tensor.device(), std::move(operation));
+  return issue(lane({tensor.device(), peer, sends}), std::move(operation));
 }
 
 WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
@@ -424,11 +429,11 @@ WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
                         static_cast<c10::DeviceIndex>(options.device_ids.front()));
   device = with_index(device);
   const at::Tensor token = at::zeros({1}, at::TensorOptions().device(device).dtype(at::kByte));
-  Operation made = operation(OpType::BARRIER, "pynccl:barrier", options, {token}, {});
-  made.blocks = true;
-  made.calls.push_back(
+  auto operation = create_operation(OpType::BARRIER, "pynccl:barrier", options, {token}, {});
+  operation.blocks = true;
+  operation.calls.push_back(
       call(PYNCCL_ALL_REDUCE, token.data_ptr(), token.data_ptr(), moved(token), types::ncclSum));
-  return issue(device, std::move(made));
+  return issue(device, std::move(operation));
 }
 
 }  // namespace pynccl::dist

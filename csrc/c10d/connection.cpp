@@ -3,17 +3,18 @@
 namespace pynccl::dist {
 
 Connection::RelaxedCapture::RelaxedCapture(const Connection& connection) {
-  if (!connection.made() || !connection.ref_.on_device()) return;
+  if (!connection.connected() || !connection.ref_.on_device()) return;
   exchange_ = PYNCCL_GET_DRIVER(connection.ref_, cuThreadExchangeStreamCaptureMode);
   exchange();
 }
 
 CommunicatorRef& Connection::get() {
-  if (made_.load(std::memory_order_acquire) && !ended_.load(std::memory_order_relaxed)) [[likely]]
+  if (connected_.load(std::memory_order_acquire) && !ended_.load(std::memory_order_relaxed))
+      [[likely]]
     return ref_;
-  const std::scoped_lock making(making_);
+  const std::scoped_lock connecting(connecting_);
   check_open();
-  if (made()) return ref_;
+  if (connected()) return ref_;
   in_python(
       [this] { adopt(connector_->attr("connect")(route_.device, route_.peer, route_.sends)); });
   if (ended_.load()) end(false, "");  // ended while connecting
@@ -26,7 +27,7 @@ void Connection::adopt(py::object communicator) {
   const std::scoped_lock lock(mutex_);
   communicator_ = hold(std::move(communicator));
   ref_ = std::move(ref);
-  made_.store(true, std::memory_order_release);
+  connected_.store(true, std::memory_order_release);
 }
 
 py::object Connection::communicator() const {
@@ -49,7 +50,7 @@ std::string Connection::failure() const {
 }
 
 std::string Connection::failure_of_communicator() const {
-  if (!made() || ended_.load()) return "";
+  if (!connected() || ended_.load()) return "";
   try {
     ref_.check_state();
     return "";
@@ -59,7 +60,7 @@ std::string Connection::failure_of_communicator() const {
 }
 
 Connection::Wait::Wait(const Connection* connection, void* stream) : connection_(connection) {
-  if (connection && connection->made() && !connection->ended_.load())
+  if (connection && connection->connected() && !connection->ended_.load())
     wait_ = connection->ref_.begin_wait(stream);
 }
 
@@ -86,10 +87,10 @@ void Connection::issue_calls(CommunicatorRef& comm, const Operation& operation) 
 }
 
 void Connection::issue_with_factors(CommunicatorRef& comm, Operation& operation) {
-  std::vector<types::ncclRedOp_t> made;
+  std::vector<types::ncclRedOp_t> created;
   const auto destroy = [&] {
     try {
-      for (const auto op : made) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
+      for (const auto op : created) PYNCCL_GET(comm, ncclRedOpDestroy)(op, comm.handle());
     } catch (const std::invalid_argument&) {  // a failed operation has ended the communicator
     }
   };
@@ -102,7 +103,7 @@ void Connection::issue_with_factors(CommunicatorRef& comm, Operation& operation)
                      &op, factor.tensor.data_ptr(),
                      static_cast<types::ncclDataType_t>(factor.dtype), residence, comm.handle()),
                  "ncclRedOpCreatePreMulSum");
-      made.push_back(op);
+      created.push_back(op);
       for (std::size_t i = factor.first; i < factor.end; ++i) operation.calls[i].op = op;
     }
     issue_calls(comm, operation);

@@ -69,7 +69,7 @@ class Connection {
     unsigned long long sequence_ = 0;
   };
   // The sequence number of the last operation that issue() enqueued on this thread, 0 if unknown.
-  unsigned long long last_operation() const { return made() ? ref_.last_operation() : 0; }
+  unsigned long long last_operation() const { return connected() ? ref_.last_operation() : 0; }
 
   const at::Device& device() const { return route_.device; }
   // Returns the communicator. The first call creates it, waiting for the other ranks. Throws
@@ -78,7 +78,7 @@ class Connection {
   // Takes ownership of an existing communicator. Requires the GIL.
   void adopt(py::object communicator);
   bool of_group() const { return route_.peer < 0; }
-  bool made() const { return made_.load(std::memory_order_acquire); }
+  bool connected() const { return connected_.load(std::memory_order_acquire); }
   // Returns the pynccl.nccl.Communicator, null if not created yet. Requires the GIL.
   py::object communicator() const;
 
@@ -106,11 +106,11 @@ class Connection {
 
   const Held connector_;
   const Route route_;
-  std::atomic<bool> made_ = false;
+  std::atomic<bool> connected_ = false;
   std::atomic<bool> ended_ = false;
   std::atomic<bool> failure_taken_ = false;
   std::atomic<bool> given_up_ = false;
-  std::mutex making_;
+  std::mutex connecting_;
   mutable std::mutex mutex_;  // guards the following
   std::string reason_;        // why it was ended
   bool aborted_ = false;      // with operations pending

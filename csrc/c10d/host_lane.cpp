@@ -28,7 +28,7 @@ class HostLane final : public Lane {
     queue_->stop();
     if (!thread_.joinable()) return;
     // At finalization, the thread may wait for the GIL forever, or in NCCL for a connection.
-    const bool may_stay = !connection_->made() || Ending::begun();
+    const bool may_stay = !connection_->connected() || Ending::begun();
     const bool stays = may_stay && !queue_->finish(Clock::now() + kStopLimit);
     if (stays || !Py_IsInitialized() || thread_.get_id() == std::this_thread::get_id())
       thread_.detach();
@@ -84,7 +84,7 @@ class HostLane final : public Lane {
         work->run(operation);
       } catch (...) {
         error = std::current_exception();
-        if (!connection->made() || connection->failed()) hooks->failed();
+        if (!connection->connected() || connection->failed()) hooks->failed();
       }
       work->settle(error);
       if (!error && hooks->report_completions())

@@ -15,12 +15,12 @@ constexpr int kShrinkDefault = 0, kShrinkAbort = 1;  // torch's SHRINK_DEFAULT a
 }  // namespace
 
 std::vector<py::object> PyncclBackend::communicators() {
-  std::vector<py::object> made;
+  std::vector<py::object> communicators;
   for (Lane* lane : lanes()) {
     py::object communicator = lane->connection().communicator();
-    if (!communicator.is_none()) made.push_back(std::move(communicator));
+    if (!communicator.is_none()) communicators.push_back(std::move(communicator));
   }
-  return made;
+  return communicators;
 }
 
 c10::intrusive_ptr<PyncclOptions> PyncclBackend::derived(
@@ -125,9 +125,9 @@ c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
         const py::object communicator = lane->connection().communicator();
         if (communicator.is_none()) continue;
         if (aborts) lane->connection().give_up();
-        const py::object made = old->attr("shrink")(
+        const py::object child = old->attr("shrink")(
             communicator, excluded, py::arg("aborts") = aborts, py::arg("to") = *next);
-        if (!made.is_none()) backend->group_lane(device).connection().adopt(made);
+        if (!child.is_none()) backend->group_lane(device).connection().adopt(child);
       }
     });
   } catch (const std::exception& error) {
@@ -198,11 +198,11 @@ WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
   Held next = in_python([&] {
     const py::object handles = std::visit(
         [](const auto& given) -> py::object { return py::cast(given); }, options.handles);
-    const py::tuple made = connector()->attr("reconfigured")(options.uuid, handles, options.hints);
-    made[0].attr("timeout") = seconds(limit);
-    rank = made[1].cast<int>();
-    size = made[2].cast<int>();
-    return hold(made[0]);
+    const py::tuple parts = connector()->attr("reconfigured")(options.uuid, handles, options.hints);
+    parts[0].attr("timeout") = seconds(limit);
+    rank = parts[1].cast<int>();
+    size = parts[2].cast<int>();
+    return hold(parts[0]);
   });
   without_gil([&] {
     const std::string failed =

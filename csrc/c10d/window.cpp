@@ -19,14 +19,14 @@ void check_window_tensor(const at::Tensor& tensor, const at::Device& device) {
 template <class Options>
 Operation one_sided(PyncclOperationKind kind, const char* title, int peer, bool async,
                     const Options& options) {
-  Operation made;
-  made.title = title;
-  made.async = async;
-  made.timeout = options.timeout;
-  made.peer = peer;
-  made.messages = true;
-  made.calls.push_back({kind, 0, 0, peer, nullptr, nullptr, 1, nullptr});
-  return made;
+  Operation operation;
+  operation.title = title;
+  operation.async = async;
+  operation.timeout = options.timeout;
+  operation.peer = peer;
+  operation.messages = true;
+  operation.calls.push_back({kind, 0, 0, peer, nullptr, nullptr, 1, nullptr});
+  return operation;
 }
 
 }  // namespace
@@ -109,17 +109,17 @@ void PyncclWindow::tensor_register(const at::Tensor& tensor, bool owning) {
   TORCH_CHECK_VALUE(tensor.defined(), "tensor: expected a tensor, got none");
   check_window_tensor(tensor, tensor.device());
   change(true, [&] {
-    auto made = std::make_shared<Registered>(Registered{tensor.device(), tensor.const_data_ptr(),
-                                                        backend_->configuration_, exchange(tensor),
-                                                        nullptr});
+    auto created = std::make_shared<Registered>(Registered{tensor.device(), tensor.const_data_ptr(),
+                                                           backend_->configuration_,
+                                                           exchange(tensor), nullptr});
     Lane& lane = backend_->group_lane(tensor.device());
     lane.run([&] {
       in_python([&] {
         const py::object comm = lane.connection().communicator();
-        made->window = hold(backend_->connector()->attr("register")(comm, tensor, owning));
+        created->window = hold(backend_->connector()->attr("register")(comm, tensor, owning));
       });
     });
-    return made;
+    return created;
   });
 }
 
@@ -167,7 +167,7 @@ WorkPtr PyncclWindow::put(const at::Tensor& tensor, std::int64_t rank, std::int6
   TORCH_CHECK_VALUE(comm.in_symmetric_window(tensor.const_data_ptr(), tensor.nbytes()),
                     "tensor: its memory is not in a window of the group; NCCL puts from registered "
                     "memory only");
-  Operation made = one_sided(PYNCCL_PUT_SIGNAL, "pynccl:put", peer, async, options);
+  Operation operation = one_sided(PYNCCL_PUT_SIGNAL, "pynccl:put", peer, async, options);
   struct Target : PyncclTarget {
     std::shared_ptr<const Registered> window;
   };
@@ -175,15 +175,15 @@ WorkPtr PyncclWindow::put(const at::Tensor& tensor, std::int64_t rank, std::int6
   target->PyncclTarget::window = window->address;
   target->offset = static_cast<std::size_t>(offset * size);
   target->window = window;
-  PyncclOperation& call = made.calls.front();
+  PyncclOperation& call = operation.calls.front();
   const Elements sent = moved(tensor);
   call.dtype = sent.dtype;
   call.count = sent.count;
   call.sendbuff = tensor.const_data_ptr();
   call.recvbuff = static_cast<PyncclTarget*>(target.get());
-  made.held = target;
-  made.tensors = {tensor};
-  return backend_->issue_one_sided(window->device, std::move(made));
+  operation.held = target;
+  operation.tensors = {tensor};
+  return backend_->issue_one_sided(window->device, std::move(operation));
 }
 
 WorkPtr PyncclWindow::signal(std::int64_t rank, bool async, const c10d::SignalOptions& options) {

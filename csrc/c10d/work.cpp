@@ -61,11 +61,11 @@ c10::intrusive_ptr<c10::ivalue::Future> HostWork::future(
   std::unique_lock lock(mutex_);
   if (kept) return kept;
   kept = c10::make_intrusive<c10::ivalue::Future>(type);
-  const auto made = kept;
+  const auto future = kept;
   const bool completed = completed_;
   lock.unlock();
-  if (completed) (this->*mark)(*made);
-  return made;
+  if (completed) (this->*mark)(*future);
+  return future;
 }
 
 float HostWork::getDuration() const {

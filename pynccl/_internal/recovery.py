@@ -86,7 +86,7 @@ class Rounds:
         members = [int(member) for member in store.get(result).decode().split(",")]
         if rank not in members:
             raise NcclRemoteError(
-                f"rank {rank} was left out: the other ranks have agreed to go on without it, since "
+                f"rank {rank} was excluded: the other ranks agreed to continue without it, because "
                 "it did not take part in their recovery in time",
                 _REMOTE_ERROR,
                 "recover",

@@ -226,7 +226,7 @@ def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
         if not late:
             time.sleep(60)
         rank.wait_event("gone on", *left)
-        with pytest.raises(nccl.NcclRemoteError, match="left out"):
+        with pytest.raises(nccl.NcclRemoteError, match="was excluded"):
             dist.reconfigure(timeout=timedelta(seconds=1))
         return
     dist.set_timeout(timedelta(seconds=_LIMIT))

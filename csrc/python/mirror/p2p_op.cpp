@@ -163,7 +163,7 @@ py::object kind_of(bool sends, bool receives) {
 // The checked operations of a batch, and their CommStream.
 struct Exchange {
   const CommStreamRef* ref = nullptr;
-  TensorView place;  // the first tensor
+  TensorView view;  // the first tensor
   std::vector<Operation> operations;
   std::size_t receives = 0;
 
@@ -205,7 +205,7 @@ bool check_operations(Exchange& exchange, const ProcessGroup& group, PyObject* g
     if (!communicator) {
       exchange.ref = group.comm_stream(view.device_type);
       if (!exchange.ref) return false;
-      exchange.place = view;
+      exchange.view = view;
       CommStream& comm_stream = *exchange.ref->comm_stream;
       communicator = &comm_stream.communicator();
       queue = reinterpret_cast<cudaStream_t>(comm_stream.queue().handle());
@@ -263,12 +263,12 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
     return fallback();
 
   auto [sent, received] = tensors_of(list, exchange);
-  const auto& [ref, place, operations, receives] = exchange;
+  const auto& [ref, view, operations, receives] = exchange;
   // The work keeps the communicator alive. ref belongs to the group, which another thread may
   // destroy meanwhile.
   Communicator& communicator = ref->comm_stream->communicator();
   const py::object kind = kind_of(operations.size() > receives, receives > 0);
-  Work work(ref->object, communicator, kind, place);
+  Work work(ref->object, communicator, kind, view);
   work.result = std::move(received);
   py::object held = py::make_tuple(std::move(sent), work.result);
   PyObject* started = issue_async(*ref->comm_stream, std::move(work), std::move(held),

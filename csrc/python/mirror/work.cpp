@@ -12,11 +12,11 @@ namespace pynccl::python::mirror {
 
 CUstream Work::current_stream() const {
   const Library& library = communicator->library();
-  if (library.memory() == Memory::kDevice && !place.api) [[unlikely]]
+  if (library.memory() == Memory::kDevice && !view.api) [[unlikely]]
     throw py::type_error(
         "tensor: asynchronous operations need a tensor with DLPack's C exchange API, which torch "
         "supports since 2.10");
-  return resolve_stream(nullptr, place, library);
+  return resolve_stream(nullptr, view, library);
 }
 
 PyObject* make_work(Work&& work) {

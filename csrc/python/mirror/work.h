@@ -14,15 +14,15 @@ namespace pynccl::python::mirror {
 
 struct Work {
   Work() = default;  // a work that was never started
-  // object is the Python CommStream of the operation, which owns the communicator. place is one of
+  // object is the Python CommStream of the operation, which owns the communicator. view is one of
   // the tensors; its framework and device determine the current stream.
   Work(py::object object, Communicator& its_communicator, py::object operation_name,
-       const TensorView& place_of_tensor)
+       const TensorView& view_of_tensor)
       : comm_stream(std::move(object)),
         communicator(&its_communicator),
         name(std::move(operation_name)),
-        place(place_of_tensor) {
-    place.owner = nullptr;
+        view(view_of_tensor) {
+    view.owner = nullptr;
   }
 
   CUstream current_stream() const;
@@ -36,7 +36,7 @@ struct Work {
   py::object comm_stream;
   Communicator* communicator = nullptr;
   py::object name;
-  TensorView place;
+  TensorView view;
   py::object result;  // the output tensor, or a list of output tensors
   int source = -1;    // the rank that the operation receives from
   std::shared_ptr<AsyncOperation> operation;

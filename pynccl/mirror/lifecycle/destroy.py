@@ -52,12 +52,12 @@ def _destroy_all() -> None:
     """Destroy all groups together, and reset the world."""
     groups, job = _remove_all()
     comm_streams: list[CommStream] = []
-    give_up = [partial(_detach, pg, comm_streams) for pg in groups]
-    run_all([*give_up, lambda: close_all(comm_streams), *_leaving(job)])
 
+    def detach(pg: ProcessGroup) -> None:
+        comm_streams.extend(pg.detach("it was destroyed"))
 
-def _detach(pg: ProcessGroup, comm_streams: list[CommStream]) -> None:
-    comm_streams += pg.detach("it was destroyed")
+    detaches = [partial(detach, pg) for pg in groups]
+    run_all([*detaches, lambda: close_all(comm_streams), *_leaving(job)])
 
 
 def abort_process_group(pg: ProcessGroup) -> None:
