@@ -12,7 +12,6 @@
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/comm/group.h"
-#include "python/mirror/explain.h"
 #include "python/mirror/work.h"
 #include "watch/trace.h"
 

@@ -4,7 +4,6 @@
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
-#include "python/mirror/explain.h"
 #include "python/mirror/python_classes.h"
 #include "watch/trace.h"
 
@@ -23,6 +22,18 @@ PyObject* make_work(Work&& work) {
   PyObject* self = Native<Work>::make(classes.work);
   Native<Work>::of(self) = std::move(work);
   return self;
+}
+
+void explain(const py::object& comm_stream, PyObject* kind) {
+  py::error_already_set raised;
+  try {
+    if (is_library_error(raised))
+      raise(comm_stream.attr("explain")(py::handle(kind), raised.value()));
+    else
+      raised.restore();
+  } catch (py::error_already_set& failed) {
+    failed.restore();
+  }
 }
 
 namespace {

@@ -7,6 +7,7 @@
 
 #include "comm/async_operation.h"
 #include "comm/communicator.h"
+#include "python/call/errors.h"
 #include "python/convert/tensor.h"
 #include "python/mirror/native.h"
 
@@ -46,5 +47,18 @@ struct Work {
 
 // Creates an instance of the Python class.
 PyObject* make_work(Work&& work);
+
+// Replaces the current Python exception if it comes from NCCL or the driver.
+[[gnu::cold]] void explain(const py::object& comm_stream, PyObject* kind);
+
+// Runs body, which returns a new reference. If NCCL or the driver fails, raises the exception
+// returned by explain(kind, error) of the Python CommStream.
+template <class Body>
+PyObject* explained(const py::object& comm_stream, PyObject* kind, Body&& body) {
+  PyObject* result = guarded(std::forward<Body>(body));
+  if (!result) [[unlikely]]
+    explain(comm_stream, kind);
+  return result;
+}
 
 }  // namespace pynccl::python::mirror

@@ -1,3 +1,3 @@
-"""Errors, operators, checks, backends and the store, independent of groups."""
+"""Errors, operators, checks, backends and the job, independent of groups."""
 
 __all__: list[str] = []

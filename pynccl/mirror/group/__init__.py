@@ -1,3 +1,3 @@
-"""A process group: its communicators and streams, and the operations on it."""
+"""A process group: its communicators, streams and asynchronous operations."""
 
 __all__: list[str] = []
