@@ -75,33 +75,25 @@ class Rendezvous:
         Raises:
             NcclRemoteError: a rank no longer takes part.
         """
-        value = create() if self.rank == ranks[0] else b"here"
-        return self.gather(name, ranks, value, timeout, connects=connects)[0]
+        own, keys = str(self.rank), {str(rank): str(rank) for rank in ranks}
+        value = create() if self.rank == ranks[0] else b""
 
-    def gather(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        value: bytes,
-        timeout: float,
-        *,
-        connects: bool = False,
-    ) -> list[bytes]:
-        """Do the same, but return the values of all ranks, in order."""
-
-        def exchange(answer: Future[list[bytes]]) -> list[bytes]:
-            keys = {str(rank): str(rank) for rank in ranks}
-            values = self._exchange(answer, name, (str(self.rank), value), keys, timeout)
+        def exchange(answer: Future[bytes]) -> bytes:
+            store = self._exchange(answer, name, (own, value), keys, timeout)
             if connects:
                 for rank in ranks:
                     self.check_present(rank, name)
                 # A second round detects ranks that have ended while waiting in the first. Otherwise
                 # the others would wait for them while creating the communicator.
-                again = f"{name} (connects)"
-                self._exchange(answer, again, (str(self.rank), b""), keys, timeout)
-            return values
+                self._exchange(answer, f"{name} (connects)", (own, b""), keys, timeout)
+            return bytes(store.get(str(ranks[0])))
 
         return self.call(exchange, name, timeout)
+
+    def gather(self, name: str, ranks: Sequence[int], value: bytes, timeout: float) -> list[bytes]:
+        """Do the same, but return the values of all ranks, in order."""
+        keys = {str(rank): str(rank) for rank in ranks}
+        return self.gather_by_key(name, (str(self.rank), value), keys, timeout)
 
     def gather_by_key(
         self, name: str, own: tuple[str, bytes], keys: Mapping[str, str], timeout: float
@@ -114,44 +106,56 @@ class Rendezvous:
             keys: the keys of all processes, with their ranks and descriptions for errors.
             timeout: the time limit in seconds.
         """
-        return self.call(
-            lambda answer: self._exchange(answer, name, own, keys, timeout), name, timeout
-        )
+
+        def exchange(answer: Future[list[bytes]]) -> list[bytes]:
+            store = self._exchange(answer, name, own, keys, timeout)
+            return [bytes(value) for value in store.multi_get(list(keys))]
+
+        return self.call(exchange, name, timeout)
 
     def _exchange(
         self,
-        answer: Future[list[bytes]],
+        answer: Future[_T],
         name: str,
         own: tuple[str, bytes],
         keys: Mapping[str, str],
         timeout: float,
-    ) -> list[bytes]:
-        """Set this process's value, and wait for the values of all keys."""
+    ) -> Store:
+        """Set this process's value, wait for the values of all keys, and return their store."""
         store = PrefixStore(name, self._store)
         key, value = own
         if not store.check([key]):  # after a failure, the first value remains
             store.set(key, value)  # type: ignore[arg-type]
+            if store.add("count", 1) == len(keys):
+                store.set("complete", "1")
         began = time.monotonic()
+        look = began + min(_PATIENCE, timeout)
         pause = _SHORTEST
         # Not wait(), which would block other threads that use the store.
-        while not store.check(list(keys)):
+        while not store.check(["complete"]):
             if answer.cancelled():
-                return []
-            waited = time.monotonic() - began
-            if waited >= min(_PATIENCE, timeout):
+                raise CancelledError
+            now = time.monotonic()
+            if now >= look:
                 missing = [key for key in keys if not store.check([key])]
-                for key in missing:
-                    if key == keys[key]:
-                        self.check_present(int(key), name)
-                if missing and waited >= timeout:
+                if not missing:  # a process ended between its value and the count
+                    break
+                self._check_missing(missing, name, keys)
+                if now >= began + timeout:
                     names = "rank" if len(missing) == 1 else "ranks"
                     raise DistStoreError(
                         f"rank {self.rank} Timed out waiting {timeout:g} seconds for {names} "
                         f"{', '.join(keys[key] for key in missing)} of {len(keys)} in {name!r}"
                     )
+                look = min(now + _PATIENCE, began + timeout)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
-        return [bytes(one) for one in store.multi_get(list(keys))]
+        return store
+
+    def _check_missing(self, missing: list[str], name: str, keys: Mapping[str, str]) -> None:
+        for key in missing:
+            if key == keys[key]:  # a rank
+                self.check_present(int(key), name)
 
     def check_present(self, rank: int, name: str) -> None:
         """Raise NcclRemoteError if a rank of an exchange no longer takes part."""
