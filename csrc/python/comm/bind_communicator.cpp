@@ -36,10 +36,14 @@ class OwnedCommunicator : public Communicator {
   }
 };
 
+std::shared_ptr<Communicator> make_unwatched(std::shared_ptr<Library> library,
+                                             const Communicator::Options& options) {
+  return std::make_shared<OwnedCommunicator>(std::move(library), with_comparison(options));
+}
+
 std::shared_ptr<Communicator> make_owned(std::shared_ptr<Library> library,
                                          const Communicator::Options& options) {
-  auto communicator =
-      std::make_shared<OwnedCommunicator>(std::move(library), with_comparison(options));
+  auto communicator = make_unwatched(std::move(library), options);
   watch_missing_ranks(communicator);
   return communicator;
 }
@@ -127,8 +131,9 @@ py::list init_all(const py::object& devices, const py::object& provider) {
   std::vector<std::shared_ptr<Communicator>> ranks;
   {
     const GilReleased released;
-    ranks = Communicator::init_all(library, ordinals, &make_owned);
+    ranks = Communicator::init_all(library, ordinals, &make_unwatched);
   }
+  for (const auto& rank : ranks) watch_missing_ranks(rank);  // requires the GIL
   return py::cast(ranks);
 }
 
