@@ -86,8 +86,8 @@ class Rounds:
         members = [int(member) for member in store.get(result).decode().split(",")]
         if rank not in members:
             raise NcclRemoteError(
-                f"rank {rank} was excluded: the other ranks agreed to continue without it, because "
-                "it did not take part in their recovery in time",
+                f"rank {rank} was excluded: the other ranks continue without it, because it did "
+                "not take part in their recovery in time",
                 _REMOTE_ERROR,
                 "recover",
                 rank,

@@ -129,7 +129,7 @@ def test_variables() -> None:
         "unset NCCL_MADE_UP",
     )
     assert "TORCH_NCCL_BLOCKING_WAIT" in said["NCCL_BLOCKING_WAIT"]["text"]
-    assert "refuses what NCCL leaves undefined" in said["HOSTNCCL_STRICT"]["text"]
+    assert "rejects what NCCL leaves undefined" in said["HOSTNCCL_STRICT"]["text"]
     assert "time limit of an operation" in said["PYNCCL_TIMEOUT"]["text"]
     assert said["PYNCCL_BENCH_SECONDS"]["text"].endswith(" - used by pynccl's own tests")
     assert "what NCCL prints" in said["NCCL_DEBUG"]["text"]

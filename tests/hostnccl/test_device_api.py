@@ -110,7 +110,7 @@ def _requirements(rank: Rank) -> None:
     exchange = raw.ncclLLA2AHandle_t()
     library.ncclLLA2ACreateRequirement(2, 10, exchange, resource)
     assert (exchange.nSlots, resource.bufferSize, resource.bufferAlign) == (10, 2 * 21 * 16, 16)
-    with pytest.raises(NcclInvalidArgumentError, match="need more memory than there can be"):
+    with pytest.raises(NcclInvalidArgumentError, match="exceed the address space"):
         library.ncclLLA2ACreateRequirement(2**31 - 1, 2**31 - 1, exchange, resource)
     most = 2**39 - 2**27 - 128  # and no room to align it
     for buffers in ((2**64 - 64,), (2**63, 2**63), (2**39 - 4096,), (most,)):
@@ -191,7 +191,7 @@ def _life_of_device_communicators(rank: Rank) -> None:
         first.close()
         with pytest.raises(NcclInvalidArgumentError, match="was destroyed"):
             first.close()
-        with pytest.raises(NcclInvalidArgumentError, match="no device communicator of comm"):
+        with pytest.raises(NcclInvalidArgumentError, match="not a device communicator of comm"):
             rank.comm.library.ncclDevCommDestroy(rank.comm.handle, second.struct)
         with nccl.group():  # it is filled at the end
             grouped = child.library.ncclDevCommCreate(child.handle, raw.ncclDevCommRequirements_t())

@@ -266,7 +266,7 @@ def _simulations(rank: Rank, strict: bool) -> None:
         lib.ncclAllReduce(address, address, 2, raw.ncclFloat32, raw.ncclSum, comm, 0)
 
     for call, name in ((send, "ncclSend"), (gather, "ncclGather")):
-        with _refused(strict, f"{name}: NCCL keeps its messages"):
+        with _refused(strict, f"{name}: NCCL retains its messages"):
             simulate(rank.comm, call)
     simulate(rank.comm, all_reduce)
     other = rank.communicator(1, config=nccl.Config(blocking=0))
@@ -332,7 +332,7 @@ def _growing(rank: Rank, strict: bool) -> None:
                 lib.ncclCommGetUniqueId(comm)
         if strict:
             lib.ncclCommGetUniqueId(comm)
-            with _refused(strict, "ncclCommGrow must come first"):
+            with _refused(strict, "call ncclCommGrow first"):
                 lib.ncclCommSplit(comm, 0, 0, None)
     if not strict:
         lib.ncclCommDestroy(lib.ncclCommSplit(comm, 0, rank.rank, None))

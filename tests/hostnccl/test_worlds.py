@@ -64,7 +64,7 @@ _ID = struct.Struct("8sIIQ16s")  # of hostnccl: magic, format, reserved, machine
 
 @pytest.mark.parametrize(
     ("offset", "reason"),
-    [(0, "not made by hostnccl"), (8, "has format"), (16, "comes from another machine")],
+    [(0, "not created by hostnccl"), (8, "has format"), (16, "comes from another machine")],
 )
 def test_an_id_from_elsewhere_is_refused(offset: int, reason: str) -> None:
     """Without waiting for other ranks."""
@@ -78,7 +78,7 @@ def test_an_id_from_elsewhere_is_refused(offset: int, reason: str) -> None:
 
 
 def test_an_id_of_zeros_is_refused() -> None:
-    with pytest.raises(nccl.NcclInvalidArgumentError, match="not made by hostnccl"):
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="not created by hostnccl"):
         nccl.Communicator(2, bytes(128), 0, provider="host")
 
 

@@ -326,7 +326,7 @@ def _raw_config(**fields: object) -> raw.ncclCollConfig_t:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"magic": 1}, "config->magic=0x1: it was not initialised"),
+        ({"magic": 1}, "config->magic=0x1: it was not initialized"),
         ({"forceAlgSelection": 2}, "config->forceAlgSelection=2 is neither 0 nor 1"),
         ({"CTAPolicy": 4}, "config->CTAPolicy=4 is not a combination"),
         ({"CTAPolicy": -1}, "config->CTAPolicy=-1 is not a combination"),

@@ -153,7 +153,7 @@ def test_abort_while_being_made(rank: Rank) -> None:
         2, rank.unique_ids[0], 0, provider="host", config=nccl.Config(blocking=0)
     )
     deadline = time.monotonic() + 20
-    begun = "initialisation in progress: 1 of 2 ranks have joined; missing: 1"
+    begun = "initialization in progress: 1 of 2 ranks have joined; missing: 1"
     while begun not in str(error := comm.async_error()):  # its thread has yet to begin
         assert isinstance(error, nccl.NcclInProgressError)
         assert time.monotonic() < deadline

@@ -158,14 +158,14 @@ def test_wrong_arguments_of_grow(rank: Rank) -> None:
     if rank.provider == "cuda":
         return
     init_id = nccl.get_unique_id(rank.provider)
-    with pytest.raises(nccl.NcclInvalidArgumentError, match="made by ncclGetUniqueId"):
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="created by ncclGetUniqueId"):
         comm.grow(3, init_id)
-    with pytest.raises(nccl.NcclInvalidArgumentError, match="made by ncclGetUniqueId"):
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="created by ncclGetUniqueId"):
         nccl.Communicator.join(3, init_id, 2, provider=rank.provider)
     own = comm.get_unique_id()
-    with pytest.raises(nccl.NcclInvalidUsageError, match="has not been used"):
+    with pytest.raises(nccl.NcclInvalidUsageError, match="pass it to ncclCommGrow first"):
         comm.get_unique_id()
-    with pytest.raises(nccl.NcclInvalidArgumentError, match="made by ncclCommGetUniqueId"):
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="created by ncclCommGetUniqueId"):
         nccl.Communicator(3, own, 2, provider=rank.provider)
     with pytest.raises(nccl.NcclInvalidUsageError, match="ranks 0 and 1 both pass"):
         comm.grow(3, own)
@@ -184,7 +184,7 @@ def _join_a_dead_one(rank: Rank) -> tuple[float, str]:
             time.sleep(60)
     unique_id = carry(rank, None)
     rank.report("ready")
-    with pytest.raises(nccl.NcclRemoteError, match="had made the uniqueId to grow with, died") as e:
+    with pytest.raises(nccl.NcclRemoteError, match="which had created the uniqueId, died") as e:
         nccl.Communicator.join(2, unique_id, 1, provider="host")
     rank.comm.abort()
     return time.monotonic(), str(e.value)
@@ -271,7 +271,7 @@ def test_wrong_arguments_of_the_c_functions(rank: Rank) -> None:
         (([other, 0], 2, None, 0), "excludeRanksCount=2"),
         (([], 0, None, 1), "excludeRanksCount=0"),
         ((None, 1, None, 1), "excludeRanksList"),
-        (([5], 1, None, 1), "has 5, which is not in"),
+        (([5], 1, None, 1), "contains 5, which is not in"),
         (([rank.rank], 1, None, 1), "which is this rank"),
     ]:
         with pytest.raises(wrong, match=text):

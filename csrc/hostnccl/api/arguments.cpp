@@ -1,6 +1,12 @@
 #include "hostnccl/api/arguments.h"
 
+#include <strings.h>
+
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <string_view>
 
 namespace hostnccl {
 namespace {
@@ -58,7 +64,7 @@ void check_buffers(const Operation& operation, int rank) {
 }  // namespace
 
 Ref<Communicator> open_comm(abi::ncclComm_t handle) {
-  Ref<Communicator> comm = communicators().find(non_null(handle, "comm"));
+  Ref<Communicator> comm = handles<Communicator>().find(non_null(handle, "comm"));
   if (!comm) {
     fail(abi::ncclInvalidArgument, "comm=%p is not a communicator, or was destroyed",
          static_cast<void*>(handle));
@@ -78,21 +84,39 @@ Ref<Communicator> usable_comm(abi::ncclComm_t handle) {
   return comm;
 }
 
+Ref<Window> any_window(abi::ncclWindow_t handle, const char* name) {
+  Ref<Window> window = find_window(non_null(handle, name));
+  if (!window) {
+    fail(abi::ncclInvalidArgument, "%s=%p is not a window, or was deregistered", name,
+         static_cast<void*>(handle));
+  }
+  return window;
+}
+
+Ref<Window> window_of(abi::ncclComm_t comm, abi::ncclWindow_t handle, const char* name) {
+  Ref<Window> window = any_window(handle, name);
+  if (window->owner() != comm) {
+    fail(abi::ncclInvalidArgument, "%s=%p is a window of another communicator", name,
+         static_cast<void*>(handle));
+  }
+  return window;
+}
+
 Ref<Stream> stream_argument(abi::cudaStream_t handle) {
   if (is_calling_thread(handle)) return {};
-  Ref<Stream> stream = streams().find(handle);
+  Ref<Stream> stream = handles<Stream>().find(handle);
   if (!stream || !stream->is_of_this_process()) {
     fail(abi::ncclInvalidArgument,
-         "stream=%p is not a stream of hostnccl: 0, 1 and 2 are the calling thread, others are "
-         "created by hostStreamCreateWithPriority",
+         "stream=%p is not a stream of hostnccl: 0, 1 and 2 are the calling thread, and "
+         "hostStreamCreateWithPriority creates others",
          static_cast<void*>(handle));
   }
   return stream;
 }
 
-void check_rank(const char* name, int rank, int nranks) {
-  if (rank < 0 || rank >= nranks) {
-    fail(abi::ncclInvalidArgument, "%s=%d is not in [0, %d)", name, rank, nranks);
+void check_rank(const char* name, int rank, int end) {
+  if (rank < 0 || rank >= end) {
+    fail(abi::ncclInvalidArgument, "%s=%d is not in [0, %d)", name, rank, end);
   }
 }
 
@@ -112,6 +136,98 @@ void check_dtype(abi::ncclDataType_t datatype) {
 
 namespace {
 
+constexpr unsigned bit(Path path) { return 1U << static_cast<unsigned>(path); }
+
+constexpr Path kPaths[] = {Path::Staged, Path::Direct};
+constexpr unsigned kAllPaths = bit(Path::Staged) | bit(Path::Direct);
+
+bool same_name(std::string_view a, const char* b) {
+  return a.size() == std::strlen(b) && strncasecmp(a.data(), b, a.size()) == 0;
+}
+
+// The paths that an algSelection allows, as bits: "direct", "staged,direct", or "^direct" for all
+// others. 0 if a name is unknown.
+unsigned selected_paths(std::string_view selection) {
+  const bool excludes = selection.starts_with('^');
+  if (excludes) selection.remove_prefix(1);
+  unsigned paths = 0;
+  for (;;) {
+    const size_t comma = std::min(selection.find(','), selection.size());
+    const std::string_view name = selection.substr(0, comma);
+    const auto* found = std::find_if(std::begin(kPaths), std::end(kPaths),
+                                     [&](Path path) { return same_name(name, name_of(path)); });
+    if (found == std::end(kPaths)) return 0;
+    paths |= bit(*found);
+    if (comma == selection.size()) break;
+    selection.remove_prefix(comma + 1);
+  }
+  return excludes ? kAllPaths & ~paths : paths;
+}
+
+Path select_path(const abi::ncclCollConfig_t& config, Kind kind, const Communicator& comm) {
+  if (config.algSelection == nullptr || *config.algSelection == '\0') return Path::Any;
+  unsigned paths = selected_paths(config.algSelection);
+  if (comm.nranks() > 1 && !comm.segment().supports_direct()) paths &= ~bit(Path::Direct);
+  if (paths == bit(Path::Staged)) return Path::Staged;
+  if (paths == bit(Path::Direct)) return Path::Direct;
+  if (paths == 0 && config.forceAlgSelection == 1) {
+    fail(abi::ncclInvalidArgument,
+         "config->algSelection=\"%s\" is not available for %s: hostnccl has \"staged\" and, if the "
+         "ranks can read each other's memory, \"direct\"; forceAlgSelection=0 allows a fallback",
+         config.algSelection, traits_of(kind).name);
+  }
+  return Path::Any;
+}
+
+Ref<Event> find_event(abi::cudaEvent_t handle) {
+  if (handle == nullptr) return {};
+  Ref<Event> event = handles<Event>().find(handle);
+  if (!event || !event->is_of_this_process()) {
+    fail(abi::ncclInvalidArgument,
+         "config->launchCompletionEvent=%p is not an event of hostnccl (hostEventCreate)",
+         static_cast<void*>(handle));
+  }
+  if (event->timing()) {
+    fail(abi::ncclInvalidArgument,
+         "config->launchCompletionEvent=%p was created with timing: NCCL requires "
+         "CU_EVENT_DISABLE_TIMING",
+         static_cast<void*>(handle));
+  }
+  return event;
+}
+
+// Checks the per-call configuration of a collective and sets the path, the tag and the launch event
+// of the operation. The config may come from an older or newer NCCL: its size determines the
+// version. Options for GPU kernels (CTAs, clusters, CTA policy) are checked as in NCCL and have no
+// effect, because a rank is one thread.
+void apply_coll_config(const abi::ncclCollConfig_t& given, PendingOperation& pending) {
+  // The first version of the struct, in NCCL 2.31, ended before this field.
+  constexpr size_t kSmallest = offsetof(abi::ncclCollConfig_t, launchCompletionEvent);
+  constexpr size_t kLargest = size_t{1} << 16;  // a larger size is uninitialized memory
+  if (given.size < kSmallest || given.size > kLargest) {
+    fail(abi::ncclInvalidArgument, "config->size=%zu is not the size of an ncclCollConfig_t",
+         given.size);
+  }
+  if (given.magic != abi::kApiMagic) {
+    fail(abi::ncclInvalidArgument,
+         "config->magic=%#x: it was not initialized with NCCL_COLLCONFIG_INITIALIZER", given.magic);
+  }
+  abi::ncclCollConfig_t config;  // fields missing in an older struct keep their defaults
+  std::memcpy(static_cast<void*>(&config), &given, std::min(given.size, sizeof config));
+  if (config.forceAlgSelection != 0 && config.forceAlgSelection != 1) {
+    fail(abi::ncclInvalidArgument, "config->forceAlgSelection=%d is neither 0 nor 1",
+         config.forceAlgSelection);
+  }
+  constexpr int kPolicies = 0x03;  // all NCCL_CTA_POLICY_* flags
+  if (config.CTAPolicy != abi::kUndefInt && (config.CTAPolicy & ~kPolicies) != 0) {
+    fail(abi::ncclInvalidArgument,
+         "config->CTAPolicy=%d is not a combination of NCCL_CTA_POLICY_* flags", config.CTAPolicy);
+  }
+  pending.operation.path = select_path(config, pending.operation.kind, *pending.comm);
+  pending.operation.tag = config.userProfilerTag;
+  pending.launch_event = find_event(config.launchCompletionEvent);
+}
+
 abi::ncclResult_t submit_checked(PendingOperation&& pending, const Arguments& arguments,
                                  abi::cudaStream_t stream_handle,
                                  const abi::ncclCollConfig_t* config) {
@@ -130,12 +246,7 @@ abi::ncclResult_t submit_checked(PendingOperation&& pending, const Arguments& ar
   check_size(operation, comm.nranks());
   check_buffers(operation, comm.rank());
   if (!is_calling_thread(stream_handle)) pending.stream = stream_argument(stream_handle);
-  if (config != nullptr) {
-    const CollConfig options = read_coll_config(config, kind, comm);
-    operation.path = options.path;
-    operation.tag = options.tag;
-    pending.launch_event = options.launch_event;
-  }
+  if (config != nullptr) apply_coll_config(*config, pending);
   return Group::of_this_thread().submit(std::move(pending));
 }
 

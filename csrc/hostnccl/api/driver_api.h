@@ -1,6 +1,6 @@
-// Declarations of hostnccl's driver API, for the files that define it (driver_*.cpp), and the guard
-// and handle checks of their functions. These are the CUDA driver calls that pynccl uses, for CPU
-// memory: the same semantics, with host in place of cu in the name.
+// Declarations of hostnccl's driver API, for the files that define it (driver_*.cpp), and their
+// guard and handle checks. The functions are the CUDA driver calls that pynccl uses, with the same
+// semantics for CPU memory, and host instead of cu in the name.
 #pragma once
 
 #include <utility>
@@ -41,25 +41,40 @@ abi::CUresult driver_guarded(Body&& body) noexcept {
 
 // The object of a handle. Throws CUDA_ERROR_INVALID_HANDLE if the handle is not open.
 template <typename T>
-Ref<T> object_of(HandleTable<T>& table, const void* handle) {
-  Ref<T> object = table.find(handle);
+Ref<T> object_of(const void* handle) {
+  Ref<T> object = handles<T>().find(handle);
   require(object && object->is_of_this_process(), abi::CUDA_ERROR_INVALID_HANDLE);
   return object;
+}
+
+// Closes a handle and returns its object, which may belong to the parent process.
+template <typename T>
+Ref<T> close_handle(const void* handle) {
+  Ref<T> object = handles<T>().find(handle);
+  require(object && handles<T>().close(object), abi::CUDA_ERROR_INVALID_HANDLE);
+  return object;
+}
+
+// Opens a handle of a new object.
+template <typename Handle, typename T>
+Handle open_handle(std::unique_ptr<T> object) {
+  return reinterpret_cast<Handle>(handles<T>().open(std::move(object)).slot());
 }
 
 // Null for the default streams, which are the calling thread.
 inline Ref<Stream> stream_of(abi::CUstream handle) {
   if (is_calling_thread(handle)) return {};
-  return object_of(streams(), handle);
+  return object_of<Stream>(handle);
 }
-
-inline Ref<Event> event_of(abi::CUevent handle) { return object_of(events(), handle); }
 
 template <typename T>
 T* non_null(T* pointer) {
   require(pointer != nullptr, abi::CUDA_ERROR_INVALID_VALUE);
   return pointer;
 }
+
+// Calls a host function. Throws the failure that it reported by hostFailFunction().
+void run_function(abi::CUhostFn function, void* data);
 
 inline void run_or_enqueue(const Ref<Stream>& stream, Stream::Callback callback) {
   if (stream && stream->capturing()) {

@@ -12,7 +12,7 @@ using namespace hostnccl;
 namespace pynccl::abi {
 namespace {
 
-constexpr int kDriverVersion = 13000;  // the CUDA version whose semantics these functions have
+constexpr int kDriverVersion = 13000;  // the CUDA version with the semantics of these functions
 
 void require_device(CUdevice device) { require(device == 0, CUDA_ERROR_INVALID_DEVICE); }
 
@@ -141,8 +141,8 @@ CUresult hostMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr pt
   });
 }
 
-// An allocation is its own handle. Nothing is retained: memory files are not shared through
-// handles.
+// The base of an allocation is its handle. Nothing is retained, because memory files are not shared
+// through handles.
 CUresult hostMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   return driver_guarded([=] {
     const auto allocation = find_allocation(address, 1);

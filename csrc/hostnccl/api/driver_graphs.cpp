@@ -32,7 +32,7 @@ CUresult hostStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
 CUresult hostStreamEndCapture(CUstream stream, CUgraph* graph) {
   return driver_guarded([=] {
     *non_null(graph) = nullptr;
-    *graph = reinterpret_cast<CUgraph>(graphs().open(Capture::end(stream_of(stream))).slot());
+    *graph = open_handle<CUgraph>(Capture::end(stream_of(stream)));
   });
 }
 
@@ -55,7 +55,7 @@ CUresult hostStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status
 
 CUresult hostGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* numNodes) {
   return driver_guarded([=] {
-    const Ref<Graph> target = object_of(graphs(), graph);
+    const Ref<Graph> target = object_of<Graph>(graph);
     require(nodes == nullptr, CUDA_ERROR_NOT_SUPPORTED);  // nodes have no handles
     *non_null(numNodes) = target->nodes().size();
   });
@@ -65,8 +65,7 @@ CUresult hostGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigne
   return driver_guarded([=] {
     non_null(exec);
     require(flags == 0, CUDA_ERROR_INVALID_VALUE);
-    auto instantiated = std::make_unique<GraphExec>(object_of(graphs(), graph));
-    *exec = reinterpret_cast<CUgraphExec>(graph_execs().open(std::move(instantiated)).slot());
+    *exec = open_handle<CUgraphExec>(std::make_unique<GraphExec>(object_of<Graph>(graph)));
   });
 }
 
@@ -74,7 +73,7 @@ CUresult hostGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigne
 CUresult hostGraphUpload(CUgraphExec exec, CUstream stream) {
   return driver_guarded([=] {
     Capture::check_not_capturing(stream_of(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    object_of(graph_execs(), exec);
+    object_of<GraphExec>(exec);
   });
 }
 
@@ -82,22 +81,16 @@ CUresult hostGraphLaunch(CUgraphExec exec, CUstream stream) {
   return driver_guarded([=] {
     const Ref<Stream> target = stream_of(stream);
     Capture::check_not_capturing(target, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    object_of(graph_execs(), exec)->launch(target);
+    object_of<GraphExec>(exec)->launch(target);
   });
 }
 
 CUresult hostGraphExecDestroy(CUgraphExec exec) {
-  return driver_guarded([=] {
-    const Ref<GraphExec> closed = graph_execs().find(exec);
-    require(closed && graph_execs().close(closed), CUDA_ERROR_INVALID_HANDLE);
-  });
+  return driver_guarded([=] { close_handle<GraphExec>(exec); });
 }
 
 CUresult hostGraphDestroy(CUgraph graph) {
-  return driver_guarded([=] {
-    const Ref<Graph> closed = graphs().find(graph);
-    require(closed && graphs().close(closed), CUDA_ERROR_INVALID_HANDLE);
-  });
+  return driver_guarded([=] { close_handle<Graph>(graph); });
 }
 
 }  // extern "C"

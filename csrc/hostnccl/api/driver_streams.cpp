@@ -1,20 +1,19 @@
 // The driver API's functions for streams and events.
 #include "hostnccl/api/driver_api.h"
-#include "hostnccl/streams/host_function.h"
 
 using namespace hostnccl;
 
 namespace pynccl::abi {
 namespace {
 
-// Queries and synchronizations cannot be captured.
+// For queries and synchronization, which cannot be captured.
 void check_capture_allows_sync(const Ref<Stream>& stream) {
   Capture::check_not_capturing(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   Capture::check_unsafe_call();
 }
 
-// The record to query or wait for; null if the event was never recorded.
-std::shared_ptr<Event::Record> checked_record(const Ref<Event>& event) {
+// The record to query or wait for. Null if the event was never recorded.
+std::shared_ptr<EventRecord> checked_record(const Ref<Event>& event) {
   const auto record = event->last_record();
   Capture::check_not_captured(record.get());
   Capture::check_unsafe_call();
@@ -30,8 +29,7 @@ CUresult hostStreamCreateWithPriority(CUstream* stream, unsigned int flags, int 
     non_null(stream);
     require((flags & ~CU_STREAM_NON_BLOCKING) == 0, CUDA_ERROR_INVALID_VALUE);
     Delay::read_seed();
-    const Ref<Stream> created = streams().open(std::make_unique<Stream>(priority));
-    *stream = reinterpret_cast<CUstream>(created.slot());
+    *stream = open_handle<CUstream>(std::make_unique<Stream>(priority));
   });
 }
 
@@ -45,8 +43,7 @@ CUresult hostStreamGetPriority(CUstream stream, int* priority) {
 CUresult hostStreamDestroy(CUstream stream) {
   return driver_guarded([=] {
     require(!is_calling_thread(stream), CUDA_ERROR_INVALID_HANDLE);
-    const Ref<Stream> target = streams().find(stream);
-    require(target && streams().close(target), CUDA_ERROR_INVALID_HANDLE);
+    const Ref<Stream> target = close_handle<Stream>(stream);
     Capture::on_stream_destroyed(target);
     if (target->is_of_this_process()) target->close();
   });
@@ -78,7 +75,7 @@ CUresult hostStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
   return driver_guarded([=] {
     require(flags == 0, CUDA_ERROR_INVALID_VALUE);
     const Ref<Stream> target = stream_of(stream);
-    stream_wait(target, event_of(event)->last_record());
+    stream_wait(target, object_of<Event>(event)->last_record());
   });
 }
 
@@ -93,24 +90,21 @@ CUresult hostLaunchHostFunc(CUstream stream, CUhostFn function, void* userData) 
 CUresult hostEventCreate(CUevent* event, unsigned int flags) {
   return driver_guarded([=] {
     non_null(event);
-    constexpr unsigned kBlockingSync = 1;  // CU_EVENT_BLOCKING_SYNC: how every wait works here
+    constexpr unsigned kBlockingSync = 1;  // CU_EVENT_BLOCKING_SYNC, as every wait works here
     require((flags & ~(CU_EVENT_DISABLE_TIMING | kBlockingSync)) == 0, CUDA_ERROR_INVALID_VALUE);
-    auto created = std::make_unique<Event>((flags & CU_EVENT_DISABLE_TIMING) == 0);
-    *event = reinterpret_cast<CUevent>(events().open(std::move(created)).slot());
+    const bool timing = (flags & CU_EVENT_DISABLE_TIMING) == 0;
+    *event = open_handle<CUevent>(std::make_unique<Event>(timing));
   });
 }
 
 CUresult hostEventDestroy(CUevent event) {
-  return driver_guarded([=] {
-    const Ref<Event> closed = events().find(event);
-    require(closed && events().close(closed), CUDA_ERROR_INVALID_HANDLE);
-  });
+  return driver_guarded([=] { close_handle<Event>(event); });
 }
 
 CUresult hostEventRecord(CUevent event, CUstream stream) {
   return driver_guarded([=] {
     const Ref<Stream> target = stream_of(stream);
-    event_of(event)->record(target);
+    object_of<Event>(event)->record(target);
   });
 }
 
@@ -118,7 +112,7 @@ CUresult hostEventRecordWithFlags(CUevent event, CUstream stream, unsigned int f
   return driver_guarded([=] {
     const Ref<Stream> target = stream_of(stream);
     require((flags & ~CU_EVENT_RECORD_EXTERNAL) == 0, CUDA_ERROR_INVALID_VALUE);
-    const Ref<Event> recorded = event_of(event);
+    const Ref<Event> recorded = object_of<Event>(event);
     if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0)
       Event::record_external(recorded, target);
     else
@@ -128,7 +122,7 @@ CUresult hostEventRecordWithFlags(CUevent event, CUstream stream, unsigned int f
 
 CUresult hostEventQuery(CUevent event) {
   return driver_guarded([=] {
-    const auto record = checked_record(event_of(event));
+    const auto record = checked_record(object_of<Event>(event));
     if (record == nullptr) return;
     require(record->done(), CUDA_ERROR_NOT_READY);
     check_no_failure(record->failure());
@@ -137,7 +131,7 @@ CUresult hostEventQuery(CUevent event) {
 
 CUresult hostEventSynchronize(CUevent event) {
   return driver_guarded([=] {
-    const auto record = checked_record(event_of(event));
+    const auto record = checked_record(object_of<Event>(event));
     if (record == nullptr) return;
     record->wait();
     check_no_failure(record->failure());
@@ -147,8 +141,8 @@ CUresult hostEventSynchronize(CUevent event) {
 CUresult hostEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   return driver_guarded([=] {
     non_null(milliseconds);
-    const Ref<Event> first = event_of(start);
-    const Ref<Event> second = event_of(end);
+    const Ref<Event> first = object_of<Event>(start);
+    const Ref<Event> second = object_of<Event>(end);
     const auto began = checked_record(first);
     const auto ended = checked_record(second);
     require(first->timing() && second->timing() && began && ended, CUDA_ERROR_INVALID_HANDLE);

@@ -1,6 +1,6 @@
-// Declarations of NCCL's C API, for the files that define it (nccl_*.cpp), and the guard that their
-// functions run in. The declarations are generated from the list of entry points, so that a wrong
-// signature does not compile. The linker adds the profiling names, pnccl*: profiling_names.ld.in.
+// Declarations of NCCL's C API, for the files that define it (nccl_*.cpp), and their guard. The
+// declarations are generated from the list of entry points, so a wrong signature does not compile.
+// The linker adds the profiling names, pnccl*: profiling_names.ld.in.
 #pragma once
 
 #include "hostnccl/api/unsupported.h"
@@ -16,8 +16,8 @@ using namespace pynccl::abi;  // nccl.h declares its names in the global namespa
 
 namespace hostnccl {
 
-// guarded(), for functions that take part in a group: an error in an open group is also the error
-// of the group, whose ncclGroupEnd returns it and starts nothing.
+// guarded(), for functions that take part in a group. An error in an open group is also the error
+// of the group: ncclGroupEnd returns it and starts nothing.
 template <typename Body>
 abi::ncclResult_t group_guarded(Body&& body) noexcept {
   return guarded([&body] {

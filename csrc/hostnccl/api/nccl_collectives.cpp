@@ -7,7 +7,7 @@ using namespace hostnccl;
 
 #define HOSTNCCL_UNPACK(...) __VA_ARGS__
 
-// Defines ncclX and ncclXConfig. parameters: those between datatype and comm. values: the same in
+// Defines ncclX and ncclXConfig. parameters: those between datatype and comm. values: the same, in
 // the order of the fields of Arguments.
 #define COLLECTIVE(kind, parameters, values)                                                       \
   ncclResult_t nccl##kind(const void* sendbuff, void* recvbuff, size_t count,                      \

@@ -1,5 +1,5 @@
-// NCCL's C API: the version, unique ids, errors, encryption, and communicators from their
-// initialization to their end. Each function checks its arguments and calls the engine.
+// NCCL's C API: the version, unique ids, errors, encryption, and communicators from initialization
+// to destruction. Each function checks its arguments and calls the engine.
 #include <optional>
 #include <vector>
 
@@ -7,7 +7,7 @@
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/thread.h"
-#include "hostnccl/lifecycle/init.h"
+#include "hostnccl/lifecycle/jobs.h"
 #include "hostnccl/rendezvous/encryption.h"
 
 using namespace hostnccl;
@@ -17,7 +17,7 @@ namespace {
 ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
                   const ncclConfig_t* config) {
   non_null(comm, "comm");
-  if (nranks >= 1) *comm = nullptr;  // NCCL does not write the handle of no ranks
+  if (nranks >= 1) *comm = nullptr;  // as in NCCL
   check_size_and_rank(nranks, rank);
   if (ids < 1 || ids > nranks)
     fail(ncclInvalidArgument, "nId=%d is not in [1, nranks=%d]", ids, nranks);
@@ -34,13 +34,13 @@ Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
   if (Group::of_this_thread().uses(comm)) {
     fail(ncclInvalidUsage, "%s on a communicator that the open group uses", function);
   }
-  if (!communicators().close(comm)) {
+  if (!handles<Communicator>().close(comm)) {
     fail(ncclInvalidArgument, "comm=%p was already destroyed", static_cast<void*>(handle));
   }
   return comm;
 }
 
-// In NCCL the thread is inside a group afterwards.
+// Rejects a communicator that can only be aborted. As in NCCL, the thread is in a group afterwards.
 void check_destroyable(const Communicator& comm) {
   if (!comm.strict_calls() || !comm.state().of_this_process()) return;
   const ncclResult_t state = comm.state().async_error();
@@ -55,7 +55,7 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
     fail(ncclInvalidArgument, "comm was revoked: it cannot be finalized, only destroyed");
   }
   if (comm->state().finalized()) {
-    fail(ncclInvalidArgument, "comm was finalized before by ncclCommFinalize");
+    fail(ncclInvalidArgument, "comm was already finalized by ncclCommFinalize");
   }
   comm->check_finalizable();
   if (Group::of_this_thread().uses(comm)) {
@@ -68,13 +68,10 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
   }
   try {
     start_worker([comm, guard = std::make_shared<JobGuard>(comm)] {
-      guarded([&comm] {
-        comm->finalize();
-        return ncclSuccess;
-      });
+      guarded([&comm] { comm->finalize(); });
     });
   } catch (...) {
-    comm->state().fail(current_error());  // it stays as it is: no thread finishes it
+    comm->state().fail(current_error());  // no thread can finish the finalization
     throw;
   }
   return ncclInProgress;
@@ -85,41 +82,31 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
-  return guarded([=] {
-    *non_null(version, "version") = kVersion;
-    return ncclSuccess;
-  });
+  return guarded([=] { *non_null(version, "version") = kVersion; });
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
-  return guarded([=] {
-    *non_null(uniqueId, "uniqueId") = make_unique_id();
-    return ncclSuccess;
-  });
+  return guarded([=] { *non_null(uniqueId, "uniqueId") = make_unique_id(); });
 }
 
 const char* ncclGetErrorString(ncclResult_t result) { return result_text(result); }
 
 const char* ncclGetLastError(ncclComm_t handle) {
-  bool of_all_threads = false;  // NCCL has one text for all
+  bool of_all_threads = false;  // NCCL has one text for all threads
   guarded([&] {
-    const Ref<Communicator> comm = communicators().find(handle);
+    const Ref<Communicator> comm = handles<Communicator>().find(handle);
     const std::optional<std::string> text = comm ? comm->state().error_text() : std::nullopt;
     if (text) remember_error(*text);
     of_all_threads = param_number(ParamId::Strict) != 0;
-    return ncclSuccess;
   });
   return last_error(of_all_threads);
 }
 
 ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
-  return guarded([=] {
-    set_encryption(config);
-    return ncclSuccess;
-  });
+  return guarded([=] { set_encryption(config); });
 }
 
-// NCCL reads its debug settings again. hostnccl does not print and has no such settings.
+// Makes NCCL read its debug settings again. hostnccl has no such settings.
 void ncclResetDebugInit() {}
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
@@ -131,7 +118,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId c
   return group_guarded([&] { return init(comm, nranks, rank, 1, &commId, config); });
 }
 
-// Only the first id is used: on one machine, several rendezvous would not be faster.
+// Uses only the first id: on one machine, several rendezvous would not be faster.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
                                       ncclUniqueId* commIds, ncclConfig_t* config) {
   return group_guarded([&] { return init(newcomm, nranks, myrank, nId, commIds, config); });
@@ -172,18 +159,16 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return group_guarded([&] {
-    if (comm == nullptr) return ncclSuccess;
+    if (comm == nullptr) return;
     check_destroyable(*open_comm(comm));
     close_handle(comm, "ncclCommDestroy")->destroy();
-    return ncclSuccess;
   });
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return group_guarded([&] {
-    if (comm == nullptr) return ncclSuccess;
+    if (comm == nullptr) return;
     close_handle(comm, "ncclCommAbort")->abort();
-    return ncclSuccess;
   });
 }
 
@@ -191,8 +176,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   return guarded([=] {
     const Ref<Communicator> asked = open_comm(comm);
     *non_null(asyncError, "asyncError") = asked->state().async_error();
-    asked->state().ask_issuing();
-    return ncclSuccess;
+    asked->state().end_issuing();
   });
 }
 
@@ -201,7 +185,6 @@ ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
     const Ref<Communicator> asked = ready_comm(comm);
     asked->state().check_not_in_progress();
     *non_null(count, "count") = asked->nranks();
-    return ncclSuccess;
   });
 }
 
@@ -209,15 +192,11 @@ ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
   return guarded([=] {
     ready_comm(comm);
     *non_null(device, "device") = 0;
-    return ncclSuccess;
   });
 }
 
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  return guarded([=] {
-    *non_null(rank, "rank") = ready_comm(comm)->rank();
-    return ncclSuccess;
-  });
+  return guarded([=] { *non_null(rank, "rank") = ready_comm(comm)->rank(); });
 }
 
 }  // extern "C"

@@ -1,5 +1,5 @@
-// NCCL's C API: host calls for kernels that communicate themselves. All ranks are in one LSA team;
-// there is no multicast memory, no GIN and no CFT.
+// NCCL's C API: host calls for kernels that communicate themselves. All ranks are in one LSA team.
+// There is no multicast memory, no GIN and no CFT.
 #include <algorithm>
 #include <cstring>
 
@@ -27,30 +27,19 @@ struct VersionText {
 
 void check_head(const char* name, unsigned magic, unsigned version, unsigned oldest) {
   if (magic != kApiMagic) {
-    fail(ncclInvalidUsage, "%s was not initialised by its initializer of nccl_device.h", name);
+    fail(ncclInvalidUsage, "%s was not initialized by its initializer in nccl_device.h", name);
   }
   if (version < oldest || version > unsigned{kVersion}) {
     fail(ncclInvalidUsage,
-         "the program was compiled with NCCL %s, and this library, hostnccl for NCCL %s, has %s of "
-         "NCCL %s and newer up to its own version",
-         VersionText(version).text, VersionText(kVersion).text, name, VersionText(oldest).text);
+         "the program was compiled with NCCL %s, but hostnccl supports %s from NCCL %s to NCCL %s",
+         VersionText(version).text, name, VersionText(oldest).text, VersionText(kVersion).text);
   }
-}
-
-// A window by its handle alone, as kernels pass it.
-Ref<Window> window_argument(ncclWindow_t handle) {
-  Ref<Window> window = find_window(non_null(handle, "window"));
-  if (!window) {
-    fail(ncclInvalidArgument, "window=%p is not a window, or was deregistered",
-         static_cast<void*>(handle));
-  }
-  return window;
 }
 
 ncclResult_t pointer_of_rank(const char* name, ncclWindow_t handle, size_t offset, int rank,
                              void** outPtr) {
   return guarded([=] {
-    const Ref<Window> window = window_argument(handle);
+    const Ref<Window> window = any_window(handle, "window");
     non_null(outPtr, "outPtr");
     check_rank(name, rank, window->nranks());
     const size_t bytes = window->part(rank).bytes;
@@ -59,27 +48,23 @@ ncclResult_t pointer_of_rank(const char* name, ncclWindow_t handle, size_t offse
            std::min(bytes, window->own().bytes));
     }
     *outPtr = window->flat().of_rank(rank) + offset;
-    return ncclSuccess;
   });
 }
 
-// Information that no window has.
+// Rejects a query of logical endpoints.
 ncclResult_t no_le_info(ncclWindow_t handle) {
-  return guarded([=]() -> ncclResult_t {
-    window_argument(handle);
+  return guarded([=] {
+    any_window(handle, "window");
     fail(ncclInvalidUsage, "window=%p has no logical endpoints: hostnccl has no CFT",
          static_cast<void*>(handle));
   });
 }
 
-// Team functions have no result code: an invalid comm gives a team without ranks.
+// Runs body for a team function. These have no result code: an invalid comm yields none.
 template <typename Result, typename Body>
 Result of_comm(ncclComm_t comm, Result none, const Body& body) {
   Result result = none;
-  guarded([&] {
-    result = body(*ready_comm(comm));
-    return ncclSuccess;
-  });
+  guarded([&] { result = body(*ready_comm(comm)); });
   return result;
 }
 
@@ -107,7 +92,6 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t* prop
     constexpr size_t kHead = offsetof(ncclCommProperties_t, rank);
     std::memcpy(reinterpret_cast<char*>(props) + kHead, reinterpret_cast<char*>(&all) + kHead,
                 std::min(size, sizeof all) - kHead);
-    return ncclSuccess;
   });
 }
 
@@ -130,9 +114,8 @@ ncclResult_t ncclDevCommDestroy(ncclComm_t comm, const ncclDevComm* devComm) {
                kDeviceLayoutSince);
     const Ref<Window> resources = find_window(devComm->resourceWindow);
     if (!resources || resources->owner() != comm || !owner->windows().remove(resources)) {
-      fail(ncclInvalidArgument, "devComm is no device communicator of comm, or was destroyed");
+      fail(ncclInvalidArgument, "devComm is not a device communicator of comm, or was destroyed");
     }
-    return ncclSuccess;
   });
 }
 
@@ -146,7 +129,6 @@ ncclResult_t ncclLsaBarrierCreateRequirement(ncclTeam team, int nBarriers,
     outReq->bufferSize = pynccl::device::barrier_bytes(nBarriers, team.nRanks);
     outReq->bufferAlign = alignof(pynccl::device::BarrierCell);
     outReq->outBufferHandle = &outHandle->bufHandle;
-    return ncclSuccess;
   });
 }
 
@@ -158,7 +140,6 @@ ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t comm, ncclTeam team, int
     *non_null(outReq, "outReq") = {};
     outReq->ginSignalCount = nBarriers * team.nRanks;
     outReq->outGinSignalStart = &non_null(outHandle, "outHandle")->signal0;
-    return ncclSuccess;
   });
 }
 
@@ -174,12 +155,11 @@ ncclResult_t ncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle
     // Per block, a counter and two alternating sets of slots; 16 bytes each.
     const size_t bytes_of_block = (1 + 2 * static_cast<size_t>(nSlots)) * 16;
     if (__builtin_mul_overflow(static_cast<size_t>(nBlocks), bytes_of_block, &outReq->bufferSize)) {
-      fail(ncclInvalidArgument, "nBlocks=%d and nSlots=%d need more memory than there can be",
-           nBlocks, nSlots);
+      fail(ncclInvalidArgument, "nBlocks=%d and nSlots=%d exceed the address space", nBlocks,
+           nSlots);
     }
     outReq->bufferAlign = 16;
     outReq->outBufferHandle = &outHandle->bufHandle;
-    return ncclSuccess;
   });
 }
 
@@ -220,19 +200,17 @@ ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int pe
 
 ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t, void** outPtr) {
   return guarded([=] {
-    window_argument(window);
+    any_window(window, "window");
     *non_null(outPtr, "outPtr") = nullptr;
-    return ncclSuccess;
   });
 }
 
 ncclResult_t ncclGetMultimemDevicePointer(ncclWindow_t window, size_t, ncclMultimemHandle multimem,
                                           void** outPtr) {
   return guarded([=] {
-    window_argument(window);
+    any_window(window, "window");
     non_null(multimem.mcBasePtr, "multimem.mcBasePtr");
     *non_null(outPtr, "outPtr") = nullptr;
-    return ncclSuccess;
   });
 }
 

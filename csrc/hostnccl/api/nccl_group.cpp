@@ -8,11 +8,11 @@ using namespace hostnccl;
 
 namespace {
 
-// The error of an ncclSimInfo_t that was not initialised; null is allowed.
+// The error of an ncclSimInfo_t that was not initialized. Null is allowed.
 std::optional<Error> check_sim_info(const ncclSimInfo_t* info) {
   constexpr size_t kSmallest = offsetof(ncclSimInfo_t, estimatedTime) + sizeof(float);
   if (info == nullptr || (info->magic == kSimInfoMagic && info->size >= kSmallest)) return {};
-  return Error(ncclInvalidArgument, "simInfo was not initialised with NCCL_SIM_INFO_INITIALIZER");
+  return Error(ncclInvalidArgument, "simInfo was not initialized with NCCL_SIM_INFO_INITIALIZER");
 }
 
 }  // namespace
@@ -20,10 +20,7 @@ std::optional<Error> check_sim_info(const ncclSimInfo_t* info) {
 extern "C" {
 
 ncclResult_t ncclGroupStart() {
-  return guarded([] {
-    Group::of_this_thread().start();
-    return ncclSuccess;
-  });
+  return guarded([] { Group::of_this_thread().start(); });
 }
 
 ncclResult_t ncclGroupEnd() {
@@ -41,7 +38,6 @@ ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
     if (microseconds && simInfo != nullptr) {
       simInfo->estimatedTime = static_cast<float>(*microseconds);
     }
-    return ncclSuccess;
   });
 }
 

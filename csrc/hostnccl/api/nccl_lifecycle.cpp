@@ -1,4 +1,4 @@
-// NCCL's C API: deriving communicators (split, shrink, grow), and revoking and suspending them.
+// NCCL's C API: split, shrink and grow, revocation and suspension of communicators.
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
@@ -6,8 +6,7 @@
 #include "abi/constants.h"
 #include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
-#include "hostnccl/lifecycle/derive.h"
-#include "hostnccl/lifecycle/suspension.h"
+#include "hostnccl/lifecycle/jobs.h"
 
 using namespace hostnccl;
 
@@ -19,13 +18,14 @@ Ref<Communicator> parent_comm(ncclComm_t handle) {
   return comm;
 }
 
-// In NCCL a split or shrink of comm between ncclCommGetUniqueId and ncclCommGrow fails or hangs.
+// Rejects a split or shrink between ncclCommGetUniqueId and ncclCommGrow, which fails or hangs in
+// NCCL.
 void check_not_growing(Communicator& comm) {
-  if (!comm.settings().strict || !comm.derived_keys().growing()) return;
-  fail(ncclInvalidUsage, "ncclCommGrow must come first: comm has an id of ncclCommGetUniqueId");
+  if (!comm.settings().strict || !comm.derivations().growing()) return;
+  fail(ncclInvalidUsage, "comm has an id of ncclCommGetUniqueId: call ncclCommGrow first");
 }
 
-// A sorted copy. As in NCCL, the caller's list is sorted as well.
+// Returns a sorted copy of the list. As in NCCL, sorts the caller's list as well.
 std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
   const int nranks = comm.nranks();
   if (count < 1 || count >= nranks) {
@@ -36,15 +36,15 @@ std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
   std::sort(excluded.begin(), excluded.end());
   for (size_t i = 0; i < excluded.size(); ++i) {
     if (excluded[i] < 0 || excluded[i] >= nranks) {
-      fail(ncclInvalidArgument, "excludeRanksList has %d, which is not in [0, %d)", excluded[i],
-           nranks);
+      fail(ncclInvalidArgument, "excludeRanksList contains %d, which is not in [0, %d)",
+           excluded[i], nranks);
     }
     if (i > 0 && excluded[i] == excluded[i - 1]) {
-      fail(ncclInvalidArgument, "excludeRanksList has %d twice", excluded[i]);
+      fail(ncclInvalidArgument, "excludeRanksList contains %d twice", excluded[i]);
     }
     if (excluded[i] == comm.rank()) {
       fail(ncclInvalidArgument,
-           "excludeRanksList has %d, which is this rank: only the remaining ranks "
+           "excludeRanksList contains %d, which is this rank: only the remaining ranks "
            "call ncclCommShrink",
            excluded[i]);
     }
@@ -53,7 +53,8 @@ std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
   return excluded;
 }
 
-// The call returns success although the child of a non-blocking parent is not ready.
+// Submits the job. As in NCCL, returns success although the child of a non-blocking parent is not
+// ready.
 ncclResult_t submit_child(Job job) {
   const bool late = job.late;
   const ncclResult_t result = Group::of_this_thread().submit(std::move(job));
@@ -74,7 +75,7 @@ Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclCo
   std::optional<RendezvousKey> key;
   if (id != nullptr) {
     key = read_unique_id(*id, Purpose::Grow, "uniqueId").key;
-    parent->derived_keys().check_grow_id(*key);
+    parent->derivations().check_grow_id(*key);
   }
   return grow_job(out, parent, nranks, key, read_config(config, parent->settings()));
 }
@@ -108,7 +109,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newc
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
                             ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags) {
   return group_guarded([&] {
-    non_null(newcomm, "newcomm");  // NCCL writes it once the arguments are good
+    non_null(newcomm, "newcomm");  // as in NCCL, written once the arguments are valid
     if (shrinkFlags != NCCL_SHRINK_DEFAULT && shrinkFlags != NCCL_SHRINK_ABORT) {
       fail(ncclInvalidArgument,
            "shrinkFlags=%d is neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT", shrinkFlags);
@@ -128,11 +129,10 @@ ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
     const Ref<Communicator> parent = parent_comm(comm);
     if (parent->settings().strict && std::getenv("NCCL_COMM_ID") != nullptr) {
       fail(ncclInvalidUsage,
-           "NCCL_COMM_ID is set in the environment: NCCL cannot make an id to grow comm with");
+           "NCCL_COMM_ID is set in the environment: NCCL cannot create an id to grow comm");
     }
     non_null(uniqueId, "uniqueId");
-    *uniqueId = parent->derived_keys().make_grow_id();
-    return ncclSuccess;
+    *uniqueId = parent->derivations().make_grow_id();
   });
 }
 
@@ -201,13 +201,12 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t*
     }
     if (stat == ncclStatGpuMemSuspended) {
       *value = target->state().suspended();
-      return ncclSuccess;
+      return;
     }
     const Segment::MemoryUsage held = target->memory();
     *value = stat == ncclStatGpuMemSuspend   ? held.releasable
              : stat == ncclStatGpuMemPersist ? held.persistent
                                              : held.releasable + held.persistent;
-    return ncclSuccess;
   });
 }
 

@@ -1,4 +1,4 @@
-// NCCL's C API: parameters, by key or by handle. A handle points to a row of the table of
+// NCCL's C API: parameters, by key or by handle. A handle points to a row of the table in
 // base/params.h.
 #include <cstdio>
 #include <cstring>
@@ -15,8 +15,8 @@ using namespace hostnccl;
 
 namespace {
 
-// The id of a parameter whose value is requested. From here on, thresholds measured earlier are
-// known.
+// The id of a parameter whose value is requested. Also loads the thresholds that were measured
+// earlier.
 ParamId id_of(const Param& param) {
   known_measurements();
   return static_cast<ParamId>(&param - all_params().data());
@@ -46,7 +46,7 @@ const char* name_of(ParamSource source) {
   return kNames[static_cast<size_t>(source)];
 }
 
-// As in NCCL, a parameter can only be read as exactly its own type.
+// As in NCCL, a parameter can only be read as its own type.
 template <typename T>
 constexpr bool is_type(ParamType type) {
   return (std::is_same_v<T, int64_t> && type == ParamType::Int64) ||
@@ -60,7 +60,6 @@ ncclResult_t get(ncclParamHandle_t handle, T* out, const char* wanted_type) {
     non_null(out, "out");
     if (!is_type<T>(param.type)) refuse_type(param, wanted_type);
     *out = static_cast<T>(param_number(id_of(param)));
-    return ncclSuccess;
   });
 }
 
@@ -93,7 +92,6 @@ ncclResult_t ncclParamBind(ncclParamHandle_t* out, const char* key) {
   return guarded([=] {
     non_null(out, "out");
     *out = reinterpret_cast<ncclParamHandle_t>(const_cast<Param*>(&param_of(key)));
-    return ncclSuccess;
   });
 }
 
@@ -115,7 +113,6 @@ ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char** out) {
     if (param.type != ParamType::Text) refuse_type(param, type_name(ParamType::Text));
     thread_local std::string stored;
     *out = store(stored, param_text(id_of(param)));
-    return ncclSuccess;
   });
 }
 
@@ -133,7 +130,6 @@ ncclResult_t ncclParamGet(ncclParamHandle_t h, void* out, int maxLen, int* len) 
     }
     std::memcpy(out, bytes.data(), bytes.size());
     *len = static_cast<int>(bytes.size());
-    return ncclSuccess;
   });
 }
 
@@ -145,7 +141,6 @@ ncclResult_t ncclParamGetParameter(const char* key, const char** value, int* val
     thread_local std::string stored;
     *value = store(stored, param_text(id_of(param)));
     *valueLen = static_cast<int>(stored.size());
-    return ncclSuccess;
   });
 }
 
@@ -158,7 +153,6 @@ ncclResult_t ncclParamGetAllParameterKeys(const char*** table, int* tableLen) {
     for (const Param& param : all_params()) stored.push_back(param.key);
     *table = stored.data();
     *tableLen = static_cast<int>(stored.size());
-    return ncclSuccess;
   });
 }
 
@@ -173,7 +167,6 @@ void ncclParamDumpAll() {
           param.default_text != nullptr ? param.default_text : "the newest that the CPU has");
     }
     std::fflush(stdout);
-    return ncclSuccess;
   });
 }
 

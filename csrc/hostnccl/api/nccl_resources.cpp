@@ -8,16 +8,12 @@ using namespace hostnccl;
 extern "C" {
 
 ncclResult_t ncclMemAlloc(void** ptr, size_t size) {
-  return guarded([=] {
-    *non_null(ptr, "ptr") = allocate_memory(size);
-    return ncclSuccess;
-  });
+  return guarded([=] { *non_null(ptr, "ptr") = allocate_memory(size); });
 }
 
 ncclResult_t ncclMemFree(void* ptr) {
   return guarded([=] {
     if (ptr != nullptr) free_memory(ptr);
-    return ncclSuccess;
   });
 }
 
@@ -27,7 +23,6 @@ ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t size, void** h
     const Ref<Communicator> owner = open_comm(comm);
     non_null(buff, "buff");
     *non_null(handle, "handle") = owner->registrations().add(buff, size);
-    return ncclSuccess;
   });
 }
 
@@ -37,7 +32,6 @@ ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
     if (handle != nullptr && !owner->registrations().remove(handle)) {
       fail(ncclInvalidUsage, "handle=%p is not a registration of comm (ncclCommRegister)", handle);
     }
-    return ncclSuccess;
   });
 }
 
@@ -60,15 +54,11 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
            static_cast<unsigned>(residence));
     }
     *op = owner->red_ops().add(multiplier, datatype);
-    return ncclSuccess;
   });
 }
 
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
-  return guarded([=] {
-    ready_comm(comm)->red_ops().remove(op);
-    return ncclSuccess;
-  });
+  return guarded([=] { ready_comm(comm)->red_ops().remove(op); });
 }
 
 }  // extern "C"

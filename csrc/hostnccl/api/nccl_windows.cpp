@@ -4,7 +4,6 @@
 #include "abi/constants.h"
 #include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
-#include "hostnccl/lifecycle/init.h"
 #include "hostnccl/operations/window_registration.h"
 
 using namespace pynccl::abi;
@@ -15,38 +14,19 @@ namespace {
 constexpr int kRestrictions = NCCL_WIN_GIN_ONLY | NCCL_WIN_CFT_COUNTED;
 constexpr int kWindowFlags = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING | kRestrictions;
 
-Ref<Window> open_window(ncclComm_t comm, ncclWindow_t handle, const char* name) {
-  Ref<Window> window = find_window(non_null(handle, name));
-  if (!window) {
-    fail(ncclInvalidArgument, "%s=%p is not a window, or was deregistered", name,
-         static_cast<void*>(handle));
-  }
-  if (window->owner() != comm) {
-    fail(ncclInvalidArgument, "%s=%p is a window of another communicator", name,
-         static_cast<void*>(handle));
-  }
-  return window;
-}
-
 void check_flags(unsigned flags) {
   if (flags != 0) fail(ncclInvalidArgument, "flags=%#x: nccl.h defines no flags", flags);
 }
 
-void check_index(const char* name, int value, uint32_t end) {
-  if (value < 0 || static_cast<uint32_t>(value) >= end) {
-    fail(ncclInvalidArgument, "%s=%d is not in [0, %u)", name, value, end);
-  }
-}
-
-// A one-sided operation without a buffer, its arguments checked.
+// Returns a one-sided operation without a buffer, with checked arguments.
 PendingOperation make_one_sided(Kind kind, int peer, int signal, int context, ncclComm_t handle,
                                 cudaStream_t stream) {
   PendingOperation pending{usable_comm(handle), {kind, ncclUint8}, {}, {}, {}};
   const Communicator& comm = *pending.comm;
   check_rank("peer", peer, comm.nranks());
   const SignalRange& range = comm.settings().signals;
-  check_index("sigIdx", signal, range.per_context);
-  check_index("ctx", context, range.contexts);
+  check_rank("sigIdx", signal, static_cast<int>(range.per_context));
+  check_rank("ctx", context, static_cast<int>(range.contexts));
   const CommSettings& settings = comm.settings();
   const bool initialized =
       settings.strict ? comm.windows().any_symmetric_ever() : comm.windows().any_ever();
@@ -122,27 +102,25 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, nc
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
-    if (win == nullptr) return ncclSuccess;
+    if (win == nullptr) return;
     if (owner->settings().strict && !find_window(win))
       fail(ncclInternalError, "win=%p is not a window", static_cast<void*>(win));
-    const Ref<Window> window = open_window(comm, win, "win");
+    const Ref<Window> window = window_of(comm, win, "win");
     if (owner->settings().strict && window->has_puts()) {
       fail(ncclInvalidUsage,
-           "win=%p: a put into it is not complete, and NCCL unmaps the memory of the peers at once",
+           "win=%p: a put into it is not complete, and NCCL unmaps the peers' memory immediately",
            static_cast<void*>(win));
     }
     if (!owner->windows().remove(window)) {
       fail(ncclInvalidArgument, "win=%p was already deregistered", static_cast<void*>(win));
     }
-    return ncclSuccess;
   });
 }
 
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** outUserPtr) {
   return guarded([=] {
     const Ref<Communicator> owner = ready_comm(comm);
-    *non_null(outUserPtr, "outUserPtr") = open_window(comm, win, "win")->own().local;
-    return ncclSuccess;
+    *non_null(outUserPtr, "outUserPtr") = window_of(comm, win, "win")->own().local;
   });
 }
 
@@ -154,12 +132,13 @@ ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t d
     check_flags(flags);
     check_dtype(datatype);
     Operation& put = pending.operation;
-    pending.window = open_window(comm, peerWin, "peerWin");
+    pending.window = window_of(comm, peerWin, "peerWin");
     const Window& window = *pending.window;
     put.dtype = datatype;
     put.count = count;
     if (count == 0 && pending.comm->settings().strict) {
-      fail(ncclInvalidArgument, "count=0: NCCL refuses an empty put; ncclSignal signals alone");
+      fail(ncclInvalidArgument,
+           "count=0: NCCL rejects an empty put; ncclSignal sends only a signal");
     }
     const size_t capacity = window.part(peer).bytes;
     if (peerWinOffset > capacity || count > (capacity - peerWinOffset) / element_size(datatype)) {
@@ -192,12 +171,12 @@ ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclCo
     Group& group = Group::of_this_thread();
     if (nDesc == 1) return group.submit(make_wait(signalDescs, 0, comm, stream));
     if (usable_comm(comm)->settings().strict && nDesc == 0) {
-      fail(ncclInvalidArgument, "nDesc=0: NCCL refuses to wait for nothing");
+      fail(ncclInvalidArgument, "nDesc=0: NCCL rejects a wait without signals");
     }
     std::vector<PendingOperation> waits;
     waits.reserve(static_cast<size_t>(nDesc));
     for (int i = 0; i < nDesc; ++i) waits.push_back(make_wait(signalDescs, i, comm, stream));
-    // One group: the waits run one after the other in a single progress engine.
+    // A group, because the waits run one after the other in a single progress engine.
     group.start();
     for (PendingOperation& wait : waits) group.submit(std::move(wait));
     return group.end();

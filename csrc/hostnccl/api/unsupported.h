@@ -1,5 +1,5 @@
-// The functions of nccl.h that hostnccl does not export: none at present. A client that needs one
-// fails when it loads the library, not in the call. To leave out ncclX, define here
+// The functions of nccl.h that hostnccl does not export: currently none. A client that requires one
+// fails when it loads the library, not in the call. To omit ncclX, define here
 //
 //     #define HOSTNCCL_UNSUPPORTED_ncclX 0, 0
 #pragma once

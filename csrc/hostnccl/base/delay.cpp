@@ -11,15 +11,15 @@
 namespace hostnccl {
 namespace {
 
-constexpr double kShortest = 1e-6;  // seconds; half of all work is not delayed
+constexpr double kShortest = 1e-6;  // seconds
 constexpr double kLongest = 3e-3;
 
-// SplitMix64 (Steele, Lea and Flood), which accepts any seed.
+// SplitMix64 (Steele, Lea and Flood), which is good from any seed.
 uint64_t next(uint64_t& state) { return mix(state += 0x9e3779b97f4a7c15); }
 
-// Random generator of one thread.
+// The random generator of one thread.
 struct Generator {
-  uint64_t seed = 0;  // that state was initialised from
+  uint64_t seed = 0;  // from which state was initialized
   uint64_t state = 0;
   uint32_t number = 0;  // of the stream or thread
   bool is_stream = false;
@@ -55,7 +55,7 @@ void Delay::pause_at_random() {
       generator.state = next(generator.state) + part;
     }
   }
-  if (next(generator.state) % 2 == 0) return;
+  if (next(generator.state) % 2 == 0) return;  // half of all work is not delayed
   const double fraction = static_cast<double>(next(generator.state) >> 11) * 0x1p-53;
   const double seconds = kShortest * std::pow(kLongest / kShortest, fraction);
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));

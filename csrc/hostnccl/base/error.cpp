@@ -33,9 +33,9 @@ struct ExceptionState {
   unsigned int uncaught;
 };
 
-// Balances the counts of uncaught exceptions. An exception thrown by a function of the program
-// comes from another C++ runtime than ours, which is linked in: it was counted there when it was
-// thrown, and subtracted here when it was caught.
+// Balances the counts of uncaught exceptions after this library has caught an exception of the
+// program. The program has another C++ runtime, which incremented its own count when the exception
+// was thrown, whereas the catch decremented the count of the runtime linked into this library.
 void balance_uncaught() noexcept {
   if (std::uncaught_exceptions() >= 0) return;
   ++reinterpret_cast<ExceptionState*>(::__cxxabiv1::__cxa_get_globals())->uncaught;
@@ -52,13 +52,13 @@ std::string& last_text() {
   return text;
 }
 
-// The latest error of any thread.
-struct Latest {
+// The last error of any thread.
+struct LastOfAll {
   std::mutex mutex;
   std::string text;
 };
 
-Latest& latest() { return common::per_process<Latest>(); }
+LastOfAll& last_of_all() { return common::per_process<LastOfAll>(); }
 
 }  // namespace
 
@@ -107,7 +107,7 @@ Error current_error() noexcept {
 void remember_error(const std::string& text) noexcept {
   try {
     last_text() = text;
-    Latest& all = latest();
+    LastOfAll& all = last_of_all();
     const std::lock_guard lock(all.mutex);
     all.text = text;
   } catch (...) {
@@ -118,11 +118,11 @@ void remember_error(const std::string& text) noexcept {
 const char* last_error(bool of_all_threads) noexcept {
   try {
     if (last_text().empty() && of_all_threads) {
-      Latest& all = latest();
+      LastOfAll& all = last_of_all();
       const std::lock_guard lock(all.mutex);
       last_text() = all.text;
     }
-  } catch (...) {  // it has no text
+  } catch (...) {  // out of memory: the text stays empty
   }
   return last_text().c_str();
 }

@@ -1,9 +1,10 @@
-// Errors of the engine: a result code and a text. They are thrown as Error; guarded(), at the C
-// API, turns them into an ncclResult_t. ncclGetLastError returns the text of a thread's last error.
+// Error: a result code and a text. The engine throws it, and guarded() converts it to the
+// ncclResult_t of a C function. ncclGetLastError returns the text of a thread's last error.
 #pragma once
 
 #include <exception>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "abi/nccl_types.h"
@@ -17,8 +18,8 @@ class Error : public std::exception {
   Error(abi::ncclResult_t code, std::string text) : code_(code), text_(std::move(text)) {}
   abi::ncclResult_t code() const { return code_; }
   const std::string& text() const { return text_; }
-  // The failed object, as a client knows it: the handle of a communicator, or the argument that a
-  // client passed to hostFailFunction(). Null if unknown.
+  // The failed object as the client identifies it: the handle of a communicator, or the argument of
+  // hostFailFunction(). Null if unknown.
   const void* origin() const { return origin_; }
   Error& set_origin(const void* origin) {
     origin_ = origin;
@@ -39,18 +40,24 @@ class Error : public std::exception {
 // Throws ncclSystemError with the text of errno.
 [[noreturn, gnu::format(printf, 1, 2)]] void fail_errno(const char* pattern, ...);
 
-// Converts the current exception to an Error; call it in a catch block.
+// Converts the current exception to an Error. For catch blocks.
 Error current_error() noexcept;
 
 void remember_error(const std::string& text) noexcept;  // as this thread's last error
-// This thread's last error; if it has none, the last one of all threads, if requested.
+// This thread's last error. If it has none, and if requested, the last one of any thread.
 const char* last_error(bool of_all_threads) noexcept;
 
-// Runs body, which returns an ncclResult_t. No exception leaves it.
+// Runs body and returns its result, if it returns an ncclResult_t, or ncclSuccess. Converts an
+// exception to its code and remembers the text.
 template <typename Body>
 abi::ncclResult_t guarded(Body&& body) noexcept {
   try {
-    return body();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return abi::ncclSuccess;
+    } else {
+      return body();
+    }
   } catch (...) {
     const Error error = current_error();
     remember_error(error.text());

@@ -1,4 +1,4 @@
-// An owned file descriptor.
+// Fd: an owned file descriptor.
 #pragma once
 
 #include <unistd.h>

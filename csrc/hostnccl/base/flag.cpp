@@ -16,8 +16,8 @@
 namespace hostnccl {
 namespace {
 
-constexpr size_t kMaxFlags = 128;  // of one futex_waitv
-// Upper bound of a sleep that does not watch all of its flags.
+constexpr size_t kMaxFlags = 128;  // in one call of futex_waitv
+// Upper bound of a sleep on only some of the flags.
 constexpr auto kPartialSleep = std::chrono::milliseconds(1);
 
 // struct futex_waitv of linux/futex.h, which older kernel headers lack.
@@ -38,8 +38,8 @@ void cpu_relax() {
 #endif
 }
 
-// Whether other processes want the CPUs: until when the waits of this process sleep at once, and
-// for how long they do, in the time of Clock.
+// Contention with other processes for the CPUs. Until contended_until, the waits of this process
+// sleep at once. contended_for is the length of the last such period. Both in the ticks of Clock.
 std::atomic<Clock::rep> contended_until{0};
 std::atomic<Clock::rep> contended_for{0};
 
@@ -47,10 +47,11 @@ bool is_contended(Clock::time_point now) {
   return now.time_since_epoch().count() < contended_until.load(std::memory_order_relaxed);
 }
 
-// Between these times the thread only span or yielded. What it has lost is the price of finding
-// out: it is paid again when 8 times as much has passed, and later where that repeats itself.
-void note_lost(Clock::time_point begin, Clock::time_point end, bool oversubscribed) {
-  // Far above a sleep and its wake-up. Another rank on this CPU may copy for longer.
+// Records a period in which the thread only spun or yielded. If it exceeds a time slice, another
+// process had the CPU. Detecting that again costs another slice, so the waits sleep at once for 8
+// times the period, and for up to twice the last such time if it happens again soon after.
+void note_busy_wait(Clock::time_point begin, Clock::time_point end, bool oversubscribed) {
+  // Far longer than a sleep and its wake-up. Oversubscribed ranks may copy for longer than that.
   const Clock::duration slice = std::chrono::microseconds(oversubscribed ? 2500 : 200);
   constexpr Clock::duration kMost = std::chrono::milliseconds(100);
   constexpr int kFirst = 8;
@@ -71,7 +72,7 @@ timespec to_timespec(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-// One sleep. Registers as a waiter on every flag during its lifetime.
+// One sleep on several flags. It counts as a waiter on each of them during its lifetime.
 class Sleep {
  public:
   Sleep(const WaitCondition* conditions, size_t count) : conditions_(conditions), count_(count) {
@@ -124,10 +125,10 @@ void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanose
   Sleep(conditions, count).run(ceiling);
 }
 
-// A yield is cheap if no other thread is ready to run. If it took long and ranks are
-// oversubscribed, the thread that ran was probably a rank that this one waits for, so it yields
-// sooner from then on. If it took as long as a slice of the scheduler, other processes want the
-// CPUs: a sleep, which ends as soon as the condition is met, costs far less than such a slice.
+// A yield is cheap if no other thread is ready to run. After a longer one with oversubscribed
+// ranks, the thread that ran was probably a rank that this one waits for, so it yields sooner from
+// then on. A yield as long as a time slice shows that other processes compete for the CPUs. A sleep
+// then costs far less, because it ends as soon as the condition is met.
 bool SpinBackoff::wait() {
   constexpr int kSpins = 64;  // between two yields
   constexpr int kSpinsOversubscribed = 4;
@@ -144,13 +145,13 @@ bool SpinBackoff::wait() {
     spinning_ = true;
     began_ = now;
   } else {
-    note_lost(looked_, now, oversubscribed_);
+    note_busy_wait(yielded_, now, oversubscribed_);
   }
   if (now - began_ >= spin_time() || is_contended(now)) return false;
   sched_yield();
-  looked_ = Clock::now();
-  note_lost(now, looked_, oversubscribed_);
-  spins = oversubscribed_ && looked_ - now > kOtherThreadRan ? kSpinsOversubscribed : kSpins;
+  yielded_ = Clock::now();
+  note_busy_wait(now, yielded_, oversubscribed_);
+  spins = oversubscribed_ && yielded_ - now > kOtherThreadRan ? kSpinsOversubscribed : kSpins;
   return true;
 }
 

@@ -1,7 +1,8 @@
-// Monotonic 32-bit futex flag; every wait in the engine waits for one to reach a target.
+// Flag: a monotonic 32-bit futex word. Every wait in the engine waits until a flag reaches a
+// target.
 //
-// A Flag lies in shared or private memory and has one writer at a time. signal() makes a system
-// call only if a rank sleeps on the flag.
+// A flag lies in shared or private memory and has one writer at a time. signal() makes a system
+// call only if a thread sleeps on the flag.
 #pragma once
 
 #include <atomic>
@@ -29,7 +30,7 @@ class Flag {
     if (waiters_.load(std::memory_order_seq_cst) != 0) wake();
   }
 
-  void wake();  // all sleepers, whether or not the value has changed
+  void wake();  // wakes all sleepers, even if the value has not changed
 
  private:
   friend class Sleep;
@@ -45,27 +46,41 @@ struct WaitCondition {
   bool met() const { return flag->reached(target); }
 };
 
-// Sleeps until one of the flags changes, or for about the ceiling. May wake early.
+// Sleeps until one of the flags changes, for at most about the ceiling. May wake early.
 void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanoseconds ceiling);
 
 inline void sleep_on(const WaitCondition& condition, std::chrono::nanoseconds ceiling) {
   sleep_on(&condition, 1, ceiling);
 }
 
-// Busy-waiting before a sleep: spins and occasionally yields the CPU, more often if ranks are
-// oversubscribed, and hardly at all while other processes want the CPUs.
+// The interval at which sleeping ranks check whether their waits can still end.
+inline constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+inline constexpr int kSleepsPerLivenessCheck = 4;  // a check of a process costs a system call
+
+// Sleeps until the condition is met. After each interval in which it was not, calls check with
+// whether the processes of other ranks are to be checked as well. check throws to end the wait.
+template <typename Check>
+void sleep_until(const WaitCondition& condition, const Check& check) {
+  for (int sleeps = 1; !condition.met(); ++sleeps) {
+    sleep_on(condition, kCheckInterval);
+    if (!condition.met()) check(sleeps % kSleepsPerLivenessCheck == 0);
+  }
+}
+
+// The busy wait before a sleep. It spins and occasionally yields the CPU, more often if ranks are
+// oversubscribed, and ends almost at once while other processes compete for the CPUs.
 class SpinBackoff {
  public:
   explicit SpinBackoff(bool oversubscribed) : oversubscribed_(oversubscribed) {}
   void reset() { spinning_ = false; }
-  bool wait();  // spins once; false when the caller should sleep
+  bool wait();  // spins once. False if the caller should sleep
 
  private:
   bool oversubscribed_;  // more ranks than CPUs
   int spins_ = 0;
   bool spinning_ = false;
-  Clock::time_point began_;   // of spinning_
-  Clock::time_point looked_;  // after the last yield
+  Clock::time_point began_;    // when spinning_ became true
+  Clock::time_point yielded_;  // after the last yield
 };
 
 }  // namespace hostnccl

@@ -1,5 +1,5 @@
-// Handles of the C API, which may be null, stale or invented. A handle points to a slot of a table
-// that is never unmapped, so a wrong one is detected without a lock and without accessing freed
+// Handles of the C API, which may be null, stale or invalid. A handle points to a slot of a table
+// that is never unmapped, so an invalid one is detected without a lock and without accessing freed
 // memory. A Ref keeps the object of a slot alive, even after its handle is closed.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace hostnccl {
 
-// A slot's fields beside the object, for readers that have no Ref; never unmapped either.
+// Additional fields of a slot, for readers without a Ref. They are never unmapped.
 template <typename T>
 struct SlotView {};
 
@@ -61,7 +61,7 @@ class Ref {
 template <typename T>
 class HandleTable {
  public:
-  // Opens a handle. The table keeps one reference until close(), the caller gets another.
+  // Opens a handle. The table holds one reference until close(). The caller gets another.
   Ref<T> open(std::unique_ptr<T> object) {
     const std::lock_guard lock(mutex_);
     Slot<T>* all = slots();
@@ -74,10 +74,10 @@ class HandleTable {
       slot.references.store(2, std::memory_order_release);
       return Ref<T>(&slot);
     }
-    fail(abi::ncclSystemError, "%zu handles are open, more than hostnccl can hold", kSlots);
+    fail(abi::ncclSystemError, "%zu handles are open, the maximum of hostnccl", kSlots);
   }
 
-  // The object of a handle; empty if the handle is not open.
+  // The object of a handle. Empty if the handle is not open.
   Ref<T> find(const void* handle) const {
     const uintptr_t base = reinterpret_cast<uintptr_t>(slots_.load(std::memory_order_acquire));
     const uintptr_t offset = reinterpret_cast<uintptr_t>(handle) - base;
@@ -92,7 +92,7 @@ class HandleTable {
     return slot->open.load(std::memory_order_acquire) ? found : Ref<T>();
   }
 
-  // Closes the handle; true for the first caller, false for any later one.
+  // Closes the handle. True for the first caller only.
   bool close(const Ref<T>& object) {
     if (!object.slot()->open.exchange(false, std::memory_order_acq_rel)) return false;
     const Ref<T> table_reference(object.slot());  // dropped here
@@ -118,5 +118,12 @@ class HandleTable {
   size_t next_ = 0;
   std::mutex mutex_;
 };
+
+// The table of a type's handles. Never destroyed: other threads may outlive main().
+template <typename T>
+HandleTable<T>& handles() {
+  static HandleTable<T>& table = *new HandleTable<T>;
+  return table;
+}
 
 }  // namespace hostnccl

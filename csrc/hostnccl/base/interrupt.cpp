@@ -18,20 +18,12 @@ bool interrupted() {
 
 std::optional<Error> interruption() {
   if (!interrupted()) return std::nullopt;
-  return Error(abi::ncclRemoteError, "was interrupted by a signal while it waited");
+  return Error(abi::ncclRemoteError, kInterruption);
 }
 
 void check_interrupt() {
   if (const auto reason = interruption())
     throw Error(reason->code(), "this rank " + reason->text());
-}
-
-void sleep_until_interrupted(const WaitCondition& condition) {
-  constexpr auto kCheckInterval = std::chrono::milliseconds(100);
-  while (!condition.met()) {
-    sleep_on(condition, kCheckInterval);
-    if (!condition.met()) check_interrupt();
-  }
 }
 
 }  // namespace hostnccl

@@ -20,8 +20,8 @@ Fd make_memory_file(const char* name, size_t bytes) {
 }
 
 Mapping::Mapping(int fd, size_t offset, size_t bytes) : bytes_(bytes) {
-  // A memory file can be given any size. Reserving the same amount of private memory first is the
-  // best test of whether the kernel can supply it.
+  // A memory file accepts any size. Reserving as much private memory first is the best test of
+  // whether the kernel can supply it.
   void* reserved = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (reserved == MAP_FAILED) fail_errno("mmap of %zu bytes", bytes);
   void* memory = mmap(reserved, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,

@@ -1,6 +1,6 @@
-// Memory files (memfd) and mappings: memory that other processes can map. A memory file has no name
-// in the file system and ends with its last descriptor and mapping, regardless of how a process
-// ends.
+// Memory files (memfd) and their mappings: memory that other processes can map. A memory file has
+// no name in the file system. The kernel frees it with its last descriptor and mapping, however the
+// processes end.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The finaliser of SplitMix64, which mixes the bits of a number.
+// mix(): the finalizer of SplitMix64, a bijective hash of a 64-bit number.
 #pragma once
 
 #include <cstdint>

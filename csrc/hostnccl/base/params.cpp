@@ -56,26 +56,23 @@ constexpr Param kParams[] = {
      "HOSTNCCL_DIRECT_BYTES for a collective whose buffers lie in windows on all ranks"},
     {"HOSTNCCL_STREAM_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "32768",
      "minimum bytes of a message, or of a block of a collective, to copy it into shared memory "
-     "past "
-     "the caches"},
+     "past the caches"},
     {"HOSTNCCL_TUNING", ParamType::Text, true, 0, 0, "default",
-     "on: thresholds are those that the first communicator since boot measures; off: the defaults",
+     "on: the first communicator since boot measures the thresholds; off: the defaults apply",
      "on off"},
     {"HOSTNCCL_TUNING_FILE", ParamType::Text, true, 0, 0, "",
-     "file for the measurements; none: hostnccl-tuning in XDG_RUNTIME_DIR, else "
+     "file that stores the measurements; if empty, hostnccl-tuning in XDG_RUNTIME_DIR, else "
      "/tmp/hostnccl-tuning-UID"},
     {"HOSTNCCL_STRICT", ParamType::Bool, false, 0, 1, "FALSE",
-     "whether a new communicator refuses what NCCL leaves undefined, and runs one-sided operations "
-     "in the order of NCCL; the ranks must agree"},
+     "whether a new communicator rejects what NCCL leaves undefined, and runs one-sided operations "
+     "in NCCL's order; the ranks must agree"},
     {"HOSTNCCL_CONNECT", ParamType::Bool, false, 0, 1, "TRUE",
-     "in strict mode: whether the calls of the first collective of a new communicator, and of the "
-     "first message between two ranks, wait for those of the other ranks, as NCCL's do"},
+     "in strict mode: whether the first collective of a new communicator, and the first message "
+     "between two ranks, wait for the calls of the other ranks, as in NCCL"},
     {"HOSTNCCL_DEADLOCK_MS", ParamType::Uint64, true, 0, 1000000000, "1000",
-     "milliseconds for which ranks wait for each other, none of which can continue, until that is "
-     "an error; 0 never"},
+     "milliseconds after which a deadlock of ranks that wait for each other is an error; 0 never"},
     {"HOSTNCCL_DELAY_SEED", ParamType::Uint64, false, 0, UINT64_MAX, "0",
-     "test mode: seed of the random pauses that threads and streams make before their work; 0 is "
-     "off"},
+     "test mode: seed of the random pauses of threads and streams before their work; 0 is off"},
 };
 static_assert(std::size(kParams) == size_t(ParamId::DelaySeed) + 1);
 
@@ -87,19 +84,27 @@ std::optional<std::string> from_environment(const char* key) {
   return text;
 }
 
-// The environment's own text for a parameter.
+// The environment's text for a parameter.
 std::optional<std::string> environment_text(ParamId id) {
   struct Cache {
     std::once_flag once;
     std::optional<std::string> text;
   };
-  static Cache* const caches = new Cache[std::size(kParams)]{};
+  static Cache* const caches = new Cache[std::size(kParams)]{};  // outlives every thread
   const Param& param = row_of(id);
   if (!param.cached) return from_environment(param.key);
   Cache& cache = caches[static_cast<size_t>(id)];
   std::call_once(cache.once, [&] { cache.text = from_environment(param.key); });
   return cache.text;
 }
+
+// The parameter whose environment variable applies: this one, or the one that it inherits from.
+ParamId source_of(ParamId id) {
+  const std::optional<ParamId> inherits = row_of(id).inherits;
+  return inherits && !environment_text(id) ? *inherits : id;
+}
+
+std::optional<std::string> given_text(ParamId id) { return environment_text(source_of(id)); }
 
 struct MeasuredTexts {
   std::mutex mutex;
@@ -159,7 +164,8 @@ std::optional<std::string> given_choice(ParamId id) {
   const bool is_word = given->find(' ') == std::string::npos;
   if (is_word && format(" %s ", param.choices).find(" " + *given + " ") != std::string::npos)
     return given;
-  fail(abi::ncclInvalidArgument, "%s=%s is none of: %s", param.key, given->c_str(), param.choices);
+  fail(abi::ncclInvalidArgument, "%s=%s is not one of: %s", param.key, given->c_str(),
+       param.choices);
 }
 
 void check_params() {
@@ -187,27 +193,14 @@ void set_measured(ParamId id, const std::string& text) {
 }
 
 ParamSource param_source(ParamId id) {
-  const std::optional<ParamId> inherits = row_of(id).inherits;
-  if (environment_text(id) || (inherits && param_source(*inherits) == ParamSource::Environment)) {
-    return ParamSource::Environment;
-  }
+  if (given_text(id)) return ParamSource::Environment;
   return measured_text(id) ? ParamSource::Measured : ParamSource::Default;
-}
-
-std::optional<std::string> given_text(ParamId id) {
-  if (std::optional<std::string> own = environment_text(id)) return own;
-  const std::optional<ParamId> inherits = row_of(id).inherits;
-  return inherits ? given_text(*inherits) : std::nullopt;
 }
 
 uint64_t default_number(ParamId id) { return parse_number(row_of(id), row_of(id).default_text); }
 
 uint64_t param_number(ParamId id) {
-  const Param& param = row_of(id);
-  if (param.inherits && !environment_text(id) &&
-      param_source(*param.inherits) == ParamSource::Environment) {
-    return param_number(*param.inherits);  // an error names that one
-  }
+  const Param& param = row_of(given_text(id) ? source_of(id) : id);  // whose key an error names
   const std::string text = text_in_use(id);
   return param.type == ParamType::Bool ? parse_bool(param, text) : parse_number(param, text);
 }
@@ -215,9 +208,9 @@ uint64_t param_number(ParamId id) {
 std::string param_text(ParamId id) {
   if (row_of(id).type == ParamType::Bool) return param_number(id) != 0 ? "TRUE" : "FALSE";
   given_choice(id);
-  // The instruction set in use: HOSTNCCL_ISA may name one that this CPU lacks.
+  // HOSTNCCL_ISA may name an instruction set that this CPU lacks.
   if (id == ParamId::Isa) return kernel_isa();
-  // The measured values, even if "on" is set; with "off" there are none.
+  // With "on", the measured values. With "off" there are none.
   if (const auto measured = measured_text(id); measured && id == ParamId::Tuning) return *measured;
   return row_of(id).type == ParamType::Text ? text_in_use(id) : std::to_string(param_number(id));
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -27,7 +28,7 @@ struct Stat {
   uint64_t start = 0;
 };
 
-// The length read, or -1 with errno.
+// Returns the number of bytes read, or -1 with errno.
 ssize_t read_file(const char* path, char* buffer, size_t size) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return -1;
@@ -58,8 +59,8 @@ bool read_stat(pid_t pid, Stat& stat) {
 
 bool exists(pid_t pid) { return kill(pid, 0) == 0 || errno == EPERM; }
 
-// Without reading a file: the memory of a zombie is gone, and so is the link to its program. The
-// first thread of a process may have ended before others.
+// Does not open a file. A zombie has no memory and therefore no link to its program, unless only
+// its first thread has ended.
 bool is_alive_without_descriptor(pid_t pid) {
   if (!exists(pid)) return false;
   const std::string folder = format("/proc/%d", static_cast<int>(pid));
@@ -107,7 +108,7 @@ bool is_alive(const ProcessId& process) {
                                               : exists(process.pid);
   }
   if (process.start != 0 && stat.start != process.start) return false;
-  // A process whose first thread has ended shows as a zombie while its other threads run on.
+  // A process whose first thread has ended appears as a zombie while other threads still run.
   return (stat.state != 'Z' && stat.state != 'X') || stat.threads > 1;
 }
 
@@ -121,6 +122,19 @@ bool is_alive_after_close(const ProcessId& process) {
 }
 
 uint32_t fork_generation() { return generation.load(std::memory_order_relaxed); }
+
+size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
+  size_t done = 0;
+  while (done < bytes) {
+    iovec local{static_cast<char*>(to) + done, bytes - done};
+    iovec remote{reinterpret_cast<void*>(address + done), bytes - done};
+    const ssize_t read = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    if (read < 0 && errno == EINTR) continue;
+    if (read <= 0) break;
+    done += static_cast<size_t>(read);
+  }
+  return done;
+}
 
 uint64_t boot_identity() {
   constexpr char kBoot[] = "/proc/sys/kernel/random/boot_id";

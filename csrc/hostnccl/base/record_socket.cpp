@@ -27,7 +27,7 @@ ucred credentials(int fd) {
   return peer;
 }
 
-// Takes ownership of the descriptors of a message; at most one was requested.
+// Takes ownership of the descriptors of a message, of which at most one was requested.
 void take_descriptors(msghdr& header, Fd& passed) {
   for (cmsghdr* item = CMSG_FIRSTHDR(&header); item; item = CMSG_NXTHDR(&header, item)) {
     if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
@@ -66,7 +66,7 @@ Fd try_bind(const SocketName& name) {
 Fd try_connect(const SocketName& name) {
   Fd fd = make_socket();
   if (connect(fd.get(), name.get(), name.length()) == 0) return fd;
-  // There is no listener, or not yet, or the queue is full.
+  // No listener yet, or no longer, or a full queue.
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   fail_errno("connect to the socket of another rank");
 }
@@ -113,15 +113,15 @@ Received receive_record(int socket, std::span<std::byte> buffer, size_t& length,
     header = {};
     header.msg_iov = &part;
     header.msg_iovlen = 1;
-    if (passed_fd != nullptr) {  // without this the kernel closes all descriptors
+    if (passed_fd != nullptr) {  // otherwise the kernel closes all descriptors
       header.msg_control = control;
       header.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for a second one
     }
     return recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
   };
   ssize_t received = receive();
-  // This error is reported once, before the records that the peer sent until it closed its end with
-  // records unread.
+  // A peer that closed its end with unread records causes this error once, before the records that
+  // it had sent.
   if (received < 0 && errno == ECONNRESET) received = receive();
   if (received < 0 && (errno == EAGAIN || errno == EINTR)) return Received::Nothing;
   if (received <= 0) return Received::Closed;

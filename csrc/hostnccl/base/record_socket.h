@@ -1,5 +1,6 @@
-// Unix sockets with abstract names that carry records, each optionally with a file descriptor. Such
-// a socket has no file and ends with its last descriptor, regardless of how a process ends.
+// Unix sockets with abstract names. They carry records, each optionally with a file descriptor.
+// Such a socket has no file. The kernel removes it with its last descriptor, however a process
+// ends.
 //
 // Every user of the machine can connect to an abstract name, and can bind an unused one.
 #pragma once
@@ -16,7 +17,7 @@
 
 namespace hostnccl {
 
-// The socket name for a key is a hash of it, because all users see names in /proc/net/unix.
+// The name of the socket for a key: a hash of it, because all users see names in /proc/net/unix.
 class SocketName {
  public:
   explicit SocketName(const RendezvousKey& key);
@@ -28,25 +29,25 @@ class SocketName {
   socklen_t length_;
 };
 
-// None of these sockets ever blocks.
-Fd try_bind(const SocketName& name);     // a listening socket; empty if the name is bound already
+// All of these sockets are non-blocking.
+Fd try_bind(const SocketName& name);     // a listening socket. Empty if the name is already bound
 Fd try_connect(const SocketName& name);  // empty without a listener, or if the queue is full
 
-// The next connection of this user; those of other users are closed. Empty if there is none, or
-// after a number of others.
+// The next connection of this user. Closes those of other users. Empty if there is none, or after a
+// number of others.
 Fd try_accept(int listener);
 
-// The process that connected, or that listens.
+// The process at the other end of a connection.
 pid_t peer_pid(int connection);
 bool peer_is_same_user(int connection);
 
-// False, with errno, if the record was not sent completely.
+// False, with errno set, if the record was not sent completely.
 bool send_record(int socket, std::span<const std::byte> record, int passed_fd = -1);
 
 enum class Received { Message, Nothing, Closed };
 
-// Receives a record into the buffer and sets its length; a record longer than the buffer is
-// truncated. Descriptors that come with it are closed, except a single one if passed_fd is not
+// Receives a record into the buffer and sets its length. A record longer than the buffer is
+// truncated. Descriptors that arrive with it are closed, except a single one if passed_fd is not
 // null.
 Received receive_record(int socket, std::span<std::byte> buffer, size_t& length, Fd* passed_fd);
 

@@ -1,4 +1,4 @@
-// Secrets of a world, and proofs that a process knows one without revealing it.
+// Secrets of a world, and proofs by which a process shows that it knows one without revealing it.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ std::array<uint8_t, kSize> random_bytes() {
 // HMAC-SHA-256 (RFC 2104) of a message. The key has at most 64 bytes.
 Proof hmac(std::span<const uint8_t> key, std::span<const uint8_t> message);
 
-// Compares in a time that does not depend on the contents.
+// Compares in constant time.
 bool same_proof(const Proof& a, const Proof& b);
 
 inline std::span<const uint8_t> bytes_of(std::string_view text) {

@@ -1,15 +1,20 @@
-// Task: one running operation as a coroutine. co_await until(...) suspends it if the flag has not
-// reached its target; ProgressEngine resumes it when it has.
+// Task: one running operation as a coroutine. co_await until(...) suspends it until the flag has
+// reached its target. ProgressEngine then resumes it.
 #pragma once
 
 #include <coroutine>
+#include <cstddef>
 #include <exception>
 #include <utility>
 
 #include "hostnccl/base/flag.h"
-#include "hostnccl/base/frame_pool.h"
 
 namespace hostnccl {
+
+// Memory of coroutine frames, from free lists of the calling thread: in steady state an operation
+// allocates nothing.
+void* allocate_frame(size_t bytes);
+void free_frame(void* frame, size_t bytes) noexcept;
 
 // The condition that a suspended task waits for, and the rank that signals the flag.
 struct Blocked {
@@ -48,7 +53,7 @@ class Task {
     if (handle_) std::exchange(handle_, {}).destroy();
   }
 
-  // True when the coroutine has finished; rethrows its exception.
+  // Continues the coroutine. Returns whether it has finished, or rethrows its exception.
   bool resume() {
     handle_.resume();
     if (!handle_.done()) return false;

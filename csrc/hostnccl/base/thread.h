@@ -1,5 +1,5 @@
-// Threads of the engine. They block all signals except those of their own faults, so that signals
-// are delivered to the threads of the user.
+// Threads of the engine. They block all signals except those of their own faults, because signals
+// belong to the user's threads.
 #pragma once
 
 #include <thread>

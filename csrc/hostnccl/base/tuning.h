@@ -1,28 +1,57 @@
-// The thresholds of one process: the environment's, else the measured ones, else the defaults of
-// params.cpp. If the ranks of a communicator need the same value, Segment agrees on one.
+// Tuning: the thresholds of one process. Their sources are the environment, else measurements of
+// this machine, else the defaults of params.cpp. If the ranks of a communicator need the same
+// value, Segment agrees on one.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <optional>
 
-#include "hostnccl/base/tuning_model.h"
-
 namespace hostnccl {
 
 // HOSTNCCL_SPIN_US: how long a waiting rank spins before it sleeps.
 std::chrono::microseconds spin_time();
 
-// The measurements of an earlier communicator of this process, or of another one since the machine
-// booted. None if they are unknown or tuning is off.
+// HOSTNCCL_CMA: whether ranks may read each other's buffers directly, with process_vm_readv or by
+// pointer. Reads through windows are always allowed.
+bool direct_reads_allowed();
+
+// Times between two ranks (segment/calibration.h) in ns, each the median of several.
+struct Measurements {
+  static constexpr size_t kSmall = size_t{16} << 10;
+  static constexpr size_t kLarge = size_t{256} << 10;
+  struct Time {  // to move kSmall and kLarge bytes
+    double small;
+    double large;
+  };
+
+  double round_trip;  // of a cache line between the two CPUs
+  // Through shared memory. [1]: copied past the caches.
+  Time message[2];   // in one direction
+  Time exchange[2];  // messages in both directions at once
+  Time blocks[2];    // a block of each rank in a collective, copied in before it is copied out
+  Time direct;       // both ranks read each other's memory; 0 if they cannot
+};
+
+// Whether a machine can have these values. Preempted ranks and damaged files yield others.
+bool plausible(const Measurements& measured);
+
+// The measurements of an earlier communicator of this process, or of another process since the
+// machine booted. Empty if they are unknown or tuning is off.
 std::optional<Measurements> known_measurements();
 
-// Whether a communicator should measure: nothing is known, tuning is on, and not too many attempts
-// of this process were disturbed.
+// Whether a communicator should measure: nothing is known, tuning is on, and this process has made
+// few attempts that were disturbed.
 bool measurement_wanted();
 
 // Adopts measurements for this process, unless it has some or its tuning is off.
 void adopt_measurements(const Measurements& measured);
+
+// Stores measurements for other processes until the machine boots again, in HOSTNCCL_TUNING_FILE,
+// else in hostnccl-tuning in XDG_RUNTIME_DIR, else in /tmp/hostnccl-tuning-UID. A file is used only
+// if it is regular, belongs to this user, is inaccessible to all others, and was written since the
+// machine booted. Errors are not reported: the measurement is then repeated.
+void save_measurements(const Measurements& measured);
 
 // How a collective moves data: every rank sends and receives, one rank only sends or receives, or
 // data is reduced.
@@ -30,7 +59,7 @@ enum class Pattern { Exchange, Rooted, Reduction };
 inline constexpr size_t kPatterns = 3;
 
 // Minimum sizes, in bytes, for reading a peer's buffer directly instead of staging it, and for
-// staging past the caches. Within a process a direct read follows a pointer, so it pays off early.
+// staging past the caches. A direct read within a process follows a pointer, so it pays off early.
 struct Tuning {
   size_t direct[kPatterns];  // contribution of a rank to a collective
   size_t window;             // the same if the buffers lie in windows on all ranks

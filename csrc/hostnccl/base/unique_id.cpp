@@ -35,7 +35,7 @@ UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const c
   std::memcpy(&id, given.internal, sizeof id);
   if (std::memcmp(id.magic, kMagic, sizeof kMagic) != 0) {
     fail(abi::ncclInvalidArgument,
-         "%s was not made by hostnccl's %s: every rank must use the same library", argument,
+         "%s was not created by hostnccl's %s: every rank must use the same library", argument,
          function_of(purpose));
   }
   if (id.version != kProtocol) {
@@ -46,11 +46,11 @@ UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const c
   if (id.machine != machine_identity()) {
     fail(abi::ncclInvalidArgument,
          "%s comes from another machine or container (another boot, network namespace or pid "
-         "namespace): hostnccl works within one machine, across machines use NCCL",
+         "namespace): hostnccl works within one machine. Use NCCL across machines",
          argument);
   }
   if (id.purpose != static_cast<uint32_t>(purpose)) {
-    fail(abi::ncclInvalidArgument, "%s was made by %s, here it must come from %s", argument,
+    fail(abi::ncclInvalidArgument, "%s was created by %s, not by %s", argument,
          function_of(static_cast<Purpose>(id.purpose)), function_of(purpose));
   }
   return id;

@@ -1,5 +1,5 @@
-// Content of an ncclUniqueId: the random key of a rendezvous on this machine. An id owns no
-// resources, and none exist for it until the first rank joins.
+// UniqueId: the content of an ncclUniqueId, with the random key of a rendezvous on this machine. An
+// id owns no resources. None exist for it until the first rank joins.
 #pragma once
 
 #include <array>
@@ -12,10 +12,10 @@
 
 namespace hostnccl {
 
-// Version of the ids, of the messages of a rendezvous and of the layouts in shared memory.
+// Version of the ids, the messages of a rendezvous and the layouts in shared memory.
 inline constexpr uint32_t kProtocol = 6;
 
-// The secret of a rendezvous, known to its ranks only: they find each other by its hash, and prove
+// The secret of a rendezvous, known only to its ranks. They find each other by its hash, and prove
 // to each other that they know it.
 using RendezvousKey = std::array<uint8_t, 16>;
 
@@ -27,13 +27,13 @@ struct UniqueId {
   uint32_t purpose;
   uint64_t machine;
   RendezvousKey key;
-  ProcessId creator;  // Grow: the joiners check whether it is alive
+  ProcessId creator;  // Grow: the joining ranks check whether it is alive
 };
 static_assert(sizeof(UniqueId) <= sizeof(pynccl::abi::ncclUniqueId));
 
 pynccl::abi::ncclUniqueId make_unique_id(Purpose purpose = Purpose::Init);
 
-// Parses an id; throws unless it has this format, this machine and this purpose.
+// Parses an id. Throws unless it has this format, machine and purpose.
 UniqueId read_unique_id(const pynccl::abi::ncclUniqueId& id, Purpose purpose, const char* argument);
 RendezvousKey rendezvous_key(const pynccl::abi::ncclUniqueId& id);  // of a commId
 

@@ -3,12 +3,6 @@
 #include "hostnccl/base/interrupt.h"
 
 namespace hostnccl {
-namespace {
-
-constexpr auto kAgreementCheckInterval = std::chrono::milliseconds(50);
-constexpr int kChecksPerLivenessCheck = 4;  // looking at a process costs a system call
-
-}  // namespace
 
 void Agreement::attach(Segment& segment, int rank) {
   segment_ = &segment;
@@ -16,7 +10,7 @@ void Agreement::attach(Segment& segment, int rank) {
 }
 
 void Agreement::restart(uint32_t recovery) {
-  constexpr uint32_t kAgreements = 1 << 16;  // more than there are between two recoveries
+  constexpr uint32_t kAgreements = 1 << 16;  // more than occur between two recoveries
   issued_ = recovery * kAgreements;
   completed_.signal(issued_);
 }
@@ -28,34 +22,30 @@ void Agreement::check(const Creation& creation, const std::string& awaited) cons
   throw Error(reason->code(), segment_->name_of(rank_) + " " + reason->text() + ": " + awaited);
 }
 
-// Outside the order of operations if it is for a creation.
+// Waits until all ranks have signalled the flag: for a creation, outside the order of operations,
+// or for the suspension.
 void Agreement::await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const {
   for (int peer = 0; peer < segment_->nranks(); ++peer) {
     const WaitCondition condition{&(segment_->rank_state(peer).*flag), target};
-    for (int checks = 1; !condition.met(); ++checks) {
-      sleep_on(condition, kAgreementCheckInterval);
-      if (condition.met()) break;
-      const bool check_liveness = checks % kChecksPerLivenessCheck == 0;
+    sleep_until(condition, [&](bool check_liveness) {
       if (creation) {
         check(*creation,
-              segment_->name_of(peer) + " did not take part in making another communicator");
+              segment_->name_of(peer) + " did not take part in creating another communicator");
         segment_->check_agreement_peer(peer, condition, check_liveness);
       } else {
         check_interrupt();
         if (state_.aborted() || state_.revoked() || segment_->failed()) throw state_.error();
         segment_->check_owner(peer, condition, check_liveness);
       }
-    }
+    });
   }
 }
 
 std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& own, uint32_t number,
                                                         const Creation& creation) {
   const WaitCondition earlier{&completed_, number - 1};
-  while (!earlier.met()) {
-    check(creation, "an earlier one is still being made");
-    sleep_on(earlier, kAgreementCheckInterval);
-  }
+  sleep_until(earlier,
+              [&](bool) { check(creation, "an earlier communicator is still being created"); });
   std::vector<ExchangeRecord> all;
   try {
     segment_->rank_state(rank_).records[number & 1] = own;
@@ -65,7 +55,7 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
       all.push_back(segment_->rank_state(peer).records[number & 1]);
     }
   } catch (...) {
-    completed_.signal(number);  // the next agreement finds the reason itself
+    completed_.signal(number);  // the next agreement detects the reason itself
     throw;
   }
   completed_.signal(number);

@@ -1,7 +1,6 @@
-// Agreement among the ranks of a communicator outside the order of its operations.
-//
-// Its flags in the RankStates work even after the communicator was revoked and after its segment
-// has failed, when no collective can run.
+// Agreement: an exchange of records among the ranks of a communicator, outside the order of its
+// operations. It has its own flags in the RankStates, and works even after the communicator was
+// revoked or its segment has failed, when no collective can run.
 #pragma once
 
 #include <atomic>
@@ -18,18 +17,18 @@ class Agreement {
   explicit Agreement(const CommState& state) : state_(state) {}
   void attach(Segment& segment, int rank);
 
-  // After a recovery, in which ranks may have completed different numbers of agreements: all of its
-  // members continue with the same number.
+  // Called after a recovery, before which ranks may have completed different numbers of agreements.
+  // All members continue with the same number.
   void restart(uint32_t recovery);
 
-  // Agreements are numbered like operations, by sequence numbers.
+  // Agreements have sequence numbers, like operations.
   uint32_t take_number() { return ++issued_; }
-  // The records of all ranks. Waits for the agreements with lower numbers. Throws if this rank
-  // gives up the creation.
+  // Returns the records of all ranks. Waits for the agreements with lower numbers. Throws if this
+  // rank gives up the creation.
   std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number,
                                                const Creation& creation);
 
-  // Returns when all ranks have called it equally often. Only suspension uses it.
+  // Returns when all ranks have called it equally often. For suspension only.
   void suspension_barrier();
 
  private:

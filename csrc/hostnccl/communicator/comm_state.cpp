@@ -1,11 +1,12 @@
 #include "hostnccl/communicator/comm_state.h"
 
 namespace hostnccl {
+
 void CommState::check_not_forked() const {
   if (of_this_process()) return;
   hostnccl::fail(abi::ncclInvalidUsage,
-                 "comm was made before this process was forked from its parent; a child must "
-                 "make its own");
+                 "comm was created before this process was forked: a child must create its own "
+                 "communicators");
 }
 
 void CommState::check_initialized() const {
@@ -14,7 +15,7 @@ void CommState::check_initialized() const {
   if (error_code_ != abi::ncclSuccess) throw error();
   hostnccl::fail(
       abi::ncclInvalidArgument,
-      "comm is not initialised yet: wait until ncclCommGetAsyncError returns ncclSuccess");
+      "comm is not initialized yet: wait until ncclCommGetAsyncError returns ncclSuccess");
 }
 
 void CommState::check_healthy() const {
@@ -76,8 +77,8 @@ std::optional<std::string> CommState::error_text() const {
   if (code == abi::ncclInProgress && !revoked()) {
     const std::lock_guard lock(mutex_);
     const Phase phase = phase_;
-    std::string text = phase == Phase::Initializing ? "initialisation"
-                       : phase == Phase::Finalizing ? "finalisation"
+    std::string text = phase == Phase::Initializing ? "initialization"
+                       : phase == Phase::Finalizing ? "finalization"
                        : suspension_changing()      ? "suspension or resumption"
                        : issuing()                  ? "an operation"
                        : children_ != 0             ? "creation of a child"
@@ -110,7 +111,7 @@ Error CommState::error_locked(bool failed_first) const {
 
 void CommState::fail(const Error& error) noexcept {
   const std::lock_guard lock(mutex_);
-  if (revoked()) {  // it ended the operation, and is not an error of this communicator
+  if (revoked()) {  // the revocation ended the operation, and is not an error of comm
     segment_->fail(revocation_for_others());
     return;
   }
@@ -118,7 +119,7 @@ void CommState::fail(const Error& error) noexcept {
     error_text_ = error.text();
     error_code_ = error.code();
   }
-  // aborted_: the operation was about to begin when the communicator was aborted.
+  // aborted_: the abort came when the operation was about to begin.
   if (segment_ != nullptr) segment_->fail(aborted_ ? abort_for_others() : error);
 }
 
@@ -172,10 +173,10 @@ void CommState::abort(const std::string& cause) {
   if (!revoked()) reason_ = {"", cause};
   if (error_code_ == abi::ncclSuccess) {
     error_text_ = "the communicator was aborted by ncclCommAbort";
-    error_code_ = abi::ncclInvalidUsage;  // from here on no operation begins
+    error_code_ = abi::ncclInvalidUsage;  // from now on no operation begins
   }
-  // Before aborted_, which releases this rank's threads: the first error that reaches the segment
-  // must name this rank.
+  // Before aborted_, which releases this rank's threads: the first error in the segment must name
+  // this rank.
   if (segment_ != nullptr && order_.in_flight()) segment_->fail(abort_for_others());
   aborted_ = true;
   creation_.end(Creation::End::Aborted);
@@ -186,8 +187,8 @@ void CommState::revoke(RevokedBy by, const Reason& reason) {
   if (revoked()) return;
   revoked_by_ = by;
   reason_ = reason;
-  // Before revoked_, which releases this rank's threads: the first error that reaches the segment
-  // must name this rank. Ranks that do not wait for this one continue.
+  // Before revoked_, which releases this rank's threads: the first error in the segment must name
+  // this rank. Ranks that do not wait for this one continue.
   if (order_.in_flight()) segment_->fail(revocation_for_others());
   segment_->leave(rank_, by == RevokedBy::Revoke ? Presence::Revoked : Presence::Shrunk);
   issuing_ = Issuing::None;

@@ -1,5 +1,5 @@
-// State and error of a communicator as its user sees them: phase, abort, revocation, suspension and
-// the first error.
+// CommState: the state of a communicator as its user sees it: phase, abort, revocation, suspension
+// and the first error.
 #pragma once
 
 #include <atomic>
@@ -27,92 +27,91 @@ class CommState {
   CommState(const CommSettings& settings, const OperationOrder& order, Creation& creation)
       : settings_(settings), order_(order), creation_(creation) {}
 
-  // Checks for the C API. Each throws the caller's error.
-  void check_not_forked() const;   // made in this process, not in its parent
-  void check_initialized() const;  // rank and size are known
-  void check_usable() const;       // ready for an operation, without an error
-  void check_parent() const;       // ready for split, shrink and grow; a revoked one is
-
-  // Nothing of a non-blocking communicator is in progress. In strict mode only.
-  void check_not_in_progress() const;
+  // Checks for the C API. Each throws the caller's error unless the communicator
+  void check_not_forked() const;       // was created in this process
+  void check_initialized() const;      // has a rank and a size
+  void check_usable() const;           // can run an operation
+  void check_parent() const;           // can be split, shrunk or grown, like a revoked one
+  void check_not_in_progress() const;  // is idle, if it is non-blocking. In strict mode only
 
   bool of_this_process() const { return generation_ == fork_generation(); }
   bool initializing() const { return phase_ == Phase::Initializing; }
   bool finalized() const { return phase_ == Phase::Finalizing || phase_ == Phase::Finalized; }
-  // Sequentially consistent: a rank that begins to run either sees the abort or revocation, or is
+  // Sequentially consistent: an operation that begins either sees the abort or revocation, or is
   // seen by wait_until_idle().
   bool aborted() const { return aborted_.load(std::memory_order_seq_cst); }
   bool revoked() const { return revoked_.load(std::memory_order_seq_cst); }
   bool suspended() const { return suspended_.load(std::memory_order_acquire); }
-  // True when no further operation may begin. Initialized communicators only.
+  // Whether no further operation may begin. For initialized communicators.
   bool stopped() const {
     return aborted() || revoked() || error_code_ != abi::ncclSuccess || segment_->failed();
   }
 
   abi::ncclResult_t async_error() const;
-  std::optional<Error> failure() const;           // what async_error() reports, if it is an error
-  std::optional<std::string> error_text() const;  // while initializing: the missing ranks
-  Error error() const;                            // requires that there is one
-  // Of an operation: a failure that came before a revocation is not replaced by that.
+  std::optional<Error> failure() const;           // the error that async_error() reports
+  std::optional<std::string> error_text() const;  // of ncclGetLastError
+  Error error() const;                            // requires that there is an error
+  // The error of an operation: a failure, even if the communicator was revoked afterwards.
   Error operation_error() const;
-  // Records the first error of this rank and makes the segment fail, which ends the operations of
-  // all ranks.
+  // Records the first error of this rank and fails the segment, which ends the operations of all
+  // ranks.
   void fail(const Error& error) noexcept;
 
-  // A refused call of a non-blocking communicator becomes its error, on this rank only.
+  // Records the refusal of a call on a non-blocking communicator as its error, on this rank only.
   void refuse(const Error& error) noexcept;
 
-  // In strict mode, an operation of a non-blocking communicator is in progress when it returns,
-  // until the state is queried; a blocking one stays in progress after a group with such
-  // operations.
-  void begin_issuing(bool for_good) {
-    issuing_ = for_good ? Issuing::ForGood : Issuing::UntilAsked;
+  // In strict mode, an operation of a non-blocking communicator is in progress when the call
+  // returns, until the state is queried. A blocking communicator in a group with such operations is
+  // in progress from then on.
+  void begin_issuing(bool permanently) {
+    issuing_ = permanently ? Issuing::Permanently : Issuing::UntilQueried;
   }
   bool issuing() const { return issuing_.load(std::memory_order_acquire) != Issuing::None; }
-  void ask_issuing() noexcept {
-    Issuing asked = Issuing::UntilAsked;
-    issuing_.compare_exchange_strong(asked, Issuing::None);
+  void end_issuing() noexcept {  // the state was queried
+    Issuing until_queried = Issuing::UntilQueried;
+    issuing_.compare_exchange_strong(until_queried, Issuing::None);
   }
-  // While a child of a non-blocking communicator is being created.
+  // Bracket the creation of a child of a non-blocking communicator.
   void begin_child() { children_.fetch_add(1, std::memory_order_acq_rel); }
   void end_child() { children_.fetch_sub(1, std::memory_order_acq_rel); }
 
-  // Throws if the awaited rank can no longer signal: abort, revocation, a failed segment, a rank
-  // that left or, with check_liveness, one whose process died.
+  // Throws if the awaited rank can no longer signal: after an abort, a revocation or a failure of
+  // the segment, and if the rank has left or, with check_liveness, its process died.
   void check_wait(const Blocked& blocked, bool check_liveness) const;
 
   void start_initializing(std::shared_ptr<Rendezvous> rendezvous);
   void finish_initializing(Segment& segment, int rank);
   void start_finalizing();
   void finish_finalizing();  // throws the communicator's error if it has one
-  // Why a rank ends operations, for the errors.
+
+  // Why a rank ends operations, for error texts.
   struct Reason {
     std::string waiting;  // "waited for ranks 1 and 3 in ncclAllReduce(...)"; may be empty
-    std::string cause;    // what the ranks that are waited for do; may be empty
+    std::string cause;    // what prevents the awaited ranks from continuing; may be empty
 
     std::string text(const std::string& before_waiting) const {
       return (waiting.empty() ? "" : before_waiting + waiting) +
              (cause.empty() ? "" : "; " + cause);
     }
   };
-  // Releases the blocked threads of this rank. Operations in flight fail on the other ranks.
+  // Releases the blocked threads of this rank. Its unfinished operations fail on the other ranks.
   void abort(const std::string& cause);
-  // Afterwards no operation runs on this rank; operations in flight end with an error on all ranks.
-  // The communicator can still be split and shrunk, even if ranks are dead.
+  // Afterwards no operation runs on this rank. Its unfinished operations fail on all ranks. The
+  // communicator can still be split and shrunk, even if ranks are dead.
   void revoke(RevokedBy by, const Reason& reason);
-  // An error of an operation of this rank, as reported to the other ranks.
+  // The error of an operation of this rank, as reported to the other ranks.
   Error for_others(const Error& error) const;
 
-  // While suspension or resumption runs: ncclInProgress.
+  // Bracket a suspension or resumption, during which the state is ncclInProgress.
   void begin_suspension_change() { suspension_changes_.fetch_add(1, std::memory_order_acq_rel); }
   void end_suspension_change() { suspension_changes_.fetch_sub(1, std::memory_order_acq_rel); }
   void set_suspended(bool suspended) { suspended_.store(suspended, std::memory_order_release); }
 
  private:
-  Error error_locked(bool failed_first) const;
   enum class Phase { Initializing, Ready, Finalizing, Finalized };
+  enum class Issuing { None, UntilQueried, Permanently };
 
-  enum class Issuing { None, UntilAsked, ForGood };
+  Error error_locked(bool failed_first) const;
 
   void check_healthy() const;
   bool suspension_changing() const {
@@ -139,7 +138,7 @@ class CommState {
   std::atomic<int> children_{0};
   std::atomic<abi::ncclResult_t> error_code_{abi::ncclSuccess};
 
-  mutable std::mutex mutex_;  // of what follows, and of the transitions
+  mutable std::mutex mutex_;  // guards the fields below and the transitions
   std::string error_text_;
   RevokedBy revoked_by_ = RevokedBy::Revoke;  // once revoked
   Reason reason_;                             // once revoked or aborted

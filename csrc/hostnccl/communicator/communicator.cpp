@@ -7,22 +7,10 @@
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/tuning.h"
-#include "hostnccl/base/tuning_file.h"
 #include "hostnccl/communicator/deadlock.h"
 #include "hostnccl/segment/calibration.h"
 
 namespace hostnccl {
-namespace {
-
-constexpr auto kSleepInterval = std::chrono::milliseconds(50);
-constexpr auto kPeerCheckInterval = 4 * kSleepInterval;
-
-}  // namespace
-
-HandleTable<Communicator>& communicators() {
-  static HandleTable<Communicator>& table = *new HandleTable<Communicator>;
-  return table;
-}
 
 abi::ncclComm_t handle_of(const Ref<Communicator>& comm) {
   return reinterpret_cast<abi::ncclComm_t>(comm.slot());
@@ -50,7 +38,7 @@ Communicator::~Communicator() {
   if (segment_ != nullptr) Deadlocks::remove(*segment_, rank_);
 }
 
-// In NCCL operations end without a result.
+// In NCCL, such operations end without a result.
 void Communicator::fail_sharing() const {
   fail(abi::ncclInternalError, "the communicator that comm shares its resources with was aborted");
 }
@@ -63,7 +51,7 @@ void Communicator::note_failure() const noexcept {
 void Communicator::note_failure(const Error& error) const noexcept {
   try {
     Deadlocks::note_failure(*segment_, rank_, label(), error);
-  } catch (...) {  // the others get no reason
+  } catch (...) {  // the other ranks get no reason
   }
 }
 
@@ -132,16 +120,17 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
   return segment;
 }
 
-// All ranks have completed both steps, unless one gave up before it saw that.
+// Completes the setup, unless a rank gave up before it saw that all had completed both steps.
 void Communicator::end_setup(Segment& segment) const {
   if (segment.end_setup(Header::Complete)) return;
-  const auto end = Clock::now() + std::chrono::seconds(1);  // for its reason
-  while (!segment.failed() && Clock::now() < end) std::this_thread::sleep_for(kSleepInterval / 50);
+  const auto end =
+      Clock::now() + std::chrono::seconds(1);  // until that rank has written its reason
+  while (!segment.failed() && Clock::now() < end) std::this_thread::sleep_for(kCheckInterval / 50);
   throw segment.failure();
 }
 
-// Returns when rank 0 has published the measurements of this machine. If none exist since it
-// booted, ranks 0 and 1 measure it now.
+// Returns when rank 0 has published the measurements of this machine. Ranks 0 and 1 measure it now
+// if there are none since it booted.
 void Communicator::await_tuning(Segment& segment, const Rendezvous& rendezvous) const {
   const WaitCondition tuned{&segment.tuned(), 1};
   if (!tuned.met() && rank_ == 0) {
@@ -155,7 +144,7 @@ void Communicator::await_tuning(Segment& segment, const Rendezvous& rendezvous) 
   if (const auto found = segment.measurements()) adopt_measurements(*found);
 }
 
-// Returns when every rank has reached this step of the initialisation.
+// Returns when every rank has reached this step of the setup.
 void Communicator::await_step(Segment& segment, uint32_t step, const Rendezvous& rendezvous) const {
   for (int peer = 0; peer < nranks_; ++peer) {
     await_peer(segment, peer, {&segment.rank_state(peer).step, step}, rendezvous, true);
@@ -165,26 +154,21 @@ void Communicator::await_step(Segment& segment, uint32_t step, const Rendezvous&
 void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& condition,
                               const Rendezvous& rendezvous, bool spins) const {
   SpinBackoff backoff(segment.oversubscribed());
-  auto last_check = Clock::now();
-  while (!condition.met()) {
-    if (spins && backoff.wait()) continue;
-    sleep_on(condition, kSleepInterval);
-    if (condition.met()) return;
+  while (spins && !condition.met() && backoff.wait()) {
+  }
+  sleep_until(condition, [&](bool check_liveness) {
     if (const auto reason = creation_->ended()) {
       throw Error(reason->code(), segment.name_of(rank_) + " " + reason->text());
     }
     if (segment.failed()) throw segment.failure();
     rendezvous.check_joiners();
-    const auto now = Clock::now();
     if (creation_->late() && segment.end_setup(Header::GivenUp)) {
       fail(abi::ncclTimeout,
-           "%s gave up after %g s: %s has joined but does not finish its initialisation",
+           "%s gave up after %g s: %s has joined but does not finish its initialization",
            segment.name_of(rank_).c_str(), creation_->limit(), segment.name_of(peer).c_str());
     }
-    const bool check_liveness = now - last_check > kPeerCheckInterval;
-    if (check_liveness) last_check = now;
     segment.check_owner(peer, condition, check_liveness);
-  }
+  });
 }
 
 void Communicator::finalize() {
@@ -197,12 +181,12 @@ void Communicator::drain() {
   const WaitCondition complete = order_.before(order_.issued());
   const Sleeping sleeping({complete});
   while (!complete.met() && !state_.stopped()) {
-    sleep_on(complete, kSleepInterval);
+    sleep_on(complete, kCheckInterval);
     if (!complete.met()) check_interrupt();
   }
 }
 
-// The parent that it has shared resources with so far.
+// Returns the parent with which it has shared resources so far.
 Ref<Communicator> Communicator::end_sharing() {
   if (!shares_.exchange(false)) return {};
   --shares_with_->sharing_children_;
@@ -223,7 +207,7 @@ void Communicator::destroy() {
 
 void Communicator::abort() {
   if (!state_.of_this_process()) return;
-  // NCCL uses one abort flag for both; the operations of the parent would end without a result.
+  // NCCL has one abort flag for both, so the operations of the parent end without a result.
   if (const Ref<Communicator> parent = end_sharing(); parent && parent.slot()->open) {
     parent->state().fail(Error(abi::ncclInternalError,
                                "a communicator that shares the resources of comm was aborted"));
@@ -244,7 +228,7 @@ void Communicator::leave(Presence how) {
 
 void Communicator::revoke(CommState::RevokedBy by) {
   const CommState::Reason reason = segment_ ? why_it_waits() : CommState::Reason();
-  // Before the operations end: their threads may then create a communicator from this one.
+  // Before the operations end, after which their threads may derive a communicator from this one.
   if (by == CommState::RevokedBy::Revoke) derivations_.end(Creation::End::ParentRevoked);
   state_.revoke(by, reason);
 }

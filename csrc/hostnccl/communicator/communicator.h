@@ -1,25 +1,19 @@
-// One rank's communicator: the object behind an ncclComm_t.
-//
-// It consists of these, each with its own header: CommState (state and error), OperationOrder
-// (sequence numbers), CollectiveState (steps, staging and scratch of the running collective),
-// Connections, ConsumedSignals, Agreement, Recovery, DerivedKeys and Derivations (for communicators
-// derived from it).
+// Communicator: the object behind an ncclComm_t, one rank's part of a communicator. Its members
+// have headers of their own: CommState (state and error), OperationOrder (sequence numbers),
+// CollectiveState and ConsumedSignals (running operations), Agreement, Recovery,
+// Derivations, RedOps, Registrations and Windows.
 #pragma once
 
 #include <memory>
 
 #include "hostnccl/base/handle.h"
 #include "hostnccl/communicator/agreement.h"
-#include "hostnccl/communicator/collective_state.h"
 #include "hostnccl/communicator/comm_state.h"
-#include "hostnccl/communicator/connections.h"
-#include "hostnccl/communicator/consumed_signals.h"
 #include "hostnccl/communicator/derivations.h"
-#include "hostnccl/communicator/derived_keys.h"
 #include "hostnccl/communicator/operation_order.h"
+#include "hostnccl/communicator/operation_state.h"
 #include "hostnccl/communicator/recovery.h"
-#include "hostnccl/communicator/redop.h"
-#include "hostnccl/communicator/registrations.h"
+#include "hostnccl/communicator/resources.h"
 #include "hostnccl/communicator/thread_waits.h"
 #include "hostnccl/rendezvous/rendezvous.h"
 #include "hostnccl/segment/comm_settings.h"
@@ -30,7 +24,7 @@ namespace hostnccl {
 
 class Communicator final : public WaitingCommunicator {
  public:
-  // shares_with: the parent whose resources it shares, or none.
+  // shares_with: the parent whose resources it shares. Empty: none.
   Communicator(CommSettings settings, std::shared_ptr<Creation> creation,
                Ref<Communicator> shares_with = {});
   Communicator(const Communicator&) = delete;
@@ -39,30 +33,30 @@ class Communicator final : public WaitingCommunicator {
 
   // Blocks until all ranks have joined.
   void initialize(int nranks, int rank, const RendezvousKey& key, Rendezvous::Watch watch);
-  void finalize();  // after state().start_finalizing(); blocks until issued operations are complete
-  void destroy();   // throws the communicator's error after it, if it has one
+  void finalize();  // after state().start_finalizing(). Blocks until issued operations are complete
+  void destroy();   // throws the communicator's error afterwards, if it has one
   void abort();
-  // Afterwards no operation runs: see CommState. Its errors say what this rank waits for.
+  // See CommState::revoke(). The errors of the operations name what this rank waits for.
   void revoke(CommState::RevokedBy by);
 
-  // Throws the caller's error if no operation can be issued. If other ranks made the communicator
-  // fail, ranks that wait for this process elsewhere learn the reason.
+  // Throws the caller's error if no operation can be issued. If the communicator has failed, ranks
+  // that wait for this process in other communicators get the reason.
   void check_usable() const {
     check([this] { state_.check_usable(); });
   }
-  // The same for ncclCommFinalize, which a suspended one accepts.
+  // The same for ncclCommFinalize, which accepts a suspended communicator.
   void check_finalizable() const {
     check([this] { state_.check_parent(); });
   }
-  // Whether the rules of strict_calls apply to its calls.
+  // Whether the rules of CommSettings::strict_calls apply to its calls.
   bool strict_calls() const { return !settings_.blocking && settings_.strict_calls; }
-  // Called after an operation was issued; returns whether it is in progress.
+  // Called after an operation was issued. Returns whether it is in progress.
   bool begin_issuing() {
     if (!strict_calls() || nranks_ == 1) return false;
     state_.begin_issuing(false);
     return true;
   }
-  // Called before an operation of the thread is issued: see WaitingThread.
+  // Called before the thread issues an operation: see WaitingThread.
   void note_use(WaitingThread& thread) {
     if (user_.load(std::memory_order_relaxed) != thread.number()) [[unlikely]]
       add_user(thread);
@@ -70,7 +64,7 @@ class Communicator final : public WaitingCommunicator {
 
   const CommSettings& settings() const { return settings_; }
   CommState::Reason why_it_waits() const;
-  std::string label() const;  // the user's name for it, else one that is the same on all ranks
+  std::string label() const;  // the user's name for it, else a name that is equal on all ranks
   int rank() const { return rank_; }
   int nranks() const { return nranks_; }
   Segment& segment() const { return *segment_; }
@@ -80,32 +74,30 @@ class Communicator final : public WaitingCommunicator {
   OperationOrder& order() { return order_; }
   CollectiveState& collective() { return collective_; }
   ConsumedSignals& consumed_signals() { return consumed_signals_; }
-  Connections& connections() { return connections_; }
   Agreement& agreement() { return agreement_; }
   Recovery& recovery() { return recovery_; }
-  DerivedKeys& derived_keys() { return derived_keys_; }
   Derivations& derivations() { return derivations_; }
   RedOps& red_ops() { return red_ops_; }
   Registrations& registrations() { return registrations_; }
   Windows& windows() { return windows_; }
   const Windows& windows() const { return windows_; }
-  // Whether it shares resources with its parent, or an open child with it. In strict mode only.
+  // Whether it shares resources with its parent or an open child. In strict mode only.
   bool shares() const { return shares_ || sharing_children_ != 0; }
 
-  // The ranks that have not yet done what an operation waits for.
+  // The ranks whose signals an operation still awaits.
   std::vector<int> missing_in(const Wait& wait) const;
   void describe(const Wait& wait, PublishedWait& published) const override;
-  // An operation of this rank has ended with the error: see Deadlocks.
+  // Called when an operation of this rank has failed: see Deadlocks.
   void note_failure(const Error& error) const noexcept;
 
-  // Brackets the operations of this rank that run together. begin throws the communicator's error
-  // if none may run any more.
+  // Bracket the operations of this rank that run together. Begin throws the communicator's error if
+  // no operation may run any more.
   void begin_operations();
   void end_operations() { order_.end_running(); }
 
   // The memory of this rank, in bytes: its part of the segment and its scratch memory.
   Segment::MemoryUsage memory() const;
-  void release_memory();  // see lifecycle/suspension.h
+  void release_memory();  // for suspend_job()
 
  private:
   template <typename Check>
@@ -145,10 +137,8 @@ class Communicator final : public WaitingCommunicator {
   CommState state_;
   CollectiveState collective_;
   ConsumedSignals consumed_signals_;
-  Connections connections_;
   Agreement agreement_;
   Recovery recovery_;
-  DerivedKeys derived_keys_;
   Derivations derivations_;
   RedOps red_ops_;
   Registrations registrations_;
@@ -159,7 +149,6 @@ class Communicator final : public WaitingCommunicator {
   std::vector<std::shared_ptr<WaitingThread>> users_;
 };
 
-HandleTable<Communicator>& communicators();
 abi::ncclComm_t handle_of(const Ref<Communicator>& comm);
 
 }  // namespace hostnccl

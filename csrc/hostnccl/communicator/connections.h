@@ -1,29 +1,19 @@
-// The first operations of a communicator that this rank has called. In NCCL from 2.24 on these
-// connect ranks: the first collective all of them, the first message in a direction its two.
+// Connections: in NCCL from 2.24 on, the first collective of a communicator connects all ranks, and
+// the first message in a direction its two. In strict mode, the call of such an operation of a
+// blocking communicator waits for the calls of the other ranks.
 #pragma once
 
-#include <mutex>
-#include <set>
-#include <utility>
+#include <vector>
+
+#include "hostnccl/communicator/communicator.h"
 
 namespace hostnccl {
 
-class Connections {
- public:
-  // Whether the call is the first collective, or the first message to or from the peer.
-  bool is_first_collective() {
-    const std::lock_guard lock(mutex_);
-    return !std::exchange(collective_, true);
-  }
-  bool is_first_message(int peer, bool sends) {
-    const std::lock_guard lock(mutex_);
-    return messages_.emplace(peer, sends).second;
-  }
+// Publishes that this rank calls the operation. Returns the waits that connect its ranks, none if
+// an earlier operation has connected them.
+std::vector<Wait> begin_connecting(const Communicator& comm, const Operation& operation);
 
- private:
-  std::mutex mutex_;
-  bool collective_ = false;
-  std::set<std::pair<int, bool>> messages_;
-};
+// Sleeps until the waits are over, one after the other. An error is an error of the communicator.
+void wait_until_connected(Communicator& comm, const std::vector<Wait>& waits);
 
 }  // namespace hostnccl

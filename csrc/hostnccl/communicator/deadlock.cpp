@@ -15,10 +15,10 @@
 namespace hostnccl {
 namespace {
 
-constexpr int kWaitsOfThread = 4;                   // that are published
-constexpr size_t kReasons = 4;                      // in a text
-constexpr int64_t kFailureIsTold = 60'000'000'000;  // for so long
-const std::string kPrefix = "deadlock: ";           // of the error's text
+constexpr int kMaxWaitsOfThread = 4;              // that are published
+constexpr size_t kMaxReasons = 4;                 // in a text
+constexpr int64_t kFailureTime = 60'000'000'000;  // ns for which a failure is reported
+const std::string kPrefix = "deadlock: ";         // of the error text
 
 int64_t now() { return Clock::now().time_since_epoch().count(); }
 
@@ -36,7 +36,7 @@ struct Earlier {
 using Processes = std::map<ProcessId, ProcessWaits, Earlier>;
 using ProcessSet = std::set<ProcessId, Earlier>;
 
-// The processes of the set in which every thread waits for a process of the set.
+// The largest set of known processes in which every thread waits for a process of the set.
 ProcessSet deadlocked(const Processes& known) {
   ProcessSet set;
   for (const auto& [process, waits] : known) set.insert(process);
@@ -54,8 +54,8 @@ ProcessSet deadlocked(const Processes& known) {
   return set;
 }
 
-// One wait after the other, from this process on, until a process repeats. A cycle begins at its
-// lowest rank, so that its text does not depend on the process.
+// The chain of waits from a process on, until a process repeats. The text of a cycle begins with
+// its lowest rank, so all processes report the same text.
 std::string chain_text(const Processes& known, const ProcessSet& set, const ProcessId first) {
   ProcessId process = first;
   std::vector<const PublishedWait*> chain;
@@ -157,7 +157,7 @@ class Detector {
     int rank;
   };
 
-  // The communicators in which ranks wait for this process.
+  // Fails the communicators in which ranks wait for this process.
   void pass_on(const Error& error) const {
     for (const Member& member : members_) {
       for (int rank = 0; rank < member.segment->nranks(); ++rank) {
@@ -171,7 +171,7 @@ class Detector {
     }
   }
 
-  // Whether waits were seen recently. A stopped process publishes nothing.
+  // Whether the process confirmed its waits recently. A stopped process does not.
   bool is_current(const ProcessWaits& process, int64_t time) const {
     return process.confirmed >= time - stable_ / 2;
   }
@@ -179,13 +179,13 @@ class Detector {
     return process.count == 1 && process.waits[0].owner == ProcessId{};
   }
   static bool is_recent_failure(const ProcessWaits& process) {
-    return is_failure(process) && process.confirmed >= now() - kFailureIsTold;
+    return is_failure(process) && process.confirmed >= now() - kFailureTime;
   }
 
   std::string reasons_locked(std::vector<ProcessId> processes) const {
     std::vector<std::string> texts;
     Processes heard;
-    for (size_t i = 0; i < processes.size() && texts.size() < kReasons; ++i) {
+    for (size_t i = 0; i < processes.size() && texts.size() < kMaxReasons; ++i) {
       const ProcessId process = processes[i];
       if (process == self_) continue;
       read_board(process, heard);
@@ -203,15 +203,15 @@ class Detector {
   }
 
   void look(int64_t time) {
-    // The other processes of the deadlock may need to read what this process has published.
+    // The other processes of the deadlock may still have to read the waits of this process.
     if (found_ && time < found_at_ + stable_ / 2) return;
     found_.reset();
     std::optional<ProcessWaits> own = waits_of_this_process(time);
     if (!own) return;
     Processes known = reachable(*own);
     publish(*own, known);
-    // All slept at this moment and, since a thread that has not used a communicator yet may appear,
-    // for some time after it.
+    // All slept at this moment, and for some time afterwards, in which a thread that had not used a
+    // communicator before may have appeared.
     const int64_t moment = time - stable_;
     std::erase_if(known, [&](const auto& process) {
       return process.second.since > moment || !is_current(process.second, time);
@@ -231,8 +231,8 @@ class Detector {
     bool complete = true;
     std::map<uint64_t, int> of_thread;
     const auto since = WaitingThread::all_asleep([&](uint64_t thread, const Wait& wait) {
-      // One lasting wait is enough to keep a thread from continuing.
-      if (++of_thread[thread] > kWaitsOfThread) return;
+      // One wait that lasts is enough to prevent the thread from continuing.
+      if (++of_thread[thread] > kMaxWaitsOfThread) return;
       complete = complete && own.count < kPublishedWaits;
       if (complete) own.waits[own.count++] = describe(thread, wait);
     });
@@ -249,8 +249,8 @@ class Detector {
     return published;
   }
 
-  // The communicators of this process in which ranks of the set wait. If this process takes part in
-  // none, the others detect the deadlock themselves.
+  // Fails the communicators of this process in which ranks of the set wait. If there are none, the
+  // other processes detect the deadlock themselves.
   void fail_communicators(const Processes& known, const ProcessSet& set) const {
     for (const ProcessId& process : set) {
       for (const PublishedWait& wait : known.at(process).all()) {
@@ -263,7 +263,7 @@ class Detector {
   // The published waits of the processes that this one waits for, directly or through others.
   Processes reachable(const ProcessWaits& own) const {
     Processes known{{own.process, own}};
-    Processes heard;  // what these have published of others
+    Processes heard;  // from their boards, which include waits of others
     std::vector<ProcessId> next{own.process};
     while (!next.empty()) {
       const ProcessWaits process = known.at(next.back());
@@ -280,7 +280,7 @@ class Detector {
     return known;
   }
 
-  // Adds what a process has published, if it shares a communicator with this one.
+  // Adds the waits that a process has published, if it shares a communicator with this one.
   void read_board(const ProcessId& process, Processes& heard) const {
     for (const Member& member : members_) {
       for (int rank = 0; rank < member.segment->nranks(); ++rank) {
@@ -289,7 +289,7 @@ class Detector {
           const auto [entry, added] = heard.try_emplace(one.process, one);
           if (!added && entry->second.confirmed < one.confirmed) entry->second = one;
         }
-        break;  // its ranks publish the same, on all communicators
+        break;  // its ranks publish the same waits, on all communicators
       }
     }
   }
@@ -310,7 +310,7 @@ class Detector {
   const int64_t stable_ = static_cast<int64_t>(param_number(ParamId::DeadlockMs)) * 1'000'000;
   std::optional<ProcessWaits> failure_;  // the last one of this process
   int64_t next_look_ = 0;
-  std::optional<Error> found_;  // for the threads that have slept since found_since_
+  std::optional<Error> found_;  // for threads that have slept since found_since_
   int64_t found_since_ = 0;
   int64_t found_at_ = 0;
 };

@@ -12,7 +12,7 @@
 namespace hostnccl {
 namespace {
 
-// Marks a job's communicator as busy from before the job's thread starts until the job ends.
+// Marks a job's communicator as busy, from before the job's thread starts until the job ends.
 class RunningJob {
  public:
   explicit RunningJob(const Job& job) : comm_(job.comm), changes_(job.changes_parent()) {
@@ -49,13 +49,13 @@ std::optional<Error> run(const Job& job) {
     if (job.comm) job.comm->state().fail(error);
     if (job.makes_parent_busy()) {  // the child has no handle yet
       job.parent->state().refuse(error);
-      if (job.comm) communicators().close(job.comm);
+      if (job.comm) handles<Communicator>().close(job.comm);
     }
     return error;
   }
 }
 
-// Threads of blocking jobs. While they run, the calling thread checks for interruption.
+// The threads of blocking jobs. While they run, the calling thread checks for interruption.
 class JobThreads {
  public:
   void start(const Job& job, std::optional<Error>& error, std::shared_ptr<RunningJob> running) {
@@ -82,8 +82,6 @@ class JobThreads {
   }
 
  private:
-  static constexpr auto kCheckInterval = std::chrono::milliseconds(50);
-
   std::mutex mutex_;
   std::condition_variable changed_;
   size_t ended_ = 0;
@@ -103,7 +101,7 @@ void take_numbers(Job& job) {
 
 void Job::discard() {
   if (out != nullptr) *out = nullptr;
-  if (comm && !changes_parent()) communicators().close(comm);
+  if (comm && !changes_parent()) handles<Communicator>().close(comm);
 }
 
 abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
@@ -127,7 +125,7 @@ abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
       }
     } catch (...) {
       errors[i] = current_error();
-      // The job's sequence number stays unused, so no later operation of the parent can run.
+      // The sequence number of the job stays unused, so no later operation of the parent can run.
       if (jobs[i].parent && jobs[i].sequence_count != 0) jobs[i].parent->state().fail(*errors[i]);
     }
   }

@@ -1,7 +1,6 @@
-// A job: a call that blocks until ranks have joined or agreed, such as creating, splitting or
-// suspending a communicator.
-//
-// Several jobs of a group, and those of non-blocking communicators, run in their own threads.
+// Job: a call that blocks until ranks have joined or agreed, such as the creation, split or
+// suspension of a communicator. Several jobs of a group, and those of non-blocking communicators,
+// run in threads of their own.
 #pragma once
 
 #include <cstddef>
@@ -12,34 +11,32 @@
 namespace hostnccl {
 
 struct Job {
-  Ref<Communicator> comm;    // the communicator to make; none for a rank that a split leaves out
-  Ref<Communicator> parent;  // the communicator it is derived from; equal to comm if a job
-                             // changes comm itself
+  Ref<Communicator> comm;    // to be created. Empty if a split excludes this rank
+  Ref<Communicator> parent;  // from which comm is derived, or comm if the job changes comm itself
   abi::ncclComm_t* out = nullptr;
-  std::shared_ptr<Creation> creation;  // of comm, or of what the others make without this rank
+  std::shared_ptr<Creation> creation;  // of comm, or of the other ranks' communicator
   bool blocking = true;
-  bool late = false;               // out is written once the communicator is ready; meanwhile a
-                                   // parent that is non-blocking is in progress
-  uint32_t sequence_count = 1;     // sequence numbers that it takes of the parent
+  // out is written once the communicator is ready. Until then, a non-blocking parent is in
+  // progress.
+  bool late = false;
+  uint32_t sequence_count = 1;     // sequence numbers of the parent that it takes
   uint32_t sequence = 0;           // the first of them
   bool agrees_if_revoked = false;  // takes an agreement number of a revoked parent instead
-  uint32_t agreement = 0;          // that number; 0: none
+  uint32_t agreement = 0;          // that number. 0: none
   std::function<void(const Job&)> work;
 
   bool changes_parent() const { return comm && comm == parent; }
-
   bool makes_parent_busy() const { return late && !blocking; }
 
-  // Closes the handle of a communicator that cannot be created and sets the caller's variable to
-  // null.
+  // Closes the handle of a communicator that cannot be created and writes null to out.
   void discard();
 };
 
 // Runs jobs. Returns ncclSuccess when all are complete, or ncclInProgress if some continue in the
-// background. Throws the first error of the jobs that it waited for.
+// background. Throws the first error of the blocking jobs.
 abi::ncclResult_t run_jobs(Job* jobs, size_t count);
 
-// Counts a job as running on its communicator; abort and destroy wait for it.
+// Counts a job as running on its communicator. Abort and destroy wait for it.
 class JobGuard {
  public:
   explicit JobGuard(const Ref<Communicator>& comm) : comm_(comm) { comm_->order().begin_running(); }

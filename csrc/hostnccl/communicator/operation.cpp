@@ -60,7 +60,7 @@ std::string to_text(const Descriptor& call) {
 
 std::string to_text(const Operation& operation) {
   Operation call = operation;
-  call.multiplier = {};  // its address may have been freed
+  call.multiplier = {};  // the memory at its address may have been freed
   return to_text(describe(call));
 }
 

@@ -1,5 +1,5 @@
-// One operation: a call of a collective, a message or a one-sided function, with checked arguments.
-// Also the table of the collectives' traits.
+// Operation: a call of a collective, a message or a one-sided function, with checked arguments.
+// Also the table of collective traits.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,8 @@ enum class Kind : uint8_t {
   WaitSignal,
 };
 
-// How a collective moves data. Each source contributes one block, or one block per destination;
-// each receiver copies its blocks or reduces them into one.
+// How a collective moves data. Each source contributes one block, or one block per destination.
+// Each receiver copies its blocks or reduces them into one.
 struct CollectiveTraits {
   const char* name;
   bool block_per_destination;
@@ -75,7 +75,7 @@ inline bool is_collective(Kind kind) { return kind <= Kind::Resume; }
 inline bool is_one_sided(Kind kind) { return kind >= Kind::PutSignal; }
 inline bool is_message(Kind kind) { return kind == Kind::Send || kind == Kind::Recv; }
 
-// The path of a collective's data: see operations/collective_paths.h.
+// The path of a collective's data: see operations/collective.h.
 enum class Path : uint8_t { Any, Staged, Direct };
 
 const char* name_of(Path path);
@@ -91,12 +91,12 @@ struct Operation {
   Kind kind;
   abi::ncclDataType_t dtype;
   ReduceKind reduce = ReduceKind::Sum;
-  Path path = Path::Any;  // collectives; any: chosen by size
-  int root_or_peer = 0;   // collectives: the root; messages and one-sided operations: the peer
+  Path path = Path::Any;  // of a collective. Any: depends on the size
+  int root_or_peer = 0;   // the root of a collective, else the peer
   uint32_t signal = 0;    // one-sided operations: index in SignalRange
   const void* send = nullptr;
   void* recv = nullptr;
-  size_t count = 0;       // elements of one block; for WaitSignal: number of signals
+  size_t count = 0;       // elements of one block. WaitSignal: number of signals
   bool captured = false;  // part of a graph
   uint64_t tag = 0;       // userProfilerTag of the caller, shown in error texts
   Multiplier multiplier = {};
@@ -104,7 +104,17 @@ struct Operation {
   size_t block_bytes() const { return count * element_size(dtype); }
 };
 
-Descriptor describe(const Operation& operation);  // reads the multiplier if it is an address
+// An internal all-gather of one value per rank.
+template <typename T>
+Operation all_gather(Kind kind, const T& own, std::vector<T>& all) {
+  Operation operation{kind, abi::ncclUint8};
+  operation.send = &own;
+  operation.recv = all.data();
+  operation.count = sizeof own;
+  return operation;
+}
+
+Descriptor describe(const Operation& operation);  // reads a multiplier at an address
 bool same_call(const Descriptor& a, const Descriptor& b);
 std::string to_text(const Descriptor& call);      // "ncclAllReduce(count=4, float32, sum)"
 std::string to_text(const Operation& operation);  // the same, and "ncclSend(count=4, float32)"

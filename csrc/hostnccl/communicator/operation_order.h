@@ -1,14 +1,17 @@
-// The order of one communicator's operations on this rank: sequence numbers, the completed flag and
-// the counts of what is running.
+// OperationOrder: the order of one communicator's operations on this rank, with sequence numbers,
+// the completed flag, and counts of running operations.
 //
 // Every operation, group and job takes a sequence number when it is issued. It runs when all
-// earlier ones are complete, whatever stream or thread it runs on.
+// earlier ones are complete, on any stream or thread.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
-#include <vector>
+#include <set>
+#include <thread>
+#include <utility>
 
 #include "hostnccl/base/flag.h"
 
@@ -26,11 +29,14 @@ class OperationOrder {
   bool reached(uint32_t sequence) const { return completed_.reached(sequence); }
   void complete(uint32_t sequence) { completed_.signal(sequence + 1); }
 
-  // Operations and jobs of this rank that are running. Abort and destroy wait for them.
+  // The running operations and jobs of this rank. Abort and destroy wait for them.
   void begin_running() { running_.fetch_add(1, std::memory_order_seq_cst); }
   void end_running() { running_.fetch_sub(1, std::memory_order_acq_rel); }
   bool running() const { return running_.load(std::memory_order_seq_cst) != 0; }
-  void wait_until_idle() const;
+  void wait_until_idle() const {
+    constexpr auto kPollInterval = std::chrono::milliseconds(1);
+    while (running()) std::this_thread::sleep_for(kPollInterval);
+  }
 
   // Background jobs of a non-blocking communicator: ncclCommGetAsyncError reports ncclInProgress
   // while one runs.
@@ -48,18 +54,25 @@ class OperationOrder {
   std::mutex enqueuing_;
 };
 
-// Held while operations take their sequence numbers and are enqueued on streams, so that a stream
-// gets the operations of a communicator in the order of their numbers, regardless of the issuing
-// threads.
+// Orders sorted by address: threads lock them in the same sequence and cannot deadlock.
+using OperationOrders = std::set<OperationOrder*>;
+
+// Held while operations take their sequence numbers and are enqueued on streams. A stream therefore
+// gets the operations of a communicator in the order of their numbers, whichever threads issue
+// them.
 class EnqueueLock {
  public:
-  explicit EnqueueLock(std::vector<OperationOrder*> orders);
+  explicit EnqueueLock(OperationOrders orders) : orders_(std::move(orders)) {
+    for (OperationOrder* order : orders_) order->enqueuing_.lock();
+  }
   EnqueueLock(const EnqueueLock&) = delete;
   EnqueueLock& operator=(const EnqueueLock&) = delete;
-  ~EnqueueLock();
+  ~EnqueueLock() {
+    for (OperationOrder* order : orders_) order->enqueuing_.unlock();
+  }
 
  private:
-  std::vector<OperationOrder*> orders_;  // by address, so that no two threads wait for each other
+  const OperationOrders orders_;
 };
 
 }  // namespace hostnccl

@@ -5,7 +5,6 @@
 namespace hostnccl {
 namespace {
 
-constexpr auto kRecoveryCheckInterval = std::chrono::milliseconds(50);
 constexpr size_t kWordBits = 64;
 
 void store(SharedRanks& shared, const RankSet& ranks) {
@@ -47,14 +46,14 @@ std::vector<int> Recovery::agree(const std::vector<int>& lost, Limit limit) {
       propose();
       continue;
     }
-    sleep_on({&segment_->rank_state(*peer).recovery_step, number_ + 1}, kRecoveryCheckInterval);
+    sleep_on({&segment_->rank_state(*peer).recovery_step, number_ + 1}, kCheckInterval);
     if (state_.aborted()) throw state_.error();
     check_interrupt();
   }
   if (!members->test(size_t(rank_))) {
     fail(abi::ncclRemoteError,
-         "%s was left out: the other ranks have agreed to go on without it, since it did not take "
-         "part in their recovery in time",
+         "%s was left out: the other ranks continue without it, because it did not take part in "
+         "their recovery in time",
          segment_->name_of(rank_).c_str());
   }
   members_ = *members;
@@ -65,7 +64,7 @@ std::vector<int> Recovery::agree(const std::vector<int>& lost, Limit limit) {
   return excluded;
 }
 
-// The first rank that has not arrived and may still do so.
+// The first rank that has not arrived but may still do so.
 std::optional<int> Recovery::awaited(const RankSet& lost) const {
   for (int rank = 0; rank < segment_->nranks(); ++rank) {
     const bool expected = members_.test(size_t(rank)) && !lost.test(size_t(rank));
@@ -76,15 +75,15 @@ std::optional<int> Recovery::awaited(const RankSet& lost) const {
 }
 
 void Recovery::propose() {
-  RankSet left;
+  RankSet survivors;
   for (int rank = 0; rank < segment_->nranks(); ++rank) {
     if (members_.test(size_t(rank)) &&
         segment_->rank_state(rank).recovery_step.reached(number_ + 1) &&
         segment_->is_available(rank))
-      left.set(size_t(rank));
+      survivors.set(size_t(rank));
   }
   const uint32_t number = number_ + 1;
-  store(segment_->rank_state(rank_).left[number & 1], left);
+  store(segment_->rank_state(rank_).survivors[number & 1], survivors);
   uint64_t last = segment_->recovery().load();
   if (uint32_t(last >> 32) == number_)
     segment_->recovery().compare_exchange_strong(last, uint64_t{number} << 32 | uint32_t(rank_));
@@ -92,14 +91,15 @@ void Recovery::propose() {
     segment_->rank_state(rank).recovery_step.wake();
 }
 
-// The result of this recovery, or of a later one, which then excludes this rank.
+// The result of this recovery, or of a later one, which excludes this rank.
 std::optional<RankSet> Recovery::decided() const {
   for (;;) {
     const uint64_t decision = segment_->recovery().load();
     const uint32_t number = uint32_t(decision >> 32);
     if (number == number_) return std::nullopt;
-    const RankSet members = load(segment_->rank_state(int(uint32_t(decision))).left[number & 1]);
-    // Otherwise there was another recovery, and the proposal may have been overwritten.
+    const RankSet members =
+        load(segment_->rank_state(int(uint32_t(decision))).survivors[number & 1]);
+    // Else there was another recovery, and the proposal may have been overwritten.
     if (segment_->recovery().load() == decision) return members;
   }
 }

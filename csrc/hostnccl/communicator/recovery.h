@@ -1,10 +1,10 @@
 // Recovery: the surviving ranks of a communicator agree on the membership before they create
 // another one without the others.
 //
-// A rank proposes the ranks that have arrived, once all others are gone or its time is over. The
-// first proposal is binding for all: a compare-and-swap decides. Thus no two ranks get different
-// results, whichever rank dies in the meantime, and a rank that is not included learns it when it
-// arrives.
+// A rank proposes the ranks that have arrived, once all others are gone or its time limit has
+// expired. The first proposal is binding for all ranks: a compare-and-swap decides. All ranks
+// therefore get the same result, whichever rank dies meanwhile. A rank that is not included gets an
+// error when it arrives.
 #pragma once
 
 #include <chrono>
@@ -25,11 +25,11 @@ class Recovery {
   explicit Recovery(const CommState& state) : state_(state) {}
   void attach(Segment& segment, int rank);
 
-  // Returns the ranks that did not survive, sorted. Waits, up to the limit, for those that are
-  // neither gone nor in lost. Throws if the others have continued without this rank.
+  // Returns the ranks that did not survive, sorted. Waits up to the limit for ranks that are
+  // neither gone nor in lost. Throws if the others continue without this rank.
   std::vector<int> agree(const std::vector<int>& lost, Limit limit);
 
-  // The number of the last recovery that this rank has agreed in.
+  // The number of the last recovery in which this rank took part.
   uint32_t number() const { return number_; }
 
  private:
@@ -40,7 +40,7 @@ class Recovery {
   const CommState& state_;
   Segment* segment_ = nullptr;
   int rank_ = -1;
-  RankSet members_;  // by the last agreement
+  RankSet members_;  // after the last recovery
   uint32_t number_ = 0;
 };
 

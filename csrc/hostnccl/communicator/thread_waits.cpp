@@ -77,7 +77,7 @@ void WaitingThread::set_running() {
 
 void WaitingThread::sleep(std::span<const Wait> waits) {
   if (generation_ != fork_generation()) [[unlikely]] {
-    std::construct_at(&mutex_);  // another thread may have had it at the fork
+    std::construct_at(&mutex_);  // another thread may have owned it at the fork
     enroll();
   }
   const std::lock_guard lock(mutex_);
@@ -102,7 +102,7 @@ void WaitingThread::visit_waits(const Visitor& visit) {
 }
 
 std::optional<int64_t> WaitingThread::all_asleep(const Visitor& visit) {
-  // A thread that falls asleep later may have woken one that was checked before.
+  // A thread that falls asleep later may have woken one that was already checked.
   const int64_t began = Clock::now().time_since_epoch().count();
   int64_t since = 0;
   Registry& all = registry();
@@ -125,7 +125,7 @@ std::optional<int64_t> WaitingThread::all_asleep(const Visitor& visit) {
 void sleep_in_process(const WaitCondition& condition) {
   if (condition.met()) return;
   const Sleeping sleeping({condition});
-  sleep_until_interrupted(condition);
+  sleep_until(condition, [](bool) { check_interrupt(); });
 }
 
 }  // namespace hostnccl

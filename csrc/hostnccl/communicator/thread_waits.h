@@ -1,5 +1,5 @@
-// The waits of this process's threads while they sleep in the engine. Errors of revocations name
-// them, and deadlock detection (deadlock.h) reads them.
+// The waits of this process's threads that sleep in the engine, for the errors of revocations and
+// for deadlock detection (deadlock.h).
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct Wait;
 // The communicator of a wait.
 class WaitingCommunicator {
  public:
-  // Adds who can end the wait, and its text.
+  // Adds the process that can end the wait, and the text.
   virtual void describe(const Wait& wait, PublishedWait& published) const = 0;
 
  protected:
@@ -38,7 +38,7 @@ struct Wait {
   Operation operation{};                      // of comm
 };
 
-// A thread that uses the engine: one of the user, of a stream or of a job.
+// A thread that uses the engine: of the user, of a stream or of a job.
 class WaitingThread {
  public:
   static WaitingThread& current();
@@ -49,21 +49,21 @@ class WaitingThread {
   WaitingThread& operator=(const WaitingThread&) = delete;
   ~WaitingThread();
 
-  // For a thread that is about to start: it counts as running from now on. The thread adopts it.
+  // For a thread that is about to start, and counts as running from now on. The thread adopts it.
   static std::shared_ptr<WaitingThread> make_worker();
   static void adopt(std::shared_ptr<WaitingThread> worker);
-  // An idle worker does nothing that others could wait for.
+  // An idle worker: no other rank can depend on it.
   void set_idle();
   void set_running();  // if it is idle
 
-  // The thread sleeps until all conditions are met, possibly one after the other.
+  // Called before the thread sleeps until all conditions are met, possibly one after the other.
   void sleep(std::span<const Wait> waits);
   void wake();
   int64_t asleep_since() const { return since_.load(std::memory_order_relaxed); }
 
   uint64_t number() const { return number_; }
   bool ended() const { return ended_; }
-  // Whether other ranks may depend on what the thread does next: it has issued operations of open
+  // Whether other ranks may depend on the thread's next call: it has issued operations of open
   // communicators, or has created communicators on which no thread has issued any.
   bool matters() const { return unused_ != 0 || (!ended_ && (worker_ || used_ != 0)); }
   void add_used(int communicators) { used_.fetch_add(communicators); }
@@ -73,8 +73,8 @@ class WaitingThread {
   using Visitor = std::function<void(uint64_t thread, const Wait& wait)>;
   static void visit_waits(const Visitor& visit);
 
-  // Whether all threads that matter sleep and cannot continue, or are idle; visits their waits.
-  // Returns since when, in nanoseconds of Clock.
+  // If all threads that matter sleep and cannot continue, or are idle, visits their waits and
+  // returns since when they sleep, in nanoseconds of Clock.
   static std::optional<int64_t> all_asleep(const Visitor& visit);
 
  private:
@@ -91,7 +91,7 @@ class WaitingThread {
   std::atomic<bool> worker_{false};
   std::atomic<bool> ended_{false};
   std::atomic<int> used_{0};    // open communicators
-  std::atomic<int> unused_{0};  // open communicators that it has made
+  std::atomic<int> unused_{0};  // open communicators that it created and no thread has used
   mutable std::mutex mutex_;
   std::vector<Wait> waits_;
 };
@@ -115,7 +115,7 @@ class Sleeping {
 };
 
 // Sleeps until other threads of this process have met the condition. Throws if the user interrupts
-// it.
+// the sleep.
 void sleep_in_process(const WaitCondition& condition);
 
 }  // namespace hostnccl

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "hostnccl/base/delay.h"
-#include "hostnccl/group/pending_operation.h"
 #include "hostnccl/operations/progress_engine.h"
 #include "hostnccl/streams/capture.h"
 #include "hostnccl/streams/event.h"
@@ -30,7 +29,7 @@ Stream::Prepared prepare_on(const Ref<Stream>& stream, std::shared_ptr<ProgressE
           }};
 }
 
-std::shared_ptr<Event::Record> record_new_event(const Ref<Stream>& stream) {
+std::shared_ptr<EventRecord> record_new_event(const Ref<Stream>& stream) {
   Event event(false);
   event.record(stream);
   return event.last_record();
@@ -40,15 +39,15 @@ void record_all(const Events& events, const Ref<Stream>& stream) {
   for (const Ref<Event>& event : events) event->record(stream);
 }
 
-// The engine starts when all streams have reached this point. Later work of each stream waits for
-// its end, and each stream inherits the failures of all.
+// Prepares an engine that starts when all streams have reached this point. Later work of each
+// stream waits for its end, and each stream inherits the failures of all of them.
 void prepare_on_all(std::vector<Stream::Prepared>& prepared, const Streams& streams,
                     std::shared_ptr<ProgressEngine> engine, const Events& launch_events) {
   for (size_t i = 1; i < streams.size(); ++i) stream_wait(streams[0], record_new_event(streams[i]));
   record_all(launch_events, streams[0]);
   prepared.push_back(prepare_on(streams[0], std::move(engine)));
   if (streams.size() == 1) return;
-  const auto done = std::make_shared<Event::Record>();
+  const auto done = std::make_shared<EventRecord>();
   prepared.emplace_back(streams[0],
                         [done, on = streams[0].get(), reported = streams[0]->reported_failure()] {
                           done->complete(on->failure_besides(reported));
@@ -61,23 +60,20 @@ void prepare_on_all(std::vector<Stream::Prepared>& prepared, const Streams& stre
   }
 }
 
-// Operations that share communicators or streams, directly or through others: one engine, or one
-// node of a graph.
+// Operations that share communicators or streams, directly or through others. They run in one
+// engine or become one node of a graph.
 struct Component {
-  std::shared_ptr<ProgressEngine> engine;  // null: the inline engine, or it is captured
+  std::shared_ptr<ProgressEngine> engine;  // null: the inline engine, or a node
   Streams streams;
   Events launch_events;
   bool has_calling_thread = false;
-  std::vector<Graph::NodeOperation> captured;  // its operations, if its streams are capturing
+  std::vector<Graph::NodeOperation> captured;  // the operations of a node
 
-  bool capturing() const {
-    return std::any_of(streams.begin(), streams.end(),
-                       [](const Ref<Stream>& stream) { return stream->capturing(); });
-  }
+  static bool is_capturing(const Ref<Stream>& stream) { return stream->capturing(); }
+  bool capturing() const { return std::ranges::any_of(streams, is_capturing); }
   void check() const {
-    const auto captures = [](const Ref<Stream>& stream) { return stream->capturing(); };
     if (!capturing()) return;
-    if (!has_calling_thread && std::all_of(streams.begin(), streams.end(), captures)) return;
+    if (!has_calling_thread && std::ranges::all_of(streams, is_capturing)) return;
     fail(abi::ncclInvalidUsage,
          "some streams of a group are capturing and others are not, although they share a "
          "communicator: either all or none of them must be capturing");
@@ -96,7 +92,7 @@ struct Component {
   }
 };
 
-// For each operation, the index of the representative of its component (union-find).
+// Returns for each operation the index of the representative of its component (union-find).
 std::vector<size_t> find_components(const std::vector<PendingOperation>& operations) {
   std::vector<size_t> parent(operations.size());
   std::iota(parent.begin(), parent.end(), size_t{0});
@@ -181,12 +177,12 @@ void dispatch(const std::vector<PendingOperation>& operations, ProgressEngine& i
     Capture::add_node(component.streams, std::move(component.captured));
   }
 
-  // Everything that can fail comes before the first sequence number: a number without its operation
-  // would block the communicator.
+  // All steps that can fail precede the first sequence number: a number without its operation would
+  // block the communicator.
   inline_engine.prepare();
-  std::vector<OperationOrder*> orders;
+  OperationOrders orders;
   std::vector<Stream::Prepared> prepared;
-  std::vector<std::shared_ptr<Event::Record>> earlier;  // before the calling thread's operations
+  std::vector<std::shared_ptr<EventRecord>> earlier;  // before the calling thread's operations
   for (Component& component : components) {
     if (component.engine) {
       component.engine->prepare();

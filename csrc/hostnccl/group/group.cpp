@@ -1,13 +1,13 @@
 #include "hostnccl/group/group.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
 #include <span>
 
-#include "hostnccl/communicator/connecting.h"
-#include "hostnccl/group/dispatch.h"
-#include "hostnccl/group/simulate.h"
+#include "hostnccl/communicator/connections.h"
 
 namespace hostnccl {
 namespace {
@@ -17,8 +17,8 @@ bool is_message_to_self(const PendingOperation& pending) {
          pending.operation.root_or_peer == pending.comm->rank();
 }
 
-// In strict mode, waits until first operations have connected their ranks. All of a group begin
-// before any of them waits: several ranks may be this thread's.
+// In strict mode, waits until first operations have connected their ranks. All operations of a
+// group begin before any of them waits, because several ranks may belong to this thread.
 void connect_ranks(std::span<const PendingOperation> operations) {
   std::vector<std::pair<Ref<Communicator>, std::vector<Wait>>> all;
   for (const auto& [comm, operation, stream, event, window] : operations) {
@@ -31,13 +31,14 @@ void connect_ranks(std::span<const PendingOperation> operations) {
   for (const auto& [comm, waits] : all) wait_until_connected(*comm, waits);
 }
 
-// What NCCL runs, or keeps for the next group, although the group is simulated.
+// Rejects operations that NCCL runs, or retains for the next group, although the group is
+// simulated.
 void check_simulated(const PendingOperation& pending) {
   const CommSettings& settings = pending.comm->settings();
   if (!settings.strict) return;
   if (!settings.blocking) {
     fail(abi::ncclInvalidUsage,
-         "ncclGroupSimulateEnd with a non-blocking communicator: NCCL runs the operations");
+         "ncclGroupSimulateEnd with a non-blocking communicator: NCCL runs its operations");
   }
   switch (const Kind kind = pending.operation.kind) {
     case Kind::AllReduce:
@@ -48,9 +49,55 @@ void check_simulated(const PendingOperation& pending) {
       return;
     default:
       fail(abi::ncclInvalidUsage,
-           "ncclGroupSimulateEnd with %s: NCCL keeps its messages for the next group",
+           "ncclGroupSimulateEnd with %s: NCCL retains its messages for the next group",
            traits_of(kind).name);
   }
+}
+
+// Constants of the model, fitted to the tables of docs/performance.md (2 CPUs; 2 to 64 ranks, 4 B
+// to 64 MB). The estimate is within a factor of 2 to 3 of them.
+constexpr double kRankUs = 0.35;               // latency per rank, with a CPU for every rank
+constexpr double kOversubscribedRankUs = 1.1;  // latency per rank, with more ranks than CPUs
+constexpr double kMessageUs = 0.5;             // latency of a send or receive
+constexpr double kCachedBytesPerUs = 30'000;   // one rank copying or reducing within the caches
+constexpr double kUncachedBytesPerUs = 7'000;  // the same beyond kCachedBytes
+constexpr double kCachedBytes = 4 << 20;
+
+int available_cpus() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+// The bytes that the busiest rank reads and writes.
+double bytes_moved(const Operation& operation, int nranks) {
+  const double block = static_cast<double>(operation.block_bytes());
+  if (!is_collective(operation.kind)) return 2 * block;
+  const CollectiveTraits& traits = traits_of(operation.kind);
+  const double out = traits.block_per_destination ? block * nranks : block;
+  if (nranks == 1) return out;
+  // Each rank reduces one slice of an all-reduce and copies the other slices.
+  if (operation.kind == Kind::AllReduce) return 3 * out;
+  const bool from_all = traits.reduces || !traits.only_root_sends;
+  return out + (from_all ? block * nranks : block);
+}
+
+double estimate(const PendingOperation& pending, int ncpus) {
+  const int nranks = pending.comm->nranks();
+  const double ranks_per_cpu = std::max(1.0, static_cast<double>(nranks) / ncpus);
+  const double bytes = bytes_moved(pending.operation, nranks);
+  const double cached = std::min(bytes, kCachedBytes);
+  const double data = cached / kCachedBytesPerUs + (bytes - cached) / kUncachedBytesPerUs;
+  if (!is_collective(pending.operation.kind)) return kMessageUs + data;
+  return nranks * (ranks_per_cpu > 1 ? kOversubscribedRankUs : kRankUs) + ranks_per_cpu * data;
+}
+
+// The time of all operations in sequence, from a model of latency and bandwidth whose constants
+// were measured on one machine. It ignores other load.
+double estimate_microseconds(const std::vector<PendingOperation>& operations) {
+  const int ncpus = available_cpus();
+  double sum = 0;
+  for (const PendingOperation& operation : operations) sum += estimate(operation, ncpus);
+  return sum;
 }
 
 }  // namespace
@@ -102,7 +149,7 @@ abi::ncclResult_t Group::submit(Job job) {
   return abi::ncclSuccess;
 }
 
-// NCCL refuses a blocking creation together with a non-blocking one.
+// NCCL rejects a blocking creation together with a non-blocking one.
 void Group::check_alike(const Job& job) const {
   const auto creates = [](const Job& one) { return one.comm && !one.parent; };
   if (!creates(job) || !job.comm->settings().strict_calls) return;
@@ -155,13 +202,13 @@ std::optional<double> Group::end_simulated() {
   }
 }
 
-// Called in a catch block. Cancels the jobs that have not run and clears the group.
+// For catch blocks. Cancels the jobs that have not run, clears the group and throws.
 void Group::cancel_and_rethrow() {
   const Error error = current_error();
   for (Job& job : jobs_) {
     const bool kept = job.comm && !job.parent && job.comm->settings().strict_calls;
     if (kept)
-      job.comm->state().fail(error);  // as in NCCL the caller's, to abort
+      job.comm->state().fail(error);  // as in NCCL, the caller must abort it
     else
       job.discard();
   }
@@ -187,8 +234,8 @@ void Group::check() const {
   if (has_events) check_launch_events();
 }
 
-// A send to the own rank needs its receive in the same group: a later receive starts only after
-// this group has ended.
+// A send of a rank to itself requires its receive in the same group, because a later receive starts
+// only after this group has ended.
 void Group::check_messages_to_self() const {
   std::map<Communicator*, int> balance;  // sends minus receives
   for (const PendingOperation& pending : operations_) {

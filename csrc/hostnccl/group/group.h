@@ -1,14 +1,14 @@
-// The group of a thread: the operations and jobs called between ncclGroupStart and ncclGroupEnd.
-// The outermost ncclGroupEnd starts them: first the jobs (several blocking ones each in a thread, a
-// single one in this thread), then the operations (dispatch.h). Outside a group a call is started
-// immediately.
+// Group: the group of a thread, with the operations and jobs called between ncclGroupStart and
+// ncclGroupEnd. The outermost ncclGroupEnd starts first the jobs (several blocking ones in a thread
+// each, a single one in this thread), then the operations (dispatch.h). Outside a group, calls
+// start immediately.
 #pragma once
 
 #include <optional>
 #include <vector>
 
 #include "hostnccl/communicator/job.h"
-#include "hostnccl/group/pending_operation.h"
+#include "hostnccl/group/dispatch.h"
 #include "hostnccl/operations/progress_engine.h"
 
 namespace hostnccl {
@@ -21,12 +21,12 @@ class Group {
   void start() { ++depth_; }
   abi::ncclResult_t end();
   // Ends the group without starting anything. Returns the estimated time of the operations in
-  // microseconds, or nothing for a nested group and for a group without operations.
+  // microseconds. Empty for a nested group and for a group without operations.
   std::optional<double> end_simulated();
-  void set_error(const Error& error);  // of a call in the group; the first one stays
+  void set_error(const Error& error);  // of a call in the group. Later errors are ignored
   bool uses(const Ref<Communicator>& comm) const;
 
-  // Starts the operation or job immediately outside a group, else adds it to the group.
+  // Outside a group, starts the operation or job. Otherwise adds it to the group.
   abi::ncclResult_t submit(PendingOperation&& operation);
   abi::ncclResult_t submit(Job job);
 
@@ -45,7 +45,7 @@ class Group {
   std::optional<Error> error_;
   std::vector<PendingOperation> operations_;
   std::vector<Job> jobs_;
-  ProgressEngine inline_engine_;  // for operations of the calling thread; reused for its memory
+  ProgressEngine inline_engine_;  // for operations of the calling thread, reused for its memory
 };
 
 }  // namespace hostnccl

@@ -1,5 +1,5 @@
-// Conversions of whole blocks between float32 and narrower floats. All of it has internal linkage,
-// for the reason given in small_floats.h.
+// Conversions of whole blocks between float32 and narrower floats. All functions have internal
+// linkage: see small_floats.h.
 #pragma once
 
 #include <cstddef>
@@ -53,7 +53,7 @@ inline __m256i load_halves<Float8e5m2>(const void* source) {
 template <>
 inline __m256i load_halves<Float8e4m3>(const void* source) {
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(source));
-  // Sign extension sets the bit above the code too; after the shift that bit is outside the value.
+  // Sign extension also sets the bit above the code, which the shift moves out of the value.
   const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
   const __m256i all_ones = _mm256_set1_epi16(0x7f << 7);
   const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(shifted, all_ones), all_ones);
@@ -92,7 +92,7 @@ void decode_block(const Unaligned<typename Small::Bits>* in, Unaligned<float>* o
   for (; i < count; ++i) out[i].value = Small::decode(in[i].value);
 }
 
-// Overwrites its input, whose NaNs must be canonical.
+// Overwrites the input, whose NaNs must be canonical.
 template <typename Small>
 void encode_block(Unaligned<float>* in, Unaligned<typename Small::Bits>* out, size_t count) {
   size_t i = 0;
@@ -101,7 +101,7 @@ void encode_block(Unaligned<float>* in, Unaligned<typename Small::Bits>* out, si
     for (; i + kVectorWidth <= count; i += kVectorWidth) store_halves(in + i, out + i);
   }
 #endif
-  // Two loops: in one, the compiler would narrow each term of the code separately.
+  // Two loops, because in a single one the compiler narrows each term of the code separately.
   auto* const codes = reinterpret_cast<Unaligned<uint32_t>*>(in);
   for (size_t k = i; k < count; ++k) codes[k].value = Small::encode(in[k].value);
   for (; i < count; ++i) out[i].value = static_cast<typename Small::Bits>(codes[i].value);

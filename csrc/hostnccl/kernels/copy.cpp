@@ -16,7 +16,7 @@ void copy_streaming(void* to, const void* from, size_t bytes) {
   constexpr size_t kLine = 64;
   char* target = static_cast<char*>(to);
   const char* source = static_cast<const char*>(from);
-  // Lines are written whole; a partial line would be merged in memory.
+  // Writes whole lines. The memory controller would have to merge a partial one.
   const size_t head = std::min(bytes, -reinterpret_cast<uintptr_t>(target) % kLine);
   std::memcpy(target, source, head);
   target += head;
@@ -30,7 +30,7 @@ void copy_streaming(void* to, const void* from, size_t bytes) {
     }
   }
   std::memcpy(target, source, bytes);
-  _mm_sfence();  // a later store of a flag is to be visible after the data
+  _mm_sfence();  // makes the data visible before a later store of a flag
 }
 #else
 void copy_streaming(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }

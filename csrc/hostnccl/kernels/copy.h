@@ -1,4 +1,4 @@
-// Copies into memory that another CPU reads next.
+// Copies to memory that another CPU reads next.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,13 @@
 
 namespace hostnccl {
 
-// Like memcpy, with stores that bypass this CPU's caches if it supports them. A normal store first
-// takes the line back from the cache of the CPU that has read it, and leaves it in this CPU's
-// cache, where the reader must fetch it. A thread that acquires a later store of this one sees the
+// memcpy with stores that bypass this CPU's caches, if the CPU supports them. A normal store first
+// reclaims the line from the cache of the CPU that has read it, and leaves it in this CPU's cache,
+// from which the reader must fetch it. A thread that acquires a later store of this thread sees the
 // data.
 void copy_streaming(void* to, const void* from, size_t bytes);
 
+// Copies past the caches if streams is true.
 inline void stage(void* to, const void* from, size_t bytes, bool streams) {
   if (streams) {
     copy_streaming(to, from, bytes);

@@ -1,5 +1,5 @@
-// Operators of a reduction on single elements: scale, combine, divide, canonicalise NaNs. All of it
-// has internal linkage, for the reason given in small_floats.h.
+// Operators of a reduction on single elements: scale, combine, divide, canonicalize NaNs. All
+// functions have internal linkage: see small_floats.h.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum Operator { kSum, kProd, kMax, kMin, kAvg, kPreMulSum, kNumOperators };
 template <typename T>
 inline constexpr bool kIsFloat = std::is_floating_point_v<T>;
 
-// The type to add and multiply T in: overflow of a signed type would be undefined.
+// The type in which T is added and multiplied. Overflow of a signed type would be undefined.
 template <typename T>
 struct WrappingOf {
   using Type = std::make_unsigned_t<T>;
@@ -44,12 +44,12 @@ inline T multiply(T a, T b) {
 template <typename T>
 using BitsOf = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
-// Maximum or minimum; for floats IEEE 754's maximumNumber and minimumNumber.
+// Maximum or minimum. For floats IEEE 754's maximumNumber and minimumNumber.
 template <Operator op, typename T>
 inline T extremum(T a, T b) {
   const T strict = (op == kMax ? a > b : a < b) ? a : b;
   if constexpr (kIsFloat<T>) {
-    // Differs from strict only if a == b: then both have equal bits, or they are +0 and -0.
+    // Differs from strict only if a == b. Their bits are then equal, or they are +0 and -0.
     const T weak = (op == kMax ? a >= b : a <= b) ? a : b;
     const auto x = bits_as<BitsOf<T>>(strict), y = bits_as<BitsOf<T>>(weak);
     const T number = bits_as<T>(op == kMax ? x & y : x | y);
@@ -70,9 +70,10 @@ inline T combine(T a, T b) {
   }
 }
 
-// Divides by an integer of at least 2, truncating. Integers of up to 32 bits go through a float
-// type, because vector units cannot divide integers: for x >= 0, (x + 1/2) / n has x / n's integer
-// part and is at least 1 / (2n) away from any integer, far more than the error of its rounding.
+// Divides by an integer of at least 2, with truncation. Integers of up to 32 bits are divided in a
+// float type, because vector units cannot divide integers: for x >= 0, (x + 1/2) / n has the
+// integer part of x / n and differs from any integer by at least 1 / (2n), far more than its
+// rounding error.
 template <typename T>
 class Divider {
  public:
@@ -82,7 +83,7 @@ class Divider {
 
   T operator()(T value) const {
     if constexpr (kByReciprocal) {
-      // With a divisor of at least 2, the quotient of an unsigned value fits too.
+      // With a divisor of at least 2, the quotient of an unsigned value fits as well.
       using Quotient = std::conditional_t<sizeof(T) == 1, int16_t, int32_t>;
       const Number half = value < 0 ? Number{-0.5} : Number{0.5};
       return static_cast<T>(static_cast<Quotient>((static_cast<Number>(value) + half) * divisor_));
@@ -98,8 +99,8 @@ class Divider {
   Number divisor_;
 };
 
-// Replaces a NaN by one bit pattern: the NaN that an operation returns depends on the CPU and on
-// the order in which the compiler arranges the operands.
+// Replaces a NaN with a fixed bit pattern, because the NaN of an operation depends on the CPU and
+// on the order of the operands that the compiler chooses.
 template <typename T>
 inline T canonical(T value) {
   if constexpr (std::is_same_v<T, float>) {

@@ -7,14 +7,52 @@
 #include <cpuid.h>
 #endif
 
-#include "hostnccl/kernels/float_environment.h"
-#include "hostnccl/kernels/isa.h"
 #include "hostnccl/kernels/small_floats.h"
 
 namespace hostnccl {
 namespace {
 
 using pynccl::abi::ncclDataType_t;
+
+// The default floating-point mode for the calling thread, during a scope: IEEE 754's round to
+// nearest even, preserve subnormals, no traps. The caller may have other modes, set by
+// torch.set_flush_denormal or by a library built with -ffast-math.
+class FloatEnvironment {
+ public:
+  FloatEnvironment() : saved_(get()) {
+    if (is_changed()) set(kDefault);
+  }
+  ~FloatEnvironment() {
+    if (is_changed()) set(saved_);
+  }
+  FloatEnvironment(const FloatEnvironment&) = delete;
+  FloatEnvironment& operator=(const FloatEnvironment&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  using Register = uint32_t;
+  static constexpr Register kDefault = 0x1f80;
+  static constexpr Register kStatus = 0x3f;  // sticky exception flags
+  static Register get() { return __builtin_ia32_stmxcsr(); }
+  static void set(Register value) { __builtin_ia32_ldmxcsr(value); }
+#elif defined(__aarch64__)
+  using Register = uint64_t;
+  static constexpr Register kDefault = 0;
+  static constexpr Register kStatus = 0;  // in another register
+  static Register get() {
+    Register value;
+    asm volatile("mrs %0, fpcr" : "=r"(value));
+    return value;
+  }
+  static void set(Register value) { asm volatile("msr fpcr, %0" : : "r"(value)); }
+#else
+#error "FloatEnvironment supports x86-64 and aarch64 only"
+#endif
+
+  bool is_changed() const { return (saved_ & ~kStatus) != kDefault; }
+
+  const Register saved_;
+};
 
 struct Isa {
   const char* name;

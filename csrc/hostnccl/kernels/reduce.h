@@ -1,25 +1,51 @@
 // Element-wise reductions, and the sizes of NCCL's datatypes.
 #pragma once
 
-#include "hostnccl/kernels/reduce_types.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "abi/element_size.h"
 
 namespace hostnccl {
 
-// dst[i] = sources[0][i] op sources[1][i] op ..., in that order. The bits depend only on the
-// arguments: not on the CPU, the alignment, or the caller's rounding and flush-to-zero modes.
+// Avg: the sum, divided once by the number of sources.
+enum class ReduceKind : uint8_t { Sum, Prod, Max, Min, Avg };
+
+// A factor: f32 for float32 and narrower floats, f64 for float64, i64 or u64 for integers.
+union Scalar {
+  double f64;
+  int64_t i64;
+  uint64_t u64;
+  float f32;
+};
+
+// dst[i] = sources[0][i] op sources[1][i] op ..., in this order. The bits depend only on the
+// arguments, not on the CPU, the alignment, or the caller's rounding and flush-to-zero modes.
 //
 //  * float16, bfloat16 and 8-bit floats accumulate in float32 and round once, to nearest even.
-//    float16 and bfloat16 overflow to infinity; 8-bit floats saturate, infinities too, as in CUDA.
+//    float16 and bfloat16 overflow to infinity. 8-bit floats saturate, even infinities, as in CUDA.
 //  * Integers wrap. Their Avg divides the wrapped sum and truncates toward zero.
 //  * Max and Min prefer a number over a NaN, and order -0 before +0.
 //  * A NaN result has the bit pattern that CUDA's headers define for its type.
 //  * A single source without a scalar is copied unchanged.
 //
-// scalars, if not null, has one factor per source, by which the source is multiplied first
-// (PreMulSum); the kind is then Sum. dst may be identical to any of the sources and must not
-// overlap them otherwise. Pointers need no alignment. nsources is at least 1.
+// scalars, if not null, contains one factor per source, by which the source is multiplied first
+// (PreMulSum). The kind is then Sum. dst may be identical to any of the sources, but must not
+// overlap them otherwise. Pointers need not be aligned. nsources is at least 1.
 void reduce(void* dst, const void* const* sources, const Scalar* scalars, int nsources,
             size_t count, pynccl::abi::ncclDataType_t dtype, ReduceKind kind);
+
+// The same per instruction set: kernels.inc, compiled with different flags.
+using ReduceFunction = decltype(reduce);
+namespace baseline {
+ReduceFunction reduce;
+}
+namespace avx2 {
+ReduceFunction reduce;
+}
+namespace avx512 {
+ReduceFunction reduce;
+}
 
 // The element at address, converted to a Scalar.
 Scalar load_scalar(const void* address, pynccl::abi::ncclDataType_t dtype);

@@ -1,8 +1,9 @@
-// Conversions of single elements between float32 and narrower floats, without branches, so that
-// loops over them vectorise.
+// Conversions of single elements between float32 and narrower floats, without branches, so loops
+// over them can be vectorized.
 //
-// Everything here has internal linkage because each instruction set compiles its own copy. The
-// linker merges copies of an inline function, and could run AVX-512 code on a CPU without it.
+// All functions have internal linkage because each instruction set compiles its own copy. The
+// linker would merge copies of an inline function, and a CPU without AVX-512 could execute that of
+// AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,9 @@ inline To bits_as(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-// A format of a sign, kExponentBits with IEEE 754's bias and kMantissaBits. Codes from
-// kFirstSpecial up are infinity (with a zero mantissa) and NaN. Larger magnitudes are encoded as
-// kLargest.
+// A format with a sign, kExponentBits with IEEE 754's bias, and kMantissaBits. Codes from
+// kFirstSpecial up are infinity (with a zero mantissa) and NaN. Magnitudes above kLargest are
+// encoded as kLargest.
 template <typename Bits_, int kExponentBits, int kMantissaBits, int32_t kFirstSpecial,
           int32_t kLargest>
 struct SmallFloat {
@@ -33,7 +34,7 @@ struct SmallFloat {
     const int32_t code = bits & kCodeMask;
     const int32_t normal = (code << kShift) + kRebias;
     const int32_t special = (code << kShift) | kInfinityBits;
-    // Multiplying the shifted bits instead would be slow: they are a subnormal float32.
+    // A multiplication of the shifted bits, a subnormal float32, would be slow.
     const int32_t subnormal = bits_as<int32_t>(static_cast<float>(code) * bits_as<float>(kUnit));
     int32_t magnitude = code < kFirstNormal ? subnormal : normal;
     magnitude = code >= kFirstSpecial ? special : magnitude;
@@ -45,8 +46,8 @@ struct SmallFloat {
     const uint32_t bits = bits_as<uint32_t>(value);
     const float magnitude = bits_as<float>(bits & ~kSignBit);
     const float clamped = magnitude < bits_as<float>(kLimit) ? magnitude : bits_as<float>(kLimit);
-    // Adding 2^kShift times the value's power of two (at least the smallest normal one) makes the
-    // FPU round to the target mantissa, which is then in the lowest bits of the sum.
+    // An addition of 2^kShift times the value's power of two (at least the smallest normal one)
+    // makes the FPU round to the target mantissa, which then occupies the lowest bits of the sum.
     const int32_t own = bits_as<int32_t>(clamped) & kInfinityBits;
     const int32_t exponent = own > kMinNormal ? own : kMinNormal;
     const int32_t magic = exponent + (kShift << 23);
@@ -63,7 +64,7 @@ struct SmallFloat {
   static constexpr int kShift = 23 - kMantissaBits;
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   static constexpr uint32_t kSign = uint32_t{1} << (kWidth - 1);
-  static constexpr int32_t kCodeMask = kSign - 1;  // as a code: CUDA's NaN
+  static constexpr int32_t kCodeMask = kSign - 1;  // also the code of CUDA's NaN
   static constexpr int32_t kFirstNormal = 1 << kMantissaBits;
   // As the bits of a float32:
   static constexpr int32_t kRebias = (127 - kBias) << 23;

@@ -1,14 +1,12 @@
 #include "hostnccl/operations/collective.h"
 
-#include <cstring>
-
 #include "hostnccl/kernels/copy.h"
-#include "hostnccl/operations/collective_paths.h"
+#include "hostnccl/operations/tasks.h"
 
 namespace hostnccl {
 namespace {
 
-constexpr size_t kBeyondCaches = size_t{4} << 20;  // a copy of this size evicts itself
+constexpr size_t kBeyondCaches = size_t{4} << 20;  // bytes. A larger copy evicts itself
 
 Pattern pattern_of(const CollectiveTraits& traits) {
   if (traits.reduces) return Pattern::Reduction;

@@ -1,19 +1,19 @@
 // The direct path of a collective: receivers read the sources' buffers without an intermediate
 // copy.
 //
-// Every source publishes the addresses of its buffers; every receiver reads from there; a source
-// returns when all its readers are done. An all-reduce has one more step: each rank reduces one
-// slice into its receive buffer, and the others fetch it from there.
+// Every source publishes the addresses of its buffers, every receiver reads from them, and a source
+// returns when all its readers are done. An all-reduce has another step: each rank reduces one
+// slice into its receive buffer, from which the others fetch it.
 #include <algorithm>
 #include <cstring>
 
-#include "hostnccl/operations/collective_paths.h"
+#include "hostnccl/operations/collective.h"
 #include "hostnccl/segment/peer_memory.h"
 
 namespace hostnccl {
 namespace {
 
-constexpr size_t kScratchBytes = size_t{64} << 10;  // per peer, so that all fit into the cache
+constexpr size_t kScratchBytes = size_t{64} << 10;  // per peer: those of all peers fit in a cache
 constexpr size_t kSliceAlignment = 64;              // elements
 
 struct DirectCall : CollectiveCall {
@@ -25,7 +25,7 @@ struct DirectCall : CollectiveCall {
 
   AccessEpoch start_access() const { return AccessEpoch(segment, rank, windows.get()); }
 
-  // Reduces count elements that begin at the byte offset in every rank's send buffer.
+  // Reduces count elements from a byte offset in every rank's send buffer.
   void reduce_from_all(size_t offset, void* to, size_t count) const {
     const AccessEpoch access = start_access();
     const size_t most = kScratchBytes / element;
@@ -41,7 +41,6 @@ struct DirectCall : CollectiveCall {
       reduce_into(static_cast<char*>(to) + done * element, now);
       access.check();
     }
-    access.finish();
   }
 
   void copy_from_all() const {
@@ -56,10 +55,10 @@ struct DirectCall : CollectiveCall {
                     recv_at(offset_in_recv(peer)), operation.block_bytes());
       }
     }
-    access.finish();
+    access.check();
   }
 
-  // The slice of an all-reduce that one rank reduces: first element and number of elements.
+  // The slice of an all-reduce that one rank reduces: its first element and its length.
   std::pair<size_t, size_t> slice_of(int owner) const {
     const size_t n = static_cast<size_t>(nranks);
     const size_t even = (operation.count + n - 1) / n;
@@ -81,7 +80,7 @@ struct DirectCall : CollectiveCall {
       access.read(owner, collective.descriptor_of(owner).recv + begin * element,
                   recv_at(begin * element), length * element);
     }
-    access.finish();
+    access.check();
   }
 
   void receive() const {
@@ -112,8 +111,8 @@ Task run_direct(Communicator& comm, const Operation& operation,
       if (call.check_descriptor(peer, own).windows != own.windows) all_direct = false;
     }
     if (!all_direct) {
-      // A peer took the staged path. It skips the round in which it saw this descriptor, so both
-      // start the first round of the staged path now.
+      // A peer took the staged path. It repeats the round in which it saw this descriptor, so both
+      // begin the first round of the staged path now.
       Task staged = run_staged(comm, operation);
       while (!staged.resume()) co_await Until{staged.blocked()};
       exposure.close();

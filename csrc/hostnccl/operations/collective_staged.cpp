@@ -1,26 +1,26 @@
 // The staged path of a collective: data is copied through the staging buffers of the segment.
 //
-// In each round every source fills its staging buffer and signals a step. When all have, every
-// receiver reads its data from all staging buffers. A small call is one round.
+// In each round every source fills its staging buffer and signals a step. When all have done so,
+// every receiver reads its data from the staging buffers. A small call is one round.
 //
 // A large reduction has a second step per round: each rank reduces one slice of the round in its
-// own staging buffer, where the receivers read it. Every element is thus reduced once, and all
+// own staging buffer, from which the receivers read it. Every element is reduced once, and all
 // ranks share the work.
 #include <algorithm>
 #include <cstring>
 
 #include "hostnccl/kernels/copy.h"
-#include "hostnccl/operations/collective_paths.h"
+#include "hostnccl/operations/collective.h"
 
 namespace hostnccl {
 namespace {
 
-// Sizes up to which the second step costs more than it saves. For an all-reduce, in which every
-// rank would reduce everything: the contributions of all ranks. For a reduce, where the root would
-// reduce alone: one contribution.
+// Sizes up to which the second step costs more than it saves. Without it, every rank of an
+// all-reduce reduces everything: its limit applies to the contributions of all ranks. In a reduce
+// only the root reduces: the limit applies to one contribution.
 constexpr size_t kUnslicedAllReduceBytes = size_t{64} << 10;
 constexpr size_t kUnslicedReduceBytes = size_t{128} << 10;
-constexpr size_t kAligned = 64;  // elements, so that chunks start aligned
+constexpr size_t kAligned = 64;  // elements to which chunks are aligned
 
 size_t round_down(size_t count) { return count < kAligned ? count : count / kAligned * kAligned; }
 
@@ -49,7 +49,7 @@ struct StagedCall : CollectiveCall {
 
   bool streams(size_t count) const { return count * element >= segment.tuning().stream; }
 
-  // A rank's own block is not staged: no other rank reads it.
+  // Does not stage the rank's block for itself, which no other rank reads.
   void fill_staging(size_t from, size_t count) const {
     if (!sends()) return;
     const char* send = static_cast<const char*>(operation.send) + from * element;
@@ -87,7 +87,7 @@ struct StagedCall : CollectiveCall {
     }
   }
 
-  // The slice of a round of count elements that one rank reduces: first element and number.
+  // The slice of a round of count elements that one rank reduces: its first element and its length.
   std::pair<size_t, size_t> slice_of(int owner, size_t count) const {
     const size_t share = (count + static_cast<size_t>(nranks) - 1) / static_cast<size_t>(nranks);
     const size_t begin = std::min(count, share * static_cast<size_t>(owner));
@@ -121,7 +121,7 @@ Task run_staged(Communicator& comm, const Operation& operation) {
   CollectiveState& collective = call.collective;
   const Descriptor own = describe(operation);
   bool checked = false;
-  // A call without elements takes one round, in which the ranks compare their calls.
+  // A call without elements has one round, in which the ranks compare their calls.
   for (size_t from = 0; from == 0 || from < operation.count;) {
     const size_t count = std::min(call.chunk, operation.count - from);
     collective.next_staging();
@@ -135,7 +135,7 @@ Task run_staged(Communicator& comm, const Operation& operation) {
       if (call.check_descriptor(peer, own).windows != 0) all_staged = false;
     }
     checked = true;
-    // A peer tried the direct path, has seen our descriptor and falls back; repeat this round.
+    // A peer that tried the direct path has seen this descriptor and falls back: repeat the round.
     if (!all_staged) continue;
     if (count == 0) co_return;
     if (!call.sliced) {

@@ -14,8 +14,8 @@ namespace {
 
 using pynccl::device::ResourceHeader;
 
-// For a thread that waits in a kernel: the longest sleep, and the interval between checks of
-// whether the processes of the other ranks are alive.
+// For a thread that waits in a kernel: the longest sleep, and the interval between liveness checks
+// of the other ranks.
 constexpr auto kSleep = std::chrono::milliseconds(10);
 constexpr auto kLivenessPeriod = std::chrono::milliseconds(100);
 
@@ -24,7 +24,7 @@ uint32_t reciprocal(int divisor) {
   return static_cast<uint32_t>((uint64_t{1} << 32) / static_cast<uint64_t>(divisor));
 }
 
-// The largest size that a handle of resource memory can address, less room for the header and
+// The largest size that a handle of resource memory can address, minus space for the header and
 // rounding.
 constexpr size_t kMostResources = (size_t{UINT32_MAX} - (1 << 20)) * abi::kResourceUnit;
 
@@ -49,14 +49,14 @@ void futex(const void* word, int operation, uint32_t value, const timespec* time
   syscall(SYS_futex, word, operation, value, timeout, nullptr, 0);
 }
 
-// Whether the other ranks can still change a word; if not, the communicator fails, which informs
+// Whether the other ranks can still change a word. Otherwise fails the communicator, which informs
 // other threads and ranks.
 bool peers_alive(Communicator& comm) {
   const Segment& segment = comm.segment();
   for (int rank = 0; rank < comm.nranks(); ++rank) {
     if (rank == comm.rank() || segment.is_available(rank)) continue;
     comm.state().fail(Error(abi::ncclRemoteError, segment.name_of(rank) +
-                                                      " has ended while a kernel of " +
+                                                      " ended while a kernel of " +
                                                       segment.name_of(comm.rank()) + " waited"));
     return false;
   }
@@ -66,7 +66,7 @@ bool peers_alive(Communicator& comm) {
 bool wait(void* context, const void* word, int bits, uint64_t least) {
   const Ref<Window> resources = find_window(context);
   if (!resources) return false;
-  const Ref<Communicator> comm = communicators().find(resources->owner());
+  const Ref<Communicator> comm = handles<Communicator>().find(resources->owner());
   if (!comm) return false;
   auto& header = *reinterpret_cast<ResourceHeader*>(resources->flat().of_rank(comm->rank()));
   SpinBackoff spin(comm->segment().oversubscribed());
@@ -75,7 +75,8 @@ bool wait(void* context, const void* word, int bits, uint64_t least) {
     if (spin.wait()) continue;
     spin.reset();
     if (comm->state().stopped()) return false;
-    // The word before the count: a signal after it either changes the word, or sees the count.
+    // Reads the word before it increments the count: a later signal either changes the word or sees
+    // the count.
     const uint32_t seen = low_half(word).load(std::memory_order_seq_cst);
     header.sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (!reached(word, bits, least)) {
@@ -125,8 +126,7 @@ DeviceRequirements::DeviceRequirements(const abi::ncclDevCommRequirements_t& giv
   }
   if (gin) {
     fail(abi::ncclInvalidArgument,
-         "reqs asks for GIN, or for barriers that need it, and not all ranks support GIN: hostnccl "
-         "has none");
+         "reqs asks for GIN, or for barriers that need it: hostnccl does not support GIN");
   }
   bool multimem = given.lsaMultimem;
   for (const auto* each = given.teamRequirementsList; each != nullptr; each = each->next)
@@ -135,7 +135,7 @@ DeviceRequirements::DeviceRequirements(const abi::ncclDevCommRequirements_t& giv
     fail(abi::ncclInvalidArgument, "reqs asks for multimem: hostnccl has no multicast memory");
   }
   if (given.cftCaps != 0 || given.cftBarrierCount != 0) {
-    fail(abi::ncclInvalidArgument, "reqs asks for CFT: hostnccl has none");
+    fail(abi::ncclInvalidArgument, "reqs asks for CFT: hostnccl does not support it");
   }
 }
 

@@ -1,5 +1,5 @@
-// Device communicators, which <pynccl/device.h> uses on CPUs. Each rank has resource memory, a
-// window that begins with a ResourceHeader, followed by barriers and the caller's requirements.
+// Device communicators, which <pynccl/device.h> uses on CPUs. Each rank has resource memory: a
+// window with a ResourceHeader, barriers and the caller's requirements.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,8 @@ class DeviceRequirements {
   // Throws for requirements that NCCL refuses on a machine without multicast and network devices.
   DeviceRequirements(const abi::ncclDevCommRequirements_t& given, int nranks);
 
-  // Assigns offsets to all resources, including through the caller's pointers; returns their size.
+  // Assigns offsets to all resources and writes them through the caller's pointers. Returns the
+  // total size.
   size_t place(abi::ncclDevComm& out) const;
   unsigned version() const { return version_; }
 

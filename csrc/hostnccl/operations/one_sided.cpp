@@ -1,8 +1,7 @@
-#include "hostnccl/operations/one_sided.h"
-
 #include <cstring>
 
 #include "hostnccl/communicator/communicator.h"
+#include "hostnccl/operations/tasks.h"
 
 namespace hostnccl {
 namespace {
@@ -15,7 +14,7 @@ bool counts_separately(const Communicator& comm, const Operation& operation) {
 }  // namespace
 
 // Operations of a rank run in order, so each signal flag has a single writer. A rank that sees a
-// signal sees everything that the signalling rank wrote before it.
+// signal also sees everything that the signalling rank wrote before it.
 Task run_put(Communicator& comm, const Operation& operation) {
   PairRing& ring = comm.segment().pair_ring(comm.rank(), operation.root_or_peer);
   const bool captured = counts_separately(comm, operation);

@@ -1,10 +1,9 @@
-#include "hostnccl/operations/p2p.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "hostnccl/communicator/communicator.h"
 #include "hostnccl/kernels/copy.h"
+#include "hostnccl/operations/tasks.h"
 #include "hostnccl/segment/peer_memory.h"
 
 namespace hostnccl {
@@ -60,8 +59,8 @@ Task run_send(Communicator& comm, const Operation& operation, bool alone) {
     if (done == bytes) break;
     if (full) co_await until(ring.taken, number + 1 - kCells, peer);
   }
-  // A message of several pieces ends only when its receive has begun, even if the ring has room for
-  // all of it: a send without a receive must block, as in NCCL.
+  // A message of several pieces ends only when its receive has begun, even if the ring can store
+  // all pieces: a send without a receive must block, as in NCCL.
   if (bytes > kCellBytes) co_await until(ring.taken, begun + 1, peer);
 }
 
@@ -80,7 +79,7 @@ Task run_recv(Communicator& comm, const Operation& operation) {
       const auto windows = comm.windows().open_set();
       const AccessEpoch access(segment, comm.rank(), windows.get());
       access.read(peer, first.address, operation.recv, bytes);
-      access.finish();
+      access.check();
     }
     ring.taken.signal(number + 1);
     co_return;

@@ -4,18 +4,16 @@
 
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/communicator/deadlock.h"
-#include "hostnccl/operations/collective.h"
-#include "hostnccl/operations/one_sided.h"
-#include "hostnccl/operations/p2p.h"
+#include "hostnccl/operations/tasks.h"
 
 namespace hostnccl {
 namespace {
 
 // In strict mode the one-sided operations of context c have the key kFirstContext + c, which is
-// below all others.
+// below all other keys.
 constexpr int64_t kFirstContext = INT32_MIN;
 
-constexpr auto kMaxSleep = std::chrono::milliseconds(50);  // between two checks of the waits
+constexpr auto kMaxSleep = std::chrono::milliseconds(50);           // between checks of the waits
 constexpr auto kLivenessInterval = std::chrono::milliseconds(200);  // between checks of processes
 
 // Operations of a communicator with equal keys share a queue.
@@ -74,8 +72,8 @@ void ProgressEngine::take_sequences() noexcept {
   for (CommunicatorWork& work : works_) work.sequence = work.comm->order().take_sequence();
 }
 
-void ProgressEngine::add_orders(std::vector<OperationOrder*>& orders) const {
-  for (const CommunicatorWork& work : works_) orders.push_back(&work.comm->order());
+void ProgressEngine::add_orders(OperationOrders& orders) const {
+  for (const CommunicatorWork& work : works_) orders.insert(&work.comm->order());
 }
 
 void ProgressEngine::clear() {
@@ -119,7 +117,7 @@ std::optional<Error> ProgressEngine::run(const Creation* creation) {
     end_if_deadlocked();
   }
   if (slept) WaitingThread::current().wake();
-  puts_.clear();  // their windows can be deregistered
+  puts_.clear();  // now their windows can be deregistered
   return std::move(error_);
 }
 
@@ -149,7 +147,7 @@ void ProgressEngine::prepare() {
   }
   unfinished_queues_ = queues_.size();
   conditions_.reserve(queues_.size());
-  waits_.reserve(queues_.size());  // no allocation fails while operations run
+  waits_.reserve(queues_.size());  // no allocation can fail while operations run
 }
 
 bool ProgressEngine::advance_all() {
@@ -191,8 +189,8 @@ void ProgressEngine::finish(PeerQueue& queue) {
   CommunicatorWork& work = works_[queue.work];
   if (--work.unfinished_queues != 0) return;
   if (work.begun) work.comm->end_operations();
-  // Work that fails before earlier operations are complete does not complete its sequence number:
-  // all later operations fail too.
+  // Work that fails before earlier operations are complete does not complete its sequence number,
+  // so all later operations fail as well.
   OperationOrder& order = work.comm->order();
   if (order.reached(work.sequence)) order.complete(work.sequence);
 }
@@ -223,8 +221,8 @@ void ProgressEngine::sleep() {
   sleep_on(conditions_.data(), conditions_.size(), kMaxSleep);
 }
 
-// A rank that is interrupted, or gives up the creation, completes none of its operations. The
-// others are told the reason.
+// A rank that is interrupted, or gives up the creation, completes none of its operations. The other
+// ranks get the reason.
 void ProgressEngine::end_if_given_up(const Creation* creation) {
   const auto reason = creation ? creation->given_up() : interruption();
   if (!reason) return;
@@ -247,7 +245,7 @@ void ProgressEngine::report_waits() {
   for (const PeerQueue& queue : queues_) {
     if (!waiting(queue)) continue;
     Wait& wait = waits_.emplace_back(queue.blocked.condition);
-    if (!queue.task) continue;  // it waits for earlier operations
+    if (!queue.task) continue;  // the queue waits for earlier operations
     wait.comm = works_[queue.work].comm.get();
     wait.peer = queue.blocked.owner;
     wait.operation = operations_[queue.next - 1].operation;
@@ -267,11 +265,11 @@ void ProgressEngine::check_waits(bool check_liveness) {
   }
 }
 
-// Another rank's failure, with the operation in which this rank detected it.
+// The failure of another rank, with the operation in which this rank detected it.
 Error ProgressEngine::found_in(const PeerQueue& queue, const Error& error) const {
   const Communicator& comm = *works_[queue.work].comm;
   if (!queue.task || error.code() != abi::ncclRemoteError) return error;
-  if (comm.segment().failed()) return comm.segment().failure();  // another rank has found it
+  if (comm.segment().failed()) return comm.segment().failure();  // another rank detected it
   if (comm.state().stopped()) return error;
   return Error(error.code(),
                error.text() + " in " + to_text(operations_[queue.next - 1].operation));

@@ -1,11 +1,13 @@
-// Runs the operations of one group, or a single one, together in one thread.
+// ProgressEngine: runs the operations of one group, or a single operation, in one thread.
 //
-// Operations are sorted into queues. Per communicator there is one queue for the collectives; for
-// each peer, one for its sends, one for its receives and one for its puts and signals; and one for
-// the waits for signals. The operations of a queue run one after the other. All queues progress
-// together, so no order of operations within a group can deadlock. In strict mode the one-sided
-// operations run as in NCCL: those of a context one after the other, context by context, before
-// everything else of their communicator.
+// It sorts the operations of each communicator into queues:
+//  - the collectives,
+//  - per peer, the sends, the receives, and the puts and signals,
+//  - the waits for signals.
+// The operations of a queue run one after the other. All queues progress together, so no order of
+// operations within a group can deadlock. In strict mode the one-sided operations run as in NCCL:
+// those of a context one after the other, context by context, before all other operations of their
+// communicator.
 //
 // The thread resumes the queues whose wait condition is met. If there are none, it spins, yields,
 // and then sleeps on exactly those conditions.
@@ -20,7 +22,7 @@
 
 namespace hostnccl {
 
-// The task of a WindowRegister operation, whose recv it is.
+// The task of a WindowRegister operation, to which its recv points.
 class RegistrationTask {
  public:
   virtual Task run(Communicator& comm) = 0;
@@ -31,24 +33,24 @@ class RegistrationTask {
 
 class ProgressEngine {
  public:
-  // window: the target of a put. It stays open until the put is complete.
+  // window: the target of a put. The engine holds it until the put is complete.
   void add(const Ref<Communicator>& comm, const Operation& operation,
            const Ref<Window>& window = {});
 
-  // Allocates what run() needs. After the last add().
+  // Allocates the memory for run(). Called after the last add().
   void prepare();
   // Takes one sequence number of each communicator. Engines run in the order of these numbers.
   void take_sequences() noexcept;
-  // For a single communicator whose sequence number was taken before.
+  // For a single communicator whose sequence number has been taken.
   void set_sequence(uint32_t sequence) { works_.front().sequence = sequence; }
-  void add_orders(std::vector<OperationOrder*>& orders) const;  // those of its communicators
+  void add_orders(OperationOrders& orders) const;  // those of its communicators
 
-  // Runs all operations to completion. An error ends only the operations of its communicator. The
-  // first error is returned. creation: the creation that they belong to; they end if it is given
-  // up.
+  // Runs all operations to completion. An error ends only the operations of its communicator.
+  // Returns the first error. creation: the creation to which the operations belong. They end if
+  // this rank gives it up.
   std::optional<Error> run(const Creation* creation = nullptr);
 
-  void clear();  // removes all operations; keeps the allocated memory
+  void clear();  // removes all operations, but keeps the allocated memory
 
  private:
   static constexpr size_t kNone = SIZE_MAX;
@@ -71,15 +73,15 @@ class ProgressEngine {
   // The operations of one communicator that run one after the other.
   struct PeerQueue {
     size_t work = 0;  // index in works_
-    size_t next = 0;  // operations_[next, end) are still to be started
+    size_t next = 0;  // operations_[next, end) have not started
     size_t end = 0;
-    size_t after = kNone;  // the queue that is finished first
+    size_t after = kNone;  // the queue that must finish first
     bool finished = false;
     Task task;  // the running operation
     Blocked blocked;
   };
 
-  // Whether an unfinished queue waits for its condition, not for another queue.
+  // Whether an unfinished queue waits for its condition and not for another queue.
   bool waiting(const PeerQueue& queue) const {
     return !queue.finished && (queue.after == kNone || queues_[queue.after].finished);
   }
@@ -104,8 +106,8 @@ class ProgressEngine {
   std::optional<Error> error_;
 };
 
-// Runs one operation, whose sequence number was taken before. Throws its error. The communicator
-// fails even if the operation cannot begin: the other ranks would wait for it.
+// Runs one operation, whose sequence number has been taken. Throws its error. The communicator
+// fails even if the operation cannot begin, because the other ranks would wait for it.
 void run_operation(const Ref<Communicator>& comm, const Operation& operation, uint32_t sequence,
                    const Creation* creation = nullptr);
 

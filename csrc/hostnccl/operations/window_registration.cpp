@@ -7,14 +7,14 @@
 #include <optional>
 
 #include "abi/constants.h"
-#include "hostnccl/operations/collective.h"
 #include "hostnccl/operations/progress_engine.h"
+#include "hostnccl/operations/tasks.h"
 #include "hostnccl/rendezvous/file_exchange.h"
 
 namespace hostnccl {
 namespace {
 
-// Whether a rank's part of the registration succeeded, and the error if it did not.
+// The result of a rank's part of the registration.
 struct Status {
   bool success;
   abi::ncclResult_t code;
@@ -40,8 +40,8 @@ struct Contribution {
   Status status;
 };
 
-// The registration of one window on one rank. Its errors are recorded, not thrown, so that the rank
-// still takes part in the second all-gather and all ranks get the error.
+// The registration of one window on one rank. It records its errors and does not throw them: the
+// rank still takes part in the second all-gather, in which all ranks get the error.
 class Registration final : public RegistrationTask {
  public:
   Registration(const Ref<Communicator>& comm, void* buffer, size_t bytes, WindowUse use)
@@ -58,8 +58,8 @@ class Registration final : public RegistrationTask {
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
   ~Registration() {
-    if (window_ && !finished_) windows().close(window_);
-    if (resources_ != nullptr) free_memory(resources_);  // the window holds the allocation
+    if (window_ && !finished_) handles<Window>().close(window_);
+    if (resources_ != nullptr) free_memory(resources_);  // a window keeps the allocation
   }
 
   Task run(Communicator& comm) override;
@@ -78,14 +78,13 @@ class Registration final : public RegistrationTask {
     return own;
   }
 
-  // Maps the memory of the other ranks and opens the window. Does nothing if a rank's status is an
-  // error.
+  // Maps the memory of the other ranks and opens the window, if no rank has an error.
   void map(const std::vector<Contribution>& all) {
     for (size_t rank = 0; rank < all.size(); ++rank) note_status(int(rank), all[rank].status);
     record_error([&] { check_use(all); });
     if (comm_.settings().strict) record_error([&] { check_alike(all); });
     if (!error_) record_error([&] { open(all, exchange_files(all)); });
-    files_.reset();  // peers that still wait for this rank's file see that it has ended
+    files_.reset();  // peers that still wait for this rank's file see the end of its exchange
   }
 
   Status status() const { return Status::of(error_); }
@@ -96,7 +95,7 @@ class Registration final : public RegistrationTask {
                                        segment_.name_of(rank).c_str(), status.text));
   }
 
-  // Called after the statuses of all ranks are known: no rank gets the window if one has failed.
+  // Called with the statuses of all ranks. No rank gets the window if one has failed.
   void finish() {
     if (error_) return;
     comm_.windows().add(window_, std::move(larger_set_));
@@ -107,7 +106,7 @@ class Registration final : public RegistrationTask {
   const Ref<Window>& window() const { return window_; }
 
  private:
-  // The first error is retained.
+  // Runs body and records its error, unless there is one already.
   template <typename Body>
   void record_error(const Body& body) {
     try {
@@ -139,7 +138,7 @@ class Registration final : public RegistrationTask {
     }
   }
 
-  // NCCL runs the calls of different ranks as one, whatever they are.
+  // NCCL pairs the calls of the ranks without comparing them.
   void check_use(const std::vector<Contribution>& all) const {
     const auto creates = [](const Contribution& each) { return each.use == WindowUse::Resources; };
     for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -163,8 +162,8 @@ class Registration final : public RegistrationTask {
     }
   }
 
-  // NCCL addresses a peer's memory by the offset of its own, and gets the offset of a window from a
-  // per-rank allocator.
+  // NCCL addresses a peer's memory by the offset of its own memory, and takes the offset of a
+  // window from an allocator per rank.
   void check_alike(const std::vector<Contribution>& all) const {
     for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank].status.success && all[0].status.success && all[rank].offset != all[0].offset) {
@@ -210,7 +209,7 @@ class Registration final : public RegistrationTask {
     }
     FlatMemory flat(segment_.nranks(), most_bytes(all), offset_);
     for (const FileExchange::Peer& peer : peers) {
-      if (!peer.file) return;  // it has failed, its status tells why
+      if (!peer.file) return;  // the peer has failed. Its status contains the reason
       Window::Part& part = parts[static_cast<size_t>(peer.rank)];
       flat.map(peer.rank, peer.file.get(), all[static_cast<size_t>(peer.rank)].offset, part.bytes);
       part.local = flat.of_rank(peer.rank);
@@ -222,7 +221,7 @@ class Registration final : public RegistrationTask {
       flat.map(rank, part.allocation->file(), offset, part.bytes);
     }
     larger_set_ = comm_.windows().make_larger_set();
-    window_ = windows().open(std::make_unique<Window>(
+    window_ = handles<Window>().open(std::make_unique<Window>(
         handle_, number_, rank_, use_ == WindowUse::Symmetric, std::move(parts), std::move(flat)));
     show_to_kernels();
   }
@@ -244,7 +243,7 @@ class Registration final : public RegistrationTask {
     view.winFlags = use_ == WindowUse::Symmetric ? abi::NCCL_WIN_COLL_SYMMETRIC : 0;
   }
 
-  // Whether a rank has reached the step after the exchange. Throws if it no longer can.
+  // Whether a rank has reached the step after the exchange. Throws if it can no longer do so.
   bool check_peer(int rank, uint32_t step) {
     const WaitCondition next{&comm_.collective().step_of(rank), step};
     if (next.met()) return true;
@@ -268,28 +267,19 @@ class Registration final : public RegistrationTask {
   std::optional<Error> error_;
 };
 
-template <typename T>
-Operation all_gather(const T& own, std::vector<T>& all) {
-  Operation operation{Kind::WindowRegister, abi::ncclUint8};
-  operation.send = &own;
-  operation.recv = all.data();
-  operation.count = sizeof own;
-  return operation;
-}
-
 Task Registration::run(Communicator& comm) {
   const size_t nranks = static_cast<size_t>(comm.nranks());
 
   std::vector<Contribution> contributions(nranks);
   const Contribution own = contribution();
-  const Operation gather_contributions = all_gather(own, contributions);
+  const Operation gather_contributions = all_gather(Kind::WindowRegister, own, contributions);
   Task contributing = run_collective(comm, gather_contributions);
   while (!contributing.resume()) co_await Until{contributing.blocked()};
   map(contributions);
 
   std::vector<Status> statuses(nranks);
   const Status own_status = status();
-  const Operation gather_statuses = all_gather(own_status, statuses);
+  const Operation gather_statuses = all_gather(Kind::WindowRegister, own_status, statuses);
   Task reporting = run_collective(comm, gather_statuses);
   while (!reporting.resume()) co_await Until{reporting.blocked()};
   for (int rank = 0; rank < comm.nranks(); ++rank) {
@@ -298,7 +288,7 @@ Task Registration::run(Communicator& comm) {
   finish();
 }
 
-// While it lives, ncclCommGetAsyncError of a non-blocking communicator reports ncclInProgress.
+// Makes ncclCommGetAsyncError of a non-blocking communicator report ncclInProgress.
 class BackgroundGuard {
  public:
   explicit BackgroundGuard(const Ref<Communicator>& comm) : comm_(comm) {
@@ -329,8 +319,8 @@ Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job
   job.blocking = comm->settings().blocking || comm->settings().strict_calls;
   const auto background = job.blocking ? nullptr : std::make_shared<BackgroundGuard>(comm);
   job.work = [run = std::move(run), background](const Job& self) {
-    // Abort and destroy wait for this job: after them the caller may free the memory that it writes
-    // to.
+    // Abort and destroy wait for this job: after them the caller may free the memory to which the
+    // job writes.
     const JobGuard guard(self.parent);
     try {
       run(self);

@@ -11,13 +11,13 @@ thread_local std::optional<Creation::Seconds> limit_of_thread;
 const char* text_of(Creation::End how) {
   switch (how) {
     case Creation::End::Aborted:
-      return "aborted the communicator while it was made";
+      return "aborted the communicator while it was being created";
     case Creation::End::ParentAborted:
-      return "aborted its communicator while another was made from it";
+      return "aborted its communicator while another was derived from it";
     case Creation::End::ParentRevoked:
-      return "revoked its communicator while another was made from it";
+      return "revoked its communicator while another was derived from it";
     default:
-      return "was interrupted by a signal while it waited";
+      return kInterruption;
   }
 }
 

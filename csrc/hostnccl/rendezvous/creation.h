@@ -1,5 +1,5 @@
-// The creation of a communicator on this rank: its time limit, and events that end it early. Each
-// wait for another rank during a creation checks it.
+// Creation: the creation of a communicator on this rank, with its time limit and the events that
+// end it early. Every wait for another rank during a creation checks it.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ class Creation {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  // The limit of creations that this thread begins from now on; none selects HOSTNCCL_INIT_TIMEOUT.
+  // The limit of creations that this thread begins from now on. Empty: HOSTNCCL_INIT_TIMEOUT.
   static void set_limit(std::optional<Seconds> limit);
 
   Creation();
@@ -24,11 +24,12 @@ class Creation {
 
   void begin() { deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit_); }
 
-  // Can be set from any thread.
+  // Ends the creation, from any thread.
   enum class End { None, Aborted, Interrupted, ParentAborted, ParentRevoked };
   void end(End how) { end_.store(how, std::memory_order_relaxed); }
 
-  // Why this rank gives up, as the predicate of its name: "gave up after 0.5 s".
+  // Why this rank gives up, as the predicate of its name: "gave up after 0.5 s". Empty if it does
+  // not.
   std::optional<Error> given_up() const;
   std::optional<Error> ended() const;  // the same without the time limit
   bool late() const { return Clock::now() >= deadline_; }

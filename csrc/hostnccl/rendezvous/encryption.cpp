@@ -23,7 +23,7 @@ void set_encryption(const abi::ncclEncryptionConfig_t* config) {
   if (config != nullptr) {
     if (config->magic != abi::kApiMagic) {
       fail(abi::ncclInvalidArgument,
-           "config->magic=%#x: it was not initialised with NCCL_ENCRYPTION_CONFIG_INITIALIZER",
+           "config->magic=%#x: it was not initialized with NCCL_ENCRYPTION_CONFIG_INITIALIZER",
            config->magic);
     }
     constexpr size_t kSmallest = offsetof(abi::ncclEncryptionConfig_t, psk) + sizeof(char*);
@@ -33,11 +33,12 @@ void set_encryption(const abi::ncclEncryptionConfig_t* config) {
     }
     if (config->mode == abi::NCCL_ENCRYPTION_MODE_PSK) {
       if (config->psk == nullptr) {
-        fail(abi::ncclInvalidArgument, "config->psk is null: NCCL_ENCRYPTION_MODE_PSK needs a key");
+        fail(abi::ncclInvalidArgument,
+             "config->psk is null: NCCL_ENCRYPTION_MODE_PSK requires a key");
       }
       const size_t length = std::strlen(config->psk);
       if (length < kMinKeyBytes) {  // error texts never show the key
-        fail(abi::ncclInvalidArgument, "config->psk has %zu bytes, must have at least %zu", length,
+        fail(abi::ncclInvalidArgument, "config->psk has %zu bytes, fewer than %zu", length,
              kMinKeyBytes);
       }
       Sha256 hash;

@@ -1,5 +1,6 @@
-// ncclSetEncryption: a key that all ranks of a communicator must share. NCCL encrypts its sockets
-// with it. This engine has no network traffic to encrypt; it only refuses ranks with another key.
+// Encryption keys (ncclSetEncryption): all ranks of a communicator must use the same key. NCCL
+// encrypts its sockets with it. This engine has no network traffic. It only rejects ranks with
+// another key.
 #pragma once
 
 #include "hostnccl/base/process.h"
@@ -8,11 +9,11 @@
 
 namespace hostnccl {
 
-// Sets the key of communicators that this process creates from now on; none if config is null.
+// Sets the key of communicators that this process creates from now on. Null: no key.
 void set_encryption(const pynccl::abi::ncclEncryptionConfig_t* config);
 
-// Proof that a rank knows the key: HMAC-SHA-256 of the rendezvous, the rank and its process. All
-// zeros without a key. The key cannot be recovered from it.
+// Proof that a rank knows the key: HMAC-SHA-256 of the rendezvous, the rank and its process, which
+// does not reveal the key. Zeros if there is no key.
 using KeyProof = Proof;
 KeyProof prove_key(const RendezvousKey& rendezvous, int rank, const ProcessId& process);
 

@@ -10,10 +10,9 @@ namespace {
 
 using Peer = FileExchange::Peer;
 
-constexpr auto kExchangeCheckInterval = std::chrono::milliseconds(50);
 constexpr int kConnectAgainMs = 1;
 
-// The descriptor of a message from the rank; throws if this process had none free for it.
+// The file that a rank has sent. Throws if this process had no free descriptor to receive it.
 Fd checked(Fd file, int rank) {
   if (!file) {
     fail(abi::ncclSystemError, "this process has no free file descriptor for the memory of rank %d",
@@ -22,7 +21,7 @@ Fd checked(Fd file, int rank) {
   return file;
 }
 
-// The connection to a lower rank.
+// A connection to a lower rank.
 class Outgoing {
  public:
   explicit Outgoing(Peer& peer) : peer_(peer), name_(peer.key), handshake_(peer.key) {}
@@ -30,7 +29,7 @@ class Outgoing {
   const Peer& peer() const { return peer_; }
   int descriptor() const { return connection_.get(); }
 
-  // Continues as far as possible without blocking; false if nothing has happened.
+  // Takes the next step without blocking. False if there was nothing to do.
   bool advance(const MemoryFile& own, int own_file) {
     if (peer_.file) return false;
     if (!connection_) {
@@ -68,14 +67,14 @@ class Outgoing {
   bool proven_ = false;
 };
 
-// The connection of a higher rank.
+// A connection from a higher rank.
 class Incoming {
  public:
   explicit Incoming(Fd connection) : connection_(std::move(connection)) {}
 
   int descriptor() const { return connection_.get(); }
 
-  // As above. The peer's file counts only once the peer has this rank's.
+  // The same. The peer's file counts only after this rank's file has been sent.
   bool advance(std::vector<Peer>& peers, const MemoryFile& own, int own_file) {
     if (!connection_) return false;
     if (peer_ == nullptr) {
@@ -91,7 +90,7 @@ class Incoming {
     }
     if (peer_->file) return false;
     if (!send_message(connection_.get(), own, own_file)) {
-      return errno == EPIPE ? close() : false;  // otherwise too many descriptors are in transit
+      return errno == EPIPE ? close() : false;  // else too many descriptors are in transit
     }
     peer_->file = checked(std::move(file_), peer_->rank);
     return true;
@@ -127,7 +126,7 @@ void FileExchange::run(int own_rank, int own_file, std::vector<Peer>& peers,
   for (Peer& peer : peers) {
     if (peer.rank < own_rank) outgoing.emplace_back(peer);
   }
-  std::vector<const Peer*> ended;  // what they have sent is read once more
+  std::vector<const Peer*> ended;  // their last messages are still read once
   auto checked = Clock::now();
   for (;;) {
     bool progressed = false;
@@ -151,9 +150,8 @@ void FileExchange::run(int own_rank, int own_file, std::vector<Peer>& peers,
       connected &= link.descriptor() >= 0;
     }
     for (const Incoming& link : incoming) waits.push_back({link.descriptor(), POLLIN, 0});
-    poll(waits.data(), waits.size(),
-         connected ? int(kExchangeCheckInterval.count()) : kConnectAgainMs);
-    if (Clock::now() - checked < kExchangeCheckInterval) continue;
+    poll(waits.data(), waits.size(), connected ? int(kCheckInterval.count()) : kConnectAgainMs);
+    if (Clock::now() - checked < kCheckInterval) continue;
     checked = Clock::now();
     for (const Peer* peer : missing) {
       if (has_ended(peer->rank)) ended.push_back(peer);

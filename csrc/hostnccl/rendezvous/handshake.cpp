@@ -6,9 +6,9 @@ namespace hostnccl {
 namespace {
 
 constexpr size_t kMaxPending = 128;
-constexpr int kMaxAccepted = 64;                                   // in one call
-constexpr auto kTimeToProve = std::chrono::seconds(2);             // while there is room
-constexpr auto kTimeWithoutRoom = std::chrono::milliseconds(100);  // a rank connects again
+constexpr int kMaxAccepted = 64;                                // in one call
+constexpr auto kTimeToProve = std::chrono::seconds(2);          // with fewer than kMaxPending
+constexpr auto kTimeWhenFull = std::chrono::milliseconds(100);  // a rank then connects again
 
 }  // namespace
 
@@ -24,7 +24,7 @@ bool ConnectingSide::send_answer(int connection, const Challenge& challenge) con
   }
   Answer answer{};
   answer.proof = prove(key_, Side::Connecting, nonce_, challenge.nonce);
-  send_message(connection, answer);  // if the other side has gone, the next receive tells
+  send_message(connection, answer);  // if the other side is gone, the next receive reports it
   return true;
 }
 
@@ -36,7 +36,7 @@ void JoinListener::add_to(std::vector<pollfd>& waits) const {
 std::vector<Fd> JoinListener::advance() {
   accept_some();
   const bool full = pending_.size() >= kMaxPending;
-  const auto oldest = Clock::now() - (full ? Clock::duration(kTimeWithoutRoom) : kTimeToProve);
+  const auto oldest = Clock::now() - (full ? Clock::duration(kTimeWhenFull) : kTimeToProve);
   std::vector<Fd> proven;
   for (Pending& pending : pending_) {
     advance(pending);
@@ -65,7 +65,7 @@ void JoinListener::advance(Pending& pending) const {
   }
 }
 
-// The next step; false if it is wrong.
+// The next step. False if the message is wrong.
 bool JoinListener::challenge(Pending& pending, const Message& message) const {
   if (!pending.challenged) {
     const Hello* hello = std::get_if<Hello>(&message);

@@ -1,10 +1,10 @@
 // The handshake of a connection, in which both sides prove that they know the key of their
-// rendezvous. A user id is not enough: in a user namespace all unknown users have the same one.
+// rendezvous. The user id alone does not suffice: in a user namespace all unmapped users have the
+// same one.
 #pragma once
 
 #include <poll.h>
 
-#include <functional>
 #include <vector>
 
 #include "hostnccl/base/flag.h"
@@ -27,18 +27,18 @@ class ConnectingSide {
   Nonce nonce_;
 };
 
-// The listening side. Both the number of connections without proof and their time are limited, and
-// connections from other users are closed immediately. Thus no process can stall a join, or keep
-// the owner of this object from checking its deadline.
+// The listening side. It limits the number and the time of connections without proof, and closes
+// connections from other users immediately. No process can therefore stall a join, or prevent the
+// owner of this object from checking its deadline.
 class JoinListener {
  public:
   JoinListener(Fd listener, const RendezvousKey& key) : key_(key), listener_(std::move(listener)) {}
 
-  void add_to(std::vector<pollfd>& waits) const;  // what advance() waits for
-  // Continues with all connections without blocking, and returns those that are now proven. Throws
-  // if no descriptor is free.
+  void add_to(std::vector<pollfd>& waits) const;  // the descriptors that advance() reads
+  // Processes all connections without blocking and returns those that are now proven. Throws if no
+  // descriptor is free.
   std::vector<Fd> advance();
-  bool has_pending() const { return !pending_.empty(); }  // connections that are not proven yet
+  bool has_pending() const { return !pending_.empty(); }  // connections without proof
 
  private:
   struct Pending {

@@ -61,7 +61,7 @@ std::optional<Message> parse_message(std::span<const std::byte> bytes) {
 }
 
 Received receive_message(int socket, Message& message, Fd* passed_fd) {
-  std::byte buffer[sizeof(Message) + 1];  // a longer record has another length than any message
+  std::byte buffer[sizeof(Message) + 1];  // the extra byte detects longer records
   size_t length = 0;
   const Received received = receive_record(socket, buffer, length, passed_fd);
   if (received != Received::Message) return received;

@@ -1,8 +1,8 @@
-// Messages between ranks that have no shared memory yet: of a rendezvous, and of an exchange of
-// files. Each is one record, a struct of fixed size, and all are read by parse_message().
+// Messages between ranks without shared memory: of a rendezvous, and of a file exchange. Each is
+// one record, a struct of fixed size. parse_message() reads all of them.
 //
-// A connection begins with Hello from the connecting rank, Challenge, and Answer. Both ranks have
-// then proved that they know the key.
+// A connection begins with Hello from the connecting rank, Challenge, and Answer, after which both
+// ranks have proved that they know the key.
 #pragma once
 
 #include <bitset>
@@ -55,7 +55,7 @@ struct Answer : MessageHeader<MessageKind::Answer> {
   Proof proof;
 };
 
-// From a rank that has joined, to the host.
+// From a joining rank to the host.
 struct JoinRequest : MessageHeader<MessageKind::JoinRequest> {
   int32_t nranks;
   int32_t rank;
@@ -66,7 +66,7 @@ struct JoinRequest : MessageHeader<MessageKind::JoinRequest> {
   ProcessId process() const { return {static_cast<int32_t>(pid), start}; }
 };
 
-// From the host: which ranks have joined.
+// From the host: the ranks that have joined.
 struct Progress : MessageHeader<MessageKind::Progress> {
   int64_t host_rank;
   RankSet joined;
@@ -75,7 +75,7 @@ struct Progress : MessageHeader<MessageKind::Progress> {
 // All ranks have joined. Carries the descriptor of the memory.
 struct Accepted : MessageHeader<MessageKind::Accepted> {};
 
-// From the host: why there will be no communicator. From a joiner: why it gives up.
+// From the host: why no communicator is created. From a joiner: why it gives up.
 struct Failure : MessageHeader<MessageKind::Failure> {
   uint32_t code;
   char text[1020];  // ends with a zero
@@ -84,7 +84,7 @@ struct Failure : MessageHeader<MessageKind::Failure> {
   Error error() const { return Error(static_cast<abi::ncclResult_t>(code), text); }
 };
 
-// The memory of a rank that registers a window. Carries the descriptor.
+// From a rank that registers a window. Carries the descriptor of its memory.
 struct MemoryFile : MessageHeader<MessageKind::MemoryFile> {
   int64_t rank;
 };
@@ -92,7 +92,7 @@ struct MemoryFile : MessageHeader<MessageKind::MemoryFile> {
 using Message =
     std::variant<Hello, Challenge, Answer, JoinRequest, Progress, Accepted, Failure, MemoryFile>;
 
-// Empty unless the bytes are exactly a message, all of whose fields are in range.
+// Empty unless the bytes are exactly one message and all its fields are in range.
 std::optional<Message> parse_message(std::span<const std::byte> bytes);
 
 template <typename T>
@@ -101,10 +101,10 @@ bool send_message(int socket, const T& message, int passed_fd = -1) {
   return send_record(socket, std::as_bytes(std::span(&message, 1)), passed_fd);
 }
 
-// An invalid record counts as the end of the connection.
+// An invalid record is treated as the end of the connection.
 Received receive_message(int socket, Message& message, Fd* passed_fd = nullptr);
 
-// Proofs of the two sides that they know the key.
+// The proof of one side that it knows the key.
 enum class Side : uint8_t { Connecting, Listening };
 Proof prove(const RendezvousKey& key, Side side, const Nonce& connecting, const Nonce& listening);
 

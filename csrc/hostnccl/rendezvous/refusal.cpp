@@ -9,13 +9,14 @@
 namespace hostnccl {
 namespace {
 
-constexpr auto kTime = std::chrono::seconds(10);
-constexpr int kRefusalPollMs = 500;
+constexpr auto kRefusalTime = std::chrono::seconds(10);
+constexpr auto kReportTime = std::chrono::seconds(1);
 constexpr auto kPause = std::chrono::milliseconds(50);
-constexpr auto kTimeToTell = std::chrono::seconds(1);
+constexpr int kRefusalPollMs = 500;
 
-// Sends the reason to the listening rank; false if it does not receive it by the end.
-bool tell(int connection, const RendezvousKey& key, const Failure& reason, Clock::time_point end) {
+// Sends the reason to the listening rank. False if it did not receive it before the end.
+bool report(int connection, const RendezvousKey& key, const Failure& reason,
+            Clock::time_point end) {
   const ConnectingSide handshake(key);
   bool open = peer_is_same_user(connection) && handshake.send_hello(connection);
   while (open && Clock::now() < end) {
@@ -45,7 +46,7 @@ class Refusal {
       if (listener_) {
         answer();
       } else if (const Fd connection = try_connect(name_)) {
-        if (tell(connection.get(), key_, reason_, end_)) await_close(connection.get());
+        if (report(connection.get(), key_, reason_, end_)) await_close(connection.get());
       }
       std::this_thread::sleep_for(kPause);
     }
@@ -54,9 +55,9 @@ class Refusal {
  private:
   bool over() const { return Clock::now() >= end_; }
 
-  // Answers those that connect, until the end.
+  // Sends the reason to all ranks that connect, until the end.
   void answer() {
-    std::vector<Fd> refused;  // stay open until the end: closing one early would drop its reply
+    std::vector<Fd> refused;  // stay open until the end: an early close would discard the reason
     while (!over() && refused.size() < kMaxRanks) {
       std::vector<pollfd> waits;
       listener_->add_to(waits);
@@ -66,7 +67,7 @@ class Refusal {
           send_message(joiner.get(), reason_);
           refused.push_back(std::move(joiner));
         }
-      } catch (const Error&) {  // no free descriptor: perhaps there is one later
+      } catch (const Error&) {  // no free descriptor yet
         std::this_thread::sleep_for(kPause);
       }
     }
@@ -85,7 +86,7 @@ class Refusal {
   const SocketName name_;
   const Failure reason_;
   std::optional<JoinListener> listener_;
-  const Clock::time_point end_ = Clock::now() + kTime;
+  const Clock::time_point end_ = Clock::now() + kRefusalTime;
 };
 
 }  // namespace
@@ -104,9 +105,9 @@ void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
   }
 }
 
-void tell_host(const RendezvousKey& key, const Error& reason) {
+void refuse_host(const RendezvousKey& key, const Error& reason) {
   const Fd connection = try_connect(SocketName(key));
-  if (connection) tell(connection.get(), key, Failure::of(reason), Clock::now() + kTimeToTell);
+  if (connection) report(connection.get(), key, Failure::of(reason), Clock::now() + kReportTime);
 }
 
 }  // namespace hostnccl

@@ -1,10 +1,11 @@
 #include "hostnccl/rendezvous/rendezvous.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -15,8 +16,10 @@
 namespace hostnccl {
 namespace {
 
-constexpr int kGuestPollMs = 50;
-constexpr auto kHostCheckInterval = std::chrono::milliseconds(200);  // of the host's process
+constexpr int kPollMs = 50;
+constexpr auto kProcessCheckInterval = std::chrono::milliseconds(200);
+constexpr auto kProgressInterval = std::chrono::milliseconds(20);  // one message for several ranks
+constexpr auto kGracePeriod = std::chrono::milliseconds(700);      // for requests after an error
 
 // The segments that this process has mapped, by the keys of their rendezvous.
 struct Rendezvouses {
@@ -35,18 +38,12 @@ void forbid_second_use(const RendezvousKey& key) {
   const auto found = all.segments.find(key);
   if (found != all.segments.end() && !found->second.expired()) {
     fail(abi::ncclInvalidUsage,
-         "commId: it has already created a communicator, which has all its ranks");
+         "commId has already created a communicator, and all of its ranks have joined");
   }
 }
 
-constexpr int kHostPollMs = 50;
-constexpr auto kGuestCheckInterval = std::chrono::milliseconds(200);  // of processes
-constexpr auto kProgressInterval =
-    std::chrono::milliseconds(20);                       // ranks that come together wake nobody
-constexpr auto kGrace = std::chrono::milliseconds(700);  // for requests that are still to come
-
-// Waits some seconds if the receiver's queue is full, or too many descriptors are under way. False,
-// with errno, if it cannot be sent.
+// Sends a message. Waits some seconds if the receiver's queue is full or too many descriptors are
+// in transit. False, with errno set, if it cannot be sent.
 template <typename T>
 bool deliver(int connection, const T& message, int passed_fd = -1) {
   const auto end = Clock::now() + std::chrono::seconds(5);
@@ -57,11 +54,13 @@ bool deliver(int connection, const T& message, int passed_fd = -1) {
   return true;
 }
 
-std::string name_of(const JoinRequest& request) {
-  return format("rank %d (pid %d)", request.rank, int(request.pid));
+std::string name_of(int64_t rank, int64_t pid) {
+  return format("rank %d (pid %d)", int(rank), int(pid));
 }
 
-// The segment of that rendezvous in this process. Maps the file if it is not mapped yet.
+std::string name_of(const JoinRequest& request) { return name_of(request.rank, request.pid); }
+
+// The segment of a rendezvous in this process. Maps the file if it is not mapped yet.
 std::shared_ptr<Segment> map_segment(const Fd& file, int nranks, const RendezvousKey& key) {
   Rendezvouses& all = rendezvouses();
   const std::lock_guard lock(all.mutex);
@@ -85,13 +84,13 @@ JoinRequest make_join_request(const RendezvousKey& key, int nranks, int rank) {
 
 }  // namespace
 
-// Host of a rendezvous: collects the join requests, checks that they agree, and sends each joiner
-// the segment or the reason for a refusal.
+// The host of a rendezvous. It collects the join requests, checks that they agree, and sends each
+// joiner the segment or the reason for a refusal.
 class RendezvousHost {
  public:
   RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Fd listener);
   std::shared_ptr<Segment> run();
-  // After it: throws if a joiner could not map the segment.
+  // After run(): throws if a joiner could not map the segment.
   void check_joiners() const;
 
  private:
@@ -111,7 +110,7 @@ class RendezvousHost {
   [[noreturn]] void fail_joiner(const Joiner& joiner, const char* how) const;
   void check(const JoinRequest& request) const;
   void check_key(const JoinRequest& request) const;
-  void check_processes() const;  // of the joiners, and of the ranks that are missing
+  void check_processes() const;
   void send_progress() const;
   std::shared_ptr<Segment> send_segment();
   [[noreturn]] void refuse(const Error& reason);
@@ -124,9 +123,41 @@ class RendezvousHost {
   std::vector<Joiner> joiners_;
   RankSet joined_;
   bool refusing_ = false;
-  int requests_ = 1;    // of joiners, and this rank's own
+  int requests_ = 1;    // including this rank's own
   int largest_nranks_;  // of all requests
 };
+
+void JoinedRanks::set(const RankSet& joined) {
+  const std::lock_guard lock(mutex_);
+  joined_ = joined;
+}
+
+std::vector<int> JoinedRanks::missing() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> missing;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    if (!joined_.test(static_cast<size_t>(rank))) missing.push_back(rank);
+  }
+  return missing;
+}
+
+std::string JoinedRanks::count_text() const {
+  return format("%zu of %d ranks", static_cast<size_t>(nranks_) - missing().size(), nranks_);
+}
+
+std::string JoinedRanks::missing_text() const {
+  constexpr size_t kMaxNamed = 16;
+  const std::vector<int> ranks = missing();
+  std::string text;
+  for (size_t i = 0; i < std::min(ranks.size(), kMaxNamed); ++i) {
+    text += format("%s%d", i == 0 ? "; missing: " : ", ", ranks[i]);
+  }
+  return ranks.size() > kMaxNamed ? text + ", ..." : text;
+}
+
+std::string JoinedRanks::progress_text() const {
+  return count_text() + " have joined" + missing_text();
+}
 
 Rendezvous::Rendezvous(int nranks, int rank, Watch watch, const Creation& creation)
     : nranks_(nranks),
@@ -162,8 +193,8 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
   }
 }
 
-// Null if the host closed the connection before it replied: its rendezvous was already over, or it
-// had no room for another connection.
+// Null if the host closed the connection before it replied, because its rendezvous was already over
+// or it had too many connections.
 std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd connection) {
   const int fd = connection.get();
   if (!peer_is_same_user(fd)) {
@@ -177,8 +208,8 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
   const auto check_host = [&](bool closed) {
     const bool alive = closed ? is_alive_after_close(host) : is_alive(host);
     if (alive && (!closed || host_rank < 0)) return;
-    const std::string who = host_rank < 0 ? format("pid %d", host.pid)
-                                          : format("rank %d (pid %d)", int(host_rank), host.pid);
+    const std::string who =
+        host_rank < 0 ? format("pid %d", host.pid) : name_of(host_rank, host.pid);
     const Error reason(abi::ncclRemoteError,
                        format("%s %s during the rendezvous that it hosted; %s", who.c_str(),
                               alive ? "gave up" : "died", progress().c_str()));
@@ -186,7 +217,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
     throw reason;
   };
   auto checked = Clock::now();
-  bool proven = false;  // nothing is read from a host that has not proved to know the key
+  bool proven = false;  // whether the host has proved that it knows the key
   while (open) {
     Message message;
     Fd file;
@@ -198,9 +229,9 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
         throw *reason;
       }
       pollfd wait{fd, POLLIN, 0};
-      poll(&wait, 1, kGuestPollMs);
-      // Its sockets outlive it in its forked children.
-      if (Clock::now() - checked < kHostCheckInterval) continue;
+      poll(&wait, 1, kPollMs);
+      // The host's sockets outlive it in its forked children.
+      if (Clock::now() - checked < kProcessCheckInterval) continue;
       checked = Clock::now();
       check_host(false);
     } else if (!proven) {
@@ -225,30 +256,30 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
   return nullptr;
 }
 
-// Tells the host about a failure: all ranks would wait for this one.
+// Reports an error to the host, because all ranks would wait for this one.
 std::shared_ptr<Segment> Rendezvous::map(int connection, const RendezvousKey& key,
                                          const Fd& file) const {
   try {
     return map_segment(file, nranks_, key);
   } catch (...) {
     const Error error = current_error();
-    const Error for_others(abi::ncclRemoteError,
-                           format("rank %d (pid %d) cannot map the memory of the communicator: %s",
-                                  rank_, this_process().pid, error.what()));
+    const Error for_others(
+        abi::ncclRemoteError,
+        name_of(rank_, getpid()) + " cannot map the memory of the communicator: " + error.what());
     send_message(connection, Failure::of(for_others));
     throw error;
   }
 }
 
 std::optional<Error> Rendezvous::given_up() const {
-  const std::string name = format("rank %d (pid %d)", rank_, this_process().pid);
+  const std::string name = name_of(rank_, getpid());
   if (const auto reason = creation_.ended()) {
     return Error(reason->code(), name + " " + reason->text() + "; " + progress());
   }
   if (!creation_.late()) return std::nullopt;
-  return Error(abi::ncclTimeout,
-               format("%s gave up: %zu of %d ranks joined within %g s%s", name.c_str(),
-                      joined_.count(), nranks_, creation_.limit(), joined_.missing().c_str()));
+  return Error(abi::ncclTimeout, format("%s gave up: %s joined within %g s%s", name.c_str(),
+                                        joined_.count_text().c_str(), creation_.limit(),
+                                        joined_.missing_text().c_str()));
 }
 
 void Rendezvous::check_given_up() const {
@@ -257,9 +288,7 @@ void Rendezvous::check_given_up() const {
 
 void Rendezvous::check_missing() const {
   if (!watch_) return;
-  for (int rank = 0; rank < nranks_; ++rank) {
-    if (!joined_.has(rank)) watch_(rank);
-  }
+  for (const int rank : joined_.missing()) watch_(rank);
 }
 
 RendezvousHost::RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Fd listener)
@@ -283,16 +312,16 @@ std::shared_ptr<Segment> RendezvousHost::run() {
 void RendezvousHost::collect_requests() {
   file_ = Segment::make_file(rendezvous_.nranks_);  // while the others connect
   auto checked = Clock::now();
-  int told = 0;  // requests_ of the last progress
+  int reported = 0;  // requests_ at the last progress message
   while (requests_ < rendezvous_.nranks_) {
     rendezvous_.check_given_up();
     poll_once();
     const auto now = Clock::now();
-    if (requests_ != told && now - checked >= kProgressInterval) {
+    if (requests_ != reported && now - checked >= kProgressInterval) {
       send_progress();
-      told = requests_;
+      reported = requests_;
     }
-    if (requests_ == rendezvous_.nranks_ || now - checked < kGuestCheckInterval) continue;
+    if (requests_ == rendezvous_.nranks_ || now - checked < kProcessCheckInterval) continue;
     check_processes();
     rendezvous_.check_missing();
     checked = now;
@@ -304,7 +333,7 @@ void RendezvousHost::poll_once() {
   waits.reserve(joiners_.size() + 1);
   for (const Joiner& joiner : joiners_) waits.push_back({joiner.connection.get(), POLLIN, 0});
   listener_->add_to(waits);
-  poll(waits.data(), waits.size(), kHostPollMs);
+  poll(waits.data(), waits.size(), kPollMs);
   const size_t connected = joiners_.size();
   for (size_t i = 0; i < connected; ++i) {
     if (waits[i].revents != 0) read_messages(joiners_[i]);
@@ -340,7 +369,7 @@ void RendezvousHost::note_closed(Joiner& joiner) {
   fail_joiner(joiner, is_alive_after_close(joiner.request.process()) ? "gave up" : "died");
 }
 
-// A joiner gives up, or an earlier rendezvous of this id has failed, without this rank.
+// A joiner gives up, or an earlier rendezvous of this id, without this rank, has failed.
 void RendezvousHost::note_failure(const Failure& failure) const {
   if (!refusing_) throw failure.error();
 }
@@ -384,13 +413,13 @@ void RendezvousHost::check(const JoinRequest& request) const {
     const auto earlier = std::find_if(joiners_.begin(), joiners_.end(), [&](const Joiner& joiner) {
       return joiner.has_request && joiner.request.rank == request.rank;
     });
-    first = &earlier->request;  // joiners are in the order of their connections
+    first = &earlier->request;  // it exists: joiners are in the order of their connections
   }
   fail(abi::ncclInvalidUsage, "rank %d is used twice: by pid %d and by pid %d", request.rank,
        int(first->pid), int(request.pid));
 }
 
-// A connection outlives its process in the processes that it has forked.
+// A connection outlives its process in the children of that process.
 void RendezvousHost::check_processes() const {
   for (const Joiner& joiner : joiners_) {
     if (!joiner.has_request || is_alive(joiner.request.process())) continue;
@@ -415,7 +444,7 @@ std::shared_ptr<Segment> RendezvousHost::send_segment() {
     if (joiner.has_request) segment->set_process(joiner.request.rank, joiner.request.process());
   }
   for (const Joiner& joiner : joiners_) {
-    // A joiner that is gone by now is detected at the first barrier.
+    // The first barrier detects a joiner that has gone.
     if (!joiner.has_request || deliver(joiner.connection.get(), Accepted(), file_.get()) ||
         errno == EPIPE || errno == ECONNRESET) {
       continue;
@@ -430,7 +459,7 @@ std::shared_ptr<Segment> RendezvousHost::send_segment() {
   return segment;
 }
 
-// A joiner closes its connection when it has mapped the segment.
+// A joiner closes its connection after it has mapped the segment.
 void RendezvousHost::check_joiners() const {
   for (const Joiner& joiner : joiners_) {
     Message message;
@@ -442,17 +471,16 @@ void RendezvousHost::check_joiners() const {
 void RendezvousHost::refuse(const Error& reason) {
   refusing_ = true;
   const bool given_up = rendezvous_.creation_.given_up().has_value();
-  const bool at_once = given_up || reason.code() == abi::ncclTimeout;
-  const auto end = Clock::now() + kGrace;
-  const auto more_to_come = [&] {
-    return at_once ? listener_->has_pending() : requests_ < largest_nranks_;
+  const auto end = Clock::now() + kGracePeriod;
+  const auto expects_more = [&] {
+    return given_up ? listener_->has_pending() : requests_ < largest_nranks_;
   };
   const Failure failure = Failure::of(reason);
   try {
     accept();
-    while (more_to_come() && Clock::now() < end) poll_once();
+    while (expects_more() && Clock::now() < end) poll_once();
   } catch (const Error&) {
-    // No free descriptor: those that have joined get the reason.
+    // No free descriptor: only the ranks that have joined get the reason.
   }
   for (const Joiner& joiner : joiners_) {
     if (joiner.connection) deliver(joiner.connection.get(), failure);

@@ -1,43 +1,60 @@
-// Rendezvous (bootstrap) of the ranks that hold the same unique id. The first rank binds the socket
-// of that id and is the host, within its own init call. The others connect and send it join
-// requests. When all have joined, each rank gets the memory of the segment; on an error each gets
+// Rendezvous (bootstrap) of the ranks with the same unique id. The first rank binds the socket of
+// that id and is the host, within its own init call. The others connect and send join requests.
+// When all have joined, the host sends each rank the memory of the segment. On an error it sends
 // the reason.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hostnccl/rendezvous/creation.h"
-#include "hostnccl/rendezvous/joined_ranks.h"
+#include "hostnccl/rendezvous/messages.h"
 #include "hostnccl/segment/segment.h"
 
 namespace hostnccl {
+
+// The ranks that have joined a rendezvous. Any thread may query them.
+class JoinedRanks {
+ public:
+  JoinedRanks(int nranks, int rank) : nranks_(nranks) { joined_.set(static_cast<size_t>(rank)); }
+
+  void set(const RankSet& joined);
+  std::vector<int> missing() const;
+  std::string count_text() const;     // "2 of 4 ranks"
+  std::string missing_text() const;   // "; missing: 1, 3". Empty if none is missing
+  std::string progress_text() const;  // "2 of 4 ranks have joined; missing: 1, 3"
+
+ private:
+  const int nranks_;
+  mutable std::mutex mutex_;
+  RankSet joined_;
+};
 
 class RendezvousHost;
 
 class Rendezvous {
  public:
-  // Throws if a rank can no longer join; may be empty.
+  // Throws if a rank can no longer join. May be empty.
   using Watch = std::function<void(int rank)>;
 
   Rendezvous(int nranks, int rank, Watch watch, const Creation& creation);
   ~Rendezvous();
 
-  // Blocks until all ranks have joined. Throws on an error of any rank, and if one gives up the
-  // creation.
+  // Blocks until all ranks have joined. Throws on an error of any rank, or if one gives up.
   std::shared_ptr<Segment> run(const RendezvousKey& key);
-  // Used until all ranks use the segment: throws if a rank has reported that it cannot.
+  // Throws if a rank has reported that it cannot map the segment. Called until all ranks use it.
   void check_joiners() const;
 
-  std::string progress() const { return joined_.progress(); }
+  std::string progress() const { return joined_.progress_text(); }
 
  private:
   std::shared_ptr<Segment> try_join(const RendezvousKey& key, Fd connection);
   std::shared_ptr<Segment> map(int connection, const RendezvousKey& key, const Fd& file) const;
-  // Why this rank gives up.
-  std::optional<Error> given_up() const;
+  std::optional<Error> given_up() const;  // why this rank gives up
   void check_given_up() const;
   void check_missing() const;
   friend class RendezvousHost;
@@ -47,7 +64,7 @@ class Rendezvous {
   const Watch watch_;
   const Creation& creation_;
   JoinedRanks joined_;
-  std::unique_ptr<RendezvousHost> host_;  // if this rank is it
+  std::unique_ptr<RendezvousHost> host_;  // if this rank is the host
 };
 
 }  // namespace hostnccl

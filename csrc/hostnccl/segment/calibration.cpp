@@ -7,20 +7,20 @@
 #include <cstring>
 #include <vector>
 
-#include "hostnccl/base/process_memory.h"
+#include "hostnccl/base/process.h"
 #include "hostnccl/kernels/copy.h"
 
 namespace hostnccl {
 namespace {
 
-constexpr auto kMost = std::chrono::milliseconds(30);    // of all
-constexpr auto kShare = std::chrono::microseconds(150);  // of one time
-constexpr size_t kLeastRuns = 3;
-constexpr size_t kMostRuns = 31;
+constexpr auto kTotalTime = std::chrono::milliseconds(30);       // at most
+constexpr auto kTimePerMedian = std::chrono::microseconds(150);  // about
+constexpr size_t kMinRuns = 3;                                   // per median
+constexpr size_t kMaxRuns = 31;
 
-constexpr int kSpins = 1000;  // between two looks at the clock
+constexpr int kSpins = 1000;  // between two checks of the clock
 
-struct Interrupted {};
+struct Late {};  // thrown at the deadline
 
 using Work = CalibrationState::Work;
 
@@ -34,27 +34,27 @@ class Calibrator {
         peers_(segment.rank_state(1 - rank).calibration),
         out_(segment.pair_ring(rank, 1 - rank)),
         in_(segment.pair_ring(1 - rank, rank)),
-        deadline_(Clock::now() + kMost),
+        deadline_(Clock::now() + kTotalTime),
         sent_(Measurements::kLarge),
         received_(Measurements::kLarge) {
     own_.buffer = reinterpret_cast<uint64_t>(sent_.data());
   }
   Calibrator(const Calibrator&) = delete;
   Calibrator& operator=(const Calibrator&) = delete;
-  ~Calibrator() { reset(); }  // also after an interruption
+  ~Calibrator() { reset(); }
 
   Measurements lead() {
     Measurements found{};
-    run({Work::Nothing});  // the peer's buffer is known from here on
-    found.round_trip = usual({Work::Nothing});
+    run({Work::Nothing});  // afterwards the address of the peer's buffer is known
+    found.round_trip = median({Work::Nothing});
     for (const bool streams : {false, true}) {
       found.message[streams] = time({Work::Message, streams});
       found.exchange[streams] = time({Work::Exchange, streams});
       found.blocks[streams] = time({Work::Blocks, streams});
     }
     if (can_read_peer()) found.direct = time({Work::Read});
-    // Two ranks that share a CPU seem far apart.
-    found.round_trip = std::max(found.round_trip, usual({Work::Nothing}));
+    // Between two ranks on one CPU a round trip is long.
+    found.round_trip = std::max(found.round_trip, median({Work::Nothing}));
     run({Work::End});
     reset();
     for (const int rank : {0, 1}) segment_.release_memory(rank);
@@ -65,7 +65,7 @@ class Calibrator {
     for (uint32_t turn = 1;; ++turn) {
       await(peers_.turn, turn);
       const Work work = peers_.work;
-      take_part(work);
+      execute(work);
       if (work.kind == Work::End) reset();
       own_.turn.store(turn, std::memory_order_release);
       if (work.kind == Work::End) return;
@@ -73,32 +73,32 @@ class Calibrator {
   }
 
  private:
-  // Resets the flags that this rank writes to those of a new segment.
+  // Resets the flags that this rank writes to the values of a new segment.
   void reset() {
     out_.posted.signal(0);
     in_.taken.signal(0);
   }
 
-  // The time until this rank has done its part; returns once the peer has done its part as well.
+  // Executes work on both ranks. Returns the time that it took, for a read only that of this rank.
   double run(const Work& work) {
     own_.work = work;
     const auto start = Clock::now();
     own_.turn.store(++turn_, std::memory_order_release);
-    take_part(work);
+    execute(work);
     if (work.kind != Work::Read) await(peers_.turn, turn_);
     const std::chrono::duration<double, std::nano> took = Clock::now() - start;
     await(peers_.turn, turn_);
     return took.count();
   }
 
-  // The median of several runs: a mean would include interruptions, and operations seldom reach the
-  // minimum.
-  double usual(const Work& work) {
-    std::array<double, kMostRuns> runs;
+  // The median time of several runs. A mean would include preemptions, and operations rarely reach
+  // the minimum.
+  double median(const Work& work) {
+    std::array<double, kMaxRuns> runs;
     size_t count = 0;
     run(work);
-    const auto end = Clock::now() + kShare;
-    while (count < kLeastRuns || (count < kMostRuns && Clock::now() < end)) {
+    const auto end = Clock::now() + kTimePerMedian;
+    while (count < kMinRuns || (count < kMaxRuns && Clock::now() < end)) {
       runs[count++] = run(work);
     }
     auto* const middle = runs.data() + count / 2;
@@ -109,13 +109,14 @@ class Calibrator {
   Measurements::Time time(Work work) {
     Measurements::Time found;
     work.bytes = Measurements::kSmall;
-    found.small = usual(work);
+    found.small = median(work);
     work.bytes = Measurements::kLarge;
-    found.large = usual(work);
+    found.large = median(work);
     return found;
   }
 
-  void take_part(const Work& work) {
+  // The part of this rank in work.
+  void execute(const Work& work) {
     const bool leads = rank_ == 0;
     const bool both = work.kind == Work::Exchange;
     if (work.kind == Work::Message || both) {
@@ -127,7 +128,7 @@ class Calibrator {
     }
   }
 
-  // Moves data through the rings as messages of several pieces do (operations/p2p.cpp).
+  // Moves data through the rings like messages of several pieces (operations/p2p.cpp).
   void transfer(size_t to_send, size_t to_receive, bool streams) {
     const auto cells = [](size_t bytes) { return static_cast<uint32_t>(bytes / kCellBytes); };
     const uint32_t send_end = out_.posted.load_own() + cells(to_send);
@@ -154,7 +155,7 @@ class Calibrator {
     }
   }
 
-  // Like a round of a collective (operations/collective_staged.cpp).
+  // Moves data like a round of a collective (operations/collective_staged.cpp).
   void exchange_blocks(size_t bytes, bool streams) {
     static_assert(Measurements::kLarge <= kStagingBytes);
     stage(segment_.rank_state(rank_).staging_buffers[0], sent_.data(), bytes, streams);
@@ -175,11 +176,10 @@ class Calibrator {
     for (int spins = 1; turn.load(std::memory_order_acquire) != target; ++spins) pause(spins);
   }
 
-  // The peer may need this CPU.
   void pause(int spins) const {
     if (spins % kSpins != 0) return;
-    if (Clock::now() > deadline_) throw Interrupted{};
-    sched_yield();
+    if (Clock::now() > deadline_) throw Late{};
+    sched_yield();  // the peer may need this CPU
   }
 
   Segment& segment_;
@@ -207,7 +207,7 @@ std::optional<Measurements> lead_calibration(Segment& segment) {
   try {
     const Measurements found = Calibrator(segment, 0).lead();
     if (plausible(found)) return found;
-  } catch (const Interrupted&) {
+  } catch (const Late&) {
   }
   return std::nullopt;
 }
@@ -216,7 +216,7 @@ void follow_calibration(Segment& segment) {
   if (!can_calibrate(segment)) return;
   try {
     Calibrator(segment, 1).follow();
-  } catch (const Interrupted&) {
+  } catch (const Late&) {
   }
 }
 

@@ -3,7 +3,6 @@
 #include <strings.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -13,8 +12,6 @@
 
 namespace hostnccl {
 namespace {
-
-std::atomic<bool> strict_calls{true};
 
 void check_range(const char* field, int value, int least, int most) {
   if (value == abi::kUndefInt || (value >= least && value <= most)) return;
@@ -39,7 +36,7 @@ void check_ignored(const abi::ncclConfig_t& config) {
   check_range("cgaClusterSize", config.cgaClusterSize, 0, kAny);
   check_range("minCTAs", config.minCTAs, 1, kAny);
   check_range("maxCTAs", config.maxCTAs, 1, kAny);
-  // An undefined maximum is below every minimum.
+  // As in NCCL, an undefined maximum is below every minimum.
   if (config.minCTAs > config.maxCTAs && config.minCTAs != abi::kUndefInt) {
     fail(abi::ncclInvalidArgument,
          "config->minCTAs=%d is above config->maxCTAs=%d: set both, or the maximum alone",
@@ -53,7 +50,7 @@ void check_ignored(const abi::ncclConfig_t& config) {
   check_range("graphUsageMode", config.graphUsageMode, 0, 2);
   check_range("maxP2pPeers", config.maxP2pPeers, 1, kAny);
   check_flag("graphStreamOrdering", config.graphStreamOrdering);
-  // NCCL's built-in networks; others are plugins.
+  // NCCL's built-in networks. Others are plugins.
   const auto is_name = [&](const char* name) { return strcasecmp(config.netName, name) == 0; };
   if (config.netName != nullptr && !is_name("Socket") && !is_name("IB")) {
     fail(abi::ncclInvalidUsage, "config->netName=\"%s\" is not a network: Socket or IB",
@@ -63,26 +60,21 @@ void check_ignored(const abi::ncclConfig_t& config) {
 
 }  // namespace
 
-void set_strict_calls(bool on) { strict_calls = on; }
-bool strict_calls_on() { return strict_calls; }
-
 CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inherited) {
   if (given == nullptr) return inherited;
   constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking);
-  constexpr size_t kLargest = size_t{1} << 16;  // anything larger is uninitialised memory
+  constexpr size_t kLargest = size_t{1} << 16;  // a larger size is uninitialized memory
   if (given->magic != abi::kApiMagic) {
     fail(abi::ncclInvalidArgument,
-         "config->magic=%#x: it was not initialised with "
-         "NCCL_CONFIG_INITIALIZER",
-         given->magic);
+         "config->magic=%#x: it was not initialized with NCCL_CONFIG_INITIALIZER", given->magic);
   }
   if (given->size < kSmallest || given->size > kLargest) {
     fail(abi::ncclInvalidArgument, "config->size=%zu is not the size of an ncclConfig_t",
          given->size);
   }
-  abi::ncclConfig_t config;  // fields unknown to an older caller keep their defaults
+  abi::ncclConfig_t config;  // fields that an older caller lacks keep their defaults
   std::memcpy(&config, given, std::min(given->size, sizeof config));
-  CommSettings settings;  // a config given to a split replaces the parent's completely
+  CommSettings settings;  // the config of a split replaces the parent's completely
   check_flag("blocking", config.blocking);
   if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
   const char* environment = std::getenv("NCCL_COMM_BLOCKING");

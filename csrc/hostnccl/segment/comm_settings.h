@@ -1,8 +1,9 @@
-// Settings of one communicator: the fields of ncclConfig_t that this engine uses. It ignores the
-// others, which concern GPU kernels and networks; in strict mode it rejects the values that NCCL
-// rejects.
+// CommSettings: the settings of one communicator, from the fields of ncclConfig_t that this engine
+// uses. It ignores the others, which concern GPU kernels and networks. In strict mode it rejects
+// the values that NCCL rejects.
 #pragma once
 
+#include <atomic>
 #include <string>
 
 #include "abi/nccl_types.h"
@@ -11,27 +12,27 @@
 
 namespace hostnccl {
 
-// Whether strict mode includes strict calls, for communicators created from now on. Off for a
+// Whether strict mode includes strict calls, for communicators created from now on. Off in a
 // program that implements these rules itself (hostSetStrictCalls).
-void set_strict_calls(bool on);
-bool strict_calls_on();
+inline std::atomic<bool> strict_calls_enabled{true};
 
 struct CommSettings {
   bool blocking = true;
   bool strict = param_number(ParamId::Strict) != 0;
-  // In strict mode: calls of a non-blocking communicator are in progress when they return, the next
-  // call is refused until they complete, and a refusal becomes the communicator's permanent error.
-  bool strict_calls = strict && strict_calls_on();
-  // First operations connect their ranks: see Connections.
+  // In strict mode: a call on a non-blocking communicator is in progress when it returns, the next
+  // call is refused until it is complete, and a refusal is the communicator's permanent error.
+  bool strict_calls = strict && strict_calls_enabled;
+  // Whether first operations connect their ranks: see communicator/connections.h.
   bool connects = strict_calls && param_number(ParamId::Connect) != 0;
-  bool split_share = false;   // of the children that split() makes, and shrink()
-  bool shrink_share = false;  // both have an effect in strict mode only
+  bool split_share = false;   // of children created by split(), in strict mode only
+  bool shrink_share = false;  // the same for shrink()
   std::string name;
   SignalRange signals;
   bool rma_eager_init = false;  // signals work without a window
 };
 
-// config may be of an older or newer version of the struct; if it is null, inherited is returned.
+// Checks and reads a config, which may be of an older or newer version of the struct. Null: returns
+// inherited.
 CommSettings read_config(const pynccl::abi::ncclConfig_t* config,
                          const CommSettings& inherited = {});
 

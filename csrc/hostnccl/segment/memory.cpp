@@ -1,5 +1,6 @@
 #include "hostnccl/segment/memory.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,13 +23,17 @@ Allocations& allocations() {
   return instance;
 }
 
+size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
 size_t whole_pages(size_t bytes) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t page = page_bytes();
   if (bytes > static_cast<size_t>(PTRDIFF_MAX) - page) {
     fail(abi::ncclInvalidArgument, "size=%zu exceeds the address space", bytes);
   }
   return (std::max<size_t>(bytes, 1) + page - 1) / page * page;
 }
+
+size_t offset_in_page(size_t offset) { return offset % page_bytes(); }
 
 }  // namespace
 
@@ -46,12 +51,12 @@ void* allocate_memory(size_t bytes) {
 }
 
 void free_memory(void* memory) {
-  std::shared_ptr<Allocation> freed;  // unmapped after the lock is released
+  std::shared_ptr<Allocation> freed;  // unmapped when the lock has been released
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_base.find(reinterpret_cast<uintptr_t>(memory));
   if (found == all.by_base.end()) {
-    fail(abi::ncclInvalidArgument, "ptr=%p was not allocated by ncclMemAlloc, or is freed already",
+    fail(abi::ncclInvalidArgument, "ptr=%p was not allocated by ncclMemAlloc, or has been freed",
          memory);
   }
   freed = std::move(found->second);
@@ -65,6 +70,33 @@ std::shared_ptr<Allocation> find_allocation(const void* address, size_t bytes) {
   if (next == all.by_base.begin()) return nullptr;
   const std::shared_ptr<Allocation>& candidate = std::prev(next)->second;
   return candidate->contains(address, bytes) ? candidate : nullptr;
+}
+
+FlatMemory::FlatMemory(int nranks, size_t most_bytes, size_t offset)
+    : within_page_(offset_in_page(offset)) {
+  stride_4g_ = static_cast<uint32_t>(((within_page_ + most_bytes - 1) >> 32) + 1);
+  reserved_ = (size_t{stride_4g_} << 32) * static_cast<size_t>(nranks);
+  void* reserved =
+      mmap(nullptr, reserved_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    fail_errno("reserving %zu GiB of addresses for a window of %d ranks", reserved_ >> 30, nranks);
+  }
+  base_ = static_cast<char*>(reserved);
+}
+
+FlatMemory::~FlatMemory() {
+  if (base_ != nullptr) munmap(base_, reserved_);
+}
+
+void FlatMemory::map(int rank, int file, size_t offset, size_t bytes) {
+  if (offset_in_page(offset) != within_page_) {
+    fail(abi::ncclInvalidUsage,
+         "the windows of the ranks begin at different offsets in a page: kernels could not "
+         "address them");
+  }
+  void* mapped = mmap(page_of(rank), within_page_ + bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(offset - within_page_));
+  if (mapped == MAP_FAILED) fail_errno("mmap of %zu bytes of shared memory", bytes);
 }
 
 }  // namespace hostnccl

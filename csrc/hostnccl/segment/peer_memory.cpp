@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "hostnccl/base/process_memory.h"
+#include "hostnccl/base/process.h"
 
 namespace hostnccl {
 namespace {

@@ -2,9 +2,9 @@
 // process_vm_readv.
 //
 // A rank whose operation fails returns its buffers to the user while peers may still read them by
-// pointer. A reader therefore marks its access (AccessEpoch). An ExposureEpoch that ends without
-// close() waits until no rank of its process reads any more. The failure is written to the segment
-// first, so that readers stop soon.
+// pointer. Readers therefore mark their access (AccessEpoch), and an ExposureEpoch that ends
+// without close() waits until no rank of its process reads. The rank fails the segment first, which
+// stops the readers.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@
 
 namespace hostnccl {
 
-// Access of this rank to peers' buffers, for its lifetime. check() throws if the segment has
-// failed: then the owner of a buffer may have overwritten what was read. Call finish() after the
-// last read.
+// The period during which this rank reads peers' buffers: the lifetime of the object. Call check()
+// after the last read. It throws if the segment has failed, because the owner of a buffer may then
+// have overwritten it.
 class AccessEpoch {
  public:
   AccessEpoch(Segment& segment, int rank, const WindowSet* windows);
@@ -26,13 +26,12 @@ class AccessEpoch {
   ~AccessEpoch();
 
   void read(int peer, uint64_t address, void* to, size_t bytes) const;
-  // The peer's bytes: a pointer to its memory if that is mapped here, else a copy in scratch.
+  // A pointer to the peer's bytes: to its memory if that is mapped here, else to a copy in scratch.
   const void* view(int peer, uint64_t address, void* scratch, size_t bytes) const;
   void check() const;
-  void finish() const { check(); }
 
  private:
-  // The address of the peer's memory in this process; null if it is not mapped.
+  // The address of the peer's memory in this process. Null if it is not mapped.
   const char* local_address(int peer, uint64_t address, size_t bytes) const;
 
   Segment& segment_;
@@ -40,7 +39,7 @@ class AccessEpoch {
   std::atomic<uint32_t>& accessing_;
 };
 
-// Exposure of this rank's buffers to peers, until close().
+// The period during which peers may read this rank's buffers, until close().
 class ExposureEpoch {
  public:
   ExposureEpoch(Segment& segment, int rank) : segment_(segment), rank_(rank) {}

@@ -1,6 +1,5 @@
 // Layouts in the shared segment: one Header, one RankState per rank, one PairRing per ordered pair
-// of ranks. Segment places them. All of it starts as zeros; a page has no memory until it is
-// touched.
+// of ranks. All of them start as zeros. A page has no memory until it is touched.
 #pragma once
 
 #include <sched.h>
@@ -20,10 +19,10 @@ namespace hostnccl {
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kStagingBytes = size_t{256} << 10;
 
-// Membership of a rank. Revoked and Shrunk: a member that runs no more operations.
+// Membership of a rank. Revoked and Shrunk: a member that runs no operations any more.
 enum class Presence : uint32_t { Absent, Alive, Left, Aborted, Revoked, Shrunk };
 
-// One collective call of one rank, which the peers compare with their own.
+// A collective call as published by one rank. The peers compare it with their own calls.
 struct Descriptor {
   uint64_t count;  // elements of one block
   uint64_t send;   // addresses in the owner's memory
@@ -36,10 +35,10 @@ struct Descriptor {
   uint8_t multiplies;
   uint8_t path;
   uint64_t tag;      // userProfilerTag, for error texts only
-  uint64_t windows;  // WindowSet::identity() if all that peers read lies in windows, else 0
+  uint64_t windows;  // WindowSet::identity() if peers read only from windows, else 0
 };
 
-// The number of signals that a rank has for each peer: contexts, and signals per context.
+// The numbers of contexts and of signals per context that a rank has for each peer.
 struct SignalRange {
   uint32_t contexts = 1;
   uint32_t per_context = 1;
@@ -49,20 +48,20 @@ struct SignalRange {
 };
 inline constexpr uint32_t kMaxSignals = 1024;
 
-// A rank's contribution when new communicators are derived from this one.
+// A rank's contribution to the derivation of new communicators.
 struct ExchangeRecord {
   int32_t group;  // split: its color; grow: the new size
   int32_t order;  // split: its key; grow: 1 for the root
   RendezvousKey key;
 };
 
-// A set of ranks, which others may read while it is written.
+// A set of ranks that peers may read while it is written.
 struct SharedRanks {
   std::atomic<uint64_t> words[kMaxRanks / 64];
 };
 
-// A calibration between ranks 0 and 1: rank 0 publishes work and its number, both do their part,
-// rank 1 publishes the number. See segment/calibration.h.
+// A calibration between ranks 0 and 1: rank 0 publishes work and its number, both execute it, rank
+// 1 publishes the number. See calibration.h.
 struct CalibrationState {
   struct Work {
     enum Kind : uint8_t { Nothing, Message, Exchange, Blocks, Read, End } kind = Nothing;
@@ -74,28 +73,28 @@ struct CalibrationState {
   uint64_t buffer;  // address in the owner's memory
 };
 
-// The state that one rank publishes. Its peers only read it.
+// The state that one rank publishes. Peers only read it.
 //
 // Descriptors and staging buffers are double-buffered: a rank fills those of call k only after
-// every rank has published call k-1, and has thus finished reading those of call k-2. The same
-// holds for the exchange records of agreements, which work even after the segment has failed.
+// every rank has published call k-1, and therefore has finished reading those of call k-2. The same
+// applies to the exchange records of agreements, which work even after the segment has failed.
 struct alignas(4096) RankState {
-  alignas(128) Flag step;  // of the running collective, or of the setup
+  alignas(128) Flag step;  // of the setup, then of the running collective
   alignas(128) Descriptor descriptors[2];
-  alignas(128) Flag agreement_step;  // number of the last record published
+  alignas(128) Flag agreement_step;  // number of the last published record
   Flag suspension_step;
   ExchangeRecord records[2];
-  Flag recovery_step;   // number of the last recovery that it takes part in
-  SharedRanks left[2];  // its proposals for that recovery and the one before: who is left
-  Flag called;          // in strict mode, 1: it has called a collective
-  std::atomic<uint64_t> given_up;  // the creation that it gave up last: see lifecycle/derive.cpp
+  Flag recovery_step;              // number of the last recovery in which it takes part
+  SharedRanks survivors[2];        // its proposals for that recovery and the previous one
+  Flag called;                     // in strict mode, 1: it has called a collective
+  std::atomic<uint64_t> given_up;  // the last creation that it gave up: see lifecycle/jobs.cpp
   alignas(128) std::atomic<Presence> presence;
   std::atomic<uint32_t> accessing;  // 1 while this rank reads peers' buffers by pointer
   int32_t pid;
-  uint64_t start;  // time of the process: see ProcessId
-  uint64_t probe;  // address in the owner's process of a known value, to test direct reads with
-  cpu_set_t cpus;  // that this rank may run on
-  uint64_t direct_thresholds[kPatterns];  // this rank's values; SIZE_MAX if it cannot read directly
+  uint64_t start;  // start time of the process: see ProcessId
+  uint64_t probe;  // address of a known value in this process, for tests of direct reads
+  cpu_set_t cpus;  // on which this rank may run
+  uint64_t direct_thresholds[kPatterns];  // SIZE_MAX if this rank cannot read directly
   SignalRange signals;
   bool strict;
   alignas(128) CalibrationState calibration;
@@ -103,19 +102,20 @@ struct alignas(4096) RankState {
   alignas(4096) unsigned char staging_buffers[2][kStagingBytes];
 };
 
-// The pieces of a message use all cells of the ring, so that neither side waits for the other at
+// A message of several pieces uses all cells of the ring, so neither side waits for the other at
 // every piece. At most kEagerMessages messages may start before the receiver takes the first, and a
-// send of several pieces ends only after the receiver has started on it, so that a program with
-// unmatched sends blocks early.
+// send of several pieces ends only after its receive has begun. A program with unmatched sends thus
+// blocks early.
 //
-// In a long message a side signals every kSignalledCells cells. Each signal takes a line from the
-// peer, which polls it; more cells would keep the two sides from working at the same time.
+// In a long message a side signals every kSignalledCells cells. Each signal takes a cache line from
+// the peer, which polls it. With more cells per signal the two sides would not work at the same
+// time.
 inline constexpr uint32_t kCells = 16;  // a power of two
 inline constexpr uint32_t kEagerMessages = 4;
 inline constexpr uint32_t kSignalledCells = 4;
 inline constexpr size_t kCellBytes = size_t{8} << 10;
 
-// How a message is transferred: in one cell, read from the sender's buffer, or in several cells.
+// How a message moves: in one cell, by a read of the sender's buffer, or in several cells.
 enum class Transfer : uint32_t { Eager, Direct, Pieces };
 
 // One piece of a message.
@@ -133,7 +133,7 @@ struct CapturedSignal {
   Flag taken;
 };
 
-// One direction between two ranks: a ring of messages, and a flag per signal that counts how often
+// One direction between two ranks: a ring of messages, and per signal a flag that counts how often
 // it was signalled.
 struct alignas(4096) PairRing {
   alignas(128) Flag posted;  // cells that the sender has filled
@@ -145,7 +145,7 @@ struct alignas(4096) PairRing {
   alignas(128) CapturedSignal captured_signals[kMaxSignals];
 };
 
-// Rank 0's knowledge of the machine, before it signals step 1 or after a calibration.
+// The tuning that rank 0 publishes, before it signals step 1 or after a calibration.
 struct TuningRecord {
   enum State : uint32_t { Wanted, Measured, Defaults };
   State state;
@@ -153,15 +153,15 @@ struct TuningRecord {
 };
 
 // State shared by all ranks: the secret of this world, from which the keys of derived communicators
-// follow, the tuning, the outcome of the setup, the last decided recovery, and the first failure of
-// any rank.
+// are computed, the tuning, the outcome of the setup, the last decided recovery, and the first
+// failure of any rank.
 struct alignas(4096) Header {
   Secret secret;
   alignas(128) Flag tuned;
   TuningRecord tuning;  // complete when tuned is 1
   enum Setup : uint32_t { Open, Complete, GivenUp };
   std::atomic<uint32_t> setup;
-  std::atomic<uint64_t> recovery;  // its number << 32 | the rank whose proposal holds
+  std::atomic<uint64_t> recovery;  // its number << 32 | the rank whose proposal was accepted
   enum Failure : uint32_t { None, Writing, Written };
   std::atomic<uint32_t> failure;
   uint32_t code;

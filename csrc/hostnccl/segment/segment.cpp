@@ -6,10 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "hostnccl/base/memory_file.h"
-#include "hostnccl/base/process_memory.h"
-#include "hostnccl/base/tuning.h"
 
 namespace hostnccl {
 namespace {
@@ -20,6 +19,44 @@ size_t rank_states_at() { return sizeof(Header); }
 
 size_t pair_rings_at(int nranks) {
   return rank_states_at() + sizeof(RankState) * static_cast<size_t>(nranks);
+}
+
+// The pages that lie completely within a range. The layouts are aligned to 4 KiB, but pages may be
+// larger.
+struct Pages {
+  uintptr_t begin;
+  size_t bytes = 0;
+
+  Pages(const void* from, size_t size)
+      : begin((reinterpret_cast<uintptr_t>(from) + page() - 1) / page() * page()) {
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(from) + size) / page() * page();
+    if (end > begin) bytes = end - begin;
+  }
+  void* address() const { return reinterpret_cast<void*>(begin); }
+  static size_t page() {
+    static const size_t size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return size;
+  }
+};
+
+// The bytes of the range's pages that have memory: a page of a memory file has none until it is
+// touched.
+size_t resident(const void* from, size_t size) {
+  const Pages pages(from, size);
+  if (pages.bytes == 0) return 0;
+  const auto states = std::make_unique<unsigned char[]>(pages.bytes / Pages::page());
+  if (mincore(pages.address(), pages.bytes, states.get()) != 0) fail_errno("mincore");
+  size_t present = 0;
+  for (size_t i = 0; i < pages.bytes / Pages::page(); ++i) present += states[i] & 1;
+  return present * Pages::page();
+}
+
+// Frees the memory of the range's pages, for every process that maps them.
+void remove(void* from, size_t size) {
+  const Pages pages(from, size);
+  if (pages.bytes != 0 && madvise(pages.address(), pages.bytes, MADV_REMOVE) != 0) {
+    fail_errno("freeing %zu bytes of shared memory", pages.bytes);
+  }
 }
 
 }  // namespace
@@ -89,7 +126,7 @@ void Segment::set_tuning(const std::optional<Measurements>& measured) {
 
 std::optional<Measurements> Segment::measurements() const {
   const TuningRecord& record = header_->tuning;
-  // Written by another rank of this user, whose errors must not cause harm here.
+  // Another rank wrote them, whose errors must do no harm here.
   const bool usable = record.state == TuningRecord::Measured && plausible(record.measured);
   return usable ? std::optional(record.measured) : std::nullopt;
 }
@@ -153,13 +190,13 @@ void Segment::check_settings(int rank) const {
 }
 
 Error Segment::failure() const {
-  // The text is complete within moments, unless its writer is killed in between.
+  // The writer completes the text within moments, unless it is killed.
   for (int i = 0; i < 1000 && header_->failure.load(std::memory_order_acquire) != Header::Written;
        ++i) {
     sched_yield();
   }
   if (header_->failure.load(std::memory_order_acquire) != Header::Written) {
-    return Error(abi::ncclRemoteError, "a rank ended while it reported a failure");
+    return Error(abi::ncclRemoteError, "a rank died while it reported a failure");
   }
   return Error(static_cast<abi::ncclResult_t>(header_->code), header_->text);
 }
@@ -187,7 +224,7 @@ const char* Segment::how_unavailable(int rank, bool check_process, bool for_oper
 
 void Segment::check_owner(int rank, const WaitCondition& condition, bool check_process) const {
   const char* how = how_unavailable(rank, check_process, true);
-  // Signalling the flag may have been its last action.
+  // The owner may have signalled the flag before it became unavailable.
   if (how == nullptr || condition.met()) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s while others were waiting for it",
                  name_of(rank).c_str(), how);
@@ -197,7 +234,7 @@ void Segment::check_agreement_peer(int rank, const WaitCondition& condition,
                                    bool check_process) const {
   const char* how = how_unavailable(rank, check_process, false);
   if (how == nullptr || condition.met()) return;
-  hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot take part in making another",
+  hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot take part in creating another one",
                  name_of(rank).c_str(), how);
 }
 
@@ -206,6 +243,29 @@ void Segment::check_member(int rank) const {
   if (how == nullptr) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot be in the new communicator",
                  name_of(rank).c_str(), how);
+}
+
+Segment::MemoryUsage Segment::memory_usage(int rank) const {
+  const RankState& own = rank_state(rank);
+  MemoryUsage usage{resident(own.staging_buffers, sizeof own.staging_buffers),
+                    resident(&own, offsetof(RankState, staging_buffers))};
+  if (rank == 0) usage.persistent += resident(header_, sizeof *header_);
+  for (int peer = 0; peer < nranks_; ++peer) {
+    const PairRing& to = pair_ring(rank, peer);
+    const size_t cells = resident(to.cells, sizeof to.cells);
+    usage.persistent += resident(&to, sizeof to) - cells;
+    (to.posted.load() == to.taken.load() ? usage.releasable : usage.persistent) += cells;
+  }
+  return usage;
+}
+
+void Segment::release_memory(int rank) const {
+  remove(rank_state(rank).staging_buffers, sizeof rank_state(rank).staging_buffers);
+  for (int peer = 0; peer < nranks_; ++peer) {
+    PairRing& to = pair_ring(rank, peer);
+    if (to.posted.load() != to.taken.load()) continue;  // a message is in transit
+    remove(to.cells, sizeof to.cells);
+  }
 }
 
 void Segment::leave(int rank, Presence how) {

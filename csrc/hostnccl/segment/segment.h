@@ -1,5 +1,5 @@
-// Segment: the shared memory of one communicator. Each process maps it once, even if several of the
-// ranks are its threads.
+// Segment: the shared memory of one communicator. A process maps it once, even if several ranks are
+// its threads.
 //
 // The first failure of any rank is written to the segment and ends it for all ranks: every waiting
 // and every later operation gets that code and text.
@@ -29,7 +29,7 @@ class Segment {
   // The memory file of a new segment, with its secret.
   static Fd make_file(int nranks);
 
-  // Maps the memory file (-1: private memory of this process, for a single rank).
+  // Maps the memory file. -1: private memory of this process, for a single rank.
   Segment(int fd, int nranks);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -37,7 +37,7 @@ class Segment {
 
   // Known only to the ranks of this segment.
   const Secret& secret() const { return header_->secret; }
-  // A number that is the same on all ranks and does not reveal the secret. Not 0.
+  // A number other than 0 that is the same on all ranks and does not reveal the secret.
   uint64_t identity() const { return identity_; }
   int nranks() const { return nranks_; }
   RankState& rank_state(int rank) const { return rank_states_[rank]; }
@@ -49,57 +49,55 @@ class Segment {
   void set_process(int rank, const ProcessId& process);  // before any rank runs
   ProcessId process(int rank) const { return {rank_state(rank).pid, rank_state(rank).start}; }
   bool same_process(int rank) const { return rank_state(rank).pid == own_pid_; }
-  // Whether there are more ranks than CPUs that they may run on, taken together.
+  // Whether there are more ranks than CPUs on which any of them may run.
   bool oversubscribed() const { return oversubscribed_; }
 
-  // Setup of every rank, in lockstep: a rank calls the next function when all ranks have signalled
-  // the step before.
+  // The setup, in lockstep: a rank calls the next function when all ranks have signalled the
+  // previous step.
   void announce_rank(int rank, const CommSettings& settings);  // signals step 1
   void probe_peer_memory(int rank);                            // signals step 2
   void finish_setup();                                         // before the first operation
 
-  // The first call decides the outcome of the setup: all ranks have completed both steps, or one
-  // has given up. Returns whether the outcome is this rank's.
+  // Decides the outcome of the setup, on the first call of any rank: all ranks have completed both
+  // steps, or one has given up. Returns whether that is the outcome requested here.
   bool end_setup(Header::Setup how);
 
-  // The thresholds. Those of collectives are the same on all ranks: the largest of their values,
-  // SIZE_MAX unless every rank can read the memory of every other one.
+  // The thresholds. Those of collectives are the maxima over all ranks, and SIZE_MAX unless every
+  // rank can read the memory of every other one.
   const Tuning& tuning() const { return tuning_; }
   bool supports_direct() const { return tuning_.direct[0] != SIZE_MAX; }
 
-  // The measurements, published by rank 0: known ones before step 1, else after a calibration.
-  // Ranks wait for tuned() to be 1 before they use them.
+  // The measurements, which rank 0 publishes before step 1 if it knows them, else after a
+  // calibration. Available once tuned() is 1.
   Flag& tuned() const { return header_->tuned; }
   void set_tuning(const std::optional<Measurements>& measured);
   std::optional<Measurements> measurements() const;
 
   bool failed() const { return header_->failure.load(std::memory_order_acquire) != Header::None; }
   Error failure() const;
-  void fail(const Error& error);  // a later one is ignored
+  void fail(const Error& error);  // later failures are ignored
 
   // Throws if the condition can no longer be met because its owner, the rank that signals the flag,
-  // has left or failed. check_process also tests whether the owner's process is alive.
+  // has left or failed. With check_process, also if the owner's process is dead.
   void check_owner(int rank, const WaitCondition& condition, bool check_process) const;
-  // The same for a flag that a rank still signals after it has revoked its communicator.
+  // The same for a flag that a rank signals even after it has revoked its communicator.
   void check_agreement_peer(int rank, const WaitCondition& condition, bool check_process) const;
 
   // Throws if a rank can no longer become a member of a derived communicator.
   void check_member(int rank) const;
 
   bool is_available(int rank) const { return how_unavailable(rank, true, false) == nullptr; }
-  std::atomic<uint64_t>& recovery() const {
-    return header_->recovery;
-  }  // see communicator/recovery.h
+  std::atomic<uint64_t>& recovery() const { return header_->recovery; }  // for Recovery
 
-  // Resident bytes of one rank: of its RankState and the rings that it sends through; rank 0 has
-  // the header as well. release_memory() frees the releasable part.
+  // The resident bytes of one rank: its RankState and the rings through which it sends, on rank 0
+  // also the header. release_memory() frees the releasable part.
   struct MemoryUsage {
     size_t releasable;
     size_t persistent;
   };
   MemoryUsage memory_usage(int rank) const;
-  // Frees the pages of the staging buffers and of the rings without a message in transit. They read
-  // as zeros when they are touched again. No rank may be in an operation.
+  // Frees the pages of the staging buffers and of the rings without a message in transit. They
+  // become zeros. No rank may be in an operation.
   void release_memory(int rank) const;
 
   void leave(int rank, Presence how);
@@ -108,8 +106,8 @@ class Segment {
 
  private:
   void check_settings(int rank) const;
-  // How a rank became unavailable, as the predicate of an error text; null if it is available. A
-  // rank that has revoked is available for agreements but not for operations.
+  // How a rank became unavailable, as the predicate of an error text. Null if it is available.
+  // After a revocation a rank is available for agreements but not for operations.
   const char* how_unavailable(int rank, bool check_process, bool for_operations) const;
 
   int nranks_;

@@ -13,7 +13,8 @@ uint64_t* words_of(ProcessWaits& waits) { return reinterpret_cast<uint64_t*>(&wa
 
 }  // namespace
 
-// The version orders the writes; each word is atomic, since a reader may come at any time.
+// A seqlock: the version orders the writes. Each word is atomic because a write may overlap with
+// reads.
 void WaitBoard::write(std::span<const ProcessWaits> processes) {
   const uint64_t version = version_.load(std::memory_order_relaxed) | 1;
   version_.store(version, std::memory_order_relaxed);
@@ -40,7 +41,7 @@ std::vector<ProcessWaits> WaitBoard::read() const {
       words_of(all[i])[word] =
           std::atomic_ref(words_of(from)[word]).load(std::memory_order_acquire);
     }
-    // Written by another rank, whose errors must not cause harm here.
+    // Another rank wrote it, whose errors must do no harm here.
     all[i].count = std::min<uint64_t>(all[i].count, kPublishedWaits);
     for (PublishedWait& wait : all[i].waits) wait.text[sizeof wait.text - 1] = '\0';
   }

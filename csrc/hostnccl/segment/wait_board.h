@@ -1,5 +1,5 @@
-// The waits of a process's threads, published in shared memory while all of them sleep: see
-// communicator/deadlock.h.
+// WaitBoard: the waits of a process's threads, published in shared memory while all of them sleep.
+// See communicator/deadlock.h.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,13 @@
 
 namespace hostnccl {
 
-// One wait of a thread. The text describes it completely; empty for a wait within the process.
+// One wait of a thread, with a complete description. The text of a wait within the process is
+// empty.
 struct PublishedWait {
   uint64_t thread;
-  ProcessId owner;    // that can end it
-  uint64_t identity;  // of the segment; 0: none
-  int rank;           // that waits
+  ProcessId owner;    // the process that can end the wait
+  uint64_t identity;  // of the segment. 0: none
+  int rank;           // the waiting rank
   char text[220];
 
   void set_text(const std::string& from) { std::strncpy(text, from.c_str(), sizeof text - 1); }
@@ -27,7 +28,8 @@ struct PublishedWait {
 
 inline constexpr size_t kPublishedWaits = 16;  // of a process
 
-// All threads of the process slept from since to confirmed, in nanoseconds of Clock.
+// The waits of a process. All of its threads slept from since to confirmed, in nanoseconds of
+// Clock.
 struct ProcessWaits {
   ProcessId process;
   int64_t since;
@@ -38,17 +40,17 @@ struct ProcessWaits {
   std::span<const PublishedWait> all() const { return {waits, count}; }
 };
 
-// The waits of a process, followed by those of some processes that it waits for. One process
+// The waits of a process, followed by those of some processes for which it waits. One process
 // writes, any process reads.
 class WaitBoard {
  public:
   static constexpr size_t kProcesses = 8;
 
   void write(std::span<const ProcessWaits> processes);  // the first kProcesses
-  std::vector<ProcessWaits> read() const;               // none while it is being written
+  std::vector<ProcessWaits> read() const;               // empty during a write
 
  private:
-  std::atomic<uint64_t> version_;  // odd while it is being written
+  std::atomic<uint64_t> version_;  // odd during a write
   std::atomic<uint64_t> count_;
   ProcessWaits processes_[kProcesses];
 };

@@ -6,17 +6,12 @@
 
 namespace hostnccl {
 
-HandleTable<Window>& windows() {
-  static HandleTable<Window>& table = *new HandleTable<Window>;
-  return table;
-}
-
 abi::ncclWindow_t handle_of(const Ref<Window>& window) { return &window.slot()->view.for_kernels; }
 
 Ref<Window> find_window(const void* handle) {
   constexpr uintptr_t kOffset =
       offsetof(Slot<Window>, view) + offsetof(SlotView<Window>, for_kernels);
-  return windows().find(
+  return handles<Window>().find(
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(handle) - kOffset));
 }
 
@@ -53,14 +48,14 @@ bool Windows::remove(const Ref<Window>& window) {
   for (const Ref<Window>& open : all) {
     if (!(open == window)) others->add(open);
   }
-  hostnccl::windows().close(window);
+  handles<Window>().close(window);
   replace(std::move(others));
   return true;
 }
 
 void Windows::close_all() {
   const std::lock_guard lock(mutex_);
-  for (const Ref<Window>& window : set_->windows()) hostnccl::windows().close(window);
+  for (const Ref<Window>& window : set_->windows()) handles<Window>().close(window);
   replace(std::make_shared<const WindowSet>(0));
 }
 

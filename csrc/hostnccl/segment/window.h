@@ -1,6 +1,6 @@
-// Windows: memory that all ranks of a communicator have registered together. Each rank has all of
-// it in its address space: the parts of ranks in its own process at their addresses, and those of
-// all ranks in mappings of their memory files, at equal distances.
+// Windows: memory that all ranks of a communicator have registered together. Each rank can address
+// all of it: the parts of ranks in its own process at their own addresses, and the parts of all
+// ranks in mappings of their memory files, at equal distances.
 #pragma once
 
 #include <atomic>
@@ -13,14 +13,13 @@
 #include "abi/nccl_types.h"
 #include "device/host_services.h"
 #include "hostnccl/base/handle.h"
-#include "hostnccl/segment/flat_memory.h"
 #include "hostnccl/segment/memory.h"
 
 namespace hostnccl {
 
 class Window {
  public:
-  // The memory that one rank has registered.
+  // The memory of one rank.
   struct Part {
     uint64_t address = 0;  // in that rank's process
     size_t bytes = 0;
@@ -37,18 +36,16 @@ class Window {
         parts_(std::move(parts)),
         flat_(std::move(flat)) {}
 
-  abi::ncclComm_t owner() const { return owner_; }  // which closes its windows before it ends
-
-  uint64_t number() const {
-    return number_;
-  }  // the same on all ranks, unique within the communicator
+  abi::ncclComm_t owner() const { return owner_; }  // closes its windows before it ends
+  // The same on all ranks, unique within the communicator.
+  uint64_t number() const { return number_; }
   bool symmetric() const { return symmetric_; }  // registered with NCCL_WIN_COLL_SYMMETRIC
   const Part& part(int rank) const { return parts_[static_cast<size_t>(rank)]; }
   const Part& own() const { return part(rank_); }
   int rank() const { return rank_; }
   int nranks() const { return static_cast<int>(parts_.size()); }
   const FlatMemory& flat() const { return flat_; }
-  // Keeps the memory mapped after the window, until the process ends.
+  // Leaves the memory mapped until the process ends.
   void abandon() { flat_.abandon(); }
 
   void begin_put() { puts_.fetch_add(1, std::memory_order_relaxed); }
@@ -56,7 +53,7 @@ class Window {
   // Whether a put of this rank is queued or in progress.
   bool has_puts() const { return puts_.load(std::memory_order_acquire) != 0; }
 
-  // The address of a peer's memory in this process; null if it is not completely in this window.
+  // The address of a peer's memory in this process. Null if it is not completely in this window.
   char* local_address(int peer, uint64_t address, size_t bytes) const {
     const Part& peer_part = part(peer);
     const uint64_t offset = address - peer_part.address;
@@ -81,7 +78,8 @@ struct SlotView<Window> {
   pynccl::device::HostServices services;  // of the device communicator with this resource window
 };
 
-// The window of a put that is queued or in progress; it stays open until the put is complete.
+// The window of a put that is queued or in progress. Keeps its memory mapped until the put is
+// complete.
 class PutTarget {
  public:
   explicit PutTarget(const Ref<Window>& window) : window_(window) { window_->begin_put(); }
@@ -95,15 +93,15 @@ class PutTarget {
   Ref<Window> window_;
 };
 
-// The windows that one rank has open at one time; immutable once it is in use.
+// A snapshot of the windows that one rank has open. Immutable once it is in use.
 class WindowSet {
  public:
-  // Empty, with memory for some windows, so that add() cannot fail.
+  // An empty set with memory for some windows: add() cannot fail.
   explicit WindowSet(size_t capacity) { windows_.reserve(capacity); }
   void add(const Ref<Window>& window) noexcept;
 
   const std::vector<Ref<Window>>& windows() const { return windows_; }
-  // Equal on ranks with the same open windows; 0 if there are none.
+  // Equal on ranks with the same open windows. 0 if there are none.
   uint64_t identity() const { return identity_; }
 
   char* local_address(int peer, uint64_t address, size_t bytes) const;
@@ -116,8 +114,8 @@ class WindowSet {
   uint64_t identity_ = 0;
 };
 
-// The windows of one communicator on one rank. An operation uses the set that was open at its
-// start.
+// The open windows of one communicator on one rank. An operation uses the set that was open when it
+// began.
 class Windows {
  public:
   Windows() = default;
@@ -132,15 +130,15 @@ class Windows {
   void close_all();
   // From now on, kernels may use the windows of this communicator, even while it is being aborted.
   void serve_kernels() { serves_kernels_.store(true, std::memory_order_relaxed); }
-  void abandon_all();  // before close_all(): what kernels may still use stays mapped
+  void abandon_all();  // before close_all(): leaves windows mapped that kernels may still use
 
   bool any() const { return any_.load(std::memory_order_relaxed); }
   std::shared_ptr<const WindowSet> open_set() const;
 
-  // The number of the next window. Ranks call it in the order of operations, so they get equal
-  // numbers.
+  // The number of the next window. Ranks call it in the order of operations, so the numbers are
+  // equal.
   uint64_t next_number() { return ++last_; }
-  // Whether a window has ever been registered.
+  // Whether a window, or a symmetric one, has ever been registered.
   bool any_ever() const { return any_ever_.load(std::memory_order_relaxed); }
   bool any_symmetric_ever() const { return any_symmetric_ever_.load(std::memory_order_relaxed); }
 
@@ -156,7 +154,6 @@ class Windows {
   uint64_t last_ = 0;
 };
 
-HandleTable<Window>& windows();
 abi::ncclWindow_t handle_of(const Ref<Window>& window);
 Ref<Window> find_window(const void* handle);  // empty if it is not open
 

@@ -53,8 +53,8 @@ void Capture::add_stream(const Ref<Stream>& stream, std::vector<size_t> dependen
 
 void Capture::check_valid() const { require(valid_, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED); }
 
-// Ends capturing on the streams. An event recorded in the capture still refers to it and sees that
-// it has ended.
+// Ends the capture on its streams. Events recorded in the capture still refer to it and see that it
+// has ended.
 void Capture::detach_streams() {
   ended_ = true;
   std::erase(open_captures(), this);
@@ -135,7 +135,7 @@ void Capture::wait_for_position(const Ref<Stream>& stream, const CapturePosition
   if (stream && stream->capturing()) {
     CapturePosition& own = position_of(stream);
     own.capture->check_valid();
-    if (own.capture != position.capture) {  // which may have ended
+    if (own.capture != position.capture) {  // the latter may have ended
       own.capture->invalidate();
       capture.invalidate();
       throw DeviceError(CUDA_ERROR_STREAM_CAPTURE_MERGE);

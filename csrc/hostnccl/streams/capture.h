@@ -1,9 +1,9 @@
-// A stream capture in progress: work for its streams becomes nodes of a graph instead of running.
+// Capture: a stream capture in progress. Work for its streams does not run, but becomes nodes of a
+// graph.
 //
-// It begins on the origin stream. Another stream enters it by waiting for an event recorded in it
-// (fork). Before the capture ends, the origin stream must wait for an event recorded after the work
-// of that stream (join). The rules, and the error for breaking each of them, are CUDA's. One lock
-// guards all captures.
+// It begins on the origin stream. Another stream enters it when it waits for an event recorded in
+// it (fork). Before the capture ends, the origin stream must wait for an event recorded after the
+// work of that stream (join). The rules and their errors are CUDA's. One lock guards all captures.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "abi/driver_types.h"
-#include "hostnccl/streams/event_record.h"
 #include "hostnccl/streams/graph.h"
 #include "hostnccl/streams/stream.h"
 
@@ -28,28 +27,28 @@ class Capture {
   };
 
   static void begin(const Ref<Stream>& origin, abi::CUstreamCaptureMode mode);
-  // With the wrong stream or thread, throws and leaves the streams capturing. Otherwise they stop
-  // capturing, even if the capture is invalid and this throws.
+  // For the wrong stream or thread, throws and leaves the streams capturing. Otherwise they stop
+  // capturing, even if this throws because the capture is invalid.
   static std::unique_ptr<Graph> end(const Ref<Stream>& origin);
   static Info info(const Ref<Stream>& stream);
 
-  // Adds a node that depends on everything captured on these streams, all of which are capturing.
+  // Adds a node that depends on all work captured on these streams, which must be capturing.
   static void add_node(const Streams& streams, Graph::Payload payload);
   static std::shared_ptr<EventRecord> record_event(const Ref<Stream>& stream);
   // Orders the stream after a position in a capture. A stream that is not capturing enters it.
   static void wait_for_position(const Ref<Stream>& stream, const CapturePosition& position);
 
-  // Checks of calls that are not permitted during a capture. If a check fails, it invalidates the
+  // Checks of calls that are not permitted during a capture. A check that fails invalidates the
   // capture and throws. A null stream or record passes.
   static void check_not_capturing(const Ref<Stream>& stream, abi::CUresult error);
   static void check_not_captured(const EventRecord* record);
   static void check_nothing_captured();  // by any stream
-  // For calls that CUDA documents as potentially unsafe: by the modes of this thread and of each
-  // capture.
+  // For calls that CUDA documents as potentially unsafe. Depends on the modes of this thread and of
+  // each capture.
   static void check_unsafe_call();
 
-  // The stream's handle was closed. A capture that began on it ends, since nothing can end it
-  // later.
+  // Called when the stream's handle was closed. Ends a capture that began on it, because no later
+  // call can do so.
   static void on_stream_destroyed(const Ref<Stream>& stream);
   static abi::CUstreamCaptureMode exchange_thread_mode(abi::CUstreamCaptureMode mode);
 
@@ -67,7 +66,7 @@ class Capture {
   const std::thread::id thread_ = std::this_thread::get_id();
   bool valid_ = true;
   bool ended_ = false;
-  Streams streams_;  // a stream's index is its branch; the origin is the first
+  Streams streams_;  // the index of a stream is its branch. The first is the origin
   std::unique_ptr<Graph> graph_ = std::make_unique<Graph>();
 };
 

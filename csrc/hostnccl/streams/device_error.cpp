@@ -24,16 +24,16 @@ const ErrorText* find(CUresult result) {
       ERROR(CUDA_SUCCESS, "success"),
       ERROR(CUDA_ERROR_INVALID_VALUE, "invalid value"),
       ERROR(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
-      ERROR(CUDA_ERROR_NOT_INITIALIZED, "not initialised"),
+      ERROR(CUDA_ERROR_NOT_INITIALIZED, "not initialized"),
       ERROR(CUDA_ERROR_NO_DEVICE, "no device"),
       ERROR(CUDA_ERROR_INVALID_DEVICE, "invalid device: the only device is 0"),
       ERROR(CUDA_ERROR_INVALID_HANDLE,
-            "the handle is not, or no longer, a stream, event or graph of this process"),
+            "the handle is not an open stream, event or graph of this process"),
       ERROR(CUDA_ERROR_ILLEGAL_STATE,
-            "a communicator or window that the graph needs is destroyed or not usable; "
-            "ncclGetLastError has the reason"),
+            "a communicator or window of the graph was destroyed or cannot be used: call "
+            "ncclGetLastError for the reason"),
       ERROR(CUDA_ERROR_NOT_READY, "not ready: work is still queued"),
-      ERROR(CUDA_ERROR_NOT_PERMITTED, "not permitted in a function that a stream calls"),
+      ERROR(CUDA_ERROR_NOT_PERMITTED, "not permitted in a function called by a stream"),
       ERROR(CUDA_ERROR_NOT_SUPPORTED, "not supported on CPUs"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
             "not permitted while a stream is capturing, or on a default stream, which is the "
@@ -50,7 +50,8 @@ const ErrorText* find(CUresult result) {
       ERROR(CUDA_ERROR_CAPTURED_EVENT, "the event was last recorded in a capture"),
       ERROR(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "the capture was begun by another thread"),
       ERROR(CUDA_ERROR_UNKNOWN,
-            "work queued on the stream failed; ncclCommGetAsyncError of its communicator has the "
+            "work queued on the stream failed: call ncclCommGetAsyncError of its communicator for "
+            "the "
             "reason"),
   };
 #undef ERROR

@@ -1,4 +1,4 @@
-// DeviceError: a failed driver call. It carries a CUresult and appears to NCCL's functions as
+// DeviceError: the failure of a driver call, with its CUresult. For NCCL's functions it is
 // ncclUnhandledCudaError.
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace hostnccl {
 
-// A failure of work on a stream. The stream and the events that are recorded on it share it.
+// A failure of work on a stream, shared by the stream and the events recorded on it.
 struct StreamFailure {
   explicit StreamFailure(Error its_error) : error(std::move(its_error)) {}
   const Error error;
-  // Whether a caller has been told the reason, by the stream or by one of the events. Work that is
-  // enqueued on the stream after that does not have the failure.
+  // Whether the stream or an event has reported the failure to a caller. Later work on the stream
+  // does not inherit it then.
   std::atomic<bool> reported = false;
 };
 using SharedFailure = std::shared_ptr<StreamFailure>;
@@ -25,7 +25,7 @@ using SharedFailure = std::shared_ptr<StreamFailure>;
 class DeviceError : public Error {
  public:
   explicit DeviceError(abi::CUresult result);
-  // reason: details beyond the result. device_error_text() returns it after the call has failed.
+  // reason: a text for device_error_text(), more specific than that of the result.
   DeviceError(abi::CUresult result, const std::string& reason);
   // CUDA_ERROR_UNKNOWN: work on a stream has failed.
   explicit DeviceError(SharedFailure failure,
@@ -48,14 +48,14 @@ inline void check_no_failure(const SharedFailure& failure) {
   if (failure) throw DeviceError(failure);
 }
 
-// For a call that returns CUDA_ERROR_UNKNOWN for another reason.
+// Remembers another error, for a call that returns CUDA_ERROR_UNKNOWN.
 void remember_unknown(const Error& error) noexcept;
 
-// The work failure that this thread's last failed call encountered; null if it was another error.
+// The work failure that this thread's last failed call encountered. Null if it was another error.
 SharedFailure last_work_failure();
 
-// The name and the description of a result; null for one that hostnccl does not use. The reason of
-// this thread's last failed call is the description of its result.
+// The name and the text of a result. Null if hostnccl does not use it. The text of the result of
+// this thread's last failed call is the reason of that failure.
 const char* device_error_name(abi::CUresult result);
 const char* device_error_text(abi::CUresult result);
 

@@ -7,16 +7,11 @@
 
 namespace hostnccl {
 
-HandleTable<Event>& events() {
-  static HandleTable<Event>& table = *new HandleTable<Event>;
-  return table;
-}
-
 void Event::record(const Ref<Stream>& stream, SharedFailure failure) {
-  std::shared_ptr<Record> record;
+  std::shared_ptr<EventRecord> record;
   if (stream && stream->capturing()) {
     record = Capture::record_event(stream);
-  } else if (record = std::make_shared<Record>(); stream) {
+  } else if (record = std::make_shared<EventRecord>(); stream) {
     Stream::enqueue(stream, [record, on = stream.get(), reported = stream->reported_failure()] {
       record->complete(on->failure_besides(reported));
     });
@@ -33,12 +28,12 @@ void Event::record_external(const Ref<Event>& event, const Ref<Stream>& stream) 
                     [event](const SharedFailure& failure) { event->record({}, failure); });
 }
 
-std::shared_ptr<Event::Record> Event::last_record() const {
+std::shared_ptr<EventRecord> Event::last_record() const {
   const std::lock_guard lock(mutex_);
   return last_record_;
 }
 
-void stream_wait(const Ref<Stream>& stream, const std::shared_ptr<Event::Record>& record) {
+void stream_wait(const Ref<Stream>& stream, const std::shared_ptr<EventRecord>& record) {
   if (record == nullptr) return;
   if (record->capture_position()) {
     return Capture::wait_for_position(stream, *record->capture_position());

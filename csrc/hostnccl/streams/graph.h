@@ -1,5 +1,5 @@
-// A captured graph: its nodes in the order of capture, each with the earlier nodes that it depends
-// on.
+// Graph: a captured graph. Its nodes are in the order of capture, each with the earlier nodes on
+// which it depends.
 #pragma once
 
 #include <functional>
@@ -31,18 +31,18 @@ class Graph {
 
   struct Node {
     std::vector<size_t> dependencies;  // indices of earlier nodes
-    size_t branch;                     // of the stream it was captured on; its nodes are in order
+    size_t branch;                     // of its stream, on which nodes run in order
     Payload payload;
   };
 
   const std::vector<Node>& nodes() const { return nodes_; }
-  // Every node is one of the final nodes or an ancestor of one: when they are done, the graph is.
+  // Every node is a final node or an ancestor of one, so the graph is done when they are.
   const std::vector<size_t>& final_nodes() const { return final_nodes_; }
   size_t branches() const;
   bool is_of_this_process() const { return generation_ == fork_generation(); }
 
   size_t add(Node node);
-  // Sets the final nodes at the end of the capture. False if a branch was not joined: some node is
+  // Sets the final nodes at the end of the capture. False if a branch was not joined: a node is
   // neither one of them nor an ancestor of one.
   bool finish(std::vector<size_t> final_nodes);
 

@@ -19,21 +19,11 @@ void wait(Flag& flag) { sleep_in_process({&flag, 1}); }
 
 }  // namespace
 
-HandleTable<Graph>& graphs() {
-  static HandleTable<Graph>& table = *new HandleTable<Graph>;
-  return table;
-}
-
-HandleTable<GraphExec>& graph_execs() {
-  static HandleTable<GraphExec>& table = *new HandleTable<GraphExec>;
-  return table;
-}
-
 // One launch of a graph, shared by the threads of its branches.
 class GraphExec::Launch {
  public:
   // previous_end: the end of the previous launch, or null.
-  Launch(Ref<Graph> graph, const Ref<Stream>& stream, std::shared_ptr<Event::Record> previous_end)
+  Launch(Ref<Graph> graph, const Ref<Stream>& stream, std::shared_ptr<EventRecord> previous_end)
       : graph_(std::move(graph)),
         stream_(stream),
         previous_end_(std::move(previous_end)),
@@ -54,7 +44,7 @@ class GraphExec::Launch {
     }
   }
 
-  void prepare(std::vector<OperationOrder*>& orders) {
+  void prepare(OperationOrders& orders) {
     for (const auto& engine : engines_) {
       if (!engine) continue;
       engine->prepare();
@@ -67,16 +57,16 @@ class GraphExec::Launch {
     }
   }
 
-  // The first branch runs on the stream of the launch. It starts the launch and completes it.
-  void run_first_branch(const std::vector<size_t>& branch, Event::Record& end) {
+  // The first branch, on the stream of the launch. It starts and completes the launch.
+  void run_first_branch(const std::vector<size_t>& branch, EventRecord& end) {
     if (previous_end_) previous_end_->wait();
-    if (previous_end_ && previous_end_->failure() != ignored_) failed(previous_end_->failure());
+    if (previous_end_ && previous_end_->failure() != ignored_) inherit(previous_end_->failure());
     if (stream_) before_ = stream_->failure_besides(reported_);
     started_.signal(1);
     run(branch);
     for (const size_t index : graph_->final_nodes()) {
       wait(node_done_[index]);
-      failed(node_failures_[index]);
+      inherit(node_failures_[index]);
     }
     if (stream_) before_ = stream_->failure_besides(reported_);
     end.complete(before_);
@@ -91,8 +81,8 @@ class GraphExec::Launch {
     return failure && failure->reported ? failure : nullptr;
   }
 
-  // The launch inherits a failure, from its stream or from the calling thread.
-  void failed(const SharedFailure& failure) {
+  // Makes a failure, if there is one, that of the stream. Without a stream, that of the launch.
+  void inherit(const SharedFailure& failure) {
     if (!failure || failure == before_) return;
     if (stream_)
       stream_->set_failure(failure->error);
@@ -129,13 +119,13 @@ class GraphExec::Launch {
 
   const Ref<Graph> graph_;
   const Ref<Stream> stream_;
-  const std::shared_ptr<Event::Record> previous_end_;
+  const std::shared_ptr<EventRecord> previous_end_;
   const SharedFailure ignored_;   // of previous_end_, since it was reported
   const SharedFailure reported_;  // of stream_, likewise
-  SharedFailure before_;          // the failure at the start, then of the whole
+  SharedFailure before_;          // the failure before the launch, finally that of the launch
   std::vector<std::unique_ptr<ProgressEngine>> engines_;  // one per node; null: a host function
   const std::unique_ptr<Flag[]> node_done_;               // one per node
-  // For each node, once it is done, its own failure or that of a preceding node.
+  // Per node, once it is done: its own failure or that of a preceding node.
   std::vector<SharedFailure> node_failures_;
   Flag started_;
 };
@@ -143,28 +133,28 @@ class GraphExec::Launch {
 GraphExec::GraphExec(Ref<Graph> graph)
     : graph_(std::move(graph)), branches_(nodes_of_branches(*graph_)) {
   for (size_t branch = 1; branch < branches_.size(); ++branch) {
-    branch_streams_.push_back(streams().open(std::make_unique<Stream>()));
+    branch_streams_.push_back(handles<Stream>().open(std::make_unique<Stream>()));
   }
 }
 
 GraphExec::~GraphExec() {
   for (const Ref<Stream>& stream : branch_streams_) {
-    streams().close(stream);
+    handles<Stream>().close(stream);
     if (stream->is_of_this_process()) stream->close();
   }
 }
 
 void GraphExec::launch(const Ref<Stream>& stream) {
   graph_->check_usable();
-  const auto end = std::make_shared<Event::Record>();
-  // A copy shared by the queued branches, which may outlive this object.
+  const auto end = std::make_shared<EventRecord>();
+  // A copy for the queued branches, which may outlive this object.
   const auto branches = std::make_shared<const std::vector<std::vector<size_t>>>(branches_);
   std::shared_ptr<Launch> launch;
   {
     const std::lock_guard lock(mutex_);  // all streams get the launches in the same order
     // Everything that can fail comes before the first sequence number.
     launch = std::make_shared<Launch>(graph_, stream, last_end_);
-    std::vector<OperationOrder*> orders;
+    OperationOrders orders;
     launch->prepare(orders);
     std::vector<Stream::Prepared> prepared;
     for (size_t branch = 1; branch < branches->size(); ++branch) {

@@ -32,11 +32,6 @@ thread_local bool in_callback = false;
 
 }  // namespace
 
-HandleTable<Stream>& streams() {
-  static HandleTable<Stream>& table = *new HandleTable<Stream>;
-  return table;
-}
-
 Stream::Stream(int priority) : priority_(std::clamp(priority, kGreatestPriority, kLeastPriority)) {}
 
 Stream::Prepared::Prepared(const Ref<Stream>& stream, Callback callback) : stream_(stream) {
@@ -112,22 +107,22 @@ void Stream::run() {
     finished_.signal(finished_.load_own() + 1);
     lock.lock();
   }
-  has_thread_ = false;  // a callback that comes now, from a caller with a reference, starts another
+  has_thread_ = false;  // a later callback, of a caller with a reference, starts another thread
   remove_running(this);
 }
 
 void Stream::set_failure(const Error& error) {
   const std::lock_guard lock(mutex_);
   if (!latest_ || latest_->reported) latest_ = std::make_shared<StreamFailure>(error);
-  if (!untold_) untold_ = latest_;
+  if (!untaken_) untaken_ = latest_;
   has_failed_.store(true, std::memory_order_release);
 }
 
 SharedFailure Stream::take_failure(uint32_t taken_before) {
   const std::lock_guard lock(mutex_);
-  if (untold_) {
-    untold_->reported = latest_->reported = true;
-    last_taken_ = std::exchange(untold_, nullptr);
+  if (untaken_) {
+    untaken_->reported = latest_->reported = true;
+    last_taken_ = std::exchange(untaken_, nullptr);
     ++taken_;
   }
   return taken_ == taken_before ? nullptr : last_taken_;

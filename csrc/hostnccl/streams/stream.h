@@ -1,10 +1,10 @@
-// A stream: a queue of callbacks and the thread that runs them in order. The thread starts with the
-// first callback. It ends when the stream has been destroyed and its queue is empty: as in CUDA,
-// destroying a stream does not wait for its work.
+// Stream: a queue of callbacks and the thread that runs them in order. The thread starts with the
+// first callback. It ends when the stream was destroyed and the queue is empty: as in CUDA, the
+// destruction of a stream does not wait for its work.
 //
-// The default streams 0, 1 (legacy) and 2 (per thread) are not objects: they are the calling
-// thread, which runs a callback immediately. No other stream must therefore synchronise with them
-// implicitly, and every stream behaves like one created with CU_STREAM_NON_BLOCKING.
+// The default streams 0, 1 (legacy) and 2 (per thread) are not objects, but the calling thread,
+// which runs a callback immediately. Other streams therefore need not synchronize with them
+// implicitly. Every stream behaves as if created with CU_STREAM_NON_BLOCKING.
 #pragma once
 
 #include <atomic>
@@ -31,18 +31,46 @@ namespace hostnccl {
 
 class Capture;
 
-// The position of a stream in a capture: the next node captured on the stream depends on these.
+// The position of a stream in a capture. The next node of the stream depends on the dependencies.
 struct CapturePosition {
   std::shared_ptr<Capture> capture;
   std::vector<size_t> dependencies;  // indices of nodes, ascending
   size_t branch = 0;
 };
 
+// One recording of an event. It is done when its stream has reached it, and then has the failure of
+// the preceding work. A record in a capture contains the position in the capture instead and is
+// never done.
+class EventRecord {
+ public:
+  EventRecord() = default;
+  explicit EventRecord(CapturePosition position) : position_(std::move(position)) {}
+  const std::optional<CapturePosition>& capture_position() const { return position_; }
+  void complete(SharedFailure failure = nullptr) {
+    failure_ = std::move(failure);
+    time_ = Clock::now();
+    done_.signal(1);
+  }
+  bool done() const { return done_.reached(1); }
+  void wait() { sleep_in_process({&done_, 1}); }
+  const SharedFailure& failure() const { return failure_; }  // once it is done
+  void throw_failure() const {                               // if there is one
+    if (failure_) throw Error(failure_->error);
+  }
+  Clock::time_point time() const { return time_; }
+
+ private:
+  const std::optional<CapturePosition> position_;
+  Flag done_;
+  SharedFailure failure_;
+  Clock::time_point time_;
+};
+
 class Stream {
  public:
   using Callback = std::function<void()>;
 
-  // The range of priorities, as in CUDA: the lower number is the higher priority.
+  // The range of priorities. As in CUDA, a lower number is a higher priority.
   static constexpr int kLeastPriority = 0;
   static constexpr int kGreatestPriority = -5;
 
@@ -52,9 +80,8 @@ class Stream {
     Prepared(stream, std::move(callback)).enqueue();
   }
 
-  // A callback for which the stream's thread runs and the memory is allocated, so that enqueue()
-  // cannot fail. The thread holds a reference to the stream until the queue is empty and no
-  // callback is prepared.
+  // A callback whose memory is allocated and whose stream has a thread: enqueue() cannot fail. The
+  // thread holds a reference to the stream while there are queued or prepared callbacks.
   class Prepared {
    public:
     Prepared(const Ref<Stream>& stream, Callback callback);
@@ -64,7 +91,7 @@ class Stream {
 
    private:
     Ref<Stream> stream_;
-    std::list<Callback> callback_;  // one; none once it is enqueued
+    std::list<Callback> callback_;  // one callback, until it is enqueued
   };
 
   void synchronize();  // waits for every callback enqueued before
@@ -75,12 +102,12 @@ class Stream {
   void close();  // the handle is closed: the thread ends after the last callback
 
   void set_failure(const Error& error);
-  // The first failure since the last take_failure(), or null. A caller that began to wait when
-  // fewer were taken gets the last one that another caller has taken in the meantime.
+  // Returns the first failure since the last take_failure(), or null. If another caller has taken a
+  // failure since taken() returned taken_before, this caller gets that one.
   SharedFailure take_failure(uint32_t taken_before);
   uint32_t taken();
-  // For records on the stream: the latest failure, if it was already reported when the record is
-  // enqueued, and the failure that the record then has when the stream has reached it.
+  // For records on the stream. When a record is enqueued: the latest failure, if it was already
+  // reported. When the stream reaches the record: the failure of the record, other than that one.
   SharedFailure reported_failure();
   SharedFailure failure_besides(const SharedFailure& reported);
 
@@ -108,15 +135,13 @@ class Stream {
   std::shared_ptr<WaitingThread> worker_;  // of the last thread
   bool closed_ = false;
   std::atomic<bool> has_failed_{false};
-  SharedFailure untold_;  // the first one since the last take_failure()
+  SharedFailure untaken_;  // the first one since the last take_failure()
   SharedFailure last_taken_;
   uint32_t taken_ = 0;
-  SharedFailure latest_;  // the first one that is not reported, or the last that is
+  SharedFailure latest_;  // the first unreported failure, else the last reported one
   std::atomic<bool> capturing_{false};
   CapturePosition capture_position_;  // while capturing; guarded by the lock of capture.cpp
 };
-
-HandleTable<Stream>& streams();
 
 inline bool is_calling_thread(abi::CUstream stream) {
   return reinterpret_cast<uintptr_t>(stream) <= abi::kStreamPerThread;

@@ -1,4 +1,4 @@
-#include "hostnccl/communicator/connecting.h"
+#include "hostnccl/communicator/connections.h"
 
 #include <cstdlib>
 #include <string_view>
@@ -8,9 +8,6 @@
 
 namespace hostnccl {
 namespace {
-
-constexpr auto kConnectionCheckInterval = std::chrono::milliseconds(50);
-constexpr int kChecksPerProcessCheck = 4;  // looking at a process costs a system call
 
 bool connects_at_creation() {
   const char* text = std::getenv("NCCL_RUNTIME_CONNECT");
@@ -23,36 +20,36 @@ void sleep_until_met(const Communicator& comm, const Wait& wait) {
     if (!backoff.wait()) break;
   if (wait.condition.met()) return;
   const Sleeping sleeping(wait);
-  for (int checks = 1; !wait.condition.met(); ++checks) {
-    sleep_on(wait.condition, kConnectionCheckInterval);
-    if (wait.condition.met()) return;
-    comm.state().check_wait({wait.condition, wait.peer}, checks % kChecksPerProcessCheck == 0);
+  sleep_until(wait.condition, [&](bool check_liveness) {
+    comm.state().check_wait({wait.condition, wait.peer}, check_liveness);
     if (const auto reason = interruption())
       throw Error(reason->code(), comm.segment().name_of(comm.rank()) + " " + reason->text());
     if (const auto deadlock = Deadlocks::check()) throw Error(*deadlock);
-  }
+  });
 }
 
 }  // namespace
 
-std::vector<Wait> begin_connecting(Communicator& comm, const Operation& operation) {
+std::vector<Wait> begin_connecting(const Communicator& comm, const Operation& operation) {
   Segment& segment = comm.segment();
   const int rank = comm.rank();
+  const int peer = operation.root_or_peer;
   std::vector<Wait> waits;
   if (is_message(operation.kind)) {
-    const int peer = operation.root_or_peer;
     const bool sends = operation.kind == Kind::Send;
-    if (peer == rank || !comm.connections().is_first_message(peer, sends)) return waits;
     PairRing& ring = sends ? segment.pair_ring(rank, peer) : segment.pair_ring(peer, rank);
-    (sends ? ring.sender_called : ring.receiver_called).signal(1);
-    waits.push_back(
-        {{sends ? &ring.receiver_called : &ring.sender_called, 1}, &comm, peer, operation});
-  } else if (is_collective(operation.kind) && comm.connections().is_first_collective()) {
-    segment.rank_state(rank).called.signal(1);
+    Flag& own = sends ? ring.sender_called : ring.receiver_called;
+    Flag& other = sends ? ring.receiver_called : ring.sender_called;
+    if (peer == rank || own.load_own() != 0) return waits;
+    own.signal(1);
+    waits.push_back({{&other, 1}, &comm, peer, operation});
+  } else if (Flag& own = segment.rank_state(rank).called;
+             is_collective(operation.kind) && own.load_own() == 0) {
+    own.signal(1);
     if (connects_at_creation()) return waits;
-    for (int peer = 0; peer < comm.nranks(); ++peer)
-      if (peer != rank)
-        waits.push_back({{&segment.rank_state(peer).called, 1}, &comm, peer, operation});
+    for (int other = 0; other < comm.nranks(); ++other)
+      if (other != rank)
+        waits.push_back({{&segment.rank_state(other).called, 1}, &comm, other, operation});
   }
   return waits;
 }

@@ -1,13 +1,13 @@
-#include "hostnccl/communicator/collective_state.h"
+#include "hostnccl/communicator/operation_state.h"
 
 namespace hostnccl {
 
 void CollectiveState::attach(Segment& segment, int rank) {
   // Segment::announce_rank and Segment::probe_peer_memory
-  constexpr uint32_t kStepsOfInitialization = 2;
+  constexpr uint32_t kSetupSteps = 2;
   segment_ = &segment;
   rank_ = rank;
-  step_ = kStepsOfInitialization;
+  step_ = kSetupSteps;
   sources_.resize(static_cast<size_t>(segment.nranks()));
   scalars_.resize(static_cast<size_t>(segment.nranks()));
 }

@@ -1,7 +1,5 @@
-// State of the running collective on one rank: step flags, published calls, staging index, source
-// pointers and scratch memory.
-//
-// Only the running ProgressEngine uses it, and operations run in order, so it needs no lock.
+// State of the running operations of a communicator on one rank. Only the running ProgressEngine
+// uses it, and operations run in order, so it needs no lock.
 #pragma once
 
 #include <atomic>
@@ -15,14 +13,16 @@
 
 namespace hostnccl {
 
+// State of the running collective: step flags, published calls, staging index, source pointers and
+// scratch memory.
 class CollectiveState {
  public:
-  // After the initialisation of the segment, which takes the steps 1 and 2.
+  // Called after the setup of the segment, which takes the steps 1 and 2.
   void attach(Segment& segment, int rank);
 
   // Steps: every rank counts its steps in its own step flag and waits for those of the others.
   Flag& step_of(int peer) const { return segment_->rank_state(peer).step; }
-  uint32_t signal_step() {  // the number of the step that this rank has now reached
+  uint32_t signal_step() {  // returns the number of the step that this rank has now reached
     step_of(rank_).signal(++step_);
     return step_;
   }
@@ -41,7 +41,7 @@ class CollectiveState {
   const void** sources() { return sources_.data(); }
   Scalar* scalars() { return scalars_.data(); }
 
-  // A buffer for a copy of a peer's data; bytes is the same in every call.
+  // A buffer for a copy of a peer's data. bytes is the same in every call.
   void* scratch(int peer, size_t bytes);
   size_t scratch_bytes() const { return scratch_bytes_; }  // from any thread
   void release_scratch();
@@ -57,6 +57,23 @@ class CollectiveState {
   std::vector<Scalar> scalars_;
   std::vector<char> scratch_;
   std::atomic<size_t> scratch_bytes_{0};
+};
+
+// The counts of the signals that this rank has consumed with ncclWaitSignal, per peer and signal.
+class ConsumedSignals {
+ public:
+  explicit ConsumedSignals(const SignalRange& range)
+      : per_peer_(size_t{range.contexts} * range.per_context) {}
+
+  uint32_t& count(int peer, uint32_t signal) {
+    const size_t first = per_peer_ * static_cast<size_t>(peer);
+    if (counts_.size() < first + per_peer_) counts_.resize(first + per_peer_);
+    return counts_[first + signal];
+  }
+
+ private:
+  size_t per_peer_;
+  std::vector<uint32_t> counts_;  // for all peers up to the highest one so far
 };
 
 }  // namespace hostnccl

@@ -1,19 +1,84 @@
-#include "hostnccl/lifecycle/derive.h"
+#include "hostnccl/lifecycle/jobs.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <numeric>
+#include <set>
 #include <utility>
 
-#include "hostnccl/lifecycle/init.h"
-#include "hostnccl/lifecycle/record_exchange.h"
-#include "hostnccl/lifecycle/sequence_guard.h"
+#include "common/per_process.h"
+#include "hostnccl/operations/progress_engine.h"
 #include "hostnccl/rendezvous/refusal.h"
 
 namespace hostnccl {
 namespace {
 
-// Identifies a creation in RankState::given_up: before the ranks know its key, and afterwards.
+// The unique ids with which ranks of this process have created communicators, in strict mode. In
+// NCCL a second creation never returns, unless NCCL_COMM_ID provides one id for all creations.
+class UsedIds {
+ public:
+  void add(const RendezvousKey& key, int rank) {
+    const std::lock_guard lock(mutex_);
+    used_.emplace(key, rank);
+  }
+  void check(const RendezvousKey& key, int rank) {
+    if (std::getenv("NCCL_COMM_ID") != nullptr) return;
+    const std::lock_guard lock(mutex_);
+    if (!used_.contains({key, rank})) return;
+    fail(abi::ncclInvalidUsage,
+         "commId: rank %d has already created a communicator with it, and NCCL would never return. "
+         "Each communicator needs its own id from ncclGetUniqueId",
+         rank);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::pair<RendezvousKey, int>> used_;
+};
+
+// The scope of one sequence number in the order of a communicator's operations, for a step other
+// than an operation: all earlier operations are complete, and later ones wait for its end.
+class SequenceGuard {
+ public:
+  // Waits for the earlier operations. Throws, like an operation, if they cannot complete. If this
+  // rank gives up the creation, comm fails, because no later operation can run.
+  SequenceGuard(Communicator& comm, uint32_t sequence, const Creation* creation)
+      : order_(comm.order()), sequence_(sequence) {
+    const Blocked earlier{order_.before(sequence), comm.rank()};
+    const Sleeping sleeping({earlier.condition});
+    sleep_until(earlier.condition, [&](bool) {
+      comm.state().check_wait(earlier, false);
+      const auto reason = creation ? creation->given_up() : std::nullopt;
+      if (!reason) return;
+      comm.state().fail(Error(reason->code(), comm.segment().name_of(comm.rank()) + " " +
+                                                  reason->text() +
+                                                  "; it waited for earlier operations"));
+      throw comm.state().error();
+    });
+  }
+  SequenceGuard(const SequenceGuard&) = delete;
+  SequenceGuard& operator=(const SequenceGuard&) = delete;
+  ~SequenceGuard() { order_.complete(sequence_); }
+
+ private:
+  OperationOrder& order_;
+  const uint32_t sequence_;
+};
+
+// Exchanges one record per rank, in the order of the communicator's operations. It is an
+// all-gather, so a rank that makes a different call at the same position gets the error of
+// mismatched calls, in which kind names the calling function.
+std::vector<ExchangeRecord> run_exchange(const Ref<Communicator>& comm, Kind kind,
+                                         const ExchangeRecord& own, uint32_t sequence,
+                                         const Creation* creation) {
+  std::vector<ExchangeRecord> all(static_cast<size_t>(comm->nranks()));
+  run_operation(comm, all_gather(kind, own, all), sequence, creation);
+  return all;
+}
+
+// The mark of a creation in RankState::given_up, before and after the ranks know its key.
 uint64_t mark_of(const Job& job) {
   return job.agreement != 0 ? uint64_t{2} << 32 | job.agreement : uint64_t{1} << 32 | job.sequence;
 }
@@ -24,7 +89,7 @@ uint64_t mark_of(const RendezvousKey& key) {
   return mark;
 }
 
-// Runs a step of the creation. If it fails, ranks that wait for this one in a later step see it.
+// Runs a step of the creation. If it fails, marks the creation for ranks that wait in a later step.
 template <typename Step>
 auto take_step(const Job& job, uint64_t mark, Step&& step) {
   try {
@@ -35,9 +100,9 @@ auto take_step(const Job& job, uint64_t mark, Step&& step) {
   }
 }
 
-// Throws if a missing rank of the new communicator is a parent's rank that died, left or gave up.
-// members are the parent's ranks, in the order of their new ranks; the ranks after them join from
-// outside.
+// Returns a function that throws if a missing rank of the new communicator is a rank of the parent
+// that died, left or gave up. members: the ranks of the parent, in the order of their new ranks.
+// The ranks after them join from outside.
 Rendezvous::Watch watch_members(const Job& job, std::vector<int> members,
                                 const RendezvousKey& key) {
   return [parent = job.parent, members = std::move(members), before = mark_of(job),
@@ -49,7 +114,7 @@ Rendezvous::Watch watch_members(const Job& job, std::vector<int> members,
     const uint64_t given_up = segment.rank_state(member).given_up.load();
     if (given_up == before && segment.failed()) throw segment.failure();
     if (given_up == before || given_up == mark) {
-      fail(abi::ncclRemoteError, "%s gave up making the communicator",
+      fail(abi::ncclRemoteError, "%s gave up creating the communicator",
            segment.name_of(member).c_str());
     }
   };
@@ -66,18 +131,19 @@ void initialize(const Job& job, const std::vector<int>& members, int nranks,
   });
 }
 
-// A revoked parent runs no operations: there an agreement exchanges the records.
+// Exchanges records among the ranks of the parent, by an agreement if the parent is revoked and
+// runs no operations.
 std::vector<ExchangeRecord> exchange_records(const Job& job, Kind kind, const ExchangeRecord& own) {
   return take_step(job, mark_of(job), [&] {
     if (job.agreement == 0)
-      return exchange_records(job.parent, kind, own, job.sequence, job.creation.get());
+      return run_exchange(job.parent, kind, own, job.sequence, job.creation.get());
     const Derivations::Scope derivation(job.parent->derivations(), *job.creation);
     return job.parent->agreement().exchange_records(own, job.agreement, *job.creation);
   });
 }
 
 void split(const Job& job, int color, int key) {
-  // Every rank proposes a random key; that of the new rank 0 is used.
+  // Every rank proposes a random key. That of the new rank 0 is used.
   const std::vector<ExchangeRecord> all =
       exchange_records(job, Kind::Split, {color, key, random_key()});
   if (!job.comm) return;
@@ -107,10 +173,10 @@ void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
     if (!std::binary_search(excluded.begin(), excluded.end(), rank)) members.push_back(rank);
   }
   initialize(job, members, static_cast<int>(members.size()),
-             parent.derived_keys().shrink_key(parent.segment().secret(), excluded));
+             parent.derivations().shrink_key(parent.segment().secret(), excluded));
 }
 
-// The key of the root.
+// Returns the key of the root.
 RendezvousKey agree_to_grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
   const Communicator& parent = *job.parent;
   const ExchangeRecord own{nranks, id.has_value(), id.value_or(RendezvousKey{})};
@@ -131,7 +197,7 @@ RendezvousKey agree_to_grow(const Job& job, int nranks, const std::optional<Rend
   }
   if (root < 0) {
     fail(abi::ncclInvalidUsage,
-         "no rank passes a uniqueId: the rank that called ncclCommGetUniqueId has to pass it");
+         "no rank passes a uniqueId: the rank that called ncclCommGetUniqueId must pass it");
   }
   return all[static_cast<size_t>(root)].key;
 }
@@ -141,10 +207,10 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
   try {
     key = agree_to_grow(job, nranks, id);
   } catch (const Error& error) {
-    if (id) tell_host(*id, error);  // the new ranks wait there
+    if (id) refuse_host(*id, error);  // the new ranks wait in its rendezvous
     throw;
   }
-  if (id) job.parent->derived_keys().use_grow_id();
+  if (id) job.parent->derivations().use_grow_id();
   std::vector<int> members(static_cast<size_t>(job.parent->nranks()));
   std::iota(members.begin(), members.end(), 0);
   initialize(job, members, nranks, key);
@@ -154,7 +220,7 @@ Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommS
               bool shares = false) {
   Job job;
   job.creation = std::make_shared<Creation>();
-  job.comm = communicators().open(std::make_unique<Communicator>(
+  job.comm = handles<Communicator>().open(std::make_unique<Communicator>(
       settings, job.creation, shares && settings.strict ? parent : Ref<Communicator>()));
   job.parent = parent;
   job.out = out;
@@ -163,8 +229,8 @@ Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommS
   return job;
 }
 
-// In NCCL the parent of a split or shrink decides whether it blocks, and the handle is null until
-// the child is ready.
+// In NCCL a split or shrink blocks if the parent is blocking, and the handle is null until the
+// child is ready.
 void follow_parent(Job& job) {
   const CommSettings& settings = job.parent->settings();
   if (!settings.strict_calls) return;
@@ -173,7 +239,43 @@ void follow_parent(Job& job) {
   *job.out = nullptr;
 }
 
+// Releases the staging buffers, which the exchange of records uses. After the first barrier all
+// ranks have left the exchange. After the second one all memory is released.
+void suspend(const Job& job) {
+  Communicator& comm = *job.comm;
+  run_exchange(job.comm, Kind::Suspend, {}, job.sequence, nullptr);
+  const SequenceGuard guard(comm, job.sequence + 1, nullptr);
+  comm.state().set_suspended(true);
+  comm.agreement().suspension_barrier();
+  comm.release_memory();
+  comm.agreement().suspension_barrier();
+}
+
+Job job_on(const Ref<Communicator>& comm) {
+  Job job;
+  job.comm = comm;
+  job.parent = comm;
+  job.blocking = comm->settings().blocking;
+  return job;
+}
+
 }  // namespace
+
+Job init_job(abi::ncclComm_t* out, int nranks, int rank, const RendezvousKey& key,
+             const CommSettings& settings, Rendezvous::Watch watch) {
+  if (settings.strict) common::per_process<UsedIds>().check(key, rank);
+  Job job;
+  job.creation = std::make_shared<Creation>();
+  job.comm = handles<Communicator>().open(std::make_unique<Communicator>(settings, job.creation));
+  job.out = out;
+  job.blocking = settings.blocking;
+  job.work = [nranks, rank, key, watch = std::move(watch)](const Job& self) {
+    self.comm->initialize(nranks, rank, key, watch);
+    if (self.comm->settings().strict) common::per_process<UsedIds>().add(key, rank);
+  };
+  *out = handle_of(job.comm);
+  return job;
+}
 
 Job split_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, int color, int key,
               const CommSettings& settings) {
@@ -215,9 +317,24 @@ Job join_job(abi::ncclComm_t* out, int nranks, int rank, const UniqueId& id,
              const CommSettings& settings) {
   return init_job(out, nranks, rank, id.key, settings, [creator = id.creator](int) {
     if (is_alive(creator)) return;
-    fail(abi::ncclRemoteError, "pid %d, which had made the uniqueId to grow with, died",
-         creator.pid);
+    fail(abi::ncclRemoteError, "pid %d, which had created the uniqueId, died", creator.pid);
   });
+}
+
+Job suspend_job(const Ref<Communicator>& comm) {
+  Job job = job_on(comm);
+  job.sequence_count = 2;
+  job.work = suspend;
+  return job;
+}
+
+Job resume_job(const Ref<Communicator>& comm) {
+  Job job = job_on(comm);
+  job.work = [](const Job& self) {
+    run_exchange(self.comm, Kind::Resume, {}, self.sequence, nullptr);
+    self.comm->state().set_suspended(false);
+  };
+  return job;
 }
 
 }  // namespace hostnccl

@@ -1,4 +1,4 @@
-#include "hostnccl/base/frame_pool.h"
+#include "hostnccl/base/task.h"
 
 #include <array>
 #include <new>
@@ -8,16 +8,17 @@ namespace {
 
 constexpr size_t kGranularity = 128;
 constexpr size_t kClasses = 16;  // up to 2 KiB
-constexpr size_t kMaxKept = 64;  // frames per size class
+constexpr size_t kMaxFree = 64;  // frames per size class
 
 struct FreeFrame {
   FreeFrame* next;
 };
 
+// The free frames of one thread, by size.
 struct Pool {
   struct Class {
     FreeFrame* first = nullptr;
-    size_t kept = 0;
+    size_t free = 0;
   };
   std::array<Class, kClasses> classes;
 
@@ -44,19 +45,19 @@ void* allocate_frame(size_t bytes) {
   if (size_class.first == nullptr) return ::operator new((index + 1) * kGranularity);
   FreeFrame* frame = size_class.first;
   size_class.first = frame->next;
-  --size_class.kept;
+  --size_class.free;
   return frame;
 }
 
 void free_frame(void* memory, size_t bytes) noexcept {
   const size_t index = class_of(bytes);
-  if (index >= kClasses || pool.classes[index].kept == kMaxKept) {
+  if (index >= kClasses || pool.classes[index].free == kMaxFree) {
     ::operator delete(memory);
     return;
   }
   Pool::Class& size_class = pool.classes[index];
   size_class.first = new (memory) FreeFrame{size_class.first};
-  ++size_class.kept;
+  ++size_class.free;
 }
 
 }  // namespace hostnccl

@@ -1,0 +1,117 @@
+// The functions of libhostnccl.so that neither NCCL nor CUDA has. exports.map.in lists them.
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "hostnccl/api/arguments.h"
+#include "hostnccl/api/driver_api.h"
+#include "hostnccl/api/nccl_api.h"
+#include "hostnccl/base/interrupt.h"
+#include "hostnccl/rendezvous/creation.h"
+#include "hostnccl/segment/comm_settings.h"
+#include "hostnccl/segment/window.h"
+#include "hostnccl/streams/device_error.h"
+
+using namespace hostnccl;
+
+namespace {
+
+constexpr double kMaxSeconds = 1e8;
+
+thread_local std::optional<Error> function_failure;
+
+}  // namespace
+
+void hostnccl::run_function(CUhostFn function, void* data) {
+  function_failure.reset();
+  function(data);
+  if (const auto failure = std::exchange(function_failure, std::nullopt)) throw Error(*failure);
+}
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+/// Sets the interrupt check, for bindings of languages like Python whose signal handlers run
+/// between two instructions. Waiting threads call it.
+/// @param check returns 0 to continue, or another value to end the wait; null disables the check.
+void hostSetInterruptCheck(int (*check)()) { set_interrupt_check(check); }
+
+/// Sets the time limit of the communicators that this thread creates from now on. In NCCL such a
+/// call waits without limit. Only that of a non-blocking communicator can be ended, by
+/// ncclCommAbort.
+/// @param seconds the limit; negative selects HOSTNCCL_INIT_TIMEOUT.
+void hostSetInitTimeout(double seconds) {
+  Creation::set_limit(seconds < 0
+                          ? std::nullopt
+                          : std::optional(Creation::Seconds(std::min(seconds, kMaxSeconds))));
+}
+
+/// Sets whether strict mode includes strict calls. Off for NCCL's test double, which implements
+/// these rules itself, depending on the release.
+void hostSetStrictCalls(int on) { strict_calls_enabled = on != 0; }
+
+/// Returns whether this thread's last failed driver call encountered a failure of work on a stream.
+/// That failure then counts as reported: work that is enqueued on the stream later does not inherit
+/// it.
+/// @param text valid until the next failed call of this thread.
+/// @param origin the handle of the communicator, or the argument of hostFailFunction().
+int hostWorkFailure(ncclResult_t* result, const char** text, const void** origin) {
+  const SharedFailure failure = last_work_failure();
+  if (failure == nullptr) return 0;
+  failure->reported = true;
+  *result = failure->error.code();
+  *text = failure->error.text().c_str();
+  *origin = failure->error.origin();
+  return 1;
+}
+
+/// Called in a host function: marks it, and the work that depends on it, as failed.
+void hostFailFunction(ncclResult_t result, const char* text, const void* origin) {
+  if (!function_failure) function_failure = Error(result, text).set_origin(origin);
+}
+
+/// Lets the surviving ranks of a communicator agree on the membership, for which NCCL requires a
+/// launcher or a store. Every surviving rank calls it after ncclCommRevoke, before it creates
+/// another communicator with ncclCommShrink or, if no rank is excluded, ncclCommSplit.
+/// @param seconds how long to wait for live ranks.
+/// @param excluded the ranks not to wait for, replaced by the agreed ranks; has space for all
+/// ranks.
+/// @param count the number of ranks in excluded, before and after the call.
+ncclResult_t hostCommAgree(ncclComm_t comm, double seconds, int* excluded, int* count) {
+  return guarded([=] {
+    const Ref<Communicator> parent = ready_comm(comm);
+    non_null(excluded, "excluded");
+    if (!(seconds >= 0)) fail(ncclInvalidArgument, "seconds=%g is below 0", seconds);
+    if (!parent->state().revoked()) fail(ncclInvalidUsage, "comm must be revoked first");
+    const std::vector<int> lost(excluded, excluded + *non_null(count, "count"));
+    for (const int rank : lost) check_rank("excluded", rank, parent->nranks());
+    const Recovery::Limit limit(std::min(seconds, kMaxSeconds));
+    Recovery& recovery = parent->recovery();
+    const std::vector<int> result = recovery.agree(lost, limit);
+    parent->derivations().begin_recovery(recovery.number());
+    parent->agreement().restart(recovery.number());
+    std::copy(result.begin(), result.end(), excluded);
+    *count = static_cast<int>(result.size());
+  });
+}
+
+/// Returns the address of a rank's memory in a window, for loads and stores. The memory of
+/// ncclGetPeerDevicePointer does not outlive the window.
+/// @param mapping keeps the memory mapped until hostWindowUnmap(), even without the window.
+ncclResult_t hostWindowMap(ncclComm_t comm, ncclWindow_t win, int peer, void** address,
+                           void** mapping) {
+  return guarded([=] {
+    const Ref<Communicator> owner = ready_comm(comm);
+    check_rank("peer", peer, owner->nranks());
+    const Ref<Window> window = window_of(comm, win, "win");
+    non_null(address, "address");
+    *non_null(mapping, "mapping") = new Ref<Window>(window);
+    *address = window->part(peer).local;
+  });
+}
+
+void hostWindowUnmap(void* mapping) { delete static_cast<Ref<Window>*>(mapping); }
+
+}  // extern "C"
+#pragma GCC visibility pop
