@@ -338,6 +338,23 @@ def _growing(rank: Rank, strict: bool) -> None:
         lib.ncclCommDestroy(lib.ncclCommSplit(comm, 0, rank.rank, None))
 
 
+def _refusals(rank: Rank, strict: bool) -> None:
+    """In NCCL a refused call is the permanent error of a non-blocking communicator."""
+    lib = raw.load("host")
+    comm = rank.communicator(1, config=nccl.Config(blocking=False))
+    comm.wait_ready(20)
+    x = np.ones(1, np.float32)
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="root=7 is not in"):
+        lib.ncclBroadcast(x.ctypes.data, x.ctypes.data, 1, raw.ncclFloat32, 7, comm.handle, 0)
+    for _ in range(2):
+        assert (lib.ncclCommGetAsyncError(comm.handle) == raw.ncclInvalidArgument) == strict
+    if not strict:
+        comm.all_reduce(x)
+        assert x[0] == 2
+    rank.comm.all_reduce(x)  # the other communicator is not affected
+    comm.abort()
+
+
 @_MODES
 @pytest.mark.parametrize(
     "program",
@@ -356,6 +373,7 @@ def _growing(rank: Rank, strict: bool) -> None:
         _simulations,
         _shared,
         _growing,
+        _refusals,
     ],
     ids=lambda program: program.__name__.strip("_"),
 )

@@ -229,6 +229,39 @@ def _disagree(rank: testing.Rank, folder: str) -> bool:
     return "measured" in nccl.params("host")["HOSTNCCL_TUNING"]
 
 
+def _touched_memory(rank: testing.Rank) -> list[int]:
+    """The shared memory that a message alone touches, and one in a group with another message."""
+    import numpy as np
+
+    comm, peer = rank.communicator(0, provider="host"), 1 - rank.rank
+    sent, received = np.ones(_MIB, np.uint8), np.empty(_MIB, np.uint8)
+    before = comm.memory_stats().total
+    if rank.rank == 0:
+        comm.send(sent, peer)
+    else:
+        comm.recv(received, peer)
+    alone = comm.memory_stats().total
+    with nccl.group():
+        comm.send(sent, peer)
+        comm.recv(received, peer)
+    return [alone - before, comm.memory_stats().total - alone]
+
+
+def test_a_message_alone_has_a_threshold_of_its_own() -> None:
+    """A staged message touches all cells of its ring, a direct one only one cell."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("with more ranks than CPUs there is one threshold for both")
+    few, many = 32 * _KIB, 96 * _KIB
+    env = {"HOSTNCCL_DIRECT_MESSAGE_BYTES": "0", "HOSTNCCL_DIRECT_EXCHANGE_BYTES": "0"}
+    direct = testing.launch(2, _touched_memory, unique_ids=1, env=env, timeout=60)[0]
+    if direct[1] > many:
+        pytest.skip("ranks cannot read each other's memory here")
+    env["HOSTNCCL_DIRECT_EXCHANGE_BYTES"] = str(_NEVER)
+    alone, grouped = testing.launch(2, _touched_memory, unique_ids=1, env=env, timeout=60)[0]
+    assert alone < few
+    assert grouped > many
+
+
 def test_ranks_with_other_settings_agree(tmp_path: Path) -> None:
     """Direct reads on one rank and staging on another would wait for each other for ever."""
     _write(tmp_path / "slow", _content(_SLOW))

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import nccl, raw
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -106,6 +106,20 @@ def _incomplete_by_environment(rank: Rank) -> tuple[str, float]:
     with pytest.raises(nccl.NcclTimeoutError, match="2 of 4 ranks joined") as caught:
         rank.communicator()
     return str(caught.value), time.monotonic() - started
+
+
+@on_ranks(1, ids=1)
+def test_an_operation_before_all_ranks_have_joined_is_refused(rank: Rank) -> None:
+    comm = nccl.Communicator(
+        2, rank.unique_ids[0], 0, provider="host", config=nccl.Config(blocking=False)
+    )
+    x = np.ones(1, np.float32)
+    lib = raw.load("host")
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="comm is not initialized yet"):
+        lib.ncclAllReduce(
+            x.ctypes.data, x.ctypes.data, 1, raw.ncclFloat32, raw.ncclSum, comm.handle, 0
+        )
+    comm.abort()
 
 
 def test_an_incomplete_world_ends_at_the_deadline_of_the_environment(launch: Launcher) -> None:
