@@ -112,7 +112,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/mirror/test_mirror_collectives.py",
         *_files("hostnccl", "mismatch device_api numbers interactions strict"),
         *_files("nccl", "operators groups one_sided windows"),
-        *_files("hostnccl", "tuning death"),
+        *_files("hostnccl", "tuning death rendezvous_failures"),
     ),
     "csrc/hostnccl/group": (
         *_files("nccl", "simulate plan streams nonblocking rules groups coll_config"),
