@@ -247,7 +247,7 @@ abi::ncclResult_t submit_checked(PendingOperation&& pending, const Arguments& ar
   check_buffers(operation, comm.rank());
   if (!is_calling_thread(stream_handle)) pending.stream = stream_argument(stream_handle);
   if (config != nullptr) apply_coll_config(*config, pending);
-  return Group::of_this_thread().submit(std::move(pending));
+  return Group::current().submit(std::move(pending));
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ abi::ncclResult_t group_guarded(Body&& body) noexcept {
     try {
       return body();
     } catch (...) {
-      Group& group = Group::of_this_thread();
+      Group& group = Group::current();
       if (group.active()) group.set_error(current_error());
       throw;
     }

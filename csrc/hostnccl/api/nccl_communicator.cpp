@@ -25,13 +25,13 @@ ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUni
   const RendezvousKey key = rendezvous_key(*id);
   for (int i = 1; i < ids; ++i) rendezvous_key(id[i]);
   const CommSettings settings = read_config(config);
-  return Group::of_this_thread().submit(init_job(comm, nranks, rank, key, settings));
+  return Group::current().submit(init_job(comm, nranks, rank, key, settings));
 }
 
 // Closes the handle of a communicator. Calls in progress keep it alive by their references.
 Ref<Communicator> close_handle(ncclComm_t handle, const char* function) {
   Ref<Communicator> comm = open_comm(handle);
-  if (Group::of_this_thread().uses(comm)) {
+  if (Group::current().uses(comm)) {
     fail(ncclInvalidUsage, "%s on a communicator that the open group uses", function);
   }
   if (!handles<Communicator>().close(comm)) {
@@ -45,7 +45,7 @@ void check_destroyable(const Communicator& comm) {
   if (!comm.strict_calls() || !comm.state().of_this_process()) return;
   const ncclResult_t state = comm.state().async_error();
   if (state == ncclSuccess) return;
-  Group::of_this_thread().start();
+  Group::current().start();
   fail(state == ncclInProgress ? ncclInvalidArgument : state,
        "comm is not ready, or has an error: it can only be aborted, and this thread is in a group");
 }
@@ -58,7 +58,7 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
     fail(ncclInvalidArgument, "comm was already finalized by ncclCommFinalize");
   }
   comm->check_finalizable();
-  if (Group::of_this_thread().uses(comm)) {
+  if (Group::current().uses(comm)) {
     fail(ncclInvalidUsage, "ncclCommFinalize on a communicator that the open group uses");
   }
   comm->state().start_finalizing();
@@ -92,14 +92,14 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* uniqueId) {
 const char* ncclGetErrorString(ncclResult_t result) { return result_text(result); }
 
 const char* ncclGetLastError(ncclComm_t handle) {
-  bool of_all_threads = false;  // NCCL has one text for all threads
+  bool of_any_thread = false;  // NCCL has one text for all threads
   guarded([&] {
     const Ref<Communicator> comm = handles<Communicator>().find(handle);
     const std::optional<std::string> text = comm ? comm->state().error_text() : std::nullopt;
     if (text) remember_error(*text);
-    of_all_threads = param_number(ParamId::Strict) != 0;
+    of_any_thread = param_number(ParamId::Strict) != 0;
   });
-  return last_error(of_all_threads);
+  return last_error(of_any_thread);
 }
 
 ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
@@ -142,7 +142,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
     for (int rank = 0; rank < ndev; ++rank) {
       jobs.push_back(init_job(comm + rank, ndev, rank, key, CommSettings()));
     }
-    Group& group = Group::of_this_thread();
+    Group& group = Group::current();
     if (!group.active()) return run_jobs(jobs.data(), jobs.size());
     for (Job& job : jobs) group.submit(std::move(job));
     return ncclSuccess;

@@ -47,7 +47,7 @@ ncclResult_t pointer_of_rank(const char* name, ncclWindow_t handle, size_t offse
       fail(ncclInvalidArgument, "offset=%zu is beyond the window, which has %zu bytes", offset,
            std::min(bytes, window->own().bytes));
     }
-    *outPtr = window->flat().of_rank(rank) + offset;
+    *outPtr = window->flat().address(rank) + offset;
   });
 }
 
@@ -102,7 +102,7 @@ ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*
     non_null(reqs, "reqs");
     check_head("ncclDevComm", reqs->magic, reqs->version, kDeviceLayoutSince);
     non_null(outDevComm, "outDevComm");
-    return Group::of_this_thread().submit(
+    return Group::current().submit(
         device_communicator_job(outDevComm, owner, DeviceRequirements(*reqs, owner->nranks())));
   });
 }

@@ -20,18 +20,18 @@ std::optional<Error> check_sim_info(const ncclSimInfo_t* info) {
 extern "C" {
 
 ncclResult_t ncclGroupStart() {
-  return guarded([] { Group::of_this_thread().start(); });
+  return guarded([] { Group::current().start(); });
 }
 
 ncclResult_t ncclGroupEnd() {
-  return guarded([] { return Group::of_this_thread().end(); });
+  return guarded([] { return Group::current().end(); });
 }
 
 // The group ends even if simInfo is invalid, as in NCCL.
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
   return guarded([=] {
     const std::optional<Error> info_error = check_sim_info(simInfo);
-    Group& group = Group::of_this_thread();
+    Group& group = Group::current();
     if (info_error && group.active()) group.set_error(*info_error);
     const std::optional<double> microseconds = group.end_simulated();
     if (info_error) throw *info_error;

@@ -57,7 +57,7 @@ std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
 // ready.
 ncclResult_t submit_child(Job job) {
   const bool late = job.late;
-  const ncclResult_t result = Group::of_this_thread().submit(std::move(job));
+  const ncclResult_t result = Group::current().submit(std::move(job));
   return late && result == ncclInProgress ? ncclSuccess : result;
 }
 
@@ -140,9 +140,9 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqu
                           ncclComm_t* newcomm, ncclConfig_t* config) {
   return group_guarded([&] {
     *non_null(newcomm, "newcomm") = nullptr;
-    return Group::of_this_thread().submit(
-        comm == nullptr ? join(nRanks, uniqueId, rank, newcomm, config)
-                        : grow(comm, nRanks, uniqueId, rank, newcomm, config));
+    return Group::current().submit(comm == nullptr
+                                       ? join(nRanks, uniqueId, rank, newcomm, config)
+                                       : grow(comm, nRanks, uniqueId, rank, newcomm, config));
   });
 }
 
@@ -159,7 +159,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
     }
     if (revoked->settings().strict_calls && revoked->state().finalized())
       fail(ncclInvalidArgument, "comm was finalized: it cannot be revoked, only destroyed");
-    if (Group::of_this_thread().uses(revoked)) {
+    if (Group::current().uses(revoked)) {
       fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group uses");
     }
     revoked->revoke(CommState::RevokedBy::Revoke);
@@ -179,7 +179,7 @@ ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
            "comm shares its resources with another communicator (splitShare, shrinkShare): NCCL "
            "cannot suspend them");
     }
-    return Group::of_this_thread().submit(suspend_job(suspended));
+    return Group::current().submit(suspend_job(suspended));
   });
 }
 
@@ -187,7 +187,7 @@ ncclResult_t ncclCommResume(ncclComm_t comm) {
   return group_guarded([&] {
     const Ref<Communicator> resumed = parent_comm(comm);
     if (!resumed->state().suspended()) fail(ncclInvalidUsage, "comm is not suspended");
-    return Group::of_this_thread().submit(resume_job(resumed));
+    return Group::current().submit(resume_job(resumed));
   });
 }
 

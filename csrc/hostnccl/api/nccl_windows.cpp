@@ -94,7 +94,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buff, size_t size, nc
     }
     const bool symmetric = (winFlags & NCCL_WIN_COLL_SYMMETRIC) != 0;
     const WindowUse use = symmetric ? WindowUse::Symmetric : WindowUse::Plain;
-    return Group::of_this_thread().submit(registration_job(
+    return Group::current().submit(registration_job(
         owner, [=](const Job& job) { *win = handle_of(register_window(job, buff, size, use)); }));
   });
 }
@@ -150,7 +150,7 @@ ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t d
     if (count != 0) check_source(*pending.comm, window, localbuff, put.block_bytes());
     put.send = localbuff;
     put.recv = window.part(peer).local + peerWinOffset;
-    return Group::of_this_thread().submit(std::move(pending));
+    return Group::current().submit(std::move(pending));
   });
 }
 
@@ -159,7 +159,7 @@ ncclResult_t ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclC
   return group_guarded([&] {
     PendingOperation pending = make_one_sided(Kind::Signal, peer, sigIdx, ctx, comm, stream);
     check_flags(flags);
-    return Group::of_this_thread().submit(std::move(pending));
+    return Group::current().submit(std::move(pending));
   });
 }
 
@@ -168,7 +168,7 @@ ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclCo
   return group_guarded([&] {
     if (nDesc < 0) fail(ncclInvalidArgument, "nDesc=%d is negative", nDesc);
     if (nDesc != 0) non_null(signalDescs, "signalDescs");
-    Group& group = Group::of_this_thread();
+    Group& group = Group::current();
     if (nDesc == 1) return group.submit(make_wait(signalDescs, 0, comm, stream));
     if (usable_comm(comm)->settings().strict && nDesc == 0) {
       fail(ncclInvalidArgument, "nDesc=0: NCCL rejects a wait without signals");

@@ -53,12 +53,12 @@ std::string& last_text() {
 }
 
 // The last error of any thread.
-struct LastOfAll {
+struct LastOfAnyThread {
   std::mutex mutex;
   std::string text;
 };
 
-LastOfAll& last_of_all() { return common::per_process<LastOfAll>(); }
+LastOfAnyThread& last_of_any_thread() { return common::per_process<LastOfAnyThread>(); }
 
 }  // namespace
 
@@ -107,7 +107,7 @@ Error current_error() noexcept {
 void remember_error(const std::string& text) noexcept {
   try {
     last_text() = text;
-    LastOfAll& all = last_of_all();
+    LastOfAnyThread& all = last_of_any_thread();
     const std::lock_guard lock(all.mutex);
     all.text = text;
   } catch (...) {
@@ -115,10 +115,10 @@ void remember_error(const std::string& text) noexcept {
   }
 }
 
-const char* last_error(bool of_all_threads) noexcept {
+const char* last_error(bool of_any_thread) noexcept {
   try {
-    if (last_text().empty() && of_all_threads) {
-      LastOfAll& all = last_of_all();
+    if (last_text().empty() && of_any_thread) {
+      LastOfAnyThread& all = last_of_any_thread();
       const std::lock_guard lock(all.mutex);
       last_text() = all.text;
     }

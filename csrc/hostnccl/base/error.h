@@ -45,7 +45,7 @@ Error current_error() noexcept;
 
 void remember_error(const std::string& text) noexcept;  // as this thread's last error
 // This thread's last error. If it has none, and if requested, the last one of any thread.
-const char* last_error(bool of_all_threads) noexcept;
+const char* last_error(bool of_any_thread) noexcept;
 
 // Runs body and returns its result, if it returns an ncclResult_t, or ncclSuccess. Converts an
 // exception to its code and remembers the text.

@@ -102,7 +102,7 @@ double estimate_microseconds(const std::vector<PendingOperation>& operations) {
 
 }  // namespace
 
-Group& Group::of_this_thread() {
+Group& Group::current() {
   thread_local Group group;
   return group;
 }

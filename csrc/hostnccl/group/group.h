@@ -15,7 +15,7 @@ namespace hostnccl {
 
 class Group {
  public:
-  static Group& of_this_thread();
+  static Group& current();
 
   bool active() const { return depth_ != 0; }
   void start() { ++depth_; }

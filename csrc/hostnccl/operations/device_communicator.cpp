@@ -68,7 +68,7 @@ bool wait(void* context, const void* word, int bits, uint64_t least) {
   if (!resources) return false;
   const Ref<Communicator> comm = handles<Communicator>().find(resources->owner());
   if (!comm) return false;
-  auto& header = *reinterpret_cast<ResourceHeader*>(resources->flat().of_rank(comm->rank()));
+  auto& header = *reinterpret_cast<ResourceHeader*>(resources->flat().address(comm->rank()));
   SpinBackoff spin(comm->segment().oversubscribed());
   auto checked = Clock::now();
   while (!reached(word, bits, least)) {

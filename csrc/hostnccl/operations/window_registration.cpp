@@ -212,7 +212,7 @@ class Registration final : public RegistrationTask {
       if (!peer.file) return;  // the peer has failed. Its status contains the reason
       Window::Part& part = parts[static_cast<size_t>(peer.rank)];
       flat.map(peer.rank, peer.file.get(), all[static_cast<size_t>(peer.rank)].offset, part.bytes);
-      part.local = flat.of_rank(peer.rank);
+      part.local = flat.address(peer.rank);
     }
     for (int rank = 0; rank < segment_.nranks(); ++rank) {
       const Window::Part& part = parts[static_cast<size_t>(rank)];
@@ -236,7 +236,7 @@ class Registration final : public RegistrationTask {
     abi::ncclWindow_vidmem& view = window_.slot()->view.for_kernels;
     view = {};
     view.winHost = &view;
-    view.lsaFlatBase = window_->flat().of_rank(0);
+    view.lsaFlatBase = window_->flat().address(0);
     view.stride4G = window_->flat().stride_4g();
     view.lsaRank = view.worldRank = rank_;
     view.numSegments = 1;
@@ -288,20 +288,6 @@ Task Registration::run(Communicator& comm) {
   finish();
 }
 
-// Makes ncclCommGetAsyncError of a non-blocking communicator report ncclInProgress.
-class BackgroundGuard {
- public:
-  explicit BackgroundGuard(const Ref<Communicator>& comm) : comm_(comm) {
-    comm_->order().begin_background();
-  }
-  BackgroundGuard(const BackgroundGuard&) = delete;
-  BackgroundGuard& operator=(const BackgroundGuard&) = delete;
-  ~BackgroundGuard() { comm_->order().end_background(); }
-
- private:
-  const Ref<Communicator> comm_;
-};
-
 }  // namespace
 
 Ref<Window> register_window(const Job& job, void* buffer, size_t bytes, WindowUse use) {
@@ -317,7 +303,11 @@ Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job
   Job job;
   job.parent = comm;
   job.blocking = comm->settings().blocking || comm->settings().strict_calls;
-  const auto background = job.blocking ? nullptr : std::make_shared<BackgroundGuard>(comm);
+  std::shared_ptr<void> background;  // until it is destroyed, the state of comm is ncclInProgress
+  if (!job.blocking) {
+    comm->order().begin_background();
+    background = {nullptr, [comm](std::nullptr_t) { comm->order().end_background(); }};
+  }
   job.work = [run = std::move(run), background](const Job& self) {
     // Abort and destroy wait for this job: after them the caller may free the memory to which the
     // job writes.
@@ -326,7 +316,7 @@ Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job
       run(self);
     } catch (...) {
       // In the background, no caller receives the exception.
-      if (background != nullptr) self.parent->state().fail(current_error());
+      if (!self.blocking) self.parent->state().fail(current_error());
       throw;
     }
   };

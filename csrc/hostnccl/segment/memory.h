@@ -57,7 +57,7 @@ class FlatMemory {
 
   void map(int rank, int file, size_t offset, size_t bytes);  // throws
 
-  char* of_rank(int rank) const { return page_of(rank) + within_page_; }
+  char* address(int rank) const { return page_of(rank) + within_page_; }
   uint32_t stride_4g() const { return stride_4g_; }
 
   // Leaves the memory mapped until the process ends, because kernels may still use it.
