@@ -17,8 +17,16 @@ namespace hostnccl {
 // scratch memory.
 class CollectiveState {
  public:
-  // Called after the setup of the segment, which takes the steps 1 and 2.
-  void attach(Segment& segment, int rank);
+  // Called after the setup of the segment, which takes the steps 1 and 2: announce_rank() and
+  // probe_peer_memory().
+  void attach(Segment& segment, int rank) {
+    constexpr uint32_t kSetupSteps = 2;
+    segment_ = &segment;
+    rank_ = rank;
+    step_ = kSetupSteps;
+    sources_.resize(static_cast<size_t>(segment.nranks()));
+    scalars_.resize(static_cast<size_t>(segment.nranks()));
+  }
 
   // Steps: every rank counts its steps in its own step flag and waits for those of the others.
   Flag& step_of(int peer) const { return segment_->rank_state(peer).step; }
@@ -42,9 +50,18 @@ class CollectiveState {
   Scalar* scalars() { return scalars_.data(); }
 
   // A buffer for a copy of a peer's data. bytes is the same in every call.
-  void* scratch(int peer, size_t bytes);
+  void* scratch(int peer, size_t bytes) {
+    if (scratch_.empty()) {
+      scratch_.resize(bytes * sources_.size());
+      scratch_bytes_ = scratch_.size();
+    }
+    return scratch_.data() + bytes * static_cast<size_t>(peer);
+  }
   size_t scratch_bytes() const { return scratch_bytes_; }  // from any thread
-  void release_scratch();
+  void release_scratch() {
+    std::vector<char>().swap(scratch_);
+    scratch_bytes_ = 0;
+  }
 
  private:
   uint32_t staging_index() const { return staging_ & 1; }
