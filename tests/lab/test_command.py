@@ -64,6 +64,16 @@ def test_overlap_under_torchrun_on_part_of_the_ranks() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["2", "3"]
 
 
+def test_a_load_with_seconds_takes_them(tmp_path: Path, capsys: Capture) -> None:
+    data = tmp_path / "rows.json"
+    words = ["overlap", "--sizes", "64K", "--load", "sleep:0.03,spin:0.03,sleep", "--repeats", "3"]
+    _run(capsys, *words, "--until-certain", "--limit", "1", "--json", data)
+    sleep, spin, fitted = (row["compute"] for row in json.loads(data.read_text())["rows"])
+    assert sleep > 0.0299
+    assert spin > 0.0299
+    assert fitted < 0.03
+
+
 def _overlap(capsys: Capture, collectives: str, loads: str, form: str) -> list[str]:
     words = ["overlap", "--sizes", "64K", "--collective", collectives, "--load", loads]
     words += ["--form", form, "--repeats", "3", "--priority=-1", "--ctas", "1:4"]

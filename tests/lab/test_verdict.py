@@ -5,10 +5,11 @@ where the times alone do not say why.
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
-from pynccl.tools.lab import Evidence, Row, Span, Timing, classify, output
+from pynccl.tools.lab import Evidence, Row, Span, Timing, Verdict, classify, output
 from pynccl.tools.lab.verdict import needs_evidence
 
 _NONE = Evidence(same_stream=False)
@@ -24,7 +25,7 @@ _CASES = [
     (10, 4, 10.1, 1, 1, _NONE, "cuda", "hidden", ""),
     (10, 4, 14, 1, 3.5, _NONE, "cuda", "serialised", "no free SMs"),
     (10, 10, 20, 1, 2, _NONE, "cuda", "serialised", "no free SMs"),
-    (10, 10, 20, 1, 2, _NONE, "host", "serialised", "shared resource"),
+    (10, 10, 20, 1, 2, _NONE, "host", "serialised", "unknown"),
     (10, 10, 20, 1, 2, _BOTH, "host", "serialised", "no free cores"),
     # The loads would slow it, the compute does not.
     (10, 10, 11, 1, 1, _BOTH, "host", "partly hidden", "unknown"),
@@ -71,13 +72,82 @@ def test_evidence_is_needed_only_where_the_times_do_not_say_why() -> None:
     assert needs_evidence(100, 10, 104)
 
 
-def test_noise_is_called_noise() -> None:
-    numbers = {"compute": 10, "communication": 10, "both": 11}
+def _classify(both: float, evidence: Evidence = _NONE, **options: object) -> Verdict:
+    """Of 10 ms of each, neither of which is slowed."""
+    numbers = {"compute": 10, "communication": 10, "both": both}
     slowdowns = {"compute_slowdown": 1, "communication_slowdown": 1}
-    for spread, noise in ((0.5, False), (2, True)):
-        verdict = classify(**numbers, **slowdowns, evidence=_NONE, provider="cuda", spread=spread)
-        assert (verdict.kind, verdict.reason) == ("partly hidden", "unknown")
-        assert ("noise" in verdict.explanation) == noise
+    return classify(**numbers, **slowdowns, evidence=evidence, **{"provider": "cuda", **options})
+
+
+def test_an_exposed_time_within_the_spread_is_not_certain() -> None:
+    assert _classify(11, _AFTER, spread=0.5).kind == "partly hidden"
+    assert _classify(11, _AFTER, spread=2).kind == "not certain"
+    assert _classify(11, _AFTER, spread=2).repeats is None
+    assert _classify(16, _AFTER, spread=7).kind == "partly hidden"  # far from hidden
+
+
+@pytest.mark.parametrize(
+    ("both", "interval", "kind", "repeats"),
+    [
+        (15, (0.41, 0.6), "partly hidden", None),
+        (15, (0.35, 0.6), "not certain", 32),  # 1.25 times as wide: 1.5625 times as many
+        (15, (-4.0, 9.0), "not certain", 85_000),
+        (10.1, (0.85, 1.03), "hidden", None),
+        (10.1, (0.81, 3.0), "hidden", None),  # at least 81 %: more than all cannot be hidden
+        (10.1, (0.7, 1.2), "not certain", 130),
+        (10.8, (0.85, 0.94), "partly hidden", None),
+        (10.8, (0.85, 0.98), "not certain", 80),  # as hidden, if it is 98 %
+        (18.5, (0.12, 0.2), "partly hidden", None),
+        (18.5, (0.05, 0.2), "not certain", 80),  # serialised, if it is 5 %
+        (19.5, (-0.05, 0.12), "serialised", None),
+        (19.5, (-0.5, 0.12), "serialised", None),
+    ],
+)
+def test_an_interval_that_allows_two_verdicts_is_not_certain(
+    both: float, interval: tuple[float, float], kind: str, repeats: int | None
+) -> None:
+    verdict = _classify(both, _AFTER, interval=interval, rounds=20)
+    assert verdict.kind == kind
+    assert verdict.repeats == repeats
+    if repeats is not None:
+        number = "more than 10000" if repeats > 10_000 else f"about {repeats}"
+        assert f"{number} repeats would decide" in verdict.explanation
+        assert verdict.reason == ("event" if both > 10.5 else "")
+
+
+@pytest.mark.parametrize(
+    ("evidence", "reason"),
+    [
+        (Evidence(same_stream=True), "same stream"),
+        (Evidence(default_stream="communication"), "default stream"),
+        (Evidence(synchronises="compute"), "synchronisation"),
+        (_NONE, "no free SMs"),
+    ],
+)
+def test_a_reason_that_the_lanes_contradict_is_dropped(evidence: Evidence, reason: str) -> None:
+    after = {"compute": (0.0, 10.0), "communication": (10.0, 20.0)}
+    assert _classify(20, evidence, lanes=after).reason == reason
+    # The communication runs on another stream: its lane is that of its call alone.
+    elsewhere = {"compute": (0.0, 10.0), "communication": (0.1, 0.6)}
+    assert evidence == _NONE or _classify(20, evidence, lanes=elsewhere).reason == reason
+    # Both begin at once and end late: there is no room for one after the other.
+    beside = {"compute": (0.0, 17.0), "communication": (0.0, 20.0)}
+    assert _classify(20, evidence, lanes=beside).reason == "unknown"
+
+
+def test_a_shared_resource_needs_loads_that_slow_nothing() -> None:
+    for slowdown, reason in ((1.0, "shared resource"), (1.3, "cores"), (1.6, "no free cores")):
+        evidence = Evidence(beside_memory=slowdown, beside_arithmetic=slowdown)
+        verdict = classify(
+            compute=10,
+            communication=10,
+            both=20,
+            compute_slowdown=1,
+            communication_slowdown=2,
+            evidence=evidence,
+            provider="host",
+        )
+        assert verdict.reason == reason
 
 
 def test_contention_is_named_besides_an_event_only_where_the_compute_contends() -> None:
@@ -122,7 +192,8 @@ def test_numbers_of_a_row() -> None:
     assert row.compute_slowdown == 1.5
     assert row.communication_slowdown == 2
     # T_both - T_compute of the rounds: 1.8, 2 and 2.4.
-    assert row.exposed_spread == pytest.approx(0.3)
+    assert row.exposed_interval == pytest.approx((1.8, 2.4))
+    assert row.hidden_interval == pytest.approx((0.5, 0.5))
     assert row.compute.quartiles == pytest.approx((9.5, 11))
 
 
@@ -131,3 +202,26 @@ def test_a_table_of_rows_without_settings() -> None:
     header, line, other = output.write_table([row, row]).splitlines()
     assert header.split()[:2] == ["T_compute", "T_comm"]
     assert line.split()[0] == other.split()[0] == "10000.000"
+
+
+def test_the_interval_of_a_median() -> None:
+    for count, ends in ((3, (1, 3)), (5, (1, 5)), (6, (1, 6)), (20, (6, 15)), (100, (40, 61))):
+        samples = random.Random(0).sample(range(1, count + 1), count)
+        assert Timing(tuple(map(float, samples))).interval == ends
+    assert Timing(tuple(map(float, range(2000)))).interval[0] > 900
+
+
+def test_noise_is_neither_a_share_above_1_nor_a_verdict() -> None:
+    """The times of a busy machine, whose T_compute varies by more than T_comm."""
+    compute = Timing((400.0, 90.0, 350.0, 120.0, 380.0, 100.0))
+    both = Timing((110.0, 370.0, 90.0, 330.0, 100.0, 80.0))
+    row = dataclasses.replace(
+        _row(10, 4, 12), compute=compute, both=both, communication=Timing((48.0,) * 6)
+    )
+    assert row.hidden == 1.0
+    assert row.exposed == 0.0
+    assert row.exposed_interval == (0.0, 280.0)
+    assert row.verdict.kind == "not certain"
+    printed = output.write_table([row])
+    assert " 0-100% " in printed
+    assert "0.000 (0.000-280000.000)" in printed

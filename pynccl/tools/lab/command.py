@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rows are all combinations. Under torchrun, its processes are the ranks.",
         examples=(
             "pynccl lab overlap --sizes 1M,16M --load gemm:256,sleep:0.005 --plot exposed.png",
+            "pynccl lab overlap --sizes 4M --load gemm:256 --until-certain",
             "torchrun --nproc-per-node 8 -m pynccl lab overlap --ctas 4,16 --form graph",
         ),
     )
@@ -96,9 +97,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--load",
         type=strings,
         default=["gemm:256"],
-        help="gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function",
+        help="gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function; sleep and "
+        "spin without seconds take T_comm (default: gemm:256)",
     )
-    overlap.add_argument("--load-seconds", type=float, help="duration of a load (default: T_comm)")
+    overlap.add_argument(
+        "--load-seconds",
+        type=float,
+        help="duration of every load (default: its own SECONDS, else T_comm)",
+    )
+    overlap.add_argument(
+        "--until-certain",
+        action="store_true",
+        help="measure until the verdict of each row is certain, up to --limit",
+    )
+    overlap.add_argument(
+        "--limit", type=float, default=60.0, help="seconds for the rounds of a row (default: 60)"
+    )
     overlap.add_argument(
         "--form",
         type=_list_of(_one_of(["eager", "graph"])),
@@ -184,7 +198,8 @@ def _overlap(arguments: argparse.Namespace) -> None:
     )
     for setting in chosen:
         setting.config()  # report its errors here rather than in a rank
-    options = {"load_seconds": arguments.load_seconds, "repeats": arguments.repeats}
+    names = ("load_seconds", "repeats", "until_certain", "limit")
+    options = {name: getattr(arguments, name) for name in names}
     args = (chosen, options)
     rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider)
     if not rows:

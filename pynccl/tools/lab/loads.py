@@ -17,7 +17,7 @@ from pynccl.tools.lab.agreement import maximum, timed
 from pynccl.tools.lab.arrays import Arrays, arrays_of
 from pynccl.tools.text import parse_size
 
-__all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "make_load"]
+__all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "has_duration", "make_load"]
 
 _PROBES = 3  # the fastest counts
 _MOST_TIMES = 10**6
@@ -179,6 +179,12 @@ def _shortest(load: Load, comm: nccl.Communicator, stream: nccl.Stream) -> float
     """The seconds of the shortest of a few calls, the maximum over the ranks."""
     shortest = min(timed(comm, stream, load) for _ in range(_PROBES))
     return max(maximum(comm, stream, [shortest])[0], 1e-7)
+
+
+def has_duration(text: str) -> bool:
+    """Whether the name of a load contains its seconds, as in "sleep:0.005"."""
+    name, _, value = text.partition(":")
+    return name in ("sleep", "spin") and value != ""
 
 
 def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) -> Load:

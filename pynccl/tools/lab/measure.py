@@ -11,13 +11,14 @@ from pynccl import nccl
 from pynccl.tools.lab.agreement import align, maximum, new_event, new_stream
 from pynccl.tools.lab.probes import Probes
 from pynccl.tools.lab.row import Row, Span, Timing
-from pynccl.tools.lab.steps import Enqueue, Step, Steps
-from pynccl.tools.lab.verdict import Evidence, needs_evidence
+from pynccl.tools.lab.steps import Enqueue, Ran, Step, Steps
+from pynccl.tools.lab.verdict import Evidence
 
 __all__ = ["overlap"]
 
 _LEAST_ROUNDS = 3
 _SLOWED = 1.05  # a slowdown that is worth explaining
+_ORDERED = ("same stream", "default stream", "synchronisation")
 
 
 def overlap(
@@ -34,6 +35,7 @@ def overlap(
     repeats: int = 20,
     warmup: int = 3,
     limit: float = 60.0,
+    until_certain: bool = False,
     evidence: bool = True,
     loads: tuple[Enqueue, Enqueue] | None = None,
     setting: Mapping[str, Any] | None = None,
@@ -41,9 +43,9 @@ def overlap(
     """Measure how much of a communication is hidden behind a compute, and why the rest is exposed.
 
     Every rank of the communicator calls it with equivalent functions. In each round the compute
-    runs alone, then the communication alone, then both; the ranks synchronise in between. A time
-    runs from the call of the first function until all work is done, and is the maximum over the
-    ranks. All ranks return the same row.
+    runs alone, the communication alone, and both, in an order that changes from round to round;
+    the ranks synchronise in between. A time runs from the call of the first function until all work
+    is done, and is the maximum over the ranks. All ranks return the same row.
 
     The functions enqueue their work on the stream that they are called with. Work that they enqueue
     on other streams must be joined back to it. A function that runs on the other function's stream
@@ -70,6 +72,8 @@ def overlap(
         repeats: number of rounds.
         warmup: number of warm-up rounds.
         limit: seconds after which no further round begins; at least 3 rounds are measured.
+        until_certain: whether to measure further rounds, up to the limit, until the times have a
+            verdict.
         evidence: whether to look for the reason if the communication is not hidden.
         loads: a memory-bound and a compute-bound load to run beside the communication; None creates
             them if torch, NumPy or CuPy is installed.
@@ -104,24 +108,31 @@ def overlap(
         )  # fmt: skip
         for _ in range(warmup):
             rounds.run()
-        began = time.perf_counter()
         samples: list[_Sample] = []
-        while len(samples) < repeats:
+
+        def measured(found: Evidence) -> Row:
+            return _row(samples, comm, found, setting, interleaved=together is not None)
+
+        began = time.perf_counter()
+        wanted, is_over = repeats, False
+        while len(samples) < wanted and not is_over:
             sample, longest = rounds.run(time.perf_counter() - began)
             samples.append(sample)
-            if longest > limit and len(samples) >= _LEAST_ROUNDS:
-                break
-        row = _row(samples, comm, Evidence(first=first), setting)
-        times = row.compute.median, row.communication.median, row.both.median
-        if not evidence or not needs_evidence(*times):
+            is_over = longest > limit and len(samples) >= _LEAST_ROUNDS
+            if until_certain and len(samples) == wanted:
+                needed = measured(Evidence()).repeats_to_decide or 0
+                wanted = max(wanted, min(needed, 2 * wanted))
+        row = measured(Evidence(first=first))
+        if not evidence or not row.needs_evidence:
             return row
-        probes = Probes(steps, max(times[:2]), first=first)
-        found = probes.structure(compute, communicate, *times[:2], together=together)
+        times = row.compute.median, row.communication.median
+        probes = Probes(steps, max(times), first=first)
+        found = probes.structure(compute, communicate, *times, together=together)
         slowed = max(row.communication_slowdown, row.compute_slowdown) > _SLOWED
-        if slowed and not found.is_ordered:
+        if slowed and measured(found).verdict.reason not in _ORDERED:
             seconds = row.communication_lane.median
             found = probes.contention(found, (compute, communicate), seconds, loads)
-        return _row(samples, comm, found, setting)
+        return measured(found)
 
 
 def _check(
@@ -160,14 +171,18 @@ class _Rounds:
     def __init__(self, steps: Steps, compute: Step, communication: Step, both: Step) -> None:
         self._steps = steps
         self._each = compute, communication, both
+        self._count = 0
 
     def run(self, elapsed: float = 0.0) -> tuple[_Sample, float]:
         """Run one round; return the maxima of its times, and of a number, over the ranks."""
-        runs = []
-        for step in self._each:
+        # What ran before changes caches, clocks and threads: each step follows each other one.
+        self._count += 1
+        order = list(range(3)) if self._count % 2 else [2, 1, 0]
+        runs: dict[int, Ran] = {}
+        for index in order[self._count % 3 :] + order[: self._count % 3]:
             align(self._steps.comm, self._steps.own)
-            runs.append(self._steps.run(step))
-        compute, communication, both = runs
+            runs[index] = self._steps.run(self._each[index])
+        compute, communication, both = (runs[index] for index in range(3))
         own = [
             compute.seconds,
             communication.seconds,
@@ -226,6 +241,8 @@ def _row(
     comm: nccl.Communicator,
     evidence: Evidence,
     setting: Mapping[str, Any] | None,
+    *,
+    interleaved: bool,
 ) -> Row:
     columns = dict(zip(_Sample._fields, zip(*samples, strict=True), strict=True))
     timings = {name: Timing(column) for name, column in columns.items()}
@@ -240,4 +257,5 @@ def _row(
         nranks=comm.nranks,
         provider=comm.provider,
         setting=dict(setting or {}),
+        interleaved=interleaved,
     )

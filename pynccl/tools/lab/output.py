@@ -10,13 +10,21 @@ from typing import Any
 from pynccl.tools.lab.row import Row
 from pynccl.tools.text import size_text, table
 
-__all__ = ["varying", "write_json", "write_table"]
+__all__ = ["hidden_text", "varying", "write_json", "write_table"]
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
     """The names of the settings that differ between rows, with the size last."""
     names = sorted(rows[0].setting, key=lambda name: name == "nbytes") if rows else []
     return [name for name in names if len({str(row.setting.get(name)) for row in rows}) > 1]
+
+
+def hidden_text(row: Row) -> str:
+    """The hidden share, or its interval if the verdict is not certain: "85%", "40-95%"."""
+    if row.verdict.kind != "not certain":
+        return f"{round(row.hidden, 2) + 0.0:.0%}"  # no "-0%"
+    low, high = (min(max(share, 0.0), 1.0) for share in row.hidden_interval)
+    return f"{low * 100:.0f}-{high:.0%}"
 
 
 def write_table(rows: Sequence[Row]) -> str:
@@ -35,6 +43,7 @@ def write_table(rows: Sequence[Row]) -> str:
     ]
     lines = []
     for row in rows:
+        low, high = row.exposed_interval
         setting = [
             size_text(int(value)) if name == "nbytes" else str(value)
             for name in names
@@ -45,8 +54,8 @@ def write_table(rows: Sequence[Row]) -> str:
             [
                 *setting,
                 *(f"{seconds * 1e3:.3f}" for seconds in times),
-                f"{row.exposed * 1e3:.3f}+-{row.exposed_spread * 1e3:.3f}",
-                f"{row.hidden:.0%}",
+                f"{row.exposed * 1e3:.3f} ({low * 1e3:.3f}-{high * 1e3:.3f})",
+                hidden_text(row),
                 f"{row.bound * 1e3:.3f}",
                 f"{row.compute_slowdown:.2f}/{row.communication_slowdown:.2f}",
                 str(row.verdict),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pynccl.tools.figures import new_figure
-from pynccl.tools.lab.output import varying
-from pynccl.tools.lab.row import Row, Span
+from pynccl.tools.lab.output import hidden_text, varying
+from pynccl.tools.lab.row import Row
 from pynccl.tools.text import size_text
 
 if TYPE_CHECKING:
@@ -21,16 +22,14 @@ __all__ = ["draw_exposed", "draw_lanes", "panels", "save"]
 _COMPUTE, _COMMUNICATION = "tab:blue", "tab:orange"
 
 
-def panels(columns: int, lines: int = 1) -> tuple[Figure, list[Axes]]:
-    """Create a figure with panels that share their axes.
+def panels(columns: int) -> tuple[Figure, list[Axes]]:
+    """Create a figure with panels side by side that share their axes.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    drawn = new_figure(2.8 + 4.2 * columns, 2.0 * lines + 0.5 if lines > 1 else 3.8)
-    return drawn, list(
-        drawn.subplots(lines, columns, sharex=True, sharey=lines == 1, squeeze=False).flat
-    )
+    drawn = new_figure(2.8 + 4.2 * columns, 3.8)
+    return drawn, list(drawn.subplots(1, columns, sharex=True, sharey=True, squeeze=False).flat)
 
 
 def save(drawn: Figure, path: Path) -> None:
@@ -42,8 +41,8 @@ def save(drawn: Figure, path: Path) -> None:
 def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     """Draw exposed time against size into an image file, with a line per setting.
 
-    The lines are medians of T_both - T_compute; half the interquartile range on either side is
-    shaded. The dashed line is T_comm, which is exposed if nothing is hidden.
+    The 95 % interval of each median is shaded. The dashed line is T_comm, which is exposed if
+    nothing is hidden. The marker of a row whose verdict is not certain is hollow.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -56,19 +55,22 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     for row in rows:
         label = ", ".join(f"{name} {row.setting[name]}" for name in names) or "exposed"
         lines.setdefault(label, []).append(row)
-    drawn = new_figure(6.4, 4.0)
+    drawn = new_figure(6.4, 4.2)
     axes = drawn.subplots()
     for index, (label, of_line) in enumerate(lines.items()):
         ordered = sorted(of_line, key=lambda row: row.setting["nbytes"])
         sizes = [row.setting["nbytes"] for row in ordered]
         exposed = [row.exposed * 1e3 for row in ordered]
-        spreads = [row.exposed_spread * 1e3 / 2 for row in ordered]
+        low, high = zip(*(row.exposed_interval for row in ordered), strict=True)
         color = f"C{index}"
-        axes.plot(sizes, exposed, marker="o", markersize=4, color=color, label=label)
+        axes.plot(sizes, exposed, marker="o", markersize=5, color=color, label=label)
+        hollow = [row.verdict.kind == "not certain" for row in ordered]
+        for size, value in itertools.compress(zip(sizes, exposed, strict=True), hollow):
+            axes.plot(size, value, marker="o", markersize=5, color=color, markerfacecolor="white")
         axes.fill_between(
             sizes,
-            [value - spread for value, spread in zip(exposed, spreads, strict=True)],
-            [value + spread for value, spread in zip(exposed, spreads, strict=True)],
+            [value * 1e3 for value in low],
+            [value * 1e3 for value in high],
             color=color,
             alpha=0.2,
             linewidth=0,
@@ -78,17 +80,23 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     sizes = sorted({row.setting["nbytes"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [size_text(size) for size in sizes], fontsize=8)
-    axes.set_yscale("symlog", linthresh=0.1)  # an exposed time can be 0, or negative due to noise
+    # A wide interval is clipped, so that the medians remain readable.
+    highest = max(max(row.exposed, row.communication.median) for row in rows)
+    axes.set_ylim(0, 1.1e3 * highest)
     axes.set_xlabel("size")
-    axes.set_ylabel("milliseconds: exposed; dashed, T_comm")
-    axes.axhline(0, color="black", linewidth=0.5)
+    axes.set_ylabel("milliseconds exposed")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+    caption = (
+        "The median of the rounds and its 95 % interval; a hollow marker is not certain. Dashed: "
+        "T_comm, which is exposed if nothing is hidden."
+    )
+    _set_caption(drawn, [caption])
     save(drawn, path)
 
 
 def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
-    """Draw compute and communication of each row, alone and in one step, into an image file.
+    """Draw the lanes of compute and communication in the step of each row into an image file.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -97,29 +105,54 @@ def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
     if not rows:
         raise ValueError("rows: there are none")
     names = varying(rows)
-    drawn, axes = panels(1, len(rows))
-    for row, panel in zip(rows, axes, strict=True):
-        _draw_lanes_of(panel, row, ", ".join(f"{name}: {row.setting[name]}" for name in names))
-    axes[-1].set_xlabel(
-        "milliseconds, with waits; the line is T_both, dashed max(T_compute, T_comm)"
-    )
+    numbered = len(rows) > 1
+    verdicts = [f"{number}. {row.verdict}" for number, row in enumerate(rows, 1)]
+    caption = [
+        "Pale: as much of a lane as it is longer than alone, because it waits or is slowed. Red: "
+        "the exposed time.",
+        *(verdicts if numbered else [str(rows[0].verdict)]),
+    ]
+    drawn = new_figure(7.0, 1.25 * len(rows) + 0.9 + 0.15 * len(_wrap(caption)))
+    axes = drawn.subplots(len(rows), sharex=True, squeeze=False).flat
+    for number, (row, panel) in enumerate(zip(rows, axes, strict=True), 1):
+        _draw_lanes_of(panel, row)
+        values = [str(row.setting[name]) for name in names]
+        if len(names) > 1:
+            values = [" ".join(pair) for pair in zip(names, values, strict=True)]
+        setting = ", ".join(values)
+        panel.set_title(f"{number}. {setting}" if numbered else setting, fontsize=9, loc="left")
+    axes[-1].set_xlabel("milliseconds")
+    _set_caption(drawn, caption)
     save(drawn, path)
 
 
-def _draw_lanes_of(panel: Axes, row: Row, name: str) -> None:
-    bars = [
-        ("compute alone", Span(0.0, row.compute.median), _COMPUTE, 0.4),
-        ("communication alone", Span(0.0, row.communication.median), _COMMUNICATION, 0.4),
-        ("compute", row.spans["compute"], _COMPUTE, 1.0),
-        ("communication", row.spans["communication"], _COMMUNICATION, 1.0),
+def _draw_lanes_of(panel: Axes, row: Row) -> None:
+    lanes = [
+        ("compute", row.compute.median, _COMPUTE),
+        ("communication", row.communication.median, _COMMUNICATION),
     ]
-    for index, (_, span, color, alpha) in enumerate(bars):
-        width = (span.ended - span.began) * 1e3
-        panel.barh(index, width, left=span.began * 1e3, color=color, alpha=alpha, height=0.7)
-    panel.set_yticks(range(len(bars)), [name for name, *_ in bars], fontsize=8)
+    for index, (name, alone, color) in enumerate(lanes):
+        began, ended = (seconds * 1e3 for seconds in row.spans[name])
+        working = max(began, ended - alone * 1e3)
+        panel.barh(index, working - began, left=began, color=color, alpha=0.25, height=0.7)
+        panel.barh(index, ended - working, left=working, color=color, height=0.7)
+    panel.set_yticks(range(len(lanes)), [name for name, *_ in lanes], fontsize=8)
     panel.invert_yaxis()
-    panel.axvline(row.both.median * 1e3, color="black", linewidth=0.8)
-    panel.axvline(row.bound * 1e3, color="black", linewidth=0.8, linestyle="--")
-    numbers = f"{row.hidden:.0%} hidden, {row.exposed * 1e3:.2f} ms exposed. {row.verdict}"
-    text = textwrap.fill(f"{name}. {numbers}" if name else numbers, 90)
-    panel.set_title(text, fontsize=8, loc="left")
+    is_certain = row.verdict.kind != "not certain"
+    end = max(row.both.median, *(span.ended for span in row.spans.values())) * 1e3
+    if is_certain:
+        panel.axvspan(end - row.exposed * 1e3, end, color="tab:red", alpha=0.3, linewidth=0)
+    panel.set_xlim(left=0)
+    text = f"{hidden_text(row)} hidden" + (
+        f", {row.exposed * 1e3:.3g} ms exposed" if is_certain else ": not certain"
+    )
+    panel.set_title(text, fontsize=9, loc="right")
+
+
+def _wrap(paragraphs: Sequence[str]) -> list[str]:
+    return [line for text in paragraphs for line in textwrap.wrap(text, 115)]
+
+
+def _set_caption(drawn: Figure, paragraphs: Sequence[str]) -> None:
+    text = "\n".join(_wrap(paragraphs))
+    drawn.supxlabel(text, x=0.01, ha="left", fontsize=7)

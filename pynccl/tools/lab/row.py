@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from pynccl.tools.lab.verdict import Evidence, Verdict, classify
+from pynccl.tools.lab.verdict import (
+    Evidence,
+    Verdict,
+    classify,
+    needs_evidence,
+    rounds_to_decide,
+)
 
 __all__ = ["Row", "Span", "Timing"]
 
@@ -37,14 +44,21 @@ class Timing:
         return low, high
 
     @property
-    def iqr(self) -> float:
-        """The interquartile range in seconds."""
-        low, high = self.quartiles
-        return high - low
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the median in seconds.
+
+        Its ends are samples, whatever the distribution. Of fewer than 6 samples it is the range,
+        which covers less.
+        """
+        count, excluded, tail = len(self.samples), 0, 1
+        while 40 * tail <= 2**count:  # the binomial probability of a tail is at most 2.5 %
+            excluded += 1
+            tail += math.comb(count, excluded)
+        index, ordered = max(0, excluded - 1), sorted(self.samples)
+        return ordered[index], ordered[-1 - index]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """The position of work on its stream, in seconds since the step began.
 
     Attributes:
@@ -73,6 +87,7 @@ class Row:
         nranks: the number of ranks.
         provider: "host" or "cuda".
         setting: the caller's settings, by name.
+        interleaved: whether one function enqueued both, so that each span is the whole step.
     """
 
     compute: Timing
@@ -87,26 +102,63 @@ class Row:
     nranks: int
     provider: str
     setting: Mapping[str, Any] = field(default_factory=dict)
+    interleaved: bool = False
+
+    @property
+    def _differences(self) -> Timing:
+        """T_both - T_compute of each round. Adjacent runs share slow changes of the machine."""
+        pairs = zip(self.both.samples, self.compute.samples, strict=True)
+        return Timing(tuple(both - compute for both, compute in pairs))
+
+    @property
+    def _shares(self) -> Timing:
+        """The hidden share of each round."""
+        pairs = zip(self._differences.samples, self.communication.samples, strict=True)
+        return Timing(tuple(1.0 - exposed / max(alone, 1e-9) for exposed, alone in pairs))
 
     @property
     def exposed(self) -> float:
-        """T_both - T_compute in seconds: the time that the communication adds to the compute."""
-        return self.both.median - self.compute.median
+        """The time that the communication adds to the compute, in seconds.
+
+        The median of T_both - T_compute over the rounds, at least 0.0: less is noise.
+        """
+        return max(0.0, self._differences.median)
 
     @property
-    def exposed_spread(self) -> float:
-        """The interquartile range of T_both - T_compute over the rounds, in seconds."""
-        pairs = zip(self.both.samples, self.compute.samples, strict=True)
-        return Timing(tuple(both - compute for both, compute in pairs)).iqr
+    def exposed_interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the exposed time, in seconds, from 0.0 on."""
+        low, high = self._differences.interval
+        return max(0.0, low), max(0.0, high)
 
     @property
     def hidden(self) -> float:
-        """The hidden share of the communication, 1 - exposed / T_comm; 1.0 is fully hidden.
+        """The hidden share of the communication; 1.0 is fully hidden.
 
-        It is negative if the step takes longer than compute and communication one after the other.
-        Noise can raise it slightly above 1.
+        The median of 1 - (T_both - T_compute) / T_comm over the rounds, at most 1.0. It is negative
+        if the step takes longer than compute and communication one after the other.
         """
-        return 1.0 - self.exposed / max(self.communication.median, 1e-9)
+        return min(1.0, self._shares.median)
+
+    @property
+    def hidden_interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the hidden share; due to noise, it can exceed 1.0."""
+        return self._shares.interval
+
+    @property
+    def repeats_to_decide(self) -> int | None:
+        """The number of rounds after which the times would have a verdict; None if they have."""
+        return rounds_to_decide(*self._times, self.hidden_interval, len(self.both.samples))
+
+    @property
+    def needs_evidence(self) -> bool:
+        """Whether the times leave the reason open."""
+        return needs_evidence(*self._times)
+
+    @property
+    def _times(self) -> tuple[float, float, float]:
+        """T_compute and T_comm, and the T_both that corresponds to the hidden share."""
+        compute, communication = self.compute.median, self.communication.median
+        return compute, communication, compute + (1.0 - self.hidden) * communication
 
     @property
     def bound(self) -> float:
@@ -126,19 +178,24 @@ class Row:
     @property
     def verdict(self) -> Verdict:
         """The verdict: see :func:`pynccl.tools.lab.classify`."""
+        compute, communication, both = self._times
+        low, high = self._differences.quartiles
         return classify(
-            compute=self.compute.median,
-            communication=self.communication.median,
-            both=self.both.median,
+            compute=compute,
+            communication=communication,
+            both=both,
             compute_slowdown=self.compute_slowdown,
             communication_slowdown=self.communication_slowdown,
             evidence=self.evidence,
             provider=self.provider,
-            spread=self.exposed_spread,
+            interval=self.hidden_interval,
+            spread=high - low,
+            rounds=len(self.both.samples),
+            lanes=None if self.interleaved else self.spans,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert the row for JSON: settings; medians, spreads and samples in seconds; the verdict.
+        """Convert the row for JSON: settings, medians, intervals and samples in seconds, verdict.
 
         Returns:
             A dictionary that json can write.
@@ -151,19 +208,21 @@ class Row:
             "communication": self.communication.median,
             "both": self.both.median,
             "exposed": self.exposed,
-            "exposed_spread": self.exposed_spread,
+            "exposed_interval": list(self.exposed_interval),
             "hidden": self.hidden,
+            "hidden_interval": list(self.hidden_interval),
             "bound": self.bound,
             "compute_slowdown": self.compute_slowdown,
             "communication_slowdown": self.communication_slowdown,
             "verdict": self.verdict.kind,
             "reason": self.verdict.reason,
             "text": str(self.verdict),
+            "repeats_to_decide": self.verdict.repeats,
             "samples": {
                 name: list(value.samples)
                 for name, value in vars(self).items()
                 if isinstance(value, Timing)
             },
             "evidence": dataclasses.asdict(self.evidence),
-            "spans": {name: [span.began, span.ended] for name, span in self.spans.items()},
+            "spans": {name: list(span) for name, span in self.spans.items()},
         }

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pynccl import nccl, raw
 from pynccl.tools.lab.agreement import align, maximum, new_stream, timed
 from pynccl.tools.lab.arrays import installed
-from pynccl.tools.lab.loads import Load, fit, make_load
+from pynccl.tools.lab.loads import Load, fit, has_duration, make_load
 from pynccl.tools.lab.measure import overlap
 from pynccl.tools.lab.operations import BufferKind, Communication
 from pynccl.tools.lab.row import Row
@@ -39,7 +39,8 @@ class Setting:
         priority: priority of the communication stream; lower numbers come first.
         buffer: "plain", "registered" or "window".
         chunks: number of calls that the communication is divided into.
-        load: see make_load(): "gemm:256", "memory:64000000", "sleep:0.01", "module:function".
+        load: see make_load(): "gemm:256", "memory:64000000", "sleep:0.01", "sleep",
+            "module:function".
         form: "eager" or "graph".
         nranks: the number of ranks; 0 is all.
     """
@@ -111,7 +112,8 @@ def sweep_overlaps(
     Args:
         world: the communicator of all ranks; those of other settings are split from it.
         settings: the settings, equal on all ranks.
-        load_seconds: duration of a load; None fits it to the communication alone.
+        load_seconds: duration of every load; None fits a load to the communication alone unless
+            its name contains seconds, such as "sleep:0.01".
         progress: called before each setting, and after the last, with the number of completed
             settings, the total number of settings, and the name of this one.
         **options: passed to overlap().
@@ -196,10 +198,11 @@ def _measure(
     try:
         stream = new_stream(comm, setting.priority)
         load(stream)  # the first call is slower
-        if load_seconds is None:
+        if load_seconds is None and not has_duration(setting.load):
             times = [timed(comm, stream, communication) for _ in range(_TRIES)]
             load_seconds = maximum(comm, stream, [statistics.median(times)])[0]
-        fit(load, load_seconds, comm, stream)
+        if load_seconds is not None:
+            fit(load, load_seconds, comm, stream)
         return overlap(
             load,
             communication,

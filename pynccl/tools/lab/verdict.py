@@ -5,12 +5,22 @@ It depends on numbers only, so ranks that agree on the numbers agree on the verd
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Evidence", "Kind", "Reason", "Verdict", "classify", "needs_evidence"]
+__all__ = [
+    "Evidence",
+    "Kind",
+    "Reason",
+    "Verdict",
+    "classify",
+    "needs_evidence",
+    "rounds_to_decide",
+]
 
-Kind = Literal["hidden", "partly hidden", "serialised", "slowed by contention"]
+Kind = Literal["hidden", "partly hidden", "serialised", "slowed by contention", "not certain"]
 Reason = Literal[
     "",
     "same stream",
@@ -33,6 +43,8 @@ _UNSLOWED = 1.15  # the largest slowdown, due to noise, of work that has the dev
 _SLOWED = 1.10  # the least slowdown that counts
 _NO_CORE = 1.5  # the slowdown beside a compute-bound load if there is no core for both
 _AT_BOUND = 1.05  # up to this multiple of the bound, a step counts as at the bound
+_WIDEST = 0.20  # the widest interval of the hidden share that gives a verdict
+_MANY = 10_000  # rounds
 
 
 @dataclass(frozen=True)
@@ -64,25 +76,23 @@ class Evidence:
     beside_arithmetic: float | None = None
     first: str = "compute"
 
-    @property
-    def is_ordered(self) -> bool:
-        """Whether streams or the host, rather than events, make one wait for all of the other."""
-        return _structure(self)[0] not in ("", "event")
-
 
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on a row.
 
     Attributes:
-        kind: "hidden", "partly hidden", "serialised" or "slowed by contention".
+        kind: "hidden", "partly hidden", "serialised", "slowed by contention" or "not certain".
         reason: why it is not hidden; "" if it is.
         explanation: the reason in words.
+        repeats: for "not certain", the number of rounds that would decide; None if more rounds
+            would not.
     """
 
     kind: Kind
     reason: Reason = ""
     explanation: str = ""
+    repeats: int | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.explanation}" if self.explanation else self.kind
@@ -134,15 +144,69 @@ def _overlapped(compute: float, communication: float, both: float) -> float:
     return (compute + communication - both) / max(min(compute, communication), 1e-9)
 
 
+def _hidden(compute: float, communication: float, both: float) -> float:
+    return 1 - (both - compute) / max(communication, 1e-9)
+
+
 def needs_evidence(compute: float, communication: float, both: float) -> bool:
     """Whether the times of a row, in seconds, leave its reason open."""
-    hidden = 1 - (both - compute) / max(communication, 1e-9)
+    hidden = _hidden(compute, communication, both)
     return hidden < _HIDDEN and not _is_at_bound(compute, communication, both)
 
 
 def _is_at_bound(compute: float, communication: float, both: float) -> bool:
     """Whether only the length of the communication is exposed."""
     return communication > compute and both <= _AT_BOUND * communication
+
+
+def _clipped(interval: tuple[float, float]) -> tuple[float, float]:
+    low, high = (min(max(share, 0.0), 1.0) for share in interval)
+    return low, high
+
+
+def rounds_to_decide(
+    compute: float,
+    communication: float,
+    both: float,
+    interval: tuple[float, float],
+    rounds: int,
+) -> int | None:
+    """The number of rounds after which the times of a row would have a verdict.
+
+    The interval of the hidden share, within 0 and 100 %, must be at most 20 points wide. A
+    communication that is neither hidden, nor limited by its length, nor serialised needs an
+    interval without these cases. The width is assumed to fall with the square root of the number of
+    rounds.
+
+    Args:
+        compute: T_compute in seconds.
+        communication: T_comm in seconds.
+        both: T_both in seconds.
+        interval: the confidence interval of the hidden share.
+        rounds: number of rounds so far.
+
+    Returns:
+        The number, rounded up to two digits; None if the times have a verdict.
+    """
+    low, high = interval
+    first, last = _clipped(interval)
+    is_wide = last - first > _WIDEST
+    excess = (high - low) / _WIDEST if is_wide else 0.0  # the factor by which it is too wide
+    times = compute, communication, both
+    is_between = needs_evidence(*times) and _overlapped(*times) > _SERIAL
+    if is_between and not is_wide:
+        hidden = _hidden(*times)
+        least, most = _SERIAL * min(compute / max(communication, 1e-9), 1), _HIDDEN
+        if communication > compute:
+            most = min(most, compute / communication - (_AT_BOUND - 1))
+        excess = max(
+            (high - hidden) / max(most - hidden, 1e-9), (hidden - low) / max(hidden - least, 1e-9)
+        )
+    if excess <= 1:
+        return None
+    needed = min(rounds * excess**2, 1e9)
+    unit: int = 10 ** max(0, math.floor(math.log10(needed)) - 1)
+    return math.ceil(needed / unit) * unit
 
 
 def classify(
@@ -154,21 +218,29 @@ def classify(
     communication_slowdown: float,
     evidence: Evidence,
     provider: str,
+    interval: tuple[float, float] | None = None,
     spread: float = 0.0,
+    rounds: int = 1,
+    lanes: Mapping[str, tuple[float, float]] | None = None,
 ) -> Verdict:
     """Classify a row.
 
+    * not certain: the interval of the hidden share, within 0 and 100 %, is wider than 20 points, or
+      contains two of the cases below; or the exposed time is at most 20 % of T_comm and within the
+      spread of the rounds.
     * hidden: at least 95 % of T_comm adds nothing to T_compute.
     * serialised: at most 10 % of the shorter one overlaps, and one of the two is not slowed: it has
       the device to itself. Reasons, in this order: same stream, default stream, synchronisation,
-      event. If none of them was seen: on GPUs, no free SMs (the second begins when the first ends,
-      though nothing in the program makes it wait); on CPUs, no free cores if a compute-bound load
-      slows the communication too, else a shared resource such as a lock or the GIL.
+      event. If none of them was seen: on GPUs, no free SMs; on CPUs, no free cores if a
+      compute-bound load slows the communication too, else a shared resource such as a lock or the
+      GIL.
     * partly hidden: the rest, if nothing is slowed. The reason is that the communication takes
       longer than the compute, if T_both is the bound, or one of those above.
     * slowed by contention: one of the two is slowed by the other. The resource is memory bandwidth
       or SMs (on CPUs, cores), distinguished by the slowdown of the communication beside a
       memory-bound and a compute-bound load.
+
+    A reason that the lanes contradict is dropped.
 
     Args:
         compute: T_compute in seconds.
@@ -178,59 +250,118 @@ def classify(
         communication_slowdown: slowdown of the communication beside the compute.
         evidence: the results of the probes.
         provider: "host" or "cuda".
+        interval: the confidence interval of the hidden share; None if the times are exact.
         spread: interquartile range of the exposed time over the rounds, in seconds.
+        rounds: number of rounds.
+        lanes: begin and end of "compute" and "communication" in the step of both, in seconds; None
+            if they have no separate lanes.
 
     Returns:
         The verdict.
     """
-    if 1 - (both - compute) / max(communication, 1e-9) >= _HIDDEN:
-        return Verdict("hidden")
+    times = compute, communication, both
+    hidden = _hidden(*times)
+    interval = interval or (hidden, hidden)
     structure = _structure(evidence)
     if structure[0] == "event":
         structure = "event", structure[1] + _besides(evidence, provider)
-    if _overlapped(compute, communication, both) <= _SERIAL:
-        if structure[0]:
-            return Verdict("serialised", *structure)
-        if min(compute_slowdown, communication_slowdown) <= _UNSLOWED:
-            return Verdict("serialised", *_exclusive(evidence, provider))
-    if _is_at_bound(compute, communication, both):
-        why: tuple[Reason, str] = (
-            "longer than the compute",
-            "the communication takes longer than the compute",
-        )
-        return Verdict("partly hidden", *why)
-    if structure[0]:
-        return Verdict("partly hidden", *structure)
+    elif lanes is not None and not _holds_back(lanes, *times[:2]):
+        structure = "", ""
+    if (repeats := rounds_to_decide(*times, interval, rounds)) is not None:
+        return _not_certain(interval, repeats, structure if hidden < _HIDDEN else ("", ""))
+    if hidden >= _HIDDEN:
+        return Verdict("hidden")
     slowdowns = compute_slowdown, communication_slowdown
-    return _slowed(evidence, provider, slowdowns, both - compute <= spread)
+    if _overlapped(*times) <= _SERIAL:
+        follows = lanes is None or _follows(lanes, *times[:2])
+        why = structure if structure[0] else None
+        if why is None and min(slowdowns) <= _UNSLOWED and follows:
+            why = _exclusive(evidence, provider)
+        if why is not None:
+            return Verdict("serialised", *why)
+    if _is_at_bound(*times):
+        text = "the communication takes longer than the compute"
+        return Verdict("partly hidden", "longer than the compute", text)
+    if both - compute <= min(spread, _WIDEST * communication):
+        text = f"{hidden:.0%} hidden, and the exposed time is within the spread of the rounds"
+        return Verdict("not certain", structure[0], text)
+    return _partly(structure, evidence, provider, slowdowns)
 
 
-def _exclusive(evidence: Evidence, provider: str) -> tuple[Reason, str]:
-    """The exclusive resource that both need, if no wait was found."""
-    found = "the second begins when the first ends, and no wait was found"
+def _not_certain(
+    interval: tuple[float, float], repeats: int, structure: tuple[Reason, str]
+) -> Verdict:
+    low, high = _clipped(interval)
+    number = f"about {repeats}" if repeats <= _MANY else f"more than {_MANY}"
+    text = f"{low:.0%} to {high:.0%} hidden, {number} repeats would decide"
+    found = f"; {structure[1]}" if structure[0] else ""
+    return Verdict("not certain", structure[0], text + found, repeats)
+
+
+def _holds_back(
+    lanes: Mapping[str, tuple[float, float]], compute: float, communication: float
+) -> bool:
+    """Whether one function may begin after the other, as if streams or the host made it wait.
+
+    A lane that is far shorter than the function alone does not contain its work, which runs on
+    another stream.
+    """
+    began = [begin for begin, _ in lanes.values()]
+    lengths = {name: end - begin for name, (begin, end) in lanes.items()}
+    shorter = min(lengths.values())
+    if lengths["compute"] < 0.5 * compute or lengths["communication"] < 0.5 * communication:
+        return True
+    return max(began) - min(began) >= _SERIAL * shorter
+
+
+def _follows(
+    lanes: Mapping[str, tuple[float, float]], compute: float, communication: float
+) -> bool:
+    """Whether the later lane leaves room for all its work after the earlier one has ended."""
+    alone = {"compute": compute, "communication": communication}
+    earlier, later = sorted(lanes, key=lambda name: lanes[name][1])
+    room = lanes[later][1] - lanes[earlier][1]
+    return alone[later] - room <= _SERIAL * min(alone.values())
+
+
+def _exclusive(evidence: Evidence, provider: str) -> tuple[Reason, str] | None:
+    """The exclusive resource that both need, if no wait was found; None if loads slow one of them.
+
+    Lanes may overlap: an event before work that waits for a resource is reached at once.
+    """
+    found = "as long as one after the other, and no wait was found"
     if provider == "cuda":
         return "no free SMs", f"no free SMs: {found}"
-    if (evidence.beside_arithmetic or 1.0) >= _NO_CORE:
+    arithmetic = evidence.beside_arithmetic
+    if arithmetic is None:
+        return "unknown", f"{found}; no load was measured"
+    if arithmetic >= _NO_CORE:
         return "no free cores", f"no free cores: {found}, but any compute has that effect"
+    if arithmetic >= _SLOWED:
+        return None
     return "shared resource", f"a shared resource, such as a lock or the GIL: {found}"
 
 
-def _slowed(
-    evidence: Evidence, provider: str, slowdowns: tuple[float, float], is_noise: bool
+def _partly(
+    structure: tuple[Reason, str],
+    evidence: Evidence,
+    provider: str,
+    slowdowns: tuple[float, float],
 ) -> Verdict:
-    """The verdict if part overlaps and nothing in the program makes one wait.
+    """The verdict if part overlaps.
 
     Args:
+        structure: the reason that lies in the program, if there is one.
         evidence: the results of the probes.
         provider: "host" or "cuda".
         slowdowns: of the compute and of the communication.
-        is_noise: whether the exposed time is within its spread.
     """
+    if structure[0]:
+        return Verdict("partly hidden", *structure)
     contended = _contention(evidence, provider, slowdowns[1])
     if contended is not None and max(slowdowns) >= _SLOWED:
         return Verdict("slowed by contention", *contended)
     if min(slowdowns) >= _SLOWED:
         why = "both are slowed, by something that the two loads do not show"
         return Verdict("slowed by contention", "unknown", why)
-    why = "the rest is within the noise" if is_noise else "neither a wait nor contention was found"
-    return Verdict("partly hidden", "unknown", why)
+    return Verdict("partly hidden", "unknown", "neither a wait nor contention was found")
