@@ -83,7 +83,7 @@ plots-lab: $(TO_BENCH) ## measure the pictures of docs/lab.md on this machine
 	$(PY) -m pynccl lab overlap --sizes 256K,1M,4M,16M --load gemm:256,sleep --plot docs/images/lab/exposed.png \
 	  --lanes docs/images/lab/lanes.png
 	$(PY) -m pynccl lab sweep --ranks 2,4 --plot docs/images/lab/algorithms.png
-	for example in ddp_buckets fsdp_prefetch tensor_parallel pipeline; do \
+	for example in ddp_buckets fsdp_prefetch own_step tensor_parallel pipeline; do \
 	  $(PY) examples/lab/$$example.py --plot docs/images/lab/$$example.png || exit 1; done
 
 check: lint-fast $(TO_TEST) ## the fast linters and the tests of tests/quick.txt: under a minute

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLES = sorted((_ROOT / "examples" / "lab").glob("*.py"))
-_FEW = {"repeats": 3, "warmup": 1, "evidence": False}  # each round has a check of its results
+_FEW = {"repeats": 3, "warmup": 1, "limit": 1.0, "evidence": False}  # rounds are checked
 _SMALL = {"SIDE": 128, "ROWS": 256, "COLUMNS": 256}  # of the arrays of an example
 _PNG = b"\x89PNG"
 
