@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -16,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.machine import scrub
 from benchmarks.timing import Figure
-from pynccl.tools.text import size_text
+from pynccl.tools.text import significant, size_text
 
-__all__ = ["Table", "line", "significant", "summary", "table", "write_json"]
+__all__ = ["Table", "line", "summary", "table", "write_json"]
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -70,12 +69,6 @@ def _cell(key: str, value: object) -> str:
     if key == "hidden":
         return f"{value:.0%}"
     return significant(value * 1e6, 3) if key.endswith("seconds") else significant(value, 2)
-
-
-def significant(value: float, places: int) -> str:
-    """A number with three significant digits, and so many after the point at most."""
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 2
-    return f"{round(value, digits):.{min(places, max(0, digits))}f}"
 
 
 def line(

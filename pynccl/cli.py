@@ -72,6 +72,11 @@ _COMMANDS = {
         "run a torch.distributed script over torch's backend and over pynccl's",
         ("pynccl compare --ranks 2 train.py --epochs 1",),
     ),
+    "bench": (
+        "pynccl.tools.bench.command",
+        "time operations beside those of torch.distributed, and check their results",
+        ("pynccl bench", "pynccl bench --ranks 4 --operations all_reduce --sizes 8,64K,16M"),
+    ),
     "lab": (
         "pynccl.tools.lab.command",
         "measure how much communication is hidden by compute, and compare algorithms",

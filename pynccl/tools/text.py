@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 
-__all__ = ["parse_size", "size_text", "table", "time_text"]
+__all__ = ["parse_size", "significant", "size_text", "table", "time_text"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -33,6 +34,12 @@ def time_text(nanoseconds: int | None) -> str:
         if nanoseconds >= size:
             return f"{nanoseconds / size:.2f} {unit}"
     return f"{nanoseconds} ns"
+
+
+def significant(value: float, places: int) -> str:
+    """Format a number with three significant digits, and at most so many after the point."""
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 2
+    return f"{round(value, digits):.{min(places, max(0, digits))}f}"
 
 
 def size_text(nbytes: int) -> str:

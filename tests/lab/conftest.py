@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pynccl.testing import Launcher
+from pynccl.tools.bench import command
 from pynccl.tools.lab import world
 from tests.support import warm
 
@@ -18,5 +19,6 @@ class _Forks(Launcher):
 @pytest.fixture(scope="session", autouse=True)
 def _forked_ranks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world, "Launcher", _Forks)
+        for module in (world, command):
+            patch.setattr(module, "Launcher", _Forks)
         yield

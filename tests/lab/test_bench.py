@@ -1,0 +1,102 @@
+"""Proves that `pynccl bench` checks results, times both libraries, and says where it is slower."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pynccl import cli
+from pynccl.tools.bench import command, ranks
+from tests.support.launcher import Launcher
+from tests.support.rank import Rank
+
+pytestmark = pytest.mark.long
+
+
+def _rows(rank: Rank, nbytes: int) -> list[ranks.Row]:
+    return ranks.measure(rank, [(name, nbytes) for name in ranks.OPERATIONS], 2)
+
+
+def test_every_operation(launch: Launcher) -> None:
+    """All ranks return the same rows; sizes are rounded to whole elements of each rank."""
+    rows = launch(3, _rows, 1000)
+    assert rows[0] == rows[1] == rows[2]
+    assert [row.operation for row in rows[0]] == list(ranks.OPERATIONS)
+    for row in rows[0]:
+        assert not row.wrong
+        assert len(row.pynccl) == len(row.torch) == 2
+        assert min(*row.pynccl, *row.torch) > 0
+
+
+def _wrong_rows(rank: Rank) -> list[ranks.Row]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "_torch_call", lambda *_: lambda: None)
+        patch.setattr(ranks, "_pynccl_call", _refused)
+        return ranks.measure(rank, [("all_reduce", 64)], 1)
+
+
+def _refused(*_: object) -> object:
+    def call() -> None:
+        raise NotImplementedError("not here")
+
+    return call
+
+
+def test_a_wrong_result_and_a_refusal(launch: Launcher) -> None:
+    """They are not timed."""
+    rows = launch(2, _wrong_rows)[0]
+    line, wrong = command.write(rows, "gloo").splitlines()[1:]
+    assert line.split() == ["all_reduce", "64", "B", *"-----"]
+    assert wrong == "all_reduce 64 B: pynccl: not here, torch: a wrong result on a rank"
+
+
+def test_summary() -> None:
+    rows = [
+        ranks.Row("all_reduce", 1024, [1e-6, 2e-6, 3e-6], [8.4e-6, 8.5e-6, 8.6e-6]),
+        ranks.Row("broadcast", 2**20, [2.5e-3], [1e-3]),
+    ]
+    header, *lines, summary = command.write(rows, "gloo").splitlines()
+    assert header.split() == [
+        "operation",
+        "size",
+        "pynccl",
+        "us",
+        "spread",
+        "gloo",
+        "us",
+        "spread",
+        "ratio",
+    ]
+    assert lines[0].split() == ["all_reduce", "1", "KiB", "2.00", "50%", "8.50", "1%", "4.25"]
+    assert lines[1].split() == ["broadcast", "1", "MiB", "2500", "0%", "1000", "0%", "0.40"]
+    assert summary == "pynccl is faster in 1 of 2 rows, slower in broadcast 1 MiB (0.40)"
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "rows.json"
+    words = ["--operations", "all_reduce,send_recv", "--sizes", "8,4K", "--repeats", "3"]
+    assert cli.main(["bench", *words, "--provider", "host", "--json", str(data)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 4 + 1
+    assert "of 4 rows" in lines[-1]
+    assert [len(row["torch"]) for row in json.loads(data.read_text())] == [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--operations", "gossip"], "'gossip' is not one of all_reduce"),
+        (["--sizes", "4X"], "'4X' is not a size"),
+        (["--ranks", "0"], "--ranks and --repeats must be at least 1"),
+    ],
+)
+def test_wrong_arguments(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status: object
+    try:
+        status = cli.main(["bench", *words])
+    except SystemExit as ended:  # argparse has refused it
+        status = ended.code
+    assert status == 2
+    assert text in capsys.readouterr().err
