@@ -87,9 +87,7 @@ def convert(dumps: Sequence[Dump]) -> dict[int, dict[str, Any]]:
     """
     merged = merge(dumps)
     contents: dict[int, dict[str, Any]] = {}
-    numbers = _ProcessNumbers(merged)
-    for one in merged:
-        ranks = numbers.of(one)
+    for one, ranks in zip(merged, _process_numbers(merged), strict=True):
         for rank, added in _entries(one, ranks).items():
             own = contents.setdefault(
                 rank,
@@ -113,41 +111,33 @@ def convert(dumps: Sequence[Dump]) -> dict[int, dict[str, Any]]:
     return dict(sorted(contents.items()))
 
 
-class _ProcessNumbers:
-    """torch's rank of each process: its own rank, or else its rank in the largest communicator.
+def _process_numbers(merged: Sequence[Merged]) -> list[list[int]]:
+    """Torch's rank of each process: its own rank, or else its rank in the largest communicator.
 
     A process with several ranks of one communicator counts as several processes. A rank without a
     file receives a free number, preferably its own rank in the largest communicator.
+
+    Returns:
+        The numbers of the ranks of each communicator.
     """
-
-    def __init__(self, merged: Sequence[Merged]) -> None:
-        members = [member for one in merged for member in one]
-        several = any(len({id(member.dump) for member in one}) < len(one.members) for one in merged)
-        known = {id(member.dump): member.dump.rank for member in members}
-        ranks = list(known.values())
-        self._numbers: dict[int, int] | None = None
-        if not several and None not in ranks and len(set(ranks)) == len(ranks):
-            self._numbers = {dump: rank for dump, rank in known.items() if rank is not None}
-        elif not several:
-            self._numbers = {}
-            for one in merged:
-                for rank, member in one.members.items():
-                    if id(member.dump) not in self._numbers:
-                        taken = set(self._numbers.values())
-                        self._numbers[id(member.dump)] = _free(rank, taken)
-
-    def of(self, one: Merged) -> list[int]:
-        """Return the numbers of the ranks of a communicator."""
-        if self._numbers is None:
-            return list(range(one.nranks))
-        taken = set(self._numbers.values())
-        numbers = []
+    if any(len({id(member.dump) for member in one}) < len(one.members) for one in merged):
+        return [list(range(one.nranks)) for one in merged]
+    dumps = {id(member.dump): member.dump for one in merged for member in one}
+    numbers = {key: dump.rank for key, dump in dumps.items() if dump.rank is not None}
+    if len(set(numbers.values())) < len(dumps):
+        numbers = {}
+        for one in merged:
+            for rank, member in one.members.items():
+                numbers.setdefault(id(member.dump), _free(rank, set(numbers.values())))
+    found = []
+    for one in merged:
+        taken, own = set(numbers.values()), []
         for rank in range(one.nranks):
-            member = one.members.get(rank)
-            number = _free(rank, taken) if member is None else self._numbers[id(member.dump)]
-            taken.add(number)
-            numbers.append(number)
-        return numbers
+            known = one.members.get(rank)
+            own.append(numbers[id(known.dump)] if known else _free(rank, taken))
+            taken.add(own[-1])
+        found.append(own)
+    return found
 
 
 def _free(wanted: int, taken: set[int]) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from pynccl.flight.merged import ranks_text
 from pynccl.tools.replay.model import Comm, Process, Recorded, ReplayError, Sync
 from pynccl.tools.replay.several import split
 from pynccl.tools.replay.signals import trim
-from pynccl.tools.trace.model import Operation, ProcessTrace, Wait
+from pynccl.tools.trace.merge import common_ids
+from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace, Wait
 from pynccl.tools.trace.shape import COLLECTIVES, ROOTED
 
 __all__ = ["counterpart", "gather"]
@@ -35,19 +35,13 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
     numbers = _process_ranks(traces)
     order = sorted(range(len(traces)), key=numbers.__getitem__)
     processes = [Process(numbers[index], traces[index]) for index in order]
-    joined = {
-        comm.joined: comm.id
-        for process in processes
-        for comm in process.trace.communicators.values()
-        if comm.joined is not None
-    }
+    joined = common_ids(traces)
     recorded = Recorded(processes, {}, [])
-    members = _members(processes, joined)
     if ranks is not None and ranks < len(processes):
         gone = [process.rank for process in processes[ranks:]]
         recorded.notes.append(f"{ranks_text(gone)} excluded, as requested")
         recorded.processes = processes[:ranks]
-    places = _cut(recorded, members, cut=ranks is not None)
+    places = _join(recorded, processes, joined, cut=ranks is not None)
     for place, process in enumerate(recorded.processes):
         _fill(recorded, place, process, joined, places)
     _trim(recorded)
@@ -73,60 +67,38 @@ def _process_ranks(traces: Sequence[ProcessTrace]) -> list[int]:
     return list(range(len(traces)))
 
 
-@dataclass
-class _Members:
-    """A recorded communicator: its size, and the process of each known rank."""
-
-    name: str | None
-    creator: str
-    nranks: int
-    processes: dict[int, int] = field(default_factory=dict)
-
-
-def _members(processes: Sequence[Process], joined: dict[str, str]) -> dict[str, _Members]:
-    members: dict[str, _Members] = {}
+def _join(
+    recorded: Recorded, processes: Sequence[Process], joined: dict[str, str], *, cut: bool
+) -> dict[str, dict[int, int]]:
+    """Create the communicators of the replay; return the new rank of each recorded one by id."""
+    described: dict[str, Communicator] = {}
+    owners: dict[str, dict[int, int]] = defaultdict(dict)
     for place, process in enumerate(processes):
         for comm in process.trace.communicators.values():
             id = joined.get(comm.id, comm.id)
-            one = members.setdefault(id, _Members(comm.name, comm.creator, comm.nranks))
-            one.name = one.name or comm.name
+            one = described.setdefault(id, comm)
+            described[id] = dataclasses.replace(one, name=one.name or comm.name)
             if comm.nranks != one.nranks or not 0 <= comm.rank < comm.nranks:
                 raise ReplayError(
                     f"rank {process.rank}: it is rank {comm.rank} of {comm.nranks} in communicator "
                     f"{id}, which has {one.nranks} ranks in other recordings; they do not belong "
                     "together"
                 )
-            if comm.rank in one.processes:
+            if comm.rank in owners[id]:
                 raise ReplayError(
                     f"two recordings are of rank {comm.rank} of communicator {id}; give one of "
                     "each process"
                 )
-            one.processes[comm.rank] = place
-    return members
-
-
-def _cut(
-    recorded: Recorded, members: dict[str, _Members], *, cut: bool
-) -> dict[str, dict[int, int]]:
-    """Create the communicators of the replay; return the new rank of each recorded one by id."""
+            owners[id][comm.rank] = place
     places: dict[str, dict[int, int]] = {}
-    for id, one in members.items():
-        kept = [
-            rank for rank, place in sorted(one.processes.items()) if place < len(recorded.processes)
-        ]
-        present = set(kept)
-        missing = tuple(rank for rank in range(one.nranks) if rank not in present)
-        if cut:
-            places[id] = {rank: place for place, rank in enumerate(kept)}
-            if missing and kept:
-                recorded.notes.append(
-                    f"communicator {id} has {len(kept)} of its {one.nranks} ranks"
-                )
-            missing = ()
-        else:
-            places[id] = {rank: rank for rank in range(one.nranks)}
-        ranks = tuple(one.processes[rank] for rank in kept)
-        recorded.comms[id] = Comm(id, one.name, one.creator, ranks, missing)
+    for id, one in described.items():
+        count = len(recorded.processes)
+        kept = {rank: place for rank, place in sorted(owners[id].items()) if place < count}
+        missing = () if cut else tuple(rank for rank in range(one.nranks) if rank not in kept)
+        if cut and 0 < len(kept) < one.nranks:
+            recorded.notes.append(f"communicator {id} has {len(kept)} of its {one.nranks} ranks")
+        places[id] = {rank: new for new, rank in enumerate(kept if cut else range(one.nranks))}
+        recorded.comms[id] = Comm(id, one.name, one.creator, tuple(kept.values()), missing)
     return places
 
 

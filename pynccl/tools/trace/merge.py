@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pynccl.tools.trace.model import Operation, ProcessTrace, TraceError
 from pynccl.tools.trace.shape import COLLECTIVES
 
-__all__ = ["Clock", "Match", "Member", "Merged", "Waited", "merge"]
+__all__ = ["Clock", "Match", "Member", "Merged", "Waited", "common_ids", "merge"]
 
 # In all other collectives every rank depends on every other: none ends before the last has begun.
 _FROM_ROOT = {"broadcast", "scatter"}
@@ -164,6 +164,16 @@ class Merged:
         return f"pid {one.pid} on {one.host}" if one.rank is None else f"rank {one.rank}"
 
 
+def common_ids(traces: Iterable[ProcessTrace]) -> dict[str, str]:
+    """The id of a communicator on its first ranks, by its id on those that joined by grow()."""
+    return {
+        one.joined: one.id
+        for trace in traces
+        for one in trace.communicators.values()
+        if one.joined is not None
+    }
+
+
 def merge(traces: Sequence[ProcessTrace]) -> Merged:
     """Merge traces.
 
@@ -196,12 +206,7 @@ def _sort_key(trace: ProcessTrace, position: int) -> tuple[bool, int, int]:
 
 
 def _matches(traces: Sequence[ProcessTrace], different: list[str]) -> Iterator[Match]:
-    joined = {
-        one.joined: one.id
-        for trace in traces
-        for one in trace.communicators.values()
-        if one.joined is not None
-    }
+    joined = common_ids(traces)
     _check_ranks(traces, joined)
     found: dict[tuple[str, object, int], list[Member]] = defaultdict(list)
     for position, trace in enumerate(traces):
