@@ -57,7 +57,7 @@ def _measure(comm: nccl.Communicator, buckets: int, on_cores: bool) -> lab.Row:
             comm.all_reduce(part, stream=stream)
 
     setting = {"buckets": buckets, "compute": "on cores" if on_cores else "elsewhere"}
-    row = lab.overlap(compute, communicate, comm=comm, setting=setting)
+    row = lab.overlap(compute, communicate, comm=comm, until_certain=True, setting=setting)
     if on_cores:  # one more step, checked
         with_all = nccl.Stream(comm.provider)
         compute(with_all)

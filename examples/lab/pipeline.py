@@ -89,7 +89,9 @@ def _measure(comm: nccl.Communicator, overlapped: bool, on_cores: bool) -> lab.R
         "schedule": "overlapped" if overlapped else "in turn",
         "compute": "on cores" if on_cores else "elsewhere",
     }
-    row = lab.overlap(compute, communicate, comm=comm, together=together, setting=setting)
+    row = lab.overlap(
+        compute, communicate, comm=comm, together=together, until_certain=True, setting=setting
+    )
     if on_cores:  # one more step, checked
         streams = nccl.Stream(comm.provider), nccl.Stream(comm.provider)
         together(*streams)

@@ -56,7 +56,7 @@ def _measure(comm: nccl.Communicator, chunks: int, on_cores: bool) -> lab.Row:
             comm.all_reduce(out[part], stream=stream)
 
     setting = {"chunks": chunks, "compute": "on cores" if on_cores else "elsewhere"}
-    row = lab.overlap(compute, communicate, comm=comm, setting=setting)
+    row = lab.overlap(compute, communicate, comm=comm, until_certain=True, setting=setting)
     if on_cores:  # one more step, checked
         stream = nccl.Stream(comm.provider)
         compute(stream)
