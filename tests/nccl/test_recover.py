@@ -168,7 +168,7 @@ def _recover_late(rank: Rank, expires: bool) -> str:
 def test_a_rank_that_comes_too_late_is_told_so(launch: Launcher, expires: bool) -> None:
     texts = launch(3, _recover_late, expires, fresh=True)
     assert texts[2].startswith("hostCommAgree failed on rank 2")
-    assert "was left out" in texts[2]
+    assert "was excluded" in texts[2]
 
 
 def _recover_with_a_death(rank: Rank, delay: float) -> str:
@@ -220,7 +220,7 @@ def _recover_then_stop(rank: Rank, folder: Path) -> list[str]:
         assert _C.agree(comm, _TIMEOUT, []) == []
         for other in (0, 2):
             wait_for(f"{folder}/{other}")
-        with pytest.raises(nccl.NcclRemoteError, match="left out"):
+        with pytest.raises(nccl.NcclRemoteError, match="was excluded"):
             comm.recover(_TIMEOUT)
         comm.abort()
         return []

@@ -52,7 +52,7 @@ std::vector<int> Recovery::agree(const std::vector<int>& lost, Limit limit) {
   }
   if (!members->test(size_t(rank_))) {
     fail(abi::ncclRemoteError,
-         "%s was left out: the other ranks continue without it, because it did not take part in "
+         "%s was excluded: the other ranks continue without it, because it did not take part in "
          "their recovery in time",
          segment_->name_of(rank_).c_str());
   }
