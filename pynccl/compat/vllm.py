@@ -61,10 +61,6 @@ class PyNcclCommunicator:
         NcclError: NCCL failed.
     """
 
-    comm: nccl.Communicator
-    device: torch.device
-    nccl_version: int
-
     def __init__(
         self,
         group: Any,  # noqa: ANN401 - StatelessProcessGroup is vLLM's
