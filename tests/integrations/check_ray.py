@@ -179,6 +179,9 @@ class _Holder:
     def total(self, tensors: list[torch.Tensor]) -> float:
         return sum(float(tensor.sum()) for tensor in tensors)
 
+    def answer(self) -> int:
+        return 42
+
 
 def test_ray_tensor_transport() -> None:
     holders = [_Holder.remote() for _ in range(2)]
@@ -188,4 +191,17 @@ def test_ray_tensor_transport() -> None:
         expected = count * (count - 1) / 2 + 3
         assert ray.get(holders[1].total.remote(tensors), timeout=_LIMIT) == expected
         assert ray.get(holders[0].total.remote(tensors), timeout=_LIMIT) == expected
+    destroy_collective_group(group)
+
+
+def test_ray_transfer_that_fails() -> None:
+    """The receiver gets an error, and Ray does not kill it, because the group can be aborted."""
+    holders = [_Holder.remote() for _ in range(2)]
+    group = create_collective_group(holders, backend="pynccl")
+    tensors = holders[0].make.remote(10)
+    assert ray.get(holders[0].total.remote(tensors), timeout=_LIMIT) == 48
+    ray.kill(holders[0])
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(holders[1].total.remote(tensors), timeout=_SOON)
+    assert ray.get(holders[1].answer.remote(), timeout=_SOON) == 42
     destroy_collective_group(group)
