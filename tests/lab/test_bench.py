@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import pynccl
 from pynccl import cli
 from pynccl.tools.bench import command, ranks
 from tests.support.launcher import Launcher
@@ -30,18 +31,20 @@ def test_every_operation(launch: Launcher) -> None:
         assert min(*row.pynccl, *row.torch) > 0
 
 
-def _wrong_rows(rank: Rank) -> list[ranks.Row]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "_torch_call", lambda *_: lambda: None)
-        patch.setattr(ranks, "_pynccl_call", _refused)
-        return ranks.measure(rank, [("all_reduce", 64)], 1)
+def _wrong_call(library: object, *_: object) -> object:
+    """Calls that do nothing, or raise."""
 
-
-def _refused(*_: object) -> object:
     def call() -> None:
-        raise NotImplementedError("not here")
+        if library is pynccl:
+            raise NotImplementedError("not here")
 
     return call
+
+
+def _wrong_rows(rank: Rank) -> list[ranks.Row]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "_call", _wrong_call)
+        return ranks.measure(rank, [("all_reduce", 64)], 1)
 
 
 def test_a_wrong_result_and_a_refusal(launch: Launcher) -> None:
