@@ -115,6 +115,21 @@ def test_an_interval_that_allows_two_verdicts_is_not_certain(
         assert verdict.reason == ("event" if both > 10.5 else "")
 
 
+@pytest.mark.parametrize(("high", "kind"), [(0.945, "partly hidden"), (0.99, "not certain")])
+def test_a_communication_as_long_as_the_compute_may_be_hidden(high: float, kind: str) -> None:
+    verdict = classify(
+        compute=10,
+        communication=10.4,
+        both=10.6,  # 94 % hidden
+        compute_slowdown=1,
+        communication_slowdown=1,
+        evidence=_NONE,
+        provider="host",
+        interval=(0.9, high),
+    )
+    assert verdict.kind == kind
+
+
 @pytest.mark.parametrize(
     ("evidence", "reason"),
     [

@@ -174,9 +174,9 @@ def rounds_to_decide(
     """The number of rounds after which the times of a row would have a verdict.
 
     The interval of the hidden share, within 0 and 100 %, must be at most 20 points wide. A
-    communication that is neither hidden, nor limited by its length, nor serialised needs an
-    interval without these cases. The width is assumed to fall with the square root of the number of
-    rounds.
+    communication that is neither hidden nor serialised needs an interval without these cases, and
+    without that of a communication that only its length exposes, if it is not one. The width is
+    assumed to fall with the square root of the number of rounds.
 
     Args:
         compute: T_compute in seconds.
@@ -193,15 +193,14 @@ def rounds_to_decide(
     is_wide = last - first > _WIDEST
     excess = (high - low) / _WIDEST if is_wide else 0.0  # the factor by which it is too wide
     times = compute, communication, both
-    is_between = needs_evidence(*times) and _overlapped(*times) > _SERIAL
-    if is_between and not is_wide:
-        hidden = _hidden(*times)
+    hidden, is_at_bound = _hidden(*times), _is_at_bound(*times)
+    if hidden < _HIDDEN and _overlapped(*times) > _SERIAL and not is_wide:
         least, most = _SERIAL * min(compute / max(communication, 1e-9), 1), _HIDDEN
-        if communication > compute:
+        if communication > compute and not is_at_bound:
             most = min(most, compute / communication - (_AT_BOUND - 1))
-        excess = max(
-            (high - hidden) / max(most - hidden, 1e-9), (hidden - low) / max(hidden - least, 1e-9)
-        )
+        excess = (high - hidden) / max(most - hidden, 1e-9)
+        if not is_at_bound:
+            excess = max(excess, (hidden - low) / max(hidden - least, 1e-9))
     if excess <= 1:
         return None
     needed = min(rounds * excess**2, 1e9)
