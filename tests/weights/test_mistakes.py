@@ -595,9 +595,11 @@ def test_sessions_leave_nothing() -> None:
 
     for number in range(4):
         session(bool(number % 2))
+    gc.collect()  # tracebacks of the errors refer to each other
     before = settled(None)
     for number in range(40 if FULL else 12):
         session(bool(number % 2))
+    gc.collect()
     after = settled(before)
     names = [thread.name for thread in threading.enumerate()]
     assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after, names)
