@@ -55,7 +55,7 @@ class _Engine:
 
 
 class _Trainer:
-    def __init__(self, *, client: object, source: object, is_sender: bool, rank: int) -> None:
+    def __init__(self, *, client: object, source: object, is_sender: bool, rank: int = 0) -> None:
         self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
 
 
