@@ -13,11 +13,15 @@ from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
-pytest.importorskip("cuda.core", reason="cuda.core is not installed", exc_type=ImportError)
+try:
+    from cuda import core
+    from cuda.core.utils import StridedMemoryView
+except ImportError:
+    _INSTALLED = False
+else:
+    _INSTALLED = True
 
-from cuda import core
-from cuda.core.utils import StridedMemoryView
-
+pytestmark = pytest.mark.skipif(not _INSTALLED, reason="cuda.core is not installed")
 _COUNT = 8
 
 
