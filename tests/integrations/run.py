@@ -49,21 +49,20 @@ def _environment(name: str, sections: dict[str, list[str]]) -> Path:
     """Create an environment, unless one with these packages exists; return its interpreter."""
     folder = _BUILD / name
     python = folder / "bin" / "python"
-    packages = sections[f"{name}: released packages"]
     needed = sections[f"{name}: what importing them needs"]
-    stamp, content = folder / "packages.txt", "\n".join([*packages, *needed])
+    stamp, content = folder / "packages.txt", "\n".join(needed)
     if stamp.exists() and stamp.read_text() == content:
         return python
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-compile"]
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", folder],
-        [*pip, *needed],
-        [*pip, "--no-deps", *packages],
-        [*pip, "--no-deps", "--editable", _ROOT],  # `make` has compiled it
-    ):
-        subprocess.run(command, check=True, env={**os.environ, "PYNCCL_BUILT": "1"})
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    _install(python, *needed)
+    _install(python, "--no-deps", "--editable", str(_ROOT))  # `make` has compiled it
     stamp.write_text(content)
     return python
+
+
+def _install(python: Path, *packages: str) -> None:
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-compile"]
+    subprocess.run([*pip, *packages], check=True, env={**os.environ, "PYNCCL_BUILT": "1"})
 
 
 def _run(python: Path, check: str) -> list[tuple[str, bool]]:
@@ -83,7 +82,7 @@ def _run(python: Path, check: str) -> list[tuple[str, bool]]:
 
 
 def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str, str]:
-    """The rows of the table, by library."""
+    """The rows of the table, by their beginning: the library and its version."""
     ran: dict[str, dict[str, bool]] = {}
     for name, passed in results:
         _, library, what = name.partition("[")[0].split("_", 2)
@@ -93,24 +92,20 @@ def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str
     rows = {}
     for library, checks in ran.items():
         failed = [what for what, passed in checks.items() if not passed]
-        cells = [
-            _TITLES[library],
-            versions[library],
-            _NOTES.get(library, "") + ", ".join(checks),
-            f"failed: {', '.join(failed)}" if failed else "passed",
-            str(today),
-        ]
-        rows[library] = f"| {' | '.join(cells)} |"
+        what = _NOTES.get(library, "") + ", ".join(checks)
+        result = f"failed: {', '.join(failed)}" if failed else "passed"
+        begin = f"| {_TITLES[library]} | {versions[library]} |"
+        rows[begin] = f"{begin} {what} | {result} | {today} |"
     return rows
 
 
-def _write(rows: dict[str, str]) -> None:
-    """Replace the rows of the page; those of libraries that were not run stay."""
-    lines = []
-    for line in _PAGE.read_text().splitlines():
-        title = line.split(" ")[1] if line.startswith("| ") else ""
-        library = next((key for key, value in _TITLES.items() if value == title), "")
-        lines.append(rows.get(library, line))
+def _write(rows: dict[str, str], begins: list[str]) -> None:
+    """Replace the rows of the page that were measured, and drop those of other versions."""
+    lines = _PAGE.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("|---")) + 1
+    end = lines.index("", first)
+    old = {begin: line for begin in begins for line in lines[first:end] if line.startswith(begin)}
+    lines[first:end] = [{**old, **rows}[begin] for begin in begins if begin in {**old, **rows}]
     _PAGE.write_text("\n".join(lines) + "\n")
 
 
@@ -120,16 +115,25 @@ def main() -> int:
         "environments", nargs="*", choices=[*_CHECKS, []], help="to check; all if none is named"
     )
     sections = _sections()
-    results = []
-    for name in parser.parse_args().environments or _CHECKS:
-        python = _environment(name, sections)
-        for check in _CHECKS[name]:
-            results += _run(python, check)
-    packages = [line for name, lines in sections.items() if "released" in name for line in lines]
-    rows = _rows(results, dict(line.split("==", 1) for line in packages))
-    _write(rows)
+    names = parser.parse_args().environments or _CHECKS
+    rows, passed, begins = {}, True, []
+    for name, checks in _CHECKS.items():
+        for releases in ("earlier releases", "newest releases"):
+            packages = sections.get(f"{name}: {releases}", [])
+            versions = dict(line.split("==", 1) for line in packages)
+            begins += [
+                f"| {_TITLES[library]} | {version} |" for library, version in versions.items()
+            ]
+            if name not in names or not packages:
+                continue
+            python = _environment(name, sections)
+            _install(python, "--no-deps", *packages)
+            results = [result for check in checks for result in _run(python, check)]
+            rows.update(_rows(results, versions))
+            passed = passed and all(ok for _, ok in results)
+    _write(rows, sorted(begins))
     print("\n".join(rows.values()))
-    return not all(passed for _, passed in results)
+    return not passed
 
 
 if __name__ == "__main__":
