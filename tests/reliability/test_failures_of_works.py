@@ -199,6 +199,8 @@ class _Scene:
         provider = "cuda" if self.on_device else "host"
         late = _ends_by_the_limit(provider, self.front, self.failure)
         futures = self.failure == "Ctrl-C" and _WAYS.get(name) and "future" in name
+        if late and self.failure == "mismatch" and self.rank == 1:
+            return 3 * _LIMIT  # rank 0 is to meet its own limit, not a revocation by rank 1
         return _LIMIT if late or futures else _LONG
 
     def tensor(self, count: int = 4) -> torch.Tensor:
