@@ -123,7 +123,7 @@ def test_ray_declared_group() -> None:
     _call(members, "leave")
 
 
-def test_ray_actor_that_does_not_come() -> None:
+def test_ray_missing_actor() -> None:
     members = _members(2)
     began = time.monotonic()
     with pytest.raises(Exception, match=r"default: ranks \[1\] did not join within 2 s"):

@@ -212,5 +212,5 @@ def test_of_many_threads() -> None:
             own.launch_native(_POST, done)
         own.synchronize()
 
-    in_threads(*[run] * 4)
+    in_threads(run, run, run, run)
     assert _value(done) == 400

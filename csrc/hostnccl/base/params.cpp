@@ -98,7 +98,7 @@ std::optional<std::string> environment_text(ParamId id) {
   return cache.text;
 }
 
-// The parameter whose environment variable applies: this one, or the one that it inherits from.
+// The parameter that supplies the value: this one, or the parent that it inherits from.
 ParamId source_of(ParamId id) {
   const std::optional<ParamId> inherits = row_of(id).inherits;
   return inherits && !environment_text(id) ? *inherits : id;
