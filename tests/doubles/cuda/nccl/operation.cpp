@@ -39,33 +39,36 @@ constexpr Blocks kBlocks[] = {
 
 constexpr size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // of ncclDataType_t
 
-PluginOperation plugin_operation(const Communicator& communicator, const Arguments& arguments) {
+// The row of a call, or null if it has none or an unknown dtype.
+const Blocks* blocks_of(const Arguments& arguments) {
   std::string_view name = arguments.function;
   if (name.ends_with("Config")) name.remove_suffix(6);
-  for (const Blocks& blocks : kBlocks) {
-    if (blocks.function != name || arguments.dtype >= ncclNumTypes) continue;
-    const size_t block = arguments.count * kSizes[arguments.dtype];
-    const auto all = static_cast<size_t>(communicator.nranks);
-    const size_t nbytes = blocks.send_all || blocks.recv_all ? all * block : block;
-    return {blocks.number,  blocks.name,     nbytes,        arguments.send,
-            arguments.recv, arguments.count, arguments.peer};
-  }
-  return {};
+  if (arguments.dtype >= ncclNumTypes) return nullptr;
+  for (const Blocks& blocks : kBlocks)
+    if (blocks.function == name) return &blocks;
+  return nullptr;
+}
+
+PluginOperation plugin_operation(const Communicator& communicator, const Arguments& arguments) {
+  const Blocks* blocks = blocks_of(arguments);
+  if (blocks == nullptr) return {};
+  const size_t block = arguments.count * kSizes[arguments.dtype];
+  const auto all = static_cast<size_t>(communicator.nranks);
+  const size_t nbytes = blocks->send_all || blocks->recv_all ? all * block : block;
+  return {blocks->number, blocks->name,    nbytes,        arguments.send,
+          arguments.recv, arguments.count, arguments.peer};
 }
 
 void add_buffers(MemoryUse& use, const Communicator& communicator, const Arguments& arguments) {
-  std::string_view name = arguments.function;
-  if (name.ends_with("Config")) name.remove_suffix(6);
-  for (const Blocks& blocks : kBlocks) {
-    if (blocks.function != name || arguments.dtype >= ncclNumTypes) continue;
-    const size_t block = arguments.count * kSizes[arguments.dtype];
-    const auto all = static_cast<size_t>(communicator.nranks);
-    const bool root = arguments.peer == communicator.rank;
-    if (root || !blocks.only_root_sends)
-      use.add(arguments.send, blocks.send_all ? all * block : block);
-    if (arguments.recv != arguments.send && (root || !blocks.only_root_receives))
-      use.add(arguments.recv, blocks.recv_all ? all * block : block);
-  }
+  const Blocks* blocks = blocks_of(arguments);
+  if (blocks == nullptr) return;
+  const size_t block = arguments.count * kSizes[arguments.dtype];
+  const auto all = static_cast<size_t>(communicator.nranks);
+  const bool root = arguments.peer == communicator.rank;
+  if (root || !blocks->only_root_sends)
+    use.add(arguments.send, blocks->send_all ? all * block : block);
+  if (arguments.recv != arguments.send && (root || !blocks->only_root_receives))
+    use.add(arguments.recv, blocks->recv_all ? all * block : block);
 }
 
 // A kernel whose peer has died spins until the communicator is aborted. NCCL does not detect it.
