@@ -1,6 +1,7 @@
 // The functions of libhostnccl.so that neither NCCL nor CUDA has. exports.map.in lists them.
 #include <algorithm>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "hostnccl/api/driver_api.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/interrupt.h"
+#include "hostnccl/operations/collective.h"
 #include "hostnccl/rendezvous/creation.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/window.h"
@@ -93,6 +95,38 @@ ncclResult_t hostCommAgree(ncclComm_t comm, double seconds, int* excluded, int* 
     parent->agreement().restart(recovery.number());
     std::copy(result.begin(), result.end(), excluded);
     *count = static_cast<int>(result.size());
+  });
+}
+
+/// Describes how a collective of several ranks would run whose buffers lie in no window. The answer
+/// is the same on all ranks.
+/// @param function the nccl.h function, such as "ncclAllReduce".
+/// @param block the bytes that a rank contributes, or contributes for each destination.
+/// @param direct whether the ranks read each other's buffers, instead of staging the data.
+/// @param chunk the bytes of a block that a round moves if it is staged.
+/// @param ns how long the staged and the direct path take between two ranks, by the measurements
+/// that the thresholds derive from; 0 if unknown.
+ncclResult_t hostCommExplain(ncclComm_t comm, const char* function, size_t block, int* direct,
+                             size_t* chunk, double* ns) {
+  return guarded([=] {
+    const Ref<Communicator> owner = ready_comm(comm);
+    const std::string_view name = non_null(function, "function");
+    int kind = 0;
+    while (kind < int(Kind::Split) && name != traits_of(Kind(kind)).name) ++kind;
+    if (kind == int(Kind::Split)) fail(ncclInvalidArgument, "function=%s", function);
+    if (owner->nranks() == 1) fail(ncclInvalidUsage, "a single rank has no path to choose");
+    Operation operation{Kind(kind), ncclUint8};
+    operation.count = block;
+    *non_null(direct, "direct") = path_of(*owner, operation) == Path::Direct;
+    *non_null(chunk, "chunk") = staged_chunk(operation, owner->nranks());
+    const Segment& segment = owner->segment();
+    std::optional<PathTimes> times;
+    if (const auto measured = segment.measurements(); measured && !segment.within_process()) {
+      times = path_times(*measured, pattern_of(operation.kind),
+                         contribution_of(operation, owner->nranks()));
+    }
+    non_null(ns, "ns")[0] = times ? times->staged : 0;
+    ns[1] = times && segment.supports_direct() ? times->direct : 0;
   });
 }
 

@@ -53,6 +53,27 @@ bool plausible(const Time& time) {
   return time.small > 0 && time.large > time.small && time.large >= kLeast && time.large <= kMost;
 }
 
+// A direct collective has more steps and ends with its slowest reader. A staged message is copied
+// by two CPUs, a direct one by one.
+constexpr double kDirectShare = 1.25;
+
+// The size from which copies past the caches pay off. They take the same time wherever the two CPUs
+// are. A copy through the caches takes up to twice as long after the host of a virtual machine has
+// moved them apart, so it must be clearly faster.
+double stream_from(const Measurements& measured) {
+  constexpr double kStreamShare = 0.8;
+  return crossing(total(measured, 0), times(total(measured, 1), kStreamShare));
+}
+
+// Whether blocks of kLarge are copied past the caches.
+bool streams(const Measurements& measured) {
+  return stream_from(measured) <= double(Measurements::kLarge);
+}
+
+Time direct_collective(const Measurements& measured) {
+  return times(plus(measured.direct, 2 * measured.round_trip), kDirectShare);
+}
+
 // Thresholds derived from measurements, in bytes: see params.cpp.
 struct Thresholds {
   uint64_t stream;
@@ -63,31 +84,24 @@ struct Thresholds {
 };
 
 Thresholds thresholds_of(const Measurements& measured) {
-  // A copy past the caches takes the same time wherever the two CPUs are. A copy through the caches
-  // takes up to twice as long after the host of a virtual machine has moved them apart, so it must
-  // be clearly faster.
-  constexpr double kStreamShare = 0.8;
-  // A direct collective has more steps and ends with its slowest reader. A staged message is copied
-  // by two CPUs, a direct one by one.
-  constexpr double kDirectShare = 1.25;
   // The measured sizes fit into the caches. From some MiB on, a direct read takes less time, from
   // smaller sizes on if every rank copies than if only one sends.
   constexpr double kMostExchange = 4 * kMiB;
   constexpr double kMostFromOne = 32 * kMiB;
 
-  const double stream = crossing(total(measured, 0), times(total(measured, 1), kStreamShare));
-  const bool streams = stream <= double(Measurements::kLarge);
-  const Time& message = measured.message[streams];
-  const Time& exchange = measured.exchange[streams];
+  const bool past_caches = streams(measured);
+  const Time& message = measured.message[past_caches];
+  const Time& exchange = measured.exchange[past_caches];
   const bool can_read = measured.direct.large != 0;
   const Time direct = plus(measured.direct, measured.round_trip);
-  const Time collective = times(plus(direct, measured.round_trip), kDirectShare);
+  const Time collective = direct_collective(measured);
   const auto from = [can_read](const Time& staged, const Time& read, double least, double most) {
     return clamped(can_read ? crossing(staged, read) : kNever, least, most);
   };
   Thresholds found;
-  found.stream = clamped(streams ? stream : kNever, double(Measurements::kSmall), kNever);
-  found.direct = from(measured.blocks[streams], collective, 64 * kKiB, kMostExchange);
+  found.stream =
+      clamped(past_caches ? stream_from(measured) : kNever, double(Measurements::kSmall), kNever);
+  found.direct = from(measured.blocks[past_caches], collective, 64 * kKiB, kMostExchange);
   found.direct_rooted = from(message, collective, 64 * kKiB, kMostFromOne);
   found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostFromOne);
   found.direct_exchange = from(exchange, direct, 16 * kKiB, kMiB);
@@ -266,6 +280,20 @@ Tuning tuning_from(const std::optional<Measurements>& measured, bool within_proc
   tuning.message_in_process = value(ParamId::DirectMessageBytesInProcess);
   tuning.stream = value(ParamId::StreamBytes);
   return tuning;
+}
+
+std::optional<PathTimes> path_times(const Measurements& measured, Pattern pattern,
+                                    size_t contribution) {
+  if (pattern == Pattern::Reduction) return std::nullopt;
+  const bool past_caches = streams(measured);
+  const Time& staged =
+      pattern == Pattern::Rooted ? measured.message[past_caches] : measured.blocks[past_caches];
+  const auto at = [&](const Time& time) {
+    const double more = double(contribution) - double(Measurements::kSmall);
+    return std::max(measured.round_trip, time.small + more * per_byte(time));
+  };
+  const bool can_read = measured.direct.large != 0;
+  return PathTimes{at(staged), can_read ? at(direct_collective(measured)) : 0};
 }
 
 void save_measurements(const Measurements& measured) {

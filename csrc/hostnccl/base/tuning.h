@@ -77,4 +77,14 @@ struct Tuning {
 Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process,
                    bool oversubscribed);
 
+// The time of a collective between two ranks in ns, extrapolated from the measured sizes.
+struct PathTimes {
+  double staged;
+  double direct;  // 0 if the ranks cannot read each other's memory
+};
+
+// Empty for a reduction, which is not measured.
+std::optional<PathTimes> path_times(const Measurements& measured, Pattern pattern,
+                                    size_t contribution);
+
 }  // namespace hostnccl

@@ -8,11 +8,6 @@ namespace {
 
 constexpr size_t kBeyondCaches = size_t{4} << 20;  // bytes. A larger copy evicts itself
 
-Pattern pattern_of(const CollectiveTraits& traits) {
-  if (traits.reduces) return Pattern::Reduction;
-  return traits.has_root() ? Pattern::Rooted : Pattern::Exchange;
-}
-
 Task run_single_rank(Communicator& comm, const Operation& operation) {
   const CollectiveCall call(comm, operation);
   if (call.traits.reduces) {
@@ -28,6 +23,24 @@ Task run_single_rank(Communicator& comm, const Operation& operation) {
 }
 
 }  // namespace
+
+Pattern pattern_of(Kind kind) {
+  const CollectiveTraits& traits = traits_of(kind);
+  if (traits.reduces) return Pattern::Reduction;
+  return traits.has_root() ? Pattern::Rooted : Pattern::Exchange;
+}
+
+size_t contribution_of(const Operation& operation, int nranks) {
+  const bool of_all = traits_of(operation.kind).block_per_destination;
+  return operation.block_bytes() * (of_all ? static_cast<size_t>(nranks) : 1);
+}
+
+Path path_of(const Communicator& comm, const Operation& operation) {
+  if (operation.path != Path::Any) return operation.path;
+  const size_t direct_from = comm.segment().tuning().direct[size_t(pattern_of(operation.kind))];
+  const size_t contribution = contribution_of(operation, comm.nranks());
+  return contribution >= direct_from ? Path::Direct : Path::Staged;
+}
 
 CollectiveCall::CollectiveCall(Communicator& communicator, const Operation& called)
     : comm(communicator),
@@ -88,12 +101,10 @@ bool CollectiveCall::in_windows(const WindowSet& windows) const {
 Task run_collective(Communicator& comm, const Operation& operation) {
   if (comm.nranks() == 1) return run_single_rank(comm, operation);
   const CollectiveCall call(comm, operation);
-  const size_t contribution = operation.block_bytes() * static_cast<size_t>(call.blocks());
   if (operation.path == Path::Staged) return run_staged(comm, operation);
-  const Segment& segment = comm.segment();
-  const bool direct = operation.path == Path::Direct ||
-                      contribution >= segment.tuning().direct[size_t(pattern_of(call.traits))];
-  if (comm.windows().any() && contribution >= segment.tuning().window) {
+  const bool direct = path_of(comm, operation) == Path::Direct;
+  const size_t contribution = contribution_of(operation, comm.nranks());
+  if (comm.windows().any() && contribution >= comm.segment().tuning().window) {
     std::shared_ptr<const WindowSet> windows = comm.windows().open_set();
     if (direct || call.in_windows(*windows)) {
       return run_direct(comm, operation, std::move(windows), !direct);

@@ -41,6 +41,18 @@ struct CollectiveCall {
   bool in_windows(const WindowSet& windows) const;  // whether peers read only from windows
 };
 
+// How a call moves data, for its threshold.
+Pattern pattern_of(Kind kind);
+
+// The bytes that a rank contributes to a call. Its threshold applies to them.
+size_t contribution_of(const Operation& operation, int nranks);
+
+// The path of a call between several ranks whose buffers lie in no window: Staged or Direct.
+Path path_of(const Communicator& comm, const Operation& operation);
+
+// The elements of a block that one round of the staged path moves.
+size_t staged_chunk(const Operation& operation, int nranks);
+
 // Copies through the staging buffers in the segment, in rounds that each fill one buffer.
 Task run_staged(Communicator& comm, const Operation& operation);
 

@@ -22,15 +22,13 @@ constexpr size_t kUnslicedAllReduceBytes = size_t{64} << 10;
 constexpr size_t kUnslicedReduceBytes = size_t{128} << 10;
 constexpr size_t kAligned = 64;  // elements to which chunks are aligned
 
-size_t round_down(size_t count) { return count < kAligned ? count : count / kAligned * kAligned; }
-
 struct StagedCall : CollectiveCall {
   const size_t chunk;  // elements of a block per round
   const bool sliced;   // with the second step
 
   StagedCall(Communicator& communicator, const Operation& called)
       : CollectiveCall(communicator, called),
-        chunk(round_down(kStagingBytes / static_cast<size_t>(blocks()) / element)),
+        chunk(staged_chunk(called, nranks)),
         sliced(is_sliced()) {}
 
   bool is_sliced() const {
@@ -115,6 +113,12 @@ struct StagedCall : CollectiveCall {
 };
 
 }  // namespace
+
+size_t staged_chunk(const Operation& operation, int nranks) {
+  const int blocks = traits_of(operation.kind).block_per_destination ? nranks : 1;
+  const size_t most = kStagingBytes / static_cast<size_t>(blocks) / element_size(operation.dtype);
+  return most < kAligned ? most : most / kAligned * kAligned;
+}
 
 Task run_staged(Communicator& comm, const Operation& operation) {
   const StagedCall call(comm, operation);

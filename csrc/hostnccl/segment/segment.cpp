@@ -131,17 +131,22 @@ std::optional<Measurements> Segment::measurements() const {
   return usable ? std::optional(record.measured) : std::nullopt;
 }
 
+bool Segment::within_process() const {
+  for (int rank = 0; rank < nranks_; ++rank) {
+    if (!same_process(rank)) return false;
+  }
+  return true;
+}
+
 void Segment::probe_peer_memory(int rank) {
   bool readable = direct_reads_allowed();
-  bool within_process = true;
   for (int peer = 0; peer < nranks_ && readable; ++peer) {
     if (same_process(peer)) continue;
-    within_process = false;
     uint64_t value = 0;
     readable = can_read(process(peer).pid, rank_state(peer).probe, &value, sizeof value) &&
                value == probe_value_;
   }
-  const Tuning own = tuning_from(measurements(), within_process, false);
+  const Tuning own = tuning_from(measurements(), within_process(), false);
   for (size_t i = 0; i < kPatterns; ++i) {
     rank_state(rank).direct_thresholds[i] = readable ? own.direct[i] : SIZE_MAX;
   }

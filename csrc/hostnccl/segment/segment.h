@@ -49,6 +49,7 @@ class Segment {
   void set_process(int rank, const ProcessId& process);  // before any rank runs
   ProcessId process(int rank) const { return {rank_state(rank).pid, rank_state(rank).start}; }
   bool same_process(int rank) const { return rank_state(rank).pid == own_pid_; }
+  bool within_process() const;  // whether all ranks are threads of this process
   // Whether there are more ranks than CPUs on which any of them may run.
   bool oversubscribed() const { return oversubscribed_; }
 
