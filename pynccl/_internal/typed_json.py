@@ -93,6 +93,9 @@ def _named(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - the
 def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
     if type(value) in _plain(hint):
         return value
+    for part in typing.get_args(hint) if isinstance(hint, types.UnionType) else ():
+        if dataclasses.is_dataclass(part):
+            return _converted(part, value)
     origin = typing.get_origin(hint)
     if origin in (list, tuple):
         if not isinstance(value, list):

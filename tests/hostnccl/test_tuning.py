@@ -9,6 +9,7 @@ import os
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,67 @@ def test_thresholds_follow_from_the_machine(tmp_path: Path, machine: tuple[objec
     for key, value, least, most in zip(_KEYS, found, *_EXPECTED[machine], strict=True):
         assert least * _KIB <= value <= most * _KIB, (key, found)
     assert found != _DEFAULTS
+
+
+def _explain(rank: testing.Rank) -> list[nccl.Explanation]:
+    comm = rank.communicator(0, provider="host")
+    sizes = [16 * _KIB, 256 * _KIB, 40 * _MIB]  # of a rank's contribution
+    return [
+        comm.explain(operation, nbytes * (2 if operation in ("all_gather", "gather") else 1))
+        for operation in ("all_gather", "broadcast", "all_reduce", "reduce_scatter", "gather")
+        for nbytes in sizes
+    ]
+
+
+@pytest.mark.parametrize("machine", _EXPECTED, ids=["far", "near", "slow", "unreadable"])
+def test_an_explanation_has_the_path_and_the_measured_times(
+    tmp_path: Path, machine: tuple[Any, ...]
+) -> None:
+    """Each threshold decides, and times come from the faster of the two copies."""
+    file = _write(tmp_path / "file", _content(machine))
+    env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(file)}
+    found, other = testing.launch(2, _explain, unique_ids=1, env=env, timeout=60)
+    assert found == other
+    params = _thresholds(TUNING_FILE=file)
+    exchange, rooted, reduction = params[1], params[2], 16 * _MIB
+    direct_from = {"all_gather": exchange, "broadcast": rooted, "gather": rooted}
+    round_trip, messages, blocks, direct = machine[0], machine[1:3], machine[5:7], machine[7]
+    streams = params[0] <= 256 * _KIB
+    for one in found:
+        contribution = one.nbytes // (2 if one.operation in ("all_gather", "gather") else 1)
+        is_direct = contribution >= direct_from.get(one.operation, reduction)
+        assert one.algorithm == ("direct" if is_direct else "staged")
+        chunk = 256 * _KIB // (2 if one.operation == "reduce_scatter" else 1)
+        assert one.chunk == (None if is_direct else chunk)
+        assert one.rounds == (None if is_direct else -(-contribution // 256 // _KIB))
+        if one.operation not in direct_from:
+            assert one.costs == {}
+            continue
+        staged = (blocks if one.operation == "all_gather" else messages)[streams]
+        column = {16 * _KIB: 0, 256 * _KIB: 1}.get(contribution)
+        if column is None:
+            continue
+        assert one.costs["staged", ""] == pytest.approx(staged[column])
+        if direct[0]:
+            read = 1.25 * (direct[column] + 2 * round_trip / 1000)
+            assert one.costs["direct", ""] == pytest.approx(read)
+        else:
+            assert ("direct", "") not in one.costs
+    text = str(found[1])
+    assert text.startswith("all_gather of 524288 bytes, 2 ranks, hostnccl 2.")
+    assert "staged" in text.splitlines()[-1 - bool(direct[0])]
+
+
+def test_an_explanation_of_ranks_that_cannot_read_each_other(tmp_path: Path) -> None:
+    env = {"HOSTNCCL_TUNING": "off", "HOSTNCCL_CMA": "0"}
+    for one in testing.launch(2, _explain, unique_ids=1, env=env, timeout=60)[0]:
+        assert (one.algorithm, one.costs) == ("staged", {})
+    comms = nccl.Communicator.init_all(2, provider="host")
+    assert comms[1].explain("all_to_all", 16 * _KIB).algorithm == "direct"  # within the process
+    comms[1].abort()
+    with pytest.raises((ValueError, RuntimeError)):
+        comms[1].explain("all_reduce", 4)
+    comms[0].abort()
 
 
 def test_only_a_sound_file_is_used(tmp_path: Path) -> None:

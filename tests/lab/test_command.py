@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 from pathlib import Path
 
@@ -114,6 +115,26 @@ def test_sweep(tmp_path: Path, capsys: Capture) -> None:
     chosen = [entry["chosen"] for entry in data if entry["variant"]["algorithm"] == "default"]
     assert set(chosen) <= {"staged", "direct"}
     assert files["png"].read_bytes().startswith(_PNG)
+    # The same choice, with the measured times beside it.
+    words = ["explain", "--provider", "host", "--sizes", "4K,1M,1K", "--measured"]
+    assert cli.main([*words, str(files["json"])]) == 0
+    title, header, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("all_reduce, 2 ranks, hostnccl 2.")
+    assert title.endswith(": microseconds")
+    assert header.split() == ["size", "measured", "algorithm", "rounds", "fastest"]
+    medians = {
+        (entry["nbytes"], entry["variant"]["algorithm"]): statistics.median(
+            entry["timing"]["samples"]
+        )
+        for entry in data
+        if entry["nranks"] == 2
+    }
+    for nbytes, row, choice in zip((4096, 1 << 20), rows, chosen, strict=False):
+        time = medians[nbytes, choice]
+        assert row.split()[2:4] == [f"{time * 1e6:.1f}", choice]
+        least = min(way for (size, _), way in medians.items() if size == nbytes)
+        assert row.endswith(f" {least * 1e6:.1f}")
+    assert rows[2].split() == ["1", "KiB", "staged", "1"]
 
 
 def test_sweep_says_what_did_not_run(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,3 +175,23 @@ def test_a_sweep_under_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: Capture
         monkeypatch.setenv(name, "1")
     assert cli.main(["lab", "sweep", "--provider", "host"]) == 2
     assert "sweep launches its ranks itself; run it without torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--ranks", "1"], "--ranks: 1 is below 2"),
+        (["--tuning", "x"], "--tuning: hostnccl reads no tuning file"),
+        (["--measured", "/dev/null"], "not a file of pynccl lab sweep --json: Expecting value"),
+        (["--measured", "missing"], "No such file"),
+        (["--sizes", "x"], "'x' is not a size"),
+    ],
+)
+def test_wrong_arguments_of_explain(words: list[str], text: str, capsys: Capture) -> None:
+    status: object
+    try:
+        status = cli.main(["explain", *words, "--provider", "host"])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert text in capsys.readouterr().err

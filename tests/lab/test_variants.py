@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from pynccl import nccl
 from pynccl.tools.lab.algorithms import Measured, tuning
 from pynccl.tools.lab.row import Timing
 from pynccl.tools.lab.variants import (
     Variant,
     chosen_in_log,
-    chosen_on_host,
     environment,
     variants,
     warning,
@@ -92,22 +90,6 @@ def test_what_nccl_logs() -> None:
     assert chosen_in_log(log, "all_reduce", 64, 2) == "tree ll"
     assert chosen_in_log(log, "all_gather", 1024, 2) == "ring ll"
     assert chosen_in_log(log, "all_reduce", 128, 4) is None
-
-
-def test_what_hostnccl_chooses() -> None:
-    parameters = {**nccl.params("host"), "HOSTNCCL_CMA": "TRUE"}
-    parameters["HOSTNCCL_DIRECT_BYTES"] = "1000"
-    parameters["HOSTNCCL_DIRECT_REDUCTION_BYTES"] = "4000"
-    parameters["HOSTNCCL_DIRECT_ROOTED_BYTES"] = "2000"
-    assert chosen_on_host("all_reduce", 3999, 2, parameters) == "staged"
-    assert chosen_on_host("all_reduce", 4000, 2, parameters) == "direct"
-    assert chosen_on_host("broadcast", 1999, 2, parameters) == "staged"
-    assert chosen_on_host("broadcast", 2000, 2, parameters) == "direct"
-    assert chosen_on_host("all_gather", 1999, 2, parameters) == "staged"
-    assert chosen_on_host("all_gather", 2000, 2, parameters) == "direct"
-    parameters["HOSTNCCL_CMA"] = "FALSE"
-    assert chosen_on_host("all_gather", 2000, 2, parameters) == "staged"
-    assert chosen_on_host("send_recv", 2000, 2, parameters) is None
 
 
 def test_tuning_file_has_the_winners() -> None:

@@ -6,19 +6,24 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pynccl import nccl
 from pynccl._internal import plugin
+from pynccl._internal.explanation import blocks
 from pynccl.errors import MissingFunctionError
-from pynccl.libraries import load
-from pynccl.tools.lab import world
+from pynccl.libraries import PROVIDERS, default_provider, load
+from pynccl.tools.lab import algorithms, world
+from pynccl.tools.lab.algorithms import Measured
+from pynccl.tools.lab.operations import COLLECTIVES
+from pynccl.tools.lab.variants import Variant
 from pynccl.tools.text import parse_size, size_text, table
 
-__all__ = ["add_arguments", "explain_sizes", "run", "write_table"]
+__all__ = ["Times", "add_arguments", "explain_sizes", "measured_times", "run", "write_table"]
 
 _SIZES = [4**exponent for exponent in range(5, 16)]  # 1 KiB to 1 GiB
+_OPERATIONS = [name for name in COLLECTIVES if name != "send_recv"]
 
 
 def _sizes(text: str) -> list[int]:
@@ -30,15 +35,26 @@ def _sizes(text: str) -> list[int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("operation", nargs="?", choices=plugin.FUNCTIONS, default="all_reduce")
+    parser.add_argument("operation", nargs="?", choices=_OPERATIONS, default="all_reduce")
     parser.add_argument(
         "--sizes",
         type=_sizes,
         default=_SIZES,
         help="bytes of the larger buffer (default: 1K,4K,...,1G)",
     )
-    parser.add_argument("--ranks", type=int, help="GPUs of this machine (default: all)")
+    parser.add_argument(
+        "--ranks", type=int, help="number of ranks (default: the GPUs of this machine; on CPUs 2)"
+    )
+    parser.add_argument(
+        "--provider",
+        choices=PROVIDERS,
+        default=default_provider(),
+        help="host on CPUs, cuda on GPUs (default: %(default)s)",
+    )
     parser.add_argument("--tuning", type=Path, help="a tuning file with choices to force")
+    parser.add_argument(
+        "--measured", type=Path, help="a file of pynccl lab sweep --json: print its times as well"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows to a JSON file")
 
 
@@ -48,18 +64,24 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status: 2 for wrong arguments, and if NCCL cannot explain its choices.
     """
-    env = {"PYNCCL_EXPLAIN": "1"}
+    provider = arguments.provider
+    env = {"PYNCCL_EXPLAIN": "1"} if provider == "cuda" else {}
+    measured: list[Measured] = []
     try:
         if arguments.tuning:
+            if provider == "host":
+                raise ValueError("--tuning: hostnccl reads no tuning file; use --provider cuda")
             plugin.read_rules(arguments.tuning)  # report its errors here rather than in a rank
             env["PYNCCL_TUNING"] = str(arguments.tuning.resolve())
-        nranks = arguments.ranks or len(load("cuda").device_names())
+        if arguments.measured:
+            measured = algorithms.read_json(arguments.measured)
+        nranks = arguments.ranks or (2 if provider == "host" else len(load("cuda").device_names()))
         if nranks < 2:
             raise ValueError(f"--ranks: {nranks} is below 2: NCCL chooses nothing for one rank")
-        if world.is_under_torchrun():
+        if provider == "cuda" and world.is_under_torchrun():
             nccl.explain(arguments.tuning)
         args = (arguments.operation, arguments.sizes)
-        rows = world.run(nranks, explain_sizes, args, "cuda", env)
+        rows = world.run(nranks, explain_sizes, args, provider, env)
     except (ValueError, OSError, MissingFunctionError, nccl.LibraryNotFoundError) as error:
         print(f"pynccl explain: {error}", file=sys.stderr)
         return 2
@@ -68,9 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(rows, str):
         print(f"pynccl explain: {rows}", file=sys.stderr)
         return 2
-    print(write_table(rows))
+    times = [measured_times(row, measured) for row in rows]
+    print(write_table(rows, times))
     if arguments.json:
-        arguments.json.write_text(json.dumps([_as_dict(row) for row in rows], indent=1) + "\n")
+        written = [_as_dict(row, of_row) for row, of_row in zip(rows, times, strict=True)]
+        arguments.json.write_text(json.dumps(written, indent=1) + "\n")
     return 0
 
 
@@ -82,39 +106,110 @@ def explain_sizes(
     Returns:
         The explanations, or why there are none.
     """
-    blocks = comm.nranks if operation in ("all_gather", "reduce_scatter") else 1
-    rounded = [max(nbytes // blocks, 1) * blocks for nbytes in sizes]
+    unit = blocks(operation, comm.nranks)
     try:
-        return [comm.explain(operation, nbytes) for nbytes in rounded]
-    except MissingFunctionError as error:
+        return [comm.explain(operation, max(nbytes // unit, 1) * unit) for nbytes in sizes]
+    except (MissingFunctionError, ValueError) as error:
         return str(error)
 
 
-def write_table(rows: Sequence[nccl.Explanation]) -> str:
-    """Format explanations of one operation: one row for each size, ``*`` at the choice."""
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """What was measured of a row, in microseconds of one call.
+
+    Attributes:
+        choice: the time of the choice; None if it was not measured.
+        fastest: the fastest variant.
+        least: its time.
+    """
+
+    choice: float | None
+    fastest: str
+    least: float
+
+
+def measured_times(row: nccl.Explanation, measured: Sequence[Measured]) -> Times | None:
+    """Find the measurements of a row; None if there are none.
+
+    Without a rule, the time of the choice can also be that of the default variant.
+    """
+    unit = blocks(row.operation, row.nranks)
+    times: dict[Variant, float] = {}
+    for entry in measured:
+        key = entry.collective, entry.nranks, entry.nbytes // unit * unit
+        if key == (row.operation, row.nranks, row.nbytes) and entry.timing is not None:
+            times[entry.variant] = entry.timing.median * 1e6
+    if not times:
+        return None
+    choice = next((time for way, time in times.items() if _is_choice(row, way)), None)
+    if choice is None and not row.rule:
+        choice = times.get(Variant())
+    fastest = min(times, key=lambda way: times[way])
+    return Times(choice, str(fastest), times[fastest])
+
+
+def _is_choice(row: nccl.Explanation, way: Variant) -> bool:
+    chosen = row.algorithm, row.protocol or Variant().protocol
+    algorithm = plugin.display_name(way.algorithm, chosen)
+    protocol = plugin.display_name(way.protocol, chosen)
+    return (algorithm, protocol, way.ctas) == (*chosen, Variant().ctas)
+
+
+def write_table(rows: Sequence[nccl.Explanation], times: Sequence[Times | None] = ()) -> str:
+    """Format explanations of one operation: one row for each size, ``*`` at the choice.
+
+    Args:
+        rows: the explanations.
+        times: what was measured of each row.
+    """
     first = rows[0]
     ways = list(dict.fromkeys(way for row in rows for way in row.costs))
-    lines = []
-    for row in rows:
-        chosen = (row.algorithm, row.protocol)
-        cells = [
-            f"{row.costs[way]:.1f}{'*' if way == chosen else ' '}" if way in row.costs else "- "
-            for way in ways
-        ]
-        least = min(row.costs, key=lambda way: row.costs[way])
-        note = "not usable" if row.rule == 0 else f"rule {row.rule}" if row.rule else ""
-        if row.rule and least != chosen:
-            note += f" (least: {' '.join(least)})"
-        lines.append([size_text(row.nbytes), *cells, *chosen, note])
-    header = ["size", *(f"{a} {p} " for a, p in ways), "algorithm", "protocol", "forced"]
-    if not any(line[-1] for line in lines):
-        header, lines = header[:-1], [line[:-1] for line in lines]
-    title = f"{first.operation}, {first.nranks} ranks, NCCL {first.version}: microseconds, * chosen"
-    left = range(len(ways) + 1, len(header))
-    return f"{title}\n{table(header, lines, left=left)}"
+    columns: list[tuple[str, Callable[[nccl.Explanation, Times | None], str]]] = [
+        ("size", lambda row, _: size_text(row.nbytes)),
+        *((f"{' '.join(way).rstrip()} ", _cost(way)) for way in ways),
+        ("measured", lambda _, of_row: f"{of_row.choice:.1f}" if of_row and of_row.choice else ""),
+        ("algorithm", lambda row, _: row.algorithm),
+        ("protocol", lambda row, _: row.protocol),
+        ("rounds", lambda row, _: str(row.rounds or "")),
+        ("forced", lambda row, _: _forced(row)),
+        ("fastest", lambda _, of_row: f"{of_row.fastest} {of_row.least:.1f}" if of_row else ""),
+    ]
+    paired = list(zip(rows, times or [None] * len(rows), strict=True))
+    cells = {name: [text(*pair) for pair in paired] for name, text in columns}
+    shown = {name: column for name, column in cells.items() if any(column)}
+    text = table(
+        list(shown),
+        list(zip(*shown.values(), strict=True)),
+        left=[place for place, name in enumerate(shown) if name in _TEXTS],
+    )
+    title = f"{first.operation}, {first.nranks} ranks, {first.version}"
+    if ways or any(times):
+        title += ": microseconds" + (", * chosen" if ways else "")
+    return f"{title}\n{text}"
 
 
-def _as_dict(row: nccl.Explanation) -> dict[str, object]:
+_TEXTS = ("algorithm", "protocol", "forced", "fastest")
+
+
+def _cost(way: tuple[str, str]) -> Callable[[nccl.Explanation, Times | None], str]:
+    def text(row: nccl.Explanation, _: Times | None) -> str:
+        if way not in row.costs:
+            return "- "
+        return f"{row.costs[way]:.1f}{'*' if way == (row.algorithm, row.protocol) else ' '}"
+
+    return text
+
+
+def _forced(row: nccl.Explanation) -> str:
+    if not row.rule:
+        return "" if row.rule is None else "not usable"
+    least = min(row.costs, key=lambda way: row.costs[way])
+    forced = least != (row.algorithm, row.protocol)
+    return f"rule {row.rule}" + (f" (least: {' '.join(least)})" if forced else "")
+
+
+def _as_dict(row: nccl.Explanation, times: Times | None) -> dict[str, object]:
     fields = dataclasses.asdict(row)
-    fields["costs"] = {f"{a} {p}": microseconds for (a, p), microseconds in row.costs.items()}
+    fields["costs"] = {" ".join(way).rstrip(): us for way, us in row.costs.items()}
+    fields["measured"] = dataclasses.asdict(times) if times else None
     return fields

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pynccl import nccl
+from pynccl._internal.explanation import blocks
+from pynccl._internal.typed_json import FieldError, build
 from pynccl.errors import NcclError
 from pynccl.testing import LaunchError
 from pynccl.tools.lab import world
@@ -20,7 +22,7 @@ from pynccl.tools.lab.agreement import maximum, new_stream, timed
 from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.operations import BufferKind, Communication
 from pynccl.tools.lab.row import Timing
-from pynccl.tools.lab.variants import Variant, chosen_in_log, chosen_on_host, environment
+from pynccl.tools.lab.variants import Variant, chosen_in_log, environment
 from pynccl.tools.text import size_text, table
 from pynccl.tools.trace.bandwidth import bandwidth
 
@@ -29,6 +31,7 @@ __all__ = [
     "compare",
     "draw",
     "measure",
+    "read_json",
     "tuning",
     "winner",
     "write_json",
@@ -121,10 +124,16 @@ def measure(
             timing = Timing(tuple(samples[way])) if way in samples else None
             entry = Measured(collective, comm.nranks, nbytes, way, timing)
             if comm.provider == "host" and way == Variant():
-                chosen = chosen_on_host(collective, nbytes, comm.nranks, nccl.params("host"))
-                entry = replace(entry, chosen=chosen)
+                entry = replace(entry, chosen=_chosen_on_host(comm, collective, nbytes))
             measured.append(replace(entry, error=errors.get(way, "")))
     return measured
+
+
+def _chosen_on_host(comm: nccl.Communicator, collective: str, nbytes: int) -> str | None:
+    if collective == "send_recv" or comm.nranks == 1:
+        return None
+    unit = blocks(collective, comm.nranks)
+    return comm.explain(collective, nbytes // unit * unit).algorithm
 
 
 class _Timer:
@@ -268,6 +277,22 @@ def _with_choices(
         else entry
         for entry in measured
     ]
+
+
+def read_json(path: Path) -> list[Measured]:
+    """Read what write_json() has written.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not such a file.
+    """
+    try:
+        found = [build(Measured, one) for one in json.loads(path.read_bytes())]
+        if any(entry.timing is not None and not entry.timing.samples for entry in found):
+            raise FieldError("samples: there are none")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: not a file of pynccl lab sweep --json: {error}") from None
+    return found
 
 
 def winner(measured: Sequence[Measured], nranks: int, nbytes: int) -> Measured | None:

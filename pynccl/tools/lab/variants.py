@@ -14,7 +14,6 @@ from dataclasses import dataclass
 __all__ = [
     "Variant",
     "chosen_in_log",
-    "chosen_on_host",
     "environment",
     "variants",
     "warning",
@@ -160,30 +159,3 @@ def chosen_in_log(log: str, collective: str, nbytes: int, nranks: int) -> str | 
         if function == _FUNCTIONS.get(collective) and int(size) in (nbytes, nbytes // nranks):
             return f"{algorithm.lower()} {protocol.lower()}"
     return None
-
-
-def chosen_on_host(
-    collective: str, nbytes: int, nranks: int, parameters: Mapping[str, str]
-) -> str | None:
-    """The path that hostnccl chooses by default between processes, on plain memory.
-
-    Args:
-        collective: the collective.
-        nbytes: its size in bytes.
-        nranks: the number of ranks.
-        parameters: the parameters of hostnccl (nccl.params("host")), including measured values.
-
-    Returns:
-        "staged" or "direct"; None for messages, which have other thresholds.
-    """
-    if collective == "send_recv" or nranks == 1:
-        return None
-    if parameters["HOSTNCCL_CMA"] != "TRUE":
-        return "staged"
-    key = "HOSTNCCL_DIRECT_BYTES"
-    if collective in ("all_reduce", "reduce", "reduce_scatter"):
-        key = "HOSTNCCL_DIRECT_REDUCTION_BYTES"
-    elif collective in ("broadcast", "gather", "scatter"):
-        key = "HOSTNCCL_DIRECT_ROOTED_BYTES"
-    contribution = nbytes // nranks if collective in ("all_gather", "gather") else nbytes
-    return "direct" if contribution >= int(parameters[key]) else "staged"
