@@ -34,6 +34,7 @@ __all__: list[str] = []
 _PERIOD = 0.5  # seconds between polls for questions
 _PATIENCE = 1.7  # seconds to wait for the answers; ranks on a busy machine answer late
 _STEP = 0.02
+_LONGEST = 16 << 20  # bytes of a report of RAS
 _LONG = 3600.0
 _LAST_CALL = 1.0  # seconds to wait at exit for a call of a store
 _RECENT = 8  # questions before the first poll that are answered
@@ -230,7 +231,7 @@ def _ask_ras() -> None:
         if (inquiry := _C.take_inquiry(_LONG, ras=True)) is not None:
             counted = inquiry.what.split(maxsplit=1)[0] not in ("send", "recv")
             try:
-                report = Query(seconds=_PATIENCE).result()
+                report = Query(seconds=_PATIENCE, longest=_LONGEST).result()
                 missing = report.missing(inquiry.rank, inquiry.nranks, counted=counted)
             except RuntimeError as error:  # also without new threads, as the interpreter ends
                 missing = Missing(str(error), None)

@@ -26,7 +26,8 @@ _SECONDS = 2.0  # of a query
 _GREETING = 0.5  # seconds to wait for the first line
 _LONGEST_LINE = 4096  # bytes
 _LONGEST_REPORT = 64 << 20  # bytes
-_MOST_RANKS = 1 << 20
+_MOST_RANKS = 1 << 20  # of all communicators
+_MOST_COUNTERS = 64  # names
 _MOST_COUNTS = 3  # values of a counter in a text
 _GONE = ("dead", "unreachable", "not in the communicator", "aborted", "finalized")
 
@@ -222,18 +223,23 @@ def parse(data: bytes) -> Report:
 
 def _check(report: Report) -> None:
     texts = [report.nccl_version, report.timestamp]
+    counters = set[str]()
+    left = _MOST_RANKS
     for one in report.communicators:
         listed = [*one.ranks, *one.missing_ranks]
         ranks = [rank.rank for rank in listed]
         texts += [one.hash, *(rank.host for rank in listed)]
-        texts += {name for rank in listed for name in rank.collective_counts}
-        if not 0 < one.size <= _MOST_RANKS:
+        counters.update(*(rank.collective_counts for rank in listed))
+        if not 0 < one.size <= left:
             raise ValueError(f"a communicator of {one.size} ranks")
+        left -= one.size
         if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(one.size)):
             raise ValueError(f"ranks that are not in a communicator of {one.size}, or twice")
         if any(count < 0 for rank in listed for count in rank.collective_counts.values()):
             raise ValueError("a counter is negative")
-    for text in texts:
+    if len(counters) > _MOST_COUNTERS:
+        raise ValueError(f"{len(counters)} counters")
+    for text in [*texts, *counters]:
         if len(text) > 255 or not text.isprintable():
             raise ValueError(f"{text[:40]!r} is not a name")
 
@@ -241,15 +247,22 @@ def _check(report: Report) -> None:
 class Query:
     """A query of the service, in a thread because name resolution has no time limit."""
 
-    def __init__(self, address: str | None = None, seconds: float = _SECONDS) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        seconds: float = _SECONDS,
+        longest: int = _LONGEST_REPORT,
+    ) -> None:
         """Start the query.
 
         Args:
             address: "host:port"; None for that of NCCL_RAS_ADDR, or localhost:28028.
             seconds: the time limit.
+            longest: the bytes of the longest report. Parsing one keeps the global interpreter lock.
         """
         self.address = address or os.environ.get("NCCL_RAS_ADDR") or "localhost:28028"
         self._until = time.monotonic() + seconds
+        self._longest = longest
         self._outcome: Report | str = f"no answer within {seconds:g} s"
         self._thread = threading.Thread(target=self._run, name="pynccl-ras", daemon=True)
         self._thread.start()
@@ -272,11 +285,11 @@ class Query:
             pass
         except OSError as error:
             self._outcome = error.strerror or str(error)
-        except (RasError, UnicodeError) as error:  # UnicodeError: of the host's name
+        except (RasError, ValueError) as error:  # ValueError: of the host's name
             self._outcome = str(error)
 
     def _ask(self) -> bytes:
-        found = re.fullmatch(r"(?:\[(.+)\]|([^:]+)):(\d{1,5})", self.address)
+        found = re.fullmatch(r"(?:\[(.+)\]|([^:\[\]]+)):(\d{1,5})", self.address)
         if found is None or int(found[3]) > 65535:
             raise RasError("the address is not host:port")
         while True:
@@ -288,7 +301,7 @@ class Query:
                     # All processes of a machine listen at one port. This one may be stopped.
                     continue
                 session.until = self._until
-                return _state_of_job(session, greeting)
+                return _state_of_job(session, greeting, self._longest)
 
     def _left(self) -> float:
         return _left(self._until)
@@ -324,14 +337,14 @@ class _Session:
         answer, _, self._received = self._received.partition(b"\n")
         return answer.decode(errors="replace").strip()
 
-    def rest(self) -> bytes:
-        """Receive until the end of the connection."""
+    def rest(self, longest: int) -> bytes:
+        """Receive until the end of the connection, at most so many bytes."""
         parts, size = [self._received], len(self._received)
         while more := self._receive():
             parts.append(more)
             size += len(more)
-            if size > _LONGEST_REPORT:
-                raise RasError(f"its report exceeds {_LONGEST_REPORT >> 20} MiB")
+            if size > longest:
+                raise RasError(f"its report exceeds {longest >> 20} MiB")
         return b"".join(parts)
 
     def _receive(self) -> bytes:
@@ -339,7 +352,7 @@ class _Session:
         return self._socket.recv(1 << 16)
 
 
-def _state_of_job(session: _Session, greeting: str) -> bytes:
+def _state_of_job(session: _Session, greeting: str, longest: int) -> bytes:
     if greeting.upper() != "SERVER PROTOCOL 2":
         raise RasError(f"expected 'SERVER PROTOCOL 2', got {greeting[:60]!r}")
     for line, hint in (
@@ -350,4 +363,4 @@ def _state_of_job(session: _Session, greeting: str) -> bytes:
         if answer.upper() != "OK":
             raise RasError(f"{line!r} is answered by {answer[:60]!r}{hint}")
     session.send("STATUS")
-    return session.rest()
+    return session.rest(longest)

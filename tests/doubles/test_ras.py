@@ -95,6 +95,10 @@ def _hang_with(
         patch.setenv("NCCL_RAS_ADDR", service.address)
         if mode == "hang":
             service.replies["STATUS"] = None
+        elif mode == "a byte per second":
+            service.pause = 1
+        elif mode == "a gigabyte":
+            service.replies["STATUS"], service.times = b" " * (1 << 20), 1024
         elif mode == "nothing listens":
             service.__exit__()
         if mode == "stuck store":
@@ -120,6 +124,8 @@ def _hang_with(
         ("lagging", ([2], "RAS"), "missing rank 2 (RAS): AllReduce 1 on rank 2, 2 on ranks 0, 1"),
         ("no difference", (None, None), "RAS sees no difference; the missing ranks are unknown"),
         ("hang", (None, None), ": no answer within 1.7 s; the missing ranks are unknown"),
+        ("a byte per second", (None, None), ": no answer within 1.7 s; the missing ranks are"),
+        ("a gigabyte", (None, None), ": its report exceeds 16 MiB; the missing ranks are unknown"),
         ("nothing listens", (None, None), ": Connection refused; the missing ranks are unknown"),
         ("disabled", (None, None), "within 0.6 s; the missing ranks are unknown"),
         ("store", ([2], "store"), "rank 2 has not issued #2 all_reduce"),

@@ -6,7 +6,6 @@ stand-in of tests.support.ras.
 from __future__ import annotations
 
 import json
-import random
 import socket
 import time
 from typing import Any
@@ -167,34 +166,94 @@ def test_a_service_that_lies(word: str, reply: bytes, text: str) -> None:
         assert text in _refused(service.address, 5)
 
 
-def test_changed_reports() -> None:
-    data = report(communicator(_LATE[:3], [lost(3, dead=True)]), communicator(_FOUR))
-    chance = random.Random(7)
-    accepted = 0
-    for _ in range(500):
-        changed = bytearray(data)
-        for _ in range(chance.randrange(1, 4)):
-            changed[chance.randrange(len(data))] = chance.choice(b'0123456789{}[],:"-.enultrfas ')
-        try:
-            found = parse(bytes(changed))
-        except RasError:
-            continue
-        accepted += 1
-        found.missing(0, 4, counted=True)
-        for one in found.communicators:
-            one.missing()
-    assert accepted > 20
+@pytest.mark.parametrize("word", ["CLIENT", "TIMEOUT", "SET", "STATUS"])
+def test_a_service_that_sends_a_gigabyte(word: str) -> None:
+    """Its memory is bounded, and what it sends is not read to the end."""
+    with Service() as service:
+        service.replies[word] = b"x" * (1 << 20)
+        service.times = 1024
+        text = _refused(service.address, 2)
+    assert ("its report exceeds 64 MiB" if word == "STATUS" else "with a line") in text or (
+        "no answer within 2 s" in text  # on a busy machine
+    )
 
 
-def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pynccl.flight.ras._LONGEST_REPORT", 1 << 20)
+def test_a_report_that_keeps_a_job_busy() -> None:
+    """Ranks, counters and bytes are limited: so is the time for which other threads wait."""
+    many = [communicator([], size=1 << 19, name=f"{i}") for i in range(3)]
+    with pytest.raises(RasError, match="a communicator of 524288 ranks"):
+        parse(report(*many))
+    counters = [rank(i, collective_counts={f"{i}.{j}": 1 for j in range(33)}) for i in range(2)]
+    with pytest.raises(RasError, match="66 counters"):
+        parse(report(communicator(counters, size=2)))
     with Service(b" " * (3 << 20)) as service:
-        assert "exceeds 1 MiB" in _refused(service.address, 5)
+        began = time.monotonic()
+        with pytest.raises(RasError, match="its report exceeds 1 MiB"):
+            Query(service.address, 5, longest=1 << 20).result()
+        assert time.monotonic() - began < 5
+    # Two million objects, as a report in a job may have.
+    data = b"[" + b"{}," * ((16 << 20) // 3 - 2) + b"{}]"
+    with Service(data) as service:
+        query = Query(service.address, 5, longest=16 << 20)
+        longest, last = 0.0, time.monotonic()
+        while query._thread.is_alive():
+            time.sleep(0.001)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+        with pytest.raises(RasError, match="is not an object"):
+            query.result()
+    assert longest < 3  # about 0.4 s on an idle machine
 
 
-@pytest.mark.parametrize("address", ["localhost", "localhost:", "a:b:c", "localhost:70000", ":1"])
-def test_an_invalid_address(address: str) -> None:
-    assert "the address is not host:port" in _refused(address)
+@pytest.mark.parametrize("seconds", [0.1, 0.5])
+@pytest.mark.parametrize("word", ["CLIENT", "TIMEOUT", "SET", "STATUS"])
+def test_a_service_that_closes_early(word: str, seconds: float) -> None:
+    with Service() as service:
+        service.replies[word] = b""
+        service.closes = word
+        text = _refused(service.address, seconds)
+    assert "closed the connection without" in text or "with a line: not NCCL" in text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost",
+        "localhost:",
+        "a:b:c",
+        "localhost:70000",
+        ":1",
+        "",
+        "::1:28028",
+        "[]:1",
+        "[::1]",
+        "[::1]:",
+        "localhost:-1",
+        "localhost:28028\n",
+        "http://localhost:1",
+    ],
+)
+def test_an_invalid_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if address:
+        assert "the address is not host:port" in _refused(address)
+    monkeypatch.setenv("NCCL_RAS_ADDR", address)
+    assert Query(seconds=0.01).address == (address or "localhost:28028")
+
+
+@pytest.mark.parametrize("host", ["a\0b", "a" * 64, "..", "[127.0.0.1%x]", "[1::2::3]", "\ud800"])
+def test_a_host_without_an_address(host: str) -> None:
+    _refused(f"{host}:1", 5)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="the machine has no IPv6")
+def test_an_ipv6_address() -> None:
+    try:
+        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("the machine has no address ::1")
+    with Service(report(communicator(_LATE)), listening) as service:
+        assert service.address.startswith("[::1]:")
+        assert Query(service.address).result().communicators[0].missing().ranks == [2]
 
 
 def test_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,18 +80,25 @@ class Service:
         replies: by the first word of a command, the reply in place of NCCL's; None is silence.
         silent: the number of connections that are not answered at all.
         pause: seconds between the bytes of the answer to STATUS.
+        times: how often a reply of replies is sent.
+        closes: the first word of a command after whose reply the connection is closed.
         commands: the commands received.
     """
 
-    def __init__(self, status: bytes | Callable[[], bytes] = b"") -> None:
+    def __init__(
+        self, status: bytes | Callable[[], bytes] = b"", listening: socket.socket | None = None
+    ) -> None:
         self.status = status if callable(status) else lambda: status
         self.replies: dict[str, bytes | None] = {}
         self.silent = 0
         self.pause = 0.0
+        self.times = 1
+        self.closes = "STATUS"
         self.commands: list[str] = []
         self._ended = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._listening = listening or socket.create_server(("127.0.0.1", 0))
+        host, port = self._listening.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def __enter__(self) -> Service:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -126,8 +133,9 @@ class Service:
                         connection.sendall(bytes([byte]))
                         time.sleep(self.pause)
                 else:
-                    connection.sendall(reply)
-                if word == "STATUS":
+                    for _ in range(self.times if word in self.replies else 1):
+                        connection.sendall(reply)
+                if word == self.closes:
                     return
 
     def _reply(self, command: str) -> bytes:
