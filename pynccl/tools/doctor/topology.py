@@ -21,6 +21,10 @@ __all__ = ["Device", "Topology", "TopologyError", "load", "parse"]
 
 _LARGEST = 16 << 20  # bytes; NCCL's own files have at most some hundred KB
 _DEEPEST = 64  # elements
+_MOST_DEVICES = 1024
+_MOST_TARGETS = 64  # of a GPU's NVLinks
+_LONGEST_VALUE = 255  # characters
+_MOST = 1 << 31
 _NVSWITCH = "NVSwitch"
 _TARGETS = {"0x068000": _NVSWITCH, "0x068001": "CPU"}  # by the PCI class of an NVLink's target
 _T = TypeVar("_T", int, tuple[float, str])
@@ -203,7 +207,10 @@ class _Reader:
         if len(self._open) == _DEEPEST:
             raise TopologyError(f"more than {_DEEPEST} nested elements")
         if not all(value.isprintable() for value in attributes.values()):
-            raise TopologyError(f"<{tag}> has an attribute that is not printable")
+            raise TopologyError(f"<{tag[:40]}> has an attribute that is not printable")
+        if any(len(value) > _LONGEST_VALUE for value in attributes.values()):
+            text = f"has a value of more than {_LONGEST_VALUE} characters"
+            raise TopologyError(f"<{tag[:40]}> {text}")
         self._open.append((tag, attributes))
         if tag == "gpu":
             self._add("GPU", f"GPU {_number(tag, attributes, 'dev')}")
@@ -219,11 +226,15 @@ class _Reader:
                 name = _TARGETS.get(target, attributes.get("target", "?"))
                 links = self.devices[-1].nvlinks
                 links[name] = links.get(name, 0) + count
+                if len(links) > _MOST_TARGETS:
+                    raise TopologyError(f"a GPU has NVLinks to more than {_MOST_TARGETS} targets")
 
     def _end(self, _: str) -> None:
         self._open.pop()
 
     def _add(self, kind: str, name: str) -> None:
+        if len(self.devices) == _MOST_DEVICES:
+            raise TopologyError(f"more than {_MOST_DEVICES} devices")
         cpus = [attributes for tag, attributes in self._open if tag == "cpu"]
         if not cpus:
             raise TopologyError(f"{name} is not at a CPU")
@@ -242,17 +253,21 @@ class _Reader:
 
 
 def _number(tag: str, attributes: dict[str, str], name: str) -> int:
+    text = attributes.get(name) or "0"
     try:
-        return int(attributes.get(name, "0"), 0)
+        if -_MOST <= (number := int(text, 0)) < _MOST:
+            return number
     except ValueError:
-        raise TopologyError(f"<{tag}> has {name}={attributes[name][:40]!r}") from None
+        pass
+    raise TopologyError(f"<{tag}> has {name}={text[:40]!r}")
 
 
 def _pcie(attributes: dict[str, str]) -> tuple[float, int]:
     """GT/s and lanes of a pci element. NCCL takes no lanes for 16."""
-    found = re.match(r"([0-9.]{1,8}) GT/s", attributes.get("link_speed", ""))
-    lanes = attributes.get("link_width") or "0"
+    text = attributes.get("link_speed", "")
+    found = re.match(r"([0-9.]{1,8}) GT/s", text)
     try:
-        return float(found[1]) if found else 0, int(lanes, 0) or 16
+        speed = float(found[1]) if found else 0
     except ValueError:
-        raise TopologyError(f"<pci> has a speed or a width of {lanes[:40]!r}") from None
+        raise TopologyError(f"<pci> has link_speed={text[:40]!r}") from None
+    return speed, _number("pci", attributes, "link_width") or 16
