@@ -19,6 +19,7 @@ from pynccl import _C, nccl
 from pynccl.weights import messages as weights
 from pynccl.weights.layout import Box, Part
 from tests.fuzz.readers import CORPUS
+from tests.support import ras
 from tests.support.flight_dumps import communicator, dump_json, record
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -127,6 +128,37 @@ def _messages() -> list[bytes]:
     ]
 
 
+def _reports() -> list[bytes]:
+    """Reports of NCCL's RAS service, and all that it sends to a client."""
+    ranks = [ras.rank(0), ras.rank(1), ras.rank(2, 3), ras.rank(3, abort_flag=True)]
+    lost = ras.communicator(ranks[:2], [ras.lost(2), ras.lost(3, dead=True)], name="0x2")
+    report = ras.report(ras.communicator(ranks), lost)
+    session = b"SERVER PROTOCOL 2\nOK\nOK\n" + ras.report(ras.communicator(ranks[:1], size=1))
+    old = b"SERVER PROTOCOL 2\nOK\nERROR: Unknown command SET FORMAT json\n"
+    return [report, session, old]
+
+
+def _topology() -> bytes:
+    """Two CPUs with a PCIe switch, GPUs and NICs."""
+    nvlink = '<nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/>'
+    to_gpu = '<nvlink target="0000:2c:00.0" count="4" tclass="0x030200"/><c2c count="1"/>'
+    link = 'link_speed="32.0 GT/s PCIe" link_width="16"'
+    gpus = [
+        f'<pci busid="0000:{bus}:00.0" class="0x030200" {link}><gpu dev="{dev}" sm="90">{links}'
+        "</gpu></pci>"
+        for dev, bus, links in ((0, "0f", nvlink), (1, "2c", nvlink), (2, "9f", to_gpu))
+    ]
+    nic = f'<pci busid="0000:10:00.0" class="0x020700" {link}><nic>' + "".join(
+        f'<net name="mlx5_{port}" dev="{port}" speed="400000" port="1"/>' for port in (0, 1)
+    )
+    switch = f'<pci busid="0000:0e:00.0" class="0x060400" {link}>{gpus[0]}{nic}</nic></pci></pci>'
+    cpus = ((0, switch + gpus[1]), (1, gpus[2]))
+    text = "".join(
+        f'<cpu host_hash="0x1f" numaid="{numa}" arch="x86_64">{inner}</cpu>' for numa, inner in cpus
+    )
+    return f'<system version="1">{text}</system>'.encode()
+
+
 def main() -> None:
     """Write all files."""
     shutil.rmtree(CORPUS, ignore_errors=True)
@@ -141,6 +173,8 @@ def main() -> None:
     files = {target: [_anonymous(one) for one in contents] for target, contents in files.items()}
     files["dump"] = [text.encode() for text in _dumps()]
     files["weights"] = _messages()
+    files["ras"] = [re.sub(rb'"pid": \d+', b'"pid": 1', one) for one in _reports()]
+    files["topology"] = [_topology()]
     for target, contents in files.items():
         (CORPUS / target).mkdir(parents=True)
         for number, content in enumerate(contents):

@@ -1,5 +1,5 @@
-"""What reads bytes of others: recordings, traces, flight dumps, and the messages of
-pynccl.weights.
+"""What reads bytes of others: recordings, traces, flight dumps, the messages of pynccl.weights, the
+answers of NCCL's RAS service, and topology files.
 
 A target takes bytes and raises where what reads them does anything but accept them, or refuse them
 by its own error. mutate() makes other inputs of one, by its structure. Both are used by
@@ -13,14 +13,18 @@ import copy
 import json
 import random
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-from pynccl.flight import torch_format
+from pynccl.flight import ras, torch_format
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
+from pynccl.tools.doctor import topology
+from pynccl.tools.ras import command as ras_command
 from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.model import ReplayError
@@ -103,11 +107,67 @@ def _weights(data: bytes) -> None:
     assert messages.parse(messages.encode(message), MESSAGES) == message
 
 
+def _check_text(error: Exception) -> None:
+    assert str(error).isprintable()
+
+
+_GREETING = b"SERVER PROTOCOL 2\nOK\nOK\n"
+
+
+class _Connection:
+    """A socket that receives an input, in pieces of its own choice, then its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._random = random.Random(len(data))
+
+    def settimeout(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def sendall(self, data: bytes) -> None:
+        assert data.endswith(b"\n")
+
+    def recv(self, size: int) -> bytes:
+        now = self._random.choice((1, 16, size))
+        piece, self._data = self._data[:now], self._data[now:]
+        return piece
+
+
+def _ras(data: bytes) -> None:
+    """``pynccl ras`` and the error of an overdue operation; an input is a report or all lines."""
+    if data.startswith((b"{", b"[")):
+        data = _GREETING + data
+    connection: Any = _Connection(data)
+    session = ras._Session(connection, time.monotonic() + 60)
+    try:
+        greeting = session.request("CLIENT PROTOCOL 2")
+        report = ras.parse(ras._state_of_job(session, greeting, 1 << 20))
+    except ras.RasError as error:
+        _check_text(error)
+        return
+    report.missing(0, 4, counted=True)
+    json.dumps(ras_command._json(report))
+    ras_command._text(report)
+
+
+def _topology(data: bytes) -> None:
+    """``pynccl doctor --topology``."""
+    try:
+        found = topology.parse(data)
+    except topology.TopologyError as error:
+        _check_text(error)
+        return
+    found.text()
+    list(found.findings())
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "recording": _of_traces(lambda data: [recording.parse(data)]),
     "trace": _of_traces(lambda data: chrome.parse(_text(data))),
     "dump": _dump,
     "weights": _weights,
+    "ras": _ras,
+    "topology": _topology,
 }
 
 
@@ -169,6 +229,8 @@ def mutate(target: str, data: bytes, rng: random.Random) -> bytes:
         return _bytes(data, rng)
     if data.startswith(_MAGIC):
         return _recording(data, rng)
+    if target == "topology":
+        return _xml(data, rng)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -223,6 +285,45 @@ def _json(value: Any, rng: random.Random) -> Any:  # noqa: ANN401
             case _:
                 container[key] = copy.deepcopy(rng.choice(_VALUES))
     return value
+
+
+_TEXTS = (
+    "",
+    "0",
+    "-1",
+    "1",
+    "16",
+    "0x1f",
+    "9" * 60,
+    "9" * 400,
+    "0x068000",
+    "32.0 GT/s PCIe",
+    "1.2.3 GT/s",
+    "\n",
+    "x" * 40,
+)
+
+
+def _xml(data: bytes, rng: random.Random) -> bytes:
+    try:
+        root = ElementTree.fromstring(data)
+    except (ElementTree.ParseError, ValueError, LookupError):
+        return _bytes(data, rng)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        every = list(root.iter())
+        element = rng.choice(every)
+        match rng.randrange(5):
+            case 0 if len(element):
+                element.remove(rng.choice(list(element)))
+            case 1 if len(every) < 200:
+                element.append(copy.deepcopy(rng.choice(every)))
+            case 2:
+                element.tag = rng.choice(every).tag
+            case _:
+                names = list(element.attrib) or ["dev"]
+                values = tuple(value for one in every for value in one.attrib.values()) or _TEXTS
+                element.set(rng.choice(names), rng.choice(rng.choice((_TEXTS, values))))
+    return ElementTree.tostring(root)
 
 
 def _recording(data: bytes, rng: random.Random) -> bytes:

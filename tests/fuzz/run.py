@@ -19,7 +19,16 @@ from pathlib import Path
 
 __all__ = ["TARGETS", "compile_program", "fuzz"]
 
-TARGETS = ("messages", "recording", "trace", "dump", "weights", "arguments")
+TARGETS = (
+    "messages",
+    "recording",
+    "trace",
+    "dump",
+    "weights",
+    "ras",
+    "topology",
+    "arguments",
+)
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]

@@ -1,5 +1,6 @@
 """Proves that the files of users, changed at random, are read or refused by the error of what reads
-them, whatever they say: recordings, traces and flight dumps. ``make fuzz`` does more.
+them, whatever they say: recordings, traces, flight dumps, topology files, and the answers of NCCL's
+RAS service. ``make fuzz`` does more.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from pynccl.flight import torch_format
+from pynccl.flight import ras, torch_format
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
+from pynccl.tools.doctor import topology
 from pynccl.tools.replay.check import check
 from pynccl.tools.replay.recorded import gather
 from pynccl.tools.trace import chrome, recording
@@ -59,9 +61,11 @@ def test_the_corpus_is_read(target: str) -> None:
         "trace": lambda data: chrome.parse(data.decode())[0].operations,
         "dump": lambda data: parse_dump(data.decode(), "dump").communicators,
         "weights": lambda data: messages.parse(data, readers.MESSAGES),
+        "ras": lambda data: ras.parse(data).communicators,
+        "topology": lambda data: topology.parse(data).devices,
     }
     for data in readers.seeds(target):
-        assert read[target](data)
+        assert data.startswith(b"SERVER ") or read[target](data)  # the lines of a service
 
 
 def _recording(kind: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
