@@ -23,7 +23,7 @@ from pynccl.flight.missing import Missing
 __all__ = ["Communicator", "Query", "Rank", "RasError", "Report", "Status", "parse"]
 
 _SECONDS = 2.0  # of a query
-_GREETING = 0.5  # seconds to wait for the first line
+_GREETING = 0.5  # seconds to wait for a connection, and for the first line
 _LONGEST_LINE = 4096  # bytes
 _LONGEST_REPORT = 64 << 20  # bytes
 _MOST_RANKS = 1 << 20  # of all communicators
@@ -292,19 +292,21 @@ class Query:
         found = re.fullmatch(r"(?:\[(.+)\]|([^:\[\]]+)):(\d{1,5})", self.address)
         if found is None or int(found[3]) > 65535:
             raise RasError("the address is not host:port")
+        host, port = found[1] or found[2], int(found[3])
         while True:
-            with sockets.connect(found[1] or found[2], int(found[3]), self._left) as sock:
-                session = _Session(sock, min(self._until, time.monotonic() + _GREETING))
-                try:
+            try:
+                with sockets.connect(host, port, self._attempt) as sock:
+                    session = _Session(sock, time.monotonic() + self._attempt())
                     greeting = session.request("CLIENT PROTOCOL 2")
-                except TimeoutError:
-                    # All processes of a machine listen at one port. This one may be stopped.
-                    continue
-                session.until = self._until
-                return _state_of_job(session, greeting, self._longest)
+                    session.until = self._until
+                    return _state_of_job(session, greeting, self._longest)
+            except TimeoutError:
+                # All processes of a machine listen at one port. This one may be stopped.
+                _left(self._until)
 
-    def _left(self) -> float:
-        return _left(self._until)
+    def _attempt(self) -> float:
+        """The seconds for one address: another one may answer."""
+        return min(_left(self._until), _GREETING)
 
 
 def _left(until: float) -> float:

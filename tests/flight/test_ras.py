@@ -5,6 +5,7 @@ stand-in of tests.support.ras.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -116,6 +117,22 @@ def test_a_stopped_process_is_not_the_only_one_that_listens() -> None:
     with Service(report(communicator(_FOUR))) as service:
         service.silent = 1
         assert Query(service.address).result().communicators
+
+
+def test_an_address_that_drops_packets_is_not_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        for _ in range(4):  # from the second or third one on, there is no answer
+            filling = stack.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex(full.getsockname())
+        with Service(report(communicator(_FOUR))) as service:
+            ours = ("127.0.0.1", int(service.address.rpartition(":")[2]))
+            kind = (socket.AF_INET, socket.SOCK_STREAM, 0, "")
+            found = [(*kind, full.getsockname()), (*kind, ours)]
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+            assert Query("job:28028", 5).result().communicators
 
 
 def _refused(address: str, seconds: float = 0.5) -> str:
