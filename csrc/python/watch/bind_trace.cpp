@@ -3,6 +3,8 @@
 #include <system_error>
 #include <utility>
 
+#include "comm/communicator.h"
+#include "comm/flight_recorder.h"
 #include "nccl/library.h"
 #include "python/call/bind.h"
 #include "python/call/gil.h"
