@@ -62,7 +62,7 @@ help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 20
 
 bench: $(TO_BENCH) ## time pynccl, compared with torch.distributed (RANKS=2)
-	$(PY) -m benchmarks.collectives --ranks $(RANKS) $(ARGS)
+	$(PY) -m pynccl bench --ranks $(RANKS) $(ARGS)
 
 bench-gpu: $(TO_BENCH) ## measure on the GPU with 1, 2 and 4 ranks; a report to docs/results
 	$(PY) -m benchmarks.gpu $(ARGS)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu                   # 1, 2 and 4 ranks, to docs/results
     python -m benchmarks.gpu --device cpu      # the same over hostnccl and gloo, to build/results
+    python -m benchmarks.gpu --sections kernels,lab
 
 One run for each number of ranks, which are processes. In each: the host's time in one call and
 what of it is NCCL's own, a sequence of operations called and replayed as a CUDA graph, a matrix
@@ -34,7 +35,6 @@ from benchmarks.ranks import BenchmarkError, run_ranks
 from benchmarks.timing import Figure
 from benchmarks.world import Settings, World
 from pynccl.testing import Rank
-from pynccl.tools.trace.bandwidth import BUS_FACTORS
 
 __all__ = ["SECTIONS", "Done", "Section", "Start", "main"]
 
@@ -112,7 +112,7 @@ class Section:
                 key = tuple(value for value in message.values() if isinstance(value, str | int))
                 self.figures[key] = message
 
-    def write(self, folder: Path, *, plots: bool) -> None:
+    def write(self, folder: Path) -> None:
         """Write ``<nranks>ranks-<name>.json`` with every sample, and ``.md`` with the table."""
         figures = list(self.figures.values())
         about = dataclasses.asdict(self)
@@ -121,10 +121,6 @@ class Section:
         path = folder / f"{self.nranks}ranks-{self.name}.json"
         report.write_json(path, figures, **about)
         path.with_suffix(".md").write_text(scrub("\n\n".join(self._parts())) + "\n")
-        if plots and figures and self.name == "collectives":
-            from benchmarks.plot import lines  # takes a second to import
-
-            lines(path.with_suffix(".png"), figures, next(self._parts()).removeprefix("# "))
 
     def _parts(self) -> Iterator[str]:
         gpus = self.start.gpus if self.start else len(self.machine.gpus)
@@ -191,7 +187,7 @@ def _measure(machine: Machine, options: argparse.Namespace, nranks: int, seconds
     """
     print(f"{nranks} ranks, {seconds:.0f} s", flush=True)
     deadline = time.monotonic() + seconds
-    left = [Section(name, nranks, machine) for name in SECTIONS]
+    left = [Section(name, nranks, machine) for name in options.sections]
     others, failed = True, False
     while left:
         try:
@@ -203,7 +199,7 @@ def _measure(machine: Machine, options: argparse.Namespace, nranks: int, seconds
         print(f"  error: {reason}", file=sys.stderr, flush=True)
         left = [section for section in left if not section.seconds] or left[-1:]
         left[0].failures.append(reason)
-        left[0].write(options.out, plots=options.plots)
+        left[0].write(options.out)
         if time.monotonic() > deadline:
             break
         if others and not left[0].start:
@@ -222,8 +218,6 @@ def _run(
     nranks, gpus = sections[0].nranks, len(sections[0].machine.gpus)
     settings = Settings(
         device=options.device,
-        dtype="float32",
-        collectives=tuple(BUS_FACTORS),
         sizes=_sizes(options, nranks, gpus),
         repeats=options.repeats or (3 if options.quick else 7),
         budget=0.002 if options.quick else 0.01,
@@ -241,7 +235,7 @@ def _run(
             print(f"  up, on {message.gpus or 'no'} GPU", flush=True)
         current.take(message)
         if isinstance(message, Done):
-            current.write(options.out, plots=options.plots)
+            current.write(options.out)
             print(f"  {current.name}: {message.seconds:.1f} s", flush=True)
             current = next(left, current)
         if time.monotonic() > deadline:
@@ -313,11 +307,12 @@ def _parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
     add("--ranks", type=tuple_of(positive), default=(1, 2, 4), help="of each run (default: 1,2,4)")
+    names = tuple(SECTIONS)
+    add("--sections", type=tuple_of(str, names), default=names, help=f"of {','.join(names)}")
     add("--quick", action="store_true", help="little of everything, to see that it works")
     add("--repeats", type=int, help="samples of each way (default: 7, quick: 3)")
     add("--total", type=float, default=430.0, help="seconds for all (default: %(default)g)")
     add("--out", type=Path, help="folder (default: docs/results/..., build/results/... for cpu)")
-    add("--no-plots", dest="plots", action="store_false", help="only the tables and the figures")
     return parser.parse_args()
 
 

@@ -20,12 +20,9 @@ ROOT = 0
 # The bytes of an element.
 DTYPES = {
     "float32": 4,
-    "float64": 8,
     "bfloat16": 2,
     "float16": 2,
     "int8": 1,
-    "int32": 4,
-    "int64": 8,
 }
 
 _PERIOD = 1009  # a prime: no block of a usual size begins where the values repeat

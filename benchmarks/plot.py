@@ -1,4 +1,4 @@
-"""The plots: time against size for collectives, bars for calls."""
+"""The plots: time against size for operations, bars for calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 __all__ = ["bars", "lines"]
 
 _TICKS = {4: "4 B", 2**8: "256 B", 2**14: "16 KB", 2**20: "1 MB", 2**26: "64 MB"}
-_FLOORS = ("copy", "one copy")  # are dotted
+_FLOOR = "copy"  # is dotted
 
 
 def lines(path: Path, figures: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -29,8 +29,7 @@ def lines(path: Path, figures: Sequence[Mapping[str, Any]], title: str) -> None:
         figures: at least one; the range of their samples is shaded.
         title: stands above the panels.
     """
-    key = "collective" if "collective" in figures[0] else "operation"
-    names = list(dict.fromkeys(figure[key] for figure in figures))
+    names = list(dict.fromkeys(figure["operation"] for figure in figures))
     libraries = list(dict.fromkeys(figure["library"] for figure in figures))
     sizes = [figure["bytes"] for figure in figures]
     ticks = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
@@ -47,12 +46,14 @@ def lines(path: Path, figures: Sequence[Mapping[str, Any]], title: str) -> None:
         panel.set_visible(False)
     for panel, name in zip(panels.flat, names, strict=False):
         for number, library in enumerate(libraries):
-            chosen = [one for one in figures if (one[key], one["library"]) == (name, library)]
+            chosen = [
+                one for one in figures if (one["operation"], one["library"]) == (name, library)
+            ]
             x = [one["bytes"] for one in chosen]
-            color, style = ("0.6", ":") if library in _FLOORS else (f"C{number}", "o-")
+            color, style = ("0.6", ":") if library == _FLOOR else (f"C{number}", "o-")
             medians = [one["seconds"] * 1e6 for one in chosen]
             panel.plot(x, medians, style, markersize=3, color=color, label=library)
-            samples = [one.get("samples") or [one["seconds"]] for one in chosen]
+            samples = [one["samples"] for one in chosen]
             fastest, slowest = ([1e6 * end(each) for each in samples] for end in (min, max))
             panel.fill_between(x, fastest, slowest, color=color, alpha=0.2, linewidth=0)
         panel.set_title(name, fontsize=10)
@@ -62,8 +63,7 @@ def lines(path: Path, figures: Sequence[Mapping[str, Any]], title: str) -> None:
         panel.grid(alpha=0.3)
     panels.flat[0].legend(fontsize=8)
     drawn.supxlabel("bytes", fontsize=10)
-    shaded = ": the median, samples shaded" if any(one.get("samples") for one in figures) else ""
-    drawn.supylabel(f"microseconds{shaded}", fontsize=10)
+    drawn.supylabel("microseconds: the median, samples shaded", fontsize=10)
     _save(drawn, path, title)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ class Settings:
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
-        dtype: one of benchmarks.operations.DTYPES.
-        collectives: keys of BUS_FACTORS.
         sizes: bytes.
         repeats: samples of each library in a row.
         budget: seconds that a sample should last.
@@ -44,14 +41,12 @@ class Settings:
     """
 
     device: str
-    dtype: str
-    collectives: tuple[str, ...]
     sizes: tuple[int, ...]
     repeats: int
     budget: float
-    seconds: float = math.inf
-    others: bool = False
-    unbuilt: str = ""
+    seconds: float
+    others: bool
+    unbuilt: str
 
 
 class World:

@@ -109,7 +109,7 @@ class Day:
         for ranks in ("1", "2,4"):
             command = [python, "-m", "benchmarks.gpu", "--device", device, "--ranks", ranks]
             total = max(20.0, min(200.0, self.left() - 20))
-            command += ["--no-plots", "--total", f"{total:.0f}"]
+            command += ["--total", f"{total:.0f}"]
             command += ["--out", str(self.options.out / f"bench-{ranks[0]}")]
             command += [] if self.real else ["--quick"]
             yield Step(f"benchmark, {ranks} ranks", command, total + 20)
