@@ -5,7 +5,6 @@ over gloo: equal parameters after 10 steps, with 2 and 4 ranks.
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 from unittest import mock
 
@@ -23,6 +22,7 @@ from tests.c10d.training import (
     make_model,
     values,
 )
+from tests.support.commands import free_port
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -73,10 +73,7 @@ def _trained_by(fabric: Any) -> Values:
 def test_fabric(launch: Launcher, nranks: int) -> None:
     results = []
     for backend in ("pynccl", "gloo"):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        results.append(launch(nranks, _fabric, backend, port))
+        results.append(launch(nranks, _fabric, backend, free_port()))
     ours, theirs = results
     assert ours == [ours[0]] * nranks
     for mine, expected in zip(ours[0], theirs[0], strict=True):

@@ -61,14 +61,13 @@ def _run(
     from torch._C._distributed_c10d import TCPStore
 
     from tests.support import warm
+    from tests.support.commands import free_port
 
     added: list[dict[str, str]] = [{}]  # to the environment of each process
     if program == "torchrun":
         option, nranks, *arguments = arguments
         assert option == "--nproc-per-node", option
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         of_all = {"WORLD_SIZE": nranks, "LOCAL_WORLD_SIZE": nranks, "MASTER_ADDR": "localhost"}
         of_all |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         ranks = map(str, range(int(nranks)))

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -20,8 +19,7 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 
-from tests.support import gpu, warm
-from tests.support.commands import run_command
+from tests.support import gpu
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
 from tests.support.rank import wait_for
@@ -424,23 +422,6 @@ def test_init_again(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
 
 
 @on_ranks(2)
-def test_names_of_dumps(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
-    """By the rank in the default group, while there is one."""
-    folder = str(tmp_path)
-    from pynccl import nccl
-
-    os.environ["PYNCCL_FLIGHT_FILE"] = f"{folder}/"
-    os.environ.pop("RANK", None)
-    try:
-        paths = [nccl.dump_flight_record()]
-        dist.destroy_process_group()
-        paths.append(nccl.dump_flight_record())
-    finally:
-        del os.environ["PYNCCL_FLIGHT_FILE"]
-    assert paths == [f"{folder}/{rank}", f"{folder}/pid{os.getpid()}"]
-
-
-@on_ranks(2)
 def test_beside_torch(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     """torch.distributed over the same store, at the same time."""
     url = f"file://{tmp_path}/torch"
@@ -455,21 +436,6 @@ def test_beside_torch(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     torch_dist.destroy_process_group()
     assert dist.is_initialized()
     dist.barrier()
-
-
-_RAISES = """
-import sys
-import pynccl as dist
-dist.init_process_group("host", init_method=sys.argv[1], rank=0, world_size=1)
-raise KeyError("mine")
-"""
-
-
-def test_tracebacks_name_the_rank(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _RAISES, f"file://{tmp_path}/store"]
-    ran = run_command(command, tmp_path, os.environ, 60, popen=warm.Popen)
-    assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1] == "[rank0]: KeyError: 'mine'"
 
 
 def test_small_questions(monkeypatch: pytest.MonkeyPatch) -> None:

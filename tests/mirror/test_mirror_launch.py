@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
+from tests.support.commands import free_port
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -66,12 +66,6 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     return out, err
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 WORK = """
     import os, sys
     import torch
@@ -111,7 +105,7 @@ _SPAWNED = (("destroy", "spawn"), ("leave", "spawn")) if FULL else (("destroy", 
 
 
 def test_spawn(start: Start) -> None:
-    for process in [start(SPAWN, "{script}", free_port(), *how) for how in _SPAWNED]:
+    for process in [start(SPAWN, "{script}", str(free_port()), *how) for how in _SPAWNED]:
         printed, _ = finish(process)
         assert "rank 0 of 2: " in printed
         assert "rank 1 of 2: " in printed
@@ -142,7 +136,7 @@ def test_torchrun(start: Start) -> None:
     """Its agent hosts the store; the script passes nothing but the backend."""
     command = ["{script}", "fork"]  # the same agent, whose ranks are forks
     if FULL:
-        options = ("--nnodes=1", f"--nproc-per-node={_PER_NODE}", "--master-port", free_port())
+        options = ("--nnodes=1", f"--nproc-per-node={_PER_NODE}", f"--master-port={free_port()}")
         command = ["-m", "torch.distributed.run", *options, "{script}"]
     printed, _ = finish(start(SCRIPT, *command, PER_NODE=str(_PER_NODE)))
     for rank in range(_PER_NODE):
@@ -167,7 +161,7 @@ URLS = (
 
 def test_urls_and_stores(start: Start, tmp_path: Path) -> None:
     tcp = f"tcp://127.0.0.1:{free_port()}"
-    rest = (f"file://{tmp_path}/store", tcp, free_port())
+    rest = (f"file://{tmp_path}/store", tcp, str(free_port()))
     processes = [start(URLS, "{script}", str(rank), *rest) for rank in (0, 1)]
     for rank, process in enumerate(processes):
         assert finish(process)[0].count(f"rank {rank} of 2: ") == 3
@@ -197,7 +191,7 @@ LEAVE = """
 
 def leave(start: Start, how: str, count: int, codes: list[int]) -> list[tuple[str, str]]:
     """What the ranks of a world print that end with these statuses."""
-    port, size = free_port(), str(len(codes))
+    port, size = str(free_port()), str(len(codes))
     ranks = [
         start(
             LEAVE,

@@ -5,11 +5,9 @@ split_group, several threads; and that reconfigure() continues with the survivin
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 import torch
 
 from tests.support.blocking import wait_until_blocked
+from tests.support.commands import free_port
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 from tests.support.ranks import on_ranks
@@ -153,13 +152,8 @@ def _two_threads(rank: Rank, url: str) -> None:
     dist.destroy_process_group()
 
 
-def _free_url() -> str:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
-
-
 def test_a_thread_that_waits_does_not_block_another(launch: Launcher) -> None:
-    launch(3, _two_threads, _free_url(), fresh=True)
+    launch(3, _two_threads, f"tcp://127.0.0.1:{free_port()}", fresh=True)
 
 
 def _meet(rank: Rank, folder: Path) -> None:
@@ -200,9 +194,8 @@ def test_a_store_that_does_not_answer(launch: Launcher, tmp_path: Path) -> None:
             wait_for(str(tmp_path / f"raised{rank}"))
         run.kill(0)
 
-    outcomes = launch.outcomes(
-        3, _without_the_store, _free_url(), tmp_path, while_running=end, timeout=60
-    )
+    url = f"tcp://127.0.0.1:{free_port()}"
+    outcomes = launch.outcomes(3, _without_the_store, url, tmp_path, while_running=end, timeout=60)
     _check_all_but(outcomes, 0)
 
 

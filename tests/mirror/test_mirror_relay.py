@@ -4,25 +4,19 @@ leave, and errors at once for a rank or a store that is gone.
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.in_world import run_in_world
+from tests.support.commands import free_port
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
-
-World = Callable[..., list[Any]]
 
 REPEATS = 20 if FULL else 3
 COUNTS = (3, 70_000)  # elements: within a message's buffer, and beyond
@@ -73,19 +67,12 @@ def _relay(rank: Rank, url: str, asynchronous: bool) -> float:
     return float(sum(tensor.sum() for tensor in tensors))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["send", "isend"])
 @pytest.mark.parametrize("nranks", [3, 4, 8] if FULL else [3])
 def test_relay(launch: Launcher, nranks: int, asynchronous: bool) -> None:
     """The store of rank 0 is gone when rank 1 sends; at the first time its process is gone, too."""
     for repeat in range(REPEATS):
-        url = f"tcp://127.0.0.1:{_free_port()}"
+        url = f"tcp://127.0.0.1:{free_port()}"
         fresh = repeat == 0
         values = launch(nranks, _relay, url, asynchronous, fresh=fresh)
         assert values == [7.0 * sum(COUNTS)] * nranks
@@ -105,23 +92,6 @@ def test_a_rank_that_left_is_an_error_at_once(dist: Any, rank: int, size: int, s
     with pytest.raises(dist.DistBackendError, match="rank 1 has died"):
         (dist.isend if sends else dist.irecv)(torch.empty(1), 1).wait()
     assert time.monotonic() - started < 20  # the timeout is 30 s
-
-
-def _meets_a_dead_rank(dist: Any, rank: int, size: int) -> None:
-    if rank == 1:
-        time.sleep(0.6)
-        os.kill(os.getpid(), signal.SIGKILL)
-    started = time.monotonic()
-    with pytest.raises(dist.DistBackendError, match="rank 1 has died or has left the job"):
-        dist.recv(torch.empty(1), 1)
-    assert time.monotonic() - started < 20  # the timeout is 30 s
-
-
-def test_a_dead_rank_is_an_error_at_once(launch: Launcher, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
-    first, second = launch.outcomes(2, run_in_world, _meets_a_dead_rank, url, {}, ())
-    assert first.ok, first.trace
-    assert second.died == "killed by SIGKILL"
 
 
 def _without_the_store(rank: Rank, url: str) -> None:
@@ -151,7 +121,7 @@ def _without_the_store(rank: Rank, url: str) -> None:
 
 
 def test_a_store_that_is_gone_is_named(launch: Launcher) -> None:
-    launch(3, _without_the_store, f"tcp://127.0.0.1:{_free_port()}")
+    launch(3, _without_the_store, f"tcp://127.0.0.1:{free_port()}")
 
 
 @on_ranks(2)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 
+from tests.support.commands import free_port
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
@@ -79,12 +80,7 @@ def test_gather_single(world: World, nranks: int) -> None:
 
 def _beside_torch(dist: Any, rank: int, size: int, function: Callable[..., None]) -> None:
     """Run a function with torch.distributed over gloo in the same processes."""
-    port = [None]
-    if rank == 0:
-        import socket
-
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = [server.getsockname()[1]]
+    port = [free_port()]
     dist.broadcast_object_list(port, src=0)
     url = f"tcp://127.0.0.1:{port[0]}"
     torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
@@ -229,12 +225,6 @@ def test_set_timeout(dist: Any, rank: int, size: int) -> None:
         began = time.monotonic()
         with pytest.raises(dist.DistBackendError, match="Timed out after 1 seconds"):
             dist.recv(value, group_src=1, group=pg)
-        assert 0.9 < time.monotonic() - began < 20
-    dist.barrier()
-    if rank == 0:
-        began = time.monotonic()
-        with pytest.raises(dist.DistBackendError, match="Timed out after 1 seconds"):
-            dist.all_reduce(value, group=pg)
         assert 0.9 < time.monotonic() - began < 20
     dist.barrier()
     dist.set_timeout(timedelta(seconds=77))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.distributed import distributed_c10d
 
 import pynccl
 from tests.mirror.since import MIRRORED_TORCH, SINCE
+from tests.support.commands import python_output
 
 ABSENT = {
     "ProcessGroupGloo": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
@@ -237,29 +237,9 @@ def test_all_names_resolve() -> None:
         pynccl.all_reduced  # noqa: B018
 
 
-def _python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_import_is_light() -> None:
-    loaded = _python(
-        "import pynccl, pynccl.nccl, pynccl.raw\n"
-        "print(*(name for name in ('torch', 'numpy') if name in sys.modules))"
-    )
-    assert loaded.strip() == ""
-
-
 def test_without_torch() -> None:
     """The objects and nccl.h work; the mirror's names say what is missing."""
-    printed = _python(
+    printed = python_output(
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"

@@ -318,6 +318,9 @@ def _in_world(dist: ModuleType, rank: int, nranks: int, folder: str) -> None:
     found = analyse([load(f"{folder}/flight_{other}") for other in range(nranks)])
     assert "communicator 'default_pg'" in found.text()
     assert "communicator 'tensor parallel'" in found.text()
+    dist.destroy_process_group()  # whose rank named the file
+    os.environ.pop("RANK", None)
+    assert nccl.dump_flight_record() == f"{folder}/flight_pid{os.getpid()}"
 
 
 def test_the_mirrors_groups_have_names_and_ranks(launch: Launcher, tmp_path: Path) -> None:

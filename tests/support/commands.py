@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,6 +84,13 @@ def python_output(code: str, *arguments: str, without: str = "", **variables: st
     done = run_command([sys.executable, "-c", code, *arguments], Path("/"), env, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def free_port() -> int:
+    """A port of this machine that no one listens at; another process may take it at any time."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 @contextlib.contextmanager

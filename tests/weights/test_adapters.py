@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import socket
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
 from pynccl.weights.adapters.beside import beside
 from pynccl.weights.errors import PeerLostError, WeightsError
 from pynccl.weights.report import Report
+from tests.support.commands import free_port
 from tests.weights import models
 from tests.weights.peers import KEY
 from tests.weights.sessions import together
@@ -517,8 +517,7 @@ def test_openrlhf_makes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(module, "stateless_init_process_group")
     vllm.plugin()  # a process that vLLM starts inherits the environment
     expected = {"a": torch.rand(1000), "b": torch.rand(3, 5).to(torch.bfloat16)}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
 
     def join(rank: int) -> Any:  # noqa: ANN401
         make: Any = module.stateless_init_process_group

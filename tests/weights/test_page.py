@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from pynccl.weights import WeightReceiver, WeightSender
 from pynccl.weights.float8 import float8
 from tests.docs.blocks import read
+from tests.support.commands import free_port
 from tests.weights.sessions import together
 
 _PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
@@ -23,12 +23,6 @@ _ENGINES = 2
 
 def _blocks() -> list[str]:
     return [block.text for block in read(_PAGE).blocks if "test_page" in str(block.marks)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _run(*functions: Callable[[], Any]) -> None:
@@ -47,7 +41,7 @@ def _model(value: float) -> torch.nn.Module:
 
 def _program(number: int, folder: Path) -> str:
     """A program of the page, with this test's address and key."""
-    text = re.sub(r"(0\.0\.0\.0|trainer):29600", f"127.0.0.1:{_free_port()}", _blocks()[number])
+    text = re.sub(r"(0\.0\.0\.0|trainer):29600", f"127.0.0.1:{free_port()}", _blocks()[number])
     key = folder / "weights.key"
     key.touch(0o600)
     key.write_text("k" * 32)
