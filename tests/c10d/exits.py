@@ -1,9 +1,7 @@
-"""Counts how processes end that leave work of torch.distributed behind, over the backend and over
-gloo, in turns: ``python -m tests.c10d.exits --runs 40``.
+"""Counts how processes end that leave work of the backend behind: ``python -m tests.c10d.exits``.
 
 Each run is two ranks, forked from a process that has imported torch and has no group. They leave
-through the end of the interpreter. The command fails if a process over the backend does not end
-with status 0. gloo is there to compare with; ``--backend pynccl`` leaves it out.
+through the end of the interpreter. The command fails if one does not end with status 0.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ from tests.c10d.versions import VERSION
 __all__ = ["LEFT", "count"]
 
 _LIMIT = 60.0  # seconds for a rank to end
-# gloo waits for its timeout at the end.
-_TIMEOUTS = {"pynccl": timedelta(seconds=60), "gloo": timedelta(seconds=2)}
 _kept: list[Any] = []  # what is there until the interpreter ends
 
 
@@ -134,7 +130,7 @@ def _joined(rank: int) -> None:
 
 def _hooked(_rank: int) -> None:
     """The thread that looks for failures."""
-    if dist.get_backend() == "pynccl" and VERSION >= (2, 15):
+    if VERSION >= (2, 15):
         backend_of().register_abort_hook(1, int)
 
 
@@ -152,13 +148,13 @@ LEFT: dict[str, Callable[[int], None]] = {
 }
 
 
-def _leave(left: str, backend: str, rank: int, store: Path, seed: int) -> None:
+def _leave(left: str, rank: int, store: Path, seed: int) -> None:
     """What a rank does before its interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     chance = random.Random(seed * 2 + rank)
-    url = f"file://{store}"
+    limit = timedelta(seconds=60)
     dist.init_process_group(
-        backend, init_method=url, rank=rank, world_size=2, timeout=_TIMEOUTS[backend]
+        "pynccl", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
     )
     dist.all_reduce(torch.ones(4))
     LEFT[left](rank)
@@ -178,30 +174,26 @@ def _ended(process: int, until: float) -> str:
     return "late"
 
 
-def count(
-    left: str, runs: int, backends: list[str], seed: int = 0
-) -> dict[str, Counter[str]] | None:
-    """How the ranks of some runs end, by the backend; None in a rank, which is to return at once.
+def count(left: str, runs: int, seed: int) -> Counter[str] | None:
+    """How the ranks of some runs end; None in a rank, which is to return at once.
 
     Args:
         left: what they leave, a key of LEFT.
-        runs: of each backend.
-        backends: "pynccl" and "gloo", or one of them.
+        runs: how many.
         seed: of the first run.
     """
-    ends: dict[str, Counter[str]] = {backend: Counter() for backend in backends}
+    ends: Counter[str] = Counter()
     folder = Path(tempfile.mkdtemp())
     for run in range(runs):
-        for backend, counted in ends.items():
-            processes = []
-            for rank in range(2):
-                process = os.fork()
-                if process == 0:
-                    _leave(left, backend, rank, folder / f"{backend}{run}", seed + run)
-                    return None
-                processes.append(process)
-            until = time.monotonic() + _LIMIT
-            counted.update(_ended(process, until) for process in processes)
+        processes = []
+        for rank in range(2):
+            process = os.fork()
+            if process == 0:
+                _leave(left, rank, folder / str(run), seed + run)
+                return None
+            processes.append(process)
+        until = time.monotonic() + _LIMIT
+        ends.update(_ended(process, until) for process in processes)
     shutil.rmtree(folder)
     return ends
 
@@ -209,19 +201,18 @@ def count(
 def main() -> int:
     """Count, print a line for each case, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=40, help="of each backend and case")
+    parser.add_argument("--runs", type=int, default=40, help="of each case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=_TIMEOUTS, action="append")
     parser.add_argument("--case", choices=LEFT, action="append")
     given = parser.parse_args()
     load()
     status = 0
     for left in given.case or LEFT:
-        ends = count(left, given.runs, given.backend or list(_TIMEOUTS), given.seed)
+        ends = count(left, given.runs, given.seed)
         if ends is None:
             return 0  # a rank, whose interpreter ends now
-        print(f"{left}:", *(f"{name} {dict(each)}" for name, each in ends.items()), flush=True)
-        status |= any(end != "exit 0" for end in ends.get("pynccl", ()))
+        print(f"{left}: {dict(ends)}", flush=True)
+        status |= ends.keys() != {"exit 0"}
     return status
 
 

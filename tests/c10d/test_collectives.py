@@ -128,13 +128,6 @@ def test_operators_of_a_coalesced_call(dist: Any, rank: int, size: int) -> None:
         assert torch.equal(tensor, sum_of_all * (factor or 1.0))
 
 
-@on_ranks(2)
-def test_names_of_the_backend(rank: int, size: int) -> None:
-    torch_dist.barrier(device_ids=[rank])  # no such accelerator: ignored, as by gloo
-    assert torch_dist.get_backend(torch_dist.new_group([0, 1])) == "pynccl"
-    assert torch_dist.get_backend_config() == "cpu:pynccl,cuda:pynccl"
-
-
 @on_ranks(*SIZES, fixture="each_world")
 def test_roots(dist: Any, rank: int, size: int) -> None:
     options = inspect.signature(dist.new_group).parameters.keys() & {"sort_ranks"}  # torch 2.13

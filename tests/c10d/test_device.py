@@ -349,7 +349,9 @@ def test_order_of_streams(device_world: World, order: str) -> None:
     device_world(2, _ORDERS[order])
 
 
-def _calls_of_lists(rank: int, size: int) -> None:
+@only_on_the_double
+@on_ranks(2, fixture="device_world")
+def test_lists_of_one_size_are_one_collective(rank: int, size: int) -> None:
     from tests.doubles import library
 
     x, factor = _connected(rank + 1), dist._make_nccl_premul_sum(2.0)
@@ -376,11 +378,8 @@ def _calls_of_lists(rank: int, size: int) -> None:
 
 
 @only_on_the_double
-def test_lists_of_one_size_are_one_collective(device_world: World) -> None:
-    device_world(2, _calls_of_lists)
-
-
-def _events(_rank: int, _size: int) -> None:
+@on_ranks(2, fixture="device_world")
+def test_events_are_recorded_again(rank: int, size: int) -> None:
     from tests.doubles import library
 
     x = _connected()
@@ -397,11 +396,6 @@ def _events(_rank: int, _size: int) -> None:
     assert names.count("cuEventRecord") >= 16
     assert names.count("cuEventCreate") <= 2  # three are under way together
     assert not names.count("cuEventDestroy_v2") + names.count("cuEventDestroy")
-
-
-@only_on_the_double
-def test_events_are_recorded_again(device_world: World) -> None:
-    device_world(2, _events)
 
 
 def _priority(_rank: int, _size: int, high: bool) -> int:

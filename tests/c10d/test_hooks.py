@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,19 +17,13 @@ import torch.distributed as dist
 from tests.c10d.in_torch import run_in_torch
 from tests.c10d.versions import needs_torch
 from tests.support import warm
+from tests.support.blocking import wait_until
 from tests.support.commands import run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
-
-
-def _wait_until(is_done: Callable[[], bool], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not is_done():
-        assert time.monotonic() < until, "it did not come in time"
-        time.sleep(0.01)
 
 
 def _is_written(dump: Path) -> bool:
@@ -50,7 +43,7 @@ def _hang(rank: int, _size: int, folder: str) -> None:
         with pytest.raises(dist.DistBackendError, match="waited for rank 1"):
             dist.all_reduce(torch.ones(5))
     # The rank that did not call it writes its record, too.
-    _wait_until(lambda: _is_written(Path(folder) / f"dump_{rank}"))
+    wait_until(lambda: _is_written(Path(folder) / f"dump_{rank}"))
 
 
 @needs_torch(2, 15, "FlightRecorder for all backends")
@@ -82,7 +75,7 @@ def _recorded(_rank: int, _size: int) -> list[dict[str, Any]]:
     def entries() -> list[dict[str, Any]]:
         return pickle.loads(dump(True, False, False, "pynccl"))["entries"]
 
-    _wait_until(lambda: [e["state"] for e in entries()] == ["completed"] * 2)
+    wait_until(lambda: [e["state"] for e in entries()] == ["completed"] * 2)
     return entries()
 
 

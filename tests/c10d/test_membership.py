@@ -22,7 +22,6 @@ from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 from pynccl import memory, nccl
 from tests.c10d.in_torch import backend_of, run_in_torch, set_event, wait_event
 from tests.c10d.versions import VERSION, needs_torch
-from tests.support.handles import exchange_handles
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -42,6 +41,13 @@ def _several_sums() -> None:
     """A rank may die after it has taken part in one."""
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
+
+
+def _exchange_handles(folder: str, uuid: int, own: str, key: int, keys: range) -> list[str]:
+    """The handles of all, by key, which the caller must exchange outside the job."""
+    store = dist.FileStore(f"{folder}/handles")
+    store.set(f"{uuid} {key}", own)
+    return [store.get(f"{uuid} {other}").decode() for other in keys]
 
 
 def _message_arrives(group: Any) -> None:
@@ -288,7 +294,7 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
     with pytest.raises(RuntimeError, match="Call reconfigure"):
         dist.all_reduce(torch.ones(1))
     if not newcomer:
-        every = exchange_handles(folder, 1, own, rank, size)
+        every = _exchange_handles(folder, 1, own, rank, range(size))
         _wrong_reconfigurations(api, every, own)
         work = api._reconfigure(1, every[::-1])
         assert work.wait()
@@ -306,14 +312,14 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
         if rank == 0:
             dist.destroy_process_group()
             return -1, -1
-        every = exchange_handles(folder, 2, own, rank, size - 1)
+        every = _exchange_handles(folder, 2, own, rank, range(1, size))
         api._reconfigure(2, set(every), timeout=timedelta(seconds=20))
         assert api._get_reconfigure_handle() == own
         assert (pg.rank(), pg.size()) == (sorted(every).index(own), size - 1)
         assert backend_of()._get_sequence_number_for_group() == 0
         assert backend_of().communicator(_CPU).timeout == 30  # not that of the reconfiguration
         _sum_is_right()
-    every = exchange_handles(folder, 3, own, rank, size)
+    every = _exchange_handles(folder, 3, own, rank, range(1, size + 1))
     api._reconfigure(3, every)
     assert dist.get_world_size() == size
     _sum_is_right()
@@ -353,7 +359,7 @@ def _reconfigured_without_one(
     """Also a group that was not made for it; operations are under way on two threads."""
     api: Any = dist.distributed_c10d
     _sum_is_right()
-    every = exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, size)
+    every = _exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, range(size))
     if rank == 1:
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -408,7 +414,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
     """With a handle of no process, and with other handles on another rank."""
     api: Any = dist.distributed_c10d
     own = api._get_reconfigure_handle()
-    every = exchange_handles(folder, 1, own, rank, size)
+    every = _exchange_handles(folder, 1, own, rank, range(size))
     backend_of().suspend()  # the new configuration is not
     second: list[BaseException] = []
 
@@ -549,6 +555,8 @@ def test_error_and_result_of_a_timeout(rank: int, size: int) -> None:
     assert not result.done()
     if VERSION >= (2, 14):
         assert work.timeout == timedelta(seconds=1.5)
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*within 1\.5 s.*rank 1"):
+        work.wait()
     assert WorkResult(result.wait()) == WorkResult.TIMEOUT
     assert doubled.wait() == 2 * WorkResult.TIMEOUT.value
     assert WorkResult(work.get_future_result().wait()) == WorkResult.TIMEOUT
@@ -557,10 +565,12 @@ def test_error_and_result_of_a_timeout(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_result_of_an_operation_that_is_aborted(rank: int, size: int) -> None:
+def test_an_operation_that_is_aborted(rank: int, size: int) -> None:
+    assert backend_of()._is_initialized()  # the first operation makes the communicator
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     assert WorkResult(work.get_future_result().wait()) == WorkResult.SUCCESS
+    assert backend_of()._is_initialized()
     if rank == 1:
         wait_event("aborted")
         return
@@ -568,8 +578,15 @@ def test_result_of_an_operation_that_is_aborted(rank: int, size: int) -> None:
     assert work is not None
     result = work.get_future_result()
     threading.Timer(0.2, backend_of().abort).start()
-    assert WorkResult(result.wait()) == WorkResult.COMM_ERROR
+    with pytest.raises(dist.DistBackendError, match="all_reduce"):
+        work.wait()
     set_event("aborted")
+    assert WorkResult(result.wait()) == WorkResult.COMM_ERROR
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        dist.all_reduce(torch.ones(1))
+    assert not backend_of()._is_initialized()
 
 
 @on_ranks(2, env={"TORCH_FR_BUFFER_SIZE": "0"})
@@ -651,15 +668,6 @@ def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
         assert three == [[1, 2, 2], [1, 2, 2], [1, 2, 1]]
 
 
-@on_ranks(2)
-def test_whether_operations_can_be_issued(rank: int, size: int) -> None:
-    assert backend_of()._is_initialized()  # the first operation makes the communicator
-    _sum_is_right()
-    assert backend_of()._is_initialized()
-    backend_of().abort()
-    assert not backend_of()._is_initialized()
-
-
 @on_ranks(1)
 def test_the_flight_record_has_the_name(rank: int, size: int, tmp_path: Path) -> None:
     folder = str(tmp_path)
@@ -683,7 +691,8 @@ def test_a_window_ends_with_its_configuration(rank: int, size: int, tmp_path: Pa
     _sum_is_right()
     tensor = memory.torch_empty(nccl.Communicator.borrow(dist.group.WORLD), 4, torch.float32)
     window = api._new_window(tensor)
-    api._reconfigure(1, exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, size))
+    every = _exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, range(size))
+    api._reconfigure(1, every)
     for attempt in (
         lambda: window.put(tensor, 0, 0, False),
         lambda: window.signal(0, False),

@@ -33,15 +33,10 @@ def test_ring_without_a_batch(dist: Any, rank: int, size: int, count: int) -> No
         if sent.is_cuda:  # there wait() makes the current stream wait, not the caller
             torch.cuda.synchronize()
         assert sending.is_success()
-
-
-@on_ranks(3, fixture="each_world")
-def test_isend_then_recv_round_a_ring(dist: Any, rank: int, size: int) -> None:
-    received = torch.empty(LARGE)
-    work = dist.isend(torch.full((LARGE,), float(rank)), (rank + 1) % size)
-    assert dist.recv(received, (rank - 1) % size) == (rank - 1) % size
-    work.wait()
-    assert received[-1] == (rank - 1) % size
+        sending = dist.isend(sent, (rank + shift) % size)
+        assert dist.recv(received.zero_(), (rank - shift) % size) == (rank - shift) % size
+        assert sending.wait()
+        assert (received == (rank - shift) % size).all()
 
 
 @on_ranks(2, 4, fixture="each_world")

@@ -19,8 +19,6 @@ from pynccl import memory
 from tests.support.blocking import wait_until_blocked
 from tests.support.ranks import on_ranks
 
-World = Callable[..., list[Any]]
-
 _c10d: Any = pytest.importorskip("torch._C._distributed_c10d")
 _dist: Any = dist
 _CPU = torch.device("cpu")
@@ -365,7 +363,8 @@ def test_who_keeps_the_tensor(rank: int, size: int, owning: bool) -> None:
     assert memory_is_there() is None
 
 
-def _closed(_rank: int, _size: int) -> Any:
+@on_ranks(2)
+def test_windows_of_a_group_that_is_closed(rank: int, size: int) -> None:
     window = _dist._new_window(_zeros(1))
     unused = _dist._new_window()
     _dist.group.WORLD._get_backend(_CPU).shutdown()
@@ -373,7 +372,3 @@ def _closed(_rank: int, _size: int) -> Any:
         window.signal(0, False)
     with pytest.raises(dist.DistBackendError, match="is closed"):
         unused.tensor_register(torch.zeros(1))
-
-
-def test_windows_of_a_group_that_is_closed(torch_world: World) -> None:
-    torch_world(2, _closed)
