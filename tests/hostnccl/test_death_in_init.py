@@ -14,7 +14,6 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
-from tests.support.ranks import on_ranks
 
 _ENV = {"HOSTNCCL_INIT_TIMEOUT": "20"}
 _LATEST = 10.0  # seconds, on a busy machine: half of the time limit
@@ -98,18 +97,3 @@ def test_a_late_rank_that_has_become_the_host(
         pytest.skip(f"rank 3 came after {took:.0f} s, and rank 1 answers for 10 s")
     for rank in (1, nranks - 1):
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
-
-
-@pytest.mark.parametrize("nranks", [3, 4], ids=["default", "abort"])
-@on_ranks(fresh=True)
-def test_a_shrink_that_not_all_call_expires(rank: Rank) -> None:
-    comm = rank.comm
-    comm.timeout = 0.6
-    if rank.rank in (1, 2):
-        rank.wait_event("raised", 0, *range(3, rank.nranks))
-        comm.abort()
-        return
-    with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):
-        comm.shrink([2], abort=rank.nranks == 4)
-    rank.set_event("raised")
-    comm.abort()

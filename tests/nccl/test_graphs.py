@@ -100,13 +100,11 @@ def _every_collective(rank: Rank) -> None:
         graph.close()
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_every_collective_is_captured(launch: Launcher, provider: str, nranks: int) -> None:
-    launch(nranks, _every_collective, provider=provider)
-
-
-def test_ranks_as_threads_capture_at_once(launch: Launcher, provider: str) -> None:
-    launch(2, _every_collective, provider=provider, threads=True)
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, False), (3, False), (2, True)])
+def test_every_collective_is_captured(
+    launch: Launcher, provider: str, nranks: int, threads: bool
+) -> None:
+    launch(nranks, _every_collective, provider=provider, threads=threads)
 
 
 @on_ranks(2, by="provider", ids=2)

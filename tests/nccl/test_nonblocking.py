@@ -275,13 +275,6 @@ def test_non_blocking_by_the_environment(rank: Rank) -> None:
         check_works(rank, comm, [0, 1])
 
 
-@on_ranks(2, by="provider")
-def test_a_blocking_one_is_ready(rank: Rank) -> None:
-    assert rank.comm.ready
-    rank.comm.wait_ready(0)
-    check_works(rank, rank.comm, [0, 1])
-
-
 @on_ranks(3, by="provider", ids=2)
 def test_init_timeout(rank: Rank) -> None:
     """Config(init_timeout=) limits the creation, of children too; other calls block as usual."""

@@ -100,13 +100,6 @@ def _torchs_others(rank: Rank) -> None:
     assert array.tolist() == [rank.nranks / 2] * 4
 
 
-def test_a_factor_of_a_single_rank() -> None:
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        array = np.ones(4, np.float32)
-        comm.all_reduce(array, comm.pre_mul_sum(0.5, "float32"))
-        assert array.tolist() == [0.5] * 4
-
-
 def test_what_torch_has_besides(launch: Launcher) -> None:
     pytest.importorskip("torch")
     launch(2, _torchs_others)
