@@ -4,23 +4,17 @@ run as their heads say, and imports that load nothing unnecessary.
 
 from __future__ import annotations
 
-import ast
 import importlib
-import os
 import pkgutil
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import pynccl
-from tests.support import warm
-from tests.support.commands import python_output, run_ahead, run_command
+from tests.support import examples
+from tests.support.commands import Run, python_output, run_ahead
 from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
@@ -28,10 +22,8 @@ _MODULES = [
     "pynccl",
     *(module.name for module in pkgutil.walk_packages(pynccl.__path__, "pynccl.")),
 ]
-_EXAMPLES = sorted((_ROOT / "examples").glob("*.py"))
+_EXAMPLES = examples.read("")
 _LONGEST = 800  # lines
-
-Run = Future[subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize("name", [name for name in _MODULES if not name.endswith("._C")])
@@ -83,49 +75,10 @@ def test_no_file_is_too_long(folder: str) -> None:
     assert not long
 
 
-def _command(example: Path) -> list[str]:
-    """The line `Run: ...` in the head of an example, with this interpreter for python and its
-    tools.
-    """
-    found = re.search(r"^Run: (.+)$", example.read_text(), re.MULTILINE)
-    assert found, f"{example.name} does not say how it is run"
-    words = shlex.split(found[1])
-    if "=" in words[0]:
-        words.insert(0, "env")
-    modules = {"torchrun": "torch.distributed.run"}
-    start = next(
-        (i for i, word in enumerate(words) if word in ("python", "python3", *modules)), None
-    )
-    if start is not None:
-        module = modules.get(words[start])
-        words[start : start + 1] = [sys.executable, *(["-m", module] if module else [])]
-    return words
-
-
-def _prints(example: Path) -> list[str]:
-    """The lines after ``Prints:`` in the head of an example."""
-    doc = ast.get_docstring(ast.parse(example.read_text()))
-    assert doc is not None
-    _, found, lines = doc.partition("\nPrints:\n")
-    assert found, f"{example.name} does not say what it prints"
-    return lines.splitlines()
-
-
-def _popen(example: Path) -> Callable[..., subprocess.Popen[str]]:
-    of_python = _command(example)[0] == sys.executable
-    return warm.Popen if of_python and "import torch" in example.read_text() else subprocess.Popen
-
-
-def _run(example: Path) -> subprocess.CompletedProcess[str]:
-    own = warm.own_environment()
-    env = {**own, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
-    return run_command(_command(example), _ROOT, env, timeout=120, popen=_popen(example))
-
-
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[dict[Path, Run]]:
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[examples.Example, Run]]:
     """The run of each example, under way or done."""
-    with run_ahead(request, "example", _run) as started:
+    with run_ahead(request, "example", examples.Example.run) as started:
         yield started
 
 
@@ -135,17 +88,13 @@ _LONG = () if FULL else ("all_reduce_torchrun", "overlap", "torch_compile", "tri
 
 
 @pytest.mark.parametrize(
-    "example", [e for e in _EXAMPLES if e.stem not in _LONG], ids=lambda path: path.stem
+    "example", [e for e in _EXAMPLES if e.path.stem not in _LONG], ids=lambda e: e.path.stem
 )
-def test_examples_run_as_their_heads_say(example: Path, runs: dict[Path, Run]) -> None:
+def test_examples_run_as_their_heads_say(
+    example: examples.Example, runs: dict[examples.Example, Run]
+) -> None:
     """Their output is that in their heads, except for the order of the ranks."""
-    done = runs[example].result()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == sorted(_prints(example))
-
-
-def test_there_are_examples() -> None:
-    assert len(_EXAMPLES) >= 4
+    example.check(runs[example].result(), in_order=False)
 
 
 @pytest.mark.parametrize(

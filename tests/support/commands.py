@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+Run = Future[subprocess.CompletedProcess[str]]  # of run_ahead()
 _AT_ONCE = 2
 
 
