@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 
 from pynccl.compat import cupy_nccl as nccl
 from pynccl.libraries import load
+from tests.support.commands import run_python
 
 _COUNT = 100
 
@@ -101,14 +99,8 @@ def test_it_has_the_names_and_parameters_of_cupy() -> None:
     import json
 
     preload = Path(load("host").path).parent / "preload"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _CUPY],
-        env={**os.environ, "LD_LIBRARY_PATH": str(preload)},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-W", "ignore", "-c", _CUPY, timeout=120, LD_LIBRARY_PATH=str(preload))
+    assert done.returncode == 0, done.stderr
     names, methods = json.loads(done.stdout)
     assert set(names) == set(nccl.__all__)
     for name, value in names.items():

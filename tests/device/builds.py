@@ -6,12 +6,12 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pynccl
 from pynccl.device import headers
+from tests.support.commands import ROOT, run_command
 
 __all__ = [
     "FOLDER",
@@ -56,10 +56,8 @@ def compile_for_cpus(target: Path, text: str, *options: str) -> Path:
     file.write_text(text)
     command = [os.environ.get("CXX", "g++"), *headers.options("c++"), "-Wall", "-Wextra"]
     command += ["-Wpedantic", "-Werror", "-pthread", f"-I{FOLDER}", f"-I{Path(__file__).parent}"]
-    done = subprocess.run(
-        [*command, *options, str(file), "-o", str(target)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    command += [*options, str(file), "-o", str(target)]
+    done = run_command(command, ROOT, os.environ, timeout=300)
     assert done.returncode == 0, done.stderr
     return target
 

@@ -5,9 +5,6 @@ the kernels of test_kernels_on_cpus.py.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 from pynccl import libraries
 from pynccl.device import headers
 from pynccl.errors import LibraryNotFoundError
+from tests.support.commands import run_python
 from tests.support.tier import FULL
 
 _NCCL_H = "#define NCCL_MAJOR 2\n#define NCCL_MINOR {}\n#define NCCL_PATCH {}\n"
@@ -103,10 +101,6 @@ print(module.layouts())
 
 @pytest.mark.skipif(not FULL, reason="torch's headers take half a minute: `make test-all`")
 def test_load_inline(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", _INLINE, str(tmp_path)]
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python("-c", _INLINE, str(tmp_path), timeout=300)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) >= 23100

@@ -5,10 +5,10 @@ here; and that the module says which version of NCCL it was compiled with.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 import pynccl
 from benchmarks.kernels import Nvrtc
 from tests.device import builds
+from tests.support.commands import run_command
 from tests.support.tier import FULL
 
 _HEADERS = {v: path for v, path in builds.nccl_headers().items() if v >= 22807}
@@ -62,9 +63,7 @@ def test_by_nvcc(tmp_path: Path, version: int, architecture: int) -> None:
     (tmp_path / "kernels.cu").write_text(builds.source())
     command = [nvcc, "-std=c++17", f"-arch=sm_{architecture}", "-cubin", "-Werror=all-warnings"]
     command += [*builds.own_includes(), "-isystem", str(_HEADERS[version]), "kernels.cu"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_command(command, tmp_path, os.environ, timeout=300)
     assert done.returncode == 0, done.stderr
     _check((tmp_path / "kernels.cubin").read_bytes(), version)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 
 from pynccl import memory, nccl, raw
 from tests.device import builds
+from tests.support.commands import ROOT, run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
@@ -26,11 +26,8 @@ _BYTES = 1 << 20  # of a window
 
 
 def _run_program(program: Path, nranks: int) -> None:
-    done = subprocess.run(
-        [str(program), str(nranks)],
-        env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
-        capture_output=True, text=True, timeout=_SECONDS, check=False,
-    )  # fmt: skip
+    env = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    done = run_command([str(program), str(nranks)], ROOT, env, _SECONDS)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 

@@ -10,8 +10,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from pynccl._internal import plugin
 from pynccl._internal.plugin import Rule
 from tests.abi import plugin_checks, run
 from tests.abi.report import Report
+from tests.support.commands import run_python
 
 VERSIONS = [row for row in plugin_checks.versions() if row.interface == "TUNER"]
 _POINTER = ctypes.c_void_p
@@ -261,29 +260,19 @@ def test_too_many_rules() -> None:
         plugin.set_rules([Rule("reduce", "ring", "ll")] * 300)
 
 
-def _python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **env},
-    )
-
-
 def test_environment(tmp_path: Path) -> None:
     show = "import os, pynccl.nccl; print(os.environ.get('NCCL_TUNER_PLUGIN'))"
-    assert _python(show).stdout == "None\n"
-    assert _python(show, PYNCCL_EXPLAIN="0").stdout == "None\n"
+    assert run_python("-c", show).stdout == "None\n"
+    assert run_python("-c", show, PYNCCL_EXPLAIN="0").stdout == "None\n"
     own = f"{plugin.path()}\n"
-    assert _python(show, PYNCCL_EXPLAIN="1").stdout == own
-    assert _python(show, PYNCCL_EXPLAIN="1", NCCL_TUNER_PLUGIN=own.strip()).stdout == own
+    assert run_python("-c", show, PYNCCL_EXPLAIN="1").stdout == own
+    assert run_python("-c", show, PYNCCL_EXPLAIN="1", NCCL_TUNER_PLUGIN=own.strip()).stdout == own
     file = tmp_path / "tuning.json"
     file.write_text(json.dumps({"rules": []}))
-    assert _python(show, PYNCCL_TUNING=str(file)).stdout == own
-    assert "PYNCCL_EXPLAIN: 'yes' is neither 0 nor 1" in _python(show, PYNCCL_EXPLAIN="yes").stderr
-    other = _python(show, PYNCCL_EXPLAIN="1", NCCL_TUNER_PLUGIN="libother.so").stderr
+    assert run_python("-c", show, PYNCCL_TUNING=str(file)).stdout == own
+    refused = run_python("-c", show, PYNCCL_EXPLAIN="yes").stderr
+    assert "PYNCCL_EXPLAIN: 'yes' is neither 0 nor 1" in refused
+    other = run_python("-c", show, PYNCCL_EXPLAIN="1", NCCL_TUNER_PLUGIN="libother.so").stderr
     assert "NCCL_TUNER_PLUGIN is 'libother.so'" in other
 
 

@@ -5,9 +5,6 @@ types, which are never converted; by the objects and by nccl.h's functions.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.support import gpu
-from tests.support.commands import python_output
+from tests.support.commands import python_output, run_python
 
 _TYPES = {
     "int8_t": "I8", "int16_t": "I16", "int32_t": "I32", "int64_t": "I64",
@@ -264,10 +261,6 @@ def test_dump(library: raw.Library) -> None:
         f"from pynccl import nccl; p = nccl.params({library.path!r}); p.dump(); "
         "import sys; print(list(p), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NCCL_DEBUG": "INFO"},
-        cwd="/", capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = run_python("-c", code, NCCL_DEBUG="INFO")
     for key in eval(done.stderr.splitlines()[-1]):  # a list of strings, printed by us
         assert key in done.stdout

@@ -5,7 +5,6 @@ the background is found and reported.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
 from tests.support.ranks import on_ranks
@@ -252,6 +252,5 @@ stream.launch(lambda: None)
 def test_the_process_ends_while_a_function_runs(provider: str) -> None:
     """The stream's thread asks for the GIL of an interpreter that ends."""
     for _ in range(5 if FULL else 2):
-        command = [sys.executable, "-W", "ignore", "-c", _AT_THE_END, provider]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = run_python("-W", "ignore", "-c", _AT_THE_END, provider)
         assert (done.returncode, done.stderr) == (0, "")

@@ -30,7 +30,7 @@ from pynccl import nccl
 from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
 from tests.support.capsule import Capsule, open_capsule
-from tests.support.commands import python_output
+from tests.support.commands import python_output, run_command
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.tier import FULL
@@ -51,10 +51,7 @@ def _build(nvcc: str, architecture: str = "") -> Path:
         environment["NVCC_ARCH"] = architecture
     command = [sys.executable, "setup.py", "-q", "build_ext", f"--build-lib={folder}"]
     command.append(f"--build-temp={folder / 'objects'}")
-    done = subprocess.run(
-        command, cwd=_EXAMPLE, env=environment, capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    done = run_command(command, _EXAMPLE, environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("fused.*.so")
     return built
@@ -298,10 +295,7 @@ def _compile(tmp_path: Path, source: str, *flags: str) -> subprocess.CompletedPr
     command = [os.environ.get("CXX", "g++"), "-std=c++17", "-Wall", "-Wextra", "-Wpedantic"]
     command += ["-Werror", "-fsyntax-only", f"-I{pynccl.get_include()}"]
     command += [word for folder in system for word in ("-isystem", folder)]
-    return subprocess.run(
-        [*command, *flags, "user.cpp"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run_command([*command, *flags, "user.cpp"], tmp_path, os.environ, timeout=120)
 
 
 def _sources() -> dict[str, str]:

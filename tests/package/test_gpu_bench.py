@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from benchmarks.machine import ROOT, Machine
 from benchmarks.ranks import BenchmarkError
 from benchmarks.timing import Elapsed, figures, samples
 from benchmarks.world import Settings
+from tests.support.commands import run_python
 
 
 def _tables(text: str) -> list[list[dict[str, str]]]:
@@ -53,11 +53,8 @@ def test_calls_that_take_no_time_by_the_clock() -> None:
 
 @pytest.mark.skipif(not FULL, reason="half a minute of measuring: `make test-all`")
 def test_a_dry_run_writes_every_section(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick"]
-    done = subprocess.run(
-        [*command, "--ranks", "1,2", "--out", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
+    options = ("--device", "cpu", "--quick", "--ranks", "1,2", "--out", str(tmp_path))
+    done = run_python("-m", "benchmarks.gpu", *options, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     failed = [path for path in tmp_path.glob("*.json") if json.loads(path.read_text())["failures"]]
     assert not failed

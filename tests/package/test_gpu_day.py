@@ -21,6 +21,7 @@ import pytest
 
 from benchmarks import machine
 from tests import gpu_day
+from tests.support.commands import run_command
 from tests.support.tier import FULL
 
 _TESTS = """
@@ -107,9 +108,7 @@ def test_a_day_that_is_cut(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not FULL, reason="ten minutes: `make gpu-day ARGS='--device double'`")
 def test_a_dry_run(tmp_path: Path) -> None:
-    done = subprocess.run(
-        _day(tmp_path), cwd=machine.ROOT, capture_output=True, text=True, timeout=700, check=False
-    )
+    done = run_command(_day(tmp_path), machine.ROOT, os.environ, timeout=700)
     assert done.returncode == 0, done.stdout + (tmp_path / "report.md").read_text()
 
 

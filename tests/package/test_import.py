@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
+from tests.support.commands import run_command, run_python
 
 _BOUND = 0.060  # seconds
 _ATTEMPTS = 60  # at most, until one is below it: other load only makes them longer
@@ -62,10 +63,7 @@ os.waitpid(child, 0)
 @pytest.mark.parametrize("threads", ["alone", "threads"])
 def test_the_barrier_of_an_abort_is_prepared(threads: str) -> None:
     """The kernel takes up to seconds to do that when there are several threads."""
-    done = subprocess.run(
-        [sys.executable, "-c", _REGISTERED, threads],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_python("-c", _REGISTERED, threads, timeout=120)
     assert (done.stdout, done.returncode) == ("True\nTrue\n", 0), done.stderr
 
 
@@ -77,9 +75,7 @@ def test_a_source_tree_that_is_not_compiled(tmp_path: Path) -> None:
     shutil.copy(Path(pynccl.__file__), tmp_path / "pynccl")
     command = [sys.executable, "-S", "-c", "from pynccl import nccl"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_command(command, tmp_path, env, timeout=60)
     assert done.returncode == 1
     assert f"{tmp_path}/pynccl has no pynccl._C compiled for Python 3." in done.stderr
     assert "compile in place: pip install -e ." in done.stderr

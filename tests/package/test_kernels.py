@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.kernels import Nvrtc
+from tests.support.commands import run_command
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _ARCHITECTURES = [80, 90, 100]
@@ -79,10 +79,8 @@ def test_triton_kernels_compile(tmp_path: Path) -> None:
         "TRITON_INTERPRET": "0",
     }
     command = [sys.executable, "-c", _COMPILE_TRITON, str(_EXAMPLES / "triton_kernels.py")]
-    done = subprocess.run(
-        [*command, *map(str, _ARCHITECTURES)],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    command += map(str, _ARCHITECTURES)
+    done = run_command(command, tmp_path, environment, timeout=300)
     assert done.returncode == 0, done.stderr
     elf = repr(b"\x7fELF")
     expected = [

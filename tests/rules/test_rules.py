@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.doubles import build
 from tests.rules.run import HOST
+from tests.support.commands import run_python
 from tests.support.tier import FULL
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -30,14 +28,7 @@ def double() -> None:
 def test_rules(double: None, target: str) -> None:
     """Every outcome is NCCL's or a listed difference, regardless of the environment."""
     # In a process without other libraries and threads, because it forks.
-    command = [sys.executable, "-m", "tests.rules.run", "--only-new", target]
-    done = subprocess.run(
-        command,
-        cwd=_ROOT,
-        env={**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_COMM_BLOCKING": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    options = ("-m", "tests.rules.run", "--only-new", target)
+    env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_COMM_BLOCKING": "0"}
+    done = run_python(*options, timeout=300, **env)
     assert done.returncode == 0, done.stdout + done.stderr
