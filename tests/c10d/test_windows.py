@@ -187,9 +187,9 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(rank: int, size: in
         f"rank: .* got {size}$": lambda: window.map_remote_tensor(size),
         f"peer_rank: .* got {size + 1}$": lambda: window.get_attr(size + 1),
         "tensor: the window has one already": lambda: window.tensor_register(_zeros(1)),
-        "window: .* time estimate": lambda: _in_estimate(window.tensor_deregister),
-        "put: operations are being coalesced": lambda: _coalesced(
-            lambda: window.put(row, 0, 0, False)
+        "window: .* time estimate": lambda: _during("time_estimate", window.tensor_deregister),
+        "put: operations are being coalesced": lambda: _during(
+            "coalescing", lambda: window.put(row, 0, 0, False)
         ),
     }.items():
         with pytest.raises(ValueError, match=match):
@@ -200,22 +200,13 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(rank: int, size: in
     window.tensor_deregister()
 
 
-def _in_estimate(run: Callable[[], object]) -> None:
+def _during(what: str, run: Callable[[], object]) -> None:
     backend: Any = _dist.group.WORLD._get_backend(_CPU)
-    backend._start_time_estimate()
+    getattr(backend, f"_start_{what}")()
     try:
         run()
     finally:
-        backend._end_time_estimate()
-
-
-def _coalesced(run: Callable[[], object]) -> None:
-    backend: Any = _dist.group.WORLD._get_backend(_CPU)
-    backend._start_coalescing()
-    try:
-        run()
-    finally:
-        backend._end_coalescing()
+        getattr(backend, f"_end_{what}")()
 
 
 def _aligned(nbytes: int) -> torch.Tensor:

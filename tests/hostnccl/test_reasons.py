@@ -137,50 +137,32 @@ def test_a_rank_whose_operation_is_queued(launch: Launcher) -> None:
     assert re.search(rf"rank 1 \(pid \d+\) revoked its communicator; {waits}", first), first
 
 
-def _failed(rank: Rank) -> str:
-    """Rank 1 has failed in B, and does not come to A."""
+def _failed(rank: Rank, before: bool) -> str:
+    """Rank 1 has failed in B, or B had by the mistake of others before, and does not come to A."""
     text = ""
     with _communicators(rank) as comms:
         if rank.rank == 0:
             rank.wait_event("has failed", 1)
             return _wait_in_vain(rank, comms["A"])
         if rank.rank == 1:
-            text = _wait(comms["B"])
-            rank.set_event("has failed")
-        else:
-            with pytest.raises(nccl.NcclError, match="different calls"):
-                comms["B"].all_reduce(np.ones(5, np.float32))
-        rank.wait_event("has its error", 0)
-    return text
-
-
-def test_a_rank_that_has_failed(launch: Launcher) -> None:
-    first, second, _ = launch(3, _failed, ids=2, timeout=60)
-    assert "different calls" in second
-    assert "has failed in communicator B: the ranks make different calls: " in first
-    assert "count=5" in first
-
-
-def _failed_before(rank: Rank) -> str:
-    """As _failed(), but B has failed, by the mistake of others, when rank 1 comes to it."""
-    text = ""
-    with _communicators(rank) as comms:
-        if rank.rank == 0:
-            rank.wait_event("has failed", 1)
-            return _wait_in_vain(rank, comms["A"])
-        if rank.rank == 1:
-            rank.wait_event("has failed", 2, 3)
+            rank.wait_event("has failed", *([2, 3] if before else []))
             text = _wait(comms["B"])
         else:
             with pytest.raises(nccl.NcclError, match="different calls"):
-                comms["B"].all_reduce(np.ones(rank.rank, np.float32))
+                comms["B"].all_reduce(np.ones(3 + rank.rank, np.float32))
         rank.set_event("has failed")
         rank.wait_event("has its error", 0)
     return text
 
 
-def test_a_rank_whose_communicator_has_failed(launch: Launcher) -> None:
-    first, second, *_ = launch(4, _failed_before, ids=2, timeout=60)
+@pytest.mark.parametrize(
+    ("nranks", "who", "count"),
+    [(3, "", "count=5"), (4, r"rank 2 \(pid \d+\) ", "count=6")],
+    ids=["itself", "its communicator"],
+)
+def test_a_rank_that_has_failed(launch: Launcher, nranks: int, who: str, count: str) -> None:
+    first, second, *_ = launch(nranks, _failed, nranks == 4, ids=2, timeout=60)
     assert "different calls" in second
-    assert re.search(r"rank 2 \(pid \d+\) has failed in communicator B: the ranks make ", first)
-    assert "count=3" in first
+    text = "has failed in communicator B: the ranks make different calls: "
+    assert re.search(f"{who}{text}", first)
+    assert count in first

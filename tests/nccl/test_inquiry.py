@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -341,24 +342,9 @@ class _HoldingStore(FolderStore):
 
 def _in_threads(*calls: Callable[[], object]) -> Callable[[], list[object]]:
     """Begin calls; a function that waits for them and returns their results or errors."""
-    results: dict[int, object] = {}
-
-    def run(number: int) -> None:
-        try:
-            results[number] = calls[number]()
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=run, args=[i], daemon=True) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-
-    def join() -> list[object]:
-        for thread in threads:
-            thread.join(30)
-        return [results[number] for number in range(len(calls))]
-
-    return join
+    pool = ThreadPoolExecutor(len(calls))
+    begun = [pool.submit(call) for call in calls]
+    return lambda: [one.exception(timeout=30) or one.result() for one in begun]
 
 
 def _late_twice(folder: Path) -> object:
