@@ -94,12 +94,12 @@ class World:
         self.pynccl = Pynccl("pynccl", self.comm, "torch")
         self.engine = engines.engine(None, self.device)
         self.torch: Distributed | None = Distributed(f"torch {self.engine}", dist)
+        self._failed = False
         self.refusal = self._first_of_torch() if settings.device == "cuda" else ""
         if self.refusal:
             self.torch = None
         self.others: list[Distributed] = []
         self.absent: dict[str, str] = {}
-        self._failed = bool(self.refusal)
         if settings.others:
             self._add_others(settings.unbuilt)
 
@@ -201,7 +201,9 @@ class World:
             self.synchronize()
         except Exception as error:  # of any backend, which must not end the others
             reason = f"torch.distributed with {engines.engine(group, self.device)}: {error}"
-        return self.agree(reason)
+        reason = self.agree(reason)
+        self._failed |= bool(reason)
+        return reason
 
     def agree(self, reason: str) -> str:
         """A reason where any rank has one, else ''. All ranks call it."""
@@ -211,30 +213,25 @@ class World:
 
     def _add_others(self, unbuilt: str) -> None:
         self.others.append(Distributed("pynccl as dist", self.mirror))
-        candidates = engines.candidates(
-            self.device.type, torch.__version__, engines.registry(), engines.installed()
-        )
-        for candidate in candidates:
-            name = f"torch {candidate.backend}"
-            reason = candidate.reason or (unbuilt if candidate.backend == "pynccl" else "")
-            if not reason:
-                reason = self._add(candidate.backend)
-                self._failed |= bool(reason)
+        for backend in engines.OTHERS[self.device.type]:
+            reason = (unbuilt if backend == "pynccl" else "") or self._add(backend)
             if reason:
-                self.absent[name] = reason
+                self.absent[f"torch {backend}"] = reason
 
     def _add(self, backend: str) -> str:
         """Make a group with another backend of torch.distributed; why that fails, or ''."""
-        reason, group = "", None
+        reason, name, group = "", "", None
         try:
             engines.register(backend)
             group = dist.new_group(backend=backend, timeout=_TIMEOUT)
+            name = engines.engine(group, self.device)
+            if "(" in name and name.partition("(")[2] == self.engine.partition("(")[2]:
+                reason = f"it is {name}, and {self.engine} is measured"
         except Exception as error:  # of any backend, which must not end the others
             reason = f"{type(error).__name__}: {error}"
         reason = self.agree(reason) or self._first_of_torch(group)
         if not reason:
-            name = f"torch {engines.engine(group, self.device)}"
-            self.others.append(Distributed(name, dist, group))
+            self.others.append(Distributed(f"torch {name}", dist, group))
         return reason
 
 
