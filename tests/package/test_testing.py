@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +23,7 @@ import pytest
 from pynccl import nccl, testing
 from pynccl.testing import LaunchError, Outcome, Run
 from tests.support.blocking import wait_until
-from tests.support.commands import run_command
+from tests.support.commands import run_ahead, run_command
 from tests.support.launcher import Launcher, skip_old, too_old
 from tests.support.rank import Rank
 
@@ -145,61 +147,19 @@ def _hang(rank: Rank) -> None:
         threading.Event().wait()
 
 
-def _warm_up(launch: Launcher, nranks: int, *, threads: bool = False) -> None:
-    """Start the processes and import all that the ranks need: short deadlines are for the rest."""
-    launch(nranks, _join_late, nranks, threads=threads)
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_a_hang_ends_at_the_deadline_and_shows_where(launch: Launcher, threads: bool) -> None:
-    _warm_up(launch, 2, threads=threads)
-    started = time.monotonic()
-    with pytest.raises(
-        LaunchError, match=r"1 of 2 ranks failed\n--- rank 1: not done(.|\n)*in _hang"
-    ):
-        launch(2, _hang, timeout=_SHORT, threads=threads)
-    assert time.monotonic() - started < 30
-
-
 def _join_late(rank: Rank, joins: int) -> None:
     """The ranks from joins on end without a communicator."""
     if rank.rank < joins:
         rank.comm.barrier()
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_a_rank_that_ended_before_it_joined_is_named(launch: Launcher, threads: bool) -> None:
-    _warm_up(launch, 3, threads=threads)
-    with pytest.raises(LaunchError) as caught:
-        launch(3, _join_late, 2, timeout=_SHORT, threads=threads)
-    never = "rank 2 never created its communicator (unique id 0), for which rank 0 and rank 1 "
-    assert str(caught.value).endswith(f"{never}waited; it had ended")
-    assert [outcome.ok for outcome in caught.value.outcomes] == [False, False, True]
-
-
 def _hang_or_join(rank: Rank) -> None:
     threading.Event().wait() if rank.rank else rank.comm.barrier()
-
-
-def test_a_rank_that_is_not_done_and_did_not_join_is_named(launch: Launcher) -> None:
-    _warm_up(launch, 2)
-    with pytest.raises(
-        LaunchError, match=r"rank 1 never created .* rank 0 waited; it was not done"
-    ):
-        launch(2, _hang_or_join, timeout=_SHORT)
 
 
 def _join_and_hang(rank: Rank) -> None:
     rank.comm.barrier()
     _hang(rank)
-
-
-def test_ranks_that_joined_are_not_named(launch: Launcher) -> None:
-    _warm_up(launch, 2)
-    with pytest.raises(LaunchError, match="rank 1: not done within 5 s") as caught:
-        launch(2, _join_and_hang, timeout=_SHORT)
-    assert "never created" not in str(caught.value)
-    assert "compil" not in str(caught.value)
 
 
 _COMPILER = """
@@ -212,19 +172,65 @@ def compile_kernel():
 def _compile(rank: Rank, file: str) -> None:
     if rank.rank == 1:
         scope: dict[str, Any] = {}
-        exec(compile(_COMPILER, file, "exec"), scope)
+        exec(compile(_COMPILER, f"/site-packages/{file}", "exec"), scope)
         scope["compile_kernel"]()
 
 
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [("triton/compiler/compiler.py", "Triton"), ("pynccl/c10d/build.py", "build-backend")],
-)
-def test_compilation_at_the_deadline_is_named(launch: Launcher, file: str, name: str) -> None:
-    text = f"rank 1 was compiling when the time was up .*{name}.*; compilation counts against"
-    _warm_up(launch, 2)
-    with pytest.raises(LaunchError, match=text):
-        launch(2, _compile, f"/site-packages/{file}", timeout=_SHORT)
+_WHERE = r"1 of 2 ranks failed\n--- rank 1: not done(.|\n)*in _hang"
+_NEVER = r"rank 2 never created its communicator \(unique id 0\), for which rank 0 and rank 1 "
+_NEVER += r"waited; it had ended\Z"
+_COMPILING = "rank 1 was compiling when the time was up .*{}.*; compilation counts against"
+# What ranks do until the deadline: a function and its arguments, the options of the launch, which
+# ranks end well, and what the error says.
+_LATE: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool, list[bool], str]] = {
+    "hang": (_hang, (), False, [True, False], _WHERE),
+    "hang as threads": (_hang, (), True, [True, False], _WHERE),
+    "ended before": (_join_late, (2,), False, [False, False, True], _NEVER),
+    "ended before, as threads": (_join_late, (2,), True, [False, False, True], _NEVER),
+    "does not join": (
+        _hang_or_join, (), False, [False, False],
+        "rank 1 never created .* rank 0 waited; it was not done",
+    ),
+    "joined": (_join_and_hang, (), False, [True, False], "rank 1: not done within 5 s"),
+    "compiles for Triton": (
+        _compile, ("triton/compiler/compiler.py",), False, [True, False],
+        _COMPILING.format("Triton"),
+    ),
+    "compiles the backend": (
+        _compile, ("pynccl/c10d/build.py",), False, [True, False],
+        _COMPILING.format("build-backend"),
+    ),
+}  # fmt: skip
+
+
+def _end_late(case: str) -> tuple[float, LaunchError]:
+    """The error of a launch, and how long it took."""
+    function, arguments, threads, well, _ = _LATE[case]
+    with Launcher() as launch:
+        # Start the processes and import all that the ranks need: the deadline is for the rest.
+        launch(len(well), _join_late, len(well), threads=threads)
+        started = time.monotonic()
+        with pytest.raises(LaunchError) as caught:
+            launch(len(well), function, *arguments, timeout=_SHORT, threads=threads)
+        return time.monotonic() - started, caught.value
+
+
+@pytest.fixture(scope="module")
+def late(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """The launches, all at once: they wait."""
+    with run_ahead(request, "case", _end_late, at_once=len(_LATE)) as begun:
+        yield begun
+
+
+@pytest.mark.parametrize("case", _LATE)
+def test_a_launch_that_is_late_says_why(late: dict[str, Any], case: str) -> None:
+    *_, well, pattern = _LATE[case]
+    seconds, error = late[case].result()
+    assert re.search(pattern, str(error)), error
+    assert [outcome.ok for outcome in error.outcomes] == well
+    for other in ("never created", "compil"):
+        assert (other in str(error)) == (other in pattern)
+    assert seconds < 30
 
 
 def _report_and_wait(rank: Rank) -> None:

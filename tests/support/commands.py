@@ -17,7 +17,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Future[subprocess.CompletedProcess[str]]  # of run_ahead()
-_AT_ONCE = 2
 
 
 def run_command(
@@ -96,7 +95,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def run_ahead(
-    request: pytest.FixtureRequest, parameter: str, run: Callable[[Any], Any]
+    request: pytest.FixtureRequest,
+    parameter: str,
+    run: Callable[[Any], Any],
+    at_once: int = 2,
 ) -> Iterator[dict[Any, Future[Any]]]:
     """Call a function for each parameter value of the selected tests, two at a time.
 
@@ -110,6 +112,6 @@ def run_ahead(
         and item.path == request.path
         and parameter in getattr(getattr(item, "callspec", None), "params", {})
     )
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         yield {value: pool.submit(run, value) for value in values}
         pool.shutdown(cancel_futures=True)
