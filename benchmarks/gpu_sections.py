@@ -10,7 +10,6 @@ import ctypes
 import os
 import re
 import struct
-import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -459,20 +458,6 @@ def _measure(
 
 
 def _medians(world: World, calls: dict[str, Call], repeats: int) -> dict[str, float]:
-    timers = {name: partial(_wall_timer(world, call), 1) for name, call in calls.items()}
-    measured = timing.in_turns(timers, repeats)
-    figures = timing.figures(measured, lambda _: "")
-    return {figure["library"]: figure["seconds"] for figure in figures}
-
-
-def _wall_timer(world: World, call: Call) -> Timer:
-    """What takes seconds until the device is done, by the host's clock."""
-
-    def measure(_calls: int) -> Elapsed:
-        world.synchronize()
-        began = time.perf_counter()
-        call()
-        world.synchronize()
-        return Elapsed(time.perf_counter() - began)
-
-    return world.sampler(measure)
+    timers = {name: world.timer(call) for name, call in calls.items()}
+    figures = world.compare(timers, 1, repeats, lambda _: "")
+    return {figure["way"]: figure["seconds"] for figure in figures}
