@@ -25,8 +25,8 @@ import pynccl.c10d
 from pynccl import nccl
 from tests.c10d import test_against_torch as against_torch
 from tests.c10d import test_collectives as collectives
-from tests.c10d import test_errors as errors
 from tests.c10d import test_messages as messages
+from tests.c10d import test_overlaps as overlaps
 from tests.c10d import test_work as works
 from tests.c10d.in_torch import backend_of, run_on_device, set_event, wait_event
 from tests.c10d.training import Values, batches, make_model, values
@@ -90,7 +90,7 @@ _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "ring": (messages.test_ring_without_a_batch, (1,)),
     "batch": (messages.test_batch, ()),
     "small messages": (messages.test_two_ranks_send_small_tensors_first, ()),
-    "overlaps": (errors.test_overlaps_are_refused, ()),
+    "overlaps": (overlaps.test_overlaps_are_refused, ()),
     "many at once": (works.test_asynchronous_operations_in_order, ()),
     "as over gloo": (against_torch.compare_with_gloo, ("", against_torch.every_call())),
 }

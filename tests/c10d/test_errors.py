@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.overlaps import check_overlaps
 from tests.support.ranks import on_ranks
 
 
@@ -43,11 +40,6 @@ def test_mistakes_name_the_argument(rank: int, size: int) -> None:
         dist.all_to_all_single(torch.empty(4, 4), ones, [1, 3], [1, 1])
     dist.all_reduce(ones)  # nothing was sent before
     assert ones[0, 0].item() == float(size)
-
-
-@on_ranks(2, fixture="each_world")
-def test_overlaps_are_refused(dist: Any, rank: int, size: int) -> None:
-    check_overlaps(dist, rank)
 
 
 @on_ranks(2)

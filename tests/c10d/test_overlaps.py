@@ -1,8 +1,6 @@
-"""Collectives on overlapping tensors, undefined and defined in NCCL, through torch.distributed's
-functions on any front end.
+"""Proves that collectives on overlapping tensors are refused where NCCL does not define them, and
+right where it does, over the mirror and over the backend.
 """
-
-# ruff: noqa: ANN401 - modules and tensors, without an import of torch
 
 from __future__ import annotations
 
@@ -11,15 +9,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["check_overlaps"]
+import torch
+
+from tests.support.ranks import on_ranks
 
 Calls = Iterator[tuple[str, str, Callable[..., Any]]]
 
 
 def _undefined(dist: Any, rank: int) -> Calls:
     """The argument named in the error, and a call that both of two ranks reject."""
-    import torch
-
     x, y = torch.zeros(8), torch.zeros(2)
     halves, other = list(x[:4].chunk(2)), 1 - rank
     shifted = [x[:2], x[1:3]]
@@ -56,8 +54,6 @@ def _undefined(dist: Any, rank: int) -> Calls:
 
 def _undefined_at_root(dist: Any) -> Calls:
     """The argument named in the error, and a call that only rank 0 rejects."""
-    import torch
-
     x, y = torch.zeros(8), torch.zeros(2)
     halves, shifted = list(x[:4].chunk(2)), [x[:2], x[1:3]]
     yield "entry of another", "tensor", lambda **a: dist.scatter(halves[1], halves, src=0, **a)
@@ -68,8 +64,6 @@ def _undefined_at_root(dist: Any) -> Calls:
 
 def _batches(dist: Any, rank: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Several calls in one group."""
-    import torch
-
     x = torch.zeros(8)
 
     def messages(*ranges: tuple[str, slice]) -> Any:
@@ -91,7 +85,6 @@ def _batches(dist: Any, rank: int) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def _defined(dist: Any, rank: int) -> Iterator[Callable[[bool], Any]]:
     """Functions that run a call on shared or separate memory and return the output."""
-    import torch
 
     def make() -> Any:
         return torch.arange(1.0, 9.0) * (rank + 1)
@@ -173,15 +166,8 @@ def _refusal(call: Callable[..., Any], **options: Any) -> str:
     return ""
 
 
-def check_overlaps(dist: Any, rank: int) -> None:
-    """Check which overlaps are rejected, on a world of two ranks.
-
-    Args:
-        dist: torch.distributed or the mirror.
-        rank: this one.
-    """
-    import torch
-
+@on_ranks(2, fixture="each_world")
+def test_overlaps_are_refused(dist: Any, rank: int, size: int) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # deprecated function names
     calls = [*_undefined(dist, rank), *(_undefined_at_root(dist) if rank == 0 else ())]
     for name, argument, call in calls:
