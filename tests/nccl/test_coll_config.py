@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,46 +30,42 @@ _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 _OF_HOST = ("staged", "DIRECT", "staged,direct", "^direct")
 
 
-def _run(rank: Rank, collective: str, config: nccl.CollConfig) -> int:
-    cases = [
-        Case(collective, "float16", count, "SUM", stream=stream, root=count % rank.nranks)
+def _run(rank: Rank, names: tuple[str, ...], config: nccl.CollConfig) -> int:
+    cases = (
+        Case(name, "float16", count, "SUM", stream=stream, root=count % rank.nranks)
+        for name in names
         for count in _COUNTS
         for stream in (False, True)
-    ]
-    return Runner(rank, config).run_all(iter(cases))
+    )
+    return Runner(rank, config).run_all(cases)
 
 
-@pytest.mark.parametrize(
-    ("collective", "threads"),
-    [(name, number % 2 == 0) for number, name in enumerate(collectives.ALL)],
-)
-def test_values(launch: Launcher, provider: str, collective: str, threads: bool) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+def test_values(launch: Launcher, provider: str, threads: bool) -> None:
     config = nccl.CollConfig(
         min_ctas=1, max_ctas=2, cga_cluster_size=0, cta_policy=raw.NCCL_CTA_POLICY_DEFAULT,
         profiler_tag=42,
     )  # fmt: skip
-    launch(3, _run, collective, config, provider=provider, threads=threads)
-
-
-def _paths() -> Iterator[object]:
-    for algorithm in (*_OF_HOST, "ring"):
-        yield from (("host", algorithm, collective) for collective in collectives.ALL)
-    # The only algorithm that NCCL has on every GPU.
-    yield from (pytest.param("cuda", "ring", name, marks=pytest.mark.gpu) for name in _RINGS)
+    names = collectives.ALL[not threads :: 2]
+    launch(3, _run, names, config, provider=provider, threads=threads)
 
 
 @pytest.mark.parametrize(
-    ("provider", "algorithm", "collective"), [*_paths()], indirect=["provider"]
+    ("provider", "algorithm", "names"),
+    [
+        *(("host", algorithm, collectives.ALL) for algorithm in (*_OF_HOST, "ring")),
+        # The only algorithm that NCCL has on every GPU.
+        pytest.param("cuda", "ring", _RINGS, marks=pytest.mark.gpu),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+    indirect=["provider"],
 )
 def test_every_path_gives_the_same(
-    launch: Launcher, provider: str, algorithm: str, collective: str
+    launch: Launcher, provider: str, algorithm: str, names: tuple[str, ...]
 ) -> None:
-    if provider == "host" and algorithm not in _OF_HOST:
-        force = collective not in ("all_reduce", "broadcast", "reduce")
-        config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
-        launch(2, _run, collective, config, provider=provider, threads=force)
-        return
-    launch(2, _run, collective, nccl.CollConfig(algorithm=algorithm), provider=provider)
+    chosen = provider == "cuda" or algorithm in _OF_HOST
+    config = nccl.CollConfig(algorithm=algorithm, force_algorithm=chosen)
+    launch(2, _run, names, config, provider=provider, threads=not chosen)
 
 
 def _refused_algorithm(rank: Rank) -> str:
