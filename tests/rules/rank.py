@@ -129,6 +129,12 @@ class Rank:
         self.need(self.settle(comm))
         return comm
 
+    def connected(self, **fields: object) -> c.c_void_p:
+        """The same, whose ranks an all-reduce has connected."""
+        comm = self.create(**fields)
+        self.connect(comm)
+        return comm
+
     def unready(self) -> c.c_void_p:
         """A non-blocking communicator in progress: its other rank never calls."""
         comm = self.empty()

@@ -337,8 +337,7 @@ def _shrink(
     ranks=3,
 )
 def shrink_default(rank: Rank) -> list[Any] | None:
-    comm, child = rank.create(), rank.empty()
-    rank.connect(comm)
+    comm, child = rank.connected(), rank.empty()
     found: list[Any] = []
     if rank.rank != 1:
         found = [_shrink(rank, comm, child, [1]), _place(rank, child), rank.works(child)]
@@ -358,9 +357,8 @@ def shrink_default(rank: Rank) -> list[Any] | None:
     ),
 )
 def shrink_abort(rank: Rank) -> list[str] | None:
-    comm, child = rank.create(), rank.empty()
+    comm, child = rank.connected(), rank.empty()
     stream, memory = rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
     rank.meet()
     before = ""
     if rank.rank != 2:
@@ -387,9 +385,8 @@ _GONE = stricter(
     host=_GONE,
 )
 def shrink_abort_then_parent(rank: Rank) -> list[str] | None:
-    comm, child = rank.create(), rank.empty()
+    comm, child = rank.connected(), rank.empty()
     stream, memory = rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
     rank.meet()
     if rank.rank == 2:
         return None
@@ -409,9 +406,8 @@ def shrink_abort_then_parent(rank: Rank) -> list[str] | None:
     host=differs("error", _LOSS),
 )
 def shrink_leaves_operation(rank: Rank) -> str | None:
-    comm, child = rank.create(), rank.empty()
+    comm, child = rank.connected(), rank.empty()
     stream, memory = rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
     rank.meet()
     if rank.rank != 2:
         rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)

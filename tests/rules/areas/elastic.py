@@ -24,8 +24,7 @@ def _revoked(
     function, usual = CALLS[name.removesuffix("_one_rank")]
 
     def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
-        comm = rank.create()
-        rank.connect(comm)
+        comm = rank.connected()
         rank.meet()
         rank.need(rank.nccl.CommRevoke(comm, 0))
         rank.meet()
@@ -75,8 +74,7 @@ _revoked(
     first=22807,
 )
 def revoked_shrink(rank: Rank) -> list[str] | None:
-    comm, child, excluded = rank.create(), rank.empty(), (c.c_int * 1)(2)
-    rank.connect(comm)
+    comm, child, excluded = rank.connected(), rank.empty(), (c.c_int * 1)(2)
     rank.meet()
     rank.need(rank.nccl.CommRevoke(comm, 0))
     if rank.rank == 2:
@@ -103,8 +101,7 @@ def revoke_arguments(rank: Rank) -> list[str]:
     ranks=2,
 )
 def revoke_waits(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     return rank.waits(lambda: rank.nccl.CommRevoke(comm, 0))
 
 
@@ -117,8 +114,7 @@ def revoke_waits(rank: Rank) -> str:
     first=22807,
 )
 def revoke_destroy_waits(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     rank.meet()
     rank.need(rank.nccl.CommRevoke(comm, 0))
     return rank.waits(lambda: rank.nccl.CommDestroy(comm))
@@ -132,8 +128,7 @@ def revoke_destroy_waits(rank: Rank) -> str:
     ranks=2,
 )
 def revoke_of_peer(rank: Rank) -> list[str] | None:
-    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
+    comm, stream, memory = rank.connected(), rank.cuda.stream(), rank.cuda.memory()
     rank.meet()
     if rank.rank == 0:
         rank.need(rank.nccl.CommRevoke(comm, 0))
@@ -157,8 +152,7 @@ def revoke_of_peer(rank: Rank) -> list[str] | None:
     source="measured; kernels were emulated, the flag that they read is NCCL's",
 )
 def revoke_ends_operation(rank: Rank) -> list[str] | None:
-    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
+    comm, stream, memory = rank.connected(), rank.cuda.stream(), rank.cuda.memory()
     rank.meet()
     if rank.rank:
         rank.hear("revoked")
@@ -211,8 +205,7 @@ def revoke_waits_for_streams(rank: Rank) -> list[Any] | None:
     ranks=2,
 )
 def revoke_non_blocking(rank: Rank) -> list[str]:
-    comm = rank.create(blocking=0)
-    rank.connect(comm)
+    comm = rank.connected(blocking=0)
     rank.meet()
     return [rank.nccl.CommRevoke(comm, 0), rank.settle(comm), rank.nccl.CommDestroy(comm)]
 
@@ -229,8 +222,7 @@ def _suspended(
     function, call = CALLS[name]
 
     def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
-        comm = rank.create()
-        rank.connect(comm)
+        comm = rank.connected()
         rank.need(rank.nccl.CommSuspend(comm, 1))
         rank.meet()
         return call(rank, comm)
@@ -285,8 +277,7 @@ def suspend_null(rank: Rank) -> list[str]:
     ranks=2,
 )
 def suspend_and_resume(rank: Rank) -> list[str]:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     return [rank.nccl.CommSuspend(comm, 1), rank.nccl.CommResume(comm), rank.works(comm)]
 
 
@@ -302,15 +293,13 @@ def resume_alone(rank: Rank) -> list[str]:
 
 @rule("CommSuspend", "ncclCommSuspend waits for the other ranks", nccl="waits success", ranks=2)
 def suspend_waits(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     return rank.waits(lambda: rank.nccl.CommSuspend(comm, 1))
 
 
 @rule("CommResume", "ncclCommResume waits for the other ranks", nccl="waits success", ranks=2)
 def resume_waits(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     rank.need(rank.nccl.CommSuspend(comm, 1))
     return rank.waits(lambda: rank.nccl.CommResume(comm))
 
@@ -329,8 +318,7 @@ _AGREE = stricter(
     host=_AGREE,
 )
 def suspend_revoked(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     rank.meet()
     rank.need(rank.nccl.CommRevoke(comm, 0))
     return rank.nccl.CommSuspend(comm, 1)

@@ -21,8 +21,7 @@ for _name in ("CommFinalize", "CommDestroy", "CommAbort"):
 
 def _order(name: str, text: str, calls: list[str], nccl: list[str], ranks: int = 1) -> None:
     def probe(rank: Rank) -> list[str]:
-        comm = rank.create()
-        rank.connect(comm)
+        comm = rank.connected()
         return [getattr(rank.nccl, call)(comm) for call in calls]
 
     rule(calls[0], text, nccl, name=f"end_{name}", ranks=ranks)(probe)
@@ -160,8 +159,7 @@ _waits("CommAbort", True, True)
     host=differs("returns success", "an end of hostnccl needs no other rank"),
 )
 def waits_destroy_processes_connected(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     return rank.waits(lambda: rank.nccl.CommDestroy(comm))
 
 
@@ -173,8 +171,7 @@ def waits_destroy_processes_connected(rank: Rank) -> str:
     processes=True,
 )
 def waits_destroy_finalized(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     rank.need(rank.nccl.CommFinalize(comm))
     return rank.waits(lambda: rank.nccl.CommDestroy(comm))
 
@@ -186,8 +183,7 @@ def waits_destroy_finalized(rank: Rank) -> str:
     ranks=2,
 )
 def waits_destroy_and_abort(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     call = rank.nccl.CommAbort if rank.rank else rank.nccl.CommDestroy
     return rank.waits(lambda: call(comm))
 
@@ -200,8 +196,7 @@ def waits_destroy_and_abort(rank: Rank) -> str:
     alone=True,
 )
 def finalize_waits_for_operation(rank: Rank) -> list[Any] | None:
-    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
+    comm, stream, memory = rank.connected(), rank.cuda.stream(), rank.cuda.memory()
     rank.meet()
     if rank.rank:
         rank.hear("go")

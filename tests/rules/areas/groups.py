@@ -33,8 +33,7 @@ def first_collective_waits(rank: Rank) -> str:
     ranks=2,
 )
 def later_collective_waits(rank: Rank) -> str:
-    comm = rank.create()
-    rank.connect(comm)
+    comm = rank.connected()
     return rank.waits(lambda: rank.sum(comm))
 
 
@@ -45,8 +44,7 @@ def later_collective_waits(rank: Rank) -> str:
     ranks=2,
 )
 def other_collective_waits(rank: Rank) -> str:
-    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
+    comm, stream, memory = rank.connected(), rank.cuda.stream(), rank.cuda.memory()
     return rank.waits(lambda: rank.nccl.Broadcast(memory, memory, 4, F32, 0, comm, stream))
 
 
@@ -234,8 +232,7 @@ def group_refused_call_inner(rank: Rank) -> list[str]:
     ranks=2,
 )
 def group_refused_issues_nothing(rank: Rank) -> list[str] | None:
-    comm, stream, memory = rank.create(), rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
+    comm, stream, memory = rank.connected(), rank.cuda.stream(), rank.cuda.memory()
     rank.meet()
     if rank.rank:
         return None

@@ -193,8 +193,7 @@ _NEVER = "NCCL never returns from the call"
 for _name in ("Finalize", "Revoke"):
 
     def _after(rank: Rank, name: str = _name) -> str:
-        comm = rank.create()
-        rank.connect(comm)
+        comm = rank.connected()
         rank.meet()
         arguments = (comm, 0) if name == "Revoke" else (comm,)
         rank.need(getattr(rank.nccl, "Comm" + name)(*arguments))

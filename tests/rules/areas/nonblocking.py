@@ -351,8 +351,7 @@ def blocking_by_environment(rank: Rank) -> str:
     ),
 )
 def abort_ends_operation(rank: Rank) -> list[str] | None:
-    comm, stream, memory = rank.create(blocking=0), rank.cuda.stream(), rank.cuda.memory()
-    rank.connect(comm)
+    comm, stream, memory = rank.connected(blocking=0), rank.cuda.stream(), rank.cuda.memory()
     rank.meet()
     if rank.rank:
         rank.hear("aborted")
