@@ -10,13 +10,14 @@ import inspect
 import pickle
 import pydoc
 import sys
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.blocking import in_threads
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
@@ -293,11 +294,7 @@ def test_threads_take_turns(dist: Any, rank: int, size: int) -> None:
         for _ in range(50):
             dist.all_reduce(tensor, async_op=True)
 
-    threads = [threading.Thread(target=begin, args=(tensor,)) for tensor in tensors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(begin, tensor) for tensor in tensors))
     dist.barrier(async_op=True).wait()
 
 

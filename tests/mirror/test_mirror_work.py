@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from tests.support import gpu
+from tests.support.blocking import in_threads
 from tests.support.rank import wait_for
 from tests.support.ranks import on_ranks
 
@@ -231,21 +231,13 @@ def test_timeout_of_a_group_with_two_threads(dist: Any, rank: int, size: int) ->
     """In both threads that wait in a group."""
     pg = dist.new_group()
     dist.set_timeout(timedelta(seconds=1), pg)
-    errors: list[BaseException] = []
 
     def call() -> None:
-        try:
+        with pytest.raises(dist.DistBackendError):
             dist.all_reduce(torch.ones(2), group=pg)
-        except dist.DistBackendError as error:
-            errors.append(error)
 
     if rank == 0:
-        threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert len(errors) == 2, errors
+        in_threads(call, call)
     dist.barrier()
 
 

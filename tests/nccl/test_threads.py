@@ -14,33 +14,13 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
+from tests.support.blocking import in_threads, together
 from tests.support.commands import run_python
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _PAGE = 4096
-
-
-def _run_threads(functions: list[Callable[[], None]]) -> list[BaseException]:
-    """Run functions at once, each in a thread, and return what they raise."""
-    raised: list[BaseException] = []
-    start = threading.Barrier(len(functions))
-
-    def run(function: Callable[[], None]) -> None:
-        start.wait(10)
-        try:
-            function()
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "a thread did not return"
-    return raised
 
 
 @on_ranks(1, timeout=120)
@@ -65,7 +45,7 @@ def test_threads_that_share_streams(rank: Rank) -> None:
             stream.synchronize()
 
     for _ in range(10):
-        assert _run_threads([on_streams, in_groups, on_streams]) == []
+        in_threads(on_streams, in_groups, on_streams)
 
 
 @pytest.mark.parametrize("how", ["call", "group", "two streams", "graph"])
@@ -137,7 +117,7 @@ def test_two_threads_split_one_communicator(rank: Rank) -> None:
                 made = [comm.split(0) for comm in comms]
             children.extend(made)
 
-    for error in _run_threads([split, split]):
+    for error in filter(None, together(split, split)):
         assert isinstance(error, ValueError)
         assert "another thread is creating a communicator from it" in str(error)
     assert len(children) >= 40
@@ -165,7 +145,7 @@ def test_two_threads_register_windows(rank: Rank) -> None:
 
         return run
 
-    for error in _run_threads([register(buffer) for buffer in buffers]):
+    for error in filter(None, together(*map(register, buffers))):
         assert isinstance(error, ValueError)
         assert "another thread" in str(error)
     assert made

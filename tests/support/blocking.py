@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -59,30 +59,34 @@ class Blocked:
         assert reason in str(self._error), str(self._error)
 
 
-def in_threads(*calls: Callable[[], T]) -> list[T]:
-    """Call functions at the same time, each in its own thread, and return their results.
-
-    Raises:
-        AssertionError: a thread did not return in time.
-    """
-    results: dict[int, T] = {}
-    errors: list[BaseException] = []
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Call functions on threads that begin together; their results, or what they raised."""
+    results: list[Any] = [None] * len(calls)
+    start = threading.Barrier(len(calls))
 
     def run(number: int) -> None:
         try:
+            start.wait(10)
             results[number] = calls[number]()
         except BaseException as error:
-            errors.append(error)
+            results[number] = error
 
     threads = [threading.Thread(target=run, args=[i], daemon=True) for i in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "a thread did not return"
-    if errors:
-        raise errors[0]
-    return [results[number] for number in range(len(calls))]
+    return results
+
+
+def in_threads(*calls: Callable[[], T]) -> list[T]:
+    """Do so, and raise what one has raised."""
+    results = together(*calls)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
 
 
 def wait_until(condition: Callable[[], object], seconds: float = DEADLINE) -> None:

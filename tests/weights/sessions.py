@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from pynccl.weights import WeightReceiver, WeightSender
+from tests.support.blocking import together
 
 __all__ = ["NUMPY", "TRANSPORTS", "MemoryStore", "run", "run_numpy", "together"]
 
@@ -29,25 +29,6 @@ class MemoryStore:
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
-
-
-def together(*functions: Callable[[], Any]) -> list[Any]:
-    """Call functions on threads; their results, or the exceptions that they raised."""
-    results: list[Any] = [None] * len(functions)
-
-    def call(number: int) -> None:
-        try:
-            results[number] = functions[number]()
-        except BaseException as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a member hangs"
-    return results
 
 
 def run(
