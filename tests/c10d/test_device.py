@@ -96,19 +96,16 @@ _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-def _on_its_gpu(rank: int, size: int, name: str) -> None:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _SHARED)
+@on_ranks(2, fixture="device_world", init={"backend": "cpu:gloo,cuda:pynccl"})
+def test_every_operation(rank: int, size: int, name: str) -> None:
     function, args = _SHARED[name]
     torch.set_default_device("cuda")
     try:
         of_ranks(function)(dist, rank, size, *args)
     finally:
         torch.set_default_device(None)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", _SHARED)
-def test_every_operation(device_world: World, name: str) -> None:
-    device_world(2, _on_its_gpu, name, init={"backend": "cpu:gloo,cuda:pynccl"})
 
 
 def _objects_and_barriers(rank: int, size: int) -> None:

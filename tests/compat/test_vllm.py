@@ -15,6 +15,7 @@ import pytest
 from pynccl import nccl
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 pytest.importorskip("torch")
 
@@ -49,7 +50,9 @@ def _gloo(rank: Rank) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def _operations(rank: Rank, stateless: bool) -> None:
+@pytest.mark.parametrize("stateless", [False, True])
+@on_ranks(3, env=_TORCH)
+def test_operations(rank: Rank, stateless: bool) -> None:
     r, n = rank.rank, rank.nranks
     with _gloo(rank):
         group = _Stateless(rank) if stateless else torch.distributed.group.WORLD
@@ -128,12 +131,8 @@ def _check_messages(comm: PyNcclCommunicator, r: int, n: int) -> None:
     assert comm.all_reduce(full(1, 1)).item() == n
 
 
-@pytest.mark.parametrize("stateless", [False, True])
-def test_operations(launch: Launcher, stateless: bool) -> None:
-    launch(3, _operations, stateless, env=_TORCH)
-
-
-def _batches(rank: Rank) -> None:
+@on_ranks(2, env=_TORCH)
+def test_batches_and_wrong_devices(rank: Rank) -> None:
     r, n = rank.rank, rank.nranks
     with _gloo(rank):
         comm = PyNcclCommunicator(torch.distributed.group.WORLD, "cpu")
@@ -148,10 +147,6 @@ def _batches(rank: Rank) -> None:
         with pytest.raises(AssertionError, match="is on cpu, but the tensor is on meta"):
             comm.broadcast(torch.empty(1, device="meta"), 0)
         comm.destroy()
-
-
-def test_batches_and_wrong_devices(launch: Launcher) -> None:
-    launch(2, _batches, env=_TORCH)
 
 
 def _of_unique_id(rank: Rank, unique_id: bytes) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 try:
     from cuda import core
@@ -29,7 +29,8 @@ def _view(array: Any) -> Any:  # noqa: ANN401
     return StridedMemoryView.from_any_interface(array, stream_ptr=-1)
 
 
-def _views(rank: Rank) -> None:
+@on_ranks(2)
+def test_views_on_cpus(rank: Rank) -> None:
     comm, n = rank.comm, rank.nranks
     x, y = (np.full(_COUNT, rank.rank + 1.0, np.float32) for _ in range(2))
     comm.all_reduce(_view(x), out=_view(y))
@@ -41,10 +42,6 @@ def _views(rank: Rank) -> None:
     comm.broadcast(_view(x), 1, stream=stream)
     stream.synchronize()
     assert x.tolist() == [2] * _COUNT
-
-
-def test_views_on_cpus(launch: Launcher) -> None:
-    launch(2, _views)
 
 
 def test_wrong_views() -> None:
@@ -62,7 +59,10 @@ def test_a_view_of_a_buffer_of_pynccl() -> None:
         assert (view.ptr, view.shape) == (buffer.ptr, (_COUNT,))
 
 
-def _on_gpus(rank: Rank) -> None:
+@pytest.mark.gpu
+@pytest.mark.needs_gpu("cuda.core loads the driver by cuGetProcAddress, which the double lacks")
+@on_ranks(2, provider="cuda")
+def test_streams_graph_builders_and_buffers(rank: Rank) -> None:
     comm, n = rank.comm, rank.nranks
     device = core.Device(rank.device)
     device.set_current()
@@ -83,9 +83,3 @@ def _on_gpus(rank: Rank) -> None:
     graph.close()
     builder.close()
     assert rank.memory.get(tensor).tolist() == [n * n] * _COUNT
-
-
-@pytest.mark.gpu
-@pytest.mark.needs_gpu("cuda.core loads the driver by cuGetProcAddress, which the double lacks")
-def test_streams_graph_builders_and_buffers(launch: Launcher) -> None:
-    launch(2, _on_gpus, provider="cuda")

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -84,7 +83,9 @@ class Programs:
             np.testing.assert_array_equal(self.rank.memory.get(buffer), wanted, name)
 
 
-def _every_collective(rank: Rank) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, False), (3, False), (2, True)])
+@on_ranks(by="provider threads")
+def test_every_collective_is_captured(rank: Rank) -> None:
     stream, programs = rank.stream(), Programs(rank, rank.comm)
     for name, (program, buffer, _) in programs.table.items():
         programs.fill(0)
@@ -98,13 +99,6 @@ def _every_collective(rank: Rank) -> None:
             stream.synchronize()
             programs.check(name, replay)
         graph.close()
-
-
-@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, False), (3, False), (2, True)])
-def test_every_collective_is_captured(
-    launch: Launcher, provider: str, nranks: int, threads: bool
-) -> None:
-    launch(nranks, _every_collective, provider=provider, threads=threads)
 
 
 @on_ranks(2, by="provider", ids=2)
