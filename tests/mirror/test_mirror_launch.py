@@ -120,10 +120,10 @@ SCRIPT = (
         assert dist.is_torchelastic_launched()
         dist.get_node_local_rank()
 
-    if sys.argv[1:] == ["fork"]:
+    if sys.argv[1:]:
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        config = LaunchConfig(1, 1, int(os.environ["PER_NODE"]), start_method="fork",
+        config = LaunchConfig(1, 1, int(sys.argv[1]), start_method="fork",
                               rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0")
         elastic_launch(config, main)()
     else:
@@ -134,11 +134,11 @@ SCRIPT = (
 
 def test_torchrun(start: Start) -> None:
     """Its agent hosts the store; the script passes nothing but the backend."""
-    command = ["{script}", "fork"]  # the same agent, whose ranks are forks
+    command = ["{script}", str(_PER_NODE)]  # the same agent, whose ranks are forks
     if FULL:
         options = ("--nnodes=1", f"--nproc-per-node={_PER_NODE}", f"--master-port={free_port()}")
         command = ["-m", "torch.distributed.run", *options, "{script}"]
-    printed, _ = finish(start(SCRIPT, *command, PER_NODE=str(_PER_NODE)))
+    printed, _ = finish(start(SCRIPT, *command))
     for rank in range(_PER_NODE):
         assert f"rank {rank} of {_PER_NODE}: " in printed
 

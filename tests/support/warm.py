@@ -57,6 +57,8 @@ _READ_LATE = (
     "NCCL_",
     "PYTEST_",
     "PYTHONPATH",
+    "PATH",
+    "CXX",
     "MASTER_",
     "RANK",
     "WORLD_SIZE",
@@ -66,6 +68,8 @@ _READ_LATE = (
     "TEMP_DIR",
     "CUDA_DOUBLE_DRIVER",
     "TORCH_FR_",
+    "TORCH_DIST_INIT_BARRIER",
+    "TRITON_",
 )
 # The number of threads that torchrun sets per rank, and none that a fork would lose.
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
