@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.c10d.in_torch import run_in_torch, run_on_device, run_with_dist
+from tests.c10d.in_torch import run_in_torch, run_with_dist
 from tests.mirror.conftest import any_world, mirror_runner, world
 from tests.support import gpu
 from tests.support.in_world import world_runner
@@ -42,7 +42,7 @@ def device_world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
     """torch_world() in which each rank has a GPU, its current device."""
     if reason := gpu.missing():
         pytest.skip(reason)
-    return world_runner(launch, tmp_path, run_on_device, provider="cuda")
+    return world_runner(launch, tmp_path, run_in_torch, provider="cuda")
 
 
 @pytest.fixture

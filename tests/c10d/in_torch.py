@@ -17,11 +17,20 @@ def run_in_torch(
     init: dict[str, Any],
     args: tuple[Any, ...],
 ) -> Any:
-    """Call a function between init_process_group and destroy_process_group."""
+    """Call a function between init_process_group and destroy_process_group.
+
+    Where each rank has a GPU, it is its current device, and ``device_id=True`` binds the group to
+    it.
+    """
+    import torch
     import torch.distributed as dist
 
     import pynccl.c10d  # noqa: F401 - it registers the backend
 
+    if rank.device is not None:
+        torch.cuda.set_device(rank.device)
+        if init.get("device_id"):
+            init = {**init, "device_id": torch.device("cuda", rank.device)}
     options = {"backend": "pynccl", "timeout": timedelta(seconds=30), **init}
     dist.init_process_group(init_method=url, world_size=rank.nranks, rank=rank.rank, **options)
     try:
@@ -63,21 +72,3 @@ def backend_of(group: Any = None, device: str = "cpu") -> Any:
     import torch.distributed as dist
 
     return (group or dist.distributed_c10d._get_default_group())._get_backend(torch.device(device))
-
-
-def run_on_device(
-    rank: Rank,
-    function: Callable[..., Any],
-    url: str,
-    init: dict[str, Any],
-    args: tuple[Any, ...],
-) -> Any:
-    """The same where each rank has a GPU, its current device; ``device_id=True`` binds the group
-    to it.
-    """
-    import torch
-
-    torch.cuda.set_device(rank.device)
-    if init.get("device_id"):
-        init = {**init, "device_id": torch.device("cuda", rank.device)}
-    return run_in_torch(rank, function, url, init, args)

@@ -28,7 +28,7 @@ from tests.c10d import test_collectives as collectives
 from tests.c10d import test_messages as messages
 from tests.c10d import test_overlaps as overlaps
 from tests.c10d import test_work as works
-from tests.c10d.in_torch import backend_of, run_on_device, set_event, wait_event
+from tests.c10d.in_torch import backend_of, run_in_torch, set_event, wait_event
 from tests.c10d.training import Values, batches, make_model, values
 from tests.support import gpu
 from tests.support.launcher import Launcher, Outcome
@@ -565,7 +565,7 @@ def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list
 def _outcomes(launch: Launcher, tmp_path: Path, env: dict[str, str], *args: Any) -> list[Outcome]:
     url = f"file://{tmp_path}/store"
     return launch.outcomes(
-        2, run_on_device, _used_too_early, url, {}, args, provider="cuda", env=env
+        2, run_in_torch, _used_too_early, url, {}, args, provider="cuda", env=env
     )
 
 
