@@ -235,9 +235,7 @@ def capture(
     return Graph(library, stream, mode)
 
 
-def dump_flight_record(
-    path: str | os.PathLike[str] | None = None, *, format: Literal["json", "torch"] = "json"
-) -> str:
+def dump_flight_record(path: str | os.PathLike[str] | None = None) -> str:
     """Write the flight records of all open communicators of this process to a file.
 
     If PYNCCL_FLIGHT_FILE is set in the environment, the process also writes them when a
@@ -246,29 +244,18 @@ def dump_flight_record(
     Args:
         path: the file; None is PYNCCL_FLIGHT_FILE followed by the rank of the process (RANK, or
             that of the default process group) or, if it has no rank, by "pid" and its process id.
-        format: ``"json"``, or ``"torch"`` for a pickle as written by torch's FlightRecorder. For
-            torchfrtrace, prefer ``pynccl flight --torch``, which sees all ranks.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: path is None and PYNCCL_FLIGHT_FILE is not set, there is no such format, or
-            there is no communicator to convert.
+        ValueError: path is None and PYNCCL_FLIGHT_FILE is not set.
         OSError: the file cannot be written.
     """
     name = _C.flight_dump_path() if path is None else os.fspath(path)
     if name is None:
         raise ValueError("path: None requires PYNCCL_FLIGHT_FILE, which is not set")
-    if format not in ("json", "torch"):
-        raise ValueError(f"format: {format!r} is neither 'json' nor 'torch'")
-    reason = "nccl.dump_flight_record()"
-    if format == "json":
-        _C.write_new_file(name, _C.flight_dump_json(reason).encode())
-    else:
-        from pynccl.flight import torch_format  # deferred: slow to import
-
-        torch_format.write_own(_C.flight_dump_json(reason), name)
+    _C.write_new_file(name, _C.flight_dump_json("nccl.dump_flight_record()").encode())
     return name
 
 

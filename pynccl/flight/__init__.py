@@ -1,4 +1,4 @@
-"""Flight record dumps: loading, analysis across ranks, and conversion to torch's format.
+"""Flight record dumps: loading, and analysis across ranks.
 
 :func:`pynccl.nccl.dump_flight_record` and PYNCCL_FLIGHT_FILE write them; the command ``pynccl
 flight`` reads them. See docs/reliability.md.

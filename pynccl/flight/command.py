@@ -1,4 +1,4 @@
-"""``pynccl flight``: analyzes or converts dumps."""
+"""``pynccl flight``: analyzes dumps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 
-from pynccl.flight import torch_format
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError, load
 
@@ -16,13 +15,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="the dumps, one per process")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print the findings as JSON")
-    how.add_argument(
-        "--torch",
-        metavar="PREFIX",
-        help="write PREFIX0, PREFIX1, ... in the format of torch's FlightRecorder instead",
-    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,12 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         The exit status: 1 if a rank waits or differs, 2 if a file cannot be read.
     """
     try:
-        dumps = [load(path) for path in arguments.files]
-        if arguments.torch is not None:
-            for path in torch_format.write(dumps, arguments.torch):
-                print(path)
-            return 0
-        report = analyse(dumps)
+        report = analyse([load(path) for path in arguments.files])
     except (DumpError, OSError) as error:
         print(f"pynccl flight: {error}", file=sys.stderr)
         return 2

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pynccl import _C, nccl
-from pynccl.flight import dump, torch_format
+from pynccl import nccl
 from pynccl.tools.trace import chrome
 
 _WORLD = """
@@ -31,17 +30,6 @@ def _dump(path: Path) -> None:
     nccl.dump_flight_record(path)
 
 
-def _torch_dump(path: Path) -> None:
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host"):
-        nccl.dump_flight_record(path, format="torch")
-
-
-def _torch_dumps(path: Path) -> None:
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host"):
-        (own,) = [dump.parse(_C.flight_dump_json("test"), "own")]
-    torch_format.write([own], str(path)[:-1])
-
-
 def _trace(path: Path) -> None:
     with nccl.trace() as trace:
         pass
@@ -49,7 +37,7 @@ def _trace(path: Path) -> None:
     chrome.save(trace.process, path)
 
 
-_WRITERS: list[Callable[[Path], None]] = [_dump, _torch_dump, _torch_dumps, _trace]
+_WRITERS: list[Callable[[Path], None]] = [_dump, _trace]
 
 
 @pytest.mark.parametrize("write", _WRITERS)

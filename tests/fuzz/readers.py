@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from pynccl.flight import ras, torch_format
+from pynccl.flight import ras
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
@@ -87,11 +87,9 @@ def _text(data: bytes) -> str:
 
 def _dump(data: bytes) -> None:
     try:
-        dump = parse_dump(_text(data), "dump")
-        report = analyse([dump])
+        report = analyse([parse_dump(_text(data), "dump")])
         json.dumps(report.json())
         report.text()
-        torch_format.convert([dump])
     except DumpError:
         pass
 

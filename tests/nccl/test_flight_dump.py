@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -18,13 +17,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pynccl import _C, cli, nccl
+from pynccl import _C, nccl
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import Communicator, Dump, load
 from tests.nccl.test_life import carry
 from tests.support.blocking import wait_until_blocked
 from tests.support.commands import ROOT, run_command, run_python
-from tests.support.flight_dumps import run_torch
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
@@ -186,8 +184,6 @@ def test_the_path_and_the_format_are_checked(
     monkeypatch.delenv("PYNCCL_FLIGHT_FILE", raising=False)
     with pytest.raises(ValueError, match="path: None requires PYNCCL_FLIGHT_FILE, "):
         nccl.dump_flight_record()
-    with pytest.raises(ValueError, match="format: 'xml'"):
-        nccl.dump_flight_record(tmp_path / "dump", format="xml")  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="none/dump"):
         nccl.dump_flight_record(tmp_path / "none" / "dump")
     monkeypatch.setenv("PYNCCL_FLIGHT_FILE", str(tmp_path / "flight_"))
@@ -199,14 +195,6 @@ def test_the_path_and_the_format_are_checked(
     assert nccl.dump_flight_record() == str(tmp_path / "flight_17")
     assert load(str(tmp_path / "flight_17")).rank == 17
     assert sorted(os.listdir(tmp_path)) == ["flight_17", f"flight_pid{os.getpid()}"]
-
-
-def test_torchs_format_of_one_process(tmp_path: Path) -> None:
-    with nccl.Communicator.init_all(1, provider="host")[0] as comm:
-        comm.all_reduce(np.ones(4, np.float32))
-        path = nccl.dump_flight_record(tmp_path / "trace_0", format="torch")
-    content = pickle.loads(Path(path).read_bytes())
-    assert content["entries"][-1]["profiling_name"] == "nccl:all_reduce"
 
 
 def _skip_a_call(rank: Rank) -> None:
@@ -237,7 +225,7 @@ def _load_all(folder: Path, nranks: int) -> list[Dump]:
 
 
 def test_a_timeout_writes_the_file(launch: Launcher, provider: str, tmp_path: Path) -> None:
-    """The files of all ranks name the one that has skipped a call; torch's reader, too."""
+    """The files of all ranks name the one that has skipped a call."""
     folder = tmp_path / "dumps"
     folder.mkdir()
     env = {"PYNCCL_FLIGHT_FILE": f"{folder}/flight_"}
@@ -248,14 +236,6 @@ def test_a_timeout_writes_the_file(launch: Launcher, provider: str, tmp_path: Pa
     assert (finding.kind, finding.ranks, finding.number) == ("behind", [_ABSENT], 4)
     assert "rank 1 has not issued #4 all_reduce(float32, count=1000, sum)" in finding.text
     assert "its last is #3, done; ranks 0, 2 wait in it for" in finding.text or provider == "host"
-    traces = tmp_path / "traces"
-    traces.mkdir()
-    paths = [dump.path for dump in dumps]
-    assert cli.main(["flight", "--torch", f"{traces}/trace_", *paths]) == 0
-    pytest.importorskip("torch.distributed.flight_recorder")
-    output = run_torch(traces, tmp_path)
-    assert "Not all ranks joining collective, sequence number: 4" in output
-    assert "missing ranks: {1}" in output
 
 
 def _expire(rank: Rank) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from pynccl.flight.dump import Dump, parse
-from tests.support import warm
-from tests.support.commands import run_command
 
-__all__ = ["NOW", "communicator", "dump", "dump_json", "record", "run_torch"]
+__all__ = ["NOW", "communicator", "dump", "dump_json", "record"]
 
 NOW = 1_700_000_000_000_000_000
 
@@ -90,13 +85,3 @@ def dump_json(rank: int | None, *communicators: dict[str, Any], **fields: object
 def dump(rank: int | None, *communicators: dict[str, Any], **fields: object) -> Dump:
     """The parsed dump of a process."""
     return parse(dump_json(rank, *communicators, **fields), f"flight_{rank}")
-
-
-def run_torch(traces: Path, folder: Path) -> str:
-    """The output of torch's reader for a folder of converted dumps."""
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(traces)]
-    done = run_command(
-        [*command, "-p", "trace_"], folder, os.environ, timeout=120, popen=warm.Popen
-    )
-    assert done.returncode == 0, done
-    return done.stdout + done.stderr

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pynccl.flight import ras, torch_format
+from pynccl.flight import ras
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
@@ -136,13 +136,6 @@ def test_numbers_of_a_dump() -> None:
     for rank, nranks in ((0, 1 << 40), (-1, 2), (2, 2)):
         with pytest.raises(DumpError, match=f"rank {rank} of {nranks} in communicator"):
             analyse([dump(0, communicator(rank, nranks, []))])
-
-
-def test_a_dump_of_operations_that_torch_does_not_have() -> None:
-    one = communicator(0, 1, [record("of_the_future", "unheard of")])
-    (content,) = torch_format.convert([dump(0, one)]).values()
-    assert content["entries"][0]["profiling_name"] == "nccl:of_the_future"
-    assert content["entries"][0]["state"] == "unheard of"
 
 
 def test_a_few_ranks_of_many_are_compared_in_time() -> None:
