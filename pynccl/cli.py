@@ -61,7 +61,7 @@ _COMMANDS = {
     ),
     "trace": (
         "pynccl.tools.trace.command",
-        "summarize, merge, plot and check traces",
+        "summarize, merge and check traces",
         (
             "PYNCCL_TRACE=step.json torchrun --nproc-per-node 4 train.py",
             "pynccl trace show step.*.json",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +94,13 @@ def test_more_ranks_than_there_are(comm: nccl.Communicator) -> None:
 def test_values(make: Callable[[], object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(ImportError, match=r"needs matplotlib \(pip install 'rawnccl\[plot\]'\)"):
+        plots.panels(1)
 
 
 @pytest.mark.parametrize(

@@ -276,37 +276,3 @@ def test_merged_files_say_how_their_clocks_were_set(
     assert [trace.rank for trace in chrome.load(merged)] == [0, 1]
     events = json.loads(Path(merged).read_text())["traceEvents"]
     assert [e["ts"] for e in events if e.get("cat") == "operation"] == [1000, 1000]
-
-
-def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    builder = TraceBuilder()
-    builder.range("forward", 0, 3, compute=True)
-    builder.operation("all_reduce", 1, 5)
-    builder.operation("all_reduce", 6, None)
-    builder.wait("work", 3, 5)
-    builder.launch(1, 8, 9)
-    path, picture = str(tmp_path / "0.json"), tmp_path / "0.png"
-    chrome.save(builder.trace, path)
-    plot = ["trace", "plot", path, "-o", str(picture)]
-    assert cli.main(plot) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert cli.main([*plot, "--from", "0.001", "--to", "0.004"]) == 0
-    assert cli.main([*plot, "--from", "5", "--to", "6"]) == 2
-    assert "there is nothing to plot in this period" in capsys.readouterr().err
-    assert cli.main([*plot, "--from", "2", "--to", "1"]) == 2
-    assert "--from 2.0 is not before --to 1.0" in capsys.readouterr().err
-    assert cli.main(["trace", "plot", path, "-o", str(tmp_path / "0.none")]) == 2
-    assert "0.none: " in capsys.readouterr().err
-
-
-def test_a_plot_without_matplotlib_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builder, path = TraceBuilder(), str(tmp_path / "0.json")
-    builder.operation("all_reduce", 1, 5)
-    chrome.save(builder.trace, path)
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
-    assert cli.main(["trace", "plot", path, "-o", str(tmp_path / "0.png")]) == 2
-    assert "a plot needs matplotlib (pip install 'rawnccl[plot]')" in capsys.readouterr().err

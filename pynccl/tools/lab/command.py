@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
             _overlap(arguments)
         else:
             _sweep(arguments)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         print(f"pynccl lab {arguments.lab_command}: {error}", file=sys.stderr)
         return 2
     return 0

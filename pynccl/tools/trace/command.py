@@ -1,4 +1,4 @@
-"""``pynccl trace``: summaries, merged files, plots and order checks of trace files."""
+"""``pynccl trace``: summaries, merged files and order checks of trace files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pynccl.tools.trace import chrome
 from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import ProcessTrace, TraceError
 from pynccl.tools.trace.order import check
-from pynccl.tools.trace.plot import plot
 from pynccl.tools.trace.summary import clock_notes, summarise
 
 __all__ = ["add_arguments", "run"]
@@ -38,19 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "write the traces of several ranks to one file, on one clock"
     joined = add("merge", _merge, text, " -o step.json")
     joined.add_argument("-o", "--output", required=True, metavar="OUT.json")
-    text = "draw the streams of the ranks as lanes (needs matplotlib)"
-    picture = add("plot", _plot, text, " -o step.png --to 0.1")
-    picture.add_argument("-o", "--output", required=True, metavar="OUT.png")
-    picture.add_argument(
-        "--from",
-        dest="begin",
-        type=float,
-        metavar="S",
-        help="begin of the plot, in seconds since the trace began",
-    )
-    picture.add_argument(
-        "--to", dest="end", type=float, metavar="S", help="end of the plot, likewise"
-    )
     checked = add("check", _check, "find operations that use a buffer at the same time")
     checked.add_argument("--json", action="store_true", help="print them as JSON")
 
@@ -63,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         result: int = arguments.run_trace(arguments)
-    except (TraceError, OSError, ImportError) as error:
+    except (TraceError, OSError) as error:
         print(f"pynccl trace {arguments.trace_command}: {error}", file=sys.stderr)
         return 2
     return result
@@ -92,14 +78,6 @@ def _merge(arguments: argparse.Namespace) -> int:
     for note in clock_notes(merge(traces)):
         print(note)
     print(arguments.output)
-    return 0
-
-
-def _plot(arguments: argparse.Namespace) -> int:
-    begin, end = arguments.begin, arguments.end
-    if begin is not None and end is not None and begin >= end:
-        raise TraceError(f"--from {begin} is not before --to {end}")
-    plot(merge(_load(arguments)), arguments.output, begin=begin, end=end)
     return 0
 
 

@@ -106,10 +106,6 @@ class Lanes:
         if lane.thread is None and lane.device is None:
             self._numbers.setdefault(lane, len(self._numbers) + 1)
 
-    def order(self, lane: Lane) -> tuple[bool, int]:
-        """The sort key of lanes: threads, their default streams, streams by number."""
-        return not lane.is_thread, self._numbers.get(lane, 0)
-
     def name(self, lane: Lane) -> str:
         """The lane's label: "stream 1 (0x7f...)", "default stream of thread 7", "thread 7"."""
         if lane.thread is not None:
