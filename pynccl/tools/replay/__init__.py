@@ -14,8 +14,7 @@ data of a wrong operation is detected.
 """
 
 from pynccl.tools.replay.model import ReplayError
-from pynccl.tools.replay.report import Row
-from pynccl.tools.replay.run import Result, replay
+from pynccl.tools.replay.run import Result, Row, replay
 from pynccl.tools.trace.chrome import load
 
 __all__ = ["ReplayError", "Result", "Row", "load", "replay"]

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.tools.replay.model import Recorded
+from pynccl.tools.replay.one_sided import excess
 from pynccl.tools.replay.recorded import counterpart
-from pynccl.tools.replay.signals import excess
 from pynccl.tools.trace.model import Operation
 
 __all__ = ["check", "described", "located", "missing_signals"]

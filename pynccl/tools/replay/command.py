@@ -11,12 +11,24 @@ from dataclasses import asdict
 from pynccl.errors import LibraryNotFoundError
 from pynccl.testing import LaunchError
 from pynccl.tools.replay.model import ReplayError
-from pynccl.tools.replay.report import write_table
-from pynccl.tools.replay.run import Result, replay
+from pynccl.tools.replay.run import Result, Row, replay
+from pynccl.tools.text import table
 from pynccl.tools.trace.chrome import load
 from pynccl.tools.trace.model import TraceError
 
 __all__ = ["add_arguments", "run"]
+
+_HEADER = (
+    "kind",
+    "ranks",
+    "bytes",
+    "replayed",
+    "calls",
+    "recorded us",
+    "replayed us",
+    "ratio",
+    "busbw GB/s",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +115,7 @@ def _ranks(text: str) -> int | None:
 def _text(result: Result) -> Iterator[str]:
     yield from (f"note: {note}" for note in result.notes)
     if result.rows:
-        yield write_table(result.rows)
+        yield table(_HEADER, [_cells(row) for row in result.rows])
         yield (
             f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
             f"{result.outputs} results compared"
@@ -119,3 +131,17 @@ def _text(result: Result) -> Iterator[str]:
         yield f"process {rank} has failed: {text}"
     for rank, ones in result.differences.items():
         yield from (f"process {rank}: {one.text}" for one in ones)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.kind,
+        str(row.nranks),
+        str(row.nbytes),
+        str(row.replayed_nbytes),
+        str(row.calls),
+        "-" if row.recorded is None else f"{row.recorded * 1e6:.1f}",
+        f"{row.replayed * 1e6:.1f}",
+        "-" if row.ratio is None else f"{row.ratio:.2f}",
+        "-" if row.busbw is None else f"{row.busbw:.3f}",
+    )

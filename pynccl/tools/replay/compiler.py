@@ -7,12 +7,11 @@ from collections import defaultdict
 from pynccl.tools.replay.contents import choose_sources, match, order
 from pynccl.tools.replay.layout import Layout
 from pynccl.tools.replay.model import Process, Recorded, ReplayError, Sync
+from pynccl.tools.replay.one_sided import ONE_SIDED, Windows, add_signals, expect_puts
 from pynccl.tools.replay.program import Member, Op, Program, Step
 from pynccl.tools.replay.recorded import counterpart
-from pynccl.tools.replay.signals import ONE_SIDED
-from pynccl.tools.replay.windows import Windows, add_signals, expect_puts
 from pynccl.tools.trace.model import Operation
-from pynccl.tools.trace.shape import ITEMSIZES, KINDS, blocks
+from pynccl.tools.trace.shape import ITEMSIZES, KINDS, Blocks, blocks
 
 __all__ = ["compile_programs"]
 
@@ -47,7 +46,7 @@ def compile_programs(
     ]
     programs = [compiler.compile() for compiler in compilers]
     comms = [comm.ranks for comm in recorded.comms.values()]
-    add_signals(programs, comms)
+    add_signals(recorded, programs)
     if data:
         match(programs, comms)
         expect_puts(programs, comms)
@@ -97,7 +96,6 @@ class _Compiler:
         self._windows = windows
         self._scale = scale
         self._data = data
-        self._indexes = {id: index for index, id in enumerate(recorded.comms)}
         self._members = {
             id: Member(
                 index, comm.label, len(comm.ranks), comm.ranks.index(place), *windows.indexes(id)
@@ -114,18 +112,15 @@ class _Compiler:
         program = Program(self._process.rank, list(self._members.values()))
         program.windows = self._windows.sizes(self._place)
         program.steps = self._steps()
-        self._place_buffers(program)
+        members = {member.number: member for member in program.members}
+        self._place_buffers(program, members)
         program.streams = len(self._streams)
         if self._data:
             for step in program.steps:
-                choose_sources(step, self._members_by_number)
+                choose_sources(step, members)
         if len({op.stream for op in program.operations}) > 1:
             order(program.steps, data=self._data)
         return program
-
-    @property
-    def _members_by_number(self) -> dict[int, Member]:
-        return {member.number: member for member in self._members.values()}
 
     def _stream(self, handle: int, thread: int) -> int:
         if handle == 0 and not self._by_thread:
@@ -225,16 +220,19 @@ class _Compiler:
             received=shape.received * count,
         )
 
-    def _place_buffers(self, program: Program) -> None:
-        """Place every buffer in the arena."""
-        members = self._members_by_number
+    def _place_buffers(self, program: Program, members: dict[int, Member]) -> None:
+        """Place every buffer in the arena or, of puts, in a window."""
+        in_arena: list[tuple[Op, Blocks, str | None]] = []
         buffers: list[tuple[int, int, int, int]] = []
         for op in program.operations:
+            if op.kind == "put_signal":
+                self._windows.place(self._place, op)
             if op.kind in ONE_SIDED:
                 continue
             item, recorded = op.itemsize, op.recorded
             shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
-            inside = _in_place(op, shape.own_sent, shape.own_received)
+            inside = _in_place(op, shape)
+            in_arena.append((op, shape, inside))
             if op.sent and inside != "send":
                 size = shape.sent * recorded.count * item
                 buffers.append((recorded.sendbuff, size, op.sent * item, item))
@@ -243,13 +241,7 @@ class _Compiler:
                 buffers.append((recorded.recvbuff, size, op.received * item, item))
         layout = Layout(buffers, self._scale)
         program.nbytes = layout.nbytes
-        for op in program.operations:
-            if op.kind == "put_signal":
-                self._windows.place(self._place, op)
-            if op.kind in ONE_SIDED:
-                continue
-            shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
-            inside = _in_place(op, shape.own_sent, shape.own_received)
+        for op, shape, inside in in_arena:
             block = op.count * op.itemsize
             if op.received and inside != "recv":
                 op.recv = layout[op.recorded.recvbuff]
@@ -266,14 +258,13 @@ def _group_key(operation: Operation) -> tuple[int, int]:
     return operation.group or 0, operation.called if operation.graph is not None else -1
 
 
-def _in_place(op: Op, own_sent: int, own_received: int) -> str | None:
+def _in_place(op: Op, shape: Blocks) -> str | None:
     """Which buffer is part of the other: "send", "recv" or None."""
     if not (op.sent and op.received) or op.kind == "all_to_all":
         return None
     recorded = op.recorded
     block = recorded.count * op.itemsize
-    if op.sent > op.received and recorded.recvbuff == recorded.sendbuff + own_sent * block:
-        return "recv"
-    if op.sent <= op.received and recorded.sendbuff == recorded.recvbuff + own_received * block:
-        return "send"
-    return None
+    if op.sent > op.received:
+        return "recv" if recorded.recvbuff == recorded.sendbuff + shape.own_sent * block else None
+    in_place = recorded.sendbuff == recorded.recvbuff + shape.own_received * block
+    return "send" if in_place else None

@@ -1,12 +1,13 @@
-"""Fills inputs and checks results on hosts with NumPy."""
+"""Fills inputs and checks results: on hosts with NumPy, on GPUs with torch."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.program import Op
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
 
     from pynccl import nccl
 
-__all__ = ["CHUNK", "STORAGE", "Data", "Differ", "HostData", "Memory", "chunks", "inexact"]
+__all__ = ["STORAGE", "CudaData", "Data", "HostData", "Memory", "Sequences"]
 
-CHUNK = 1 << 18  # elements that are filled or compared at once
+_CHUNK = 1 << 18  # elements that are filled or compared at once
 STORAGE = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float8_e5m2": "uint8"}
 _EIGHT_BITS = {"float8_e4m3": (4, 3), "float8_e5m2": (5, 2)}  # of exponent and mantissa
+# The dtypes that torch computes in; they represent the small numbers used here exactly.
+_OF_TORCH = {"uint32": "int32", "uint64": "int64", "float8_e4m3": "float8_e4m3fn"}
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 # Reports a difference: the operation, the element, its value and the expected value.
-Differ = Callable[[Op, int, float, float], None]
+_Differ = Callable[[Op, int, float, float], None]
 
 
 class Memory(Protocol):
@@ -35,28 +39,53 @@ class Memory(Protocol):
     def ptr(self) -> int: ...
 
 
-class Data(Protocol):
-    """Handles buffers around the operations of a stream."""
-
-    def before(self, stream: Any, ops: Sequence[Op]) -> None:  # noqa: ANN401
-        """Enqueue the filling of inputs, and a timestamp."""
-
-    def after(self, stream: Any, ops: Sequence[Op]) -> None:  # noqa: ANN401
-        """Enqueue a timestamp, and the comparison of outputs."""
-
-    def compare(self, op: Op) -> None:
-        """Compare the output of a completed operation."""
-
-    def durations(self) -> Iterator[tuple[Op, int]]:
-        """The nanoseconds of each operation, once all are done."""
+# --- expected values; arrays are those of NumPy or torch
 
 
-def _import_numpy() -> Any:  # noqa: ANN401 - a module
-    try:
-        import numpy as np
-    except ImportError:
-        raise ReplayError("a replay on hosts needs NumPy, which is not installed") from None
-    return np
+def _sequence(library: Any, source: Source, **options: object) -> Any:  # noqa: ANN401
+    """As much of a source's sequence as a chunk needs from any phase on, as int64."""
+    numbers = library.arange(_CHUNK + source.modulus, dtype=library.int64, **options)
+    numbers = numbers % source.modulus
+    if source.mode == "power":
+        return 1 + numbers % 2
+    if source.mode == "sign":
+        return 1 - 2 * (numbers % 2)
+    return numbers * source.factor
+
+
+def _reduced(library: Any, op: Op, numbers: Sequence[Any]) -> Any:  # noqa: ANN401
+    """The result of a reduction over the numbers of all ranks."""
+    functions = {"prod": library.multiply, "min": library.minimum, "max": library.maximum}
+    total = functools.reduce(functions.get(op.op or "", library.add), numbers)
+    if op.op == "user-defined":
+        return total * SCALAR
+    # The terms of an average of floats are multiples of their number.
+    return total // len(numbers) if op.op == "avg" else total
+
+
+def _chunks(op: Op) -> Iterator[tuple[int, int, list[Source]]]:
+    """The chunks of an output: the first element, the number of elements, and their sources.
+
+    There is one source, or with ``op.reduced`` one per rank.
+    """
+    assert op.expected is not None
+    blocks = [op.expected] if op.reduced else [[source] for source in op.expected]
+    for block, sources in enumerate(blocks):
+        for first in range(0, op.count, _CHUNK):
+            some = min(_CHUNK, op.count - first)
+            yield block * op.count + first, some, [source.at(first) for source in sources]
+
+
+def _tolerance(op: Op) -> float | None:
+    """The relative tolerance if NCCL may multiply by a rounded 1/n; None if results are exact."""
+    nranks = len(op.expected or ())
+    rounded = op.reduced and op.op == "avg" and op.dtype.startswith("float")
+    if not rounded or nranks & (nranks - 1) == 0:
+        return None
+    return 2e-3 if op.itemsize == 2 else 1e-5
+
+
+# --- on hosts
 
 
 def _encoded(number: int, dtype: str) -> int:
@@ -75,47 +104,39 @@ class Sequences:
     """Numbers of sources, and reductions over them, as arrays in a dtype's storage."""
 
     def __init__(self) -> None:
-        self._np = _import_numpy()
+        try:
+            import numpy as np
+        except ImportError:
+            raise ReplayError("a replay on hosts needs NumPy, which is not installed") from None
+        self.np: Any = np
         self._numbers: dict[tuple[object, ...], NDArray[np.int64]] = {}
         self._codes: dict[tuple[object, ...], NDArray[Any]] = {}
         self._tables: dict[str, NDArray[np.uint8]] = {}
 
     def storage(self, dtype: str) -> Any:  # noqa: ANN401 - a NumPy dtype
-        return self._np.dtype(STORAGE.get(dtype, dtype))
+        return self.np.dtype(STORAGE.get(dtype, dtype))
 
     def _tile(self, source: Source) -> NDArray[np.int64]:
-        """As much of a source's sequence as a chunk needs from any phase on."""
         key = (source.mode, source.modulus, source.factor)
         if key not in self._numbers:
-            np = self._np
-            numbers = np.arange(CHUNK + source.modulus, dtype=np.int64) % source.modulus
-            if source.mode == "power":
-                numbers = 1 + numbers % 2
-            elif source.mode == "sign":
-                numbers = 1 - 2 * (numbers % 2)
-            elif source.mode == "multiple":
-                numbers *= source.factor
-            self._numbers[key] = numbers
+            self._numbers[key] = _sequence(self.np, source)
         return self._numbers[key]
 
-    def numbers(self, source: Source, count: int) -> NDArray[np.int64]:
-        """The numbers of a source, at most a chunk."""
-        return self._tile(source)[source.phase : source.phase + count]
-
     def codes(self, source: Source, dtype: str, count: int) -> NDArray[Any]:
+        """The encoded numbers of a source, at most a chunk."""
         key = (source.mode, source.modulus, source.factor, dtype)
         if key not in self._codes:
-            self._codes[key] = self.encode(self._tile(source), dtype)
+            self._codes[key] = self._encode(self._tile(source), dtype)
         codes: NDArray[Any] = self._codes[key][source.phase : source.phase + count]
         return codes
 
-    def encode(self, numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
-        np = self._np
+    def _encode(self, numbers: NDArray[Any], dtype: str) -> NDArray[Any]:
+        np = self.np
         if dtype in _EIGHT_BITS:
             if dtype not in self._tables:
                 codes = [_encoded(n, dtype) for n in range(-256, 257)]
                 self._tables[dtype] = np.array(codes, np.uint8)
-            table: NDArray[Any] = self._tables[dtype][numbers.astype(np.int64) + 256]
+            table: NDArray[Any] = self._tables[dtype][numbers + 256]
             return table
         if dtype == "bfloat16":
             bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
@@ -127,38 +148,8 @@ class Sequences:
 
     def reduced(self, op: Op, sources: Sequence[Source], count: int) -> NDArray[Any]:
         """The encoded result of a reduction."""
-        np = self._np
-        combine = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(
-            op.op or "", np.add
-        )
-        arrays = [self.numbers(source, count) for source in sources]
-        with np.errstate(over="ignore"):
-            total = functools.reduce(combine, arrays)
-            if op.op == "user-defined":
-                total = total * SCALAR
-        if op.op == "avg":
-            total = total // len(sources)  # of floats each term is a multiple of their number
-        return self.encode(total, op.dtype)
-
-
-def chunks(op: Op) -> Iterator[tuple[int, int, list[Source]]]:
-    """The chunks of an output: the first element, the number of elements, and their sources.
-
-    There is one source, or with ``op.reduced`` one per rank.
-    """
-    assert op.expected is not None
-    blocks = [op.expected] if op.reduced else [[source] for source in op.expected]
-    for block, sources in enumerate(blocks):
-        for first in range(0, op.count, CHUNK):
-            some = min(CHUNK, op.count - first)
-            yield block * op.count + first, some, [source.at(first) for source in sources]
-
-
-def inexact(op: Op) -> bool:
-    """Whether NCCL may multiply by a rounded 1/n."""
-    nranks = len(op.expected or ())
-    power_of_two = nranks & (nranks - 1) == 0
-    return op.reduced and op.op == "avg" and op.dtype.startswith("float") and not power_of_two
+        numbers = [self._tile(one)[one.phase : one.phase + count] for one in sources]
+        return self._encode(_reduced(self.np, op, numbers), op.dtype)
 
 
 class HostData:
@@ -176,21 +167,21 @@ class HostData:
         memory: Callable[[Op], Memory],
         *,
         check: bool,
-        differ: Differ,
+        differ: _Differ,
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._np = _import_numpy()
+        self._sequences = Sequences()
         self._memory = memory
         self._check = check
         self._differ = differ
         self._fail = fail
-        self._sequences = Sequences()
         self._times: dict[int, int] = {}  # of operations on the thread
         self._began: dict[int, nccl.Event] = {}
         self._events: list[tuple[Sequence[Op], nccl.Event, nccl.Event]] = []
         self._durations: list[tuple[Op, int]] = []
 
     def before(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
+        """Enqueue the filling of inputs, and a timestamp."""
         filled = [op for op in ops if self._check and op.source is not None]
         if filled:
             self._run(stream, functools.partial(self._each, self.fill, filled))
@@ -200,6 +191,7 @@ class HostData:
             self._began[id(ops[0])] = self._event(stream)
 
     def after(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
+        """Enqueue a timestamp, and the comparison of outputs."""
         if stream is None:
             duration = time.perf_counter_ns() - self._times.pop(id(ops[0]))
             self._durations += [(op, duration) for op in ops]
@@ -210,6 +202,7 @@ class HostData:
             self._run(stream, functools.partial(self._each, self.compare, compared))
 
     def durations(self) -> Iterator[tuple[Op, int]]:
+        """The nanoseconds of each operation, once all are done."""
         yield from self._durations
         for ops, began, ended in self._events:
             duration = round(began.elapsed_time(ended) * 1e9)
@@ -238,27 +231,26 @@ class HostData:
             self._fail(error)
 
     def _array(self, op: Op, offset: int, count: int) -> NDArray[Any]:
-        import ctypes
-
-        size = count * op.itemsize
-        memory = (ctypes.c_char * size).from_address(self._memory(op).ptr + offset)
-        array: NDArray[Any] = self._np.frombuffer(memory, self._sequences.storage(op.dtype))
+        np = self._sequences.np
+        memory = (ctypes.c_char * (count * op.itemsize)).from_address(self._memory(op).ptr + offset)
+        array: NDArray[Any] = np.frombuffer(memory, self._sequences.storage(op.dtype))
         return array
 
     def fill(self, op: Op) -> None:
         """Fill the input of an operation immediately."""
         assert op.source is not None
         array = self._array(op, op.send, op.sent)
-        for first in range(0, op.sent, CHUNK):
-            some = min(CHUNK, op.sent - first)
+        for first in range(0, op.sent, _CHUNK):
+            some = min(_CHUNK, op.sent - first)
             codes = self._sequences.codes(op.source.at(first), op.dtype, some)
             array[first : first + some] = codes
 
     def compare(self, op: Op) -> None:
-        """Compare the output of an operation immediately."""
-        np = self._np
+        """Compare the output of a completed operation."""
+        np = self._sequences.np
         array = self._array(op, op.recv, op.received)
-        for first, count, sources in chunks(op):
+        tolerance = _tolerance(op)
+        for first, count, sources in _chunks(op):
             if op.reduced:
                 codes = self._sequences.reduced(op, sources, count)
             else:
@@ -266,8 +258,130 @@ class HostData:
             got = array[first : first + count]
             if np.array_equal(got, codes):
                 continue
-            if inexact(op) and np.allclose(got, codes, rtol=2e-3 if op.itemsize == 2 else 1e-5):
+            if tolerance is not None and np.allclose(got, codes, rtol=tolerance):
                 continue
             where = int(np.argmax(got != codes))
             self._differ(op, first + where, got[where].item(), codes[where].item())
             return
+
+
+# --- on GPUs
+
+
+class CudaData:
+    """The data of a replay on GPUs, which is synchronised only at the end.
+
+    Args:
+        memory: locates the buffers of an operation.
+        check: whether to fill inputs and compare outputs.
+        differ: called for an output that differs.
+        device: index of the GPU.
+    """
+
+    def __init__(
+        self, memory: Callable[[Op], nccl.Buffer], *, check: bool, differ: _Differ, device: int
+    ) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise ReplayError("a replay on GPUs needs torch, which is not installed") from None
+        self._torch: Any = torch
+        self._memory = memory
+        self._check = check
+        self._differ = differ
+        self._device = torch.device("cuda", device)
+        self._tiles: dict[tuple[object, ...], Any] = {}
+        self._bytes: dict[int, Any] = {}
+        self._began: dict[int, Any] = {}
+        self._timed: list[tuple[Sequence[Op], Any, Any]] = []
+        self._flags: list[tuple[Op, int, Any]] = []
+
+    def before(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
+        """Enqueue the filling of inputs, and a timestamp."""
+        with self._on(stream):
+            for op in ops:
+                if self._check and op.source is not None:
+                    self._fill(op)
+            self._began[id(ops[0])] = self._event()
+
+    def after(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
+        """Enqueue a timestamp, and the comparison of outputs."""
+        with self._on(stream):
+            self._timed.append((ops, self._began.pop(id(ops[0])), self._event()))
+            for op in ops:
+                if self._check and op.expected is not None:
+                    self.compare(op)
+
+    def durations(self) -> Iterator[tuple[Op, int]]:
+        """The nanoseconds of each operation, once all are done."""
+        self._torch.cuda.synchronize(self._device)
+        different: set[int] = set()
+        for op, first, flag in self._flags:
+            if bool(flag.item()) and id(op) not in different:
+                different.add(id(op))
+                self._differ(op, first, float("nan"), float("nan"))
+        for ops, begin, end in self._timed:
+            for op in ops:
+                yield op, round(begin.elapsed_time(end) * 1e6)
+
+    def _fill(self, op: Op) -> None:
+        assert op.source is not None
+        bits = getattr(self._torch, _BITS[op.itemsize])
+        target = self._part(op, op.send, op.sent).view(bits)
+        for first in range(0, op.sent, _CHUNK):
+            some = min(_CHUNK, op.sent - first)
+            numbers = self._numbers(op.source.at(first), some)
+            target[first : first + some].copy_(self._encoded(numbers, op).view(bits))
+
+    def compare(self, op: Op) -> None:
+        """Enqueue the comparison of an operation's output on the current stream."""
+        torch = self._torch
+        bits = getattr(torch, _BITS[op.itemsize])
+        output = self._part(op, op.recv, op.received)
+        tolerance = _tolerance(op)
+        for first, count, sources in _chunks(op):
+            numbers = [self._numbers(source, count) for source in sources]
+            total = _reduced(torch, op, numbers) if op.reduced else numbers[0]
+            expected = self._encoded(total, op)
+            got = output[first : first + count]
+            if tolerance is not None:
+                flag = ~torch.isclose(got, expected, rtol=tolerance).all()
+            else:
+                flag = (got.view(bits) != expected.view(bits)).any()
+            self._flags.append((op, first, flag))
+
+    def _on(self, stream: nccl.Stream | None) -> Any:  # noqa: ANN401 - a context of torch
+        cuda = self._torch.cuda
+        if stream is None:
+            return cuda.stream(cuda.default_stream(self._device))
+        return cuda.stream(cuda.ExternalStream(stream.handle, device=self._device))
+
+    def _event(self) -> Any:  # noqa: ANN401 - an event of torch
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _dtype(self, op: Op) -> Any:  # noqa: ANN401 - a dtype of torch
+        return getattr(self._torch, _OF_TORCH.get(op.dtype, op.dtype))
+
+    def _part(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a tensor
+        buffer = self._memory(op)
+        if buffer.ptr not in self._bytes:
+            self._bytes[buffer.ptr] = self._torch.from_dlpack(buffer).view(self._torch.uint8)
+        whole = self._bytes[buffer.ptr]
+        return whole[offset : offset + count * op.itemsize].view(self._dtype(op))
+
+    def _numbers(self, source: Source, count: int) -> Any:  # noqa: ANN401 - a tensor
+        key = (source.mode, source.modulus, source.factor)
+        if key not in self._tiles:
+            self._tiles[key] = _sequence(self._torch, source, device=self._device)
+            self._torch.cuda.synchronize(self._device)  # other streams read it
+        return self._tiles[key][source.phase : source.phase + count]
+
+    def _encoded(self, numbers: Any, op: Op) -> Any:  # noqa: ANN401 - a tensor
+        if op.itemsize == 1 and op.dtype.startswith("float8"):
+            numbers = numbers.to(self._torch.float32)
+        return numbers.to(self._dtype(op))
+
+
+Data: TypeAlias = "HostData | CudaData"

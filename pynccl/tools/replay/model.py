@@ -7,7 +7,11 @@ from functools import cached_property
 
 from pynccl.tools.trace.model import Operation, ProcessTrace, Window
 
-__all__ = ["Comm", "Process", "Recorded", "ReplayError", "Sync"]
+__all__ = ["EARLY", "FULL", "Comm", "Process", "Recorded", "ReplayError", "Sync"]
+
+# When operations were called that other ranks have not recorded.
+EARLY = "before others began to record"
+FULL = "after the recordings of others were full"
 
 
 class ReplayError(ValueError):

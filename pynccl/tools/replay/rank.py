@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pynccl.testing import Rank
 from pynccl.tools.replay.check import described
-from pynccl.tools.replay.data import STORAGE, Data, HostData, Memory
+from pynccl.tools.replay.data import STORAGE, CudaData, Data, HostData, Memory
 from pynccl.tools.replay.program import Op, Program, Step
 from pynccl.tools.replay.values import SCALAR
 from pynccl.tools.trace.model import Signal
@@ -192,8 +192,6 @@ class _Player:
             fail = self._failures.append
             self._data = HostData(self._memory, check=check, differ=differ, fail=fail)
             return
-        from pynccl.tools.replay.cuda_data import CudaData
-
         buffers: Any = self._memory
         self._arena = next(iter(self._comms.values())).mem_alloc(nbytes)
         device = self._rank.device or 0

@@ -1,12 +1,14 @@
-"""Starts the ranks of a replay and combines their reports."""
+"""Starts the ranks of a replay, and combines their reports to a table and findings."""
 
 from __future__ import annotations
 
 import dataclasses
 import pickle
 import shutil
+import statistics
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,14 +21,42 @@ from pynccl.tools.replay.check import located, missing_signals
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.model import Recorded, ReplayError
 from pynccl.tools.replay.program import Program
-from pynccl.tools.replay.rank import Difference, Dump, Options, Outcome, run_rank
+from pynccl.tools.replay.rank import Difference, Dump, Options, Outcome, Timing, run_rank
 from pynccl.tools.replay.recorded import gather
-from pynccl.tools.replay.report import Row, rows_of
+from pynccl.tools.trace.bandwidth import bandwidth
 from pynccl.tools.trace.model import ProcessTrace
+from pynccl.tools.trace.shape import total
 
-__all__ = ["Result", "replay", "run_programs"]
+__all__ = ["Result", "Row", "replay", "run_programs"]
 
 _SILENCE = 60.0  # seconds without progress of any rank, in addition to the time limit
+
+
+@dataclass(frozen=True)
+class Row:
+    """The operations of one kind and size.
+
+    Attributes:
+        kind: kind of the operations.
+        nranks: size of their communicators.
+        nbytes: the recorded size, that of the larger of input and output.
+        replayed_nbytes: the replayed size.
+        calls: number of calls on all ranks.
+        recorded: the median on the recorded device, in seconds; None if it was not timed.
+        replayed: the median of the replay, in seconds.
+        ratio: the ratio of the two.
+        busbw: the bus bandwidth of the replay in GB/s; None if the kind has none.
+    """
+
+    kind: str
+    nranks: int
+    nbytes: int
+    replayed_nbytes: int
+    calls: int
+    recorded: float | None
+    replayed: float
+    ratio: float | None
+    busbw: float | None
 
 
 @dataclass
@@ -192,7 +222,7 @@ def _result(recorded: Recorded, programs: Sequence[Program], every: Sequence[Out
         signals = located(recorded, missing_signals(recorded))
         findings = [*_findings(recorded, outcomes), *signals]
     return Result(
-        rows_of(timing for outcome in every for timing in outcome.timings),
+        _rows_of(timing for outcome in every for timing in outcome.timings),
         recorded.notes,
         findings,
         failures,
@@ -226,3 +256,37 @@ def _findings(recorded: Recorded, outcomes: dict[int, Outcome]) -> list[Finding]
             for one in analyse(dumps).findings
         ],
     )
+
+
+def _rows_of(timings: Iterable[Timing]) -> list[Row]:
+    """The rows, ordered by kind and size."""
+    groups: dict[tuple[str, int, int, int], list[Timing]] = defaultdict(list)
+    for one in timings:
+        counts = (one.recorded_count, one.replayed_count)
+        sizes = [total(one.kind, one.nranks, count, one.dtype) for count in counts]
+        groups[one.kind, sizes[0], sizes[1], one.nranks].append(one)
+    rows = []
+    for (kind, nbytes, replayed_nbytes, nranks), members in sorted(groups.items()):
+        times = [one.recorded for one in members if one.recorded is not None]
+        recorded = statistics.median(times) / 1e9 if times else None
+        replayed = statistics.median(one.replayed for one in members) / 1e9
+        rows.append(
+            Row(
+                kind,
+                nranks,
+                nbytes,
+                replayed_nbytes,
+                len(members),
+                recorded,
+                replayed,
+                replayed / recorded if recorded else None,
+                _bus_bandwidth(kind, replayed_nbytes, replayed, nranks),
+            )
+        )
+    return rows
+
+
+def _bus_bandwidth(kind: str, nbytes: int, seconds: float, nranks: int) -> float | None:
+    if not nbytes or not seconds:
+        return None
+    return bandwidth(kind, nbytes, seconds, nranks).busbw

@@ -1,4 +1,4 @@
-"""Windows of a replay: where puts read and write, and the final contents of windows."""
+"""One-sided operations of a replay: signals, where puts read and write, and the final windows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,135 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pynccl.tools.replay.layout import Layout
-from pynccl.tools.replay.model import Recorded, ReplayError
+from pynccl.tools.replay.model import EARLY, FULL, Recorded, ReplayError, Sync
 from pynccl.tools.replay.program import Op, Program
-from pynccl.tools.replay.signals import ONE_SIDED
 from pynccl.tools.trace.model import Operation, Signal, Window
 from pynccl.tools.trace.shape import ITEMSIZES
 
-__all__ = ["Windows", "add_signals", "expect_puts"]
+__all__ = ["ONE_SIDED", "Windows", "add_signals", "excess", "expect_puts", "trim"]
+
+ONE_SIDED = frozenset(("put_signal", "signal", "wait_signal"))
+
+
+# --- signals
+
+
+class _Key(NamedTuple):
+    """The key by which signals are counted; ranks are those of the communicator."""
+
+    communicator: str
+    sender: int
+    receiver: int
+    signal: int
+    context: int
+
+
+def _counts(recorded: Recorded) -> tuple[Counter[_Key], Counter[_Key]]:
+    """The signals sent and the signals awaited, for senders with a file."""
+    sent: Counter[_Key] = Counter()
+    waited: Counter[_Key] = Counter()
+    for place, process in enumerate(recorded.processes):
+        for operation in process.operations:
+            if operation.kind not in ONE_SIDED:
+                continue
+            rank = recorded.comms[operation.communicator].rank_of(place)
+            if operation.kind == "wait_signal":
+                for key, signal in _waits(recorded, operation, rank):
+                    waited[key] += signal.times
+            elif operation.peer is not None:
+                indexes = operation.signal or 0, operation.context or 0
+                sent[_Key(operation.communicator, rank, operation.peer, *indexes)] += 1
+    return sent, waited
+
+
+def _waits(recorded: Recorded, operation: Operation, rank: int) -> Iterator[tuple[_Key, Signal]]:
+    missing = recorded.comms[operation.communicator].missing
+    for one in operation.signals:
+        if one.peer not in missing:
+            yield _Key(operation.communicator, one.peer, rank, one.signal, one.context), one
+
+
+def excess(recorded: Recorded) -> Iterator[tuple[_Key, int, int, Operation]]:
+    """Signals that are awaited but were never sent.
+
+    Yields:
+        The key, the numbers of signals awaited and sent, and the first wait for more.
+    """
+    sent, waited = _counts(recorded)
+    found = set(waited - sent)
+    if not found:
+        return
+    for place, process in enumerate(recorded.processes):
+        so_far: Counter[_Key] = Counter()
+        for operation in process.operations:
+            if operation.kind != "wait_signal":
+                continue
+            rank = recorded.comms[operation.communicator].rank_of(place)
+            for key, signal in _waits(recorded, operation, rank):
+                so_far[key] += signal.times
+                if key in found and so_far[key] > sent[key]:
+                    found.remove(key)
+                    yield key, waited[key], sent[key], operation
+
+
+def trim(recorded: Recorded) -> None:
+    """Drop waits for signals that the sender sent before its recording began or after it was full.
+
+    The first operation of a recording that began late has a sequence number other than 1.
+    """
+    sent, waited = _counts(recorded)
+    early: Counter[_Key] = Counter()  # initial waits to drop
+    left: dict[_Key, int] = {}  # waits to keep until the sender's recording was full
+    for key, number in (waited - sent).items():
+        sender = recorded.processes[recorded.comms[key.communicator].place_of(key.sender)]
+        if sender.first.get(key.communicator, 1) > 1:
+            early[key] = number
+        elif sender.trace.dropped:
+            left[key] = sent[key]
+    if not early and not left:
+        return
+    for place, process in enumerate(recorded.processes):
+        items: list[Operation | Sync] = []
+        dropped: Counter[str] = Counter()
+        for item in process.items:
+            if not isinstance(item, Operation) or not item.signals:
+                items.append(item)
+                continue
+            signals = []
+            rank = recorded.comms[item.communicator].rank_of(place)
+            for key, one in _waits(recorded, item, rank):
+                before = min(one.times, early[key])
+                kept = min(one.times - before, left.get(key, one.times))
+                early[key] -= before
+                if key in left:
+                    left[key] -= kept
+                dropped[EARLY] += before
+                dropped[FULL] += one.times - before - kept
+                if kept:
+                    signals.append(one._replace(times=kept))
+            if signals:
+                items.append(dataclasses.replace(item, signals=tuple(signals)))
+        process.items = items
+        for when, number in (+dropped).items():
+            recorded.notes.append(
+                f"rank {process.rank}: waits for {number} signals {when} are dropped"
+            )
+
+
+def add_signals(recorded: Recorded, programs: Sequence[Program]) -> None:
+    """Determine the signals that no operation waits for."""
+    numbers = {id: index for index, id in enumerate(recorded.comms)}
+    sent, waited = _counts(recorded)
+    for key, times in sorted((sent - waited).items()):
+        program = programs[recorded.comms[key.communicator].place_of(key.receiver)]
+        left = program.signals.setdefault(numbers[key.communicator], [])
+        left.append(Signal(key.sender, times, key.signal, key.context))
+
+
+# --- windows
 
 
 class Windows:
@@ -141,27 +261,6 @@ def _distance(window: Window, operation: Operation) -> int:
     """The nanoseconds between a call and the period in which a window was open."""
     late = 0 if window.closed is None else operation.called - window.closed
     return max(0, window.opened - operation.called, late)
-
-
-# --- signals
-
-
-def add_signals(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
-    """Determine the signals that no operation waits for."""
-    left: Counter[tuple[int, int, int, int, int]] = Counter()  # comm, rank, peer, signal, context
-    for program in programs:
-        ranks = {member.number: member.rank for member in program.members}
-        for op in program.operations:
-            recorded = op.recorded
-            if op.kind in ("put_signal", "signal") and op.peer is not None:
-                signal, context = recorded.signal or 0, recorded.context or 0
-                left[op.comm, op.peer, ranks[op.comm], signal, context] += 1
-            for one in recorded.signals:
-                left[op.comm, ranks[op.comm], one.peer, one.signal, one.context] -= one.times
-    for (comm, rank, peer, signal, context), times in sorted(left.items()):
-        if times > 0:
-            program = programs[comms[comm][rank]]
-            program.signals.setdefault(comm, []).append(Signal(peer, times, signal, context))
 
 
 # --- contents of windows
