@@ -22,6 +22,7 @@ class Arrays:
 
     Args:
         module: the library.
+        **options: for functions that create arrays.
 
     Attributes:
         name: "torch", "numpy" or "cupy".
@@ -29,8 +30,9 @@ class Arrays:
 
     name: Library = "numpy"
 
-    def __init__(self, module: Any) -> None:  # noqa: ANN401
+    def __init__(self, module: Any, **options: object) -> None:  # noqa: ANN401
         self._module = module
+        self._options = options
 
     def _created(self, create: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Create an array on the device, complete on return."""
@@ -45,7 +47,8 @@ class Arrays:
         Returns:
             A one-dimensional array, complete on return.
         """
-        return self._created(lambda: self._module.asarray(values, dtype="float64"))
+        dtype = self._module.float64
+        return self._created(lambda: self._module.asarray(values, dtype=dtype, **self._options))
 
     def values_of(self, array: Any) -> list[float]:  # noqa: ANN401
         """The contents of a one-dimensional array.
@@ -67,7 +70,8 @@ class Arrays:
         Returns:
             The array, complete on return.
         """
-        return self._created(lambda: self._module.zeros(shape, dtype="float32"))
+        dtype = self._module.float32
+        return self._created(lambda: self._module.zeros(shape, dtype=dtype, **self._options))
 
     def random(self, *shape: int) -> Any:  # noqa: ANN401
         """Create a float32 array of random numbers from 0 to 1.
@@ -135,8 +139,8 @@ class _Torch(Arrays):
     name: Library = "torch"
 
     def __init__(self, module: Any, device: int | None) -> None:  # noqa: ANN401
-        super().__init__(module)
         self._device = module.device("cpu") if device is None else module.device("cuda", device)
+        super().__init__(module, device=self._device)
 
     def _created(self, create: Callable[[], Any]) -> Any:  # noqa: ANN401
         array = create()
@@ -144,20 +148,9 @@ class _Torch(Arrays):
             self._module.cuda.synchronize(self._device)
         return array
 
-    def of_values(self, values: Sequence[float]) -> Any:  # noqa: ANN401
-        torch = self._module
-        options = {"dtype": torch.float64, "device": self._device}
-        return self._created(lambda: torch.tensor(values, **options))
-
-    def zeros(self, *shape: int) -> Any:  # noqa: ANN401
-        torch = self._module
-        options = {"dtype": torch.float32, "device": self._device}
-        return self._created(lambda: torch.zeros(*shape, **options))
-
     def random(self, *shape: int) -> Any:  # noqa: ANN401
-        torch = self._module
-        options = {"dtype": torch.float32, "device": self._device}
-        return self._created(lambda: torch.rand(*shape, **options))
+        dtype = self._module.float32
+        return self._created(lambda: self._module.rand(shape, dtype=dtype, **self._options))
 
     def copy(self, to: Any, source: Any) -> None:  # noqa: ANN401
         to.copy_(source)
