@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["FieldError", "build"]
+__all__ = ["FieldError", "build", "load_document"]
 
 _T = TypeVar("_T")
 
@@ -53,6 +54,35 @@ def _plain(hint: Any) -> tuple[type, ...]:  # noqa: ANN401 - a type or a union o
     if hint is float:
         return (int, float)
     return (hint,) if hint in (bool, int, str, type(None)) else ()
+
+
+def load_document(text: str, form: str, version: int, member: str | None = None) -> Any:  # noqa: ANN401
+    """Parse a JSON file that names its format and version.
+
+    Args:
+        text: the complete text.
+        form: the expected member "format".
+        version: the expected member "version".
+        member: the member of the file that has these two; None is the file.
+
+    Returns:
+        The file or the member, a dictionary.
+
+    Raises:
+        FieldError: the text is not JSON, or of another format or version.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = "it is empty" if not text.strip() else f"it is truncated, or not JSON: {error}"
+        raise FieldError(what) from None
+    if member is not None:
+        value = value.get(member) if isinstance(value, dict) else None
+    if not isinstance(value, dict) or value.get("format") != form:
+        raise FieldError(f"it has no {form!r}")
+    if value.get("version") != version:
+        raise FieldError(f"its version is {value.get('version')!r}; this pynccl reads {version}")
+    return value
 
 
 def build(cls: type[_T], value: object, **given: object) -> _T:

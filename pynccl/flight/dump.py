@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pynccl._internal.typed_json import FieldError, build
+from pynccl._internal.typed_json import FieldError, build, load_document
 
 __all__ = ["Call", "Communicator", "Dump", "DumpError", "Record", "load", "parse"]
 
@@ -198,17 +197,6 @@ def parse(text: str, path: str) -> Dump:
         DumpError: the text is not a complete dump.
     """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        what = "it is empty" if not text.strip() else f"it is truncated, or not JSON: {error}"
-        raise DumpError(f"{path}: this is not a flight record of pynccl: {what}") from None
-    if not isinstance(value, dict) or value.get("format") != _FORMAT:
-        raise DumpError(f"{path}: this is not a flight record of pynccl: it has no {_FORMAT!r}")
-    if value.get("version") != _VERSION:
-        raise DumpError(
-            f"{path}: its version is {value.get('version')!r}; this pynccl reads {_VERSION}"
-        )
-    try:
-        return build(Dump, value, path=path)
+        return build(Dump, load_document(text, _FORMAT, _VERSION), path=path)
     except FieldError as error:
         raise DumpError(f"{path}: this is not a flight record of pynccl: {error}") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pynccl import _C
+from pynccl._internal.typed_json import FieldError, load_document
 from pynccl.tools.trace import recording, rows
 from pynccl.tools.trace.bandwidth import operation_bandwidths
 from pynccl.tools.trace.lanes import Lane, Lanes
@@ -109,16 +110,9 @@ def parse(text: str) -> list[ProcessTrace]:
         TraceError: the text is not a trace.
     """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        what = "it is empty" if not text.strip() else f"it is truncated, or not JSON: {error}"
-        raise TraceError(what) from None
-    own = value.get("pynccl") if isinstance(value, dict) else None
-    if not isinstance(own, dict) or own.get("format") != _FORMAT:
-        raise TraceError(f"it has no {_FORMAT!r}")
-    if own.get("version") != _VERSION:
-        raise TraceError(f"its version is {own.get('version')!r}; this pynccl reads {_VERSION}")
-    processes = own.get("processes")
+        processes = load_document(text, _FORMAT, _VERSION, "pynccl").get("processes")
+    except FieldError as error:
+        raise TraceError(str(error)) from None
     if not isinstance(processes, list) or not processes:
         raise TraceError("it has no process")
     traces = []
