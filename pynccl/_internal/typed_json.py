@@ -57,16 +57,7 @@ def _plain(hint: Any) -> tuple[type, ...]:  # noqa: ANN401 - a type or a union o
 
 
 def load_document(text: str, form: str, version: int, member: str | None = None) -> Any:  # noqa: ANN401
-    """Parse a JSON file that names its format and version.
-
-    Args:
-        text: the complete text.
-        form: the expected member "format".
-        version: the expected member "version".
-        member: the member of the file that has these two; None is the file.
-
-    Returns:
-        The file or the member, a dictionary.
+    """Parse a JSON file, and return it or a member of it, which has this format and version.
 
     Raises:
         FieldError: the text is not JSON, or of another format or version.

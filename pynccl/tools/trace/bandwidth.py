@@ -21,6 +21,7 @@ __all__ = [
     "bandwidth",
     "bus_factor",
     "operation_bandwidths",
+    "operation_bytes",
 ]
 
 
@@ -105,24 +106,29 @@ def operation_bandwidths(
     """
     together: dict[tuple[object, ...], int] = defaultdict(int)
     keys: list[tuple[object, ...]] = []
-    sizes: list[tuple[int, int]] = []
     operations = trace.operations if operations is None else operations
-    for index, operation in enumerate(operations):
-        communicator = trace.communicator_of(operation)
-        nranks = 1 if communicator is None else communicator.nranks
-        nbytes = total(operation.kind, nranks, operation.count, operation.dtype)
-        sizes.append((nbytes, nranks))
-        group = operation.group, operation.stream, operation.called
-        place = index if operation.group is None else group
-        keys.append((place, operation.kind, operation.communicator, operation.rank))
-        together[keys[-1]] += sizes[-1][0]
+    for index, one in enumerate(operations):
+        place = index if one.group is None else (one.group, one.stream, one.called)
+        keys.append((place, one.kind, one.communicator, one.rank))
+        together[keys[-1]] += operation_bytes(trace, one)
     result: list[Bandwidth | None] = []
-    for operation, key, (_, nranks) in zip(operations, keys, sizes, strict=True):
-        began, ended = operation.began, operation.ended
-        known = operation.kind in BUS_FACTORS or operation.kind in _MESSAGES
-        if began is None or ended is None or ended <= began or not known or not together[key]:
+    for one, key in zip(operations, keys, strict=True):
+        known = one.kind in BUS_FACTORS or one.kind in _MESSAGES
+        if one.began is None or one.ended is None or one.ended <= one.began or not known:
             result.append(None)
-        else:
-            seconds = (ended - began) / 1e9
-            result.append(bandwidth(operation.kind, together[key], seconds, nranks))
+            continue
+        seconds = (one.ended - one.began) / 1e9
+        nranks = _nranks(trace, one)
+        found = bandwidth(one.kind, together[key], seconds, nranks) if together[key] else None
+        result.append(found)
     return result
+
+
+def operation_bytes(trace: ProcessTrace, operation: Operation) -> int:
+    """The bytes of an operation for bandwidths."""
+    return total(operation.kind, _nranks(trace, operation), operation.count, operation.dtype)
+
+
+def _nranks(trace: ProcessTrace, operation: Operation) -> int:
+    communicator = trace.communicator_of(operation)
+    return 1 if communicator is None else communicator.nranks

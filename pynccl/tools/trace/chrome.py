@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -159,13 +159,10 @@ def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
 
 def _first(trace: ProcessTrace) -> int:
     """The first time in a trace, which may precede the trace's own begin."""
-    times: list[int] = [trace.began]
-    times += [one.called for one in trace.operations]
-    times += [one.called for one in trace.launches]
-    times += [one.began for one in trace.operations if one.began is not None]
-    times += [one.began for one in trace.launches if one.began is not None]
-    times += [one.began for one in trace.waits]
-    times += [one.began for one in trace.ranges]
+    calls = [*trace.operations, *trace.launches]
+    times = [trace.began, *(one.called for one in calls)]
+    times += [one.began for one in calls if one.began is not None]
+    times += [one.began for one in [*trace.waits, *trace.ranges]]
     return min(times)
 
 
@@ -175,7 +172,7 @@ class _Span:
 
     Attributes:
         ended: None if it has not ended.
-        flow: members of the event that link it to the matching ones of other processes.
+        more: further members of the event.
     """
 
     name: str
@@ -184,7 +181,7 @@ class _Span:
     ended: int | None
     args: Event
     instant: bool = False
-    flow: Event | None = None
+    more: Event = field(default_factory=dict)
 
 
 class _Writer:
@@ -202,7 +199,7 @@ class _Writer:
             self._pids = [rank for rank in ranks if rank is not None]
         else:
             self._pids = list(range(len(ranks)))
-        self._flows: dict[tuple[int, int], tuple[int, str]] = {}
+        self._flows: dict[tuple[int, int], Event] = {}
         for identifier, match in enumerate(merged.matches, 1):
             self._add_flow(identifier, match)
 
@@ -212,18 +209,19 @@ class _Writer:
         They use bind_id, because events of phase "s" and "f" refer to a row and a time, which is
         ambiguous for operations of a group.
         """
-        begun = [
-            (began, one) for one in match.members if (began := self._merged.began(one)) is not None
-        ]
         # In the order of the events in the file, which distinguishes those of equal time.
-        begun.sort(key=lambda pair: (pair[0], pair[1].trace, pair[1].index))
-        for i, (_, one) in enumerate(begun):
-            phase = "s" if i == 0 else "f" if i + 1 == len(begun) else "t"
-            if len(begun) > 1:
-                self._flows[one.trace, one.index] = identifier, phase
-
-    def _micro(self, nanoseconds: int) -> float:
-        return (nanoseconds - self._base) / 1000
+        begun = sorted(
+            (began, one.trace, one.index)
+            for one in match.members
+            if (began := self._merged.began(one)) is not None
+        )
+        for _, trace, index in begun if len(begun) > 1 else ():
+            flow: Event = {"bind_id": f"0x{identifier:x}"}
+            self._flows[trace, index] = flow
+            if (trace, index) != begun[0][1:]:
+                flow["flow_in"] = True
+            if (trace, index) != begun[-1][1:]:
+                flow["flow_out"] = True
 
     def events(self) -> list[Event]:
         described: list[Event] = []
@@ -271,19 +269,18 @@ class _Writer:
                 rows.append(fitting := ([], []))
             if not span.instant:
                 fitting[0].append(end)
-            fitting[1].extend(self._events(position, span))
+            fitting[1].append(self._event(position, span))
         return [events for _, events in rows]
 
-    def _events(self, position: int, span: _Span) -> Iterator[Event]:
-        began = self._micro(self._merged.time(position, span.began))
-        event: Event = {"name": span.name, "cat": span.category, "ts": began, "args": span.args}
-        event |= span.flow or {}
+    def _event(self, position: int, span: _Span) -> Event:
+        began = (self._merged.time(position, span.began) - self._base) / 1000
+        event = {"name": span.name, "cat": span.category, "ts": began, "args": span.args}
+        event |= span.more
         if span.instant:
-            yield event | {"ph": "i", "s": "t"}
-        elif span.ended is None:
-            yield event | {"ph": "B"}
-        else:
-            yield event | {"ph": "X", "dur": max(span.ended - span.began, 0) / 1000}
+            return event | {"ph": "i", "s": "t"}
+        if span.ended is None:
+            return event | {"ph": "B"}
+        return event | {"ph": "X", "dur": max(span.ended - span.began, 0) / 1000}
 
     def _spans(self, position: int, lanes: Lanes) -> Iterator[tuple[Lane, _Span]]:
         trace = self._merged.traces[position]
@@ -302,7 +299,7 @@ class _Writer:
             if ran:
                 lane = lanes.of_operation(operation)
                 span = self._ran(operation, operation.kind, args)
-                span.flow = self._flow(position, index)
+                span.more = self._flows.get((position, index), {})
                 yield lane, span
         for launch in trace.launches:
             args = {"record": "launch", **_fields(launch)}
@@ -321,7 +318,9 @@ class _Writer:
             name = f"wait for {wait.what.replace('_', ' ')}"
             yield lanes.of_wait(wait), _Span(name, "wait", wait.began, wait.ended, args)
         for one in trace.ranges:
-            yield lanes.of_range(one), _range_span(one)
+            args = {"record": "range", **_fields(one)}
+            category = "compute" if one.compute else "range"
+            yield lanes.of_range(one), _Span(one.name, category, one.began, one.ended, args)
 
     def _ran(self, one: Operation | GraphLaunch, name: str, args: Event) -> _Span:
         category = args["record"]
@@ -329,23 +328,13 @@ class _Writer:
             return _Span(f"{name} (not begun)", category, one.called, None, args, instant=True)
         return _Span(name, category, one.began, one.ended, args)
 
-    def _flow(self, position: int, index: int) -> Event | None:
-        """The members that link an operation's event to the matching ones."""
-        if (position, index) not in self._flows:
-            return None
-        identifier, phase = self._flows[position, index]
-        flow: Event = {"bind_id": f"0x{identifier:x}"}
-        flow |= {"flow_in": True} if phase != "s" else {}
-        return flow | ({"flow_out": True} if phase != "f" else {})
-
     def _operation_args(self, position: int, index: int, operation: Operation) -> Event:
         args: Event = {"record": "operation", **_fields(operation)}
         communicator = self._merged.traces[position].communicator_of(operation)
         if communicator is not None:
             args["name"] = communicator.name
             args["rank"] = communicator.rank
-            args["nranks"] = communicator.nranks
-            nranks = communicator.nranks
+            args["nranks"] = nranks = communicator.nranks
             args["bytes"] = total(operation.kind, nranks, operation.count, operation.dtype)
             if (found := self._bandwidths[position][index]) is not None:
                 args |= {k: v for k, v in found._asdict().items() if v is not None}
@@ -354,11 +343,6 @@ class _Writer:
             args["waited_for"] = waited.rank
             args["waited_us"] = waited.nanoseconds / 1000
         return args
-
-
-def _range_span(one: Range) -> _Span:
-    category = "compute" if one.compute else "range"
-    return _Span(one.name, category, one.began, one.ended, {"record": "range", **_fields(one)})
 
 
 def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:

@@ -6,15 +6,14 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pynccl.tools.text import size_text, table, time_text
-from pynccl.tools.trace.bandwidth import Bandwidth, operation_bandwidths
+from pynccl.tools.trace.bandwidth import Bandwidth, operation_bandwidths, operation_bytes
 from pynccl.tools.trace.exposure import RANGES, WAITS, Exposed, exposed
 from pynccl.tools.trace.lanes import Lanes
 from pynccl.tools.trace.merge import Merged
-from pynccl.tools.trace.model import Operation, ProcessTrace
-from pynccl.tools.trace.shape import total
+from pynccl.tools.trace.model import ProcessTrace
 
 __all__ = ["Rank", "Row", "Summary", "clock_notes", "summarise"]
 
@@ -211,36 +210,21 @@ def _rank(label: str, trace: ProcessTrace, one: Exposed) -> Rank:
     return rank
 
 
-@dataclass
-class _Collected:
-    """The data that a row is computed from."""
+class _Sample(NamedTuple):
+    """An operation that has ended; those of a group have equal times."""
 
-    row: Row
-    times: list[int] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
-    groups: set[object] = field(default_factory=set)
-
-    def add(self, time: int, open_: int, group: object, speed: Bandwidth | None) -> None:
-        self.times.append(time)
-        if speed is not None:
-            self.speeds.append(speed.busbw)
-        if group is None or group not in self.groups:
-            self.groups.add(group)
-            self.row.total += time
-            self.row.exposed += open_
-
-
-def _bytes(trace: ProcessTrace, operation: Operation) -> int:
-    communicator = trace.communicator_of(operation)
-    nranks = 1 if communicator is None else communicator.nranks
-    return total(operation.kind, nranks, operation.count, operation.dtype)
+    time: int
+    exposed: int
+    group: object = None
+    bandwidth: Bandwidth | None = None
 
 
 def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
-    collected: dict[tuple[str, int], _Collected] = {}
+    rows: dict[tuple[str, int], Row] = {}
+    samples: dict[tuple[str, int], list[_Sample]] = defaultdict(list)
 
-    def at(kind: str, nbytes: int) -> _Collected:
-        return collected.setdefault((kind, nbytes), _Collected(Row(kind, nbytes)))
+    def at(kind: str, nbytes: int) -> Row:
+        return rows.setdefault((kind, nbytes), Row(kind, nbytes))
 
     for position, (trace, open_) in enumerate(zip(merged.traces, found, strict=True)):
         lanes = Lanes(trace)
@@ -248,36 +232,43 @@ def _rows(merged: Merged, found: Sequence[Exposed]) -> list[Row]:
         exposed_ = open_.operations + open_.runs
         graphs: dict[int, int] = defaultdict(int)
         for index, operation in enumerate([*trace.operations, *trace.runs]):
-            nbytes, is_run = _bytes(trace, operation), index >= len(trace.operations)
+            nbytes, is_run = operation_bytes(trace, operation), index >= len(trace.operations)
             if operation.graph is not None and not is_run:
                 graphs[operation.graph] += nbytes
             if not trace.timed and operation.graph is None and not operation.failed:
-                at(operation.kind, nbytes).row.calls += 1
+                at(operation.kind, nbytes).calls += 1
             hidden = exposed_[index]
             if hidden is None or operation.began is None or operation.ended is None:
                 continue
-            one = at(operation.kind, nbytes)
-            launch = operation.called if is_run else None
-            group = position, operation.group, lanes.of_operation(operation), launch
+            row = at(operation.kind, nbytes)
+            group = None
+            if operation.group is not None:
+                launch = operation.called if is_run else None
+                group = position, operation.group, lanes.of_operation(operation), launch
             time = operation.ended - operation.began
-            one.add(time, hidden, None if operation.group is None else group, speeds[index])
+            samples[row.kind, nbytes].append(_Sample(time, hidden, group, speeds[index]))
             if not is_run and (waited := merged.waited.get((position, index))) is not None:
-                one.row.waited_for[merged.label(waited.trace)] += waited.nanoseconds
+                row.waited_for[merged.label(waited.trace)] += waited.nanoseconds
         for graph, hidden in zip(trace.launches, open_.launches, strict=True):
             if hidden is not None and graph.began is not None and graph.ended is not None:
-                one = at(f"graph {graph.graph}", graphs[graph.graph])
-                one.add(graph.ended - graph.began, hidden, None, None)
-    return [_finish(one) for _, one in sorted(collected.items())]
+                row = at(f"graph {graph.graph}", graphs[graph.graph])
+                samples[row.kind, row.bytes].append(_Sample(graph.ended - graph.began, hidden))
+    for key, own in samples.items():
+        _fill(rows[key], own)
+    return [row for _, row in sorted(rows.items())]
 
 
-def _finish(one: _Collected) -> Row:
-    one.row.calls += len(one.times)
-    if not one.times:
-        return one.row
-    one.row.median = round(statistics.median(one.times))
-    one.row.minimum, one.row.maximum = min(one.times), max(one.times)
-    one.row.busbw = statistics.median(one.speeds) if one.speeds else None
-    return one.row
+def _fill(row: Row, samples: Sequence[_Sample]) -> None:
+    times = [one.time for one in samples]
+    row.calls += len(times)
+    row.median = round(statistics.median(times))
+    row.minimum, row.maximum = min(times), max(times)
+    speeds = [one.bandwidth.busbw for one in samples if one.bandwidth is not None]
+    row.busbw = statistics.median(speeds) if speeds else None
+    groups = {one.group: one for one in reversed(samples) if one.group is not None}
+    for one in [*groups.values(), *(one for one in samples if one.group is None)]:
+        row.total += one.time
+        row.exposed += one.exposed
 
 
 # --- text
@@ -331,15 +322,16 @@ def clock_notes(merged: Merged) -> list[str]:
     Returns:
         The lines; empty if all traces share one clock.
     """
-    texts = [_clock_text(merged, i) for i in range(1, len(merged.traces))]
-    return [text for text in texts if text]
+    return [
+        _clock_text(merged, trace)
+        for trace, clock in enumerate(merged.clocks)
+        if clock.method != "same"
+    ]
 
 
 def _clock_text(merged: Merged, trace: int) -> str:
-    """How the clock of a trace was set, if it differs from that of the first one."""
+    """How the clock of a trace was set."""
     clock = merged.clocks[trace]
-    if clock.method == "same":
-        return ""
     text = f"{merged.label(trace)}: its clock is {clock.offset / 1e6:+.6f} ms"
     if clock.method == "epoch":
         return f"{text}, from the wall clocks: none of its operations match"
