@@ -70,10 +70,6 @@ class _Entry(NamedTuple):
         return bool(self.flags & 1)
 
     @property
-    def captured(self) -> bool:
-        return self.graph != 0
-
-    @property
     def on_device(self) -> bool:
         return bool(self.flags & 4)
 
@@ -182,7 +178,11 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
     trace.ranges = _ranges(contents)
     trace.launches = [_launch(entry) for entry in contents.entries if entry.type == _LAUNCH]
     trace.windows = _windows(contents)
-    trace.runs = [_run(entry, contents) for entry in contents.entries if entry.type == _RUN]
+    trace.runs = [
+        replace(_operation(entry, entry, contents, timed=True), returned=None)
+        for entry in contents.entries
+        if entry.type == _RUN
+    ]
     return trace
 
 
@@ -197,7 +197,8 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
         if entry.type == _SIGNAL:
             signal = Signal(entry.root_or_peer, entry.elements, entry.signal, entry.context)
             signals[entry.communicator, entry.sequence].append(signal)
-    operations = []
+    operations: list[tuple[int, Operation]] = []
+    latest: dict[int, int] = {}
     for entry in entries:
         times = entry
         if (entry.communicator, entry.sequence) in failures:
@@ -209,19 +210,11 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
         if operation.kind == "wait_signal":
             found = tuple(signals[entry.communicator, entry.sequence])
             operation = replace(operation, sendbuff=0, signals=found)
-        operations.append(operation)
-    return _in_order(operations)
-
-
-def _in_order(operations: list[Operation]) -> list[Operation]:
-    """Sort by the time of the call, preserving the order within each thread."""
-    latest: dict[int, int] = {}
-    keys = []
-    for operation in operations:
-        latest[operation.thread] = max(latest.get(operation.thread, 0), operation.called)
-        keys.append(latest[operation.thread])
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    return [operations[index] for index in order]
+        # By the time of the call, in the order of each thread.
+        latest[entry.thread] = max(latest.get(entry.thread, 0), entry.called)
+        operations.append((latest[entry.thread], operation))
+    operations.sort(key=lambda pair: pair[0])
+    return [operation for _, operation in operations]
 
 
 def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool) -> Operation:
@@ -234,7 +227,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
     began, ended = times.began or None, times.ended or None
     if timed and not entry.on_device:  # the call returned when the operation was done
         began, ended = times.called, times.returned or None
-    if entry.captured and entry.type != _RUN:
+    if entry.graph and entry.type != _RUN:
         began = ended = None
     operation = Operation(
         kind=kind,
@@ -270,12 +263,6 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
     return replace(operation, sendbytes=shape.sent * size, recvbytes=shape.received * size)
 
 
-def _run(entry: _Entry, contents: _Contents) -> Operation:
-    """A captured operation in a launch."""
-    operation = _operation(entry, entry, contents, timed=True)
-    return replace(operation, returned=None)
-
-
 def _wait(entry: _Entry, contents: _Contents) -> Wait:
     communicator = contents.communicators.get(entry.communicator)
     return Wait(
@@ -295,49 +282,49 @@ def _wait(entry: _Entry, contents: _Contents) -> Wait:
 
 
 def _windows(contents: _Contents) -> list[Window]:
-    closed = {
-        (entry.communicator, entry.number): entry.called
-        for entry in contents.entries
-        if entry.type == _WINDOW_CLOSE
-    }
-    windows: dict[tuple[int, int], Window] = {}  # a communicator's first use has two
+    opened: dict[tuple[int, int], _Entry] = {}
+    closed: dict[tuple[int, int], int] = {}
     for entry in contents.entries:
-        if entry.type == _WINDOW_OPEN:
-            key = entry.communicator, entry.number
-            communicator = contents.communicators[entry.communicator]
-            window = Window(
-                communicator=communicator.id,
-                rank=communicator.rank,
-                number=entry.number,
-                address=entry.recvbuff,
-                nbytes=entry.elements,
-                opened=entry.called,
-                closed=closed.get(key),
-            )
-            windows.setdefault(key, window)
-    return [windows[key] for key in sorted(windows)]
+        if entry.type == _WINDOW_OPEN:  # the first use of a communicator may repeat it
+            opened.setdefault((entry.communicator, entry.number), entry)
+        elif entry.type == _WINDOW_CLOSE:
+            closed[entry.communicator, entry.number] = entry.called
+    return [
+        Window(
+            communicator=contents.communicators[communicator].id,
+            rank=contents.communicators[communicator].rank,
+            number=number,
+            address=entry.recvbuff,
+            nbytes=entry.elements,
+            opened=entry.called,
+            closed=closed.get((communicator, number)),
+        )
+        for (communicator, number), entry in sorted(opened.items())
+    ]
 
 
 def _ranges(contents: _Contents) -> list[Range]:
     ends = {entry.sequence: entry for entry in contents.entries if entry.type == _RANGE_END}
-    ranges = []
-    for entry in contents.entries:
-        if entry.type != _RANGE_BEGIN:
-            continue
-        end = ends.get(entry.sequence)
-        ranges.append(
-            Range(
-                name=contents.names[entry.elements],
-                compute=entry.compute,
-                stream=entry.stream if entry.on_device else None,
-                thread=entry.thread,
-                began=(entry.began or entry.called) if entry.on_device else entry.called,
-                ended=None
-                if end is None
-                else ((end.began or None) if entry.on_device else end.called),
-            )
-        )
-    return ranges
+    return [
+        _range(entry, ends.get(entry.sequence), contents.names[entry.elements])
+        for entry in contents.entries
+        if entry.type == _RANGE_BEGIN
+    ]
+
+
+def _range(entry: _Entry, end: _Entry | None, name: str) -> Range:
+    on_device = entry.on_device
+    ended = None
+    if end is not None:
+        ended = (end.began or None) if on_device else end.called
+    return Range(
+        name=name,
+        compute=entry.compute,
+        stream=entry.stream if on_device else None,
+        thread=entry.thread,
+        began=(entry.began if on_device else 0) or entry.called,
+        ended=ended,
+    )
 
 
 def _launch(entry: _Entry) -> GraphLaunch:
