@@ -29,6 +29,9 @@ def test_algorithms(provider: str) -> None:
     assert {(entry.nbytes, entry.variant) for entry in measured} == {
         (nbytes, way) for nbytes in _SIZES for way in ways
     }
+    chosen = [entry.chosen for entry in measured if entry.variant == Variant()]
+    explains = provider == "host" or nccl.get_version(provider) >= (2, 22, 0)
+    assert all(chosen) == explains, chosen
     for nbytes in _SIZES:
         best = winner(measured, 2, nbytes)
         assert best is not None

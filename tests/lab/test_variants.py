@@ -1,5 +1,5 @@
-"""Proves what the lab tells NCCL for each algorithm and version, what it reads from NCCL's log, and
-when it warns that NCCL_ALGO disables a collective.
+"""Proves what the lab tells NCCL for each algorithm and version, and when it warns that NCCL_ALGO
+disables a collective.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from pynccl.tools.lab.algorithms import Measured, tuning
 from pynccl.tools.lab.row import Timing
 from pynccl.tools.lab.variants import (
     Variant,
-    chosen_in_log,
     environment,
     variants,
     warning,
@@ -77,19 +76,6 @@ def test_warning(text: str, version: tuple[int, int, int], missing: str | None) 
     else:
         assert found is not None
         assert f"does not name {missing}: from NCCL 2.31" in found
-
-
-def test_what_nccl_logs() -> None:
-    log = (
-        "host:1:1 [0] NCCL INFO AllReduce: 64 Bytes -> Algo TREE proto LL channel{Lo..Hi}={0..0}\n"
-        "host:1:1 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto SIMPLE "
-        "channel{Lo..Hi}={0..23}\n"
-        "host:1:1 [0] NCCL INFO AllGather: 512 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}\n"
-    )
-    assert chosen_in_log(log, "all_reduce", 2**20, 2) == "ring simple"
-    assert chosen_in_log(log, "all_reduce", 64, 2) == "tree ll"
-    assert chosen_in_log(log, "all_gather", 1024, 2) == "ring ll"
-    assert chosen_in_log(log, "all_reduce", 128, 4) is None
 
 
 def test_tuning_file_has_the_winners() -> None:

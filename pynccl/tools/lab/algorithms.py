@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -22,7 +20,7 @@ from pynccl.tools.lab.agreement import maximum, new_stream, timed
 from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.operations import BufferKind, Communication
 from pynccl.tools.lab.row import Timing
-from pynccl.tools.lab.variants import Variant, chosen_in_log, environment
+from pynccl.tools.lab.variants import FUNCTIONS, Variant, environment
 from pynccl.tools.text import size_text, table
 from pynccl.tools.trace.bandwidth import bandwidth
 
@@ -123,17 +121,11 @@ def measure(
         for way in ways:
             timing = Timing(tuple(samples[way])) if way in samples else None
             entry = Measured(collective, comm.nranks, nbytes, way, timing)
-            if comm.provider == "host" and way == Variant():
-                entry = replace(entry, chosen=_chosen_on_host(comm, collective, nbytes))
+            explained = collective != "send_recv" and comm.nranks > 1
+            if comm.provider == "host" and way == Variant() and explained:
+                entry = replace(entry, chosen=_chosen(comm, collective, [nbytes])[nbytes])
             measured.append(replace(entry, error=errors.get(way, "")))
     return measured
-
-
-def _chosen_on_host(comm: nccl.Communicator, collective: str, nbytes: int) -> str | None:
-    if collective == "send_recv" or comm.nranks == 1:
-        return None
-    unit = blocks(collective, comm.nranks)
-    return comm.explain(collective, nbytes // unit * unit).algorithm
 
 
 class _Timer:
@@ -237,8 +229,14 @@ def compare(
                 ]
             measured += found
             done += 1
-        if provider == "cuda":
-            measured = _with_choices(measured, collective, sizes, nranks)
+        if provider == "cuda" and collective in FUNCTIONS:
+            chosen = _choices(collective, sizes, nranks)
+            measured = [
+                replace(entry, chosen=chosen.get(entry.nbytes))
+                if (entry.nranks, entry.variant) == (nranks, Variant())
+                else entry
+                for entry in measured
+            ]
     if progress is not None:
         progress(count, count, "")
     return measured
@@ -259,24 +257,22 @@ def _worlds(
     ]
 
 
-def _with_choices(
-    measured: list[Measured], collective: str, sizes: Sequence[int], nranks: int
-) -> list[Measured]:
-    """Run the default variant again, with NCCL's log of its choices."""
-    with tempfile.TemporaryDirectory() as folder:
-        env = {
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "TUNING",
-            "NCCL_DEBUG_FILE": os.path.join(folder, "log.%p"),
-        }
-        world.run(nranks, measure, (collective, list(sizes), [Variant()], 1), "cuda", env)
-        log = "".join(path.read_text() for path in Path(folder).iterdir())
-    return [
-        replace(entry, chosen=chosen_in_log(log, collective, entry.nbytes, nranks))
-        if entry.nranks == nranks and entry.variant == Variant()
-        else entry
-        for entry in measured
-    ]
+def _choices(collective: str, sizes: Sequence[int], nranks: int) -> dict[int, str]:
+    """NCCL's choice by size; empty if NCCL cannot explain it."""
+    try:
+        env = {"PYNCCL_EXPLAIN": "1"}
+        return world.run(nranks, _chosen, (collective, list(sizes)), "cuda", env) or {}
+    except LaunchError:
+        return {}
+
+
+def _chosen(comm: nccl.Communicator, collective: str, sizes: Sequence[int]) -> dict[int, str]:
+    unit = blocks(collective, comm.nranks)
+    chosen = {}
+    for nbytes in sizes:
+        found = comm.explain(collective, nbytes // unit * unit)
+        chosen[nbytes] = f"{found.algorithm} {found.protocol}".strip().lower()
+    return chosen
 
 
 def read_json(path: Path) -> list[Measured]:

@@ -230,7 +230,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     on_gpus = arguments.provider == "cuda"
     if arguments.write and not on_gpus:
         raise ValueError("--write: hostnccl reads no tuning file; use --provider cuda")
-    has_algorithms = arguments.collective not in ("all_to_all", "gather", "scatter", "send_recv")
+    has_algorithms = arguments.collective in variants.FUNCTIONS
     of_gpus = ["ring", "tree"] if arguments.collective == "all_reduce" else ["ring"]
     paths = ["staged", "direct", "window"] if arguments.collective != "send_recv" else []
     of_provider = (of_gpus if has_algorithms else []) if on_gpus else paths

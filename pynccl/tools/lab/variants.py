@@ -7,19 +7,18 @@ hostnccl, an algorithm is a path, which is chosen in the configuration of a call
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "FUNCTIONS",
     "Variant",
-    "chosen_in_log",
     "environment",
     "variants",
     "warning",
 ]
 
-_FUNCTIONS = {  # the names in NCCL's variables of the collectives that have algorithms
+FUNCTIONS = {  # the names in NCCL's variables of the collectives that have algorithms
     "all_reduce": "AllReduce",
     "broadcast": "Broadcast",
     "reduce": "Reduce",
@@ -73,7 +72,7 @@ def variants(
             raise ValueError(
                 f"algorithms: {algorithm!r} is not a path of hostnccl: {', '.join(_HOST_PATHS)}"
             )
-        if collective not in _FUNCTIONS and (provider == "cuda" or collective == "send_recv"):
+        if collective not in FUNCTIONS and (provider == "cuda" or collective == "send_recv"):
             raise ValueError(f"algorithms: {collective} has none to choose from")
     if provider == "host" and (set(protocols) | set(ctas)) - {_DEFAULT}:
         raise ValueError("protocols, ctas: hostnccl has neither; a rank is one thread")
@@ -96,7 +95,7 @@ def environment(variant: Variant, collective: str, version: tuple[int, int, int]
         version: NCCL's version.
     """
     env = {}
-    function = _FUNCTIONS.get(collective, "")
+    function = FUNCTIONS.get(collective, "")
     if variant.algorithm != _DEFAULT:
         named = f"ring;{function}:{variant.algorithm}"
         env["NCCL_ALGO"] = named if version >= _PER_FUNCTION else variant.algorithm
@@ -129,7 +128,7 @@ def warning(
     missing = [
         name
         for name in dict.fromkeys(collectives)
-        if name in _FUNCTIONS and _FUNCTIONS[name].lower() not in named
+        if name in FUNCTIONS and FUNCTIONS[name].lower() not in named
     ]
     if not missing:
         return None
@@ -138,24 +137,3 @@ def warning(
         'it does not name is disabled; put a list for all others first, as in "ring,tree;'
         'allreduce:tree"'
     )
-
-
-_LINE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\S+) proto (\S+)")
-
-
-def chosen_in_log(log: str, collective: str, nbytes: int, nranks: int) -> str | None:
-    """The choice that NCCL 2.24 or newer logged (NCCL_DEBUG_SUBSYS=TUNING).
-
-    Args:
-        log: the log of rank 0.
-        collective: the collective.
-        nbytes: its size in bytes.
-        nranks: the number of ranks.
-
-    Returns:
-        Text such as "ring simple"; None if nothing was logged.
-    """
-    for function, size, algorithm, protocol in _LINE.findall(log):
-        if function == _FUNCTIONS.get(collective) and int(size) in (nbytes, nbytes // nranks):
-            return f"{algorithm.lower()} {protocol.lower()}"
-    return None
