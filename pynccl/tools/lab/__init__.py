@@ -23,9 +23,9 @@ from pynccl.tools.lab.loads import Gemm, Load, MemoryBound, Sleep, Spin, fit, ma
 from pynccl.tools.lab.measure import overlap
 from pynccl.tools.lab.operations import Communication
 from pynccl.tools.lab.row import Row, Span, Timing
-from pynccl.tools.lab.script import script
 from pynccl.tools.lab.settings import Setting, combinations, sweep_overlaps
 from pynccl.tools.lab.verdict import Evidence, Verdict, classify
+from pynccl.tools.lab.world import script
 
 __all__ = [
     "Arrays",
