@@ -18,8 +18,9 @@ locks between threads, is not in a trace.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from pynccl.tools.trace.lanes import Interval, Lane, Lanes
@@ -179,33 +180,31 @@ class _Order:
         # What threads know from a given time on: a wait implies all that had ended when it was
         # over.
         self._learned: dict[int, list[tuple[int, _Clock | Wait]]] = defaultdict(list)
-        # Waits that were over. Others order nothing that was issued later, or were captured.
-        over = [(wait.ended, wait) for wait in trace.waits if wait.ended is not None]
-        waits = [wait for _, wait in over if not wait.on_device]
-        self._thread_waits = deque(sorted(waits, key=lambda one: one.began))
-        self._stream_waits: dict[Lane, deque[tuple[int, Wait]]] = defaultdict(deque)
-        for ended, wait in sorted(over, key=lambda pair: pair[0]):
-            if wait.on_device and not _is_known(wait):
-                self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
-        # Stream waits with known targets, by their calls, and the records of their events.
-        known = [wait for wait in trace.waits if wait.on_device and _is_known(wait)]
-        self._known_waits = deque(sorted(known, key=_called))
-        records = {record for wait in trace.waits if (record := _record(wait)) is not None}
-        self._records = deque(sorted(records))
         self._recorded: dict[_Record | None, _Clock] = {}
+        # Waits of streams for unknown targets, by the times when they were over. One that was not
+        # over orders nothing that was issued later, or was captured.
+        self._stream_waits: dict[Lane, deque[tuple[int, Wait]]] = defaultdict(deque)
 
     def run(self) -> list[_Node]:
         """All operations that ran, in the order of their calls, with what comes before each."""
-        waits = self._thread_waits
-        nodes = []
-        for batch in self._batches():
-            called = batch[0].one.called
-            self._pass_known_waits(called)
-            while waits and waits[0].began <= called:
-                self._begin_wait(waits.popleft())
-            self._issue(batch)
-            nodes += batch
-        return nodes
+        batches = self._batches()
+        calls: list[tuple[int, int, Callable[[], None]]] = [
+            (batch[-1].one.called, 3, partial(self._issue, batch)) for batch in batches
+        ]
+        over = [(wait.ended, wait) for wait in self._trace.waits if wait.ended is not None]
+        for ended, wait in sorted(over, key=lambda pair: pair[0]):
+            if not wait.on_device:
+                calls.append((wait.began, 2, partial(self._begin_wait, wait, ended)))
+            elif not _is_known(wait):
+                self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
+        for wait in self._trace.waits:
+            if wait.on_device and _is_known(wait):
+                calls.append((_called(wait), 1, partial(self._pass_wait, wait)))
+        records = {record for wait in self._trace.waits if (record := _record(wait)) is not None}
+        calls += [(record.time, 0, partial(self._record_event, record)) for record in records]
+        for _, _, call in sorted(calls, key=lambda one: one[:2]):
+            call()
+        return [node for batch in batches for node in batch]
 
     def _batches(self) -> list[list[_Node]]:
         """Operations that are issued together: those of one group and communicator."""
@@ -223,16 +222,14 @@ class _Order:
             batches["launch", index] = [node]
         return sorted(batches.values(), key=lambda batch: batch[-1].one.called)
 
-    def _begin_wait(self, wait: Wait) -> None:
+    def _begin_wait(self, wait: Wait, ended: int) -> None:
         """Begin a thread's wait. Its target was called before."""
-        if wait.ended is None:
-            return
         lane = self._lanes.awaited(wait)
         known: _Clock | Wait | None = self._awaited(wait)
         if known is None and wait.what == "stream" and lane is not None:
-            self._pass_waits(lane, wait.ended)
+            self._pass_waits(lane, ended)
             known = dict(self._streams[lane])
-        self._learned[wait.thread].append((wait.ended, wait if known is None else known))
+        self._learned[wait.thread].append((ended, wait if known is None else known))
 
     def _issue(self, batch: list[_Node]) -> None:
         thread = self._learn(batch[0].one.thread, batch[0].one.called)
@@ -258,24 +255,16 @@ class _Order:
         for lane in firsts:
             self._streams[lane] = dict(after)
 
-    def _pass_known_waits(self, time: int) -> None:
-        """Process event records, and waits with known targets, that were called before a time."""
-        while True:
-            wait = self._known_waits[0] if self._known_waits else None
-            until = time if wait is None else min(time, _called(wait))
-            if self._records and self._records[0].time <= until:
-                record = self._records.popleft()
-                lane = self._lanes.of_stream(record.stream)
-                clock = self._recorded[record] = dict(self._streams[lane])
-                _join(clock, self._ended(record.time))
-            elif wait is not None and _called(wait) <= time:
-                self._known_waits.popleft()
-                known = self._awaited(wait)
-                if known is None:
-                    known = self._ended_before(wait)
-                _join(self._streams[self._lanes.of_wait(wait)], known)
-            else:
-                return
+    def _record_event(self, record: _Record) -> None:
+        clock = dict(self._streams[self._lanes.of_stream(record.stream)])
+        _join(clock, self._ended(record.time))
+        self._recorded[record] = clock
+
+    def _pass_wait(self, wait: Wait) -> None:
+        """Order a stream's wait before its later work."""
+        known = self._awaited(wait)
+        known = self._ended_before(wait) if known is None else known
+        _join(self._streams[self._lanes.of_wait(wait)], known)
 
     def _learn(self, thread: int, time: int) -> _Clock:
         """What a thread knows at a given time to be done."""
@@ -292,9 +281,7 @@ class _Order:
         """Order a stream's waits that were over at a given time before its later work."""
         waits = self._stream_waits[lane]
         while waits and waits[0][0] <= time:
-            _, wait = waits.popleft()
-            known = self._awaited(wait)
-            _join(self._streams[lane], self._ended_before(wait) if known is None else known)
+            self._pass_wait(waits.popleft()[1])
 
     def _awaited(self, wait: Wait) -> _Clock | None:
         """What is done once the operation or event of a wait is done; None if unknown."""
