@@ -1,6 +1,6 @@
-"""Proves that pynccl doctor finds nothing wrong with a sound machine, and says in words what is
-wrong with one that is not: a library that is missing or hangs, ranks that hang, die or compute
-nonsense, a misspelled variable; and that it leaves no process.
+"""Proves that pynccl doctor reports no problem on a sound machine, and names the problem otherwise:
+libraries that are missing or hang, ranks that hang, die or return wrong results, misspelled
+variables. It leaves no process behind.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_a_sound_machine() -> None:
     assert re.fullmatch(r"no problems \(\d+\.\d s\)", lines[-1])
 
 
-def test_a_library_that_is_not_there() -> None:
+def test_a_missing_library() -> None:
     code, found, _ = _run(_environment(PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2"))
     assert code == 1
     (problem,) = [one for one in found["findings"] if one["level"] == "problem"]
@@ -68,7 +68,7 @@ def test_a_library_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("mistake", ["hang", "crash"])
-def test_a_library_whose_loading_goes_wrong(tmp_path: Path, mistake: str) -> None:
+def test_a_library_that_cannot_be_loaded(tmp_path: Path, mistake: str) -> None:
     """It is loaded in a process of its own, and that process is ended."""
     compiler = shutil.which("cc")
     if not compiler:
@@ -139,7 +139,7 @@ def test_variables() -> None:
     )
 
 
-def test_a_value_that_hostnccl_refuses() -> None:
+def test_a_value_that_hostnccl_rejects() -> None:
     code, found, _ = _run(_environment(HOSTNCCL_SPIN_US="-3"), "--provider", "host")
     assert code == 1
     of_library, of_ranks = _problems(found)
@@ -147,7 +147,7 @@ def test_a_value_that_hostnccl_refuses() -> None:
     assert of_ranks.startswith("ranks 0 and 1 failed after starting: NcclInvalidArgumentError")
 
 
-def test_a_provider_that_does_not_exist() -> None:
+def test_an_unknown_provider() -> None:
     code, found, _ = _run(_environment(PYNCCL_PROVIDER="gpu"), "--provider", "host")
     assert code == 1
     assert _problems(found) == ["PYNCCL_PROVIDER=gpu is not one of cuda, host"]
@@ -237,7 +237,7 @@ def test_wrong_results() -> None:
     assert "all_reduce returned wrong data: 262144 of 262144 elements are not 3" in problem.text
 
 
-def test_what_ranks_print(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_the_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     """The standard output is the report's, also where NCCL prints to it (NCCL_DEBUG=INFO)."""
     assert _with(_talk) == []
     captured = capfd.readouterr()

@@ -1,5 +1,5 @@
-"""Proves what the doctor says of each kind of machine, package, library and variable, from what it
-finds there; and that its tables have every variable that pynccl and hostnccl read.
+"""Proves the doctor's findings for each kind of machine, package, library and variable, and that
+its tables list every variable that pynccl and hostnccl read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Proves what the doctor prints of a topology file of NCCL, what it calls unusual, and that a file
-of another kind is an error.
-"""
+"""Proves the tables and findings for a topology file of NCCL, and that another file is an error."""
 
 from __future__ import annotations
 

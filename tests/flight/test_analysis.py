@@ -1,4 +1,4 @@
-"""Proves what the analysis says of constructed dumps: who waits for whom, and who is wrong."""
+"""Proves that the analysis names the waiting and the differing ranks of constructed dumps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _finding(*programs: list[dict[str, Any]], missing: int = 0, **fields: object
     return findings[0]
 
 
-def test_what_is_done_on_all_ranks_is_no_finding() -> None:
+def test_completed_operations_are_not_findings() -> None:
     report = _report(_LOOP, _LOOP)
     assert not report.findings
     assert "no rank waits for another" in report.text()
@@ -51,13 +51,13 @@ def test_ranks_that_are_behind_each_other() -> None:
     assert "their last is #3, done; ranks 0, 3 went on" in first.text
 
 
-def test_a_rank_that_has_called_nothing() -> None:
+def test_a_rank_without_calls() -> None:
     finding = _finding([record("broadcast", "called", age=2)], [])
     assert "rank 1 has not issued #1 broadcast(float32, count=4, root=0)" in finding.text
     assert "no collective was called so far" in finding.text
 
 
-def test_where_the_rank_that_is_behind_waits() -> None:
+def test_where_a_late_rank_waits() -> None:
     """Two communicators in opposite orders."""
     waits = [record("all_reduce", "called", age=3)]
     dumps = [
@@ -122,7 +122,7 @@ def test_a_mismatch_before_the_records_is_seen_by_the_fingerprints() -> None:
     assert "before #3" in finding.text
 
 
-def test_ranks_that_are_farther_apart_than_the_records() -> None:
+def test_ranks_farther_apart_than_the_records() -> None:
     finding = _finding(_LOOP * 3, _LOOP, lost=8)
     assert (finding.kind, finding.ranks, finding.number) == ("behind", [1], 6)
     assert finding.text == ("rank 1 has not issued #6; its last is #5; rank 0 went on")
@@ -187,7 +187,7 @@ def test_messages_whose_records_were_lost_are_not_compared() -> None:
     assert not analyse(dumps).findings
 
 
-def test_a_call_that_is_no_operation() -> None:
+def test_a_call_other_than_an_operation() -> None:
     call = {"function": "ncclCommSplit", "time_created_ns": NOW - 4_000_000_000}
     dumps = [
         dump(rank, communicator(rank, 3, _LOOP, calls=[call] if rank != 1 else []))
@@ -203,7 +203,7 @@ def test_failures_and_names_are_in_the_text() -> None:
     assert "rank 1 has failed: it broke" in text
 
 
-def test_ranks_that_have_joined_are_of_the_same_communicator() -> None:
+def test_ranks_that_joined_belong_to_the_communicator() -> None:
     waits = [record("all_reduce", "issued", age=1)]
     dumps = [
         dump(0, communicator(0, 3, waits, id="c" * 16, joined="d" * 16)),
@@ -225,7 +225,7 @@ def test_ranks_of_processes_are_named() -> None:
     assert "its ranks: 0 in process 4, 1 in process 7" in text
 
 
-def test_files_that_do_not_belong_together_are_refused() -> None:
+def test_files_that_do_not_belong_together_are_rejected() -> None:
     with pytest.raises(DumpError, match=r"rank 0 of communicator a+ is also in flight_0"):
         analyse([dump(0, communicator(0, 2, [])), dump(1, communicator(0, 2, []))])
     with pytest.raises(DumpError, match=r"flight_1: rank 1 of 3 .* which has 2 ranks"):

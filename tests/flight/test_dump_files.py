@@ -45,7 +45,7 @@ def test_a_dump_is_read(tmp_path: Path) -> None:
         ('{"format": "pynccl flight record", "version": 1}', "reason is missing"),
     ],
 )
-def test_what_is_no_dump_is_an_error(
+def test_invalid_dumps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
 ) -> None:
     (path,) = _write(tmp_path, text)

@@ -1,5 +1,5 @@
-"""Proves that what another user has put in the place of a flight dump, a trace or a recording is
-neither followed nor written to, and that nobody but the owner can change the new file.
+"""Proves that links and pipes that another user planted at the path of a flight dump, a trace or a
+recording are neither followed nor written to, and that only the owner can change the new file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WRITERS: list[Callable[[Path], None]] = [_dump, _trace]
 
 @pytest.mark.parametrize("write", _WRITERS)
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
-def test_what_was_planted_is_an_error(
+def test_planted_files_are_an_error(
     tmp_path: Path, write: Callable[[Path], None], kind: str
 ) -> None:
     victim, path = tmp_path / "victim", tmp_path / "name_0"

@@ -1,6 +1,6 @@
-"""Proves what the client of NCCL's RAS service says of ranks that are missing, behind, dead or
-silent, and that a service that hangs or lies is an error within the time limit. The service is the
-stand-in of tests.support.ras.
+"""Proves that the client of NCCL's RAS service names missing, late, dead and silent ranks, and that
+a silent service and an invalid answer are errors within the time limit. The service is the stand-in
+of tests.support.ras.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _refused(address: str, seconds: float = 0.5) -> str:
 
 
 @pytest.mark.parametrize("word", ["CLIENT", "TIMEOUT", "SET", "STATUS"])
-def test_a_service_that_hangs(word: str) -> None:
+def test_a_silent_service(word: str) -> None:
     with Service() as service:
         service.replies[word] = None
         assert "no answer within 0.5 s" in _refused(service.address)
@@ -177,7 +177,7 @@ def test_a_service_that_sends_a_byte_at_a_time() -> None:
         ("STATUS", report(communicator([rank(0, collective_counts=[1])])), "is not an object"),
     ],
 )
-def test_a_service_that_lies(word: str, reply: bytes, text: str) -> None:
+def test_an_invalid_answer(word: str, reply: bytes, text: str) -> None:
     with Service() as service:
         service.replies[word] = reply
         assert text in _refused(service.address, 5)

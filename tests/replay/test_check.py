@@ -1,4 +1,4 @@
-"""Proves that recordings of ranks that differ are reported with rank and number, and never hang."""
+"""Proves that mismatched recordings are reported with rank and number, and never hang."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _findings(world: World, ranks: int | None = None) -> list[Finding]:
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "all_to_all", "send", "recv"])
-def test_an_operation_that_one_rank_has_not(kind: str) -> None:
+def test_a_missing_operation(kind: str) -> None:
     world = generated(random.Random(5), 4, 300)
     operations = world.traces[2].operations
     index = next(n for n in range(150, 300) if operations[n].kind == kind)
@@ -71,7 +71,7 @@ def test_a_message_of_another_size() -> None:
     assert "its receive (float32, count=5)" in finding.text
 
 
-def test_processes_are_named_where_the_ranks_of_a_communicator_are_others() -> None:
+def test_processes_are_named_if_their_ranks_differ() -> None:
     world = World(3)
     world.all("all_reduce", world.communicator("b", [2, 0]))
     world.traces[0].operations.pop()

@@ -1,4 +1,4 @@
-"""Proves that recorded buffers keep what they share in a replay, and share nothing else."""
+"""Proves that buffers overlap in a replay exactly as recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_unscaled_distances_are_kept(buffers: list[tuple[int, int]]) -> None:
 
 
 @given(_BUFFERS, st.sampled_from([0.01, 0.1, 0.5, 0.9, 3.0]))
-def test_scaled_buffers_that_were_apart_stay_apart(
+def test_scaled_disjoint_buffers_stay_disjoint(
     buffers: list[tuple[int, int]], scale: float
 ) -> None:
     scaled = [(16 * a, 16 * n, 4 * max(1, int(4 * n * scale))) for a, n in buffers]

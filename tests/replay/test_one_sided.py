@@ -1,5 +1,5 @@
-"""Proves that one-sided operations are replayed in the windows, places and order of the recording,
-that what arrives is compared, and that waits for signals that nobody sends are reported.
+"""Proves that one-sided operations are replayed with the recorded windows, offsets and order, that
+the contents of windows are compared, and that waits for missing signals are reported.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_a_halo_exchange(files: Files, form: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("form", ["recording 4", "trace 2"])
-def test_windows_places_and_signals_are_the_recorded_ones(files: Files, form: str) -> None:
+def test_windows_offsets_and_signals_are_the_recorded_ones(files: Files, form: str) -> None:
     traces = _traces(files[form])
     programs = compile_programs(gather(traces))
     for trace, program in zip(traces, programs, strict=True):
@@ -183,7 +183,7 @@ def _last_put(program: Program, window: int, offset: int) -> list[Op]:
 
 
 @pytest.mark.parametrize("what", ["offset", "source", "window"])
-def test_a_put_to_a_wrong_place_is_reported(files: Files, what: str) -> None:
+def test_a_misplaced_put_is_reported(files: Files, what: str) -> None:
     def change(programs: list[Program]) -> None:
         op = _last_put(programs[1], 2, 0)[-1]  # to the left halo of rank 2
         if what == "offset":
@@ -204,7 +204,7 @@ def test_a_put_to_a_wrong_place_is_reported(files: Files, what: str) -> None:
 
 
 @pytest.mark.parametrize("form", _FORMS[1:])
-def test_a_signal_that_one_rank_has_not_sent(files: Files, form: str) -> None:
+def test_a_missing_signal(files: Files, form: str) -> None:
     traces = _traces(files[form])
     operations = traces[1].operations
     index = next(n for n, one in enumerate(operations) if one.kind == "signal")
@@ -340,7 +340,7 @@ def test_providers(provider: str) -> None:
     assert result.checked > 0
 
 
-def test_signals_that_nobody_waited_for_are_waited_for_at_the_end() -> None:
+def test_remaining_signals_are_awaited_at_the_end() -> None:
     world = World(2)
     _with_windows(world, {1: 8192})
     for _ in range(3):
@@ -367,7 +367,7 @@ def test_signals_and_contexts_have_their_indexes() -> None:
     assert list(result.failures) == [1]
 
 
-def test_regions_that_several_ranks_write_are_counted_and_not_compared(
+def test_regions_written_by_several_ranks_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = World(3)
@@ -449,7 +449,7 @@ def test_a_put_outside_the_windows_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("why", ["late", "full"])
-def test_recordings_that_begin_or_end_at_other_places(why: str) -> None:
+def test_recordings_that_begin_late_or_are_full(why: str) -> None:
     world = World(2)
     _with_windows(world, {1: 8192})
     for step in range(4):

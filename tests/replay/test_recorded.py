@@ -1,4 +1,4 @@
-"""Proves how recordings are put together: cut to fewer ranks, begun late, full, or of threads."""
+"""Proves how recordings are combined: of fewer ranks, begun late, full, or of threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.recordings import World
 pytestmark = pytest.mark.usefixtures("kept_ranks")
 
 
-def test_communicators_are_cut_to_the_ranks_that_are_left() -> None:
+def test_communicators_are_cut_to_the_replayed_ranks() -> None:
     world = World(4)
     other = world.communicator("b", [3, 1, 0])
     world.all("broadcast", other, root=0)  # process 3
@@ -38,7 +38,7 @@ def test_communicators_are_cut_to_the_ranks_that_are_left() -> None:
     assert replay(world.traces, ranks=2).ok
 
 
-def test_what_others_called_before_a_recording_began_is_dropped() -> None:
+def test_operations_before_a_late_recording_are_dropped() -> None:
     world = World(2)
     for _ in range(5):
         world.all("all_reduce")
@@ -53,7 +53,7 @@ def test_what_others_called_before_a_recording_began_is_dropped() -> None:
     assert replay(world.traces).ok
 
 
-def test_what_a_full_recording_has_not_is_dropped() -> None:
+def test_operations_beyond_a_full_recording_are_dropped() -> None:
     world = World(2)
     for _ in range(5):
         world.all("all_reduce")
@@ -66,7 +66,7 @@ def test_what_a_full_recording_has_not_is_dropped() -> None:
     assert replay(world.traces).operations == 6
 
 
-def test_failed_operations_count() -> None:
+def test_failed_operations_are_compared() -> None:
     """A rank that waited in vain has a failed call, which the others do not have."""
     world = World(2)
     world.all("all_reduce")
@@ -75,7 +75,7 @@ def test_failed_operations_count() -> None:
     assert (finding.kind, finding.ranks, finding.number) == ("behind", [1], 2)
 
 
-def test_waits_of_one_thread_are_kept() -> None:
+def test_waits_of_one_thread_are_replayed() -> None:
     world = World(2)
     other = world.communicator("b", [0, 1])
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_waits_of_one_thread_are_kept() -> None:
     assert "rank 0: waits of its 2 threads are not replayed" in recorded.notes
 
 
-def test_waits_for_events_are_for_what_came_before_the_record() -> None:
+def test_waits_for_events_cover_work_before_the_record() -> None:
     world = World(2)
     other = world.communicator("b", [0, 1])
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_waits_for_events_are_for_what_came_before_the_record() -> None:
     assert replay(world.traces).ok
 
 
-def test_waits_of_streams_without_operations_are_passed_on() -> None:
+def test_waits_of_streams_without_operations_are_transitive() -> None:
     """Stream 48 has compute only, which waits for stream 16, and which stream 32 waits for."""
     world = World(2)
     other = world.communicator("b", [0, 1])
@@ -171,7 +171,7 @@ def test_waits_of_streams_without_operations_are_passed_on() -> None:
     assert replay(world.traces).ok
 
 
-def test_communicators_that_were_grown_have_one_id() -> None:
+def test_grown_communicators_have_one_id() -> None:
     world = World(2)
     old, new = world.communicator("c", []), "d" * 16
     for rank, (id, joined) in enumerate(((old, new), (new, None))):

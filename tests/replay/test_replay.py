@@ -1,4 +1,4 @@
-"""Proves that recorded programs are replayed with the results that their operations must give."""
+"""Proves that replayed programs compute the results that their operations define."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_threads_on_default_streams_do_not_block_each_other() -> None:
     _is_good(replay(world.traces, timeout=10))
 
 
-def test_the_recorded_times_are_kept() -> None:
+def test_the_recorded_times_are_preserved() -> None:
     world = World(2)
     for _ in range(4):
         world.all("all_reduce")

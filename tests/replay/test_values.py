@@ -1,4 +1,4 @@
-"""Proves that the values of replays are what they say, and exact in every dtype."""
+"""Proves that the values of a replay are as described, and exact in every dtype."""
 
 from __future__ import annotations
 

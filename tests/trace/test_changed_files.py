@@ -1,6 +1,5 @@
-"""Proves that the files of users, changed at random, are read or refused by the error of what reads
-them, whatever they say: recordings, traces, flight dumps, topology files, and the answers of NCCL's
-RAS service. ``make fuzz`` does more.
+"""Proves that randomly changed files and answers are read, or rejected with the error of their
+reader: recordings, traces, flight dumps, topologies and RAS. ``make fuzz`` tries more.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def test_ranks_of_a_trace() -> None:
         chrome.parse(json.dumps(value))
 
 
-def test_values_that_are_nested_too_deep() -> None:
+def test_deeply_nested_values() -> None:
     """In a recording; test_files.py has those of a trace, which is parsed as a dump is."""
     block = b"[" * 200_000
     with pytest.raises(TraceError):

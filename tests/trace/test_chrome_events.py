@@ -1,4 +1,4 @@
-"""Proves what viewers get: rows, times, arguments and arrows, by a schema and by Perfetto."""
+"""Proves the rows, times, arguments and arrows of viewers, by a schema and by Perfetto."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_operation_has_all_its_fields() -> None:
     assert args["busbw"] == pytest.approx(1.5 * args["algbw"])
 
 
-def test_what_has_not_ended_is_seen() -> None:
+def test_incomplete_operations_are_shown() -> None:
     trace = _program(0).trace
     running, *_, waiting = _events(trace, "operation")[-2:]
     assert (running["ph"], running["ts"], running["name"]) == ("B", 20_000, "all_reduce")
@@ -141,7 +141,7 @@ def test_what_has_not_ended_is_seen() -> None:
     assert call["ph"] == "B"
 
 
-def test_who_waited_is_in_the_arguments() -> None:
+def test_waits_between_ranks_are_in_the_arguments() -> None:
     events = _events([_program(rank).trace for rank in range(4)], "operation")
     first = {e["pid"]: e["args"] for e in events if e["args"]["sequence"] == 1}
     assert [first[rank].get("waited_for") for rank in range(4)] == [3, 3, 3, None]

@@ -1,4 +1,4 @@
-"""Proves exposed times and the tables, by cases that are computed by hand."""
+"""Proves exposed times and tables, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _ms(values: list[int | None]) -> list[float | None]:
         ([(12, None)], 7),  # a range that was open at the end
     ],
 )
-def test_what_no_range_of_compute_covers_is_exposed(
+def test_communication_outside_of_compute_ranges_is_exposed(
     ranges: list[tuple[float, float | None]], expected: float
 ) -> None:
     builder = TraceBuilder()
@@ -107,7 +107,7 @@ def test_waits_for_an_operation_are_its_exposed_time() -> None:
     assert result.total == 3 * MS
 
 
-def test_a_wait_for_a_stream_is_for_what_runs_there() -> None:
+def test_a_wait_for_a_stream_counts_for_its_operations() -> None:
     builder = TraceBuilder()
     builder.operation("all_reduce", 1, 5)
     builder.operation("all_reduce", 5, 9)
@@ -130,7 +130,7 @@ def test_streams_of_compute_wait_and_those_of_communication_do_not_count() -> No
     assert result.total == 3 * MS
 
 
-def test_a_wait_for_nothing_known_counts_in_the_total() -> None:
+def test_a_wait_for_an_unknown_target_counts_in_the_total() -> None:
     builder = TraceBuilder()
     builder.operation("all_reduce", 1, 5)
     builder.wait("event", 2, 4)
@@ -138,7 +138,7 @@ def test_a_wait_for_nothing_known_counts_in_the_total() -> None:
     assert (_ms(result.operations), result.total) == ([0.0], 2 * MS)
 
 
-def test_what_has_not_ended_lasts_until_the_end_of_the_trace() -> None:
+def test_incomplete_operations_last_until_the_end_of_the_trace() -> None:
     builder = TraceBuilder(ended=10**13 + 30 * MS)
     builder.operation("all_reduce", 10, None, stream=0)
     builder.operation("all_reduce", None, None)
@@ -258,7 +258,7 @@ def test_a_table_of_nothing_and_of_a_recording(
     assert "recording: " in capsys.readouterr().err
 
 
-def test_merged_files_say_how_their_clocks_were_set(
+def test_merged_files_report_their_clock_offsets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = []

@@ -1,4 +1,4 @@
-"""Proves that trace files lose nothing, and that what is no trace is an error of one line."""
+"""Proves that trace files are lossless, and that an invalid file is an error of one line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _traces(draw: st.DrawFn) -> ProcessTrace:
 
 @given(_traces())
 @settings(max_examples=200 if FULL else 50, deadline=None)
-def test_what_is_written_is_read_again(trace: ProcessTrace) -> None:
+def test_traces_are_restored_from_files(trace: ProcessTrace) -> None:
     assert chrome.parse(json.dumps(chrome.document(trace))) == [trace]
 
 
@@ -130,7 +130,7 @@ def _set_operation(column: str, value: object) -> Any:  # noqa: ANN401
         ),
     ],
 )
-def test_what_is_no_trace_is_an_error(
+def test_invalid_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
 ) -> None:
     path = tmp_path / "trace.json"
@@ -158,7 +158,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "this is not a trace or recording of pynccl" in line
 
 
-def test_columns_that_this_version_does_not_know_are_ignored() -> None:
+def test_unknown_columns_are_ignored() -> None:
     def change(own: dict[str, Any]) -> None:
         own["processes"][0]["later"] = 1
         table = own["processes"][0]["operations"]

@@ -1,4 +1,4 @@
-"""Proves which operations match, how shifted clocks are found again, and who waited for whom."""
+"""Proves how operations match, clock offsets are recovered, and waits between ranks are found."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_collectives_match_by_number_and_messages_by_their_ends() -> None:
     assert merged.different == []
 
 
-def test_communicators_and_captures_are_told_apart() -> None:
+def test_communicators_and_captures_are_distinguished() -> None:
     traces = []
     for rank in range(2):
         builder = TraceBuilder(rank, 2)
@@ -53,7 +53,7 @@ def test_communicators_and_captures_are_told_apart() -> None:
     assert match.communicator == "b" * 16
 
 
-def test_a_communicator_that_others_have_joined() -> None:
+def test_a_grown_communicator() -> None:
     old, new = TraceBuilder(0, 2), TraceBuilder(1, 2)
     old.communicator("c" * 16, joined="d" * 16)
     new.communicator("d" * 16)
@@ -63,7 +63,7 @@ def test_a_communicator_that_others_have_joined() -> None:
     assert [member.rank for member in match.members] == [0, 1]
 
 
-def test_other_calls_of_one_number_are_reported() -> None:
+def test_different_calls_of_one_number_are_reported() -> None:
     traces = []
     for rank, kind in enumerate(("all_reduce", "broadcast")):
         builder = TraceBuilder(rank, 2)
@@ -81,7 +81,7 @@ def test_the_same_rank_twice_is_an_error() -> None:
         merge([TraceBuilder(0).trace, TraceBuilder(0).trace])
 
 
-def test_who_waits_for_whom() -> None:
+def test_which_rank_waits_for_which() -> None:
     traces = []
     for rank in range(3):
         builder = TraceBuilder(rank, 3)
@@ -180,12 +180,12 @@ def test_messages_of_both_directions_bound_the_clock() -> None:
     assert abs(clock.offset + 500 * MS) <= MS // 2
 
 
-def test_clocks_of_different_speeds_are_said() -> None:
+def test_clocks_of_different_speeds_are_reported() -> None:
     clock = merge([b.trace for b in _shifted([0, MS], drift=0.05)]).clocks[1]
     assert not clock.consistent
 
 
-def test_without_common_operations_the_clocks_of_the_day_count() -> None:
+def test_without_common_operations_wall_clocks_are_used() -> None:
     builders = [TraceBuilder(rank, 2, boot=f"{rank}", shift=rank * 77) for rank in range(2)]
     clock = merge([builder.trace for builder in builders]).clocks[1]
     assert (clock.method, clock.offset) == ("epoch", -77)

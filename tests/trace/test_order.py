@@ -1,4 +1,4 @@
-"""Proves that the order check finds operations that race, and no others."""
+"""Proves that the order check finds the operations that race, and no others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _second(builder: TraceBuilder, began: float = 6, **fields: Any) -> None:  # 
     builder.operation("all_reduce", began, began + 2, **{"stream": _B, **_CHAIN, **fields})
 
 
-def test_reading_what_another_stream_still_writes_is_an_error() -> None:
+def test_a_read_during_the_write_of_another_stream_is_a_race() -> None:
     builder = TraceBuilder()
     _first(builder)
     _second(builder, 4, called=1.5)
@@ -50,7 +50,7 @@ def test_reading_what_another_stream_still_writes_is_an_error() -> None:
     )
 
 
-def test_without_an_overlap_it_is_possible() -> None:
+def test_without_an_overlap_a_race_is_possible() -> None:
     builder = TraceBuilder()
     _first(builder)
     _second(builder)
@@ -116,7 +116,7 @@ def test_waits_order(wait: tuple[str, float, float | None, dict[str, Any]], orde
     assert len(_check(build)) == (0 if ordered else 1)
 
 
-def test_a_wait_that_a_graph_has_captured_does_not_hide_those_behind_it() -> None:
+def test_a_captured_wait_does_not_hide_later_waits() -> None:
     def build(builder: TraceBuilder) -> None:
         builder.wait("stream_event", 0, None, stream=_B)
         _first(builder)
@@ -126,7 +126,7 @@ def test_a_wait_that_a_graph_has_captured_does_not_hide_those_behind_it() -> Non
     assert _check(build) == []
 
 
-def test_order_is_passed_on() -> None:
+def test_order_is_transitive() -> None:
     """From A to C by an event, from C to the thread by a wait, from the thread to B."""
 
     def build(builder: TraceBuilder, *, event: bool = True) -> None:
@@ -149,7 +149,7 @@ def test_order_is_passed_on() -> None:
         (1.1, 6.5, _A, False),  # the wait was called after the second
     ],
 )
-def test_an_event_comes_after_what_was_on_its_stream(
+def test_an_event_follows_the_work_on_its_stream(
     recorded: float, called: float, stream: int, ordered: bool
 ) -> None:
     def build(builder: TraceBuilder) -> None:
@@ -162,7 +162,7 @@ def test_an_event_comes_after_what_was_on_its_stream(
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_an_event_passes_on_what_its_stream_has_waited_for(waits: bool) -> None:
+def test_an_event_follows_the_waits_of_its_stream(waits: bool) -> None:
     """From A to C, which has no operation, and from there to B and to the thread."""
 
     def build(builder: TraceBuilder) -> None:

@@ -1,5 +1,5 @@
-"""Proves on traces of real programs: randomized right ones have no conflict, a dropped wait is
-found, and the merged trace of 4 ranks passes the schema, Perfetto, and the definitions.
+"""Proves on traces of real programs that correct ones have no conflicts, that a missing wait is
+found, and that the merged trace of 4 ranks conforms to the schema and the definitions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Proves that a trace has every operation of the process, with its arguments and true times, in
+"""Proves that a trace contains every operation of the process with its arguments and times, also in
 groups, plans, threads and asynchronous works.
 """
 
@@ -439,7 +439,7 @@ def test_threads_have_their_own_rows() -> None:
         assert [o.sequence for o in operations] == list(range(1, len(operations) + 1))
 
 
-def test_the_limit_is_kept_and_what_follows_is_counted() -> None:
+def test_operations_beyond_the_limit_are_counted() -> None:
     with _single() as comm:
         x = np.ones(1, np.float32)
         trace = traced_by(lambda: [comm.all_reduce(x) for _ in range(500)], limit=100)

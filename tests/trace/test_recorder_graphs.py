@@ -1,5 +1,5 @@
-"""Proves what traces have of graphs: the times of their launches, and on request those of the
-operations in them.
+"""Proves that traces contain the times of graph launches, and on request those of the operations in
+them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Proves that a recording has every operation until a process is killed, hangs or reaches the
-limit, and that what is no recording is refused.
+"""Proves that a recording contains every operation until the process is killed, hangs or reaches
+the limit, and that other files are rejected.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ def _hangs(rank: Rank, path: str) -> None:
         assert [o.failed for o in chrome.load(name)[0].operations] == [False, True]
 
 
-def test_a_recording_has_the_operation_that_hangs(launch: Launcher, tmp_path: Path) -> None:
+def test_a_hanging_operation_is_recorded(launch: Launcher, tmp_path: Path) -> None:
     launch(2, _hangs, str(tmp_path / "hang.rec"), fresh=True)
 
 
-def test_what_is_no_recording() -> None:
+def test_invalid_recordings() -> None:
     for data in (b"", b"pynccl", b"pynccl trace 1", b"pynccl trace 2\n"):
         with pytest.raises(TraceError, match="it has no 'pynccl trace 1'"):
             recording.parse(data)
