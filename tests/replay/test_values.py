@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pynccl.tools.replay.data import Sequences
-from pynccl.tools.replay.values import Source, demand
+from pynccl.tools.replay.program import Source, demand
 from pynccl.tools.trace.shape import ITEMSIZES
 from tests.support import dtypes, reference
 

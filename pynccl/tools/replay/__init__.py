@@ -8,9 +8,9 @@ anything runs. ``compiler`` builds one program per process: communicators, strea
 buffers, as plain picklable data. Each recorded process then becomes a rank of pynccl.testing
 (``rank``), which fills the inputs, issues the steps and compares the outputs.
 
-An input counts up modulo a small prime, from a phase that depends on communicator, rank and
-operation (``values``). Each result is therefore exact in its dtype and unique to its operation, so
-data of a wrong operation is detected.
+An input (``program.Source``) counts up modulo a prime, from a phase that depends on communicator,
+rank and operation. The prime is small enough for a reduction over all ranks to be exact in the
+dtype. Results are thus exact and differ between operations, so wrong data is detected.
 """
 
 from pynccl.tools.replay.model import ReplayError

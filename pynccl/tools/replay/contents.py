@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pynccl.tools.replay.layout import Accesses
-from pynccl.tools.replay.program import Member, Op, Program, Step
-from pynccl.tools.replay.values import Source, demand, phase_of
+from pynccl.tools.replay.program import Member, Op, Program, Source, Step, demand, phase_of
 
 __all__ = ["choose_sources", "match", "order"]
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from pynccl.tools.replay.model import ReplayError
-from pynccl.tools.replay.program import Op
-from pynccl.tools.replay.values import SCALAR, Source
+from pynccl.tools.replay.program import SCALAR, Op, Source
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from pynccl.testing import Rank
 from pynccl.tools.replay.check import described
 from pynccl.tools.replay.data import STORAGE, CudaData, Data, HostData, Memory
-from pynccl.tools.replay.program import Op, Program, Step
-from pynccl.tools.replay.values import SCALAR
+from pynccl.tools.replay.program import SCALAR, Op, Program, Step
 from pynccl.tools.trace.model import Signal
 
 __all__ = ["Difference", "Dump", "Options", "Outcome", "Timing", "run_rank"]
