@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable
 
 from pynccl.flight import dump as flight
@@ -58,9 +59,9 @@ def missing_signals(recorded: Recorded) -> list[Finding]:
     return findings
 
 
-def _record(operation: Operation, number: int | None) -> flight.Record:
+def _record(operation: Operation, number: int | None, sequence: int = 0) -> flight.Record:
     return flight.Record(
-        sequence=operation.sequence,
+        sequence=sequence,
         operation=operation.kind,
         number=number,
         dtype=operation.dtype,
@@ -78,41 +79,35 @@ def _record(operation: Operation, number: int | None) -> flight.Record:
 def _dump(recorded: Recorded, place: int) -> flight.Dump:
     """A process's operations in the form of a flight record, numbered by position."""
     process = recorded.processes[place]
-    communicators = []
-    for comm in recorded.comms.values():
-        if place not in comm.ranks:
+    records: dict[str, list[flight.Record]] = defaultdict(list)
+    numbers: dict[tuple[object, ...], int] = {}
+    for operation in process.operations:
+        if (kind := counterpart(operation)) is None:
             continue
-        nranks = len(comm.ranks) + len(comm.missing)
-        records = []
-        counts: dict[object, int] = {}
-        for operation in process.operations:
-            if operation.communicator != comm.id:
-                continue
-            kind = counterpart(operation)
-            if kind is None:
-                continue
-            first = (operation.number or 1) if operation.graph is None else 1
-            counts[kind] = counts.get(kind, first - 1) + 1
-            records.append(_record(operation, counts[kind]))
-        communicators.append(
-            flight.Communicator(
-                id=comm.id,
-                joined=None,
-                parent=None,
-                name=comm.name,
-                creator=comm.creator,
-                rank=comm.rank_of(place),
-                nranks=nranks,
-                device=None,
-                timeout=None,
-                failure=None,
-                calls=[],
-                collectives=counts.get(("", None), 0),
-                records=[
-                    dataclasses.replace(record, sequence=n) for n, record in enumerate(records, 1)
-                ],
-            )
+        key = (operation.communicator, *kind)
+        first = (operation.number or 1) if operation.graph is None else 1
+        numbers[key] = numbers.get(key, first - 1) + 1
+        own = records[operation.communicator]
+        own.append(_record(operation, numbers[key], len(own) + 1))
+    communicators = [
+        flight.Communicator(
+            id=comm.id,
+            joined=None,
+            parent=None,
+            name=comm.name,
+            creator=comm.creator,
+            rank=comm.rank_of(place),
+            nranks=len(comm.ranks) + len(comm.missing),
+            device=None,
+            timeout=None,
+            failure=None,
+            calls=[],
+            collectives=numbers.get((comm.id, "", None), 0),
+            records=records[comm.id],
         )
+        for comm in recorded.comms.values()
+        if place in comm.ranks
+    ]
     trace = process.trace
     return flight.Dump(
         f"recording {place}", "", trace.host, trace.pid, process.rank, trace.ended, communicators
