@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,19 +36,8 @@ __all__ = ["document", "load", "parse", "save"]
 _FORMAT = "pynccl trace"
 _VERSION = 1
 _HEX = ("sendbuff", "recvbuff", "stream", "event_stream")
-# Fields that most operations and waits do not set.
-_RARE = (
-    "window",
-    "offset",
-    "signal",
-    "context",
-    "signals",
-    "event_stream",
-    "event_recorded",
-    "algorithm",
-    "protocol",
-    "channels",
-)
+# The fields that most operations and waits do not set, with the values that say so.
+_UNSET = {one.name: one.default for cls in (Operation, Wait) for one in fields(cls)}
 
 Event = dict[str, Any]
 _Path: TypeAlias = "str | os.PathLike[str]"
@@ -349,11 +338,7 @@ def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:
     """All fields for a viewer; addresses are hexadecimal text, because viewers parse numbers as
     doubles.
     """
-    args = {
-        name: value
-        for name, value in vars(one).items()
-        if name not in _RARE or value not in (None, ())
-    }
+    args = {name: value for name, value in vars(one).items() if value != _UNSET.get(name, MISSING)}
     for name in _HEX:
         if isinstance(args.get(name), int):
             args[name] = f"0x{args[name]:x}"
