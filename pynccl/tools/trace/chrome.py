@@ -148,10 +148,10 @@ def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
 
 def _first(trace: ProcessTrace) -> int:
     """The first time in a trace, which may precede the trace's own begin."""
-    calls = [*trace.operations, *trace.launches]
-    times = [trace.began, *(one.called for one in calls)]
+    calls: list[Operation | GraphLaunch] = [*trace.operations, *trace.launches]
+    others: list[Wait | Range] = [*trace.waits, *trace.ranges]
+    times = [trace.began, *(one.called for one in calls), *(one.began for one in others)]
     times += [one.began for one in calls if one.began is not None]
-    times += [one.began for one in [*trace.waits, *trace.ranges]]
     return min(times)
 
 
