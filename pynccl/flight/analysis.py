@@ -245,7 +245,7 @@ def _last(one: Merged, ranks: Sequence[int], head: int) -> str:
 
 
 def _elsewhere(one: Merged, ranks: Sequence[int], everything: Sequence[Merged]) -> str:
-    """Describe what these ranks wait in, other than collectives of this communicator."""
+    """Describe the calls in which these ranks wait, other than collectives compared here."""
     places = []
     for rank in ranks:
         member = one.members[rank]
@@ -258,7 +258,7 @@ def _elsewhere(one: Merged, ranks: Sequence[int], everything: Sequence[Merged]) 
 
 
 def _place(member: Member, merged: Merged, *, outside: bool) -> str:
-    """Return what a rank waits in: the first call, or else the first incomplete operation.
+    """Return the call in which a rank waits, or else the first incomplete operation.
 
     outside is False for the communicator whose collectives are compared; these are skipped.
     """

@@ -23,11 +23,11 @@ def test_algorithms(provider: str) -> None:
         pytest.skip("a barrier needs ncclMemAlloc, of NCCL 2.19")
     algorithms = ["ring"] if provider == "cuda" else ["staged", "direct", "window"]
     ctas = ["default", "2"] if provider == "cuda" else ["default"]
-    ways = variants(provider, "all_reduce", algorithms, ["default"], ctas)
-    measured = compare(provider, "all_reduce", _SIZES, ways, [2], repeats=3)
+    compared = variants(provider, "all_reduce", algorithms, ["default"], ctas)
+    measured = compare(provider, "all_reduce", _SIZES, compared, [2], repeats=3)
     assert [entry.error for entry in measured if entry.error] == []
     assert {(entry.nbytes, entry.variant) for entry in measured} == {
-        (nbytes, way) for nbytes in _SIZES for way in ways
+        (nbytes, variant) for nbytes in _SIZES for variant in compared
     }
     chosen = [entry.chosen for entry in measured if entry.variant == Variant()]
     explains = provider == "host" or nccl.get_version(provider) >= (2, 22, 0)

@@ -45,15 +45,15 @@ def test_choices_that_are_not_there(provider: str, algorithm: str, ctas: str, te
 
 
 def test_environment() -> None:
-    way = Variant("tree", "ll128")
-    assert environment(way, "all_reduce", _OLD) == {"NCCL_ALGO": "tree", "NCCL_PROTO": "ll128"}
+    variant = Variant("tree", "ll128")
+    assert environment(variant, "all_reduce", _OLD) == {"NCCL_ALGO": "tree", "NCCL_PROTO": "ll128"}
     for version in (_LISTS, _NAMED):
-        assert environment(way, "all_reduce", version) == {
+        assert environment(variant, "all_reduce", version) == {
             "NCCL_ALGO": "ring;AllReduce:tree",
             "NCCL_PROTO": "AllReduce:ll128",
         }
     assert environment(Variant(), "all_reduce", _NAMED) == {}
-    assert warning(environment(way, "all_reduce", _NAMED), ["broadcast"], _NAMED) is None
+    assert warning(environment(variant, "all_reduce", _NAMED), ["broadcast"], _NAMED) is None
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_tuning_file_has_the_winners() -> None:
         65536: {Variant(): 10, ring: 12, tree: 5},
     }
     measured = [
-        Measured("all_reduce", 4, nbytes, way, Timing((float(time),)))
+        Measured("all_reduce", 4, nbytes, variant, Timing((float(time),)))
         for nbytes, times in seconds.items()
-        for way, time in times.items()
+        for variant, time in times.items()
     ]
     rules = tuning(measured)
     common = {"operation": "all_reduce", "nranks": 4}

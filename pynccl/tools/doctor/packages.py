@@ -1,4 +1,4 @@
-"""The Python packages that pynccl uses: which are installed, and what each is needed for."""
+"""The Python packages that pynccl uses: which are installed, and their purpose."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _run(
                     steps[rank].append(step)
             outcomes = run.outcomes()
             with contextlib.suppress(LaunchError):
-                for rank, step in run.reports():  # what came after the first failure
+                for rank, step in run.reports():  # reports after the first failure
                     steps[rank].append(step)
     return _Result(outcomes, steps)
 

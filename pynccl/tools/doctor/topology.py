@@ -1,4 +1,4 @@
-"""``pynccl doctor --topology``: the links in a topology file of NCCL, and what is unusual in it.
+"""``pynccl doctor --topology``: the links in a topology file of NCCL, and unusual ones.
 
 NCCL writes the file with NCCL_TOPO_DUMP_FILE: elements cpu, which contain pci, which contain pci,
 gpu or nic. A gpu contains nvlink and c2c, a nic contains net. A PCIe switch is one pci element.
@@ -103,7 +103,7 @@ class Topology:
         )
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is unusual."""
+        """Yield the unusual links."""
         gpus = [one for one in self.devices if one.kind == "GPU"]
         ports = [one for one in self.devices if one.kind == "NIC"]
         usual = _most_common(sum(one.nvlinks.values()) for one in gpus)

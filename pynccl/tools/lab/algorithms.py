@@ -77,7 +77,7 @@ def measure(
     comm: nccl.Communicator,
     collective: str,
     sizes: Sequence[int],
-    ways: Sequence[Variant],
+    variants: Sequence[Variant],
     repeats: int = 15,
 ) -> list[Measured]:
     """Time variants of a collective in this world; all ranks call it.
@@ -90,7 +90,7 @@ def measure(
         comm: the communicator.
         collective: the collective.
         sizes: in bytes.
-        ways: the variants.
+        variants: the variants.
         repeats: number of samples for each variant, after 3 warm-up rounds.
 
     Returns:
@@ -104,27 +104,27 @@ def measure(
     for nbytes in sizes:
         timers: dict[Variant, _Timer] = {}
         errors: dict[Variant, str] = {}
-        for way in ways:
+        for variant in variants:
             try:
-                timers[way] = _Timer(comm, stream, collective, nbytes, way)
-                timers[way].prepare()
+                timers[variant] = _Timer(comm, stream, collective, nbytes, variant)
+                timers[variant].prepare()
             except (NcclError, nccl.MissingFunctionError) as error:
-                errors[way] = str(error)
-                if way in timers:
-                    timers.pop(way).close()
-        samples: dict[Variant, list[float]] = {way: [] for way in timers}
+                errors[variant] = str(error)
+                if variant in timers:
+                    timers.pop(variant).close()
+        samples: dict[Variant, list[float]] = {variant: [] for variant in timers}
         for _ in range(repeats):
-            for way, timer in timers.items():
-                samples[way].append(timer.sample())
+            for variant, timer in timers.items():
+                samples[variant].append(timer.sample())
         for timer in timers.values():
             timer.close()
-        for way in ways:
-            timing = Timing(tuple(samples[way])) if way in samples else None
-            entry = Measured(collective, comm.nranks, nbytes, way, timing)
+        for variant in variants:
+            timing = Timing(tuple(samples[variant])) if variant in samples else None
+            entry = Measured(collective, comm.nranks, nbytes, variant, timing)
             explained = collective != "send_recv" and comm.nranks > 1
-            if comm.provider == "host" and way == Variant() and explained:
+            if comm.provider == "host" and variant == Variant() and explained:
                 entry = replace(entry, chosen=_chosen(comm, collective, [nbytes])[nbytes])
-            measured.append(replace(entry, error=errors.get(way, "")))
+            measured.append(replace(entry, error=errors.get(variant, "")))
     return measured
 
 
@@ -137,18 +137,18 @@ class _Timer:
         stream: nccl.Stream,
         collective: str,
         nbytes: int,
-        way: Variant,
+        variant: Variant,
     ) -> None:
         self._comm = comm
         self._own: nccl.Communicator | None = None
-        buffer: BufferKind = "window" if way.algorithm == "window" else "plain"
+        buffer: BufferKind = "window" if variant.algorithm == "window" else "plain"
         config = None
         if comm.provider == "host":
-            if way.algorithm != "default":
-                path = "direct" if way.algorithm == "window" else way.algorithm
+            if variant.algorithm != "default":
+                path = "direct" if variant.algorithm == "window" else variant.algorithm
                 config = nccl.CollConfig(algorithm=path)
-        elif way.ctas != "default":
-            ctas = int(way.ctas)
+        elif variant.ctas != "default":
+            ctas = int(variant.ctas)
             self._own = comm.split(0, comm.rank, config=nccl.Config(min_ctas=ctas, max_ctas=ctas))
         self._stream = stream
         used = self._own or comm
@@ -179,7 +179,7 @@ def compare(
     provider: str,
     collective: str,
     sizes: Sequence[int],
-    ways: Sequence[Variant],
+    variants: Sequence[Variant],
     ranks: Sequence[int],
     *,
     repeats: int = 15,
@@ -194,7 +194,7 @@ def compare(
         provider: "host" or "cuda".
         collective: the collective.
         sizes: in bytes.
-        ways: the variants.
+        variants: the variants.
         ranks: the numbers of ranks.
         repeats: number of samples for each variant.
         progress: called before each launch, and after the last, with the number of completed
@@ -208,7 +208,7 @@ def compare(
         LaunchError: the world of the default variant failed.
         ValueError: an argument is invalid.
     """
-    worlds = _worlds(provider, collective, ways)
+    worlds = _worlds(provider, collective, variants)
     done, count = 0, len(ranks) * len(worlds)
     measured: list[Measured] = []
     for nranks in ranks:
@@ -223,8 +223,8 @@ def compare(
                     raise
                 reason = str(error).strip().splitlines()[-1]
                 found = [
-                    Measured(collective, nranks, nbytes, way, None, error=reason)
-                    for way in of_world
+                    Measured(collective, nranks, nbytes, variant, None, error=reason)
+                    for variant in of_world
                     for nbytes in sizes
                 ]
             measured += found
@@ -243,15 +243,15 @@ def compare(
 
 
 def _worlds(
-    provider: str, collective: str, ways: Sequence[Variant]
+    provider: str, collective: str, variants: Sequence[Variant]
 ) -> list[tuple[dict[str, str], list[Variant]]]:
     """The environments to run in, with the variants of each."""
     if provider == "host":
-        return [({}, list(ways))]
+        return [({}, list(variants))]
     version = nccl.get_version("cuda")
     grouped: dict[tuple[str, str], list[Variant]] = {}
-    for way in ways:
-        grouped.setdefault((way.algorithm, way.protocol), []).append(way)
+    for variant in variants:
+        grouped.setdefault((variant.algorithm, variant.protocol), []).append(variant)
     return [
         (environment(of_world[0], collective, version), of_world) for of_world in grouped.values()
     ]
@@ -309,13 +309,13 @@ def _median(entry: Measured) -> float:
 
 def write_table(measured: Sequence[Measured]) -> str:
     """Format microseconds per call by size and variant, with the winner and NCCL's own choice."""
-    ways = list(dict.fromkeys(entry.variant for entry in measured))
+    variants = list(dict.fromkeys(entry.variant for entry in measured))
     cells = {(entry.nranks, entry.nbytes, entry.variant): entry for entry in measured}
-    header = ["ranks", "size", *map(str, ways), "NCCL chose", "busbw GB/s", "winner"]
+    header = ["ranks", "size", *map(str, variants), "NCCL chose", "busbw GB/s", "winner"]
     lines = []
     for nranks, nbytes in dict.fromkeys((entry.nranks, entry.nbytes) for entry in measured):
         best = winner(measured, nranks, nbytes)
-        of_line = [cells.get((nranks, nbytes, way)) for way in ways]
+        of_line = [cells.get((nranks, nbytes, variant)) for variant in variants]
         default = cells.get((nranks, nbytes, Variant()))
         fastest = best or default
         lines.append(
@@ -333,7 +333,9 @@ def write_table(measured: Sequence[Measured]) -> str:
         )
     text = table(header, lines, left=(len(header) - 1,))
     failed = {str(entry.variant): entry.error for entry in measured if entry.error}
-    return "\n".join([text, *(f"{way} did not run: {error}" for way, error in failed.items())])
+    return "\n".join(
+        [text, *(f"{variant} did not run: {error}" for variant, error in failed.items())]
+    )
 
 
 def _winner_text(best: Measured | None, default: Measured | None) -> str:
@@ -413,10 +415,10 @@ def draw(path: Path, measured: Sequence[Measured]) -> None:
     ranks = list(dict.fromkeys(entry.nranks for entry in measured))
     if not ranks:
         raise ValueError("measured: there is nothing to draw")
-    ways = list(dict.fromkeys(entry.variant for entry in measured))
+    variants = list(dict.fromkeys(entry.variant for entry in measured))
     drawn, axes = panels(len(ranks))
     for panel, nranks in zip(axes, ranks, strict=True):
-        _draw_panel(panel, [entry for entry in measured if entry.nranks == nranks], ways)
+        _draw_panel(panel, [entry for entry in measured if entry.nranks == nranks], variants)
         panel.set_title(f"{nranks} ranks", fontsize=10)
     axes[0].legend(fontsize=8)
     axes[0].set_ylabel("microseconds; a star is the winner")
@@ -424,14 +426,14 @@ def draw(path: Path, measured: Sequence[Measured]) -> None:
     save(drawn, path)
 
 
-def _draw_panel(panel: Any, measured: list[Measured], ways: list[Variant]) -> None:  # noqa: ANN401
-    for index, way in enumerate(ways):
-        entries = [entry for entry in measured if entry.variant == way and entry.timing]
+def _draw_panel(panel: Any, measured: list[Measured], variants: list[Variant]) -> None:  # noqa: ANN401
+    for index, variant in enumerate(variants):
+        entries = [entry for entry in measured if entry.variant == variant and entry.timing]
         sizes = [entry.nbytes for entry in entries]
         medians = [_median(entry) * 1e6 for entry in entries]
-        color = "black" if way == Variant() else f"C{index}"
-        style = "--" if way == Variant() else "-"
-        panel.plot(sizes, medians, style, marker=".", color=color, label=str(way))
+        color = "black" if variant == Variant() else f"C{index}"
+        style = "--" if variant == Variant() else "-"
+        panel.plot(sizes, medians, style, marker=".", color=color, label=str(variant))
         quartiles = [entry.timing.quartiles for entry in entries if entry.timing]
         panel.fill_between(
             sizes,

@@ -235,7 +235,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     paths = ["staged", "direct", "window"] if arguments.collective != "send_recv" else []
     of_provider = (of_gpus if has_algorithms else []) if on_gpus else paths
     protocols = ["ll", "ll128", "simple"] if on_gpus and has_algorithms else ["default"]
-    ways = variants.variants(
+    compared = variants.variants(
         arguments.provider,
         arguments.collective,
         arguments.algorithms or of_provider or ["default"],
@@ -246,7 +246,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
         arguments.provider,
         arguments.collective,
         arguments.sizes,
-        ways,
+        compared,
         arguments.ranks,
         repeats=arguments.repeats,
         progress=Progress(),

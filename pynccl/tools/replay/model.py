@@ -106,7 +106,7 @@ class Recorded:
 
     Attributes:
         comms: by id, in the order of creation.
-        notes: what is omitted from the replay, or replayed differently.
+        notes: differences between the recordings and the replay, as text.
     """
 
     processes: list[Process]

@@ -67,7 +67,7 @@ class Outcome:
     """The final report of a rank.
 
     Attributes:
-        failure: what stopped it; None if nothing did.
+        failure: the error that stopped it, if any.
         dump: its flight record at that time.
         seconds: its time.
     """
@@ -327,7 +327,7 @@ class _Player:
             getattr(comm, op.kind)(send, self._operator(op), out=out, stream=where)
         elif op.kind in ("all_gather", "all_to_all"):
             getattr(comm, op.kind)(send, out=out, stream=where)
-        elif op.kind == "broadcast":  # on the other ranks the tensor is what is written
+        elif op.kind == "broadcast":  # on the other ranks the tensor is written
             tensor, result = (send, out) if op.sent else (out, None)
             comm.broadcast(tensor, op.root or 0, out=result, stream=where)
         elif op.kind == "reduce":

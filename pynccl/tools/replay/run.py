@@ -65,9 +65,9 @@ class Result:
 
     Attributes:
         rows: one per kind and size.
-        notes: what was dropped, or replayed differently.
-        findings: differences between the ranks' recordings, or what made ranks hang.
-        failures: what stopped each rank, by rank of the process.
+        notes: differences between the recordings and the replay, as text.
+        findings: differences between the ranks' recordings, or reasons for a hang.
+        failures: the errors that stopped ranks, by rank of the process.
         differences: wrong results, by rank of the process.
         operations: number of operations on all ranks.
         checked: number of results that were compared.

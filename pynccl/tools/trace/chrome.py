@@ -36,7 +36,7 @@ __all__ = ["document", "load", "parse", "save"]
 _FORMAT = "pynccl trace"
 _VERSION = 1
 _HEX = ("sendbuff", "recvbuff", "stream", "event_stream")
-# The fields that most operations and waits do not set, with the values that say so.
+# The defaults of the fields that most operations and waits do not set.
 _UNSET = {one.name: one.default for cls in (Operation, Wait) for one in fields(cls)}
 
 Event = dict[str, Any]

@@ -12,10 +12,8 @@ from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Wait
 
 __all__ = ["RANGES", "WAITS", "Exposed", "exposed"]
 
-# : :attr:`Exposed.definition`: by ranges of compute.
-RANGES = "compute ranges"
-# : :attr:`Exposed.definition`: by waits, if there are no such ranges.
-WAITS = "waits"
+# The definitions of exposed time: by ranges of compute or, without such ranges, by waits.
+RANGES, WAITS = "compute ranges", "waits"
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ def _workers(trace: ProcessTrace, by_sequence: dict[_Name, int]) -> set[int]:
 
 
 def _share(span: Interval, ordered: list[_OnLane]) -> None:
-    """Attribute a wait for a stream to what ran there at the time."""
+    """Attribute a wait for a stream to the operations that ran there at the time."""
     for one in ordered[bisect(ordered, span[0], key=lambda one: one.ended) :]:
         if one.began >= span[1]:
             break

@@ -102,8 +102,8 @@ class _Node:
 
     Attributes:
         place: position among those of its lane, from 1.
-        before: what comes before it.
-        after: what is done once it is done.
+        before: its predecessors.
+        after: the operations that are complete once it is.
     """
 
     one: Operation | GraphLaunch
@@ -168,7 +168,7 @@ def _name(one: Operation | GraphLaunch) -> str:
 
 
 class _Order:
-    """Walks the calls of a process, and tracks what comes before each stream and thread."""
+    """Walks the calls of a process, and tracks the predecessors of each stream and thread."""
 
     def __init__(self, trace: ProcessTrace) -> None:
         self._trace = trace
@@ -177,8 +177,8 @@ class _Order:
         self._threads: dict[int, _Clock] = defaultdict(dict)
         self._on_lane: dict[Lane, list[_Node]] = defaultdict(list)
         self._by_sequence: dict[tuple[str, int | None, int], _Node] = {}
-        # What threads know from a given time on: a wait implies all that had ended when it was
-        # over.
+        # What threads know to be complete from a given time on: for a wait, everything that had
+        # ended when it was over.
         self._learned: dict[int, list[tuple[int, _Clock | Wait]]] = defaultdict(list)
         self._recorded: dict[_Record | None, _Clock] = {}
         # Waits of streams for unknown targets, by the times when they were over. One that was not
@@ -186,7 +186,7 @@ class _Order:
         self._stream_waits: dict[Lane, deque[tuple[int, Wait]]] = defaultdict(deque)
 
     def run(self) -> list[_Node]:
-        """All operations that ran, in the order of their calls, with what comes before each."""
+        """All operations that ran, with their predecessors, in the order of their calls."""
         batches = self._batches()
         calls: list[tuple[int, int, Callable[[], None]]] = [
             (batch[-1].one.called, 3, partial(self._issue, batch)) for batch in batches
@@ -267,7 +267,7 @@ class _Order:
         _join(self._streams[self._lanes.of_wait(wait)], known)
 
     def _learn(self, thread: int, time: int) -> _Clock:
-        """What a thread knows at a given time to be done."""
+        """The operations that a thread knows to be complete at a given time."""
         clock, later = self._threads[thread], []
         for since, known in self._learned[thread]:
             if since > time:
@@ -284,7 +284,7 @@ class _Order:
             self._pass_wait(waits.popleft()[1])
 
     def _awaited(self, wait: Wait) -> _Clock | None:
-        """What is done once the operation or event of a wait is done; None if unknown."""
+        """The operations that are complete once a wait is over; None if unknown."""
         if wait.communicator is None or wait.sequence is None:
             return self._recorded.get(_record(wait))
         node = self._by_sequence.get((wait.communicator, wait.rank, wait.sequence))

@@ -243,7 +243,7 @@ def _stream_of(stream: object) -> tuple[_C.Library | None, int]:
 
 
 def start_from_environment() -> None:
-    """Start what PYNCCL_TRACE, PYNCCL_RECORD and PYNCCL_NVTX request, until exit."""
+    """Start the traces and ranges that the environment requests, until exit."""
     import atexit
 
     if os.environ.get("PYNCCL_NVTX", "0") not in ("", "0"):
