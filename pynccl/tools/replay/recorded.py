@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pynccl.flight.merged import ranks_text
@@ -305,47 +306,45 @@ def counterpart(operation: Operation) -> tuple[str, int | None] | None:
 
 def _trim(recorded: Recorded) -> None:
     """Drop operations that some ranks did not record: too early, or beyond the memory limit."""
-    firsts: dict[tuple[object, ...], int] = {}
-    lasts: dict[tuple[object, ...], int] = {}
-    lossy = any(process.trace.dropped for process in recorded.processes)
-    known = []
-    for place, process in enumerate(recorded.processes):
-        first: dict[tuple[object, ...], int] = {}
-        last: dict[tuple[object, ...], int] = {}
-        for operation in process.operations:
-            key = _key(recorded, place, operation)
-            if key is not None and operation.number is not None and operation.graph is None:
-                first.setdefault(key, operation.number)
-                last[key] = operation.number
-        known.append(set(first))
-        for key, number in first.items():
-            firsts[key] = max(firsts.get(key, 1), number)
-        for key, number in last.items():
-            lasts[key] = min(lasts.get(key, number), number)
+    limits = _limits(recorded)
     for place, process in enumerate(recorded.processes):
         kept: list[Operation | Sync] = []
-        early = late = 0
+        dropped: Counter[str] = Counter()
         for item in process.items:
             key = _key(recorded, place, item) if isinstance(item, Operation) else None
-            if isinstance(item, Operation) and key and item.number and item.graph is None:
-                absent = any(key not in known[other] for other in _sharers(recorded, key))
-                if item.number < firsts[key]:
-                    early += 1
-                    continue
-                if lossy and (item.number > lasts[key] or absent):
-                    late += 1
+            if isinstance(item, Operation) and item.number and key is not None:
+                first, last = limits[key]
+                if item.number < first or item.number > last:
+                    dropped[EARLY if item.number < first else FULL] += 1
                     continue
             kept.append(item)
         process.items = kept
-        for count, when in ((early, EARLY), (late, FULL)):
-            if count:
-                recorded.notes.append(f"rank {process.rank}: {count} operations {when} are dropped")
+        for when, count in dropped.items():
+            recorded.notes.append(f"rank {process.rank}: {count} operations {when} are dropped")
+
+
+def _limits(recorded: Recorded) -> dict[tuple[object, ...], tuple[int, float]]:
+    """The first and the last number of the operations of a key that all ranks have recorded."""
+    numbers: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for place, process in enumerate(recorded.processes):
+        for operation in process.operations:
+            if operation.number and (key := _key(recorded, place, operation)) is not None:
+                numbers[key][place].append(operation.number)
+    is_full = any(process.trace.dropped for process in recorded.processes)
+    limits = {}
+    for key, by_place in numbers.items():
+        last = math.inf
+        if is_full:
+            is_complete = by_place.keys() >= set(_sharers(recorded, key))
+            last = min(own[-1] for own in by_place.values()) if is_complete else 0
+        limits[key] = max(own[0] for own in by_place.values()), last
+    return limits
 
 
 def _key(recorded: Recorded, place: int, operation: Operation) -> tuple[object, ...] | None:
-    """A key that is equal for the operations of all ranks that are counted together."""
+    """A key that is equal for operations numbered together; None for captured and other ones."""
     found = counterpart(operation)
-    if found is None:
+    if found is None or operation.graph is not None:
         return None
     kind, peer = found
     if peer is None:

@@ -6,7 +6,14 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Range, Wait
+from pynccl.tools.trace.model import (
+    Communicator,
+    GraphLaunch,
+    Operation,
+    ProcessTrace,
+    Range,
+    Wait,
+)
 
 __all__ = ["Interval", "Lane", "Lanes", "length", "union", "without"]
 
@@ -58,30 +65,25 @@ class Lanes:
 
     def of_operation(self, operation: Operation) -> Lane:
         communicator = self._trace.communicator_of(operation)
-        if communicator is None:
-            return self._lane(operation.stream, operation.thread, None, cuda=self._only_cuda)
-        cuda = communicator.provider == "cuda"
-        return self._lane(operation.stream, operation.thread, communicator.device, cuda=cuda)
+        return self._lane(operation.stream, operation.thread, communicator)
 
     def of_launch(self, launch: GraphLaunch) -> Lane:
-        return self._lane(launch.stream, launch.thread, None, cuda=self._only_cuda)
+        return self._lane(launch.stream, launch.thread)
 
     def of_range(self, range_: Range) -> Lane:
         if range_.stream is None:
             return Lane(None, range_.thread)
-        return self._lane(range_.stream, range_.thread, None, cuda=self._only_cuda)
+        return self._lane(range_.stream, range_.thread)
 
     def of_stream(self, stream: int) -> Lane:
         """The lane of a stream handle. A CPU thread's default stream is that of no thread here."""
-        if stream == 0 and not self._only_cuda:
-            return Lane(0)
-        return self._lane(stream, None, None, cuda=self._only_cuda)
+        return self._lane(stream, None)
 
     def of_wait(self, wait: Wait) -> Lane:
         """The lane that waits."""
         if not wait.on_device or wait.stream is None:
             return Lane(None, wait.thread)
-        return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
+        return self._lane(wait.stream, wait.thread)
 
     def awaited(self, wait: Wait) -> Lane | None:
         """The stream that a thread waits for, if it is one stream."""
@@ -89,10 +91,15 @@ class Lanes:
             return None
         if wait.stream == 0 and wait.what != "stream":  # an event whose stream is unknown
             return None
-        return self._lane(wait.stream, wait.thread, None, cuda=self._only_cuda)
+        return self._lane(wait.stream, wait.thread)
 
-    def _lane(self, stream: int, thread: int | None, device: int | None, *, cuda: bool) -> Lane:
-        if not cuda:
+    def _lane(
+        self, stream: int, thread: int | None, communicator: Communicator | None = None
+    ) -> Lane:
+        is_cuda, device = self._only_cuda, None
+        if communicator is not None:
+            is_cuda, device = communicator.provider == "cuda", communicator.device
+        if not is_cuda:
             return Lane(0, thread) if stream == 0 else Lane(stream)
         if stream == _PER_THREAD:
             return Lane(_PER_THREAD, thread)
