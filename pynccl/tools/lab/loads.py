@@ -170,15 +170,10 @@ def fit(load: Load, seconds: float, comm: nccl.Communicator, stream: nccl.Stream
         return seconds
     # Work that is shorter than the start of a thread is repeated and measured again.
     for target in (min(seconds, _MEASURABLE), seconds):
-        once = _shortest(load, comm, stream) / load.times
+        shortest = min(timed(comm, stream, load) for _ in range(_PROBES))
+        once = max(maximum(comm, stream, [shortest])[0], 1e-7) / load.times
         load.times = max(1, min(_MOST_TIMES, round(target / once)))
     return once * load.times
-
-
-def _shortest(load: Load, comm: nccl.Communicator, stream: nccl.Stream) -> float:
-    """The seconds of the shortest of a few calls, the maximum over the ranks."""
-    shortest = min(timed(comm, stream, load) for _ in range(_PROBES))
-    return max(maximum(comm, stream, [shortest])[0], 1e-7)
 
 
 def has_duration(text: str) -> bool:

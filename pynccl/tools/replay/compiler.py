@@ -162,7 +162,8 @@ class _Compiler:
         if not isinstance(wait.target, int):
             place = issued.operations.get(wait.target)
         else:
-            stream = self._known_stream(wait.target)
+            # None if the stream has not been used: there is nothing to wait for.
+            stream = 0 if wait.target == 0 else self._streams.get((wait.target, 0))
             if wait.recorded is None and stream is not None:
                 steps.append(Step(wait.called + epoch, sync=stream))
             elif wait.recorded is not None and stream is not None:
@@ -177,10 +178,6 @@ class _Compiler:
         if waiting is not None:  # others may wait for what this stream waits for
             issued.add_call(waiting, wait.called, len(steps))
         steps.append(Step(wait.called + epoch, waits=[(waiting, earlier, other)]))
-
-    def _known_stream(self, handle: int) -> int | None:
-        """The stream, if it has been used; None if there is nothing to wait for."""
-        return 0 if handle == 0 else self._streams.get((handle, 0))
 
     def _op(self, operation: Operation) -> Op:
         member = self._members[operation.communicator]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pynccl.tools.trace.model import (
@@ -156,19 +156,13 @@ def length(intervals: Iterable[Interval]) -> int:
     return sum(ended - began for began, ended in intervals)
 
 
-def _common(one: Interval, others: list[Interval]) -> Iterator[Interval]:
-    first = bisect(others, one[0], key=lambda other: other[1])
-    for began, ended in others[first:]:
-        if began >= one[1]:
-            return
-        yield max(began, one[0]), min(ended, one[1])
-
-
 def without(one: Interval, others: list[Interval]) -> list[Interval]:
     """The times of an interval that are not in a set."""
     result = []
     at = one[0]
-    for began, ended in _common(one, others):
+    for began, ended in others[bisect(others, at, key=lambda other: other[1]) :]:
+        if began >= one[1]:
+            break
         if began > at:
             result.append((at, began))
         at = ended

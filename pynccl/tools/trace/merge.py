@@ -188,18 +188,13 @@ def merge(traces: Sequence[ProcessTrace]) -> Merged:
     """
     if not traces:
         raise TraceError("there is no trace")
-    order = sorted(range(len(traces)), key=lambda i: _sort_key(traces[i], i))
-    ordered = [traces[i] for i in order]
+    ordered = sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0))
     different: list[str] = []
     matches = list(_matches(ordered, different))
     merged = Merged(ordered, _clocks(ordered, matches), matches, different=different)
     for match in matches:
         merged.waited.update(_waited(merged, match))
     return merged
-
-
-def _sort_key(trace: ProcessTrace, position: int) -> tuple[bool, int, int]:
-    return trace.rank is None, trace.rank or 0, position
 
 
 # --- matching operations

@@ -113,6 +113,16 @@ class _Node:
     before: _Clock = field(default_factory=dict)
     after: _Clock = field(default_factory=dict)
 
+    @property
+    def kind(self) -> str:
+        return self.one.kind if isinstance(self.one, Operation) else f"graph {self.one.graph}"
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.one, Operation):
+            return f"{self.kind} (operation {self.one.sequence} of {self.one.communicator})"
+        return f"the launch of {self.kind}"
+
     def comes_after(self, other: _Node) -> bool:
         return self.before.get(other.lane, 0) >= other.place
 
@@ -140,11 +150,10 @@ def check(trace: ProcessTrace) -> list[Conflict]:
     found: dict[tuple[object, ...], Conflict] = {}
     for first, second, own, other in _conflicts(nodes):
         overlap = first.overlap(second)
-        first_use = Use(_name(first.one), lanes.name(first.lane), own.writes)
-        second_use = Use(_name(second.one), lanes.name(second.lane), other.writes)
+        first_use = Use(first.name, lanes.name(first.lane), own.writes)
+        second_use = Use(second.name, lanes.name(second.lane), other.writes)
         began, ended = max(own.began, other.began), min(own.ended, other.ended)
-        kinds = [_kind(node.one) for node in (first, second)]
-        key = (overlap > 0, *kinds, first.lane, second.lane, began, ended)
+        key = (overlap > 0, first.kind, second.kind, first.lane, second.lane, began, ended)
         one = Conflict(overlap > 0, first_use, second_use, began, ended - began, overlap, times=1)
         known = found.get(key)
         if known is not None:
@@ -152,16 +161,6 @@ def check(trace: ProcessTrace) -> list[Conflict]:
             one = replace(most, times=known.times + 1)
         found[key] = one
     return sorted(found.values(), key=lambda conflict: not conflict.error)
-
-
-def _kind(one: Operation | GraphLaunch) -> str:
-    return one.kind if isinstance(one, Operation) else f"graph {one.graph}"
-
-
-def _name(one: Operation | GraphLaunch) -> str:
-    if isinstance(one, GraphLaunch):
-        return f"the launch of graph {one.graph}"
-    return f"{one.kind} (operation {one.sequence} of {one.communicator})"
 
 
 # --- the happens-before order
@@ -199,7 +198,8 @@ class _Order:
                 self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
         for wait in self._trace.waits:
             if wait.on_device and _is_known(wait):
-                calls.append((_called(wait), 1, partial(self._pass_wait, wait)))
+                called = wait.began if wait.called is None else wait.called
+                calls.append((called, 1, partial(self._pass_wait, wait)))
         records = {record for wait in self._trace.waits if (record := _record(wait)) is not None}
         calls += [(record.time, 0, partial(self._record_event, record)) for record in records]
         for _, _, call in sorted(calls, key=lambda one: one[:2]):
@@ -320,10 +320,6 @@ def _record(wait: Wait) -> _Record | None:
 
 def _is_known(wait: Wait) -> bool:
     return wait.sequence is not None or _record(wait) is not None
-
-
-def _called(wait: Wait) -> int:
-    return wait.began if wait.called is None else wait.called
 
 
 def _join(clock: _Clock, other: _Clock) -> None:
