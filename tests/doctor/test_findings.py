@@ -9,13 +9,13 @@ import re
 import resource
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pynccl.nccl import params
 from pynccl.tools.doctor import Finding, library, machine, packages, variables
 from pynccl.tools.doctor.library import Facts, advise, describe
-from pynccl.tools.doctor.machine import SharedMemory
 from pynccl.tools.doctor.variable_table import NCCL, OF_TORCH, PYNCCL
 
 _ROOT = Path(__file__).parents[2]
@@ -31,22 +31,27 @@ def _about(findings: Iterable[Finding], text: str) -> Finding:
 @pytest.mark.parametrize(
     ("memory", "level", "text"),
     [
-        (SharedMemory(8 * _GIB, 7 * _GIB), "ok", "/dev/shm has 8 GiB, of which 7 GiB are free"),
-        (SharedMemory(64 * _MIB, 64 * _MIB), "note", "little for many ranks"),
-        (SharedMemory(64 * _MIB, _MIB), "problem", "too little for NCCL"),
-        (SharedMemory(8 * _GIB, 2**19), "problem", "of which 512 KiB are free: too little"),
+        ((8 * _GIB, 7 * _GIB), "ok", "/dev/shm has 8 GiB, of which 7 GiB are free"),
+        ((64 * _MIB, 64 * _MIB), "note", "little for many ranks"),
+        ((64 * _MIB, _MIB), "problem", "too little for NCCL"),
+        ((8 * _GIB, 2**19), "problem", "of which 512 KiB are free: too little"),
         (None, "note", "there is no /dev/shm"),
     ],
 )
 def test_shared_memory(
-    monkeypatch: pytest.MonkeyPatch, memory: SharedMemory | None, level: str, text: str
+    monkeypatch: pytest.MonkeyPatch, memory: tuple[int, int] | None, level: str, text: str
 ) -> None:
-    monkeypatch.setattr(machine, "shared_memory", lambda: memory)
+    def disk_usage(path: str) -> SimpleNamespace:
+        if memory is None:
+            raise FileNotFoundError(path)
+        return SimpleNamespace(total=memory[0], free=memory[1])
+
+    monkeypatch.setattr("shutil.disk_usage", disk_usage)
     found = _about(machine.examine(), "/dev/shm")
     assert found.level == level
     assert text in found.text
     assert bool(found.advice) == (level != "ok")
-    full = memory is not None and memory.total > _GIB and level == "problem"
+    full = memory is not None and memory[0] > _GIB and level == "problem"
     assert ("remove files that other programs left" in found.advice) == full
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from pynccl.tools.doctor.finding import Finding
 from pynccl.tools.text import size_text
 
-__all__ = ["SharedMemory", "examine", "has_nvidia_device", "ptrace_scope", "shared_memory"]
+__all__ = ["examine", "has_nvidia_device", "ptrace_scope"]
 
 _ok = partial(Finding, "machine", "ok")
 _note = partial(Finding, "machine", "note")
@@ -28,22 +28,6 @@ _SCOPES = {
     2: "only processes with CAP_SYS_PTRACE may read another's memory",
     3: "no process may read another's memory",
 }
-
-
-class SharedMemory(NamedTuple):
-    """The total and the free size of /dev/shm in bytes."""
-
-    total: int
-    free: int
-
-
-def shared_memory() -> SharedMemory | None:
-    """The size of /dev/shm; None if it does not exist."""
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return SharedMemory(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def ptrace_scope() -> int | None:
@@ -69,7 +53,7 @@ def examine() -> Iterator[Finding]:
         )
     else:
         yield _ok(f"{cpus} CPUs")
-    yield _of_shared_memory(shared_memory())
+    yield _of_shared_memory()
     yield _of_files()
     yield _of_locked_memory()
     if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
@@ -81,15 +65,16 @@ def examine() -> Iterator[Finding]:
     yield _of_ptrace(ptrace_scope())
 
 
-def _of_shared_memory(found: SharedMemory | None) -> Finding:
+def _of_shared_memory() -> Finding:
     use = "NCCL's ranks on one machine and torch's DataLoader use it; hostnccl does not"
     advice = "in a container: docker run --shm-size=1g, or --ipc=host"
-    if found is None:
+    try:
+        found = shutil.disk_usage("/dev/shm")
+    except OSError:
         return _note(f"there is no /dev/shm; {use}", advice)
     text = f"/dev/shm has {size_text(found.total)}, of which {size_text(found.free)} are free"
     if found.free < _LEAST_SHARED:
-        full = found.total >= _ENOUGH_SHARED
-        if full:
+        if found.total >= _ENOUGH_SHARED:
             advice = "remove files that other programs left in /dev/shm (ls -l /dev/shm)"
         return _problem(f"{text}: too little for NCCL; {use}", advice)
     if found.total < _ENOUGH_SHARED:
