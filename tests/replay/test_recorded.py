@@ -75,6 +75,12 @@ def test_failed_operations_are_compared() -> None:
     assert (finding.kind, finding.ranks, finding.number) == ("behind", [1], 2)
 
 
+def _wait(what: str, called: int, **fields: object) -> Wait:
+    values = {"communicator": None, "sequence": None, "stream": None, "thread": 1, "ended": None}
+    values |= {"on_device": what == "stream_event", "called": called, "began": called}
+    return Wait(what, **{**values, **fields})
+
+
 def test_waits_of_one_thread_are_replayed() -> None:
     world = World(2)
     other = world.communicator("b", [0, 1])
@@ -83,11 +89,12 @@ def test_waits_of_one_thread_are_replayed() -> None:
         world.all("all_reduce", other, stream=32)
     for trace in world.traces:
         then = [operation.called + 1 for operation in trace.operations]
+        first = {"communicator": other, "sequence": 1}
         trace.waits = [
-            Wait("stream", None, None, 16, 1, False, then[0], then[0] + 1),
-            Wait("work", other, 1, None, 1, False, then[1], then[1] + 1),
-            Wait("stream_event", other, 1, 16, 1, True, then[1], then[1] + 1),
-            Wait("event", None, None, None, 1, False, then[2], then[2] + 1),  # of what is not known
+            _wait("stream", then[0], stream=16),
+            _wait("work", then[1], **first),
+            _wait("stream_event", then[1], stream=16, **first),
+            _wait("event", then[2]),  # of an unknown operation
         ]
     recorded = gather(world.traces)
     assert [item for item in recorded.processes[0].items if isinstance(item, Sync)] == [
@@ -118,16 +125,13 @@ def test_waits_for_events_cover_work_before_the_record() -> None:
     for trace in world.traces:
         first, second, third, fourth, _ = [operation.called for operation in trace.operations]
         record = {"event_stream": 32, "event_recorded": second + 1}
-        event = {"communicator": None, "sequence": None, "thread": 1, "ended": fourth + 9}
-        on_stream = {**event, "on_device": True, "stream": 16, "began": 10**12}
-        on_thread = {**event, "on_device": False, "stream": None, "began": fourth + 3}
         trace.waits = [
             # The stream reaches it late, and the wait is for the second of three operations.
-            Wait("stream_event", called=third + 1, **on_stream, **record),
-            Wait("event", called=fourth + 3, **on_thread, **record),
-            Wait("event", **on_thread, event_stream=32, event_recorded=first - 1),  # for nothing
-            Wait("event", **on_thread, event_stream=48, event_recorded=fourth),  # nothing there
-            Wait("event", **on_thread, event_stream=32, event_recorded=None),  # before the trace
+            _wait("stream_event", third + 1, stream=16, began=10**12, **record),
+            _wait("event", fourth + 3, **record),
+            _wait("event", fourth + 3, event_stream=32, event_recorded=first - 1),  # for nothing
+            _wait("event", fourth + 3, event_stream=48, event_recorded=fourth),  # nothing there
+            _wait("event", fourth + 3, event_stream=32, event_recorded=None),  # before the trace
         ]
     steps = compile_programs(gather(world.traces))[0].steps
     waits = [(number, step.waits) for number, step in enumerate(steps) if not step.ops]
@@ -146,20 +150,8 @@ def test_waits_of_streams_without_operations_are_transitive() -> None:
     for trace in world.traces:
         second = trace.operations[1].called
         trace.waits = [
-            Wait(
-                "stream_event",
-                None,
-                None,
-                stream,
-                1,
-                True,
-                second - 2 + turn,
-                None,
-                called=second - 2 + turn,
-                event_stream=source,
-                event_recorded=second - 2 + turn,
-            )
-            for turn, (stream, source) in enumerate([(48, 16), (32, 48)])
+            _wait("stream_event", at, stream=stream, event_stream=source, event_recorded=at)
+            for at, stream, source in ((second - 2, 48, 16), (second - 1, 32, 48))
         ]
     steps = compile_programs(gather(world.traces))[0].steps
     assert [(step.waits, step.marks) for step in steps] == [
