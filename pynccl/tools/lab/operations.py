@@ -8,22 +8,13 @@ from typing import Any, Literal, get_args
 
 from pynccl import nccl
 from pynccl.tools.lab.arrays import Arrays
+from pynccl.tools.trace.bandwidth import BUS_FACTORS
 
 __all__ = ["BUFFERS", "COLLECTIVES", "BufferKind", "Communication"]
 
 BufferKind = Literal["plain", "registered", "window"]
 BUFFERS: tuple[BufferKind, ...] = get_args(BufferKind)
-COLLECTIVES = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "send_recv",
-)
+COLLECTIVES = tuple(BUS_FACTORS)
 _SIZE = 4  # bytes of a float32
 _ROOT = 0
 

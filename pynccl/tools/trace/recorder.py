@@ -15,7 +15,6 @@ from pynccl.libraries import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from pynccl.tools.trace.model import ProcessTrace
 
@@ -66,12 +65,7 @@ class Trace:
         self._began = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         from pynccl.tools.trace import recording  # would slow down the import of pynccl
 
         if self._annotate:
@@ -215,12 +209,7 @@ class range:  # noqa: N801 - used as nccl.range()
         self._number = _C.begin_range(self._name, self._compute, self._library, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _C.end_range(self._number, self._library, self._handle)
         if self._function is not None:
             self._function.__exit__(None, None, None)
