@@ -6,11 +6,11 @@ from collections import defaultdict
 
 from pynccl.tools.replay.contents import choose_sources, match, order
 from pynccl.tools.replay.layout import Layout
-from pynccl.tools.replay.model import Process, Recorded, ReplayError, Sync
+from pynccl.tools.replay.model import Process, Recorded, ReplayError
 from pynccl.tools.replay.one_sided import ONE_SIDED, Windows, add_signals, expect_puts
 from pynccl.tools.replay.program import Member, Op, Program, Step
 from pynccl.tools.replay.recorded import counterpart
-from pynccl.tools.trace.model import Operation
+from pynccl.tools.trace.model import Operation, Wait
 from pynccl.tools.trace.shape import ITEMSIZES, KINDS, Blocks, blocks
 
 __all__ = ["compile_programs"]
@@ -139,7 +139,7 @@ class _Compiler:
         groups: dict[tuple[int, int], Step] = {}
         issued = _Issued()
         for index, item in enumerate(items):
-            if isinstance(item, Sync):
+            if isinstance(item, Wait):
                 self._add_wait(steps, item, epoch, issued)
                 continue
             op = self._op(item)
@@ -156,28 +156,35 @@ class _Compiler:
                 steps.append(groups.pop(key))
         return steps
 
-    def _add_wait(self, steps: list[Step], wait: Sync, epoch: int, issued: _Issued) -> None:
-        """Add a recorded wait, if the replay contains its target."""
+    def _add_wait(self, steps: list[Step], wait: Wait, epoch: int, issued: _Issued) -> None:
+        """Add a recorded wait, if its target is known and in the replay."""
         place = None
-        if not isinstance(wait.target, int):
-            place = issued.operations.get(wait.target)
-        else:
-            # None if the stream has not been used: there is nothing to wait for.
-            stream = 0 if wait.target == 0 else self._streams.get((wait.target, 0))
-            if wait.recorded is None and stream is not None:
-                steps.append(Step(wait.called + epoch, sync=stream))
-            elif wait.recorded is not None and stream is not None:
-                place = issued.before(stream, wait.recorded)
+        if wait.event_stream is not None and wait.event_recorded is not None:
+            if (stream := self._known_stream(wait.event_stream)) is not None:
+                place = issued.before(stream, wait.event_recorded)
+        elif wait.what == "stream" and wait.stream is not None:
+            if (stream := self._known_stream(wait.stream)) is not None:
+                steps.append(Step(wait.called_at + epoch, sync=stream))
+        elif wait.communicator is not None and wait.sequence is not None:
+            place = issued.operations.get((wait.communicator, wait.sequence))
         if place is None:
             return
-        waiting = None if wait.stream is None else self._stream(wait.stream, 0)
+        waiting = None  # the thread
+        if wait.what == "stream_event":
+            if wait.stream is None:
+                return
+            waiting = self._stream(wait.stream, 0)
         earlier, other = place
         if other == waiting:
             return
         steps[earlier].marks.add(other)
         if waiting is not None:  # others may wait for what this stream waits for
-            issued.add_call(waiting, wait.called, len(steps))
-        steps.append(Step(wait.called + epoch, waits=[(waiting, earlier, other)]))
+            issued.add_call(waiting, wait.called_at, len(steps))
+        steps.append(Step(wait.called_at + epoch, waits=[(waiting, earlier, other)]))
+
+    def _known_stream(self, handle: int) -> int | None:
+        """The stream, if it has been used; None if there is nothing to wait for."""
+        return 0 if handle == 0 else self._streams.get((handle, 0))
 
     def _op(self, operation: Operation) -> Op:
         member = self._members[operation.communicator]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pynccl.tools.trace.model import Operation, ProcessTrace, Window
+from pynccl.tools.trace.model import Operation, ProcessTrace, Wait, Window
 
-__all__ = ["EARLY", "FULL", "Comm", "Process", "Recorded", "ReplayError", "Sync"]
+__all__ = ["EARLY", "FULL", "Comm", "Process", "Recorded", "ReplayError"]
 
 # When operations were called that other ranks have not recorded.
 EARLY = "before others began to record"
@@ -55,25 +55,6 @@ class Comm:
         return [rank for rank in range(nranks) if rank not in missing]
 
 
-@dataclass(frozen=True)
-class Sync:
-    """A recorded wait.
-
-    Attributes:
-        stream: the stream that waits; None if the thread does.
-        target: the awaited stream, or the id of the communicator and the sequence number of the
-            awaited operation.
-        called: when it was called.
-        recorded: when an event was recorded on the stream; calls after that are not waited for.
-            None if there is no event.
-    """
-
-    stream: int | None
-    target: int | tuple[str, int]
-    called: int
-    recorded: int | None = None
-
-
 @dataclass
 class Process:
     """The part of one process in a replay.
@@ -81,8 +62,8 @@ class Process:
     Attributes:
         rank: the process's rank in the recording.
         trace: the recording.
-        items: operations, with ranks of the replay's communicators, and waits of the thread, in the
-            order of issue.
+        items: operations, with ranks of the replay's communicators, and waits of threads and
+            streams, in the order of their calls.
         several_threads: whether more than one thread issued operations.
         windows: windows of the replay's communicators.
         first: the first recorded sequence number of each communicator.
@@ -90,7 +71,7 @@ class Process:
 
     rank: int
     trace: ProcessTrace
-    items: list[Operation | Sync] = field(default_factory=list)
+    items: list[Operation | Wait] = field(default_factory=list)
     several_threads: bool = False
     windows: list[Window] = field(default_factory=list)
     first: dict[str, int] = field(default_factory=dict)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pynccl.tools.replay.layout import Layout
-from pynccl.tools.replay.model import EARLY, FULL, Recorded, ReplayError, Sync
+from pynccl.tools.replay.model import EARLY, FULL, Recorded, ReplayError
 from pynccl.tools.replay.program import Op, Program
-from pynccl.tools.trace.model import Operation, Signal, Window
+from pynccl.tools.trace.model import Operation, Signal, Wait, Window
 from pynccl.tools.trace.shape import ITEMSIZES
 
 __all__ = ["ONE_SIDED", "Windows", "add_signals", "excess", "expect_puts", "trim"]
@@ -98,7 +98,7 @@ def trim(recorded: Recorded) -> None:
     if not early and not left:
         return
     for place, process in enumerate(recorded.processes):
-        items: list[Operation | Sync] = []
+        items: list[Operation | Wait] = []
         dropped: Counter[str] = Counter()
         for item in process.items:
             if not isinstance(item, Operation) or not item.signals:

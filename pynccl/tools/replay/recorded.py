@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pynccl.flight.merged import ranks_text
-from pynccl.tools.replay.model import EARLY, FULL, Comm, Process, Recorded, ReplayError, Sync
+from pynccl.tools.replay.model import EARLY, FULL, Comm, Process, Recorded, ReplayError
 from pynccl.tools.replay.one_sided import trim
 from pynccl.tools.trace.merge import common_ids
 from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace, Wait
@@ -113,7 +113,7 @@ def _fill(
     trace = process.trace
     excluded = failed = 0
     captured: dict[int, list[Operation]] = defaultdict(list)
-    timed: list[tuple[int, Operation | Sync]] = []
+    timed: list[tuple[int, Operation | Wait]] = []
     for operation in trace.operations:
         failed += operation.failed
         id = joined.get(operation.communicator, operation.communicator)
@@ -134,8 +134,9 @@ def _fill(
     threads = {item.thread for _, item in timed if isinstance(item, Operation)}
     process.several_threads = len(threads) > 1
     if not process.several_threads:
-        waits = [sync for wait in trace.waits if (sync := _sync(wait, joined)) is not None]
-        timed += [(sync.called, sync) for sync in waits]
+        for wait in trace.waits:
+            id = joined.get(wait.communicator or "", wait.communicator)
+            timed.append((wait.called_at, dataclasses.replace(wait, communicator=id)))
         timed.sort(key=lambda one: one[0])  # stable: operations of one time keep their order
     elif trace.waits:
         recorded.notes.append(
@@ -153,25 +154,6 @@ def _fill(
         recorded.notes.append(
             f"rank {process.rank}: {failed} operations that had failed are replayed as well"
         )
-
-
-def _sync(wait: Wait, joined: dict[str, str]) -> Sync | None:
-    """A wait that can be replayed: its stream or operation is known."""
-    called = wait.began if wait.called is None else wait.called
-    if wait.event_stream is not None and wait.event_recorded is not None:
-        if wait.what == "stream_event" and wait.stream is None:
-            return None
-        waiting = wait.stream if wait.what == "stream_event" else None
-        return Sync(waiting, wait.event_stream, called, wait.event_recorded)
-    operation = None
-    if wait.communicator is not None and wait.sequence is not None:
-        operation = joined.get(wait.communicator, wait.communicator), wait.sequence
-    if wait.what == "stream_event":
-        known = operation is not None and wait.stream is not None
-        return Sync(wait.stream, operation, called) if operation and known else None
-    if wait.what == "stream" and wait.stream is not None:
-        return Sync(None, wait.stream, called)
-    return Sync(None, operation, called) if operation else None
 
 
 def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
@@ -308,7 +290,7 @@ def _trim(recorded: Recorded) -> None:
     """Drop operations that some ranks did not record: too early, or beyond the memory limit."""
     limits = _limits(recorded)
     for place, process in enumerate(recorded.processes):
-        kept: list[Operation | Sync] = []
+        kept: list[Operation | Wait] = []
         dropped: Counter[str] = Counter()
         for item in process.items:
             key = _key(recorded, place, item) if isinstance(item, Operation) else None

@@ -202,6 +202,11 @@ class Wait:
     event_stream: int | None = None
     event_recorded: int | None = None
 
+    @property
+    def called_at(self) -> int:
+        """When the function was called or, if that is unknown, when the wait began."""
+        return self.began if self.called is None else self.called
+
 
 @dataclass(frozen=True)
 class Range:

@@ -198,8 +198,7 @@ class _Order:
                 self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
         for wait in self._trace.waits:
             if wait.on_device and _is_known(wait):
-                called = wait.began if wait.called is None else wait.called
-                calls.append((called, 1, partial(self._pass_wait, wait)))
+                calls.append((wait.called_at, 1, partial(self._pass_wait, wait)))
         records = {record for wait in self._trace.waits if (record := _record(wait)) is not None}
         calls += [(record.time, 0, partial(self._record_event, record)) for record in records]
         for _, _, call in sorted(calls, key=lambda one: one[:2]):
