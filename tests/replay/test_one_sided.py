@@ -23,6 +23,7 @@ from pynccl.tools.replay import ReplayError, Result, load, replay
 from pynccl.tools.replay.check import check
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.program import Op, Program
+from pynccl.tools.replay.rank import Options
 from pynccl.tools.replay.recorded import gather
 from pynccl.tools.replay.run import run_programs
 from pynccl.tools.trace.model import GraphLaunch, Operation, ProcessTrace, Signal, Window
@@ -169,9 +170,7 @@ def _run(
     recorded = gather(traces)
     programs = compile_programs(recorded)
     change(programs)
-    return run_programs(
-        recorded, programs, provider="host", recorded_speed=False, data=True, timeout=timeout
-    )
+    return run_programs(recorded, programs, Options(timeout=timeout))
 
 
 def _last_put(program: Program, window: int, offset: int) -> list[Op]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pynccl.tools.replay import Result, replay
 from pynccl.tools.replay.compiler import compile_programs
+from pynccl.tools.replay.rank import Options
 from pynccl.tools.replay.recorded import gather
 from pynccl.tools.replay.run import run_programs
 from pynccl.tools.trace.shape import ITEMSIZES
@@ -86,9 +87,7 @@ def test_wrong_data_is_reported_with_rank_communicator_and_sequence() -> None:
     op = programs[1].operations[1]
     assert op.source is not None
     op.source = op.source.at(1)  # rank 1 sends other data than the others expect
-    result = run_programs(
-        recorded, programs, provider="host", recorded_speed=False, data=True, timeout=30
-    )
+    result = run_programs(recorded, programs, Options(timeout=30))
     assert not result.ok
     assert sorted(result.differences) == [0, 1, 2]
     for rank, (difference,) in result.differences.items():

@@ -154,14 +154,12 @@ class Windows:
         self._scale = scale
         self._numbers = {id: index for index, id in enumerate(recorded.comms)}
         self._opened: dict[tuple[str, int], dict[int, Window]] = defaultdict(dict)
-        self._own: dict[tuple[str, int], list[Window]] = defaultdict(list)
         self._indexes: dict[str, tuple[int, int]] = {}
         self._layouts: dict[tuple[str, int], Layout] = {}
         for place, process in enumerate(recorded.processes):
             for window in process.windows:
                 if window.communicator in recorded.comms:
                     self._opened[window.communicator, window.number][place] = window
-                    self._own[window.communicator, place].append(window)
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -210,8 +208,10 @@ class Windows:
         end = operation.sendbuff + self._size(operation)[0]
         found = [
             window
-            for window in self._own[id, place]
-            if window.address <= operation.sendbuff
+            for key, opened in self._opened.items()
+            if key[0] == id
+            and (window := opened.get(place)) is not None
+            and window.address <= operation.sendbuff
             and end <= window.address + window.nbytes
             and target is not None
             and _overlap(window, target)

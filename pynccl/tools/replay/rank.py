@@ -29,10 +29,10 @@ _POLL = 0.005  # seconds
 class Options:
     """Options of the ranks; see :func:`pynccl.tools.replay.replay`."""
 
-    folder: str
-    recorded_speed: bool
-    data: bool
-    timeout: float
+    provider: str = "host"
+    recorded_speed: bool = False
+    data: bool = True
+    timeout: float = 20.0
 
 
 class Timing(NamedTuple):
@@ -94,18 +94,17 @@ class _FailedError(Exception):
     """A function on a stream raised, or communicators did not become ready."""
 
 
-def run_rank(rank: Rank, options: Options) -> None:
-    """Replay the program of a rank, and report an :class:`Outcome`."""
+def run_rank(rank: Rank, options: Options, folder: str) -> None:
+    """Replay the program of a rank in a folder, and report an :class:`Outcome`."""
     from pynccl import _C
 
-    program: Program = pickle.loads(Path(options.folder, f"program-{rank.rank}").read_bytes())
+    program: Program = pickle.loads(Path(folder, f"program-{rank.rank}").read_bytes())
     outcome = Outcome()
     player = _Player(rank, options, program, outcome)
     try:
         player.prepare()
         rank.report("ready")
-        _wait_for(options, "start", rank)
-        player.play()
+        player.play(first=int(_wait_for(folder, "start", rank)))
     except Exception as error:
         name = type(error).__name__
         outcome.failure = str(error) if isinstance(error, _FailedError) else f"{name}: {error}"
@@ -114,14 +113,14 @@ def run_rank(rank: Rank, options: Options) -> None:
         outcome.differences.clear()  # of operations that have not ended
     rank.report(outcome)
     # Communicators stay open until all have ended: others wait for this rank, or query its state.
-    if _wait_for(options, "end", rank) == "failed" and not outcome.dump:
+    if _wait_for(folder, "end", rank) == "failed" and not outcome.dump:
         rank.report(Dump(_C.flight_dump_json("replay")))
     player.close(abort=outcome.failure is not None)
 
 
-def _wait_for(options: Options, name: str, rank: Rank) -> str:
+def _wait_for(folder: str, name: str, rank: Rank) -> str:
     """Wait until the launching process has written a file, and return its text."""
-    path = Path(options.folder, name)
+    path = Path(folder, name)
     reported = time.monotonic()
     while not path.exists():
         time.sleep(_POLL)
@@ -203,9 +202,9 @@ class _Player:
 
     # --- steps
 
-    def play(self) -> None:
+    def play(self, first: int) -> None:
+        """Issue all steps; first is the recorded time of the first step of any rank."""
         began = time.monotonic_ns()
-        first = int(Path(self._options.folder, "start").read_text())
         for number, step in enumerate(self._program.steps):
             if self._options.recorded_speed:
                 self._sleep_until(began + step.at - first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import shutil
 import statistics
 import tempfile
 from collections import defaultdict
@@ -140,39 +139,21 @@ def replay(
         if findings:
             return Result([], recorded.notes, findings, {}, {})
     programs = compile_programs(recorded, provider=provider, scale=scale, data=data)
-    return run_programs(
-        recorded,
-        programs,
-        provider=provider,
-        recorded_speed=speed == "recorded",
-        data=data,
-        timeout=timeout,
-    )
+    options = Options(provider, speed == "recorded", data, timeout)
+    return run_programs(recorded, programs, options)
 
 
-def run_programs(
-    recorded: Recorded,
-    programs: Sequence[Program],
-    *,
-    provider: str,
-    recorded_speed: bool,
-    data: bool,
-    timeout: float,
-) -> Result:
+def run_programs(recorded: Recorded, programs: Sequence[Program], options: Options) -> Result:
     """Run the programs of a recording, one process each."""
-    folder = tempfile.mkdtemp(prefix="pynccl-replay-")
-    try:
+    first = min((step.at for program in programs for step in program.steps), default=0)
+    with tempfile.TemporaryDirectory(prefix="pynccl-replay-", ignore_cleanup_errors=True) as folder:
         for number, program in enumerate(programs):
             Path(folder, f"program-{number}").write_bytes(pickle.dumps(program))
-        first = min((step.at for program in programs for step in program.steps), default=0)
-        options = Options(folder, recorded_speed, data, timeout)
-        outcomes = _run(len(programs), len(recorded.comms), options, provider, first)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        outcomes = _run(len(programs), len(recorded.comms), options, folder, first)
     return _result(recorded, programs, outcomes)
 
 
-def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -> list[Outcome]:
+def _run(nranks: int, comms: int, options: Options, folder: str, first: int) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     ready = 0
     with (
@@ -180,8 +161,8 @@ def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -
         launcher.start(
             nranks,
             run_rank,
-            (options,),
-            provider=provider,
+            (options, folder),
+            provider=options.provider,
             timeout=None,
             unique_ids=comms,
             fresh=True,
@@ -195,11 +176,11 @@ def _run(nranks: int, comms: int, options: Options, provider: str, first: int) -
                 ready += 1
             elif isinstance(value, Dump):
                 outcomes[rank].dump = value.text
-            if ready >= nranks and not Path(options.folder, "start").exists():
-                _publish(options.folder, "start", str(first))
-            if len(outcomes) == nranks and not Path(options.folder, "end").exists():
+            if ready >= nranks and not Path(folder, "start").exists():
+                _publish(folder, "start", str(first))
+            if len(outcomes) == nranks and not Path(folder, "end").exists():
                 failed = any(outcome.failure is not None for outcome in outcomes.values())
-                _publish(options.folder, "end", "failed" if failed else "")
+                _publish(folder, "end", "failed" if failed else "")
     if len(outcomes) < nranks:
         raise LaunchError("a rank has ended without a report")
     return [outcomes[rank] for rank in range(nranks)]
