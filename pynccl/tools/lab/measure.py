@@ -11,7 +11,7 @@ from pynccl import nccl
 from pynccl.tools.lab.agreement import align, maximum, new_event, new_stream
 from pynccl.tools.lab.probes import Probes
 from pynccl.tools.lab.row import Row, Span, Timing
-from pynccl.tools.lab.steps import Enqueue, Ran, Step, Steps
+from pynccl.tools.lab.steps import Enqueue, Ran, Step, Steps, Together
 from pynccl.tools.lab.verdict import Evidence
 
 __all__ = ["overlap"]
@@ -205,8 +205,8 @@ def _captured(
     steps: Steps,
     compute: Enqueue,
     communicate: Enqueue,
-    together: Callable[[nccl.Stream, nccl.Stream], object] | None,
-) -> tuple[Enqueue, Enqueue, Callable[[nccl.Stream, nccl.Stream], object] | None]:
+    together: Together | None,
+) -> tuple[Enqueue, Enqueue, Together | None]:
     """Graph launches that replace the functions, each of which runs once beforehand."""
     for step in (Step(compute, None), Step(None, communicate)):
         steps.run(step)

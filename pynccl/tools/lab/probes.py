@@ -17,7 +17,7 @@ from pynccl import nccl
 from pynccl.tools.lab.agreement import align, maximum, new_event
 from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
-from pynccl.tools.lab.steps import Enqueue, Step, Steps
+from pynccl.tools.lab.steps import Enqueue, Step, Steps, Together
 from pynccl.tools.lab.verdict import Evidence
 
 __all__ = ["Probes"]
@@ -72,7 +72,7 @@ class Probes:
         compute_seconds: float,
         communication_seconds: float,
         *,
-        together: Callable[[nccl.Stream, nccl.Stream], object] | None,
+        together: Together | None,
     ) -> Evidence:
         """Find out whether streams, the host or events make one function wait for the other.
 
@@ -123,9 +123,7 @@ class Probes:
         )
 
     def _waits_for_events(
-        self,
-        functions: dict[str, Enqueue],
-        together: Callable[[nccl.Stream, nccl.Stream], object] | None,
+        self, functions: dict[str, Enqueue], together: Together | None
     ) -> set[str]:
         """Which function's work waits for the other's while the latter is behind a gate."""
         streams = {"compute": self._steps.compute, "communication": self._steps.communication}

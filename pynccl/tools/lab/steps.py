@@ -10,10 +10,12 @@ from pynccl import nccl
 from pynccl.tools.lab.agreement import new_event, new_stream
 from pynccl.tools.lab.row import Span
 
-__all__ = ["Enqueue", "Ran", "Step", "Steps"]
+__all__ = ["Enqueue", "Ran", "Step", "Steps", "Together"]
 
 # A function that enqueues work on a stream.
 Enqueue: TypeAlias = Callable[[nccl.Stream], object]
+# A function that enqueues compute and communication on their streams.
+Together: TypeAlias = Callable[[nccl.Stream, nccl.Stream], object]
 
 _DEFAULT_STREAM = 0
 
@@ -31,7 +33,7 @@ class Step:
 
     compute: Enqueue | None
     communicate: Enqueue | None
-    together: Callable[[nccl.Stream, nccl.Stream], object] | None = None
+    together: Together | None = None
     first: str = "compute"
 
 
@@ -108,7 +110,7 @@ class Steps:
             self._span(self._of_communication) if has_communication else Span(0.0, 0.0),
         )
 
-    def _together(self, together: Callable[[nccl.Stream, nccl.Stream], object]) -> None:
+    def _together(self, together: Together) -> None:
         self._of_compute[0].record(self.compute)
         self._of_communication[0].record(self.communication)
         together(self.compute, self.communication)
