@@ -135,8 +135,8 @@ def _fill(
     process.several_threads = len(threads) > 1
     if not process.several_threads:
         for wait in trace.waits:
-            id = joined.get(wait.communicator or "", wait.communicator)
-            timed.append((wait.called_at, dataclasses.replace(wait, communicator=id)))
+            name = joined.get(wait.communicator or "", wait.communicator)
+            timed.append((wait.called_at, dataclasses.replace(wait, communicator=name)))
         timed.sort(key=lambda one: one[0])  # stable: operations of one time keep their order
     elif trace.waits:
         recorded.notes.append(
