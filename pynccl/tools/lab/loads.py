@@ -43,7 +43,17 @@ class Load:
         raise NotImplementedError
 
 
-class Sleep(Load):
+class _Timed(Load):
+    """A load of a known duration."""
+
+    def __init__(self, seconds: float) -> None:
+        if not 0 < seconds <= 1000:
+            raise ValueError(f"seconds: {seconds} is not above 0 and at most 1000")
+        super().__init__()
+        self.seconds = seconds
+
+
+class Sleep(_Timed):
     """Blocks a stream for a known time and occupies nothing else.
 
     It is a host function on the stream, on GPUs as well: it uses no SM, no bandwidth and no GIL.
@@ -55,32 +65,20 @@ class Sleep(Load):
         ValueError: seconds is not above 0, or is above 1000.
     """
 
-    def __init__(self, seconds: float) -> None:
-        if not 0 < seconds <= 1000:
-            raise ValueError(f"seconds: {seconds} is not above 0 and at most 1000")
-        super().__init__()
-        self.seconds = seconds
-
     def __call__(self, stream: nccl.Stream) -> None:
         for _ in range(self.times):
             stream.launch_native(_usleep(), max(1, round(self.seconds * 1e6)))
 
 
-class Spin(Load):
+class Spin(_Timed):
     """Occupies one CPU core for a known time, and the GIL for most of it.
 
     Args:
         seconds: duration.
 
     Raises:
-        ValueError: seconds is not above 0.
+        ValueError: seconds is not above 0, or is above 1000.
     """
-
-    def __init__(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise ValueError(f"seconds: {seconds} is not above 0")
-        super().__init__()
-        self.seconds = seconds
 
     def __call__(self, stream: nccl.Stream) -> None:
         stream.launch(self._spin)
@@ -165,7 +163,7 @@ def fit(load: Load, seconds: float, comm: nccl.Communicator, stream: nccl.Stream
         The estimated seconds of one call, from a shorter run.
     """
     load.times = 1
-    if isinstance(load, (Sleep, Spin)):
+    if isinstance(load, _Timed):
         load.seconds = seconds
         return seconds
     # Work that is shorter than the start of a thread is repeated and measured again.
@@ -201,7 +199,7 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
     name, _, value = text.partition(":")
     try:
         if name in ("sleep", "spin"):
-            kind: Callable[[float], Load] = Sleep if name == "sleep" else Spin
+            kind = Sleep if name == "sleep" else Spin
             return kind(float(value or 0.01))
         if name == "gemm":
             return Gemm(arrays or arrays_of(comm), int(value or 512))
