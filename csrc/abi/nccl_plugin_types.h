@@ -76,17 +76,47 @@ struct TunerV6 {
 };
 
 // A profiler. init receives the address of NCCL's event mask, which the plugin may change at any
-// time. NCCL asks for no events of a kind that is not in the mask.
+// time. NCCL asks for no events of a kind that is not in the mask, except for the parents of those
+// that are, and stores the mask with an operation when it is called. A captured operation keeps it.
 enum ProfilerEvent : int {
-  kProfileGroup = 1,
-  kProfileColl = 2,
-  kProfileP2p = 4,
+  kProfileGroup = 1 << 0,  // a kernel launch, with the operations in it
+  kProfileColl = 1 << 1,
+  kProfileP2p = 1 << 2,
+  kProfileProxyOp = 1 << 3,        // a channel's transfers with a peer over the network
+  kProfileProxyStep = 1 << 4,      // one of these transfers
+  kProfileKernelChannel = 1 << 6,  // from version 3 on
+  kProfileGroupApi = 1 << 8,       // from version 5 on
+  kProfileCollApi = 1 << 9,
+  kProfileP2pApi = 1 << 10,
+};
+
+// The states of a proxy step: what it waits for until its next state or its end. The end of a
+// kernel's channel is a state, too.
+enum ProfilerState : int {
+  kStepSendGpuWait = 8,        // for the kernel to fill the buffer
+  kStepSendWait = 9,           // for the network
+  kStepReceiveWait = 10,       // for data of the peer
+  kStepReceiveFlushWait = 11,  // for data to be visible to the GPU
+  kStepReceiveGpuWait = 12,    // for the kernel to empty the buffer
+  kStepSendPeerWait = 20,      // for the peer to offer a buffer, from version 4 on
+  kKernelChannelStop = 22,     // from version 4 on
 };
 
 // The parts of events, whose order differs between versions.
 struct ProfiledComm {
   const char* name;
   std::uint64_t id;
+};
+// Version 1 has NCCL's numbers in place of names.
+struct ProfiledCallV1 {
+  std::uint64_t sequence;
+  std::uint8_t function;
+  const void* sendbuff;
+  void* recvbuff;
+  std::size_t count;
+  int root;
+  std::uint8_t dtype;
+  std::uint32_t op;
 };
 struct ProfiledCall {
   std::uint64_t sequence;
@@ -97,6 +127,14 @@ struct ProfiledCall {
   int root;
   const char* dtype;
 };
+struct ProfiledChoiceV1 {
+  std::uint8_t channels;
+  std::uint8_t warps;
+  std::uint8_t algorithm;
+  std::uint8_t protocol;
+  int collnet;
+  int nvls;
+};
 struct ProfiledChoice {
   std::uint8_t channels;
   std::uint8_t warps;
@@ -104,6 +142,12 @@ struct ProfiledChoice {
   const char* protocol;
 };
 
+struct ProfiledCollV1 {
+  ProfiledComm comm;
+  ProfiledCallV1 call;
+  std::size_t traffic;
+  ProfiledChoiceV1 choice;
+};
 struct ProfiledCollV2 {
   ProfiledComm comm;
   ProfiledCall call;
@@ -122,7 +166,15 @@ struct ProfiledCollV4 {
 struct ProfiledCollV5 {
   ProfiledCall call;
   ProfiledChoice choice;
-  void* group;
+  void* group;  // the parent is a call of the API
+};
+struct ProfiledP2pV1 {
+  ProfiledComm comm;
+  std::uint8_t function;
+  void* buffer;
+  std::uint8_t dtype;
+  std::size_t count;
+  int peer;
 };
 struct ProfiledP2pV2 {
   ProfiledComm comm;
@@ -132,7 +184,7 @@ struct ProfiledP2pV2 {
   std::size_t count;
   int peer;
 };
-struct ProfiledP2pV4 {  // version 5 appends the group
+struct ProfiledP2pV4 {
   const char* function;
   void* buffer;
   const char* dtype;
@@ -140,8 +192,32 @@ struct ProfiledP2pV4 {  // version 5 appends the group
   int peer;
   std::uint8_t channels;
 };
+struct ProfiledP2pV5 {
+  const char* function;
+  void* buffer;
+  const char* dtype;
+  std::size_t count;
+  int peer;
+  std::uint8_t channels;
+  void* group;
+};
+struct ProfiledProxy {
+  int pid;  // of the process that issued the operation, which the handle of the parent belongs to
+  std::uint8_t channel;
+  int peer;
+  int steps;
+  int chunk;
+  int sends;
+};
+struct ProfiledChannelV3 {
+  std::uint8_t channel;
+};
+struct ProfiledChannelV4 {
+  std::uint8_t channel;
+  std::uint64_t time;  // nanoseconds of the GPU's clock
+};
 
-template <class Type, class Coll, class P2p>
+template <class Type, class Coll, class P2p, class Channel>
 struct ProfilerEventOf {
   Type type;
   void* parent;
@@ -149,13 +225,21 @@ struct ProfilerEventOf {
   union {
     Coll coll;
     P2p p2p;
+    ProfiledProxy proxy;
+    Channel kernel;  // not in versions 1 and 2
   };
 };
-using ProfilerEventV2 = ProfilerEventOf<std::uint8_t, ProfiledCollV2, ProfiledP2pV2>;
-using ProfilerEventV3 = ProfilerEventOf<std::uint8_t, ProfiledCollV3, ProfiledP2pV2>;
-using ProfilerEventV4 = ProfilerEventOf<std::uint8_t, ProfiledCollV4, ProfiledP2pV4>;
-// Of versions 5 and 6. The parent of these events is a call of the API, which csrc/plugin ignores.
-using ProfilerEventV5 = ProfilerEventOf<std::uint64_t, ProfiledCollV5, ProfiledP2pV4>;
+using ProfilerEventV1 =
+    ProfilerEventOf<std::uint8_t, ProfiledCollV1, ProfiledP2pV1, ProfiledChannelV3>;
+using ProfilerEventV2 =
+    ProfilerEventOf<std::uint8_t, ProfiledCollV2, ProfiledP2pV2, ProfiledChannelV3>;
+using ProfilerEventV3 =
+    ProfilerEventOf<std::uint8_t, ProfiledCollV3, ProfiledP2pV2, ProfiledChannelV3>;
+using ProfilerEventV4 =
+    ProfilerEventOf<std::uint8_t, ProfiledCollV4, ProfiledP2pV4, ProfiledChannelV4>;
+// Of versions 5 and 6.
+using ProfilerEventV5 =
+    ProfilerEventOf<std::uint64_t, ProfiledCollV5, ProfiledP2pV5, ProfiledChannelV4>;
 
 template <class Init, class Event>
 struct Profiler {
@@ -163,18 +247,20 @@ struct Profiler {
   Init init;
   ncclResult_t (*startEvent)(void* context, void** handle, Event* event);
   ncclResult_t (*stopEvent)(void* handle);
+  // The arguments of kKernelChannelStop are the time. Others are not used here, and may be null.
   ncclResult_t (*recordEventState)(void* handle, int state, void* arguments);
   ncclResult_t (*finalize)(void* context);
 };
-using ProfilerInitV2 = ncclResult_t (*)(void** context, int* mask);
+using ProfilerInitV1 = ncclResult_t (*)(void** context, int* mask);
 using ProfilerInitV4 = ncclResult_t (*)(void** context, int* mask, const char* name,
                                         std::uint64_t comm_id, int nodes, int nranks, int rank,
                                         PluginLogger);
 using ProfilerInitV5 = ncclResult_t (*)(void** context, std::uint64_t comm_id, int* mask,
                                         const char* name, int nodes, int nranks, int rank,
                                         PluginLogger);
-using ProfilerV2 = Profiler<ProfilerInitV2, ProfilerEventV2>;
-using ProfilerV3 = Profiler<ProfilerInitV2, ProfilerEventV3>;
+using ProfilerV1 = Profiler<ProfilerInitV1, ProfilerEventV1>;
+using ProfilerV2 = Profiler<ProfilerInitV1, ProfilerEventV2>;
+using ProfilerV3 = Profiler<ProfilerInitV1, ProfilerEventV3>;
 using ProfilerV4 = Profiler<ProfilerInitV4, ProfilerEventV4>;
 using ProfilerV5 = Profiler<ProfilerInitV5, ProfilerEventV5>;
 using ProfilerV6 = ProfilerV5;

@@ -1,5 +1,8 @@
-// The profiler: while a trace is on, records the collectives and messages that NCCL issues, with
-// their algorithm, protocol and channels.
+// The profiler: while a trace is on, records the collectives and messages that NCCL issues, what
+// NCCL chose for them, the times of the kernel's channels, and what the proxies waited for.
+#include <pthread.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <ctime>
 
@@ -12,35 +15,69 @@ namespace {
 
 using namespace abi;
 
-constexpr std::size_t kMostEvents = 1 << 15, kMostMasks = 16;
-constexpr int kWanted = kProfileColl | kProfileP2p;
+constexpr std::size_t kMostEvents = 1 << 15, kMostOpen = 1 << 13, kMostMasks = 16;
+constexpr int kMostChannels = 64;
+
+// A channel or a proxy step that has not ended.
+struct Open {
+  std::uint64_t number;
+  std::uint64_t record;  // 0 once it has ended
+  std::uint64_t since;
+  int wait;  // of a step; kWaits before the first one
+};
 
 Ring<ProfilerRecord, kMostEvents> records;
+Ring<Open, kMostOpen> opened;
+std::atomic<std::uint64_t> launches{0};
 
 // The event masks of the loaded NCCLs. NCCL asks for nothing while its mask is 0.
-std::mutex masks_mutex;
 std::array<int*, kMostMasks> masks{};
-bool wanted = false;
+std::atomic<int> wanted{0};
+std::atomic<int> used_version{0};
 
-void set(int* mask) { std::atomic_ref(*mask).store(wanted ? kWanted : 0); }
+void set(int* mask) { std::atomic_ref(*mask).store(wanted.load()); }
 
-ncclResult_t open(void** context, int* mask) {
+// Without a fork in another thread's call, which would leave the mutex locked in the child.
+[[maybe_unused]] const int registered =
+    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+
+ncclResult_t open(int version, void** context, int* mask) {
   *context = &records;  // NCCL takes null for no context
-  const std::lock_guard lock(masks_mutex);
+  used_version.store(version);
+  if (mask == nullptr) return ncclSuccess;
+  const std::lock_guard lock(mutex);
   for (int*& known : masks) {
     if (known != nullptr && known != mask) continue;
     known = mask;
+    set(mask);
     break;
   }
-  set(mask);
   return ncclSuccess;
 }
 
-std::int64_t now() {
-  constexpr std::int64_t kNanoseconds = 1'000'000'000;
+std::uint64_t now() {
+  constexpr std::uint64_t kNanoseconds = 1'000'000'000;
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * kNanoseconds + time.tv_nsec;
+  return static_cast<std::uint64_t>(time.tv_sec) * kNanoseconds +
+         static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+// A handle is a number and the kind of what it numbers. NCCL passes handles of any age, and those
+// of other processes as parents.
+enum Kind : std::uint64_t { kLaunch = 1, kTask, kProxy, kStep, kChannel };
+constexpr int kKindBits = 3;
+
+void* handle_of(Kind kind, std::uint64_t number) {
+  return reinterpret_cast<void*>(static_cast<std::uintptr_t>(number << kKindBits | kind));
+}
+
+std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+// The number of a handle of this kind; 0 for others.
+std::uint64_t number_of(const void* handle, Kind kind) {
+  constexpr std::uint64_t mask = (1 << kKindBits) - 1;
+  return (address(handle) & mask) == kind ? address(handle) >> kKindBits : 0;
 }
 
 template <std::size_t kSize>
@@ -48,49 +85,191 @@ void copy_text(char (&to)[kSize], const char* from) {
   for (std::size_t i = 0; from != nullptr && from[i] != 0 && i + 1 < kSize; ++i) to[i] = from[i];
 }
 
-std::uint64_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+// Version 1 has numbers.
+template <std::size_t kNames>
+const char* name_of(std::uint8_t number, const char* const (&names)[kNames]) {
+  return number < kNames ? names[number] : nullptr;
+}
+template <std::size_t kNames>
+const char* name_of(const char* name, const char* const (&)[kNames]) {
+  return name;
+}
+constexpr const char* kFunctions[] = {"Broadcast", "Reduce",   "AllGather", "ReduceScatter",
+                                      "AllReduce", "SendRecv", "Send",      "Recv"};
+constexpr const char* kAlgorithms[] = {
+    "TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"};
+constexpr const char* kProtocols[] = {"LL", "LL128", "SIMPLE"};
 
 template <class Event>
-ncclResult_t start(void*, void** handle, Event* event) {
-  *handle = nullptr;  // so that NCCL does not tell when the event stops
+ProfilerRecord record_of(const Event& event) {
   ProfilerRecord record{};
-  record.time = now();
-  record.rank = event->rank;
-  if (event->type == kProfileColl) {
-    const ProfiledCall& call = event->coll.call;
-    const ProfiledChoice& choice = event->coll.choice;
+  record.time = static_cast<std::int64_t>(now());
+  record.rank = event.rank;
+  const void* group = event.parent;
+  if (event.type == kProfileColl) {
+    const auto& call = event.coll.call;
+    const auto& choice = event.coll.choice;
     record.sendbuff = address(call.sendbuff);
     record.recvbuff = address(call.recvbuff);
     record.peer = kNoChoice;
     record.channels = choice.channels;
-    copy_text(record.function, call.function);
-    copy_text(record.algorithm, choice.algorithm);
-    copy_text(record.protocol, choice.protocol);
-  } else if (event->type == kProfileP2p) {
-    const auto& p2p = event->p2p;
-    record.sendbuff = address(p2p.buffer);
-    record.peer = p2p.peer;
-    if constexpr (requires { p2p.channels; }) record.channels = p2p.channels;
-    copy_text(record.function, p2p.function);
-  } else {  // the parent of an event
-    return ncclSuccess;
+    copy_text(record.function, name_of(call.function, kFunctions));
+    copy_text(record.algorithm, name_of(choice.algorithm, kAlgorithms));
+    copy_text(record.protocol, name_of(choice.protocol, kProtocols));
+    if constexpr (requires { event.coll.group; }) group = event.coll.group;
+  } else {
+    record.sendbuff = address(event.p2p.buffer);
+    record.peer = event.p2p.peer;
+    if constexpr (requires { event.p2p.channels; }) record.channels = event.p2p.channels;
+    copy_text(record.function, name_of(event.p2p.function, kFunctions));
+    if constexpr (requires { event.p2p.group; }) group = event.p2p.group;
   }
-  records.add(record);
+  record.launch = number_of(group, kLaunch);
+  return record;
+}
+
+void* open_step(std::uint64_t record) {
+  const auto add = [](ProfilerRecord& one) {
+    ++one.steps;
+    ++one.open;
+  };
+  if (!records.update(record, add)) return nullptr;
+  return handle_of(kStep, opened.add({0, record, 0, kWaits}));
+}
+
+void* open_channel(std::uint64_t record, int channel, std::uint64_t time) {
+  const auto add = [&](ProfilerRecord& one) {
+    one.started |= std::uint64_t{1} << channel;
+    ++one.open;
+  };
+  if (channel >= kMostChannels || !records.update(record, add)) return nullptr;
+  return handle_of(kChannel, opened.add({0, record, time, kWaits}));
+}
+
+template <class Event>
+ncclResult_t start(void*, void** handle, Event* event) {
+  *handle = nullptr;  // so that NCCL does not tell when the event stops
+  switch (event->type) {
+    case kProfileGroup:
+      if (wanted.load()) *handle = handle_of(kLaunch, ++launches);
+      break;
+    case kProfileColl:
+    case kProfileP2p:  // a captured operation comes in each launch of its graph
+      if (wanted.load()) *handle = handle_of(kTask, records.add(record_of(*event)));
+      break;
+    case kProfileProxyOp: {
+      const std::uint64_t record = number_of(event->parent, kTask);
+      if (event->proxy.pid == getpid() &&
+          records.update(record, [](ProfilerRecord& one) { ++one.proxies; }))
+        *handle = handle_of(kProxy, record);
+      break;
+    }
+    case kProfileProxyStep:
+      *handle = open_step(number_of(event->parent, kProxy));
+      break;
+    case kProfileKernelChannel: {
+      std::uint64_t time = 0;
+      if constexpr (requires { event->kernel.time; })
+        time = event->kernel.time;
+      else
+        time = now();
+      *handle = open_channel(number_of(event->parent, kTask), event->kernel.channel, time);
+      break;
+    }
+    default:  // a call of the API, and what later versions may add
+      break;
+  }
   return ncclSuccess;
+}
+
+int wait_of(int state) {
+  switch (state) {
+    case kStepSendGpuWait:
+      return kSendGpu;
+    case kStepSendPeerWait:
+      return kSendPeer;
+    case kStepSendWait:
+      return kSendNetwork;
+    case kStepReceiveWait:
+      return kReceive;
+    case kStepReceiveFlushWait:
+      return kReceiveFlush;
+    case kStepReceiveGpuWait:
+      return kReceiveGpu;
+    default:
+      return kWaits;
+  }
+}
+
+// Ends the present wait of a step, and begins the next one unless the step ends.
+void change_step(std::uint64_t number, int next, bool ends) {
+  const std::uint64_t time = now();
+  Open before{};
+  opened.update(number, [&](Open& one) {
+    before = one;
+    one.wait = next;
+    one.since = time;
+    if (ends) one.record = 0;
+  });
+  records.update(before.record, [&](ProfilerRecord& one) {
+    if (before.wait != kWaits) one.waits[before.wait] += time - before.since;
+    if (ends) --one.open;
+  });
+}
+
+// Ends a channel; 0: its end is not known.
+void end_channel(std::uint64_t number, std::uint64_t time) {
+  Open before{};
+  opened.update(number, [&](Open& one) {
+    before = one;
+    one.record = 0;
+  });
+  records.update(before.record, [&](ProfilerRecord& one) {
+    --one.open;
+    if (before.since == 0 || time < before.since) return;
+    const std::uint64_t duration = time - before.since;
+    const bool first = one.stopped++ == 0;
+    one.began = first ? before.since : std::min(one.began, before.since);
+    one.ended = std::max(one.ended, time);
+    one.shortest = first ? duration : std::min(one.shortest, duration);
+    one.longest = std::max(one.longest, duration);
+  });
+}
+
+ncclResult_t change(void* handle, int state, void* arguments) {
+  if (const std::uint64_t step = number_of(handle, kStep); step != 0 && wait_of(state) != kWaits)
+    change_step(step, wait_of(state), false);
+  if (const std::uint64_t channel = number_of(handle, kChannel);
+      channel != 0 && state == kKernelChannelStop && arguments != nullptr)
+    end_channel(channel, *static_cast<const std::uint64_t*>(arguments));
+  return ncclSuccess;
+}
+
+// From version 4 on, the end of a channel was a state.
+template <int version>
+ncclResult_t stop(void* handle) {
+  if (const std::uint64_t step = number_of(handle, kStep)) change_step(step, kWaits, true);
+  if (const std::uint64_t channel = number_of(handle, kChannel))
+    end_channel(channel, version < 4 ? now() : 0);
+  return ncclSuccess;
+}
+
+template <int version>
+ncclResult_t open_v1(void** context, int* mask) {
+  return open(version, context, mask);
 }
 
 ncclResult_t open_v4(void** context, int* mask, const char*, std::uint64_t, int, int, int,
                      PluginLogger) {
-  return open(context, mask);
+  return open(4, context, mask);
 }
 
+template <int version>
 ncclResult_t open_v5(void** context, std::uint64_t, int* mask, const char*, int, int, int,
                      PluginLogger) {
-  return open(context, mask);
+  return open(version, context, mask);
 }
 
-ncclResult_t stop(void*) { return ncclSuccess; }
-ncclResult_t change(void*, int, void*) { return ncclSuccess; }
 ncclResult_t close(void*) { return ncclSuccess; }
 
 constexpr char kName[] = "pynccl";
@@ -107,22 +286,28 @@ using namespace pynccl::plugin;
 #define PROFILER(since, version, symbol) extern const pynccl::abi::ProfilerV##version symbol;
 #include "abi/nccl_plugin_versions.inc"
 
-const pynccl::abi::ProfilerV2 ncclProfiler_v2 = {kName, open, start, stop, change, close};
-const pynccl::abi::ProfilerV3 ncclProfiler_v3 = {kName, open, start, stop, change, close};
-const pynccl::abi::ProfilerV4 ncclProfiler_v4 = {kName, open_v4, start, stop, change, close};
-const pynccl::abi::ProfilerV5 ncclProfiler_v5 = {kName, open_v5, start, stop, change, close};
-const pynccl::abi::ProfilerV6 ncclProfiler_v6 = {kName, open_v5, start, stop, change, close};
+const pynccl::abi::ProfilerV1 ncclProfiler_v1 = {kName, open_v1<1>, start, stop<1>, change, close};
+const pynccl::abi::ProfilerV2 ncclProfiler_v2 = {kName, open_v1<2>, start, stop<2>, change, close};
+const pynccl::abi::ProfilerV3 ncclProfiler_v3 = {kName, open_v1<3>, start, stop<3>, change, close};
+const pynccl::abi::ProfilerV4 ncclProfiler_v4 = {kName, open_v4, start, stop<4>, change, close};
+const pynccl::abi::ProfilerV5 ncclProfiler_v5 = {kName, open_v5<5>, start, stop<5>, change, close};
+const pynccl::abi::ProfilerV6 ncclProfiler_v6 = {kName, open_v5<6>, start, stop<6>, change, close};
 
 std::uint64_t pynccl_plugin_events(std::uint64_t after, ProfilerRecord* out, std::uint64_t most) {
   return records.copy(after, out, most);
 }
 
-void pynccl_plugin_profile(int on) {
-  const std::lock_guard lock(masks_mutex);
-  wanted = on != 0;
-  for (int* const mask : masks)
-    if (mask != nullptr) set(mask);
+std::uint64_t pynccl_plugin_profile(int events) {
+  wanted.store(events);
+  {
+    const std::lock_guard lock(mutex);
+    for (int* const mask : masks)
+      if (mask != nullptr) set(mask);
+  }
+  return records.last();
 }
+
+int pynccl_plugin_profiler_version() { return used_version.load(); }
 
 #pragma GCC visibility pop
 }

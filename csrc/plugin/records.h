@@ -49,16 +49,31 @@ struct TunerRule {
   std::int32_t channels;  // 0: NCCL's
 };
 
-// A collective or message that NCCL issued while the profiler was on.
+// What a proxy waits for, and the index of the sum in ProfilerRecord.
+enum ProxyWait { kSendGpu, kSendPeer, kSendNetwork, kReceive, kReceiveFlush, kReceiveGpu, kWaits };
+
+// A collective or message that NCCL issued while the profiler was on. Its kernel and proxies add to
+// it later. Times are in nanoseconds.
 struct ProfilerRecord {
   std::uint64_t number;    // from 1
-  std::int64_t time;       // nanoseconds of CLOCK_MONOTONIC
+  std::int64_t time;       // of CLOCK_MONOTONIC
   std::uint64_t sendbuff;  // the buffer of a message
   std::uint64_t recvbuff;
+  std::uint64_t launch;    // number of the kernel launch; 0 if unknown
+  std::uint64_t started;   // a bit for each channel of the kernel that has started
+  std::uint64_t began;     // the first start of a channel that has ended, on the kernel's clock
+  std::uint64_t ended;     // the last end
+  std::uint64_t shortest;  // of a channel
+  std::uint64_t longest;
+  std::uint64_t waits[kWaits];  // sums over all steps of the proxies
   std::int32_t rank;
   std::int32_t peer;      // of a message; -1 for a collective
   std::int32_t channels;  // 0 if unknown
-  char function[16];      // as NCCL names it: "AllReduce"
+  std::int32_t stopped;   // channels that have ended
+  std::int32_t proxies;   // operations of proxies
+  std::int32_t steps;
+  std::int32_t open;  // channels and steps that have not ended
+  char function[16];  // as NCCL names it: "AllReduce"
   char algorithm[20];
   char protocol[16];
 };
@@ -75,8 +90,11 @@ std::uint64_t pynccl_plugin_contexts(std::uint64_t after, pynccl::plugin::TunerC
 // Replaces the rules. Returns how many are kept, which is fewer than count if there are too many.
 std::uint64_t pynccl_plugin_rules(const pynccl::plugin::TunerRule* rules, std::uint64_t count);
 
-// Switches the profiler on or off. Off, NCCL asks it for nothing.
-void pynccl_plugin_profile(int on);
+// Has NCCL tell the profiler of these events, abi::ProfilerEvent. With 0, NCCL asks it for nothing.
+// Returns the number of the last record before.
+std::uint64_t pynccl_plugin_profile(int events);
 std::uint64_t pynccl_plugin_events(std::uint64_t after, pynccl::plugin::ProfilerRecord* out,
                                    std::uint64_t most);
+// The version of the interface that NCCL used last to open the profiler; 0 if none has.
+int pynccl_plugin_profiler_version();
 }

@@ -16,7 +16,6 @@ constexpr std::size_t kMostChoices = 4096, kMostContexts = 1024, kMostRules = 25
 Ring<TunerChoice, kMostChoices> choices;
 Ring<TunerContext, kMostContexts> contexts;
 
-std::mutex rules_mutex;
 std::array<TunerRule, kMostRules> rules;
 std::size_t rule_count = 0;
 
@@ -36,20 +35,13 @@ ncclResult_t open(int version, std::uint64_t comm_id, std::size_t nranks, std::s
 }
 
 ncclResult_t close(void* context) {
-  contexts.change([&](TunerContext& one) {
-    if (one.number != number_of(context)) return false;
-    one.open = 0;
-    return true;
-  });
+  contexts.update(number_of(context), [](TunerContext& one) { one.open = 0; });
   return ncclSuccess;
 }
 
 int nranks_of(std::uint64_t context) {
   int nranks = 0;
-  contexts.change([&](const TunerContext& one) {
-    if (one.number == context) nranks = one.nranks;
-    return one.number == context;
-  });
+  contexts.update(context, [&](const TunerContext& one) { nranks = one.nranks; });
   return nranks;
 }
 
@@ -68,7 +60,7 @@ void choose(const float* costs, TunerChoice& choice) {
 // Applies the first rule that matches, unless NCCL cannot use its algorithm and protocol here.
 void force(float* costs, TunerChoice& choice, int* channels) {
   const int nranks = nranks_of(choice.context);
-  const std::lock_guard lock(rules_mutex);
+  const std::lock_guard lock(mutex);
   for (std::size_t i = 0; i < rule_count; ++i) {
     const TunerRule& rule = rules[i];
     if (rule.function != choice.function || choice.nbytes < rule.min_bytes ||
@@ -137,7 +129,7 @@ ncclResult_t note_v3(void* context, int function, std::size_t nbytes, int operat
 
 ncclResult_t note_chunk(void* context, int function, std::size_t nbytes, int algorithm,
                         int protocol, int channels, std::size_t* chunk) {
-  choices.change([&](TunerChoice& choice) {
+  choices.find([&](TunerChoice& choice) {
     if (choice.context != number_of(context) || choice.function != function ||
         choice.nbytes != nbytes || choice.algorithm != algorithm || choice.protocol != protocol)
       return false;
@@ -177,7 +169,7 @@ std::uint64_t pynccl_plugin_contexts(std::uint64_t after, TunerContext* out, std
 }
 
 std::uint64_t pynccl_plugin_rules(const TunerRule* given, std::uint64_t count) {
-  const std::lock_guard lock(rules_mutex);
+  const std::lock_guard lock(mutex);
   rule_count = std::min<std::uint64_t>(count, kMostRules);
   std::copy_n(given, rule_count, rules.begin());
   return rule_count;

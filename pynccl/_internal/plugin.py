@@ -8,16 +8,20 @@ import json
 import mmap
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pynccl._internal.typed_json import FieldError, build
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = [
     "ALGORITHMS",
     "FUNCTIONS",
     "PROTOCOLS",
+    "PROFILES",
     "Choice",
     "Context",
     "Event",
@@ -28,6 +32,7 @@ __all__ = [
     "enable",
     "interfaces",
     "path",
+    "profiler_version",
     "read_rules",
     "set_rules",
     "start_profile",
@@ -38,6 +43,13 @@ __all__ = [
 FUNCTIONS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
+
+# Bits of abi::ProfilerEvent by the names of nccl.trace(profile=): the kernel's channels, and the
+# steps of the proxies with the operations that are their parents.
+PROFILES = {"kernel": 1 << 6, "proxy": 1 << 3 | 1 << 4}
+_ALWAYS = 1 << 0 | 1 << 1 | 1 << 2  # kernel launches, collectives, messages
+_FIRST_KERNEL = 3  # the version of the interface that has events of the kernel's channels
+_LATE_SECONDS = 0.1  # for the proxy thread to report the last operation
 
 _VARIABLES = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
 _LONGEST = 254  # characters of a plugin's path that NCCL reads
@@ -83,9 +95,20 @@ class Event(ctypes.Structure):  # ProfilerRecord
         ("time", ctypes.c_int64),
         ("sendbuff", ctypes.c_uint64),
         ("recvbuff", ctypes.c_uint64),
+        ("launch", ctypes.c_uint64),
+        ("started", ctypes.c_uint64),
+        ("began", ctypes.c_uint64),
+        ("ended", ctypes.c_uint64),
+        ("shortest", ctypes.c_uint64),
+        ("longest", ctypes.c_uint64),
+        ("waits", ctypes.c_uint64 * 6),
         ("rank", ctypes.c_int32),
         ("peer", ctypes.c_int32),
         ("channels", ctypes.c_int32),
+        ("stopped", ctypes.c_int32),
+        ("proxies", ctypes.c_int32),
+        ("steps", ctypes.c_int32),
+        ("open", ctypes.c_int32),
         ("function", ctypes.c_char * 16),
         ("algorithm", ctypes.c_char * 20),
         ("protocol", ctypes.c_char * 16),
@@ -145,6 +168,7 @@ def _library() -> ctypes.CDLL:
         function.restype = ctypes.c_uint64
     library.pynccl_plugin_rules.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     library.pynccl_plugin_rules.restype = ctypes.c_uint64
+    library.pynccl_plugin_profile.restype = ctypes.c_uint64
     return library
 
 
@@ -156,17 +180,38 @@ def _records(name: str, kind: type[_T], most: int, after: int) -> list[_T]:
     return list(found[: getattr(_library(), name)(after, found, most)])
 
 
-def start_profile() -> int:
-    """Switch the profiler on. Returns the number of its last event."""
-    last = _records("pynccl_plugin_events", Event, _EVENTS, 0)[-1:]
-    _library().pynccl_plugin_profile(1)
-    return int(last[0].number) if last else 0
+def start_profile(profile: Collection[str] = tuple(PROFILES)) -> int:
+    """Switch the profiler on. Returns the number of its last event.
+
+    Args:
+        profile: of PROFILES, what to record beside NCCL's choices.
+    """
+    bits = sum(PROFILES[name] for name in set(profile))
+    return int(_library().pynccl_plugin_profile(_ALWAYS | bits))
 
 
-def stop_profile(after: int) -> list[Event]:
-    """Switch the profiler off. Returns the events whose number is above one, oldest first."""
+def stop_profile(after: int, profile: Collection[str] = ()) -> list[Event]:
+    """Switch the profiler off. Returns the events whose number is above one, oldest first.
+
+    NCCL's proxy thread sees the end of a kernel later than a stream does, so this waits shortly for
+    events that are not complete.
+    """
     _library().pynccl_plugin_profile(0)
-    return _records("pynccl_plugin_events", Event, _EVENTS, after)
+    until = time.monotonic() + _LATE_SECONDS
+    kernels = "kernel" in profile and profiler_version() >= _FIRST_KERNEL
+    while True:
+        events = _records("pynccl_plugin_events", Event, _EVENTS, after)
+        late = any(
+            one.open or (kernels and one.started.bit_count() < one.channels) for one in events
+        )
+        if not late or time.monotonic() >= until:
+            return events
+        time.sleep(_LATE_SECONDS / 100)
+
+
+def profiler_version() -> int:
+    """Return the version of the interface with which NCCL opened the profiler, 0 if it has not."""
+    return int(_library().pynccl_plugin_profiler_version())
 
 
 def display_name(text: str, names: tuple[str, ...]) -> str | None:
@@ -212,10 +257,10 @@ def enable() -> None:
     os.environ.update(dict.fromkeys(_VARIABLES, own))
 
 
-def interfaces(file: str | os.PathLike[str]) -> list[int]:
-    """Return the versions of the tuner interface that a library names, in ascending order."""
+def interfaces(file: str | os.PathLike[str], symbol: str = "ncclTunerPlugin") -> list[int]:
+    """Return the versions of an interface that a library names, in ascending order."""
     with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return sorted({int(one) for one in re.findall(rb"ncclTunerPlugin_v(\d+)", text)})
+        return sorted({int(one) for one in re.findall(symbol.encode() + rb"_v(\d+)", text)})
 
 
 def read_rules(file: str | os.PathLike[str]) -> list[Rule]:

@@ -134,6 +134,8 @@ def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
             raise FieldError(f"{_short(value)} is not a list of {len(hints)} values")
         make = typing.cast("Callable[..., object]", hint)
         return make(*map(_converted, hints.values(), value))
+    if isinstance(hint, types.UnionType) and not _plain(hint)[:-1]:  # such a class, or None
+        return _converted(typing.get_args(hint)[0], value)
     names = [one.__name__ for one in _plain(hint) if one is not type(None)]
     raise FieldError(f"{_short(value)} is not of type {names[-1]}")
 

@@ -23,8 +23,10 @@ from pynccl.tools.trace.lanes import Lane, Lanes
 from pynccl.tools.trace.merge import Match, Merged, merge
 from pynccl.tools.trace.model import (
     GraphLaunch,
+    KernelTimes,
     Operation,
     ProcessTrace,
+    ProxyWaits,
     Range,
     TraceError,
     Wait,
@@ -338,7 +340,11 @@ def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:
     """All fields for a viewer; addresses are hexadecimal text, because viewers parse numbers as
     doubles.
     """
-    args = {name: value for name, value in vars(one).items() if value != _UNSET.get(name, MISSING)}
+    args = {
+        name: value._asdict() if isinstance(value, KernelTimes | ProxyWaits) else value
+        for name, value in vars(one).items()
+        if value != _UNSET.get(name, MISSING)
+    }
     for name in _HEX:
         if isinstance(args.get(name), int):
             args[name] = f"0x{args[name]:x}"

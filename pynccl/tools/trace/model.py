@@ -12,8 +12,10 @@ from typing import NamedTuple
 __all__ = [
     "Communicator",
     "GraphLaunch",
+    "KernelTimes",
     "Operation",
     "ProcessTrace",
+    "ProxyWaits",
     "Range",
     "Signal",
     "TraceError",
@@ -93,6 +95,56 @@ class Signal(NamedTuple):
     context: int
 
 
+class KernelTimes(NamedTuple):
+    """The channels of NCCL's kernel that ran an operation, in nanoseconds of the GPU's clock.
+
+    Attributes:
+        first, last: the least and the largest number of a channel.
+        started: number of channels that have started.
+        stopped: number of those that have ended; the times are those of these channels.
+        duration: from the first start to the last end.
+        shortest: of the times of a channel.
+        longest: of the times of a channel.
+    """
+
+    first: int
+    last: int
+    started: int
+    stopped: int
+    duration: int
+    shortest: int
+    longest: int
+
+
+class ProxyWaits(NamedTuple):
+    """What NCCL's proxies, which transfer data over the network, waited for in an operation.
+
+    Times are nanoseconds, added up over the steps of all channels. As many steps are in progress at
+    a time, a sum may be longer than the operation.
+
+    Attributes:
+        operations: number of pairs of a channel and a direction.
+        steps: number of transfers.
+        unfinished: channels and transfers that had not ended when the trace ended.
+        send_gpu: for the kernel to fill a buffer.
+        send_peer: for the peer to offer a buffer; part of send_gpu before NCCL 2.27.
+        send: for the network to send it.
+        receive: for the data of the peer.
+        receive_flush: for the data to be visible to the GPU.
+        receive_gpu: for the kernel to empty a buffer.
+    """
+
+    operations: int
+    steps: int
+    unfinished: int
+    send_gpu: int
+    send_peer: int
+    send: int
+    receive: int
+    receive_flush: int
+    receive_gpu: int
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation, in the order of issue.
@@ -133,6 +185,10 @@ class Operation:
         algorithm, protocol: those that NCCL chose for a collective, such as "Ring" and "LL128".
             None without nccl.explain().
         channels: the number of NCCL's channels, if NCCL tells it.
+        launch: number of the kernel launch, if NCCL tells it; operations with the same number ran
+            in one kernel.
+        kernel: the times of the kernel's channels, from NCCL 2.26 on.
+        proxy: what the proxies waited for. None if the operation used no network.
     """
 
     kind: str
@@ -166,6 +222,9 @@ class Operation:
     algorithm: str | None = None
     protocol: str | None = None
     channels: int | None = None
+    launch: int | None = None
+    kernel: KernelTimes | None = None
+    proxy: ProxyWaits | None = None
 
 
 @dataclass(frozen=True)

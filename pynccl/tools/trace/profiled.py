@@ -1,4 +1,4 @@
-"""The algorithm, protocol and channels of traced operations, from NCCL's profiler events."""
+"""What NCCL chose and waited for in traced operations, from the events of its profiler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import replace
 
 from pynccl._internal import plugin
-from pynccl.tools.trace.model import Operation
+from pynccl.tools.trace.model import KernelTimes, Operation, ProxyWaits
 
 __all__ = ["with_algorithms"]
 
@@ -46,8 +46,33 @@ def with_algorithms(operations: list[Operation], events: list[plugin.Event]) -> 
             algorithm=plugin.display_name(event.algorithm.decode(), plugin.ALGORITHMS),
             protocol=plugin.display_name(event.protocol.decode(), plugin.PROTOCOLS),
             channels=event.channels or None,
+            launch=event.launch or None,
+            kernel=_kernel(event),
+            proxy=_proxy(event),
         )
     return result
+
+
+def _kernel(event: plugin.Event) -> KernelTimes | None:
+    channels = [number for number in range(event.started.bit_length()) if event.started >> number & 1]
+    if not channels:
+        return None
+    duration = event.ended - event.began
+    return KernelTimes(
+        channels[0],
+        channels[-1],
+        len(channels),
+        event.stopped,
+        duration,
+        event.shortest,
+        event.longest,
+    )
+
+
+def _proxy(event: plugin.Event) -> ProxyWaits | None:
+    if not event.proxies:
+        return None
+    return ProxyWaits(event.proxies, event.steps, event.open, *event.waits)
 
 
 def _is_over(operations: list[Operation], candidates: deque[int], time: int) -> bool:

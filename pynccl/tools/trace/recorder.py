@@ -14,7 +14,7 @@ from pynccl._internal import explanation
 from pynccl.libraries import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from pynccl.tools.trace.model import ProcessTrace
 
@@ -27,6 +27,7 @@ _RECORD_BYTES = 1 << 30
 _ends: list[tuple[int, Callable[[], object]]] = []  # those started by the environment, by process
 _STOP_SECONDS = 10.0
 _DOMAIN = "pynccl"  # of NVTX
+_PROFILE = ("kernel", "proxy")  # those of _internal.plugin, which is slow to import
 
 
 class Trace:
@@ -38,13 +39,24 @@ class Trace:
         path: the file that was written, or None.
     """
 
-    def __init__(self, path: _Path | None, *, limit: int, annotate: bool, graphs: bool) -> None:
+    def __init__(
+        self,
+        path: _Path | None,
+        *,
+        limit: int,
+        annotate: bool,
+        graphs: bool,
+        profile: Collection[str],
+    ) -> None:
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             raise ValueError(f"limit: {limit!r} is not a number of operations from 1 on")
+        if isinstance(profile, str) or not set(_PROFILE).issuperset(profile):
+            raise ValueError(f"profile: {profile!r} is not a collection of {', '.join(_PROFILE)}")
         self._pattern = None if path is None else os.fspath(path)
         self._limit = limit
         self._annotate = annotate
         self._graphs = graphs
+        self._profile = tuple(profile)
         self._began = False
         self._outer: Callable[[str, int, str], Callable[[], object]] | None = None
         self._events: int | None = None  # the last of NCCL's profiler events before the trace
@@ -61,7 +73,7 @@ class Trace:
         if explanation.is_enabled():
             from pynccl._internal import plugin  # deferred: slow to import
 
-            self._events = plugin.start_profile()
+            self._events = plugin.start_profile(self._profile)
         self._began = True
         return self
 
@@ -75,7 +87,7 @@ class Trace:
             from pynccl._internal import plugin
             from pynccl.tools.trace import profiled
 
-            events = plugin.stop_profile(self._events)
+            events = plugin.stop_profile(self._events, self._profile)
             operations = profiled.with_algorithms(self.process.operations, events)
             self.process = replace(self.process, operations=operations)
         if self._pattern is not None:
@@ -137,6 +149,7 @@ def trace(
     limit: int = _TRACE_OPERATIONS,
     annotate: bool = False,
     graphs: bool = False,
+    profile: Collection[str] = _PROFILE,
 ) -> Trace:
     """Trace the operations of this process in a with block.
 
@@ -161,16 +174,20 @@ def trace(
         graphs: whether operations that are captured from now on are timed in each launch of their
             Graph. Two graph nodes record events around each of them. A launch has these times if it
             was done when the graph was launched again, or when the trace ended.
+        profile: after :func:`explain`, what NCCL's profiler records for each operation beside its
+            algorithm, protocol, channels and kernel launch: ``"kernel"``, the times of the kernel's
+            channels, for which NCCL runs its proxy thread, and ``"proxy"``, what the proxies waited
+            for. ``()`` costs least.
 
     Returns:
         A Trace, which is a context manager.
 
     Raises:
-        ValueError: limit is below 1; on entering the block, this process is already being traced,
+        ValueError: limit is below 1, profile has another name; on entering the block, this process is already being traced,
             for example with PYNCCL_TRACE.
         OSError: on leaving the block, the file cannot be written.
     """
-    return Trace(path, limit=limit, annotate=annotate, graphs=graphs)
+    return Trace(path, limit=limit, annotate=annotate, graphs=graphs, profile=profile)
 
 
 class range:  # noqa: N801 - used as nccl.range()

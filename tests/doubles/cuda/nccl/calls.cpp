@@ -114,7 +114,7 @@ ncclResult_t end_operation(std::unique_ptr<Operation> operation, ncclResult_t re
     group.operations.push_back(std::move(*operation));
     return result;
   }
-  operation->finish();
+  Operation::issue({operation.get(), 1});
   operation->stream()->after_work();
   return operation->communicator()->begin_progress(operation->message()) ? ncclInProgress : result;
 }
@@ -145,7 +145,7 @@ ncclResult_t Call<&Table::ncclGroupEnd>::run(const char*) {
   group.depth = 0;
   ncclResult_t result = nccl().ncclGroupEnd();
   if (result == ncclSuccess || result == ncclInProgress) {
-    for (Operation& operation : group.operations) operation.finish();
+    Operation::issue(group.operations);
     if (group.begin_progress()) result = ncclInProgress;
     group.operations.clear();
   }
@@ -160,7 +160,7 @@ ncclResult_t Call<&Table::ncclGroupSimulateEnd>::run(const char*, ncclSimInfo_t*
   Group& group = Group::of_this_thread();
   const ncclResult_t result = nccl().ncclGroupSimulateEnd(simInfo);
   if (result == ncclSuccess && group.depth == 1)
-    for (const Operation& operation : group.operations) operation.choose(true);
+    for (const Operation& operation : group.operations) operation.simulate();
   if (group.depth > 0 && --group.depth == 0) group.clear();
   return result;
 }

@@ -81,7 +81,8 @@ void spin_for_dead_peers(const Communicator& communicator) {
 // In a graph.
 class Captured final : public Held {
  public:
-  explicit Captured(CommunicatorRef communicator) : communicator_(std::move(communicator)) {
+  Captured(CommunicatorRef communicator, std::shared_ptr<PluginTask> task)
+      : communicator_(std::move(communicator)), task_(std::move(task)) {
     communicator_->graphs.fetch_add(1);
   }
   ~Captured() override {
@@ -89,24 +90,33 @@ class Captured final : public Held {
     if (communicator_->freed.load())  // it writes to the communicator (enqueue.cc:1528)
       report_violation("a graph is destroyed after a communicator of its operations was freed");
   }
-  void before_launch() override { communicator_->pending.fetch_add(1); }
+  void before_launch() override {
+    communicator_->plugins.launch({task_.get()});
+    communicator_->pending.fetch_add(1);
+  }
   void after_launch() override {
+    communicator_->plugins.begin(*task_);
     spin_for_dead_peers(*communicator_);
+    communicator_->plugins.end(*task_);
     communicator_->pending.fetch_sub(1);
   }
 
  private:
   CommunicatorRef communicator_;
+  std::shared_ptr<PluginTask> task_;
 };
 
 struct Finish {
   CommunicatorRef communicator;
   std::unique_ptr<MemoryUse> use;
+  std::shared_ptr<PluginTask> task;
 
   void run() {
+    communicator->plugins.begin(*task);
     spin_for_dead_peers(*communicator);
     take_time();
     use->end();
+    communicator->plugins.end(*task);
     communicator->pending.fetch_sub(1);
   }
 };
@@ -121,9 +131,10 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
   collective_ = !message_ && !name.ends_with("Signal");
   peer_ = arguments.peer;
   communicator_->connect(message_ ? peer_ : -1);
-  chosen_ = plugin_operation(*communicator_, arguments);
+  task_ =
+      std::make_shared<PluginTask>(plugin_operation(*communicator_, arguments), Plugins::mask());
   if (capturing(*stream_)) {
-    hold_in_capture(*stream_, std::make_shared<Captured>(communicator_));
+    hold_in_capture(*stream_, std::make_shared<Captured>(communicator_, task_));
     return;
   }
   use_ = std::make_unique<MemoryUse>(std::string(name), communicator_->device);
@@ -131,10 +142,19 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
   add_buffers(*use_, *communicator_, arguments);
 }
 
-void Operation::choose(bool simulated) const { communicator_->plugins.choose(chosen_, simulated); }
+void Operation::simulate() const { communicator_->plugins.choose(*task_, true); }
+
+void Operation::issue(std::span<Operation> operations) {
+  std::map<Communicator*, std::vector<PluginTask*>> launches;
+  for (Operation& operation : operations) {
+    operation.communicator_->plugins.choose(*operation.task_, false);
+    if (operation.use_) launches[operation.communicator_.get()].push_back(operation.task_.get());
+  }
+  for (const auto& [communicator, tasks] : launches) communicator->plugins.launch(tasks);
+  for (Operation& operation : operations) operation.finish();
+}
 
 void Operation::finish() {
-  choose(false);
   if (!use_) {
     // Measured for ncclAllReduce of NCCL 2.28 with CUDA 13.0, and assumed for the others.
     need_no_join(*stream_);
@@ -148,7 +168,7 @@ void Operation::finish() {
         const std::unique_ptr<Finish> finish(static_cast<Finish*>(data));
         finish->run();
       },
-      new Finish{communicator_, std::move(use_)});
+      new Finish{communicator_, std::move(use_), task_});
 }
 
 bool Operation::connects() const {

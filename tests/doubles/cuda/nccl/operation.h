@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "driver/memory.h"
@@ -31,20 +32,23 @@ class Operation {
   bool message() const { return message_; }  // a send or a receive
   bool connects() const;                     // whether it is the first one
   void connect() const;                      // records that it connects ranks, if it does
-  // Runs after the operation, on its stream: checks memory, and spins like a kernel whose peer is
+  // Asks the tuner, tells the profiler of a kernel for each communicator, and queues what runs
+  // after the operation on its stream: it checks memory, and spins like a kernel whose peer is
   // dead.
-  void finish();
+  static void issue(std::span<Operation> operations);
   void cancel();
-  void choose(bool simulated) const;  // asks the tuner, before the operation is issued
+  void simulate() const;
 
  private:
+  void finish();
+
   CommunicatorRef communicator_;
   StreamRef stream_;
   bool message_;
   bool sends_;
   bool collective_;
   int peer_;
-  PluginOperation chosen_;
+  std::shared_ptr<PluginTask> task_;
   std::unique_ptr<MemoryUse> use_;  // none in a capture
 };
 

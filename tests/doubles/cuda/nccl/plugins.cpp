@@ -2,13 +2,17 @@
 
 #include <dlfcn.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cfloat>
+#include <chrono>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "abi/nccl_plugin_types.h"
 #include "driver/memory.h"
@@ -139,37 +143,132 @@ void need(ncclResult_t result, const char* call) {
   if (result != ncclSuccess) report_violation(std::string("the plugin's ") + call + " has failed");
 }
 
-// An event of an operation, from its start to its end.
+double setting(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text ? std::atof(text) : 0;
+}
+
+uint64_t now() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::nanoseconds(time).count());
+}
+
+// The calls of a profiler, with an event of its version.
 template <class Init, class Event>
-void tell(const Profiler<Init, Event>& profiler, void* context, int rank,
-          const PluginOperation& operation, int algorithm, int protocol, int channels) {
+class Caller {
+ public:
+  Caller(const Profiler<Init, Event>& profiler, void* context)
+      : profiler_(profiler), context_(context) {}
+
+  Event event(ProfilerEvent type, void* parent, int rank) const {
+    Event event{};
+    event.type = static_cast<decltype(event.type)>(type);
+    event.parent = parent;
+    event.rank = rank;
+    return event;
+  }
+
+  void* start(Event event) const {
+    char unset = 0;
+    void* handle = &unset;
+    need(profiler_.startEvent(context_, &handle, &event), "startEvent");
+    if (handle != &unset) return handle;
+    report_violation("the profiler sets no handle");
+    return nullptr;
+  }
+
+  void state(void* handle, int state, uint64_t argument = 0) const {
+    if (handle) need(profiler_.recordEventState(handle, state, &argument), "recordEventState");
+  }
+
+  void stop(void* handle) const {
+    if (handle) need(profiler_.stopEvent(handle), "stopEvent");
+  }
+
+  // Whether the parent of an operation is a call of the API.
+  static constexpr bool kHasApi = requires(Event event) { event.coll.group; };
+  static constexpr bool kHasPeerWait = requires(Event event) { event.kernel.time; };
+
+ private:
+  const Profiler<Init, Event>& profiler_;
+  void* context_;
+};
+
+// A number in version 1.
+void name(uint8_t& out, const char*, int number) { out = static_cast<uint8_t>(number); }
+void name(const char*& out, const char* text, int) { out = text; }
+
+template <class Caller>
+void* start_task(const Caller& caller, const PluginTask& task, void* group, int rank) {
   constexpr const char* kAlgorithmNames[kAlgorithms] = {
       "TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"};
   constexpr const char* kProtocolNames[kProtocols] = {"LL", "LL128", "SIMPLE"};
-  Event event{};
-  event.rank = rank;
-  if (operation.function >= 0) {
-    event.type = kProfileColl;
+  constexpr int kSend = 6, kRecv = 7;
+  const PluginOperation& operation = task.operation;
+  const bool collective = operation.function >= 0;
+  void* parent = group;
+  if constexpr (Caller::kHasApi) {
+    const ProfilerEvent type = collective ? kProfileCollApi : kProfileP2pApi;
+    parent = caller.start(caller.event(type, nullptr, rank));
+    caller.stop(parent);
+  }
+  auto event = caller.event(collective ? kProfileColl : kProfileP2p, parent, rank);
+  if (collective) {
     event.coll = {};
-    event.coll.call = {
-        0, operation.name, operation.send, operation.recv, operation.count, operation.peer, ""};
-    event.coll.choice = {static_cast<uint8_t>(channels), 0, kAlgorithmNames[algorithm],
-                         kProtocolNames[protocol]};
+    event.coll.call.sendbuff = operation.send;
+    event.coll.call.recvbuff = operation.recv;
+    event.coll.call.count = operation.count;
+    event.coll.call.root = operation.peer;
+    event.coll.choice.channels = static_cast<uint8_t>(task.channels);
+    name(event.coll.call.function, operation.name, operation.function);
+    name(event.coll.choice.algorithm, kAlgorithmNames[task.algorithm], task.algorithm);
+    name(event.coll.choice.protocol, kProtocolNames[task.protocol], task.protocol);
+    if constexpr (Caller::kHasApi) event.coll.group = group;
   } else {
-    event.type = kProfileP2p;
     event.p2p = {};
-    event.p2p.function = operation.name;
+    name(event.p2p.function, operation.name, operation.recv ? kRecv : kSend);
     event.p2p.buffer = operation.recv ? operation.recv : const_cast<void*>(operation.send);
     event.p2p.count = operation.count;
     event.p2p.peer = operation.peer;
     if constexpr (requires { event.p2p.channels; })
-      event.p2p.channels = static_cast<uint8_t>(channels);
+      event.p2p.channels = static_cast<uint8_t>(task.channels);
+    if constexpr (Caller::kHasApi) event.p2p.group = group;
   }
-  const int asked = event.type;
-  if ((profiler_mask & asked) == 0) return;
-  void* handle = nullptr;
-  need(profiler.startEvent(context, &handle, &event), "startEvent");
-  if (handle != nullptr) need(profiler.stopEvent(handle), "stopEvent");
+  return caller.start(event);
+}
+
+// The proxy of a channel, with as many steps in progress as NCCL has buffers.
+template <class Caller>
+void transfer(const Caller& caller, const PluginTask& task, int channel, bool sends, int rank) {
+  constexpr int kBuffers = 8;
+  const int steps = static_cast<int>(setting("NCCL_DOUBLE_NET_STEPS"));
+  const std::chrono::duration<double> wait(setting("NCCL_DOUBLE_NET_SECONDS"));
+  auto event = caller.event(kProfileProxyOp, task.handle, rank);
+  event.proxy = {getpid(), static_cast<uint8_t>(channel), 1 - rank, steps, 1 << 19, sends};
+  void* const proxy = caller.start(event);
+  for (int first = 0; first < steps; first += kBuffers) {
+    void* handles[kBuffers];
+    const int count = std::min(kBuffers, steps - first);
+    const auto all = [&](int state) {
+      for (int i = 0; i < count; ++i) caller.state(handles[i], state);
+    };
+    for (int i = 0; i < count; ++i)
+      handles[i] = caller.start(caller.event(kProfileProxyStep, proxy, rank));
+    if (sends) {
+      all(kStepSendGpuWait);
+      if constexpr (Caller::kHasPeerWait) all(kStepSendPeerWait);
+      all(kStepSendWait);
+    } else {
+      all(kStepReceiveWait);
+    }
+    if (wait.count() > 0) std::this_thread::sleep_for(wait);
+    if (!sends) {
+      all(kStepReceiveFlushWait);
+      all(kStepReceiveGpuWait);
+    }
+    for (int i = 0; i < count; ++i) caller.stop(handles[i]);
+  }
+  caller.stop(proxy);
 }
 
 }  // namespace
@@ -199,7 +298,8 @@ void Plugins::open(ncclComm_t comm, int nranks, int rank, int device) {
   if (profiled_) {
     void** const out = &profiler_;
     int* const mask = &profiler_mask;
-    need(p.version == 2   ? p.as<ProfilerV2>().init(out, mask)
+    need(p.version == 1   ? p.as<ProfilerV1>().init(out, mask)
+         : p.version == 2 ? p.as<ProfilerV2>().init(out, mask)
          : p.version == 3 ? p.as<ProfilerV3>().init(out, mask)
          : p.version == 4 ? p.as<ProfilerV4>().init(out, mask, "", id, 1, nranks, rank, log)
                           : p.as<ProfilerV6>().init(out, id, mask, "", 1, nranks, rank, log),
@@ -229,13 +329,15 @@ void Plugins::close() {
   tuned_ = profiled_ = false;
 }
 
-void Plugins::choose(const PluginOperation& operation, bool simulated) {
+int Plugins::mask() { return std::atomic_ref(profiler_mask).load(); }
+
+void Plugins::choose(PluginTask& task, bool simulated) {
   const std::lock_guard lock(mutex_);
-  if (nranks_ < 2) return;
-  if (operation.function < 0 || !tuned_) {
-    if (!simulated) profile(operation, kRing, kSimple, 2);
-    return;
-  }
+  const PluginOperation& operation = task.operation;
+  task.algorithm = kRing;
+  task.protocol = kSimple;
+  task.channels = 2;
+  if (nranks_ < 2 || operation.function < 0 || !tuned_) return;
   const Loaded& plugin = tuners();
   const int function = operation.function;
   const size_t nbytes = operation.nbytes;
@@ -290,16 +392,20 @@ void Plugins::choose(const PluginOperation& operation, bool simulated) {
     need(plugin.as<TunerV6>().getChunkSize(tuner_, function, nbytes, algorithm, protocol, channels,
                                            &chunk),
          "getChunkSize");
-  profile(operation, algorithm, protocol, channels);
+  task.algorithm = algorithm;
+  task.protocol = protocol;
+  task.channels = channels;
 }
 
-void Plugins::profile(const PluginOperation& operation, int algorithm, int protocol, int channels) {
-  if (!profiled_ || *operation.name == '\0') return;
+template <class Call>
+void Plugins::profile(Call&& call) {
+  const std::lock_guard lock(mutex_);
+  if (!profiled_ || nranks_ < 2) return;
   const Loaded& plugin = profilers();
-  const auto with = [&](const auto& profiler) {
-    tell(profiler, profiler_, rank_, operation, algorithm, protocol, channels);
-  };
+  const auto with = [&](const auto& profiler) { call(Caller(profiler, profiler_)); };
   switch (plugin.version) {
+    case 1:
+      return with(plugin.as<ProfilerV1>());
     case 2:
       return with(plugin.as<ProfilerV2>());
     case 3:
@@ -309,6 +415,53 @@ void Plugins::profile(const PluginOperation& operation, int algorithm, int proto
     default:
       return with(plugin.as<ProfilerV6>());
   }
+}
+
+void Plugins::launch(const std::vector<PluginTask*>& tasks) {
+  std::vector<PluginTask*> told;
+  for (const bool collective : {true, false})  // NCCL's order
+    for (PluginTask* const task : tasks)
+      if (task->mask != 0 && *task->operation.name != 0 &&
+          collective == (task->operation.function >= 0))
+        told.push_back(task);
+  if (told.empty()) return;
+  profile([&](const auto& caller) {
+    void* const group = caller.start(caller.event(kProfileGroup, nullptr, 0));
+    for (PluginTask* const task : told) task->handle = start_task(caller, *task, group, rank_);
+    for (PluginTask* const task : told) caller.stop(task->handle);
+    caller.stop(group);
+  });
+}
+
+void Plugins::begin(PluginTask& task) {
+  if (task.handle == nullptr) return;
+  profile([&](const auto& caller) {
+    const bool message = task.operation.function < 0;
+    for (int channel = 0; channel < task.channels; ++channel) {
+      auto event = caller.event(kProfileKernelChannel, task.handle, 0);
+      event.kernel.channel = static_cast<uint8_t>(channel);
+      if constexpr (requires { event.kernel.time; }) event.kernel.time = now();
+      if ((task.mask & kProfileKernelChannel) != 0 && profilers().version >= 3)
+        task.kernel.push_back(caller.start(event));
+    }
+    if ((task.mask & (kProfileProxyOp | kProfileProxyStep)) == 0 ||
+        setting("NCCL_DOUBLE_NET_STEPS") == 0)
+      return;
+    for (int channel = 0; channel < task.channels; ++channel) {
+      if (!message || task.operation.recv == nullptr) transfer(caller, task, channel, true, rank_);
+      if (!message || task.operation.recv != nullptr) transfer(caller, task, channel, false, rank_);
+    }
+  });
+}
+
+void Plugins::end(PluginTask& task) {
+  profile([&](const auto& caller) {
+    for (void* const handle : task.kernel) {
+      if (profilers().version >= 4) caller.state(handle, kKernelChannelStop, now());
+      caller.stop(handle);
+    }
+  });
+  task.kernel.clear();
 }
 
 }  // namespace cuda_double

@@ -1,10 +1,11 @@
 // The plugins of NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN, loaded and called as NCCL does
-// (plugin/tuner.cc, ncclGetAlgoInfo in enqueue.cc, plugin/profiler.cc). The cost table is
-// synthetic.
+// (plugin/tuner.cc, ncclGetAlgoInfo and hostStreamPlanTask in enqueue.cc, plugin/profiler.cc,
+// transport/net.cc, transport/profiler.cc). The cost table is synthetic.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 #include "types.h"
 
@@ -21,16 +22,35 @@ struct PluginOperation {
   int peer = -1;  // or root
 };
 
+// An operation of a profiler, from its call to the end of its kernel.
+struct PluginTask {
+  PluginOperation operation;
+  int mask = 0;  // of the events, when the operation was called
+  int algorithm = 0;
+  int protocol = 0;
+  int channels = 0;
+  void* handle = nullptr;
+  std::vector<void*> kernel{};  // the handles of its channels
+};
+
 // The plugins of a communicator.
 class Plugins {
  public:
   void open(ncclComm_t comm, int nranks, int rank, int device);
   void close();
-  // Chooses an algorithm and protocol, and issues the operation unless it is simulated.
-  void choose(const PluginOperation& operation, bool simulated);
+  static int mask();
+  // Chooses an algorithm, a protocol and channels.
+  void choose(PluginTask& task, bool simulated);
+  // Tells the profiler of a kernel launch, and of the kernel's begin and end. The kernel uses the
+  // network if NCCL_DOUBLE_NET_STEPS is the number of transfers of a channel and direction, each of
+  // which waits NCCL_DOUBLE_NET_SECONDS.
+  void launch(const std::vector<PluginTask*>& tasks);
+  void begin(PluginTask& task);
+  void end(PluginTask& task);
 
  private:
-  void profile(const PluginOperation& operation, int algorithm, int protocol, int channels);
+  template <class Call>
+  void profile(Call&& call);
 
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
