@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks import callgrind, calls_rows, report, timing
-from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, Row
+from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, PROFILER, Row
 from benchmarks.machine import cpu
 from benchmarks.timing import Figure
 from tools import noop
@@ -134,13 +134,13 @@ def _count(wanted: bool) -> dict[str, float]:
 def table(results: list[Figure]) -> str:
     """A table in Markdown: nanoseconds, the ratio to the first peer, instructions."""
     rows: list[Figure] = []
-    for operation in (LOOP, ALL_REDUCE, ASYNC, EXCHANGE):
+    for operation in (LOOP, ALL_REDUCE, ASYNC, EXCHANGE, PROFILER):
         chosen = [result for result in results if result["operation"] == operation]
         peer = _BASELINES.get(operation)
         baseline = next(
             (r["seconds"] for r in chosen if peer and r["library"].startswith(peer)), None
         )
-        if peer:
+        if operation != LOOP and chosen:
             rows.append({"call": f"**{operation}**", "ratio": f"of {peer}" if baseline else ""})
         rows += [
             {

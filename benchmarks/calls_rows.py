@@ -38,6 +38,7 @@ __all__ = [
     "EXCHANGE",
     "LIBRARIES",
     "LOOP",
+    "PROFILER",
     "CannotMeasureError",
     "Row",
     "rows",
@@ -46,6 +47,7 @@ __all__ = [
 ALL_REDUCE = "all_reduce"
 ASYNC = "all_reduce, async_op=True, and wait"
 EXCHANGE = "7 sends + 7 receives"
+PROFILER = "what NCCL's profiler adds to an all_reduce: calls of the plugin, without NCCL"
 LOOP = "empty loop"
 
 _NRANKS = 8
@@ -93,7 +95,7 @@ class Row:
 
     Attributes:
         name: the library and its call.
-        operation: ALL_REDUCE, ASYNC, EXCHANGE or LOOP.
+        operation: ALL_REDUCE, ASYNC, EXCHANGE, PROFILER or LOOP.
         timer: runs it.
         around: what is on during a sample.
         most: calls of a sample.
@@ -240,15 +242,7 @@ def _floor() -> Iterator[Row]:
     if not kernels.c_compiler():
         raise CannotMeasureError("no C compiler was found")
     libinfo = importlib.import_module("tvm_ffi.libinfo")
-    includes = (sysconfig.get_path("include"), libinfo.find_dlpack_include_path())
-    options = (f"-I{include}" for include in includes)
-    with tempfile.TemporaryDirectory(prefix="pynccl-floor-") as folder:
-        path = kernels.shared_library(kernels.OWN / "floor.c", Path(folder), *options)
-        spec = importlib.util.spec_from_file_location("floor", path)
-        if spec is None or spec.loader is None:
-            raise CannotMeasureError(f"Python cannot load {path.name}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    module = _extension("floor.c", f"-I{libinfo.find_dlpack_include_path()}")
     yield _row(
         "the floor: exchange API and GIL alone",
         ALL_REDUCE,
@@ -256,6 +250,50 @@ def _floor() -> Iterator[Row]:
         call=module.call,
         tensor=torch.zeros(8),
     )
+
+
+def _extension(file: str, *options: str, compiler: str = "") -> Any:  # noqa: ANN401
+    """Compile and import a module of this folder."""
+    include = f"-I{sysconfig.get_path('include')}"
+    with tempfile.TemporaryDirectory(prefix="pynccl-bench-") as folder:
+        path = kernels.shared_library(
+            kernels.OWN / file, Path(folder), include, *options, compiler=compiler
+        )
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise CannotMeasureError(f"Python cannot load {path.name}")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _profiling() -> Iterator[None]:
+    from pynccl._internal import plugin
+
+    plugin.start_profile()
+    try:
+        yield
+    finally:
+        plugin.stop_profile(sys.maxsize)  # reads no events
+
+
+def _profiler() -> Iterator[Row]:
+    """The no-op library loads no plugins, and NCCL needs a GPU: this makes NCCL's calls itself."""
+    from pynccl._internal import plugin
+
+    compiler = os.environ.get("CXX", "c++")
+    options = ("-std=c++20", f"-I{kernels.OWN.parent / 'csrc'}")
+    module = _extension("profiler.cpp", *options, compiler=compiler)
+    module.load(str(plugin.path()))
+    for name, around, channels, steps in (
+        ("no trace", contextlib.nullcontext, 16, 8),
+        ("a trace, 1 channel", _profiling, 1, 0),
+        ("a trace, 16 channels", _profiling, 16, 0),
+        ("a trace, 16 channels with 8 transfers each", _profiling, 16, 8),
+    ):
+        timer = timeit.Timer(f"call({channels}, {steps})", globals={"call": module.call})
+        yield Row(f"pynccl's profiler plugin, {name}", PROFILER, timer, around)
 
 
 def _mirror() -> Iterator[Row]:
@@ -404,6 +442,7 @@ _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
     "arrays": (_arrays, "numpy", "pip install numpy"),
     "jax": (_jax, "jax", "pip install jax"),
     "floor": (_floor, "tvm_ffi", "pip install apache-tvm-ffi"),
+    "profiler": (_profiler, "pynccl", "make"),
     "mirror": (_mirror, "pynccl.mirror", "make"),
     "torch": (_fake, "torch", "pip install torch"),
     "backend": (_backend, "pynccl.c10d", "make"),

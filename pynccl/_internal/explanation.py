@@ -22,6 +22,7 @@ __all__ = [
     "explain_collective",
     "explain_from_environment",
     "is_enabled",
+    "unknown_interface",
 ]
 
 _enabled = False
@@ -125,9 +126,10 @@ def explain(tuning: str | os.PathLike[str] | None = None) -> None:
 
     Call it before the first communicator of the process is created: NCCL looks for a plugin once.
     It sets NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN for this process and its children. With the
-    profiler, :func:`trace` adds the algorithm, protocol and channels of each operation; outside of
-    traces it is off. ``PYNCCL_EXPLAIN=1`` has the same effect when pynccl.nccl is imported, and so
-    has ``PYNCCL_TUNING``, the path of a tuning file.
+    profiler, :func:`trace` adds the algorithm, protocol and channels of each operation, the times of
+    its channels and what its proxies waited for; outside of traces it is off. ``PYNCCL_EXPLAIN=1``
+    has the same effect when pynccl.nccl is imported, and so has ``PYNCCL_TUNING``, the path of a
+    tuning file.
 
     With any tuner plugin, NCCL no longer prefers NVLS for registered buffers under the CTA policy
     "efficiency". Its other choices are the same, unless a tuning file changes them.
@@ -234,19 +236,26 @@ def _check_library(library: _C.Library) -> None:
 
 
 def _not_asked(library: _C.Library) -> MissingFunctionError:
+    if text := unknown_interface(library, "ncclTunerPlugin"):
+        return MissingFunctionError(f"explain: {text}")
+    return MissingFunctionError(
+        f"explain: NCCL {_C.version_text(library.version)} has not asked pynccl's plugin. Call "
+        "nccl.explain(), or set PYNCCL_EXPLAIN=1, before the first communicator of the process is "
+        "created"
+    )
+
+
+def unknown_interface(library: _C.Library, symbol: str) -> str | None:
+    """What to say if the plugin has no version of an interface that a library looks for."""
     from pynccl._internal import plugin
 
-    version = _C.version_text(library.version)
-    ours, theirs = plugin.interfaces(plugin.path()), plugin.interfaces(library.path)
-    if set(ours).isdisjoint(theirs):
-        names = ", ".join(f"ncclTunerPlugin_v{number}" for number in theirs) or "no tuner plugin"
-        return MissingFunctionError(
-            f"explain: NCCL {version} looks for {names}, and pynccl's plugin has versions "
-            f"{ours[0]} to {ours[-1]}"
-        )
-    return MissingFunctionError(
-        f"explain: NCCL {version} has not asked pynccl's plugin. Call nccl.explain(), or set "
-        "PYNCCL_EXPLAIN=1, before the first communicator of the process is created"
+    ours, theirs = (plugin.interfaces(one, symbol) for one in (plugin.path(), library.path))
+    if not set(ours).isdisjoint(theirs):
+        return None
+    names = ", ".join(f"{symbol}_v{number}" for number in theirs) or f"no {symbol}"
+    return (
+        f"NCCL {_C.version_text(library.version)} looks for {names}, and pynccl's plugin has "
+        f"versions {ours[0]} to {ours[-1]}"
     )
 
 

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pynccl._internal.typed_json import FieldError, build
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 __all__ = [
     "ALGORITHMS",
     "FUNCTIONS",
-    "PROTOCOLS",
     "PROFILES",
+    "PROTOCOLS",
     "Choice",
     "Context",
     "Event",
@@ -56,6 +57,7 @@ _LONGEST = 254  # characters of a plugin's path that NCCL reads
 # The most records of each kind, as in csrc/plugin.
 _CHOICES, _CONTEXTS, _EVENTS = 4096, 1024, 1 << 15
 _MOST_BYTES = 2**64 - 1
+_MOST_FILE_BYTES = 1 << 20  # of a tuning file, for 256 rules
 
 
 class Context(ctypes.Structure):  # TunerContext in csrc/plugin/records.h
@@ -271,10 +273,14 @@ def read_rules(file: str | os.PathLike[str]) -> list[Rule]:
         ValueError: it is not such a file. The text names the file and the rule.
     """
     try:
-        rules = build(_File, json.loads(Path(file).read_bytes())).rules
+        with open(file, "rb") as opened:
+            data = opened.read(_MOST_FILE_BYTES + 1)
+        if len(data) > _MOST_FILE_BYTES:
+            raise ValueError(f"it has more than {_MOST_FILE_BYTES} bytes")
+        rules = build(_File, json.loads(data)).rules
         for number, rule in enumerate(rules):
             _packed(rule, f"rules[{number}]")
-    except (FieldError, ValueError) as error:
+    except (FieldError, ValueError, RecursionError) as error:
         raise ValueError(f"{os.fspath(file)}: {error}") from None
     return rules
 

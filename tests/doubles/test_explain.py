@@ -73,7 +73,7 @@ def test_unknown_version(launch: Launcher) -> None:
 def _without_common_version(rank: Rank) -> str:
     from pynccl._internal import plugin
 
-    plugin.interfaces = lambda path: [7, 8] if "nccl.so.2" in str(path) else [2, 6]  # type: ignore[assignment]
+    plugin.interfaces = lambda path, _: [7, 8] if "nccl.so.2" in str(path) else [2, 6]  # type: ignore[assignment]
     return str(_explained_or_not(rank))
 
 

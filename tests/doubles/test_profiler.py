@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,87 @@ def _all_reduce_once(rank: Rank, path: str) -> str | None:
     with nccl.trace(path) as trace:
         rank.comm.all_reduce(buffer)
     return trace.path
+
+
+def _profiled(rank: Rank) -> list[tuple[Any, ...]]:
+    small, received, large = (
+        rank.memory.put(np.ones(count, np.float32)) for count in (64, 1 << 20, 1 << 20)
+    )
+    with nccl.trace() as trace:
+        rank.comm.all_reduce(large)
+        with nccl.group():
+            rank.comm.broadcast(small, 0)
+            rank.comm.send(large, 1 - rank.rank)
+            rank.comm.recv(received, 1 - rank.rank)
+    assert trace.process is not None
+    return [(one.launch, one.kernel, one.proxy) for one in trace.process.operations]
+
+
+@pytest.mark.parametrize("number", [1, 3, 4, 6])
+def test_trace_has_channel_times_and_proxy_waits(launch: Launcher, number: int) -> None:
+    steps, seconds = 20, 0.001
+    env = {
+        **_ON,
+        "NCCL_DOUBLE_PLUGIN_VERSION": str(number),
+        "NCCL_DOUBLE_NET_STEPS": str(steps),
+        "NCCL_DOUBLE_NET_SECONDS": str(seconds),
+        "CUDA_DOUBLE_KERNEL_SECONDS": "0.005",
+    }
+    found = launch(2, _profiled, provider="cuda", env=env, fresh=True)[0]
+    launches = [one[0] for one in found]
+    assert launches[0] != launches[1]
+    assert launches[1] == launches[2] == launches[3]  # one kernel
+    # Without a tuner, which has no version 1, the double has 2 channels.
+    counts = (2, 2, 2, 2) if number == 1 else (16, 1, 2, 2)
+    for (_, kernel, proxy), channels, directions in zip(found, counts, (2, 2, 1, 1), strict=True):
+        if number < 3:
+            assert kernel is None
+        else:
+            assert kernel[:4] == (0, channels - 1, channels, channels)
+            assert 5e6 <= kernel.shortest <= kernel.longest <= kernel.duration < 60e9
+        assert proxy[:3] == (channels * directions, channels * directions * steps, 0)
+    sends, receives = found[2][2], found[3][2]
+    least = 2 * steps * seconds * 1e9
+    assert sends.send >= least > sends.receive == sends.receive_gpu == 0
+    assert receives.receive >= least > receives.send == receives.send_gpu == 0
+
+
+def _captured(rank: Rank) -> list[int]:
+    from pynccl._internal import plugin
+
+    buffer = rank.memory.put(np.ones(64, np.float32))
+    stream = rank.stream()
+    rank.comm.all_reduce(buffer)
+    before = plugin.start_profile()
+    with nccl.capture(stream) as graph:
+        rank.comm.all_reduce(buffer, stream=stream)
+    counts = []
+    for _ in range(2):
+        graph.launch(stream)
+        stream.synchronize()
+        counts.append(len(plugin.stop_profile(before)))
+    return counts
+
+
+def test_a_graph_of_a_trace_is_launched_later(launch: Launcher) -> None:
+    """NCCL stores the event mask with a captured operation."""
+    assert launch(2, _captured, provider="cuda", env=_ON, fresh=True) == [[1, 1], [1, 1]]
+
+
+def _warnings_without_common_version(rank: Rank) -> list[str]:
+    from pynccl._internal import plugin
+
+    plugin.interfaces = lambda path, _: [8, 9] if "nccl.so.2" in str(path) else [1, 6]  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        _traced(rank)
+    return [str(one.message) for one in found]
+
+
+def test_unknown_version_is_named(launch: Launcher) -> None:
+    env = {**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}
+    found = launch(2, _warnings_without_common_version, provider="cuda", env=env, fresh=True)[0]
+    assert found == [
+        "trace: NCCL 2.32.3 looks for ncclProfiler_v8, ncclProfiler_v9, and pynccl's plugin has "
+        "versions 1 to 6: there are no algorithms in it"
+    ]

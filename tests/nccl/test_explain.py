@@ -226,6 +226,9 @@ def test_the_plugin_has_the_versions_of_the_table() -> None:
     [
         ("[]", "is not an object"),
         ("{", "Expecting"),
+        ("", "Expecting"),
+        ("[" * 100_000, "recursion"),
+        (" " * (1 << 20) + '{"rules": []}', "more than 1048576 bytes"),
         ('{"rules": [{"operation": "all_reduce"}]}', "algorithm is missing"),
         (
             '{"rules": [{"operation": "send", "algorithm": "ring", "protocol": "LL"}]}',
@@ -252,6 +255,21 @@ def test_wrong_tuning_files(tmp_path: Path, text: str, error: str) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=f"tuning.json.*{error}"):
         nccl.explain(file)
+    assert "NCCL_TUNER_PLUGIN" not in os.environ
+
+
+def test_tuning_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for file in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(OSError, match=tmp_path.name):
+            nccl.explain(file)
+    with pytest.raises(ValueError, match="more than 1048576 bytes"):
+        nccl.explain("/dev/zero")
+    if os.getuid() != 0:  # root reads any file
+        file = tmp_path / "secret.json"
+        file.write_text('{"rules": []}')
+        file.chmod(0)
+        with pytest.raises(PermissionError, match="secret"):
+            nccl.explain(file)
     assert "NCCL_TUNER_PLUGIN" not in os.environ
 
 

@@ -54,7 +54,9 @@ def with_algorithms(operations: list[Operation], events: list[plugin.Event]) -> 
 
 
 def _kernel(event: plugin.Event) -> KernelTimes | None:
-    channels = [number for number in range(event.started.bit_length()) if event.started >> number & 1]
+    channels = [
+        number for number in range(event.started.bit_length()) if event.started >> number & 1
+    ]
     if not channels:
         return None
     duration = event.ended - event.began

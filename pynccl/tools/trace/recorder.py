@@ -88,6 +88,8 @@ class Trace:
             from pynccl.tools.trace import profiled
 
             events = plugin.stop_profile(self._events, self._profile)
+            if not plugin.profiler_version():
+                _warn_of_unknown_profiler(self.process)
             operations = profiled.with_algorithms(self.process.operations, events)
             self.process = replace(self.process, operations=operations)
         if self._pattern is not None:
@@ -100,6 +102,14 @@ class Trace:
         if self.process is not None:
             return f"<pynccl.nccl.Trace of {len(self.process.operations)} operations>"
         return f"<pynccl.nccl.Trace {'in progress' if self._began else 'not begun'}>"
+
+
+def _warn_of_unknown_profiler(trace: ProcessTrace) -> None:
+    communicators = trace.communicators.values()
+    if not any(one.provider == "cuda" and one.nranks > 1 for one in communicators):
+        return
+    if text := explanation.unknown_interface(load("cuda"), "ncclProfiler"):
+        warnings.warn(f"trace: {text}: there are no algorithms in it", stacklevel=3)
 
 
 class _Profiler:
@@ -183,8 +193,8 @@ def trace(
         A Trace, which is a context manager.
 
     Raises:
-        ValueError: limit is below 1, profile has another name; on entering the block, this process is already being traced,
-            for example with PYNCCL_TRACE.
+        ValueError: limit is below 1, or profile has another name; on entering the block, this
+            process is already being traced, for example with PYNCCL_TRACE.
         OSError: on leaving the block, the file cannot be written.
     """
     return Trace(path, limit=limit, annotate=annotate, graphs=graphs, profile=profile)
