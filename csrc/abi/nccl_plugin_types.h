@@ -90,8 +90,8 @@ enum ProfilerEvent : int {
   kProfileP2pApi = 1 << 10,
 };
 
-// The states of a proxy step: what it waits for until its next state or its end. The end of a
-// kernel's channel is a state, too.
+// The states of a proxy step are what it waits for until its next state or its end. The end of a
+// kernel's channel is a state as well.
 enum ProfilerState : int {
   kStepSendGpuWait = 8,        // for the kernel to fill the buffer
   kStepSendWait = 9,           // for the network

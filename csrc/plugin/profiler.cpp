@@ -37,7 +37,7 @@ std::atomic<int> used_version{0};
 
 void set(int* mask) { std::atomic_ref(*mask).store(wanted.load()); }
 
-// Without a fork in another thread's call, which would leave the mutex locked in the child.
+// A fork waits for the calls of other threads: the child would find the mutex locked for good.
 [[maybe_unused]] const int registered =
     pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
 
@@ -63,8 +63,8 @@ std::uint64_t now() {
          static_cast<std::uint64_t>(time.tv_nsec);
 }
 
-// A handle is a number and the kind of what it numbers. NCCL passes handles of any age, and those
-// of other processes as parents.
+// A handle is a number and the kind of what it numbers. NCCL may pass a handle long after its
+// event, and, as a parent, one of another process.
 enum Kind : std::uint64_t { kLaunch = 1, kTask, kProxy, kStep, kChannel };
 constexpr int kKindBits = 3;
 
@@ -148,7 +148,7 @@ void* open_channel(std::uint64_t record, int channel, std::uint64_t time) {
 
 template <class Event>
 ncclResult_t start(void*, void** handle, Event* event) {
-  *handle = nullptr;  // so that NCCL does not tell when the event stops
+  *handle = nullptr;  // so that NCCL does not report the states and the end of the event
   switch (event->type) {
     case kProfileGroup:
       if (wanted.load()) *handle = handle_of(kLaunch, ++launches);

@@ -126,10 +126,10 @@ def explain(tuning: str | os.PathLike[str] | None = None) -> None:
 
     Call it before the first communicator of the process is created: NCCL looks for a plugin once.
     It sets NCCL_TUNER_PLUGIN and NCCL_PROFILER_PLUGIN for this process and its children. With the
-    profiler, :func:`trace` adds the algorithm, protocol and channels of each operation, the times of
-    its channels and what its proxies waited for; outside of traces it is off. ``PYNCCL_EXPLAIN=1``
-    has the same effect when pynccl.nccl is imported, and so has ``PYNCCL_TUNING``, the path of a
-    tuning file.
+    profiler, :func:`trace` adds the algorithm, protocol and channels of each operation, the times
+    of its channels and what its proxies waited for; outside of traces it is off.
+    ``PYNCCL_EXPLAIN=1`` has the same effect when pynccl.nccl is imported, and so has
+    ``PYNCCL_TUNING``, the path of a tuning file.
 
     With any tuner plugin, NCCL no longer prefers NVLS for registered buffers under the CTA policy
     "efficiency". Its other choices are the same, unless a tuning file changes them.
