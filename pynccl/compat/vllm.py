@@ -61,6 +61,9 @@ class PyNcclCommunicator:
         NcclError: NCCL failed.
     """
 
+    _config: nccl.Config | None = None
+    _switch = "VLLM_DISABLE_PYNCCL"
+
     def __init__(
         self,
         group: Any,  # noqa: ANN401 - StatelessProcessGroup is vLLM's
@@ -126,7 +129,7 @@ class PyNcclCommunicator:
         """Load the library, or disable the communicator and return False."""
         self.available, self.disabled, self._suspended = False, True, False
         self._groups: list[contextlib.AbstractContextManager[Any]] = []
-        if self.world_size == 1 or os.environ.get("VLLM_DISABLE_PYNCCL", "0") in ("1", "true"):
+        if self.world_size == 1 or os.environ.get(self._switch, "0") in ("1", "true"):
             return False
         self.device = (
             torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -151,6 +154,7 @@ class PyNcclCommunicator:
             self.rank,
             provider=self._provider,
             device=index,
+            config=self._config,
         )
         self.available, self.disabled = True, False
         self.all_reduce(torch.zeros(1, device=self.device))
@@ -166,7 +170,7 @@ class PyNcclCommunicator:
 
     def destroy(self) -> None:
         """Abort the communicator, for at most 5 seconds: graphs that use it delay that."""
-        if not self.available or self.disabled:
+        if not self.available:
             return
         self.available, self.disabled = False, True
         abort = threading.Thread(target=self.comm.abort, daemon=True)

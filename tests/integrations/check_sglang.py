@@ -1,20 +1,25 @@
-"""The adapter of SGLang, against the sources of the released package.
+"""The adapter of SGLang and pynccl.compat.sglang, against the sources of the released package.
 
 SGLang does not import without its GPU packages, so nothing of it runs here. Its sources are parsed
-for the names, parameters and answers on which the adapter relies.
+for the names, parameters and answers on which the adapter relies, and for those of its
+PyNcclCommunicator.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 from pathlib import Path
 
 import pytest
 
+from pynccl.compat.sglang import PyNcclCommunicator
+
 _ENGINE = "srt/entrypoints/engine.py"
 _UPDATER = "srt/model_executor/model_runner_components/weight_updater.py"
 _SCHEDULER = "srt/managers/scheduler_components/weight_updater.py"
+_WRAPPER = "srt/distributed/device_communicators/pynccl.py"
 
 
 def _tree(path: str) -> ast.Module:
@@ -24,13 +29,20 @@ def _tree(path: str) -> ast.Module:
     return ast.parse((Path(spec.submodule_search_locations[0]) / path).read_text())
 
 
+def _methods(path: str, class_name: str) -> dict[str, ast.FunctionDef]:
+    return {
+        one.name: one
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ClassDef) and node.name == class_name
+        for one in node.body
+        if isinstance(one, ast.FunctionDef)
+    }
+
+
 def _method(path: str, class_name: str, name: str) -> ast.FunctionDef:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            for one in node.body:
-                if isinstance(one, ast.FunctionDef) and one.name == name:
-                    return one
-    raise AssertionError(f"{class_name} has no method {name}")
+    methods = _methods(path, class_name)
+    assert name in methods, f"{class_name} has no method {name}"
+    return methods[name]
 
 
 def _has(node: ast.AST, text: str) -> bool:
@@ -69,3 +81,16 @@ def test_sglang_calls_the_loader() -> None:
     update = _method(_UPDATER, "WeightUpdater", "update_weights_from_tensor")
     assert _has(update, "load_format in self.custom_weight_loaders")
     assert _has(update, "custom_loader(self.get_model(), named_tensors)")
+
+
+def test_sglang_wrapper_signatures() -> None:
+    """Every public method of SGLang's class is in ours, whose parameters begin with its."""
+    methods = _methods(_WRAPPER, "PyNcclCommunicator")
+    assert "change_state" in methods
+    for name, method in methods.items():
+        if name == "__init__" or not name.startswith("_"):
+            ours = inspect.signature(getattr(PyNcclCommunicator, name)).parameters.values()
+            args, defaults = method.args.args, method.args.defaults
+            assert [one.name for one in ours][: len(args)] == [one.arg for one in args], name
+            required = [one for one in ours if one.default is inspect.Parameter.empty]
+            assert len(required) == len(args) - len(defaults), name
