@@ -435,6 +435,23 @@ def _wrapper() -> Iterator[Row]:
     )
 
 
+def _vllm() -> Iterator[Row]:
+    """vLLM's own class, which creates its communicator only with a GPU."""
+    wrapper = importlib.import_module("vllm.distributed.device_communicators.pynccl")
+    comm = wrapper.PyNcclCommunicator.__new__(wrapper.PyNcclCommunicator)
+    tensor = torch.zeros(8)
+    comm.nccl, comm.comm = wrapper.NCCLLibrary(str(noop.library())), ctypes.c_void_p(1)
+    comm.device, comm.available, comm.disabled = tensor.device, True, False
+    yield _row(
+        "vLLM's PyNcclCommunicator, tensors",
+        ALL_REDUCE,
+        "all_reduce(tensor, tensor, stream=stream)",
+        all_reduce=comm.all_reduce,
+        tensor=tensor,
+        stream=types.SimpleNamespace(cuda_stream=0),
+    )
+
+
 # What makes the rows, the module that it needs, and how to install that. "cupy arrays" comes last,
 # because it loads a driver.
 _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
@@ -450,6 +467,7 @@ _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
     "nccl4py": (_nccl4py, "nccl", "pip install nccl4py[cu13]"),
     "ctypes": (_ctypes, "ctypes", ""),
     "wrapper": (_wrapper, "pynccl.compat.vllm", "make"),
+    "vllm": (_vllm, "vllm", "run this in an environment of make test-integrations"),
     "mpi4py": (_mpi4py, "mpi4py", "pip install mpi4py mpich"),
     "cupy arrays": (_cupy_array, "cupy", "pip install cupy-cuda13x"),
 }

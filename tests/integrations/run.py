@@ -1,4 +1,4 @@
-"""Check the adapters of pynccl.weights and pynccl.compat against released packages.
+"""Check pynccl.weights, pynccl.compat and the torch.distributed backend with released packages.
 
 Creates an environment below build/integrations for each section of requirements.txt, runs the
 checks there, and writes the table of docs/integrations.md.
@@ -20,9 +20,10 @@ _HERE = Path(__file__).resolve().parent
 _BUILD = _ROOT / "build" / "integrations"
 _PAGE = _ROOT / "docs" / "integrations.md"
 _CHECKS = {  # by environment
-    "vllm": ["vllm", "vllm_wrapper", "openrlhf"],
+    "vllm": ["vllm", "vllm_wrapper", "vllm_parallel", "openrlhf"],
     "verl": ["verl", "sglang"],
-    "ray": ["ray"],
+    "ray": ["ray", "ray_train"],
+    "frameworks": ["frameworks"],
 }
 _TITLES = {
     "vllm": "vLLM",
@@ -31,6 +32,12 @@ _TITLES = {
     "sglang": "SGLang",
     "openrlhf": "OpenRLHF",
     "ray": "Ray",
+    "deepspeed": "DeepSpeed",
+    "transformers": "transformers",
+    "accelerate": "accelerate",
+    "pytorch-lightning": "Lightning",
+    "megatron-core": "Megatron-core",
+    "torchft": "torchft",
 }
 _NOTES = {"sglang": "its sources parsed, nothing ran: "}
 
@@ -85,9 +92,12 @@ def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str
     """The rows of the table, by their beginning: the library and its version."""
     ran: dict[str, dict[str, bool]] = {}
     for name, passed in results:
-        _, library, what = name.partition("[")[0].split("_", 2)
-        checks = ran.setdefault(library, {})
-        checks[what.replace("_", " ")] = checks.get(what.replace("_", " "), True) and passed
+        words = name.partition("[")[0].removeprefix("test_").replace("_", " ")
+        for library in versions:
+            begin = f"{library.replace('-', ' ')} "
+            if words.startswith(begin):
+                what, checks = words.removeprefix(begin), ran.setdefault(library, {})
+                checks[what] = checks.get(what, True) and passed
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()
     rows = {}
     for library, checks in ran.items():
