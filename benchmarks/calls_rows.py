@@ -436,7 +436,7 @@ def _wrapper() -> Iterator[Row]:
 
 
 def _vllm() -> Iterator[Row]:
-    """vLLM's own class, which creates its communicator only with a GPU."""
+    """The wrapper of vLLM itself, which creates its communicator only with a GPU."""
     wrapper = importlib.import_module("vllm.distributed.device_communicators.pynccl")
     comm = wrapper.PyNcclCommunicator.__new__(wrapper.PyNcclCommunicator)
     tensor = torch.zeros(8)
@@ -467,7 +467,7 @@ _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
     "nccl4py": (_nccl4py, "nccl", "pip install nccl4py[cu13]"),
     "ctypes": (_ctypes, "ctypes", ""),
     "wrapper": (_wrapper, "pynccl.compat.vllm", "make"),
-    "vllm": (_vllm, "vllm", "run this in an environment of make test-integrations"),
+    "vllm": (_vllm, "vllm", "run this with build/integrations/vllm/bin/python"),
     "mpi4py": (_mpi4py, "mpi4py", "pip install mpi4py mpich"),
     "cupy arrays": (_cupy_array, "cupy", "pip install cupy-cuda13x"),
 }

@@ -6,10 +6,10 @@
 
     wrapper.PyNcclCommunicator = PyNcclCommunicator  # before SGLang creates its groups
 
-The class has the methods and results of SGLang's. It is :mod:`pynccl.compat.vllm`'s class with other
-signatures, and its operations do nothing outside ``change_state(enable=True)``, unless ``disabled``
-is set to False. Not supported are SGLang's symmetric buffers (``--enable-symm-mem``), which call NCCL
-with the handle of its own class. Written for SGLang 0.5.23.
+The class has the methods and results of SGLang's. It derives from :mod:`pynccl.compat.vllm`'s
+class. Operations do nothing outside ``change_state(enable=True)``, unless ``disabled`` is set to
+False. It does not support SGLang's symmetric buffers (``--enable-symm-mem``), which call NCCL with
+the handle of SGLang's class. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
