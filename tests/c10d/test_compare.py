@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
 
 from pynccl import cli
-from pynccl.tools.compare import comparison, worker
+from pynccl.tools.compare import comparison, plot, worker
 from tests.support.tier import FULL
 
 _BACKENDS = ("gloo", "pynccl")
@@ -38,6 +41,7 @@ def _write(
         ),
         ("a\n", "a\nb\n", "line 2 of rank 1: gloo nothing, pynccl 'b'"),
         ("3 steps\n", "3 stops\n", "line 1 of rank 1: gloo '3 steps', pynccl '3 stops'"),
+        ("a" * 200, "b", f"line 1 of rank 1: gloo '{'a' * 120}...', pynccl 'b'"),
     ],
 )
 def test_output(tmp_path: Path, first: str, second: str, output: str) -> None:
@@ -47,6 +51,66 @@ def test_output(tmp_path: Path, first: str, second: str, output: str) -> None:
     assert found.equal is output.startswith("equal")
     assert found.seconds == (2.0, 1.0)
     assert output in found.text()
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "output"),
+    [
+        ("pid 2\nloss 1\n", "pid 3\nloss 1\n", "equal but for 1 of 3 lines, which also differ"),
+        ("pid 2\nloss 2\n", "pid 3\nloss 1\n", "differs in line 2 of rank 1"),
+        ("pid 2\nloss 2\n", "pid 1\nloss 1\n", "differs in line 1 of rank 1"),
+    ],
+)
+def test_a_line_that_also_differs_between_two_runs_over_one_backend_is_not_compared(
+    tmp_path: Path, second: str, third: str, output: str
+) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    _write(tmp_path, {"gloo": ["x", "pid 1\nloss 1\n"], "pynccl": ["x", second]})
+    _write(again, {"gloo": ["x", third], "pynccl": ["", ""]})
+    found = comparison.read(tmp_path, _BACKENDS, 2, again)
+    assert found.output.startswith(output)
+    assert found.equal is output.startswith("equal")
+
+
+def test_a_script_whose_lines_all_vary_is_not_comparable(tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    _write(tmp_path, {"gloo": ["", "pid 1\n"], "pynccl": ["", "pid 2\n"]})
+    _write(again, {"gloo": ["", "pid 3\n"], "pynccl": ["", ""]})
+    found = comparison.read(tmp_path, _BACKENDS, 2, again)
+    assert found.output.startswith("not comparable: all 1 lines")
+    assert not found.equal
+
+
+def test_a_script_without_output_or_operations(tmp_path: Path) -> None:
+    _write(tmp_path, {"gloo": ["", ""], "pynccl": ["", ""]})
+    text = comparison.read(tmp_path, _BACKENDS, 2).text()
+    assert "no operation of a process group was found" in text
+    assert "output: equal, but the script prints nothing" in text
+
+
+def test_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    _write(
+        tmp_path,
+        {"gloo": ["", ""], "pynccl": ["", ""]},
+        all_reduce=[[[4e-6], [8e-5]], [[1e-6], [2e-6]]],
+        only_here=[[[], []], [[1e-6], [1e-6]]],
+    )
+    path = tmp_path / "plots" / "times.png"
+    plot.draw(path, comparison.read(tmp_path, _BACKENDS, 2))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    script = tmp_path / "script.py"
+    script.write_text("raise AssertionError")
+    assert cli.main(["compare", "--plot", str(tmp_path / "times.png"), str(script)]) == 2
+    assert "a plot needs matplotlib (pip install 'rawnccl[plot]')" in capsys.readouterr().err
 
 
 def test_times(tmp_path: Path) -> None:
@@ -80,9 +144,23 @@ def test_groups_get_the_backend() -> None:
     assert seen == [([0], "pynccl"), ([1], "pynccl"), (None, "pynccl")]
 
 
+def test_groups_of_modules_that_imported_the_functions_get_the_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("init_process_group", "new_group"):
+        for module in (dist, distributed_c10d, device_mesh):
+            monkeypatch.setattr(module, name, getattr(distributed_c10d, name))  # to restore it
+    original = distributed_c10d.new_group
+    worker._patch("pynccl")
+    assert device_mesh.new_group is dist.new_group is distributed_c10d.new_group
+    assert device_mesh.new_group is not original
+
+
 def test_a_script_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", "no_such_file.py"]) == 2
     assert "no file no_such_file.py" in capsys.readouterr().err
+    assert cli.main(["compare", "--ranks", "0", __file__]) == 2
+    assert "--ranks: 0 is below 1" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not FULL, reason="takes half a minute: in `make test-all`")
@@ -96,9 +174,16 @@ def test_a_script_that_hangs_or_fails(tmp_path: Path, capfd: pytest.CaptureFixtu
     )
     words = ["compare", "--ranks", "1", "--timeout", "20", str(script), str(script)]
     assert cli.main(words) == 1
-    assert "the script was not done after 20 s over gloo" in capfd.readouterr().err
+    printed = capfd.readouterr().err
+    assert "the script was not done after 20 s over gloo" in printed
+    assert 'hangs.py", line 3 in <module>' in printed  # the stack
     pid = int((tmp_path / "hangs.py.pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
     script.write_text("raise SystemExit(3)")
     assert cli.main(["compare", "--ranks", "1", str(script)]) == 1
     assert "the script failed (status 1) over gloo" in capfd.readouterr().err
+    script.write_text("import os; os._exit(0)")
+    assert cli.main(["compare", "--ranks", "1", str(script)]) == 1
+    printed = capfd.readouterr().err
+    assert "rank 0 ended without a result over gloo" in printed
+    assert "USDT" not in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -15,6 +16,11 @@ __all__ = ["Comparison", "Row", "read"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _ROUNDING = 1e-4  # relative, of numbers that a script prints
+_LONGEST = 120  # characters of a line
+_NO_OPERATIONS = (
+    "no operation of a process group was found: the script must call torch.distributed in the "
+    "process that torchrun starts, not in processes of its own"
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Comparison:
         ranks: the number of ranks.
         rows: the operations.
         seconds: the time of the script over each backend, the maximum over the ranks.
-        output: ``"equal"``, ``"equal but for rounding"``, or the first difference.
+        output: begins with ``"equal"``, or describes the first difference.
     """
 
     backends: tuple[str, str]
@@ -54,7 +60,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the ranks printed the same, except for rounding."""
+        """Whether the ranks printed the same, except for rounding and for varying lines."""
         return self.output.startswith("equal")
 
     def text(self) -> str:
@@ -66,7 +72,8 @@ class Comparison:
             f"{seconds:.2f} s over {backend}"
             for backend, seconds in zip(self.backends, self.seconds, strict=True)
         )
-        return "\n".join([table(header, rows), f"the script: {times}", f"output: {self.output}"])
+        operations = table(header, rows) if rows else _NO_OPERATIONS
+        return "\n".join([operations, f"the script: {times}", f"output: {self.output}"])
 
 
 def _times(seconds: tuple[float, float]) -> tuple[str, str, str]:
@@ -75,8 +82,18 @@ def _times(seconds: tuple[float, float]) -> tuple[str, str, str]:
     return texts[0], texts[1], "-" if math.isnan(first / second) else f"{first / second:.2f}"
 
 
-def read(folder: Path, backends: tuple[str, str], ranks: int) -> Comparison:
-    """Read the files of the workers."""
+def read(
+    folder: Path, backends: tuple[str, str], ranks: int, again: Path | None = None
+) -> Comparison:
+    """Read the files of the workers.
+
+    Args:
+        folder: the files of a run over each backend.
+        backends: their names.
+        ranks: the number of ranks.
+        again: the files of a second run over the first backend. Lines that differ between those two
+            runs as well are not compared.
+    """
     runs = [
         [json.loads((folder / f"{backend}.{rank}.json").read_text()) for rank in range(ranks)]
         for backend in backends
@@ -89,7 +106,8 @@ def read(folder: Path, backends: tuple[str, str], ranks: int) -> Comparison:
         first, second = (_median(run) for run in found)
         rows.append(Row(name, calls, (first, second)))
     first, second = (max(rank["seconds"] for rank in run) for run in runs)
-    return Comparison(backends, ranks, rows, (first, second), _compare(folder, backends, ranks))
+    output = _compare(folder, backends, ranks, again)
+    return Comparison(backends, ranks, rows, (first, second), output)
 
 
 def _median(ranks: list[list[float]]) -> float:
@@ -99,27 +117,59 @@ def _median(ranks: list[list[float]]) -> float:
     return statistics.median(least) if least else math.nan
 
 
-def _compare(folder: Path, backends: tuple[str, str], ranks: int) -> str:
-    rounded = False
-    for rank in range(ranks):
-        texts = [(folder / f"{backend}.{rank}.out").read_text() for backend in backends]
-        if texts[0] == texts[1]:
-            continue
-        lines = [text.splitlines() for text in texts]
-        for number in range(max(map(len, lines))):
-            pair = [one[number] if number < len(one) else None for one in lines]
-            if pair[0] is None or pair[1] is None or not _close(pair[0], pair[1]):
-                described = ", ".join(
-                    f"{backend} {'nothing' if line is None else repr(line)}"
-                    for backend, line in zip(backends, pair, strict=True)
-                )
-                return f"differs in line {number + 1} of rank {rank}: {described}"
-        rounded = True
-    return "equal but for rounding" if rounded else "equal"
+def _compare(folder: Path, backends: tuple[str, str], ranks: int, again: Path | None) -> str:
+    own, other = (_lines(folder, backend, ranks) for backend in backends)
+    differing = _differing(own, other)
+    varying = set(_differing(own, _lines(again, backends[0], ranks))) if again else set()
+    for rank, index in differing:
+        if (rank, index) not in varying:
+            texts = [
+                f"{backend} {_shown(lines[rank], index)}"
+                for backend, lines in zip(backends, (own, other), strict=True)
+            ]
+            return f"differs in line {index + 1} of rank {rank}: {', '.join(texts)}"
+    count = sum(map(len, own))
+    if differing:
+        rank, index = differing[0]
+        text = (
+            f"also differ between two runs over {backends[0]}, first line {index + 1} of rank "
+            f"{rank}: {_shown(own[rank], index)}"
+        )
+        if len(differing) < count:
+            return f"equal but for {len(differing)} of {count} lines, which {text}"
+        return f"not comparable: all {count} lines {text}"
+    if not count:
+        return "equal, but the script prints nothing"
+    return "equal" if own == other else "equal but for rounding"
+
+
+def _lines(folder: Path, backend: str, ranks: int) -> list[list[str]]:
+    """Return the lines that each rank printed."""
+    paths = [folder / f"{backend}.{rank}.out" for rank in range(ranks)]
+    return [path.read_text("utf-8", "backslashreplace").splitlines() for path in paths]
+
+
+def _differing(first: list[list[str]], second: list[list[str]]) -> list[tuple[int, int]]:
+    """Return rank and index of each line that differs by more than rounding."""
+    return [
+        (rank, index)
+        for rank, pair in enumerate(zip(first, second, strict=True))
+        for index, (a, b) in enumerate(itertools.zip_longest(*pair))
+        if a is None or b is None or not _close(a, b)
+    ]
+
+
+def _shown(lines: list[str], index: int) -> str:
+    if index >= len(lines):
+        return "nothing"
+    line = lines[index]
+    return repr(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")
 
 
 def _close(first: str, second: str) -> bool:
     """Return whether two lines are equal, or differ in the last digits of numbers only."""
+    if first == second:
+        return True
     if _NUMBER.sub("0", first) != _NUMBER.sub("0", second):
         return False
     pairs = zip(_NUMBER.findall(first), _NUMBER.findall(second), strict=True)

@@ -1,12 +1,15 @@
-"""A rank of a compared script: ``python -m pynccl.tools.compare.worker FOLDER BACKEND SCRIPT``.
+"""A rank of a compared script: ``python -m pynccl.tools.compare.worker`` and its arguments.
 
-Runs the script with every process group over one backend, under torch's profiler. Writes what it
-printed to ``BACKEND.RANK.out`` and its times to ``BACKEND.RANK.json``.
+These are the folder, the backend, the deadline, the script, and the script's own arguments. Runs
+the script with every process group over one backend, under torch's profiler. Writes its output to
+``BACKEND.RANK.out`` and its times to ``BACKEND.RANK.json``. Prints its stacks if the script still
+runs at the deadline, a time of ``time.monotonic()``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import inspect
 import json
@@ -21,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 __all__: list[str] = []
@@ -40,6 +42,26 @@ def _over(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     return changed
 
 
+def _patch(backend: str) -> None:
+    """Replace the backend of every process group, also in modules that imported the functions."""
+    for name in ("init_process_group", "new_group"):
+        original = getattr(distributed_c10d, name)
+        changed = _over(original, backend)
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("torch.") and vars(module).get(name) is original:
+                setattr(module, name, changed)
+
+
+def _seed() -> None:
+    """Seed the random generators equally in every run."""
+    torch.manual_seed(0)
+    random.seed(0)
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(0)
+
+
 def _operations(events: Any, backend: str) -> dict[str, list[float]]:  # noqa: ANN401 - torch's
     """Return the seconds of each of the backend's operations, in their order, by name."""
     found: dict[str, list[float]] = defaultdict(list)
@@ -55,18 +77,13 @@ def _operations(events: Any, backend: str) -> dict[str, list[float]]:  # noqa: A
 def _main(folder: Path, backend: str, script: str) -> None:
     if backend == "pynccl":
         import pynccl.c10d  # noqa: F401 - registers the backend
-    for name in ("init_process_group", "new_group"):
-        changed = _over(getattr(dist, name), backend)
-        setattr(dist, name, changed)
-        setattr(distributed_c10d, name, changed)
-    torch.manual_seed(0)
-    random.seed(0)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(0)
-    output = folder / f"{backend}.{os.environ['RANK']}"
+    _patch(backend)
+    _seed()
+    name = f"{backend}.{os.environ['RANK']}"
+    printed = folder / f"{name}.out"
     sys.path.insert(0, str(Path(script).resolve().parent))
     with (
-        output.with_name(f"{output.name}.out").open("w") as file,
+        printed.open("w", encoding="utf-8", errors="backslashreplace") as file,
         contextlib.redirect_stdout(file),
         torch.autograd.profiler.profile() as profile,
     ):
@@ -79,10 +96,11 @@ def _main(folder: Path, backend: str, script: str) -> None:
         seconds = time.perf_counter() - began
     operations = _operations(profile.function_events, backend)
     result = {"seconds": seconds, "operations": operations}
-    output.with_name(f"{output.name}.json").write_text(json.dumps(result))
+    (folder / f"{name}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    place, chosen, program = sys.argv[1:4]
-    sys.argv = sys.argv[3:]
+    place, chosen, deadline, program = sys.argv[1:5]
+    sys.argv = sys.argv[4:]
+    faulthandler.dump_traceback_later(max(0.1, float(deadline) - time.monotonic()))
     _main(Path(place), chosen, program)

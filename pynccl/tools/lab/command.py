@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pynccl import nccl
 from pynccl._internal.progress import Progress
 from pynccl.libraries import PROVIDERS, default_provider
+from pynccl.tools.figures import check_matplotlib
 from pynccl.tools.lab import algorithms, output, settings, variants, world
 from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
 from pynccl.tools.lab.row import Row
@@ -163,11 +164,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 2 for wrong arguments.
+        The exit status: 2 for wrong arguments, or if a plot needs matplotlib.
     """
     try:
         if not arguments.ranks or min(arguments.ranks) < 1:
             raise ValueError(f"--ranks: {arguments.ranks} are not numbers of ranks")
+        if arguments.plot or getattr(arguments, "lanes", None):
+            check_matplotlib()
         if arguments.lab_command == "overlap":
             _overlap(arguments)
         else:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pynccl.tools.figures import new_figure
 from pynccl.tools.lab.output import hidden_text, varying
 from pynccl.tools.lab.row import Row
 from pynccl.tools.text import size_text
@@ -21,27 +22,13 @@ __all__ = ["draw_exposed", "draw_lanes", "panels", "save"]
 _COMPUTE, _COMMUNICATION = "tab:blue", "tab:orange"
 
 
-def _new_figure(width: float, height: float) -> Figure:
-    """Create a figure of so many inches that is drawn without a display."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f"a plot needs matplotlib (pip install 'rawnccl[plot]'): {error}"
-        ) from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def panels(columns: int) -> tuple[Figure, list[Axes]]:
     """Create a figure with panels side by side that share their axes.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    drawn = _new_figure(2.8 + 4.2 * columns, 3.8)
+    drawn = new_figure(2.8 + 4.2 * columns, 3.8)
     return drawn, list(drawn.subplots(1, columns, sharex=True, sharey=True, squeeze=False).flat)
 
 
@@ -68,7 +55,7 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     for row in rows:
         label = ", ".join(f"{name} {row.setting[name]}" for name in names) or "exposed"
         lines.setdefault(label, []).append(row)
-    drawn = _new_figure(6.4, 4.2)
+    drawn = new_figure(6.4, 4.2)
     axes = drawn.subplots()
     for index, (label, of_line) in enumerate(lines.items()):
         ordered = sorted(of_line, key=lambda row: row.setting["nbytes"])
@@ -125,7 +112,7 @@ def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
         "the exposed time.",
         *(verdicts if numbered else [str(rows[0].verdict)]),
     ]
-    drawn = _new_figure(7.0, 1.25 * len(rows) + 0.9 + 0.15 * len(_wrap(caption)))
+    drawn = new_figure(7.0, 1.25 * len(rows) + 0.9 + 0.15 * len(_wrap(caption)))
     axes = drawn.subplots(len(rows), sharex=True, squeeze=False).flat
     for number, (row, panel) in enumerate(zip(rows, axes, strict=True), 1):
         _draw_lanes_of(panel, row)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pynccl import nccl
 from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.testing import Launcher, Rank
+from pynccl.tools.figures import check_matplotlib
 from pynccl.tools.lab import output
 from pynccl.tools.lab.row import Row
 
@@ -102,6 +103,7 @@ def script(
 
     Raises:
         LaunchError: a rank failed.
+        ImportError: matplotlib is not installed, and --plot was given.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=ranks)
@@ -109,6 +111,8 @@ def script(
     parser.add_argument("--plot", type=Path, help="draw the lanes of the rows: a PNG file")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
+    if arguments.plot:
+        check_matplotlib()
     rows = run(arguments.ranks, measure, (), arguments.provider) or []
     if not rows:
         return rows

@@ -1,0 +1,44 @@
+"""Figures of matplotlib, which is imported when one is drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["check_matplotlib", "new_figure"]
+
+
+def check_matplotlib() -> None:
+    """Check that figures can be drawn, before a measurement that ends with one.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"a plot needs matplotlib (pip install 'rawnccl[plot]'): {error}"
+        ) from error
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Create a figure that is drawn without a display.
+
+    Args:
+        width: in inches.
+        height: in inches.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
