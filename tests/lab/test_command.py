@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pynccl import cli
+from pynccl.tools.lab import world
 from tests.support.commands import run_command
 from tests.support.tier import FULL
 
@@ -73,6 +74,42 @@ def test_a_load_with_seconds_takes_them(tmp_path: Path, capsys: Capture) -> None
     assert sleep > 0.0299
     assert spin > 0.0299
     assert fitted < 0.03
+
+
+@pytest.mark.parametrize(
+    ("words", "repeats", "until_certain"),
+    [
+        ([], 20, 5.0),
+        (["--repeats", "7"], 7, False),
+        (["--repeats", "7", "--until-certain"], 7, True),
+        (["--until-certain"], 20, True),
+    ],
+)
+def test_rounds(
+    words: list[str],
+    repeats: int,
+    until_certain: bool | float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without --repeats, further rounds decide the verdict."""
+    seen = []
+
+    def run(nranks: int, function: object, args: tuple, provider: str) -> None:
+        seen.append(args[1])
+
+    monkeypatch.setattr(world, "run", run)
+    assert cli.main(["lab", "overlap", *words, "--provider", "host"]) == 0
+    assert [(one["repeats"], one["until_certain"]) for one in seen] == [(repeats, until_certain)]
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_measurement(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delattr(world, "run")
+    for option in (["overlap", "--plot"], ["overlap", "--lanes"], ["sweep", "--plot"]):
+        assert cli.main(["lab", *option, "x.png"]) == 2
+        assert "a plot needs matplotlib (pip install 'rawnccl[plot]')" in capsys.readouterr().err
 
 
 def _overlap(capsys: Capture, collectives: str, loads: str, form: str) -> list[str]:

@@ -22,6 +22,8 @@ from pynccl.tools.text import parse_size
 __all__ = ["add_arguments", "run"]
 
 T = TypeVar("T")
+_REPEATS = 20
+_MORE = 5.0  # seconds for the rounds of a row, unless --repeats or --until-certain is given
 # The options with the names of Setting's attributes.
 _SETTINGS = ("collective", "load", "ctas", "policy", "priority", "buffer", "chunks", "form")
 
@@ -109,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument(
         "--until-certain",
         action="store_true",
-        help="measure until the verdict of each row is certain, up to --limit",
+        help="measure until the verdict of each row is certain, up to --limit instead of 5 s",
     )
     overlap.add_argument(
         "--limit", type=float, default=60.0, help="seconds for the rounds of a row (default: 60)"
@@ -143,7 +145,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument(
         "--write", type=Path, help="write the winners to a tuning file, for PYNCCL_TUNING"
     )
-    for command in (overlap, compared):
+    until = f"default: {_REPEATS}, then until the verdict is certain, for up to {_MORE:g} s"
+    for command, default in ((overlap, until), (compared, f"default: {_REPEATS}")):
         command.add_argument(
             "--ranks", type=_list_of(int), default=[2], help="numbers of ranks (default: 2)"
         )
@@ -153,9 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=default_provider(),
             help="host on CPUs, cuda on GPUs (default: %(default)s)",
         )
-        command.add_argument(
-            "--repeats", type=int, default=20, help="samples of each row (default: 20)"
-        )
+        command.add_argument("--repeats", type=int, help=f"samples of each row ({default})")
         command.add_argument("--json", type=Path, help="also write the rows to a JSON file")
         command.add_argument("--plot", type=Path, help="a PNG file; needs matplotlib")
 
@@ -201,8 +202,10 @@ def _overlap(arguments: argparse.Namespace) -> None:
     )
     for setting in chosen:
         setting.config()  # report its errors here rather than in a rank
-    names = ("load_seconds", "repeats", "until_certain", "limit")
-    options = {name: getattr(arguments, name) for name in names}
+    options = {name: getattr(arguments, name) for name in ("load_seconds", "limit")}
+    options["repeats"] = _REPEATS if arguments.repeats is None else arguments.repeats
+    more = _MORE if arguments.repeats is None else False
+    options["until_certain"] = arguments.until_certain or more
     args = (chosen, options)
     rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider)
     if not rows:
@@ -251,7 +254,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
         arguments.sizes,
         compared,
         arguments.ranks,
-        repeats=arguments.repeats,
+        repeats=_REPEATS if arguments.repeats is None else arguments.repeats,
         progress=Progress(),
     )
     print(algorithms.write_table(measured))

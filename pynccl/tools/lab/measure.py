@@ -35,7 +35,7 @@ def overlap(
     repeats: int = 20,
     warmup: int = 3,
     limit: float = 60.0,
-    until_certain: bool = False,
+    until_certain: bool | float = False,
     evidence: bool = True,
     loads: tuple[Enqueue, Enqueue] | None = None,
     setting: Mapping[str, Any] | None = None,
@@ -73,7 +73,7 @@ def overlap(
         warmup: number of warm-up rounds.
         limit: seconds after which no further round begins; at least 3 rounds are measured.
         until_certain: whether to measure further rounds, up to the limit, until the times have a
-            verdict.
+            verdict. A number is the limit of these rounds, in seconds since the first one.
         evidence: whether to look for the reason if the communication is not hidden.
         loads: a memory-bound and a compute-bound load to run beside the communication; None creates
             them if torch, NumPy or CuPy is installed.
@@ -114,11 +114,13 @@ def overlap(
             return _row(samples, comm, found, setting, interleaved=together is not None)
 
         began = time.perf_counter()
+        most = limit if isinstance(until_certain, bool) else min(limit, until_certain)
         wanted, is_over = repeats, False
         while len(samples) < wanted and not is_over:
             sample, longest = rounds.run(time.perf_counter() - began)
             samples.append(sample)
-            is_over = longest > limit and len(samples) >= _LEAST_ROUNDS
+            limit_now = limit if len(samples) < repeats else most
+            is_over = longest > limit_now and len(samples) >= _LEAST_ROUNDS
             if until_certain and len(samples) == wanted:
                 needed = measured(Evidence()).repeats_to_decide or 0
                 wanted = max(wanted, min(needed, 2 * wanted))
