@@ -110,6 +110,7 @@ test-all: $(TO_TEST) ## also more seeds, all versions of the double, campaigns, 
 	$(PY) -m tests.reliability.random_programs --seconds 600
 	$(PY) -m tests.c10d.kills --kills 300
 	$(PY) -m tests.weights.interrupts --count 2000
+	$(PY) -m tests.lab.verdicts --count 20
 	$(MAKE) test-torch-suite sanitize
 	$(MAKE) sanitize-module CALLS=100000
 

@@ -153,6 +153,17 @@ def contended(rank: Rank, memory: float, arithmetic: float) -> Planted:
     )
 
 
+# Kind and reason of the verdict, the function that plants the overlap, and its arguments.
+VERDICTS: dict[str, tuple[tuple[str, str], Callable[..., Planted], tuple[object, ...]]] = {
+    "full": (("hidden", ""), by_event, (1.0,)),
+    "half": (("partly hidden", "event"), by_event, (0.5,)),
+    "none": (("serialised", "event"), by_event, (0.0,)),
+    "host": (("serialised", "synchronisation"), synchronising, ("compute",)),
+    "one stream": (("serialised", "same stream"), one_stream, ()),
+    "longer": (("partly hidden", "longer than the compute"), independent, (2.0,)),
+}
+
+
 def measure(
     rank: Rank,
     make: Callable[..., Planted],

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.ranks import busy_processes
 from pynccl import nccl
 from pynccl.tools import lab
-from tests.lab import planted
+from tests.lab import planted, verdicts
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -79,41 +79,43 @@ def _check(
     return row
 
 
-_PLANTED: dict[str, tuple[tuple[str, str], Callable[..., planted.Planted], tuple[object, ...]]] = {
-    "full": (("hidden", ""), planted.by_event, (1.0,)),
-    "half": (("partly hidden", "event"), planted.by_event, (0.5,)),
-    "none": (("serialised", "event"), planted.by_event, (0.0,)),
-    "host": (("serialised", "synchronisation"), planted.synchronising, ("compute",)),
-    "one stream": (("serialised", "same stream"), planted.one_stream, ()),
-    "longer": (("partly hidden", "longer than the compute"), planted.independent, (2.0,)),
-}
-
-
-@pytest.mark.parametrize("name", _PLANTED)
+@pytest.mark.parametrize("name", planted.VERDICTS)
 def test_no_wrong_verdict_beside_a_busy_process(launch: Launcher, name: str) -> None:
-    verdict, make, args = _PLANTED[name]
+    """`python -m tests.lab.verdicts` repeats it."""
     with busy_processes(1):
-        row = launch(2, planted.measure, make, args)[0]
-    if row.verdict.kind != "not certain":
-        assert (row.verdict.kind, row.verdict.reason) == verdict, row.as_dict()
+        outcome, row = verdicts.measure(launch, name)
+    assert outcome != "wrong", row.as_dict()
 
 
-def _measure_again(rank: Rank, limit: float) -> lab.Row:
+def _measure_again(rank: Rank, limit: float, until_certain: bool | float) -> lab.Row:
     """A row whose compute varies by more than the communication takes."""
     chance = random.Random(0)
 
     def compute(stream: nccl.Stream) -> None:
         lab.Sleep(chance.uniform(0.001, 0.01))(stream)
 
-    options = {"repeats": 6, "until_certain": True, "limit": limit, "evidence": False}
-    return lab.overlap(compute, lab.Sleep(0.001), comm=rank.comm, **options)
+    return lab.overlap(
+        compute,
+        lab.Sleep(0.001),
+        comm=rank.comm,
+        repeats=6,
+        until_certain=until_certain,
+        limit=limit,
+        evidence=False,
+    )
 
 
 def test_until_certain(launch: Launcher) -> None:
-    row = launch(2, _measure_again, 1.0)[0]
-    assert row.verdict.kind == "not certain"
-    assert row.repeats_to_decide
-    assert len(row.both.samples) > 6
+    for until_certain in (True, 1.0):
+        row = launch(2, _measure_again, 1.0, until_certain)[0]
+        assert row.verdict.kind == "not certain"
+        assert row.repeats_to_decide
+        assert len(row.both.samples) > 6
+
+
+def test_the_limit_of_further_rounds_does_not_end_the_first_ones(launch: Launcher) -> None:
+    row = launch(2, _measure_again, 60.0, 0.001)[0]
+    assert len(row.both.samples) == 6
 
 
 def test_hidden(launch: Launcher, provider: str) -> None:
