@@ -95,6 +95,7 @@ def test_rounds(
     seen = []
 
     def run(nranks: int, function: object, args: tuple, provider: str) -> None:
+        assert [setting.nbytes for setting in args[0]] == [2**18, 2**20, 2**22]
         seen.append(args[1])
 
     monkeypatch.setattr(world, "run", run)

@@ -65,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument(
         "--sizes",
         type=_list_of(parse_size),
-        default=[2**16, 2**20, 2**24],
-        help="bytes of the communication (default: 64K,1M,16M)",
+        help="bytes of the communication (default: 256K,1M,4M on CPUs, 64K,1M,16M on GPUs)",
     )
     overlap.add_argument(
         "--collective",
@@ -193,10 +192,11 @@ def _warn(collectives: list[str], provider: str) -> None:
 def _overlap(arguments: argparse.Namespace) -> None:
     # The lab itself calls all_reduce, to agree on times.
     _warn([*arguments.collective, "all_reduce"], arguments.provider)
+    exponents = (16, 20, 24) if arguments.provider == "cuda" else (18, 20, 22)
     chosen = settings.combinations(
         {
             "nranks": arguments.ranks,
-            "nbytes": arguments.sizes,
+            "nbytes": arguments.sizes or [2**exponent for exponent in exponents],
             **{name: getattr(arguments, name) for name in _SETTINGS},
         }
     )
