@@ -13,13 +13,7 @@ import torch
 from typing_extensions import CapsuleType, Self, dataclass_transform, disjoint_base
 
 from pynccl._internal.explanation import Explanation
-from pynccl.errors import (
-    DriverError,
-    LibraryNotFoundError,
-    MissingFunctionError,
-    NcclError,
-    NcclTimeoutError,
-)
+from pynccl.errors import NcclError, NcclTimeoutError
 from pynccl.mirror.base.errors import BackendError
 from pynccl.mirror.group import call as mirror_call
 from pynccl.mirror.group import comm_stream as mirror_comm_stream
@@ -641,19 +635,6 @@ class Library:
     ) -> tuple[int, int]: ...
     # End of the generated methods.
 
-def set_exceptions(
-    from_result: Callable[[str, int, str, int, tuple[list[int], str] | None], NcclError],
-    nccl: type[NcclError],
-    driver: type[DriverError],
-    missing_function: type[MissingFunctionError],
-    library_not_found: type[LibraryNotFoundError],
-) -> None: ...
-def set_resolvers(
-    resolve: Callable[[str | None, object], tuple[Library, int]],
-    resolve_all: Callable[
-        [str | None, SupportsIndex | Sequence[object]], tuple[Library, list[int]]
-    ],
-) -> None: ...
 def borrow_handle(
     library: Library, handle: int, owner: object, ask: Callable[[], int] | None
 ) -> Communicator: ...
@@ -1011,10 +992,6 @@ class Inquiry:
     def keep_waiting(self) -> None: ...
     def answer(self, text: str, missing: list[int] | None) -> None: ...
 
-def set_watcher(attach: Callable[[Store], Store], start: Callable[[bool, bool], None]) -> None: ...
-def set_exchange(
-    function: Callable[[list[Any], list[Any]], tuple[int, str, list[int] | None] | None],
-) -> None: ...
 def sleep_at_exit() -> None: ...
 def take_inquiry(seconds: float, *, ras: bool = False) -> Inquiry | None: ...
 def members() -> list[tuple[Store, str, str | None, int]]: ...

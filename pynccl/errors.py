@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pynccl import _C
-
 __all__ = [
     "DriverError",
     "LibraryNotFoundError",
@@ -165,6 +163,3 @@ def from_result(
     if issubclass(kind, NcclTimeoutError):
         return kind(message, code, function, rank, missing)
     return kind(message, code, function, rank)
-
-
-_C.set_exceptions(from_result, NcclError, DriverError, MissingFunctionError, LibraryNotFoundError)

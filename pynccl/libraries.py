@@ -256,6 +256,3 @@ def resolve_all(
     if any(library is not libraries[0] for library in libraries):
         raise ValueError(f"devices: {devices!r} belong to different providers")
     return libraries[0], [max(ordinal, 0) for ordinal in ordinals]
-
-
-_C.set_resolvers(resolve, resolve_all)

@@ -247,18 +247,17 @@ def _ends(one: _Open) -> bool:
         return True
 
 
-_watcher = _Watcher()
+watcher = _Watcher()
 
 
-def _compare(
+def compare(
     collectives: list[Any], messages: list[Any]
 ) -> tuple[int, str, list[int] | None] | None:
+    """Compare calls of the ranks; called by csrc/python/watch/bind_inquiry.cpp."""
     from pynccl._internal.comparison import exchange  # deferred: rarely used
 
     return exchange(collectives, messages)
 
 
-_C.set_exchange(_compare)
-_C.set_watcher(_watcher.attach, _watcher.start)
-os.register_at_fork(after_in_child=_watcher.start_again)
-atexit.register(_watcher.end)
+os.register_at_fork(after_in_child=watcher.start_again)
+atexit.register(watcher.end)

@@ -63,28 +63,15 @@ std::shared_ptr<Communicator> make_child(Communicator& parent, const py::object&
   return make_owned(parent.shared_library(), options);
 }
 
-// The functions of pynccl.libraries that find libraries and devices, passed in by set_resolvers()
-// and never released.
-struct Resolvers {
-  PyObject* one = nullptr;
-  PyObject* all = nullptr;
-};
-
-Resolvers resolvers;
-
-void set_resolvers(const py::object& resolve, const py::object& resolve_all) {
-  resolvers = {py::object(resolve).release().ptr(), py::object(resolve_all).release().ptr()};
-}
-
-py::tuple call_resolver(PyObject* resolver, const py::object& provider, const py::object& device) {
-  if (!resolver) throw std::runtime_error("Communicator: pynccl.libraries is not imported");
-  return py::handle(resolver)(provider, device);
+// Calls a function of pynccl.libraries that finds the library and the devices.
+py::tuple call_resolver(const char* name, const py::object& provider, const py::object& device) {
+  return py::module_::import("pynccl.libraries").attr(name)(provider, device);
 }
 
 // The library and the device ordinal of a new communicator.
 std::pair<std::shared_ptr<Library>, int> resolve(const py::object& provider,
                                                  const py::object& device) {
-  const py::tuple found = call_resolver(resolvers.one, provider, device);
+  const py::tuple found = call_resolver("resolve", provider, device);
   return {py::cast<std::shared_ptr<Library>>(found[0]), py::cast<int>(found[1])};
 }
 
@@ -125,7 +112,7 @@ std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& u
 }
 
 py::list init_all(const py::object& devices, const py::object& provider) {
-  const py::tuple found = call_resolver(resolvers.all, provider, devices);
+  const py::tuple found = call_resolver("resolve_all", provider, devices);
   const auto library = py::cast<std::shared_ptr<Library>>(found[0]);
   const auto ordinals = py::cast<std::vector<int>>(found[1]);
   std::vector<std::shared_ptr<Communicator>> ranks;
@@ -520,12 +507,6 @@ class BufferRegistration {
 };
 
 void add_resolvers(py::module_& m) {
-  m.def("set_resolvers", &set_resolvers, py::arg("resolve"), py::arg("resolve_all"),
-        R"(Set the functions that find libraries and devices. Called by pynccl.libraries on import.
-
-Args:
-    resolve: a function (provider, device) that returns a Library and an ordinal.
-    resolve_all: a function (provider, devices) that returns a Library and a list of ordinals.)");
   m.def(
       "create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
       py::arg("config"),

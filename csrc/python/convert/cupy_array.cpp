@@ -2,8 +2,8 @@
 
 #include <dlpack/dlpack.h>
 
+#include "python/call/modules.h"
 #include "python/convert/integer.h"
-#include "python/convert/modules.h"
 #include "python/convert/numpy_array.h"
 
 namespace pynccl::python::cupy_array {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "python/call/errors.h"
+#include "python/call/modules.h"
 #include "python/convert/integer.h"
-#include "python/convert/modules.h"
 
 namespace pynccl::python {
 namespace {

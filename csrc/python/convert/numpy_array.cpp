@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "python/call/errors.h"
-#include "python/convert/modules.h"
+#include "python/call/modules.h"
 
 namespace pynccl::python::numpy_array {
 namespace {

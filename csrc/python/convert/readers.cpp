@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "python/call/errors.h"
+#include "python/call/modules.h"
 #include "python/convert/buffer.h"
 #include "python/convert/cupy_array.h"
 #include "python/convert/integer.h"
 #include "python/convert/interfaces.h"
-#include "python/convert/modules.h"
 #include "python/convert/numpy_array.h"
 #include "python/convert/tensor.h"
 #include "python/convert/torch_tensor.h"

@@ -5,7 +5,7 @@
 
 #include "python/call/fastcall.h"
 #include "python/call/held.h"
-#include "python/convert/modules.h"
+#include "python/call/modules.h"
 #include "python/convert/tensor.h"
 
 namespace pynccl::python {

@@ -3,7 +3,7 @@
 #include <bit>
 #include <string>
 
-#include "python/convert/modules.h"
+#include "python/call/modules.h"
 
 namespace pynccl::python::torch_tensor {
 namespace {

@@ -19,18 +19,8 @@
 namespace pynccl::python {
 namespace {
 
-// The functions of pynccl._internal.inquiry, passed in by set_watcher() and never released.
-struct Watcher {
-  PyObject* attach = nullptr;
-  PyObject* start = nullptr;
-};
-
-PyObject* exchange = nullptr;  // passed in by set_exchange(), never released
-
-Watcher watcher;
-
-void set_watcher(const py::object& attach, const py::object& start) {
-  watcher = {py::object(attach).release().ptr(), py::object(start).release().ptr()};
+py::object python_inquiry(const char* name) {
+  return py::module_::import("pynccl._internal.inquiry").attr(name);
 }
 
 // The communicators with a store, protected by the GIL. Per process, since a child of fork() must
@@ -128,18 +118,14 @@ void compare(const std::vector<Comparison::Item>& items,
   for (const Comparison::Message& message : messages)
     given_messages.append(py::make_tuple(rank_of(*message.communicator), message.sends,
                                          message.peer, message.number, message.text));
+  const py::object exchange = python_inquiry("compare");
   py::object failure;  // initialized under or_sleep(): the call waits for the other ranks
-  gil::or_sleep([&] { failure = py::handle(exchange)(collectives, given_messages); });
+  gil::or_sleep([&] { failure = exchange(collectives, given_messages); });
   if (failure.is_none()) return;
   auto [rank, text, ranks] =
       py::cast<std::tuple<int, std::string, std::optional<std::vector<int>>>>(failure);
   if (!ranks) throw NcclFailure(ncclInvalidUsage, "check", rank, text);
   throw NcclFailure(ncclTimeout, "check", rank, text, MissingRanks{std::move(*ranks), "store"});
-}
-
-void set_exchange(const py::object& function) {
-  exchange = py::object(function).release().ptr();
-  Comparison::set_exchange(&compare);
 }
 
 }  // namespace
@@ -158,16 +144,15 @@ std::shared_ptr<void> store_from_python(const py::object& store) {
     if (!py::hasattr(store, method))
       throw_type_error("store", "an object with the methods of torch.distributed.Store",
                        store.ptr());
-  if (!watcher.attach) throw std::runtime_error("store: pynccl._internal.inquiry is not imported");
-  return hold(py::object(py::handle(watcher.attach)(store)));
+  return hold(python_inquiry("watcher").attr("attach")(store));
 }
 
 void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator) {
   const bool store = communicator->store() != nullptr, ras = has_ras(communicator->library());
-  if (!watcher.start || !(store || ras)) return;
+  if (!store && !ras) return;
   communicator->inquire(ras);
   if (store) watched().push_back(communicator);
-  py::handle(watcher.start)(store, ras);
+  python_inquiry("watcher").attr("start")(store, ras);
 }
 
 void bind_inquiry(py::module_& m) {
@@ -212,19 +197,7 @@ Args:
                             failure.missing);
       },
       "The NcclTimeoutError of a communicator that exceeded a time limit, not raised; else None.");
-  m.def("set_watcher", &set_watcher, py::arg("attach"), py::arg("start"),
-        R"(Set the functions that use stores. Called by pynccl._internal.inquiry on import.
-
-Args:
-    attach: a function of the store of a new communicator that returns the store to use.
-    start: a function to call with a new communicator: whether it has a store, and whether its NCCL
-        has the RAS service.)");
-  m.def(
-      "set_exchange", &set_exchange, py::arg("function"),
-      R"(Set the function that compares calls of ranks. Called by pynccl._internal.inquiry on import.
-
-Args:
-    function: pynccl._internal.comparison.exchange.)");
+  Comparison::set_exchange(&compare);
   m.def("sleep_at_exit", &gil::sleep_instead_of_terminate,
         R"(Make the calling thread sleep if the interpreter exits while it calls a store.
 

@@ -1,5 +1,4 @@
-// Looks up classes of modules that are already imported. A class of a module that is not imported
-// has no instances.
+// Looks up attributes of modules that are already imported, without importing any.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -22,10 +21,10 @@ class Name {
   PyObject* name_ = nullptr;
 };
 
-// A class of a module by its name.
-class ModuleClass {
+// An attribute of a module by its name.
+class ModuleAttribute {
  public:
-  constexpr ModuleClass(const char* module, const char* name) : module_(module), name_(name) {}
+  constexpr ModuleAttribute(const char* module, const char* name) : module_(module), name_(name) {}
 
   // The module, borrowed; nullptr if it was not imported.
   PyObject* module() {
@@ -34,12 +33,26 @@ class ModuleClass {
     return found;
   }
 
-  // The class, borrowed; nullptr if the module was not imported or does not define it yet.
-  PyTypeObject* get() {
+  // The attribute, borrowed; nullptr if the module was not imported or does not define it yet.
+  PyObject* get() {
     PyObject* found = module();
     if (!found || !PyModule_Check(found)) return nullptr;
-    PyObject* type = PyDict_GetItemWithError(PyModule_GetDict(found), name_.get());
-    if (!type && PyErr_Occurred()) throw py::error_already_set();
+    PyObject* attribute = PyDict_GetItemWithError(PyModule_GetDict(found), name_.get());
+    if (!attribute && PyErr_Occurred()) throw py::error_already_set();
+    return attribute;
+  }
+
+ private:
+  Name module_, name_;
+};
+
+// A class of a module by its name. A class of a module that is not imported has no instances.
+class ModuleClass : public ModuleAttribute {
+ public:
+  using ModuleAttribute::ModuleAttribute;
+
+  PyTypeObject* get() {
+    PyObject* type = ModuleAttribute::get();
     return type && PyType_Check(type) ? reinterpret_cast<PyTypeObject*>(type) : nullptr;
   }
 
@@ -47,9 +60,6 @@ class ModuleClass {
     PyTypeObject* base = get();
     return base && PyType_IsSubtype(type, base);
   }
-
- private:
-  Name module_, name_;
 };
 
 // The attribute; null if it does not exist or reading it raises, as torch's
