@@ -37,7 +37,6 @@ from pynccl._C import (
     Registration,
     Simulation,
     SymmetricBuffer,
-    Team,
     UniqueId,
     Window,
     deadline,
@@ -47,6 +46,7 @@ from pynccl._C import (
     simulate,
 )
 from pynccl._internal.explanation import Explanation, explain, explain_from_environment
+from pynccl._internal.team import Team
 from pynccl.encryption import set_encryption
 from pynccl.errors import (
     DriverError,

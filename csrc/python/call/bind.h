@@ -1,13 +1,24 @@
-// The functions that add the classes and functions of the folders below to the module. module.cpp
-// calls them.
+// The functions that add the classes and functions of the folders below to the module, which
+// module.cpp calls, and what they share.
 #pragma once
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <utility>
+
 namespace pynccl::python {
 
 namespace py = pybind11;
+
+// Adds a method to a class that is already bound.
+template <class Class, class Function, class... Extra>
+void add_method(const char* name, Function&& function, const Extra&... extra) {
+  const py::type type = py::type::of<Class>();
+  py::setattr(type, name,
+              py::cpp_function(std::forward<Function>(function), py::name(name),
+                               py::is_method(type), extra...));
+}
 
 // raw/
 void bind_enums(py::module_& m);

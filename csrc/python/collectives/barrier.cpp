@@ -19,11 +19,8 @@ void barrier(const py::object& self, const py::object& stream) {
 }  // namespace
 
 void bind_barrier(py::module_&) {
-  const py::type type = py::type::of<Communicator>();
-  const py::cpp_function method(
-      &barrier, py::name("barrier"), py::is_method(type), py::kw_only(),
-      py::arg("stream") = py::none(),
-      R"(Synchronize the streams of all ranks with each other (ncclAllReduce).
+  add_method<Communicator>("barrier", &barrier, py::kw_only(), py::arg("stream") = py::none(),
+                           R"(Synchronize the streams of all ranks with each other (ncclAllReduce).
 
 Work enqueued after the barrier starts when the streams of all ranks have completed the work before
 it. Use it to order kernels and functions that load from and store to the memory of other ranks. On
@@ -36,7 +33,6 @@ Args:
 Raises:
     TypeError, ValueError: an invalid stream, or the communicator is closed.
     NcclError: NCCL failed, for example because a rank died.)");
-  py::setattr(type, "barrier", method);
 }
 
 }  // namespace pynccl::python

@@ -237,11 +237,9 @@ py::capsule capsule_of_communicator(const py::object& self) {
 
 }  // namespace
 
-void bind_extension(py::module_& m) {
-  const py::object type = m.attr("Communicator");
-  constexpr const char* name = "__pynccl_communicator__";
-  type.attr(name) = py::cpp_function(&capsule_of_communicator, py::name(name), py::is_method(type),
-                                     R"(The communicator for C++, as a capsule that pynccl.h reads.
+void bind_extension(py::module_&) {
+  add_method<Communicator>("__pynccl_communicator__", &capsule_of_communicator,
+                           R"(The communicator for C++, as a capsule that pynccl.h reads.
 
 The capsule keeps this object alive but does not keep it open: if the communicator is closed, calls
 from C++ throw an exception. See pynccl.get_include().

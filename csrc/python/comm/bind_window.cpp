@@ -181,13 +181,11 @@ Raises:
         return "<pynccl.nccl.Window of " + std::to_string(w.nbytes()) + " bytes>";
       });
 
-  const py::type type = py::type::of<Communicator>();
-  const py::cpp_function method(&register_window, py::name("register_window"), py::is_method(type),
-                                py::arg("buffer"), py::kw_only(), py::arg("symmetric") = py::none(),
-                                py::arg("strict_ordering") = false, py::arg("gin_only") = false,
-                                py::arg("cft_counted") = false, py::arg("count") = py::none(),
-                                py::arg("dtype") = py::none(), kRegisterDoc);
-  py::setattr(type, "register_window", method);
+  add_method<Communicator>("register_window", &register_window, py::arg("buffer"), py::kw_only(),
+                           py::arg("symmetric") = py::none(), py::arg("strict_ordering") = false,
+                           py::arg("gin_only") = false, py::arg("cft_counted") = false,
+                           py::arg("count") = py::none(), py::arg("dtype") = py::none(),
+                           kRegisterDoc);
 }
 
 }  // namespace pynccl::python

@@ -1,5 +1,5 @@
-// Device communicators: the classes Team, CommProperties, DeviceComm and DeviceBuffer, and the
-// methods of Communicator that return them.
+// Device communicators: the classes CommProperties, DeviceComm and DeviceBuffer, and the methods of
+// Communicator for them and for teams.
 #include <string>
 #include <utility>
 
@@ -9,67 +9,56 @@
 #include "python/call/gil.h"
 #include "python/comm/group.h"
 #include "python/convert/integer.h"
-#include "python/device/team.h"
 
 namespace pynccl::python {
 namespace {
 
-Team make_team(const py::object& nranks, const py::object& rank, const py::object& stride) {
-  const Team team{{integer_from_python<int>("nranks", nranks.ptr()),
-                   integer_from_python<int>("rank", rank.ptr()),
-                   integer_from_python<int>("stride", stride.ptr())}};
-  if (team.value.nRanks < 1)
-    throw py::value_error("nranks: " + std::to_string(team.value.nRanks) + " is below 1");
-  if (team.value.rank < 0 || team.value.rank >= team.value.nRanks)
-    throw py::value_error("rank: " + std::to_string(team.value.rank) +
-                          " is out of range for a team of " + std::to_string(team.value.nRanks) +
-                          " ranks");
-  if (team.value.stride == 0) throw py::value_error("stride: it is 0");
-  return team;
+// Converts a Team of pynccl._internal.team. Throws TypeError for other objects.
+ncclTeam team_from_python(const char* argument, const py::handle& team) {
+  static PyObject* const type =
+      py::object(py::module_::import("pynccl._internal.team").attr("Team")).release().ptr();
+  if (!py::isinstance(team, type)) throw_type_error(argument, "a Team", team.ptr());
+  const auto field = [&](const char* name) {
+    return integer_from_python<int>(argument, py::object(team.attr(name)).ptr());
+  };
+  return {field("nranks"), field("rank"), field("stride")};
 }
 
-int member_from_python(const Team& team, const py::object& value) {
-  const int rank = integer_from_python<int>("rank", value.ptr());
-  if (rank < 0 || rank >= team.value.nRanks)
-    throw py::value_error("rank: " + std::to_string(rank) + " is out of range for " +
-                          text_of(team.value));
-  return rank;
+// A team argument, and a rank of this team.
+std::pair<ncclTeam, int> member_from_python(const py::object& team, const py::object& rank) {
+  const ncclTeam value = team_from_python("team", team);
+  return {value, py::cast<int>(team.attr("_member")(rank))};
 }
 
 template <TeamKind kind>
-Team team_from(Communicator& communicator) {
+py::object team_from(Communicator& communicator) {
   communicator.handle();
-  const GilReleased released;
-  return {team_of(communicator, kind)};
+  const ncclTeam team = [&] {
+    const GilReleased released;
+    return team_of(communicator, kind);
+  }();
+  return py::module_::import("pynccl._internal.team")
+      .attr("Team")(team.nRanks, team.rank, team.stride);
 }
 
-int to_world(Communicator& communicator, const Team& team, const py::object& rank) {
+int to_world(Communicator& communicator, const py::object& team, const py::object& rank) {
   communicator.handle();
-  const int world = rank_to_world(communicator, team.value, member_from_python(team, rank));
+  const auto [value, member] = member_from_python(team, rank);
+  const int world = rank_to_world(communicator, value, member);
   if (world < 0 || world >= communicator.nranks())
-    throw py::value_error("team: " + text_of(team.value) + " is not a part of the communicator");
+    throw py::value_error("team: " + std::string(py::repr(team)) +
+                          " is not a part of the communicator");
   return world;
 }
 
-std::optional<int> to_lsa(Communicator& communicator, const Team& team, const py::object& rank) {
+std::optional<int> to_lsa(Communicator& communicator, const py::object& team,
+                          const py::object& rank) {
   communicator.handle();
-  const int lsa = rank_to_lsa(communicator, team.value, member_from_python(team, rank));
+  const auto [value, member] = member_from_python(team, rank);
+  const int lsa = rank_to_lsa(communicator, value, member);
   if (lsa < 0 || lsa >= team_of(communicator, TeamKind::kLsa).nRanks) return std::nullopt;
   return lsa;
 }
-
-constexpr char kTeamDoc[] =
-    R"(Ranks with a constant stride, as seen from one of them (ncclTeam_t).
-
-A Team is an immutable value: it can be compared, hashed and pickled.
-
-Args:
-    nranks: the number of ranks.
-    rank: this rank's number in the team.
-    stride: the distance between two neighbors, in ranks of the communicator.
-
-Raises:
-    TypeError, ValueError: an invalid argument.)";
 
 // The names of NCCL's GIN types and connections in Python.
 using abi::ncclGinConnectionType_t;
@@ -244,10 +233,7 @@ std::vector<ncclTeam> teams_from_python(const py::object& teams) {
   if (!py::isinstance<py::iterable>(teams))
     throw_type_error("teams", "Teams of the communicator", teams.ptr());
   std::vector<ncclTeam> values;
-  for (const py::handle team : teams) {
-    if (!py::isinstance<Team>(team)) throw_type_error("teams", "Teams", team.ptr());
-    values.push_back(py::cast<const Team&>(team).value);
-  }
+  for (const py::handle team : teams) values.push_back(team_from_python("teams", team));
   return values;
 }
 
@@ -379,112 +365,7 @@ Raises:
 
 }  // namespace
 
-void bind_device_team(py::module_& m) {
-  py::class_<Team>(m, "Team", kTeamDoc)
-      .def(py::init(&make_team), py::arg("nranks"), py::arg("rank"), py::arg("stride") = 1)
-      .def_property_readonly(
-          "nranks", [](const Team& t) { return t.value.nRanks; }, "The number of ranks.")
-      .def_property_readonly(
-          "rank", [](const Team& t) { return t.value.rank; }, "This rank's number in the team.")
-      .def_property_readonly(
-          "stride", [](const Team& t) { return t.value.stride; },
-          "The distance between two neighbors, in ranks of the communicator.")
-      .def(
-          "is_member",
-          [](const Team& t, const Team& other, const py::object& rank) {
-            return team_rank_of(t.value, other.value, member_from_python(other, rank)).has_value();
-          },
-          py::arg("other"), py::arg("rank"),
-          R"(Whether a rank of another team is in this one (ncclTeamRankIsMember).
-
-Args:
-    other: a team of the same communicator, seen from the same rank.
-    rank: the rank in other.
-
-Raises:
-    TypeError, ValueError: an invalid argument.)")
-      .def(
-          "rank_of",
-          [](const Team& t, const Team& other, const py::object& rank) {
-            const int member = member_from_python(other, rank);
-            const auto found = team_rank_of(t.value, other.value, member);
-            if (!found)
-              throw py::value_error("rank: " + std::to_string(member) + " of " +
-                                    text_of(other.value) + " is not in " + text_of(t.value));
-            return *found;
-          },
-          py::arg("other"), py::arg("rank"),
-          R"(Convert a rank of another team to a rank of this one (ncclTeamRankToTeam).
-
-Args:
-    other: a team of the same communicator, seen from the same rank.
-    rank: the rank in other.
-
-Raises:
-    TypeError, ValueError: an invalid argument, or the rank is not in this team.)")
-      .def(
-          "inner",
-          [](const Team& t, const py::object& size) {
-            return Team{inner_team(t.value, integer_from_python<int>("size", size.ptr()))};
-          },
-          py::arg("size"),
-          R"(Divide the team into blocks and return this rank's block (ncclTeamInnerFactor).
-
-Args:
-    size: the number of ranks per block, a divisor of nranks.
-
-Raises:
-    TypeError, ValueError: an invalid argument.)")
-      .def(
-          "outer",
-          [](const Team& t, const py::object& size) {
-            return Team{outer_team(t.value, integer_from_python<int>("size", size.ptr()))};
-          },
-          py::arg("size"),
-          R"(Divide the team into blocks and return one rank per block (ncclTeamOuterFactor).
-
-The result contains the rank at this rank's position in every block.
-
-Args:
-    size: the number of ranks per block, a divisor of nranks.
-
-Raises:
-    TypeError, ValueError: an invalid argument.)")
-      .def(
-          "rank_in_difference",
-          [](const Team& t, const Team& subset, const py::object& index) {
-            return team_rank_in_difference(t.value, subset.value,
-                                           integer_from_python<int>("index", index.ptr()));
-          },
-          py::arg("subset"), py::arg("index"),
-          R"(The index-th rank of this team that is not in a subset (ncclTeamRankInDifference).
-
-Args:
-    subset: a team whose ranks are all in this one.
-    index: at least 0 and less than the difference of the numbers of ranks.
-
-Returns:
-    A rank of this team.
-
-Raises:
-    TypeError, ValueError: an invalid argument.)")
-      .def("__eq__",
-           [](const Team& t, const py::object& other) -> py::object {
-             if (!py::isinstance<Team>(other))
-               return py::reinterpret_borrow<py::object>(Py_NotImplemented);
-             return py::bool_(t == py::cast<const Team&>(other));
-           })
-      .def("__hash__",
-           [](const Team& t) {
-             return py::hash(py::make_tuple(t.value.nRanks, t.value.rank, t.value.stride));
-           })
-      .def("__repr__", [](const Team& t) { return text_of(t.value); })
-      .def(py::pickle(
-          [](const Team& t) {
-            return py::make_tuple(t.value.nRanks, t.value.rank, t.value.stride);
-          },
-          [](const py::tuple& state) { return make_team(state[0], state[1], state[2]); }));
-
+void bind_device_team(py::module_&) {
   add_method<Communicator>("team_world", &team_from<TeamKind::kWorld>,
                            R"(The team of all ranks (ncclTeamWorld, NCCL 2.28).
 

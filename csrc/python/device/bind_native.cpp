@@ -9,7 +9,6 @@
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/integer.h"
-#include "python/device/team.h"
 
 namespace pynccl::python {
 namespace {

@@ -8,7 +8,6 @@
 #include "python/convert/buffer.h"
 #include "python/convert/extents.h"
 #include "python/convert/rank_argument.h"
-#include "python/device/team.h"
 
 namespace pynccl::python {
 namespace {
