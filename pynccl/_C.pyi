@@ -94,6 +94,7 @@ NCCL_SUSPEND_MEM: int
 
 class ncclConfig_t:
     def __init__(self) -> None: ...
+    def address(self) -> int: ...
     size: int
     magic: int
     version: int
@@ -123,6 +124,7 @@ class ncclConfig_t:
 
 class ncclCollConfig_t:
     def __init__(self) -> None: ...
+    def address(self) -> int: ...
     size: int
     magic: int
     version: int
@@ -139,6 +141,7 @@ class ncclCollConfig_t:
 
 class ncclEncryptionConfig_t:
     def __init__(self) -> None: ...
+    def address(self) -> int: ...
     size: int
     magic: int
     version: int
@@ -277,6 +280,7 @@ class ncclDevComm_t:
 
 class ncclSimInfo_t:
     def __init__(self) -> None: ...
+    def address(self) -> int: ...
     size: int
     magic: int
     version: int
@@ -284,6 +288,7 @@ class ncclSimInfo_t:
 
 class ncclWaitSignalDesc_t:
     def __init__(self, opCnt: int = 0, peer: int = 0, sigIdx: int = 0, ctx: int = 0) -> None: ...
+    def address(self) -> int: ...
     opCnt: int
     peer: int
     sigIdx: int

@@ -18,7 +18,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_interrupt();
   bind_enums(m);
   bind_structs(m);
-  bind_device_structs(m);
   bind_unique_id(m);
   bind_library(m);
   bind_config(m);

@@ -23,7 +23,6 @@ void add_method(const char* name, Function&& function, const Extra&... extra) {
 // raw/
 void bind_enums(py::module_& m);
 void bind_structs(py::module_& m);
-void bind_device_structs(py::module_& m);
 void bind_unique_id(py::module_& m);
 void bind_library(py::module_& m);
 

@@ -1,4 +1,5 @@
-// The enums and versioned structs of nccl.h under their own names, for pynccl.raw.
+// The enums and structs of nccl.h and nccl_device/*.h under their own names, for pynccl.raw.
+// Pointers in structs are integers in Python, and strings are str.
 #include <pybind11/native_enum.h>
 
 #include "python/call/bind.h"
@@ -8,48 +9,58 @@ namespace pynccl::python {
 namespace {
 
 template <class T>
-void def_text(py::class_<Owned<T>>& type, const char* name, const char* T::* member) {
-  type.def_property(
-      name, [member](const Owned<T>& s) { return s.value.*member; },
-      [member](Owned<T>& s, const py::object& text) { s.set(member, text); });
+T& struct_in(T& bound) {
+  return bound;
 }
-
-template <class T, class Value>
-void def_value(py::class_<Owned<T>>& type, const char* name, Value T::* member) {
-  type.def_property(
-      name, [member](const Owned<T>& s) { return s.value.*member; },
-      [member](Owned<T>& s, Value value) { s.value.*member = value; });
-}
-
-// A pointer in a struct is an integer in Python.
-template <class T, class Pointer>
-void def_address(py::class_<Owned<T>>& type, const char* name, Pointer T::* member) {
-  type.def_property(
-      name,
-      [member](const Owned<T>& s) { return reinterpret_cast<std::uintptr_t>(s.value.*member); },
-      [member](Owned<T>& s, std::uintptr_t value) {
-        s.value.*member = reinterpret_cast<Pointer>(value);
-      });
-}
-
 template <class T>
-py::class_<Owned<T>> versioned(py::module_& m, const char* name, const char* doc) {
-  py::class_<Owned<T>> type(m, name, doc);
-  type.def(py::init<>());
-  def_value(type, "size", &T::size);
-  def_value(type, "magic", &T::magic);
-  def_value(type, "version", &T::version);
-  return type;
+T& struct_in(Owned<T>& bound) {
+  return bound.value;
 }
 
-void def_field(py::class_<Owned<ncclConfig_t>>& type, const char* name,
-               int ncclConfig_t::* member) {
-  def_value(type, name, member);
-}
-void def_field(py::class_<Owned<ncclConfig_t>>& type, const char* name,
-               const char* ncclConfig_t::* member) {
-  def_text(type, name, member);
-}
+// Binds a struct. A new object has the values of its default initializer.
+template <class T>
+class StructClass {
+  using Class = Bound<T>;
+
+ public:
+  StructClass(py::module_& m, const char* name, const char* doc) : type_(m, name, doc) {
+    type_.def(py::init<>());
+    type_.def(
+        "address", [](Class& s) { return reinterpret_cast<std::uintptr_t>(&struct_in(s)); },
+        "The address of the struct, valid for the lifetime of the object.");
+    if constexpr (requires { &T::size; &T::magic; })
+      field("size", &T::size).field("magic", &T::magic).field("version", &T::version);
+  }
+
+  template <class Field>
+  StructClass& field(const char* name, Field T::* member) {
+    const auto of = [=](Class& s) -> Field& { return struct_in(s).*member; };
+    if constexpr (std::is_same_v<Field, const char*>)
+      type_.def_property(name, of, [=](Class& s, const py::object& text) { s.set(member, text); });
+    else if constexpr (std::is_pointer_v<Field>)
+      type_.def_property(
+          name, [=](Class& s) { return reinterpret_cast<std::uintptr_t>(of(s)); },
+          [=](Class& s, std::uintptr_t value) { of(s) = reinterpret_cast<Field>(value); });
+    else if constexpr (std::is_array_v<Field>)
+      type_.def_property_readonly(name, [=](Class& s) {
+        py::list items;
+        for (const auto& item : of(s)) items.append(item);
+        return py::tuple(items);
+      });
+    else if constexpr (std::is_enum_v<Field>)
+      type_.def_property(
+          name, [=](Class& s) { return static_cast<unsigned>(of(s)); },
+          [=](Class& s, unsigned value) { of(s) = static_cast<Field>(value); });
+    else
+      type_.def_property(name, of, [=](Class& s, const Field& value) { of(s) = value; });
+    return *this;
+  }
+
+  py::class_<Class>& type() { return type_; }
+
+ private:
+  py::class_<Class> type_;
+};
 
 }  // namespace
 
@@ -86,50 +97,111 @@ void bind_enums(py::module_& m) {
 }
 
 void bind_structs(py::module_& m) {
-  auto config = versioned<ncclConfig_t>(
+  StructClass<ncclConfig_t> config(
       m, "ncclConfig_t",
       "The configuration of a communicator, initialized by NCCL_CONFIG_INITIALIZER.");
-#define FIELD(since, type, name, attribute) def_field(config, #name, &ncclConfig_t::name);
+#define FIELD(since, type, name, attribute) config.field(#name, &ncclConfig_t::name);
 #include "abi/config_fields.inc"
 #undef FIELD
-
-  auto coll = versioned<ncclCollConfig_t>(
+  StructClass<ncclCollConfig_t> coll_config(
       m, "ncclCollConfig_t",
       "The configuration of one collective, initialized by NCCL_COLLCONFIG_INITIALIZER.");
-  def_address(coll, "ext", &ncclCollConfig_t::ext);
-  def_value(coll, "minCTAs", &ncclCollConfig_t::minCTAs);
-  def_value(coll, "maxCTAs", &ncclCollConfig_t::maxCTAs);
-  def_value(coll, "nvlsCTAs", &ncclCollConfig_t::nvlsCTAs);
-  def_value(coll, "cgaClusterSize", &ncclCollConfig_t::cgaClusterSize);
-  def_text(coll, "algSelection", &ncclCollConfig_t::algSelection);
-  def_value(coll, "forceAlgSelection", &ncclCollConfig_t::forceAlgSelection);
-  def_value(coll, "CTAPolicy", &ncclCollConfig_t::CTAPolicy);
-  def_value(coll, "userProfilerTag", &ncclCollConfig_t::userProfilerTag);
-  def_address(coll, "launchCompletionEvent", &ncclCollConfig_t::launchCompletionEvent);
-
-  auto encryption = versioned<ncclEncryptionConfig_t>(m, "ncclEncryptionConfig_t",
-                                                      "The encryption of NCCL's TCP sockets.");
-  def_value(encryption, "mode", &ncclEncryptionConfig_t::mode);
-  def_text(encryption, "psk", &ncclEncryptionConfig_t::psk);
-
-  py::class_<ncclSimInfo_t>(m, "ncclSimInfo_t", "The result of ncclGroupSimulateEnd.")
-      .def(py::init<>())
-      .def_readwrite("size", &ncclSimInfo_t::size)
-      .def_readwrite("magic", &ncclSimInfo_t::magic)
-      .def_readwrite("version", &ncclSimInfo_t::version)
-      .def_readwrite("estimatedTime", &ncclSimInfo_t::estimatedTime,
-                     "The estimated time in microseconds.");
-
-  py::class_<ncclWaitSignalDesc_t>(m, "ncclWaitSignalDesc_t",
-                                   "A peer and the number of its signals to wait for.")
+#define FIELD(since, type, name, attribute) coll_config.field(#name, &ncclCollConfig_t::name);
+#include "abi/coll_config_fields.inc"
+#undef FIELD
+  StructClass<ncclEncryptionConfig_t>(m, "ncclEncryptionConfig_t",
+                                      "The encryption of NCCL's TCP sockets.")
+      .field("mode", &ncclEncryptionConfig_t::mode)
+      .field("psk", &ncclEncryptionConfig_t::psk);
+  StructClass<ncclSimInfo_t>(
+      m, "ncclSimInfo_t", "The result of ncclGroupSimulateEnd. estimatedTime is in microseconds.")
+      .field("estimatedTime", &ncclSimInfo_t::estimatedTime);
+  StructClass<ncclWaitSignalDesc_t>(m, "ncclWaitSignalDesc_t",
+                                    "A peer and the number of its signals to wait for.")
+      .field("opCnt", &ncclWaitSignalDesc_t::opCnt)
+      .field("peer", &ncclWaitSignalDesc_t::peer)
+      .field("sigIdx", &ncclWaitSignalDesc_t::sigIdx)
+      .field("ctx", &ncclWaitSignalDesc_t::ctx)
+      .type()
       .def(py::init([](int opCnt, int peer, int sigIdx, int ctx) {
              return ncclWaitSignalDesc_t{opCnt, peer, sigIdx, ctx};
            }),
-           py::arg("opCnt") = 0, py::arg("peer") = 0, py::arg("sigIdx") = 0, py::arg("ctx") = 0)
-      .def_readwrite("opCnt", &ncclWaitSignalDesc_t::opCnt)
-      .def_readwrite("peer", &ncclWaitSignalDesc_t::peer)
-      .def_readwrite("sigIdx", &ncclWaitSignalDesc_t::sigIdx)
-      .def_readwrite("ctx", &ncclWaitSignalDesc_t::ctx);
+           py::arg("opCnt") = 0, py::arg("peer") = 0, py::arg("sigIdx") = 0, py::arg("ctx") = 0);
+
+  StructClass<ncclTeam>(m, "ncclTeam_t", "Ranks of a communicator with a constant stride.")
+      .field("nRanks", &ncclTeam::nRanks)
+      .field("rank", &ncclTeam::rank)
+      .field("stride", &ncclTeam::stride)
+      .type()
+      .def(
+          py::init([](int nRanks, int rank, int stride) { return ncclTeam{nRanks, rank, stride}; }),
+          py::arg("nRanks"), py::arg("rank"), py::arg("stride"));
+  StructClass<ncclMultimemHandle>(m, "ncclMultimemHandle_t", "The multicast memory of a team.")
+      .field("mcBasePtr", &ncclMultimemHandle::mcBasePtr);
+  StructClass<ncclLsaBarrierHandle>(m, "ncclLsaBarrierHandle_t", "Barriers of an LSA team.")
+      .field("bufHandle", &ncclLsaBarrierHandle::bufHandle)
+      .field("nBarriers", &ncclLsaBarrierHandle::nBarriers);
+  StructClass<ncclGinBarrierHandle>(m, "ncclGinBarrierHandle_t", "Barriers over the network.")
+      .field("signal0", &ncclGinBarrierHandle::signal0);
+  StructClass<ncclLLA2AHandle>(m, "ncclLLA2AHandle_t", "The memory of a low-latency all-to-all.")
+      .field("bufHandle", &ncclLLA2AHandle::bufHandle)
+      .field("nSlots", &ncclLLA2AHandle::nSlots);
+
+  using Resources = ncclDevResourceRequirements_t;
+  StructClass<Resources>(m, "ncclDevResourceRequirements_t",
+                         "The memory and signals to allocate for a device communicator.")
+      .field("next", &Resources::next)
+      .field("bufferSize", &Resources::bufferSize)
+      .field("bufferAlign", &Resources::bufferAlign)
+      .field("outBufferHandle", &Resources::outBufferHandle)
+      .field("ginSignalCount", &Resources::ginSignalCount)
+      .field("ginCounterCount", &Resources::ginCounterCount)
+      .field("outGinSignalStart", &Resources::outGinSignalStart)
+      .field("outGinCounterStart", &Resources::outGinCounterStart);
+  StructClass<ncclTeamRequirements_t>(m, "ncclTeamRequirements_t",
+                                      "A team for which a device communicator is prepared.")
+      .field("next", &ncclTeamRequirements_t::next)
+      .field("team", &ncclTeamRequirements_t::team)
+      .field("multimem", &ncclTeamRequirements_t::multimem)
+      .field("outMultimemHandle", &ncclTeamRequirements_t::outMultimemHandle);
+
+  StructClass<ncclDevCommRequirements_t> requirements(
+      m, "ncclDevCommRequirements_t",
+      "The requirements of a device communicator, initialized by "
+      "NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.");
+#define FIELD(since, type, name) requirements.field(#name, &ncclDevCommRequirements_t::name);
+#include "abi/device_requirements_fields.inc"
+#undef FIELD
+
+  StructClass<ncclCommProperties_t> properties(
+      m, "ncclCommProperties_t",
+      "The properties of a communicator, initialized by NCCL_COMM_PROPERTIES_INITIALIZER. A "
+      "library older than version returns an error: set size and version to those of the library.");
+#define FIELD(since, type, name) properties.field(#name, &ncclCommProperties_t::name);
+#include "abi/comm_properties_fields.inc"
+#undef FIELD
+
+  StructClass<ncclDevComm>(
+      m, "ncclDevComm_t",
+      "A device communicator in the layout of NCCL 2.31 and 2.32. Pass it to kernels by value: "
+      "bytes(device_comm).")
+      .field("magic", &ncclDevComm::magic)
+      .field("version", &ncclDevComm::version)
+      .field("rank", &ncclDevComm::rank)
+      .field("nRanks", &ncclDevComm::nRanks)
+      .field("lsaRank", &ncclDevComm::lsaRank)
+      .field("lsaSize", &ncclDevComm::lsaSize)
+      .field("resourceWindow", &ncclDevComm::resourceWindow)
+      .field("lsaMultimem", &ncclDevComm::lsaMultimem)
+      .field("lsaBarrier", &ncclDevComm::lsaBarrier)
+      .field("railGinBarrier", &ncclDevComm::railGinBarrier)
+      .field("ginSignalCount", &ncclDevComm::ginSignalCount)
+      .field("ginCounterCount", &ncclDevComm::ginCounterCount)
+      .field("ginContextCount", &ncclDevComm::ginContextCount)
+      .type()
+      .def("__bytes__", [](const ncclDevComm& comm) {
+        return py::bytes(reinterpret_cast<const char*>(&comm), sizeof comm);
+      });
 }
 
 }  // namespace pynccl::python
