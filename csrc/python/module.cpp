@@ -4,7 +4,6 @@
 #include "python/call/errors.h"
 #include "python/call/fastcall.h"
 #include "python/call/interrupt.h"
-#include "python/comm/plan.h"
 #include "python/convert/red_op.h"
 #include "watch/observers.h"
 
@@ -40,8 +39,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_symmetric(m);
   bind_arena(m);
   bind_group(m);
-  bind_plan(m);
-  bind_simulation(m);
   bind_graph(m);
   bind_trace(m);
   bind_checksum(m);
@@ -54,7 +51,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   mirror::bind_fast_function(m);
   mirror::bind_p2p_op(m);
   check_instance_layout<RedOp>(m.attr("RedOp").attr("SUM"));  // held by a shared_ptr
-  check_instance_layout<Plan>(py::cast(Plan()));              // held by a unique_ptr
 }
 
 // The extension keeps one state per process. Its threads and caches belong to the main interpreter.

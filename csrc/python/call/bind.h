@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "python/call/gil.h"
+
 namespace pynccl::python {
 
 namespace py = pybind11;
@@ -18,6 +20,37 @@ void add_method(const char* name, Function&& function, const Extra&... extra) {
   py::setattr(type, name,
               py::cpp_function(std::forward<Function>(function), py::name(name),
                                py::is_method(type), extra...));
+}
+
+// Makes a class a context manager that calls enter() and exit(failed).
+template <class Class>
+void add_context(Class& type) {
+  using T = typename Class::type;
+  type.def("__enter__", [](const py::object& self) {
+    py::cast<T&>(self).enter();
+    return self;
+  });
+  type.def("__exit__", [](T& self, const py::object& type, const py::object&, const py::object&) {
+    self.exit(!type.is_none());
+    return false;
+  });
+}
+
+// Makes a class a context manager that calls close() without the GIL.
+template <class Class>
+void add_closing(Class& type) {
+  type.def("__enter__", [](const py::object& self) { return self; });
+  type.def("__exit__", [](typename Class::type& self, const py::args&) {
+    const GilReleased released;
+    self.close();
+  });
+}
+
+// Warns that an object was deleted without close(). For destructors.
+inline void warn_unclosed(const char* text) {
+  const GilAcquired gil;
+  const py::error_scope raised;  // an exception may be set
+  if (PyErr_WarnEx(PyExc_ResourceWarning, text, 1) != 0) PyErr_WriteUnraisable(nullptr);
 }
 
 // raw/
@@ -39,8 +72,6 @@ void bind_extension(py::module_& m);
 void bind_window(py::module_& m);
 void bind_arena(py::module_& m);
 void bind_group(py::module_& m);
-void bind_plan(py::module_& m);
-void bind_simulation(py::module_& m);
 void bind_graph(py::module_& m);
 void bind_checksum(py::module_& m);
 

@@ -34,12 +34,14 @@ void bind_arena(py::module_& m) {
       .def("serve_torch", &set_torch_arena,
            "Use this arena for pynccl_torch_malloc and pynccl_torch_free. Once per process.");
 
-  py::class_<Arena::PoolRegistration>(
+  py::class_<Arena::PoolRegistration> registration(
       m, "PoolRegistration",
       R"(The registration of memory pools with a communicator (ncclCommRegister).
 
 close() deregisters all segments (ncclCommDeregister). So does closing the communicator.)",
-      py::release_gil_before_calling_cpp_dtor())
+      py::release_gil_before_calling_cpp_dtor());
+  add_closing(registration);
+  registration
       .def(py::init<Arena&, const std::shared_ptr<Communicator>&>(), py::arg("arena"),
            py::arg("communicator"), Release())
       .def_property_readonly("segments",
@@ -50,12 +52,7 @@ close() deregisters all segments (ncclCommDeregister). So does closing the commu
                              "Whether the registration or the communicator is closed.")
       .def("close", &Arena::PoolRegistration::close, Release(),
            "Deregister all segments. Closing twice is allowed.\n\nRaises:\n    NcclError: a "
-           "segment could not be registered when it was allocated.")
-      .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](Arena::PoolRegistration& f, const py::args&) {
-        const GilReleased released;
-        f.close();
-      });
+           "segment could not be registered when it was allocated.");
 }
 
 }  // namespace pynccl::python

@@ -26,11 +26,8 @@ class OwnedCommunicator : public Communicator {
   using Communicator::Communicator;
   ~OwnedCommunicator() override {
     if (closed() || pending()) return;
-    const GilAcquired gil;
-    const py::error_scope raised;  // an exception may be set
-    if (PyErr_WarnEx(PyExc_ResourceWarning, "a pynccl Communicator was not closed; it is aborted",
-                     1) != 0)
-      PyErr_WriteUnraisable(nullptr);
+    warn_unclosed("a pynccl Communicator was not closed; it is aborted");
+    const GilAcquired gil;  // this thread may or may not hold it
     const GilReleased released;
     discard();
   }

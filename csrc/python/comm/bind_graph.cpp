@@ -34,6 +34,12 @@ struct StreamGraph : Graph {
     return -1;
   }
 
+  void enter() { begin(); }
+  void exit(bool failed) {
+    const GilReleased released;
+    end(failed);
+  }
+
   CUstream target(const py::object& on) const {
     if (Group::active())
       throw std::runtime_error("graph: it cannot be launched inside a group or a plan");
@@ -52,26 +58,15 @@ std::shared_ptr<StreamGraph> make_graph(const std::shared_ptr<Library>& library,
 
 void bind_graph(py::module_& m) {
   using Release = py::call_guard<GilReleased>;
-  py::class_<StreamGraph, std::shared_ptr<StreamGraph>>(
+  py::class_<StreamGraph, std::shared_ptr<StreamGraph>> type(
       m, "Graph",
       R"(Captured work that is launched with one call (CUgraphExec). Created by capture().
 
 It keeps the captured buffers, functions and communicators alive until it is closed or deleted. The
-memory of the buffers must not move. Closing a communicator invalidates the graphs that use it.)")
-      .def(py::init(&make_graph), py::arg("library"), py::arg("stream"),
+memory of the buffers must not move. Closing a communicator invalidates the graphs that use it.)");
+  add_context(type);
+  type.def(py::init(&make_graph), py::arg("library"), py::arg("stream"),
            py::arg("mode") = "thread_local")
-      .def("__enter__",
-           [](const py::object& self) {
-             py::cast<StreamGraph&>(self).begin();
-             return self;
-           })
-      .def("__exit__",
-           [](StreamGraph& graph, const py::object& type, const py::object&, const py::object&) {
-             const bool failed = !type.is_none();
-             const GilReleased released;
-             graph.end(failed);
-             return false;
-           })
       .def(
           "launch",
           [](const StreamGraph& graph, const py::object& on) {

@@ -17,13 +17,8 @@ class OwnedWindow : public Window {
   using Window::Window;
   ~OwnedWindow() {
     if (!is_open()) return;
-    const GilAcquired gil;
-    const py::error_scope raised;  // an exception may be set
-    if (PyErr_WarnEx(PyExc_ResourceWarning,
-                     "a pynccl Window was not closed; it stays registered until its communicator "
-                     "is closed",
-                     1) != 0)
-      PyErr_WriteUnraisable(nullptr);
+    warn_unclosed(
+        "a pynccl Window was not closed; it stays registered until its communicator is closed");
   }
 };
 
@@ -140,12 +135,13 @@ void bind_window(py::module_& m) {
   const auto as_integer = [](const void* pointer) {
     return reinterpret_cast<std::uintptr_t>(pointer);
   };
-  py::class_<Window, std::shared_ptr<Window>>(
+  py::class_<Window, std::shared_ptr<Window>> type(
       m, "Window",
       "Memory that is registered on all ranks (ncclWindow_t). Created by "
       "Communicator.register_window().",
-      py::release_gil_before_calling_cpp_dtor())
-      .def_property_readonly(
+      py::release_gil_before_calling_cpp_dtor());
+  add_closing(type);
+  type.def_property_readonly(
           "handle", [=](const Window& w) { return as_integer(w.handle()); },
           "The ncclWindow_t as an integer; 0 if NCCL cannot share the memory between the ranks.")
       .def_property_readonly(
@@ -170,12 +166,6 @@ writing into its window. Closing twice is allowed.
 Raises:
     ValueError: the window is being registered, or a graph is being captured.
     NcclError: NCCL failed.)")
-      .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__",
-           [](Window& w, const py::args&) {
-             const GilReleased released;
-             w.close();
-           })
       .def("__repr__", [](const Window& w) {
         if (w.closed()) return std::string("<pynccl.nccl.Window closed>");
         return "<pynccl.nccl.Window of " + std::to_string(w.nbytes()) + " bytes>";

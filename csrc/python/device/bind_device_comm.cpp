@@ -119,41 +119,32 @@ py::object gin_support(const CommunicatorProperties& p) {
   return py::tuple(types);
 }
 
-template <class Class, class Field>
-void def_field(Class& type, const char* attribute, Field ncclCommProperties_t::* member,
+using PropertiesClass = py::class_<CommunicatorProperties>;
+
+std::vector<const char*> property_attributes;  // in the order of their definition
+
+template <class Get>
+void def_property(PropertiesClass& type, const char* attribute, Get&& get, const char* doc) {
+  property_attributes.push_back(attribute);
+  type.def_property_readonly(attribute, std::forward<Get>(get), doc);
+}
+
+template <class Field>
+void def_field(PropertiesClass& type, const char* attribute, Field ncclCommProperties_t::* member,
                const char* doc) {
   const CommunicatorProperties none{};
   const std::size_t end =
       static_cast<std::size_t>(reinterpret_cast<const char*>(&(none.value.*member)) -
                                reinterpret_cast<const char*>(&none.value)) +
       sizeof(Field);
-  type.def_property_readonly(
-      attribute,
+  def_property(
+      type, attribute,
       [member, end](const CommunicatorProperties& p) -> py::object {
         if (end > p.size) return py::none();
         return value_of(p.value.*member);
       },
       doc);
 }
-
-constexpr const char* kPropertyAttributes[] = {"rank",
-                                               "nranks",
-                                               "cuda_device",
-                                               "nvml_device",
-                                               "device_api_support",
-                                               "multimem_support",
-                                               "gin_type",
-                                               "n_lsa_teams",
-                                               "host_rma_support",
-                                               "railed_gin_type",
-                                               "comm_hash",
-                                               "gin_min_stride",
-                                               "gin_connection_type",
-                                               "gin_support",
-                                               "dev_comm_size",
-                                               "cft_support",
-                                               "cft_multicast_support",
-                                               "cft_counted_support"};
 
 CommunicatorProperties properties(Communicator& communicator) {
   communicator.handle();
@@ -167,13 +158,7 @@ class OwnedDeviceCommunicator : public DeviceCommunicator {
   using DeviceCommunicator::DeviceCommunicator;
   ~OwnedDeviceCommunicator() {
     if (!is_open()) return;
-    const GilAcquired gil;
-    const py::error_scope raised;  // an exception may be set
-    if (PyErr_WarnEx(PyExc_ResourceWarning,
-                     "a pynccl DeviceComm was not closed; it stays until its communicator is "
-                     "closed",
-                     1) != 0)
-      PyErr_WriteUnraisable(nullptr);
+    warn_unclosed("a pynccl DeviceComm was not closed; it stays until its communicator is closed");
   }
 };
 
@@ -418,7 +403,7 @@ Raises:
 }
 
 void bind_device_properties(py::module_& m) {
-  py::class_<CommunicatorProperties> type(
+  PropertiesClass type(
       m, "CommProperties",
       R"(The properties of a communicator (ncclCommProperties_t), from Communicator.properties().
 
@@ -432,9 +417,8 @@ Properties that the loaded library does not report are None.)");
             "Whether device communicators can be created.");
   def_field(type, "multimem_support", &P::multimemSupport,
             "Whether multimem instructions are supported.");
-  type.def_property_readonly(
-      "gin_type", &gin_type,
-      "How kernels reach other LSA teams: 'none', 'proxy', 'gdaki', 'gpi' or 'efa_gda'.");
+  def_property(type, "gin_type", &gin_type,
+               "How kernels reach other LSA teams: 'none', 'proxy', 'gdaki', 'gpi' or 'efa_gda'.");
   def_field(type, "n_lsa_teams", &P::nLsaTeams, "The number of LSA teams (NCCL 2.29.7).");
   def_field(type, "host_rma_support", &P::hostRmaSupport,
             "Whether one-sided operations of the host are supported (NCCL 2.29.7).");
@@ -445,8 +429,8 @@ Properties that the loaded library does not report are None.)");
             "The minimum stride of GIN connections (NCCL 2.31).");
   def_field(type, "gin_connection_type", &P::ginConnectionType,
             "The ranks that GIN can connect: 'none', 'full', 'rail' or 'custom' (NCCL 2.31).");
-  type.def_property_readonly("gin_support", &gin_support,
-                             "The names of the supported GIN types, a tuple (NCCL 2.31).");
+  def_property(type, "gin_support", &gin_support,
+               "The names of the supported GIN types, a tuple (NCCL 2.31).");
   def_field(type, "dev_comm_size", &P::devCommRuntimeVersionSize,
             "The size of this library's ncclDevComm in bytes (NCCL 2.31).");
   def_field(type, "cft_support", &P::cftSupport, "Whether CFT is supported (NCCL 2.32).");
@@ -456,7 +440,7 @@ Properties that the loaded library does not report are None.)");
             "Whether counted CFT windows are supported (NCCL 2.32).");
   type.def("__repr__", [](const py::object& self) {
     std::string text;
-    for (const char* attribute : kPropertyAttributes) {
+    for (const char* attribute : property_attributes) {
       const py::object value = self.attr(attribute);
       if (value.is_none()) continue;
       if (!text.empty()) text += ", ";
@@ -502,9 +486,10 @@ Args:
 Raises:
     TypeError, ValueError: an invalid rank, or the device communicator is closed.)");
 
-  py::class_<DeviceCommunicator, std::shared_ptr<DeviceCommunicator>>(
-      m, "DeviceComm", kDeviceCommDoc, py::release_gil_before_calling_cpp_dtor())
-      .def_property_readonly(
+  py::class_<DeviceCommunicator, std::shared_ptr<DeviceCommunicator>> type(
+      m, "DeviceComm", kDeviceCommDoc, py::release_gil_before_calling_cpp_dtor());
+  add_closing(type);
+  type.def_property_readonly(
           "rank", [](const DeviceCommunicator& d) { return d.communicator()->rank(); },
           "The rank in the communicator.")
       .def_property_readonly(
@@ -578,12 +563,6 @@ afterwards. All ranks close their windows and device communicators in the same o
 Raises:
     ValueError: the device communicator is still being created, or a graph is being captured.
     NcclError: NCCL failed.)")
-      .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__",
-           [](DeviceCommunicator& d, const py::args&) {
-             const GilReleased released;
-             d.close();
-           })
       .def("__repr__", [](const DeviceCommunicator& d) {
         if (d.closed()) return std::string("<pynccl.nccl.DeviceComm closed>");
         return "<pynccl.nccl.DeviceComm for kernels of NCCL " + version_text(d.version()) + ">";

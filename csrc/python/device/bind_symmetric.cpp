@@ -134,9 +134,10 @@ and cupy.from_dlpack() create tensors on it, and collectives accept it directly.
 }  // namespace
 
 void bind_symmetric(py::module_& m) {
-  py::class_<SymmetricBuffer, Buffer, std::shared_ptr<SymmetricBuffer>>(
-      m, "SymmetricBuffer", kSymmetricDoc, py::release_gil_before_calling_cpp_dtor())
-      .def_property_readonly("window", &SymmetricBuffer::window, "The Window over the memory.")
+  py::class_<SymmetricBuffer, Buffer, std::shared_ptr<SymmetricBuffer>> type(
+      m, "SymmetricBuffer", kSymmetricDoc, py::release_gil_before_calling_cpp_dtor());
+  add_closing(type);
+  type.def_property_readonly("window", &SymmetricBuffer::window, "The Window over the memory.")
       .def(
           "peer",
           [](const SymmetricBuffer& b, const py::object& rank) {
@@ -164,12 +165,7 @@ its memory. No tensor may use the memory after close().
 
 Raises:
     ValueError: the window is being registered, or a graph is being captured.
-    NcclError: NCCL failed.)")
-      .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](SymmetricBuffer& b, const py::args&) {
-        const GilReleased released;
-        b.close();
-      });
+    NcclError: NCCL failed.)");
 
   add_method<Communicator>(
       "symmetric_empty", &symmetric_empty, py::arg("shape"), py::arg("dtype") = "float32",
