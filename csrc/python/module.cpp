@@ -19,10 +19,9 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_structs(m);
   bind_unique_id(m);
   bind_library(m);
-  bind_config(m);
   bind_red_op(m);
   bind_stream(m);
-  bind_coll_config(m);
+  bind_config(m);
   bind_buffer(m);
   bind_communicator(m);
   bind_borrow(m);

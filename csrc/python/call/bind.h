@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <string>
 #include <utility>
 
 #include "python/call/gil.h"
@@ -30,8 +31,8 @@ void add_context(Class& type) {
     py::cast<T&>(self).enter();
     return self;
   });
-  type.def("__exit__", [](T& self, const py::object& type, const py::object&, const py::object&) {
-    self.exit(!type.is_none());
+  type.def("__exit__", [](T& self, const py::object& error, const py::object&, const py::object&) {
+    self.exit(!error.is_none());
     return false;
   });
 }
@@ -44,6 +45,15 @@ void add_closing(Class& type) {
     const GilReleased released;
     self.close();
   });
+}
+
+// The text of an object with these attributes: "Config(timeout=5.0)".
+inline std::string text_of_attributes(const char* name, const py::dict& attributes) {
+  std::string text;
+  for (const auto& [attribute, value] : attributes)
+    text += (text.empty() ? "" : ", ") + std::string(py::str(attribute)) + "=" +
+            std::string(py::repr(value));
+  return name + ("(" + text + ")");
 }
 
 // Warns that an object was deleted without close(). For destructors.
@@ -63,7 +73,6 @@ void bind_library(py::module_& m);
 void bind_config(py::module_& m);
 void bind_red_op(py::module_& m);
 void bind_stream(py::module_& m);
-void bind_coll_config(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
 void bind_borrow(py::module_& m);

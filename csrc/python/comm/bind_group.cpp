@@ -185,18 +185,18 @@ class Simulation : Group::Recorder {
 }  // namespace
 
 void bind_group(py::module_& m) {
-  const py::class_<GroupContext> type(m, "GroupContext", "The context manager of group().");
+  const py::class_<GroupContext> context_type(m, "GroupContext", "The context manager of group().");
   static PyMethodDef methods[] = {
       fast_method("__enter__", &enter, "__enter__($self)\n--\n\n"),
       fast_method("__exit__", &exit, "__exit__($self, type, value, traceback, /)\n--\n\n")};
-  for (PyMethodDef& method : methods) add_method(type, method);
+  for (PyMethodDef& method : methods) add_method(context_type, method);
   context = py::cast(GroupContext()).release().ptr();
   static PyMethodDef functions[] = {fast_method("group", &group, kGroupDoc), {}};
   if (PyModule_AddFunctions(m.ptr(), functions) != 0) throw py::error_already_set();
 
   const auto set_call = [](PyHeapTypeObject* type) { type->ht_type.tp_call = &call_plan; };
-  py::class_<Plan> plan(m, "Plan",
-                        R"(A recorded sequence of operations. Created by plan().
+  py::class_<Plan> plan_type(m, "Plan",
+                             R"(A recorded sequence of operations. Created by plan().
 
 Calling it issues the operations as one group (ncclGroupStart, ncclGroupEnd), with the recorded
 buffers, operators and streams. The plan keeps these objects alive until it is closed or deleted.
@@ -211,10 +211,11 @@ Raises:
     ValueError: nothing was recorded, or a communicator or window of the plan is closed; nothing was
         issued.
     NcclError: NCCL failed.)",
-                        py::custom_type_setup(set_call));
-  add_context(plan);
+                             py::custom_type_setup(set_call));
+  add_context(plan_type);
   check_instance_layout<Plan>(py::cast(Plan()));  // held by a unique_ptr
-  plan.def("close", &Plan::close,
+  plan_type
+      .def("close", &Plan::close,
            "Release the buffers. Closing twice is allowed.\n\nRaises:\n    ValueError: the plan "
            "is being recorded.")
       .def("__len__", &Plan::size, "The number of operations.")
@@ -243,9 +244,10 @@ Raises:
     ValueError: at the beginning of the block, if the plan was recorded before; at its end, if
         operations overlap (see group()).)");
 
-  py::class_<Simulation> simulation(m, "Simulation", "A simulated group. Created by simulate().");
-  add_context(simulation);
-  simulation.def_property_readonly(
+  py::class_<Simulation> simulation_type(m, "Simulation",
+                                         "A simulated group. Created by simulate().");
+  add_context(simulation_type);
+  simulation_type.def_property_readonly(
       "estimated_time", &Simulation::estimated_time,
       "The estimated duration of the group in seconds. None before the end "
       "of the block, and if NCCL has no estimate.");

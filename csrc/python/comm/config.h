@@ -1,4 +1,5 @@
 // Config: the configuration of a communicator, ncclConfig_t plus the settings of pynccl.
+// CollConfig: the configuration of one collective.
 #pragma once
 
 #include <memory>
@@ -27,5 +28,16 @@ std::optional<double> checked_seconds(const char* argument, std::optional<double
 
 // Converts "raise", "abort" or a function. Throws TypeError or ValueError for other objects.
 TimeoutPolicy policy_from_python(const py::object& value);
+
+// Immutable, so that groups, plans and graphs can refer to it.
+struct CollConfig : Owned<ncclCollConfig_t> {
+  py::object launch_event = py::none();
+  const Library* event_library = nullptr;  // set if launch_event is a pynccl Event
+};
+
+// Adds a CollConfig to an operation. An open group or plan keeps the object alive. Throws if the
+// library does not support it yet or the event belongs to another library.
+[[gnu::cold, gnu::noinline]] void configure(Operation& operation, const Communicator& communicator,
+                                            PyObject* config);
 
 }  // namespace pynccl::python

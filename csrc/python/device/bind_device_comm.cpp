@@ -439,14 +439,10 @@ Properties that the loaded library does not report are None.)");
   def_field(type, "cft_counted_support", &P::cftCountedSupport,
             "Whether counted CFT windows are supported (NCCL 2.32).");
   type.def("__repr__", [](const py::object& self) {
-    std::string text;
-    for (const char* attribute : property_attributes) {
-      const py::object value = self.attr(attribute);
-      if (value.is_none()) continue;
-      if (!text.empty()) text += ", ";
-      text += std::string(attribute) + "=" + std::string(py::repr(value));
-    }
-    return "CommProperties(" + text + ")";
+    py::dict known;
+    for (const char* attribute : property_attributes)
+      if (const py::object value = self.attr(attribute); !value.is_none()) known[attribute] = value;
+    return text_of_attributes("CommProperties", known);
   });
 
   add_method<Communicator>(
