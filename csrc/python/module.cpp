@@ -24,11 +24,10 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_config(m);
   bind_buffer(m);
   bind_communicator(m);
-  bind_borrow(m);
+  bind_internal(m);
   bind_deadlines(m);
   bind_inquiry(m);
   bind_flight_record(m);
-  bind_recovery(m);
   bind_extension(m);
   bind_window(m);
   bind_native(m);
@@ -42,7 +41,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_trace(m);
   bind_checksum(m);
   bind_collectives(m);
-  bind_barrier(m);
   bind_one_sided(m);
   mirror::bind_comm_stream(m);
   mirror::bind_work(m);

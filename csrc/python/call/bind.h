@@ -75,8 +75,7 @@ void bind_red_op(py::module_& m);
 void bind_stream(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
-void bind_borrow(py::module_& m);
-void bind_recovery(py::module_& m);
+void bind_internal(py::module_& m);
 void bind_extension(py::module_& m);
 void bind_window(py::module_& m);
 void bind_arena(py::module_& m);
@@ -99,7 +98,6 @@ void bind_trace(py::module_& m);
 
 // collectives/
 void bind_collectives(py::module_& m);
-void bind_barrier(py::module_& m);
 void bind_one_sided(py::module_& m);
 
 namespace mirror {

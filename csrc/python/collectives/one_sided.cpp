@@ -11,7 +11,7 @@
 #include "python/call/held.h"
 #include "python/collectives/one_sided_docs.h"
 #include "python/comm/group.h"
-#include "python/convert/rank_argument.h"
+#include "python/convert/integer.h"
 #include "python/convert/stream.h"
 #include "python/convert/tensor.h"
 #include "python/raw/structs.h"

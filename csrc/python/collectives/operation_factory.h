@@ -4,7 +4,7 @@
 
 #include "comm/communicator.h"
 #include "python/collectives/method_traits.h"
-#include "python/convert/rank_argument.h"
+#include "python/convert/integer.h"
 #include "python/convert/stream.h"
 #include "python/convert/tensor.h"
 

@@ -10,10 +10,8 @@
 #include "python/comm/communicator.h"
 #include "python/comm/config.h"
 #include "python/comm/group.h"
-#include "python/comm/stores.h"
 #include "python/convert/buffer.h"
-#include "python/convert/extents.h"
-#include "python/convert/rank_argument.h"
+#include "python/convert/integer.h"
 #include "python/convert/red_op.h"
 #include "python/raw/structs.h"
 

@@ -4,8 +4,8 @@
 #include "python/call/bind.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
+#include "python/comm/communicator.h"
 #include "python/comm/group.h"
-#include "python/comm/window.h"
 #include "python/convert/tensor.h"
 
 namespace pynccl::python {

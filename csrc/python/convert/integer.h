@@ -1,4 +1,4 @@
-// Converts Python integers to C++ integers, with a range check.
+// Converts integer arguments: integers in the range of a C++ type, ranks, and shapes.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "python/call/errors.h"
 
@@ -77,6 +78,31 @@ T integer_from_python(const char* name, PyObject* value) {
     PyErr_Clear();
   }
   return other_integer_from_python<T>(name, value);
+}
+
+// A root or a peer.
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_rank(const char* name, int rank,
+                                                              int nranks) {
+  throw py::value_error(std::string(name) + ": rank " + std::to_string(rank) +
+                        " is out of range for a communicator of size " + std::to_string(nranks));
+}
+
+inline int rank_from_python(const char* name, PyObject* value, int nranks) {
+  const int rank = integer_from_python<int>(name, value);
+  if (rank < 0 || rank >= nranks) [[unlikely]]
+    throw_rank(name, rank, nranks);
+  return rank;
+}
+
+// A shape: an integer or a sequence of integers.
+inline std::vector<std::int64_t> extents_from_python(const py::object& shape) {
+  if (PyIndex_Check(shape.ptr())) return {integer_from_python<std::int64_t>("shape", shape.ptr())};
+  if (!py::isinstance<py::sequence>(shape) || py::isinstance<py::str>(shape))
+    throw_type_error("shape", "an integer or a sequence of integers", shape.ptr());
+  std::vector<std::int64_t> extents;
+  for (const py::handle extent : shape)
+    extents.push_back(integer_from_python<std::int64_t>("shape", extent.ptr()));
+  return extents;
 }
 
 }  // namespace pynccl::python

@@ -2,7 +2,6 @@
 // checked as far as possible.
 #pragma once
 
-#include "python/convert/owners.h"
 #include "python/convert/tensor.h"
 
 namespace pynccl::python {

@@ -11,10 +11,33 @@
 
 #include "nccl/library.h"
 #include "python/convert/dtype.h"
-#include "python/convert/owners.h"
 #include "python/convert/torch_tensor.h"
 
 namespace pynccl::python {
+
+// References to owners of a call's buffers that the caller does not hold, such as the capsule of
+// __dlpack__(). They are kept until the operation is done.
+class Owners {
+ public:
+  Owners() = default;
+  ~Owners() {
+    if (list_) [[unlikely]]
+      Py_DECREF(list_);
+  }
+  Owners(const Owners&) = delete;
+  Owners& operator=(const Owners&) = delete;
+
+  void add(const py::object& owner) {
+    if (!list_ && !(list_ = PyList_New(0))) throw py::error_already_set();
+    if (PyList_Append(list_, owner.ptr()) != 0) throw py::error_already_set();
+  }
+  // All owners as one object; nullptr if there are none, as for most arrays.
+  PyObject* get() const { return list_; }
+  py::object object() const { return py::reinterpret_borrow<py::object>(list_ ? list_ : Py_None); }
+
+ private:
+  PyObject* list_ = nullptr;
+};
 
 struct TensorView {
   char* data = nullptr;

@@ -4,10 +4,9 @@
 #include "python/call/bind.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
-#include "python/comm/window.h"
+#include "python/comm/communicator.h"
 #include "python/convert/buffer.h"
-#include "python/convert/extents.h"
-#include "python/convert/rank_argument.h"
+#include "python/convert/integer.h"
 
 namespace pynccl::python {
 namespace {

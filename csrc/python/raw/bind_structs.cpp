@@ -28,7 +28,10 @@ class StructClass {
     type_.def(
         "address", [](Class& s) { return reinterpret_cast<std::uintptr_t>(&struct_in(s)); },
         "The address of the struct, valid for the lifetime of the object.");
-    if constexpr (requires { &T::size; &T::magic; })
+    if constexpr (requires {
+                    &T::size;
+                    &T::magic;
+                  })
       field("size", &T::size).field("magic", &T::magic).field("version", &T::version);
   }
 

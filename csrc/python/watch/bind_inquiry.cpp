@@ -12,7 +12,6 @@
 #include "python/call/held.h"
 #include "python/comm/communicator.h"
 #include "python/comm/config.h"
-#include "python/comm/stores.h"
 #include "watch/comparison.h"
 #include "watch/inquiry.h"
 

@@ -1,10 +1,12 @@
-// The C++ part of Communicator.borrow(); the rest is in pynccl/_internal/borrowing.py.
+// The C++ parts of Communicator.borrow() and recover(); the rest is in
+// pynccl/_internal/borrowing.py and recovery.py.
 #include "comm/communicator.h"
 #include "extension/capsule.h"
 #include "python/call/bind.h"
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/comm/communicator.h"
+#include "python/comm/group.h"
 
 namespace pynccl::python {
 namespace {
@@ -60,7 +62,7 @@ std::shared_ptr<Communicator> borrow_capsule(const py::object& capsule) {
 
 }  // namespace
 
-void bind_borrow(py::module_& m) {
+void bind_internal(py::module_& m) {
   m.def("borrow_handle", &borrow_handle, py::arg("library"), py::arg("handle"), py::arg("owner"),
         py::arg("ask"),
         R"(Borrow an ncclComm_t; for pynccl._internal.borrowing.
@@ -82,6 +84,43 @@ Args:
 
 Returns:
     A Communicator.)");
+  m.def(
+      "check_outside_group",
+      [](const std::string& method) {
+        if (Group::active()) throw py::value_error(method + ": it cannot be called inside group()");
+      },
+      py::arg("method"),
+      R"(Raise ValueError inside group().
+
+Args:
+    method: the name of the method, for the error text.)");
+  m.def(
+      "can_agree",
+      [](const Communicator& c) { return c.library().symbol("hostCommAgree") != nullptr; },
+      py::arg("communicator"),
+      R"(Whether the library can agree on the surviving ranks; for pynccl._internal.recovery.
+
+Args:
+    communicator: the communicator.)");
+  m.def("begin_recovery", &Communicator::begin_recovery, py::arg("communicator"),
+        py::call_guard<GilReleased>(),
+        R"(Revoke a communicator if NCCL supports it; for pynccl._internal.recovery.
+
+A communicator that is revoked already is left alone.
+
+Args:
+    communicator: the communicator.)");
+  m.def("agree", &Communicator::agree, py::arg("communicator"), py::arg("seconds"), py::arg("lost"),
+        py::call_guard<GilReleased>(),
+        R"(Let the library agree on the surviving ranks; for pynccl._internal.recovery.
+
+Args:
+    communicator: the communicator, after begin_recovery().
+    seconds: the time limit of the wait for ranks.
+    lost: the ranks not to wait for.
+
+Returns:
+    The lost ranks; None if the library cannot agree: see can_agree().)");
 }
 
 }  // namespace pynccl::python
