@@ -1,6 +1,9 @@
 #include "comm/arena.h"
 
+#include <sys/types.h>
+
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -8,6 +11,11 @@
 #include "nccl/device.h"
 
 namespace pynccl {
+namespace {
+
+std::atomic<Arena*> torch_arena = nullptr;
+
+}  // namespace
 
 Arena& Arena::of(const std::shared_ptr<Library>& library) {
   library->nccl<&NcclTable::ncclMemAlloc>();
@@ -55,6 +63,14 @@ void Arena::deallocate(void* data) {
     for (PoolRegistration* registration : registrations_) registration->drop(data);
   }
   free_memory_later(library_, data, device);
+}
+
+void Arena::serve_torch() {
+  Arena* expected = nullptr;
+  // Memory must be freed by the arena that allocated it, so the arena can only be set once.
+  if (!torch_arena.compare_exchange_strong(expected, this) && expected != this)
+    throw std::invalid_argument("library: torch's pools already use the memory of " +
+                                expected->shared_library()->path());
 }
 
 Arena::PoolRegistration::PoolRegistration(Arena& arena,
@@ -127,3 +143,29 @@ void Arena::PoolRegistration::drop(void* data) {
 }
 
 }  // namespace pynccl
+
+// The C functions that torch.cuda.memory.CUDAPluggableAllocator looks up in this module by name.
+// They have no context argument, so one arena of the process serves them.
+extern "C" {
+
+// torch reports a null result as out of memory.
+[[gnu::visibility("default")]] void* pynccl_torch_malloc(ssize_t bytes, int device, void*) {
+  pynccl::Arena* arena = pynccl::torch_arena.load(std::memory_order_acquire);
+  if (!arena || bytes <= 0) return nullptr;
+  try {
+    return arena->allocate(static_cast<std::size_t>(bytes), device);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+[[gnu::visibility("default")]] void pynccl_torch_free(void* data, ssize_t, int, void*) {
+  pynccl::Arena* arena = pynccl::torch_arena.load(std::memory_order_acquire);
+  if (!arena || !data) return;
+  try {
+    arena->deallocate(data);
+  } catch (...) {  // at the end of the process the driver may be unloaded
+  }
+}
+
+}  // extern "C"

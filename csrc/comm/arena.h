@@ -34,6 +34,10 @@ class Arena {
   // work if the segment is registered. Throws std::invalid_argument for any other address.
   void deallocate(void* data);
 
+  // Makes pynccl_torch_malloc and pynccl_torch_free use this arena. Throws std::invalid_argument if
+  // they use another one.
+  void serve_torch();
+
   // Registers an arena's segments with a communicator until close(): existing segments
   // immediately, later ones when they are allocated. Closing the communicator ends the
   // registration, because NCCL frees it.

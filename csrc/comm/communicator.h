@@ -21,14 +21,27 @@
 #include "comm/deadlines.h"
 #include "comm/observer.h"
 #include "comm/operation.h"
-#include "comm/timeout_policy.h"
 #include "nccl/barrier.h"
 #include "nccl/error.h"
 #include "nccl/library.h"
 
 namespace pynccl {
 
+class Communicator;
 class Window;
+
+// How a process reacts to an expired time limit, besides the exceptions of waits.
+struct TimeoutPolicy {
+  // Called by the monitor after the communicator was revoked; must not block.
+  using Callback = std::function<void(const std::shared_ptr<Communicator>&, const NcclFailure&)>;
+
+  bool abort = false;              // abort the process with SIGABRT
+  Callback callback;               // may be empty
+  std::shared_ptr<void> function;  // the user function that callback calls
+};
+
+// The policy of communicators that set none: PYNCCL_ON_TIMEOUT. Throws std::invalid_argument.
+TimeoutPolicy default_policy();
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 
@@ -51,7 +52,22 @@ bool free_within(double seconds, const std::shared_ptr<Library>& library, ncclCo
   });
 }
 
+[[noreturn]] void abort_process(const std::string& text) {
+  std::fputs((text + "\n").c_str(), stderr);
+  std::fflush(stderr);
+  std::abort();
+}
+
 }  // namespace
+
+TimeoutPolicy default_policy() {
+  const char* text = std::getenv("PYNCCL_ON_TIMEOUT");
+  const std::string value = text ? text : "";
+  if (value == "abort") return {true, {}, {}};
+  if (value.empty() || value == "raise") return {};
+  throw std::invalid_argument(std::string("PYNCCL_ON_TIMEOUT: '") + value +
+                              "' is neither 'raise' nor 'abort'");
+}
 
 void Communicator::finalize() {
   check_owned("finalize");

@@ -1,6 +1,5 @@
 // The classes Arena and PoolRegistration, for pynccl.memory.
 #include "comm/arena.h"
-#include "comm/torch_allocator.h"
 #include "python/call/bind.h"
 #include "python/call/gil.h"
 
@@ -31,7 +30,7 @@ void bind_arena(py::module_& m) {
           },
           py::arg("address"), py::arg("device") = -1, Release(),
           "Deregister a segment and free it (ncclMemFree).")
-      .def("serve_torch", &set_torch_arena,
+      .def("serve_torch", &Arena::serve_torch,
            "Use this arena for pynccl_torch_malloc and pynccl_torch_free. Once per process.");
 
   py::class_<Arena::PoolRegistration> registration(
