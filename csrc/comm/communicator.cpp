@@ -47,9 +47,6 @@ class LibraryLimit {
   const std::vector<std::shared_ptr<Communicator>>& communicators_;
 };
 
-// Identify the functions that create a communicator from another, in derive_id().
-constexpr std::uint64_t kSplit = 1, kShrink = 2, kGrow = 3, kRecover = 4, kBorrow = 5;
-
 std::uint64_t id_of(const std::vector<ncclUniqueId>& ids) {
   std::uint64_t id = 0;
   for (const ncclUniqueId& one : ids)
@@ -93,7 +90,7 @@ void Communicator::begin_init(int nranks, const std::vector<ncclUniqueId>& ids, 
   const DeviceScope scope(*library_, options_.device);
   rank_ = rank;
   nranks_ = nranks;
-  identify_new(ids);
+  identity_.id = id_of(ids);
   if (ids.size() == 1) {
     const auto init = library_->nccl<&NcclTable::ncclCommInitRankConfig>();
     check(init(created_.get(), nranks, ids[0], rank, &options_.config), creator_);
@@ -218,7 +215,7 @@ void Communicator::begin_split(Communicator& parent, int color, int key) {
   const Use use(parent);
   no_color_ = color == kSplitNoColor;
   begin_child(parent, "ncclCommSplit", parent.options_.config.splitShare == 1);
-  identify_split(parent, color);
+  derive_id(parent, {kSplit, ++parent.splits_, static_cast<std::uint64_t>(color)});
   const Waiting waiting(parent, creator_);
   waiting.check(call_parent(parent, [=, this](ncclComm_t comm) {
     return split(comm, color, key, created_.get(), child_config());
@@ -254,7 +251,8 @@ void Communicator::begin_grow(Communicator& parent, int nranks,
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   const Use comm(parent);
   begin_child(parent, "ncclCommGrow", false, true);
-  identify_grown(parent, id);
+  derive_id(parent, {kGrow, ++parent.grows_});
+  if (id) identity_.joined = id_of({*id});
   const Waiting waiting(parent, creator_);
   waiting.check(grow(comm, nranks, id ? &*id : nullptr, -1, created_.get(), child_config()));
 }
@@ -266,7 +264,7 @@ void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
   const auto grow = library_->nccl<&NcclTable::ncclCommGrow>();
   rank_ = rank;
   nranks_ = nranks;
-  identify_new({id});
+  identity_.id = id_of({id});
   check(grow(nullptr, nranks, &id, rank, created_.get(), &options_.config), creator_);
 }
 
@@ -422,14 +420,15 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
   std::vector<ncclComm_t> comms(devices.size());
   NCCL_CHECK(*library, nullptr, -1, ncclCommInitAll,
              (comms.data(), static_cast<int>(devices.size()), devices.data()));
+  static std::atomic<std::uint64_t> count = 0;  // of calls of this process
+  const auto now = static_cast<std::uint64_t>(precise_time());
+  const std::uint64_t id =
+      FlightIdentity::mix(FlightIdentity::mix(now, static_cast<std::uint64_t>(getpid())), ++count);
   std::vector<std::shared_ptr<Communicator>> ranks;
   for (const ncclComm_t comm : comms) {
     const auto& rank = ranks.emplace_back(make(library, Options{}));
     rank->creator_ = "ncclCommInitAll";
-    if (ranks.size() == 1)
-      rank->identify_local();
-    else
-      rank->identity_ = ranks.front()->identity_;
+    rank->identity_.id = id;
     *rank->created_ = comm;
     rank->finish();
   }
@@ -622,19 +621,6 @@ void Communicator::derive_id(const Communicator& parent, std::initializer_list<s
   std::ranges::for_each(ranks, mix);
 }
 
-void Communicator::identify_new(const std::vector<ncclUniqueId>& ids) { identity_.id = id_of(ids); }
-
-void Communicator::identify_local() {
-  static std::atomic<std::uint64_t> count = 0;
-  const auto now = static_cast<std::uint64_t>(precise_time());
-  identity_.id =
-      FlightIdentity::mix(FlightIdentity::mix(now, static_cast<std::uint64_t>(getpid())), ++count);
-}
-
-void Communicator::identify_split(Communicator& parent, int color) {
-  derive_id(parent, {kSplit, ++parent.splits_, static_cast<std::uint64_t>(color)});
-}
-
 // Numbered so that the id differs from those of the open children. Attempts are not counted,
 // because their number may differ between the ranks.
 void Communicator::identify_shrunk(Communicator& parent, const std::vector<int>& excluded) {
@@ -649,26 +635,6 @@ void Communicator::identify_shrunk(Communicator& parent, const std::vector<int>&
   do derive_id(parent, {kShrink, number++}, excluded);
   while (std::ranges::find(open, identity_.id) != open.end());
   parent.shrunk_.push_back(weak_from_this());
-}
-
-// No number is needed, because the parent is aborted afterwards.
-void Communicator::identify_recovered(const Communicator& parent, const std::vector<int>& lost) {
-  derive_id(parent, {kRecover}, lost);
-}
-
-void Communicator::identify_grown(Communicator& parent, const std::optional<ncclUniqueId>& id) {
-  derive_id(parent, {kGrow, ++parent.grows_});
-  if (id) identity_.joined = id_of({*id});
-}
-
-// Of a foreign handle, all ranks know only the number of ranks and the order of borrowing.
-void Communicator::identify_borrowed(Communicator* owner) {
-  static std::atomic<std::uint64_t> borrowed = 0;
-  if (owner)
-    derive_id(*owner, {kBorrow, ++owner->borrows_});
-  else
-    identity_.id = FlightIdentity::mix(FlightIdentity::mix(kBorrow, ++borrowed),
-                                       static_cast<std::uint64_t>(nranks_));
 }
 
 void Communicator::publish_identity() {

@@ -349,7 +349,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void mark_revoked(bool revoked = true);
   void mark_shrunk();
   void clear_error();
-  void identify_borrowed(Communicator* owner);
   void check(ncclResult_t result, const char* function, const char* hint = "",
              std::source_location where = std::source_location::current()) {
     if (!succeeded(result)) [[unlikely]]
@@ -418,14 +417,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     return *this;
   }
   void begin_deadlines();
-  // Set the identity of a communicator created from unique ids, by ncclCommInitAll, or from a
-  // parent.
-  void identify_new(const std::vector<ncclUniqueId>& ids);
-  void identify_local();
-  void identify_split(Communicator& parent, int color);
+  // Sets the identity of a communicator created from a parent. The first word is a Creation.
+  enum Creation : std::uint64_t { kSplit = 1, kShrink, kGrow, kRecover, kBorrow };
   void identify_shrunk(Communicator& parent, const std::vector<int>& excluded);
-  void identify_recovered(const Communicator& parent, const std::vector<int>& lost);
-  void identify_grown(Communicator& parent, const std::optional<ncclUniqueId>& id);
   void derive_id(const Communicator& parent, std::initializer_list<std::uint64_t> words,
                  std::vector<int> ranks = {});
   void publish_identity();

@@ -45,7 +45,14 @@ void Communicator::borrow(ncclComm_t comm, Owner owner) {
   // A lender that was closed meanwhile has not notified this borrower.
   if (lender && lender->closed()) forget();
   read_identity();
-  identify_borrowed(lender.get());
+  if (lender) {
+    derive_id(*lender, {kBorrow, ++lender->borrows_});
+  } else {
+    // Of a foreign handle, all ranks know only the number of ranks and the order of borrowing.
+    static std::atomic<std::uint64_t> borrowed = 0;
+    identity_.id = FlightIdentity::mix(FlightIdentity::mix(kBorrow, ++borrowed),
+                                       static_cast<std::uint64_t>(nranks_));
+  }
   publish_identity();
 }
 

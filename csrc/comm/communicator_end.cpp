@@ -476,7 +476,7 @@ void Communicator::begin_recovered(Communicator& parent, const std::vector<int>&
     begin_split(parent, 0, parent.rank());
   else
     begin_shrink(parent, lost, NCCL_SHRINK_ABORT);
-  identify_recovered(parent, lost);
+  derive_id(parent, {kRecover}, lost);  // without a number: the parent is aborted afterwards
 }
 
 }  // namespace pynccl

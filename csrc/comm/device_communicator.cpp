@@ -56,33 +56,6 @@ bool in_first_requirements(std::string_view field) {
   return field == "lsaMultimem" || field == "lsaBarrierCount";
 }
 
-// The argument of Communicator.device_comm() that sets a field.
-std::string argument_of(std::string_view field) {
-  constexpr std::pair<std::string_view, const char*> kArguments[] = {
-      {"lsaMultimem", "lsa_multimem"},
-      {"barrierCount", "barriers"},
-      {"lsaBarrierCount", "lsa_barriers"},
-      {"railGinBarrierCount", "rail_gin_barriers"},
-      {"worldGinBarrierCount", "world_gin_barriers"},
-      {"ginContextCount", "gin_contexts"},
-      {"ginSignalCount", "gin_signals"},
-      {"ginCounterCount", "gin_counters"},
-      {"ginConnectionType", "gin_connection"},
-      {"ginExclusiveContexts", "gin_exclusive_contexts"},
-      {"ginQueueDepth", "gin_queue_depth"},
-      {"ginTrafficClass", "gin_traffic_class"},
-      {"ginStrongSignalsRequired", "gin_strong_signals"},
-      {"ginVaSignalsRequired", "gin_va_signals"},
-      {"ginCustomStride", "gin_stride"},
-      {"ginType", "gin_type"},
-      {"cftCaps", "cft"},
-      {"cftBarrierCount", "cft_barriers"},
-  };
-  for (const auto& [name, argument] : kArguments)
-    if (name == field) return argument;
-  return std::string(field);
-}
-
 template <class T>
 T read(const std::vector<std::byte>& bytes, std::size_t offset) {
   T value;
@@ -145,15 +118,16 @@ void DeviceCommunicator::choose_layout() {
 
 void DeviceCommunicator::check_fields(const ncclDevCommRequirements_t& fields) const {
   const ncclDevCommRequirements_t defaults;
-  const auto check = [&](int since, std::string_view field, bool is_set) {
+  const auto check = [&](int since, std::string_view field, const char* argument, bool is_set) {
     // 2.28 has only these fields, in different layouts.
     if (since == kVersioned) since = in_first_requirements(field) ? kOldest : 22807;
     if (is_set && version_ < since)
-      throw std::invalid_argument(argument_of(field) + ": needs NCCL " + version_text(since) +
+      throw std::invalid_argument(std::string(argument) + ": needs NCCL " + version_text(since) +
                                   "; the device communicator is for kernels compiled with " +
                                   version_text(version_));
   };
-#define FIELD(since, type, name) check(since, #name, fields.name != defaults.name);
+#define FIELD(since, type, name, argument) \
+  check(since, #name, #argument, fields.name != defaults.name);
 #include "abi/device_requirements_fields.inc"
 #undef FIELD
 }

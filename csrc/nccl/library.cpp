@@ -202,7 +202,7 @@ ncclDevCommRequirements_t Library::fit(const ncclDevCommRequirements_t& requirem
   // A version set by the caller is that of the kernels. NCCL compares it with its own.
   const int given = static_cast<int>(requirements.version);
   Fit fit(requirements, *this, given == kDeviceVersion ? version() : given);
-#define FIELD(since, type, name) \
+#define FIELD(since, type, name, argument) \
   fit.field(since, &Requirements::name, offsetof(Requirements, name), "reqs." #name);
 #include "abi/device_requirements_fields.inc"
 #undef FIELD

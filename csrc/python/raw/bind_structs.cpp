@@ -172,7 +172,8 @@ void bind_structs(py::module_& m) {
       m, "ncclDevCommRequirements_t",
       "The requirements of a device communicator, initialized by "
       "NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.");
-#define FIELD(since, type, name) requirements.field(#name, &ncclDevCommRequirements_t::name);
+#define FIELD(since, type, name, argument) \
+  requirements.field(#name, &ncclDevCommRequirements_t::name);
 #include "abi/device_requirements_fields.inc"
 #undef FIELD
 
