@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <initializer_list>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -544,6 +545,33 @@ class GroupScope {
   Library& library_;
   bool open_ = true;
 };
+
+// Creates windows or device communicators of one library, several if one thread has several ranks:
+// begin(library) calls NCCL, which waits for the other ranks, and finish() follows. function: the
+// name in deadlines.
+template <class Object, class Begin, class Finish>
+void create_together(const std::vector<Object*>& objects, const char* function, Begin&& begin,
+                     Finish&& finish) {
+  if (objects.empty()) return;
+  RawGroup::check_none();
+  std::vector<Communicator::Claim> claims;
+  std::list<Deadlines::Call> calls;
+  for (const Object* one : objects) {
+    claims.emplace_back(one->communicator());
+    calls.emplace_back(one->communicator()->deadlines(), function);
+    one->communicator()->handle();  // throws if it is suspended, which it is on all ranks then
+  }
+  Library& library = objects.front()->communicator()->library();
+  const RelaxedMode relaxed(library);  // the calling thread may be capturing
+  try {
+    begin(library);
+  } catch (const NcclFailure& failure) {
+    Communicator::rethrow_failed(failure, objects | std::views::transform([](const Object* one) {
+                                            return one->communicator().get();
+                                          }));
+  }
+  finish();
+}
 
 [[gnu::always_inline]] inline void Communicator::issue(OperationKind kind, const Operation& o) {
   if (Observers::operations()) [[unlikely]]

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <list>
-#include <ranges>
 #include <string_view>
 #include <utility>
 
@@ -165,27 +163,14 @@ void DeviceCommunicator::pass(const Request& request) {
 }
 
 void DeviceCommunicator::create(const std::vector<DeviceCommunicator*>& device_comms) {
-  if (device_comms.empty()) return;
-  RawGroup::check_none();
-  std::vector<Communicator::Claim> claims;
-  std::list<Deadlines::Call> calls;
-  for (const DeviceCommunicator* one : device_comms) {
-    claims.emplace_back(one->communicator_);
-    calls.emplace_back(one->communicator_->deadlines(), "ncclDevCommCreate");
-    one->communicator_->handle();
-  }
-  Library& library = device_comms.front()->communicator_->library();
-  const RelaxedMode relaxed(library);  // the calling thread may be capturing
-  try {
+  const auto begin = [&](Library& library) {
     GroupScope group(library);
     for (DeviceCommunicator* one : device_comms) one->begin();
     group.end();
-  } catch (const NcclFailure& failure) {
-    Communicator::rethrow_failed(failure, device_comms | std::views::transform([](const auto* one) {
-                                            return one->communicator_.get();
-                                          }));
-  }
-  for (DeviceCommunicator* one : device_comms) one->finish();
+  };
+  create_together(device_comms, "ncclDevCommCreate", begin, [&] {
+    for (DeviceCommunicator* one : device_comms) one->finish();
+  });
 }
 
 void DeviceCommunicator::begin() {

@@ -1,8 +1,6 @@
 #include "comm/window.h"
 
 #include <algorithm>
-#include <list>
-#include <ranges>
 #include <utility>
 
 #include "abi/constants.h"
@@ -135,18 +133,7 @@ void Window::cancel() {
 }
 
 void Window::register_all(const std::vector<Window*>& windows) {
-  if (windows.empty()) return;
-  RawGroup::check_none();
-  std::vector<Communicator::Claim> claims;
-  std::list<Deadlines::Call> calls;
-  for (const Window* window : windows) {
-    claims.emplace_back(window->communicator_);
-    calls.emplace_back(window->communicator_->deadlines(), "ncclCommWindowRegister");
-    window->communicator_->handle();  // throws if it is suspended, which it is on all ranks then
-  }
-  Library& library = windows.front()->communicator_->library();
-  const RelaxedMode relaxed(library);  // the calling thread may be capturing
-  try {
+  const auto begin = [&](Library& library) {
     discard_on_failure(windows, [&] { exchange_offers(windows); });
     for (const Window* window : windows) window->check_offers();
     GroupScope group(library);
@@ -154,13 +141,11 @@ void Window::register_all(const std::vector<Window*>& windows) {
       for (Window* window : windows) window->begin();
     });
     group.end();
-  } catch (const NcclFailure& failure) {
-    Communicator::rethrow_failed(failure, windows | std::views::transform([](const Window* window) {
-                                            return window->communicator_.get();
-                                          }));
-  }
-  for (Window* window : windows) window->finish();
-  set_up_one_sided(windows);
+  };
+  create_together(windows, "ncclCommWindowRegister", begin, [&] {
+    for (Window* window : windows) window->finish();
+    set_up_one_sided(windows);
+  });
 }
 
 // Calls step. If it fails for a reason that the other ranks cannot see, for example a lack of

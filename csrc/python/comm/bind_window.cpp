@@ -123,7 +123,7 @@ std::shared_ptr<Window> register_memory(std::shared_ptr<Communicator> communicat
   auto window = std::make_shared<OwnedWindow>(std::move(communicator), address, nbytes, flags,
                                               std::move(memory));
   if (Group* group = Group::active()) {
-    group->record(Group::PendingWindow{window});
+    group->record(window);
     return window;
   }
   const GilReleased released;

@@ -9,13 +9,12 @@ namespace pynccl::python {
 namespace {
 
 // Splits the items by library, in the order in which the libraries first appear.
-template <class Item, class LibraryOf>
-std::vector<std::vector<const Item*>> by_library(const std::vector<Item>& items,
-                                                 LibraryOf&& library_of) {
+template <class Item>
+std::vector<std::vector<const Item*>> by_library(const std::vector<Item>& items) {
   std::vector<std::vector<const Item*>> parts;
   for (const Item& item : items) {
     const auto same = std::find_if(parts.begin(), parts.end(), [&](const auto& part) {
-      return &library_of(*part.front()) == &library_of(item);
+      return &part.front()->library() == &item.library();
     });
     (same == parts.end() ? parts.emplace_back() : *same).push_back(&item);
   }
@@ -36,8 +35,7 @@ void drop_on_error(const std::vector<Item>& items, Make&& make) {
 // Creates or changes communicators, in one NCCL group per library. Does not need the GIL.
 void create_together(const std::vector<Group::PendingCommunicator>& items) {
   drop_on_error(items, [&] {
-    const auto library_of = [](const auto& item) -> Library& { return item.library(); };
-    for (const auto& part : by_library(items, library_of)) {
+    for (const auto& part : by_library(items)) {
       GroupScope group(part.front()->library());
       for (const auto* item : part) item->begin();
       group.end();
@@ -46,32 +44,16 @@ void create_together(const std::vector<Group::PendingCommunicator>& items) {
   });
 }
 
-// Registers windows. Does not need the GIL.
-void register_together(const std::vector<Group::PendingWindow>& items) {
+// Creates windows or device communicators. Does not need the GIL.
+template <class Object>
+void create_objects(const std::vector<Group::Pending<Object>>& items,
+                    void (*create)(const std::vector<Object*>&)) {
   drop_on_error(items, [&] {
-    const auto library_of = [](const auto& item) -> Library& {
-      return item.window->communicator()->library();
-    };
-    for (const auto& part : by_library(items, library_of)) {
-      std::vector<Window*> windows;
-      windows.reserve(part.size());
-      for (const auto* item : part) windows.push_back(item->window.get());
-      Window::register_all(windows);
-    }
-  });
-}
-
-// Creates device communicators. Does not need the GIL.
-void create_devices_together(const std::vector<Group::PendingDeviceCommunicator>& items) {
-  drop_on_error(items, [&] {
-    const auto library_of = [](const auto& item) -> Library& {
-      return item.communicator->communicator()->library();
-    };
-    for (const auto& part : by_library(items, library_of)) {
-      std::vector<DeviceCommunicator*> communicators;
-      communicators.reserve(part.size());
-      for (const auto* item : part) communicators.push_back(item->communicator.get());
-      DeviceCommunicator::create(communicators);
+    for (const auto& part : by_library(items)) {
+      std::vector<Object*> objects;
+      objects.reserve(part.size());
+      for (const auto* item : part) objects.push_back(item->object.get());
+      create(objects);
     }
   });
 }
@@ -109,14 +91,14 @@ void Group::record(PendingCommunicator communicator) {
   communicators_.push_back(std::move(communicator));
 }
 
-void Group::record(PendingWindow window) {
+void Group::record(std::shared_ptr<Window> window) {
   refuse_in_recorder("a window cannot be registered inside it");
-  windows_.push_back(std::move(window));
+  windows_.push_back({std::move(window)});
 }
 
-void Group::record(PendingDeviceCommunicator communicator) {
+void Group::record(std::shared_ptr<DeviceCommunicator> communicator) {
   refuse_in_recorder("a device communicator cannot be created inside it");
-  device_communicators_.push_back(std::move(communicator));
+  device_communicators_.push_back({std::move(communicator)});
 }
 
 void Group::at_end(AtEnd function) {
@@ -214,11 +196,11 @@ void Group::issue(const Batch& batch) {
   }
   if (!windows.empty()) {
     const GilReleased released;
-    drop_on_error(devices, [&] { register_together(windows); });
+    drop_on_error(devices, [&] { create_objects(windows, &Window::register_all); });
   }
   if (!devices.empty()) {
     const GilReleased released;
-    create_devices_together(devices);
+    create_objects(devices, &DeviceCommunicator::create);
   }
   if (Graph::any_capture()) batch.keep_alive_in_captures();
   {

@@ -47,20 +47,17 @@ class Group {
     }
   };
 
-  struct PendingWindow {
-    std::shared_ptr<Window> window;
+  // A Window or DeviceCommunicator.
+  template <class Object>
+  struct Pending {
+    std::shared_ptr<Object> object;
 
-    void drop() const { window->cancel(); }
-  };
-
-  struct PendingDeviceCommunicator {
-    std::shared_ptr<DeviceCommunicator> communicator;
-
-    void drop() const { communicator->cancel(); }
+    Library& library() const { return object->communicator()->library(); }
+    void drop() const { object->cancel(); }
   };
   void record(PendingCommunicator communicator);
-  void record(PendingWindow window);
-  void record(PendingDeviceCommunicator communicator);
+  void record(std::shared_ptr<Window> window);
+  void record(std::shared_ptr<DeviceCommunicator> communicator);
   // Registers a function for the end of the outermost group. It is called with true after the
   // operations were issued, with false if they are dropped or fail.
   using AtEnd = std::function<void(bool issued)>;
@@ -96,8 +93,8 @@ class Group {
   std::vector<Mark> marks_;  // the state at the beginning of each open group
   Batch batch_;
   std::vector<PendingCommunicator> communicators_;
-  std::vector<PendingWindow> windows_;
-  std::vector<PendingDeviceCommunicator> device_communicators_;
+  std::vector<Pending<Window>> windows_;
+  std::vector<Pending<DeviceCommunicator>> device_communicators_;
   std::vector<AtEnd> ends_;
   const Recorder* recorder_ = nullptr;
 };

@@ -262,7 +262,7 @@ std::shared_ptr<DeviceCommunicator> make_device_comm(
   }
   auto created = std::make_shared<OwnedDeviceCommunicator>(std::move(communicator), request);
   if (Group* group = Group::active()) {
-    group->record(Group::PendingDeviceCommunicator{created});
+    group->record(std::shared_ptr<DeviceCommunicator>(created));
     return created;
   }
   const GilReleased released;
