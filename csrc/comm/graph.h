@@ -41,7 +41,6 @@ class Graph {
   void close();  // launches in progress complete; closing twice is allowed
 
   const Library& library() const { return *library_; }
-  CUstream stream() const { return stream_; }
   std::size_t size() const { return size_; }  // nodes
   std::string text() const;                   // its state
 

@@ -54,7 +54,6 @@ class Window : public PutTarget {
   void* address() const { return address_; }
   std::size_t nbytes() const { return nbytes_; }
   std::uint64_t number() const override { return number_; }
-  int flags() const { return flags_; }
   bool is_open() const { return state_ == State::kOpen && !closed(); }
   bool closed() const override { return state_ == State::kClosed || communicator_->closed(); }
 

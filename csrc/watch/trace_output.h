@@ -63,7 +63,6 @@ class TraceMemory {
  public:
   explicit TraceMemory(std::uint64_t operations) : writer_(true), left_(operations) {}
 
-  bool full() const { return left_ == 0; }
   // Returns false if it is full.
   bool reserve() {
     if (left_ == 0) return writer_.drop(), false;

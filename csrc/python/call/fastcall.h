@@ -115,6 +115,9 @@ class Signature {
   std::array<PyObject*, Count> interned_{};
 };
 
+// An argument that may be None; nullptr for None.
+inline PyObject* given(PyObject* argument) { return argument == Py_None ? nullptr : argument; }
+
 using FastMethod = PyObject* (*)(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                                  PyObject* kwnames);
 

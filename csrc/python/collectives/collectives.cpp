@@ -16,8 +16,6 @@ namespace {
 
 using Kind = OperationKind;
 
-PyObject* given(PyObject* value) { return value == Py_None ? nullptr : value; }
-
 template <Kind K>
 OperationArguments parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   static constexpr MethodTraits traits = method_traits<K>();

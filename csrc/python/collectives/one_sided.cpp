@@ -19,8 +19,6 @@
 namespace pynccl::python {
 namespace {
 
-PyObject* if_given(PyObject* value) { return value == Py_None ? nullptr : value; }
-
 void check_index(const char* name, int index, const Library& library) {
   constexpr int kSince = 23100;
   if (index == 0 || library.version() >= kSince) return;
@@ -119,13 +117,13 @@ PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, Py
     put.context = index_from_python("context", values[5], library);
     Owners owners;
     TensorView tensor =
-        view_tensor(owners, "tensor", values[0], if_given(values[7]), if_given(values[8]));
+        view_tensor(owners, "tensor", values[0], given(values[7]), given(values[8]));
     check_placement(tensor, library, communicator.device());
     put.sendbuff = tensor.data;
     put.count = tensor.count;
     put.dtype = tensor.dtype->nccl;
     window.check_put(put);
-    PyObject* stream = if_given(values[6]);
+    PyObject* stream = given(values[6]);
     put.stream = resolve_stream(stream, tensor, library);
     issue_one_sided(self, communicator, put, stream, {values[0], values[2], owners.get()},
                     owners.get());
@@ -147,7 +145,7 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
     operation.root_or_peer = rank_from_python("peer", values[0], communicator.nranks());
     operation.signal = index_from_python("signal", values[1], communicator.library());
     operation.context = index_from_python("context", values[2], communicator.library());
-    PyObject* stream = if_given(values[3]);
+    PyObject* stream = given(values[3]);
     operation.stream = stream_without_tensor("signal", stream, communicator.library());
     issue_one_sided(self, communicator, operation, stream, {});
     return Py_NewRef(Py_None);
@@ -230,7 +228,7 @@ PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
         index_from_python("signal", values[2], communicator.library()),
         index_from_python("context", values[3], communicator.library()));
     descriptors.add(values[0]);
-    PyObject* stream = if_given(values[4]);
+    PyObject* stream = given(values[4]);
     Operation operation{};
     operation.kind = OperationKind::kWaitSignal;
     operation.stream = stream_without_tensor("wait_signal", stream, communicator.library());

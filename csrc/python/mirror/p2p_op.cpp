@@ -5,6 +5,7 @@
 #include "comm/communicator.h"
 #include "comm/overlap.h"
 #include "python/call/bind.h"
+#include "python/call/fastcall.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"
@@ -43,8 +44,6 @@ P2POp& p2p_op(PyObject* self) { return NativeP2POp::of(self); }
 
 py::object reference_to(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
 
-bool was_given(PyObject* argument) { return argument && argument != Py_None; }
-
 Direction direction_of(PyObject* op) {
   const FastFunction* function = op ? FastFunction::in(op) : nullptr;
   return function ? function->spec().direction : Direction::kNone;
@@ -60,7 +59,7 @@ bool fill(P2POp& op, const Parameters::Values& values) {
   PyObject* peer = values[P2POp::kPeer];
   PyObject* group_peer = group->rank_of(peer, values[P2POp::kGroupPeer]);
   if (!group_peer) return false;
-  if (!was_given(peer)) {
+  if (!given(peer)) {
     if (!group->is_default()) return false;
     peer = group_peer;
   }
@@ -72,7 +71,7 @@ bool fill(P2POp& op, const Parameters::Values& values) {
   set(P2POp::kOp, values[P2POp::kOp]);
   set(P2POp::kTensor, values[P2POp::kTensor]);
   set(P2POp::kPeer, peer);
-  set(P2POp::kGroup, was_given(given_group) ? given_group : ProcessGroup::default_object());
+  set(P2POp::kGroup, given(given_group) ? given_group : ProcessGroup::default_object());
   set(P2POp::kTag, values[P2POp::kTag] ? values[P2POp::kTag] : no_tag);
   set(P2POp::kGroupPeer, group_peer);
   return true;
@@ -256,7 +255,7 @@ PyObject* batch_isend_irecv(const FastFunction&, PyObject* const* values) {
   PyObject* first = PyList_GET_ITEM(list, 0);
   if (Py_TYPE(first) != p2p_op_type) return fallback();
   PyObject* group_object = p2p_op(first).fields[P2POp::kGroup].ptr();
-  const ProcessGroup* group = was_given(group_object) ? direct_group(group_object) : nullptr;
+  const ProcessGroup* group = given(group_object) ? direct_group(group_object) : nullptr;
   if (!group) return fallback();
   Exchange exchange;
   if (!passes([&] { return check_operations(exchange, *group, group_object, list); })) [[unlikely]]

@@ -9,14 +9,12 @@
 namespace pynccl::python::mirror {
 namespace {
 
-bool is_given(PyObject* argument) { return argument && argument != Py_None; }
-
 constexpr const char* kDeviceTypes[] = {"cpu", "cuda"};
 
 }  // namespace
 
 ProcessGroup* ProcessGroup::given(PyObject* group) {
-  if (!is_given(group)) return default_;
+  if (!python::given(group)) return default_;
   return Py_TYPE(group) == classes.group ? &unwrap<ProcessGroup>(group) : nullptr;
 }
 
@@ -27,8 +25,8 @@ void ProcessGroup::set_default(const py::object& group) {
 }
 
 PyObject* ProcessGroup::rank_of(PyObject* global_rank, PyObject* group_rank) const {
-  if (is_given(group_rank)) return is_given(global_rank) ? nullptr : group_rank;
-  if (!is_given(global_rank)) return nullptr;
+  if (python::given(group_rank)) return python::given(global_rank) ? nullptr : group_rank;
+  if (!python::given(global_rank)) return nullptr;
   if (is_default()) return global_rank;
   PyObject* rank = PyDict_GetItemWithError(rank_of_.ptr(), global_rank);
   if (!rank) PyErr_Clear();
