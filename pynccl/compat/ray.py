@@ -86,9 +86,15 @@ def _ask(key: str, rank: int, seconds: float) -> bytes:
         internal_kv._internal_kv_del(f"{key}/{number}")
 
 
+def _limit() -> float:
+    """Return the time limit for creating a communicator, in seconds."""
+    seconds = float(os.environ.get("PYNCCL_TIMEOUT") or 0)  # 0: no limit
+    return min(seconds or _SECONDS, _SECONDS)
+
+
 def _create(key: str, rank: int, nranks: int) -> nccl.Communicator:
     provider = os.environ.get("PYNCCL_PROVIDER") or ("cuda" if ray.get_gpu_ids() else "host")
-    seconds = min(_SECONDS, float(os.environ.get("PYNCCL_TIMEOUT") or "inf"))
+    seconds = _limit()
     if rank == 0:
         unique_id = nccl.get_unique_id(provider)
         _answer(f"pynccl/{key}", nranks, seconds, bytes(unique_id))
@@ -285,7 +291,7 @@ class GraphCommunicator(_Collectives, Communicator):
         if use_communication_streams:
             self._send_stream, self._recv_stream = torch.cuda.Stream(), torch.cuda.Stream()
         if rank is not None:
-            config = nccl.Config(init_timeout=_SECONDS)
+            config = nccl.Config(init_timeout=_limit())
             self._comm = nccl.Communicator(world_size, nccl.UniqueId(comm_id), rank, config=config)
 
     @classmethod

@@ -160,6 +160,21 @@ def test_a_receive_ends_when_the_graph_is_destroyed(monkeypatch: pytest.MonkeyPa
     graphs[1].destroy()
 
 
+def test_a_compiled_graph_without_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYNCCL_PROVIDER", "host")
+    monkeypatch.setenv("PYNCCL_TIMEOUT", "0.5")
+    comm_id = compat.GraphCommunicator.generate_communicator_id()
+    began = time.monotonic()
+    with pytest.raises(nccl.NcclTimeoutError):
+        compat.GraphCommunicator(2, comm_id, 0, ["a", "b"], None)
+    assert time.monotonic() - began < 60
+
+
+def test_no_time_limit_of_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYNCCL_TIMEOUT", "0")
+    assert compat._limit() == 180
+
+
 def test_one_tensor_per_process() -> None:
     with pytest.raises(ValueError, match="got 2; pynccl supports one GPU per process"):
         compat._one([1, 2])
