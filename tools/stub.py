@@ -1,6 +1,8 @@
-"""Generates the nccl.h methods of Library in pynccl/_C.pyi from nccl_functions.inc.
+"""Generates the parts of pynccl/_C.pyi that follow from the lists in csrc/abi.
 
-Run it after changing the list: python -m tools.stub && make format
+These are the nccl.h methods of Library, and the fields of the structs and of Config.
+
+Run it after changing a list: python -m tools.stub
 """
 
 from __future__ import annotations
@@ -13,6 +15,14 @@ ABI = ROOT / "csrc" / "abi"
 STUB = ROOT / "pynccl" / "_C.pyi"
 BEGIN = "    # From csrc/abi/nccl_functions.inc by tools/stub.py:\n"
 END = "    # End of the generated methods.\n"
+
+FIELDS = {
+    "ncclConfig_t": "config_fields.inc",
+    "ncclCollConfig_t": "coll_config_fields.inc",
+    "ncclDevCommRequirements_t": "device_requirements_fields.inc",
+    "ncclCommProperties_t": "comm_properties_fields.inc",
+}
+_WIDTH = 101  # of a line, with its end
 
 # The Python names of structs that C names without _t.
 RENAMED = {
@@ -88,11 +98,16 @@ def _result(result: str, returned: list[str]) -> str:
 
 
 def method(result: str, name: str, parameters: list[tuple[str, list[str]]]) -> str:
-    """Return one method of the stub."""
+    """Return one method of the stub, formatted."""
     both = [_parameter(kind, arguments) for kind, arguments in parameters]
     taken = ["self", *(each for each, _ in both if each)]
-    returned = [each for _, each in both if each]
-    return f"    def {name}({', '.join(taken)}) -> {_result(result, returned)}: ...\n"
+    end = f") -> {_result(result, [each for _, each in both if each])}: ...\n"
+    begin, joined = f"    def {name}(", ", ".join(taken)
+    if len(begin + joined + end) <= _WIDTH:
+        return begin + joined + end
+    if len(joined) + 8 < _WIDTH:
+        return f"{begin}\n        {joined}\n    {end}"
+    return begin + "\n" + "".join(f"        {each},\n" for each in taken) + "    " + end
 
 
 def methods() -> str:
@@ -109,12 +124,48 @@ def methods() -> str:
     return "".join(lines)
 
 
+def _fields(file: str) -> list[list[str]]:
+    """Return since, type, name and, for some files, attribute of each field of a list."""
+    found = re.findall(r"^FIELD\((.*)\)$", (ABI / file).read_text(), re.MULTILINE)
+    return [line.split(", ") for line in found]
+
+
+def _raw_field(c_type: str, name: str) -> str:
+    if c_type == "NcclGinSupport":
+        return f"    @property\n    def {name}(self) -> tuple[bool, ...]: ...\n"
+    known = {"bool": "bool", "const char*": "str | None"}
+    return f"    {name}: {known.get(c_type, 'int')}\n"
+
+
+def _setting(c_type: str, attribute: str) -> str:
+    python = "str" if c_type == "const char*" else "int"
+    return f"    {attribute}: {python} | None = None\n"
+
+
+def _between(text: str, begin: str, end: str, content: str) -> str:
+    """Replace what stands between the first begin and the next end."""
+    start = text.index(begin) + len(begin)
+    return text[:start] + content + text[text.index(end, start) :]
+
+
+def generated(text: str) -> str:
+    """Return a stub with its generated parts replaced.
+
+    Args:
+        text: the stub.
+    """
+    text = _between(text, BEGIN, END, methods())
+    for name, file in FIELDS.items():
+        start = text.index(f"class {name}:\n")
+        content = "".join(_raw_field(c_type, field) for _, c_type, field, *_ in _fields(file))
+        text = text[:start] + _between(text[start:], "    version: int\n", "\nclass ", content)
+    settings = "".join(_setting(field[1], field[3]) for field in _fields("config_fields.inc"))
+    return _between(text, "class Config:\n", "    check: ", settings)
+
+
 def main() -> None:
-    """Rewrite the part of the stub between the markers."""
-    text = STUB.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    STUB.write_text(before + BEGIN + methods() + END + after)
+    """Rewrite the generated parts of the stub."""
+    STUB.write_text(generated(STUB.read_text()))
 
 
 if __name__ == "__main__":
