@@ -37,8 +37,10 @@ const char* dtype_name(ncclDataType_t dtype) {
 
 const char* kind_name(OperationKind kind) {
   constexpr const char* kNames[] = {
-      "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather",
-      "scatter",    "send",      "recv",   "put_signal", "signal",         "wait_signal"};
+#define OPERATION(name, method, ...) #method,
+#define ONE_SIDED(name, method) #method,
+#include "comm/operations.inc"
+  };
   return kNames[static_cast<unsigned char>(plain(kind))];
 }
 

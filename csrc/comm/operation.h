@@ -10,19 +10,9 @@
 namespace pynccl {
 
 enum class OperationKind : unsigned char {
-  kAllReduce,
-  kBroadcast,
-  kReduce,
-  kAllGather,
-  kReduceScatter,
-  kAllToAll,
-  kGather,
-  kScatter,
-  kSend,
-  kRecv,
-  kPutSignal,
-  kSignal,
-  kWaitSignal,
+#define OPERATION(name, ...) k##name,
+#define ONE_SIDED(name, method) k##name,
+#include "comm/operations.inc"
   kConfigured = 0x80,  // flag: the collective has an ncclCollConfig_t
 };
 

@@ -117,26 +117,17 @@ void barrier(const py::object& self, const py::object& stream) {
 void bind_collectives(py::module_&) {
   const py::type communicator_type = py::type::of<Communicator>();
   static const std::string common = collective_docs::kCommon;
-#define METHOD(kind)                                                                      \
-  {                                                                                       \
-    static const std::string doc =                                                        \
-        std::string(collective_docs::kind) +                                              \
-        (method_traits<Kind::kind>().takes_out ? collective_docs::kConfig : "") + common; \
-    static PyMethodDef definition =                                                       \
-        fast_method(method_traits<Kind::kind>().name, &method<Kind::kind>, doc.c_str());  \
-    add_method(communicator_type, definition);                                            \
+#define OPERATION(kind, ...)                                                                   \
+  {                                                                                            \
+    static const std::string doc =                                                             \
+        std::string(collective_docs::k##kind) +                                                \
+        (method_traits<Kind::k##kind>().takes_out ? collective_docs::kConfig : "") + common;   \
+    static PyMethodDef definition =                                                            \
+        fast_method(method_traits<Kind::k##kind>().name, &method<Kind::k##kind>, doc.c_str()); \
+    add_method(communicator_type, definition);                                                 \
   }
-  METHOD(kAllReduce)
-  METHOD(kBroadcast)
-  METHOD(kReduce)
-  METHOD(kAllGather)
-  METHOD(kReduceScatter)
-  METHOD(kAllToAll)
-  METHOD(kGather)
-  METHOD(kScatter)
-  METHOD(kSend)
-  METHOD(kRecv)
-#undef METHOD
+#define ONE_SIDED(name, method)
+#include "comm/operations.inc"
   add_method<Communicator>("barrier", &barrier, py::kw_only(), py::arg("stream") = py::none(),
                            R"(Synchronize the streams of all ranks with each other (ncclAllReduce).
 

@@ -23,26 +23,11 @@ struct MethodTraits {
 template <OperationKind K>
 constexpr MethodTraits method_traits() {
   switch (K) {
-    case OperationKind::kAllReduce:
-      return {"all_reduce", nullptr, true, true, 1, 1};
-    case OperationKind::kBroadcast:
-      return {"broadcast", "root", false, true, 1, 1};
-    case OperationKind::kReduce:
-      return {"reduce", "root", true, true, 1, 1};
-    case OperationKind::kAllGather:
-      return {"all_gather", nullptr, false, true, 1, 0};
-    case OperationKind::kReduceScatter:
-      return {"reduce_scatter", nullptr, true, true, 0, 1};
-    case OperationKind::kAllToAll:
-      return {"all_to_all", nullptr, false, true, 0, 0};
-    case OperationKind::kGather:
-      return {"gather", "root", false, true, 1, 0};
-    case OperationKind::kScatter:
-      return {"scatter", "root", false, true, 0, 1};
-    case OperationKind::kSend:
-      return {"send", "peer", false, false, 1, 1};
-    case OperationKind::kRecv:
-      return {"recv", "peer", false, false, 1, 1};
+#define OPERATION(name, method, ...) \
+  case OperationKind::k##name:       \
+    return {#method, __VA_ARGS__};
+#define ONE_SIDED(name, method)
+#include "comm/operations.inc"
   }
 }
 

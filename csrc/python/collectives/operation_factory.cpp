@@ -180,20 +180,11 @@ void make_operation(Communicator& communicator, const OperationArguments& argume
   operation = CheckedCall<K>(communicator, arguments, stream).operation(tensor);
 }
 
-#define INSTANTIATE(kind)                                                                         \
-  template Operation make_operation<Kind::kind>(Communicator&, const OperationArguments&);        \
-  template void make_operation<Kind::kind>(Communicator&, const OperationArguments&, TensorView&, \
-                                           const cudaStream_t*, Operation&);
-INSTANTIATE(kAllReduce)
-INSTANTIATE(kBroadcast)
-INSTANTIATE(kReduce)
-INSTANTIATE(kAllGather)
-INSTANTIATE(kReduceScatter)
-INSTANTIATE(kAllToAll)
-INSTANTIATE(kGather)
-INSTANTIATE(kScatter)
-INSTANTIATE(kSend)
-INSTANTIATE(kRecv)
-#undef INSTANTIATE
+#define OPERATION(name, ...)                                                                  \
+  template Operation make_operation<Kind::k##name>(Communicator&, const OperationArguments&); \
+  template void make_operation<Kind::k##name>(Communicator&, const OperationArguments&,       \
+                                              TensorView&, const cudaStream_t*, Operation&);
+#define ONE_SIDED(name, method)
+#include "comm/operations.inc"
 
 }  // namespace pynccl::python
