@@ -7,6 +7,7 @@ collectives run there.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -204,4 +205,5 @@ def test_ray_transfer_that_fails() -> None:
     with pytest.raises(ray.exceptions.RayError):
         ray.get(holders[1].total.remote(tensors), timeout=_SOON)
     assert ray.get(holders[1].answer.remote(), timeout=_SOON) == 42
-    destroy_collective_group(group)
+    with contextlib.suppress(ValueError):  # Ray may have destroyed it already
+        destroy_collective_group(group)
