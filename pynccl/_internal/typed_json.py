@@ -115,7 +115,7 @@ def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
     if type(value) in _plain(hint):
         return value
     for part in typing.get_args(hint) if isinstance(hint, types.UnionType) else ():
-        if dataclasses.is_dataclass(part):
+        if dataclasses.is_dataclass(part) or _is_named_tuple(part):
             return _converted(part, value)
     origin = typing.get_origin(hint)
     if origin in (list, tuple):
@@ -128,16 +128,18 @@ def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
         return {key: _converted(typing.get_args(hint)[1], one) for key, one in value.items()}
     if dataclasses.is_dataclass(hint):
         return build(typing.cast("type[Any]", hint), value)
-    if isinstance(hint, type) and issubclass(hint, tuple):  # a NamedTuple
+    if _is_named_tuple(hint):
         hints = typing.get_type_hints(hint)
         if not isinstance(value, list) or len(value) != len(hints):
             raise FieldError(f"{_short(value)} is not a list of {len(hints)} values")
         make = typing.cast("Callable[..., object]", hint)
         return make(*map(_converted, hints.values(), value))
-    if isinstance(hint, types.UnionType) and not _plain(hint)[:-1]:  # such a class, or None
-        return _converted(typing.get_args(hint)[0], value)
     names = [one.__name__ for one in _plain(hint) if one is not type(None)]
     raise FieldError(f"{_short(value)} is not of type {names[-1]}")
+
+
+def _is_named_tuple(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, tuple)
 
 
 def _short(value: object) -> str:
