@@ -1,5 +1,6 @@
 // The lane of a communicator for CPU memory. A call on the null stream returns when its operation
-// is complete, so asynchronous operations are calls on a thread of the lane.
+// is complete, so asynchronous operations are calls on the thread of the lane, or on a thread that
+// waits for them before that one has begun them.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -19,6 +20,13 @@ constexpr std::chrono::seconds kFinishLimit{2};       // for pending operations 
 constexpr std::chrono::seconds kAbortLimit{1};        // for aborted operations
 constexpr std::chrono::milliseconds kHandover{5};
 
+// A wait that follows its operation within this time runs it before a woken thread would. After
+// kWaits such waits in sequence, the thread of the lane is not woken any more, but looks for
+// operations every kNap as long as some come, and runs one that waits for longer than kAtOnce.
+constexpr std::chrono::microseconds kAtOnce{50};
+constexpr std::chrono::microseconds kNap{200};
+constexpr int kWaits = 16;
+
 class HostLane final : public Lane {
  public:
   HostLane(std::shared_ptr<Connection> connection, std::shared_ptr<Hooks> hooks)
@@ -30,7 +38,7 @@ class HostLane final : public Lane {
     // At finalization, the thread may wait for the GIL forever, or in NCCL for a connection.
     const bool may_stay = !connection_->connected() || Ending::begun();
     const bool stays = may_stay && !queue_->finish(Clock::now() + kStopLimit);
-    if (stays || !Py_IsInitialized() || thread_.get_id() == std::this_thread::get_id())
+    if (stays || !Py_IsInitialized() || queue_->held_by_this_thread())
       thread_.detach();
     else
       thread_.join();
@@ -41,8 +49,9 @@ class HostLane final : public Lane {
     auto work = c10::make_intrusive<HostWork>(rank, operation, timeout, connection_);
     Task task{connection_, hooks_, std::move(operation), work};
     // A callback that waits for its own operation runs on the thread that would execute it.
-    if (task.operation.async && !queue_->on_its_thread()) {
+    if (task.operation.async && !queue_->held_by_this_thread()) {
       start_thread();
+      work->queued_in(queue_);
       queue_->add(std::move(task));
     } else {
       const Queue::Turn turn(*queue_);
@@ -92,8 +101,8 @@ class HostLane final : public Lane {
     }
   };
 
-  // The pending operations, and whether one is running.
-  class Queue {
+  // The pending operations, and the thread that runs one.
+  class Queue final : public WorkQueue {
    public:
     void add(Task task) {
       std::unique_lock lock(mutex_);
@@ -101,76 +110,92 @@ class HostLane final : public Lane {
         lock.unlock();
         return task.run();
       }
+      if (tasks_.empty()) {
+        since_ = Clock::now();
+        withheld_ = !asleep_ && waits_ >= kWaits;
+      }
       tasks_.push_back(std::move(task));
-      changed_.notify_all();
+      ++added_;
+      if (!withheld_) wake();
+    }
+
+    // The order of the communicator includes the operations before that of work. Their callbacks
+    // stay on the thread of the lane, because this one may hold locks that they need.
+    void run_until(const HostWork& work) override {
+      std::unique_lock lock(mutex_);
+      waits_ = Clock::now() - since_ > kAtOnce ? 0 : std::min(waits_ + 1, kWaits);
+      const auto found = std::find_if(tasks_.begin(), tasks_.end(),
+                                      [&work](const Task& task) { return &work == &*task.work; });
+      if (found == tasks_.end()) return;
+      if (!run_first(lock, found - tasks_.begin() + 1)) rouse();
+    }
+
+    void start() override {
+      const std::scoped_lock lock(mutex_);
+      waits_ = 0;
+      rouse();
     }
 
     void stop() {
       const std::scoped_lock lock(mutex_);
       stopped_ = true;
+      wake();
       changed_.notify_all();
     }
 
     bool drain(std::chrono::milliseconds timeout) {
       std::unique_lock lock(mutex_);
+      rouse();
       const Waiter waiter(*this);
       return wait_with_signals(changed_, lock, Clock::now() + timeout, [this] { return idle(); });
     }
 
-    // Waits until the thread of the lane is idle.
+    // Waits until no asynchronous operation is pending or running.
     bool finish(Clock::time_point until) {
       std::unique_lock lock(mutex_);
+      rouse();
       const Waiter waiter(*this);
       return changed_.wait_until(lock, until, [this] { return tasks_.empty() && !running_; });
     }
 
-    bool on_its_thread() {
+    bool held_by_this_thread() {
       const std::scoped_lock lock(mutex_);
-      return runner_ == std::this_thread::get_id();
+      return holder_ == std::this_thread::get_id();
     }
 
     // The main function of the lane's thread.
     void run() {
       Ending::exempt_thread();
       std::unique_lock lock(mutex_);
-      runner_ = std::this_thread::get_id();
       while (true) {
-        changed_.wait(lock, [this] { return !busy_ && (stopped_ || !tasks_.empty()); });
+        sleep(lock);
         if (tasks_.empty()) return;
-        busy_ = running_ = true;
-        {
-          Task task = std::move(tasks_.front());
-          tasks_.pop_front();
-          lock.unlock();
-          task.run();
-        }  // releases the tensors without the lock
-        lock.lock();
-        busy_ = running_ = false;
-        if (waiters_ > 0) changed_.notify_all();
+        if (std::exchange(withheld_, false)) waits_ = 0;
+        hold();
+        run_front(lock);
+        release();
       }
     }
 
     // Waits for the turn of a synchronous operation, after previously issued ones. A future's
-    // callback, which runs on the thread of the lane, does not wait.
+    // callback, which runs on the thread that holds the lane, does not wait.
     class Turn {
      public:
       explicit Turn(Queue& queue) : queue_(queue) {
         std::unique_lock lock(queue_.mutex_);
-        nested_ = queue_.runner_ == std::this_thread::get_id();
+        nested_ = queue_.holder_ == std::this_thread::get_id();
         if (nested_) return;
+        if (!queue_.idle() && !queue_.run_first(lock, std::ssize(queue_.tasks_))) queue_.rouse();
         if (!queue_.idle()) {
           const Waiter waiter(queue_);
           wait_with_signals(queue_.changed_, lock, std::nullopt, [this] { return queue_.idle(); });
         }
-        queue_.busy_ = true;
+        queue_.hold();
       }
       ~Turn() {
         if (nested_) return;
         const std::scoped_lock lock(queue_.mutex_);
-        queue_.busy_ = false;
-        // Avoids a needless wake-up of the lane's thread for every synchronous operation.
-        if (queue_.waiters_ > 0 || queue_.stopped_ || !queue_.tasks_.empty())
-          queue_.changed_.notify_all();
+        queue_.release();
       }
       Turn(const Turn&) = delete;
       Turn& operator=(const Turn&) = delete;
@@ -190,16 +215,87 @@ class HostLane final : public Lane {
       int& count_;
     };
 
-    bool idle() const { return !busy_ && tasks_.empty(); }
+    bool held() const { return holder_ != std::thread::id(); }
+    bool idle() const { return !held() && tasks_.empty(); }
+    void hold() { holder_ = std::this_thread::get_id(); }
+
+    void release() {
+      holder_ = {};
+      if (stopped_ || (!tasks_.empty() && (!withheld_ || asleep_))) wake();
+      if (waiters_ > 0) changed_.notify_all();
+    }
+
+    // Lets the thread of the lane run the pending operations.
+    void rouse() {
+      withheld_ = false;
+      if (!held() && !tasks_.empty()) wake();
+    }
+
+    void wake() {
+      asleep_ = false;
+      wake_.notify_one();
+    }
+
+    // Runs the first tasks on this thread, if it can be done without waiting for another one.
+    bool run_first(std::unique_lock<std::mutex>& lock, std::ptrdiff_t count) {
+      if (held() || !std::all_of(tasks_.begin(), tasks_.begin() + count, [](const Task& task) {
+            return task.connection->connected() && !task.work->has_future();
+          }))
+        return false;
+      hold();
+      for (; count > 0; --count) run_front(lock);
+      release();
+      return true;
+    }
+
+    void run_front(std::unique_lock<std::mutex>& lock) {
+      running_ = true;
+      {
+        Task task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        task.run();
+      }  // releases the tensors without the lock
+      lock.lock();
+      running_ = false;
+      since_ = Clock::now();
+    }
+
+    // Returns when the thread of the lane has to run the first task, or to end.
+    void sleep(std::unique_lock<std::mutex>& lock) {
+      for (auto seen = added_;;) {
+        std::chrono::nanoseconds time = kNap;
+        if (!held()) {
+          if (stopped_ || (!tasks_.empty() && !withheld_)) return;
+          if (!tasks_.empty()) {
+            time = since_ + kAtOnce - Clock::now();
+            if (time <= time.zero()) return;
+          }
+        }
+        if (seen != added_ || (!held() && !tasks_.empty())) {
+          seen = added_;
+          wake_.wait_for(lock, time);
+        } else {
+          asleep_ = true;
+          wake_.wait(lock);
+          asleep_ = false;
+        }
+      }
+    }
 
     std::mutex mutex_;
-    std::condition_variable changed_;
+    std::condition_variable wake_;     // for the thread of the lane
+    std::condition_variable changed_;  // for the other waiting threads
     std::deque<Task> tasks_;
-    bool busy_ = false;
-    bool running_ = false;  // the thread is running an operation
+    std::uint64_t added_ = 0;  // tasks so far
+    std::thread::id holder_;   // the thread that runs an operation
+    bool running_ = false;     // whether that is an asynchronous one
     bool stopped_ = false;
     int waiters_ = 0;
-    std::thread::id runner_;
+    Clock::time_point since_;  // when the first task could begin, or the last one ended
+    int waits_ = 0;            // in sequence that followed within kAtOnce, up to kWaits
+    bool withheld_ = false;    // the thread of the lane was not woken for the tasks
+    bool asleep_ = false;      // it does not look for tasks before it is woken
   };
 
   // A lane with a thread, for finalization of the interpreter.

@@ -22,7 +22,8 @@ void run_signal_handlers() {
   // Python runs signal handlers in the main thread of the process.
   if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
   with_gil([] {
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    // The calls include the exception of a handler that interrupted an operation of this thread.
+    if (PyErr_CheckSignals() != 0 || Py_MakePendingCalls() != 0) throw py::error_already_set();
   });
 }
 

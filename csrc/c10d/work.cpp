@@ -33,14 +33,18 @@ bool HostWork::wait(std::chrono::milliseconds timeout) {
   const GilReleased released;  // torch's binding of synchronize() holds the GIL
   const Ending::Call call;
   Connection::Wait traced(connection_.get(), nullptr);
+  if (const auto queue = queue_.lock())
+    timeout == kNoTimeout ? queue->run_until(*this) : queue->start();
   std::unique_lock lock(mutex_);
   std::optional<std::chrono::steady_clock::time_point> until;  // else the communicator's deadline
   if (timeout != kNoTimeout) until = std::chrono::steady_clock::now() + timeout;
   if (!wait_with_signals(cv_, lock, until, [this] { return completed_; }))
     throw_timed_out(name_, rank_, timeout);
   traced.of(sequence_);
-  if (exception_) std::rethrow_exception(exception_);
-  return true;
+  if (!exception_) return true;
+  lock.unlock();
+  run_signal_handlers();
+  std::rethrow_exception(exception_);
 }
 
 bool HostWork::isSuccess() const {
@@ -64,8 +68,16 @@ c10::intrusive_ptr<c10::ivalue::Future> HostWork::future(
   const auto future = kept;
   const bool completed = completed_;
   lock.unlock();
-  if (completed) (this->*mark)(*future);
+  if (completed)
+    (this->*mark)(*future);
+  else if (const auto queue = queue_.lock())
+    queue->start();
   return future;
+}
+
+bool HostWork::has_future() const {
+  const std::scoped_lock lock(mutex_);
+  return future_ || result_;
 }
 
 float HostWork::getDuration() const {

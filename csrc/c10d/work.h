@@ -53,7 +53,22 @@ class PyncclWork : public c10d::Work {
   unsigned long long sequence_ = 0;               // of its last operation, for traces
 };
 
-// An operation on CPU memory, run by a thread.
+class HostWork;
+
+// The pending operations of a lane, for the threads that wait for them.
+class WorkQueue {
+ public:
+  // Runs the operations up to that of work on this thread, unless it has begun. If this thread
+  // cannot run them, the thread of the lane does.
+  virtual void run_until(const HostWork& work) = 0;
+  // Lets the thread of the lane run the pending operations.
+  virtual void start() = 0;
+
+ protected:
+  ~WorkQueue() = default;
+};
+
+// An operation on CPU memory, run by the thread of a lane or by a thread that waits for it.
 class HostWork final : public PyncclWork {
  public:
   using PyncclWork::PyncclWork;
@@ -67,6 +82,8 @@ class HostWork final : public PyncclWork {
   float getDuration() const override;  // in milliseconds
 
   std::optional<float> duration() const { return duration_; }  // for the thread that ran it
+  bool has_future() const;
+  void queued_in(std::weak_ptr<WorkQueue> queue) { queue_ = std::move(queue); }
   // Issues the operation, and measures its duration if it is timed.
   void run(Operation& operation);
   // Marks the operation as ended.
@@ -83,6 +100,7 @@ class HostWork final : public PyncclWork {
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // under mutex_
   c10::intrusive_ptr<c10::ivalue::Future> result_;  // under mutex_
   std::optional<float> duration_;
+  std::weak_ptr<WorkQueue> queue_;  // none: a synchronous operation
 };
 
 // The events around a timed operation on a stream.

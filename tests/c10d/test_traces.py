@@ -52,7 +52,6 @@ def test_waits_of_works_are_traced(rank: int, size: int) -> None:
     assert (first.what, first.on_device) == ("work", False)
     assert (first.communicator, first.sequence) == (reduce.communicator, reduce.sequence)
     assert first.thread == trace.pid
-    assert first.thread != reduce.thread
     assert {(one.communicator, one.sequence) for one in others} == {
         (one.communicator, one.sequence) for one in messages
     }

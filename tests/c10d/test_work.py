@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import threading
 import time
 from datetime import timedelta
@@ -16,10 +17,12 @@ import torch.distributed as dist
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of, set_event, wait_event
 from tests.c10d.versions import needs_torch
+from tests.support.blocking import wait_until
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _CPU = torch.device("cpu")
+_LONG = timedelta(seconds=20)
 
 
 @on_ranks(2, 4, fixture="each_world")
@@ -217,3 +220,100 @@ def test_synchronous_operations_wake_no_thread(rank: int, size: int) -> None:
     for _ in range(calls):
         dist.all_reduce(tensor)
     assert _wakeups() - before < calls / 10
+
+
+def _switches() -> int:
+    """How often a thread of this process has slept."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+@on_ranks(2)
+def test_a_wait_runs_its_operation(rank: int, size: int) -> None:
+    """An operation whose caller waits at once wakes at most one thread, and few of them any."""
+    x, repeats = torch.ones(1), 500
+    for _ in range(20):
+        dist.all_reduce(x, async_op=True).wait()
+    with nccl.trace() as traced:
+        for _ in range(repeats):
+            dist.all_reduce(x, async_op=True).wait()
+    trace = traced.process
+    assert trace is not None
+    own = [one for one in trace.operations if one.thread == trace.pid]
+    assert len(own) > repeats / 2
+    spent = {}
+    for async_op in (False, True):
+        before = _switches()
+        for _ in range(repeats):
+            work = dist.all_reduce(x, async_op=async_op)
+            if work is not None:
+                work.wait()
+        spent[async_op] = (_switches() - before) / repeats
+    assert spent[True] < spent[False] + 1.2, spent  # 2 more before waits ran operations
+
+
+@on_ranks(2)
+def test_operations_begin_without_a_wait(rank: int, size: int) -> None:
+    """Also after many whose callers waited at once."""
+    x = torch.ones(1)
+    for _ in range(3):
+        for _ in range(50):
+            dist.all_reduce(x, async_op=True).wait()
+        works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+        wait_until(works[-1].is_completed)
+        assert dist.all_reduce(x, async_op=True).get_future().wait()
+        assert dist.all_reduce(x, async_op=True).wait(timedelta(seconds=20))
+    works = [dist.all_reduce(x, async_op=True) for _ in range(8)]
+    threads = [threading.Thread(target=work.wait) for work in reversed(works)]
+    for thread in threads:
+        thread.start()
+    for work in works[::3]:
+        work.wait()
+    for thread in threads:
+        thread.join()
+    assert all(work.is_success() for work in works)
+
+
+@on_ranks(2)
+def test_a_callback_does_not_run_in_a_wait(rank: int, size: int) -> None:
+    """The waiting thread may hold a lock that the callback needs."""
+    lock, x = threading.Lock(), torch.ones(1)
+    dist.all_reduce(x)
+    if rank == 1:
+        wait_event("has a callback")
+        dist.all_reduce(x)
+        return
+    with lock:
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future().then(lambda _: lock.acquire() and lock.release())
+        set_event("has a callback")
+        work.wait()
+    future.wait()
+
+
+@on_ranks(2)
+def test_every_waiter_of_a_failed_operation_raises(rank: int, size: int) -> None:
+    """On the thread that runs it, on one that waits for that one, and with a limit."""
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        wait_event("raised")
+        return
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=0.5)
+    work = backend_of().allreduce([torch.ones(1)], options)
+    raised: list[BaseException] = []
+
+    def wait(*limit: timedelta) -> None:
+        try:
+            work.wait(*limit)
+        except dist.DistBackendError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=wait), threading.Thread(target=wait, args=[_LONG])]
+    for thread in threads:
+        thread.start()
+    wait()
+    for thread in threads:
+        thread.join()
+    assert len(raised) == 3
+    assert all("all_reduce" in str(error) for error in raised)
+    set_event("raised")
