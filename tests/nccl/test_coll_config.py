@@ -43,7 +43,7 @@ def _run(rank: Rank, names: tuple[str, ...], config: nccl.CollConfig) -> int:
 @pytest.mark.parametrize("threads", [False, True])
 def test_values(launch: Launcher, provider: str, threads: bool) -> None:
     config = nccl.CollConfig(
-        min_ctas=1, max_ctas=2, cga_cluster_size=0, cta_policy=raw.NCCL_CTA_POLICY_DEFAULT,
+        min_ctas=2, max_ctas=2, cga_cluster_size=0, cta_policy=raw.NCCL_CTA_POLICY_DEFAULT,
         profiler_tag=42,
     )  # fmt: skip
     names = collectives.ALL[not threads :: 2]

@@ -264,6 +264,11 @@ def test_deadlines_nest_and_are_a_threads_own() -> None:
     ):
         comms[0].recv(np.ones(4), 1)
     assert not others
+    scope = nccl.deadline(0.4)
+    with scope:
+        pass
+    with pytest.raises(ValueError, match="it was not entered"):  # the scope has ended
+        scope.__exit__(None, None, None)
     for comm in comms:
         comm.abort()
 

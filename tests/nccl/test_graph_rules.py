@@ -128,8 +128,9 @@ def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     assert (array == rank.nranks).all()
     graph.close()
     graph.close()
-    with pytest.raises(ValueError, match="it is closed"):
-        graph.launch()
+    for call in (graph.launch, graph.upload):
+        with pytest.raises(ValueError, match="it is closed"):
+            call()
 
 
 @on_ranks(2)

@@ -106,11 +106,12 @@ def test_plans_groups_and_several_communicators(rank: Rank) -> None:
     """A plan, a group over two communicators with an operator of their own, and single calls."""
     comms = [rank.communicator(0), rank.communicator(1)]
     stream, memory = rank.stream(), rank.memory
-    x, y, z = (memory.put(np.zeros(COUNT)) for _ in range(3))
+    x, y, z, of_plan = (memory.put(np.zeros(COUNT)) for _ in range(4))
     double = comms[0].pre_mul_sum(2.0, "float64")
     with nccl.plan() as plan:
         comms[0].all_reduce(x, out=y, stream=stream)
         comms[1].all_reduce(x, nccl.MAX, out=z, stream=stream)
+        comms[0].all_reduce(of_plan, stream=stream)
     with nccl.capture(stream) as graph:
         plan()
         with nccl.group():
@@ -118,6 +119,8 @@ def test_plans_groups_and_several_communicators(rank: Rank) -> None:
             comms[1].all_reduce(z)
         comms[1].broadcast(x, 0)
     plan.close()
+    alive = weakref.ref(of_plan)
+    del of_plan
     for replay in range(1, 4):
         memory.set(x, replay + rank.rank)
         graph.launch()
@@ -127,6 +130,8 @@ def test_plans_groups_and_several_communicators(rank: Rank) -> None:
         assert (memory.get(x) == replay).all()
         assert (memory.get(y) == 2 * n * total).all()
         assert (memory.get(z) == n * (replay + n - 1)).all()
+    gc.collect()
+    assert alive() is not None
     graph.close()
     for comm in comms:
         comm.close()

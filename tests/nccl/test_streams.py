@@ -5,9 +5,11 @@ the background is found and reported.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +142,16 @@ def test_launched_functions_run_in_order(rank: Rank) -> None:
     stream.synchronize()
     with pytest.raises(TypeError):
         stream.launch("no function")
+
+    def function() -> None:
+        pass
+
+    alive = weakref.ref(function)
+    stream.launch(function)
+    stream.synchronize()
+    del function
+    gc.collect()
+    assert alive() is None
 
 
 @on_ranks(2)
