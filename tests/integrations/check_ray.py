@@ -202,6 +202,8 @@ def test_ray_transfer_that_fails() -> None:
     tensors = holders[0].make.remote(10)
     assert ray.get(holders[0].total.remote(tensors), timeout=_LIMIT) == 48
     ray.kill(holders[0])
+    with pytest.raises(ray.exceptions.RayActorError):  # it is dead, not just about to be
+        ray.get(holders[0].answer.remote(), timeout=_SOON)
     with pytest.raises(ray.exceptions.RayError):
         ray.get(holders[1].total.remote(tensors), timeout=_SOON)
     assert ray.get(holders[1].answer.remote(), timeout=_SOON) == 42
