@@ -36,3 +36,7 @@ def test_torchft_two_replica_groups(tmp_path: Path) -> None:
     server = LighthouseServer(bind="127.0.0.1:0", min_replicas=2)
     same_as_over_gloo(tmp_path, "torchft", env={"TORCHFT_LIGHTHOUSE": server.address()})
     server.shutdown()
+
+
+def test_torchtitan_sharded_data(tmp_path: Path) -> None:
+    same_as_over_gloo(tmp_path, "torchtitan")

@@ -38,6 +38,7 @@ _TITLES = {
     "pytorch-lightning": "Lightning",
     "megatron-core": "Megatron-core",
     "torchft": "torchft",
+    "torchtitan": "torchtitan",
 }
 _NOTES = {"sglang": "its sources parsed, nothing ran: "}
 

@@ -139,7 +139,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/python/comm": (
         "tests/raw",
         *_files("nccl", "communicator arguments simulate plan buffers streams"),
-        *_files("nccl", "graphs suspension memory coll_config groups"),
+        *_files("nccl", "graphs graph_rules suspension memory coll_config groups"),
         *_files("nccl", "life windows borrow overlap deadlines"),
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_transfer.py",
