@@ -190,7 +190,7 @@ def test_another_file(data: bytes, text: str) -> None:
 def test_the_largest_file_is_printed_in_time() -> None:
     inner = _gpu(0, "1", *((1, f"{i}{'x' * 250}", "0x030200") for i in range(64)))
     began = time.monotonic()
-    found = parse(_system(_cpu(0, *[_bridge("0" * 255, inner)] * 1024)))
+    found = parse(_system(_cpu(0, _bridge("0" * 255, inner) * 1024)))
     assert len(found.text()) < 1 << 26
     list(found.findings())
     assert time.monotonic() - began < 20

@@ -138,7 +138,7 @@ def test_a_rank_whose_operation_is_queued(launch: Launcher) -> None:
 
 
 def _failed(rank: Rank, before: bool) -> str:
-    """Rank 1 has failed in B, or B had by the mistake of others before, and does not come to A."""
+    """Rank 1 fails in B, or learns that B has failed on other ranks, and never calls A."""
     text = ""
     with _communicators(rank) as comms:
         if rank.rank == 0:

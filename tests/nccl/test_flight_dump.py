@@ -225,7 +225,7 @@ def _load_all(folder: Path, nranks: int) -> list[Dump]:
 
 
 def test_a_timeout_writes_the_file(launch: Launcher, provider: str, tmp_path: Path) -> None:
-    """The files of all ranks name the one that has skipped a call."""
+    """The dumps of all ranks identify the rank that skipped a call."""
     folder = tmp_path / "dumps"
     folder.mkdir()
     env = {"PYNCCL_FLIGHT_FILE": f"{folder}/flight_"}

@@ -258,7 +258,7 @@ def test_a_flood_needs_no_more_memory(before: int) -> None:
     task = profiler.all_reduce()
     proxy = profiler.proxy(task)
     oldest = profiler.step(proxy)
-    for _ in range(10_000):  # touches all that is reserved
+    for _ in range(10_000):  # touches all pages of the rings
         profiler.step(proxy)
     first = _resident()
     for _ in range(30_000):

@@ -101,6 +101,8 @@ def measure(
     """
     measured = []
     stream = new_stream(comm)
+    asks = comm.provider == "host" and comm.nranks > 1 and collective != "send_recv"
+    chosen = _chosen(comm, collective, sizes) if asks else {}
     for nbytes in sizes:
         timers: dict[Variant, _Timer] = {}
         errors: dict[Variant, str] = {}
@@ -120,11 +122,11 @@ def measure(
             timer.close()
         for variant in variants:
             timing = Timing(tuple(samples[variant])) if variant in samples else None
-            entry = Measured(collective, comm.nranks, nbytes, variant, timing)
-            explained = collective != "send_recv" and comm.nranks > 1
-            if comm.provider == "host" and variant == Variant() and explained:
-                entry = replace(entry, chosen=_chosen(comm, collective, [nbytes])[nbytes])
-            measured.append(replace(entry, error=errors.get(variant, "")))
+            choice = chosen.get(nbytes) if variant == Variant() else None
+            reason = errors.get(variant, "")
+            measured.append(
+                Measured(collective, comm.nranks, nbytes, variant, timing, choice, reason)
+            )
     return measured
 
 
