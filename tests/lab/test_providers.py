@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from pynccl import nccl
+from pynccl.testing import LaunchError
 from pynccl.tools import lab
 from pynccl.tools.lab.algorithms import compare, winner, write_table
 from pynccl.tools.lab.variants import Variant, variants
@@ -52,6 +53,11 @@ def _sweep(rank: Rank) -> list[tuple[str, float]]:
     )
     rows = lab.sweep_overlaps(rank.comm, settings, load_seconds=0.005, repeats=3, evidence=False)
     return [(row.provider, row.compute.median) for row in rows]
+
+
+def test_a_size_that_is_too_small() -> None:
+    with pytest.raises(LaunchError, match="nbytes: 1 is less than a float32 for each rank"):
+        compare("host", "all_gather", [1], [Variant()], [2], repeats=1)
 
 
 def test_settings(launch: Launcher, provider: str) -> None:

@@ -272,6 +272,8 @@ def _chosen(comm: nccl.Communicator, collective: str, sizes: Sequence[int]) -> d
     unit = blocks(collective, comm.nranks)
     chosen = {}
     for nbytes in sizes:
+        if nbytes < unit:  # Communication refuses it, with the reason
+            continue
         found = comm.explain(collective, nbytes // unit * unit)
         chosen[nbytes] = f"{found.algorithm} {found.protocol}".strip().lower()
     return chosen
