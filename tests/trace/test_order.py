@@ -16,6 +16,7 @@ from tests.support.traces import MS, STREAM, TraceBuilder
 
 _A, _B, _C = STREAM, STREAM + 0x100, STREAM + 0x200
 _FIRST = {"communicator": "a" * 16, "sequence": 1}
+_EVENT = {"event_stream": _A, "event_recorded": 1.1}
 _CHAIN = {"sendbuff": 0x20000, "recvbuff": 0x30000}  # reads what the others write
 
 
@@ -209,6 +210,41 @@ def test_the_streams_of_a_group_join() -> None:
 
     assert _check(build) == []
     assert len(_check(lambda builder: build(builder, None))) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "fields", "ordered"),
+    [
+        ("stream_event", {"stream": _B}, True),
+        ("stream_event", {"stream": _B, "called": 1.5, **_EVENT}, True),
+        ("stream_event", {"stream": _B, "called": 6.9, **_EVENT}, False),  # after its end
+        ("stream", {"stream": _A}, True),  # the thread
+        ("stream", {"stream": _C}, False),
+    ],
+)
+def test_a_wait_in_a_group_precedes_the_operations_of_the_group(
+    what: str, fields: dict[str, Any], ordered: bool
+) -> None:
+    """A group is issued at its end, with operations that were called before the wait as well."""
+
+    def build(builder: TraceBuilder) -> None:
+        _first(builder)
+        _second(builder, 7, group=1, called=1.4)
+        builder.wait(what, 5.2, 5.3, **fields)
+        elsewhere = {"sendbuff": 0x50000, "recvbuff": 0x60000}
+        builder.operation("all_reduce", 7, 9, stream=_B, group=1, called=6, **elsewhere)
+
+    assert len(_check(build)) == (0 if ordered else 1)
+
+
+def test_an_event_recorded_in_a_group_precedes_the_operations_of_the_group() -> None:
+    def build(builder: TraceBuilder) -> None:
+        _first(builder, group=1)
+        builder.operation("all_gather", 1, 5, stream=_A, group=1, called=1.2, recvbuff=0x40000)
+        builder.wait("stream_event", 5.1, 5.2, stream=_B, called=1.3, **_EVENT)
+        _second(builder, called=1.4)
+
+    assert len(_check(build)) == 1
 
 
 def test_a_launch_uses_what_its_graph_has_captured() -> None:

@@ -4,6 +4,7 @@ found, and that the merged trace of 4 ranks conforms to the schema and the defin
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
@@ -44,8 +45,11 @@ def test_right_programs_have_no_conflict(launch: Launcher) -> None:
     assert launch(2, _right_programs, ids=test_delays.COMMUNICATORS) == [{}, {}]
 
 
-def _race(rank: Rank, waits: bool) -> list[tuple[int, int]]:
-    """How many races and possible races the check finds with each seed."""
+def _race(rank: Rank, waits: bool, grouped: bool = False) -> list[tuple[int, int]]:
+    """How many races and possible races the check finds with each seed.
+
+    With a group, the second operation is called before the wait and issued after it.
+    """
     first, second = (rank.communicator(i) for i in range(2))
     found = []
     for seed in range(1, _SEEDS + 1):
@@ -55,10 +59,14 @@ def _race(rank: Rank, waits: bool) -> list[tuple[int, int]]:
             with nccl.trace() as trace:
                 for _ in range(5):
                     first.all_reduce(x, stream=a)
-                if waits:
-                    event.record(a)
-                    b.wait(event)
-                second.all_reduce(x, out=y, stream=b)
+                with nccl.group() if grouped else contextlib.nullcontext():
+                    if grouped:
+                        second.all_reduce(x, out=y, stream=b)
+                    if waits:
+                        event.record(a)
+                        b.wait(event)
+                    if not grouped:
+                        second.all_reduce(x, out=y, stream=b)
                 a.synchronize()
                 b.synchronize()
         conflicts = check(trace.process)
@@ -69,9 +77,13 @@ def _race(rank: Rank, waits: bool) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_dropped_wait_is_found(launch: Launcher) -> None:
-    for result in launch(2, _race, True, ids=2):
+@pytest.mark.parametrize("grouped", [False, True])
+def test_waits_prevent_races(launch: Launcher, grouped: bool) -> None:
+    for result in launch(2, _race, True, grouped, ids=2):
         assert result == [(0, 0)] * _SEEDS
+
+
+def test_a_dropped_wait_is_found(launch: Launcher) -> None:
     for result in launch(2, _race, False, ids=2):
         assert all(errors + possible > 0 for errors, possible in result)
         assert sum(errors > 0 for errors, _ in result) > _SEEDS // 2

@@ -231,7 +231,7 @@ class _Order:
         self._learned[wait.thread].append((ended, wait if known is None else known))
 
     def _issue(self, batch: list[_Node]) -> None:
-        thread = self._learn(batch[0].one.thread, batch[0].one.called)
+        thread = self._learn(batch[0].one.thread, batch[-1].one.called)
         before = dict(thread)
         firsts: dict[Lane, _Node] = {}
         for node in batch:
