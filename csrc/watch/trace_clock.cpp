@@ -56,11 +56,18 @@ void TraceClock::add_base() {
 }
 
 void TraceClock::update() {
+  const std::unique_lock updating(updating_, std::try_to_lock);
+  if (!updating) return;
   {
     const std::lock_guard lock(mutex_);
     if (!bases_.empty() && precise_time() < bases_.back().complete + kBaseInterval) return;
   }
   add_base();
+}
+
+bool TraceClock::has_base() const {
+  const std::lock_guard lock(mutex_);
+  return !bases_.empty();
 }
 
 void TraceClock::forget_before(std::int64_t called) {

@@ -16,15 +16,17 @@ namespace pynccl {
 
 class TraceClock {
  public:
-  // Takes the first base, and waits for it.
+  // Takes the first base, and waits for it. A device that is busy for long has one later.
   TraceClock(std::shared_ptr<Library> library, int device);
 
   const Library& library() const { return *library_; }
   int device() const { return device_; }
   PooledEvent acquire() const { return events_->acquire(); }
 
-  // Takes another base if the last one is old. One thread at a time.
+  // Takes another base if the last one is old, unless another thread does.
   void update();
+  // Whether time_of() can be called.
+  bool has_base() const;
   // Drops the bases that no event of a call at or after this time needs.
   void forget_before(std::int64_t called);
   // The time at which a completed event, recorded after the given time, was reached.
@@ -44,8 +46,9 @@ class TraceClock {
   const int device_;
   const std::shared_ptr<EventPool> events_;
   std::optional<Stream> stream_;  // none if events on the null stream complete at once
-  mutable std::mutex mutex_;      // of bases_
-  std::deque<Base> bases_;        // oldest first
+  std::mutex updating_;
+  mutable std::mutex mutex_;  // of bases_
+  std::deque<Base> bases_;    // oldest first
 };
 
 }  // namespace pynccl

@@ -63,7 +63,9 @@ void TraceTimes::end(CUstream stream) {
   record(**ended, stream, in_graph);
 }
 
-bool TraceTimes::done() const { return ended ? (*ended)->query() : began->query(); }
+bool TraceTimes::done() const {
+  return (ended ? (*ended)->query() : began->query()) && clock.has_base();
+}
 
 void TraceTimes::read(TraceEntry& entry) const {
   entry.began = clock.time_of(*began, entry.called);
@@ -170,6 +172,7 @@ std::string TraceState::stop(double seconds) {
     switch_off(TraceModes::kTimed | TraceModes::kGraphs);
   }
   poll_until(seconds, [this] {
+    update_clocks();
     const std::lock_guard lock(mutex_);
     collect_locked();
     return pending_.empty() && resolve_launches();
@@ -282,17 +285,22 @@ void TraceState::reset_child() noexcept {
   Observers::stop_times();
 }
 
+std::vector<TraceClock*> TraceState::update_clocks() {
+  std::vector<TraceClock*> clocks;
+  {
+    const std::lock_guard lock(clocks_mutex_);
+    for (const auto& clock : clocks_) clocks.push_back(clock.get());
+  }
+  for (TraceClock* clock : clocks) clock->update();
+  return clocks;
+}
+
 void TraceState::run() {
   std::unique_lock lock(mutex_);
   while (TraceModes::on()) {
     changed_.wait_for(lock, kInterval);
     lock.unlock();
-    std::vector<TraceClock*> clocks;
-    {
-      const std::lock_guard clocks_lock(clocks_mutex_);
-      for (const auto& clock : clocks_) clocks.push_back(clock.get());
-    }
-    for (TraceClock* clock : clocks) clock->update();
+    const std::vector<TraceClock*> clocks = update_clocks();
     lock.lock();
     collect_locked();
     if (pending_.empty()) continue;

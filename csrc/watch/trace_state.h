@@ -71,6 +71,7 @@ class TraceState {
   bool resolve_launches();  // returns whether all are resolved
   void switch_on(unsigned mode);
   void switch_off(unsigned mode);
+  std::vector<TraceClock*> update_clocks();
   void run();
   static void reset_child() noexcept;
 

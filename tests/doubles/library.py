@@ -221,10 +221,14 @@ def kept_queries() -> Iterator[Callable[[], int]]:
 
 
 @contextlib.contextmanager
-def slow(seconds: float) -> Iterator[None]:
-    """Set the minimum duration of every kernel and NCCL operation in this process."""
-    os.environ["CUDA_DOUBLE_KERNEL_SECONDS"] = str(seconds)
+def slow(seconds: float, what: str = "KERNEL") -> Iterator[None]:
+    """Set the minimum duration of every kernel and NCCL operation in this process.
+
+    With what="STREAM": set how long each new stream does nothing.
+    """
+    variable = f"CUDA_DOUBLE_{what}_SECONDS"
+    os.environ[variable] = str(seconds)
     try:
         yield
     finally:
-        del os.environ["CUDA_DOUBLE_KERNEL_SECONDS"]
+        del os.environ[variable]

@@ -397,6 +397,25 @@ def test_memory_is_not_freed_in_a_capture(
     comm.close()
 
 
+@on_ranks(1, fresh=True, provider="cuda")
+def test_a_trace_of_a_device_that_is_busy_at_first(rank: Rank) -> None:
+    """For longer than the clock of the trace is waited for: the times are read later."""
+    comm, stream = rank.comm, rank.stream()
+    x = comm.mem_alloc(4, "float32")
+    comm.all_reduce(x, stream=stream)
+    stream.synchronize()
+    with library.slow(3, "STREAM"), nccl.trace() as trace:
+        began = time.monotonic_ns()
+        comm.all_reduce(x, stream=stream)
+        stream.synchronize()
+        ended = time.monotonic_ns()
+    (operation,) = trace.process.operations
+    assert operation.began is not None
+    assert operation.ended is not None
+    exact = 1_000_000  # ns, of the clock's only event
+    assert began - exact < operation.began <= operation.ended < ended + exact
+
+
 def test_waits_do_not_end_captures() -> None:
     comm, stream = _one_rank(), nccl.Stream("cuda", device=0)
     event = nccl.Event("cuda", device=0)

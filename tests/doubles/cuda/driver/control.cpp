@@ -82,15 +82,7 @@ void cuda_double_clear_violations() { clear_violations(); }
 
 int cuda_double_busy(int device, CUstream handle, double seconds) {
   const DeviceScope scope(device);
-  return on_stream(handle, [&](Stream& stream) {
-    return engine().LaunchHostFunc(
-        stream.queue(),
-        [](void* data) {
-          const std::unique_ptr<double> time(static_cast<double*>(data));
-          std::this_thread::sleep_for(std::chrono::duration<double>(*time));
-        },
-        new double(seconds));
-  });
+  return on_stream(handle, [&](Stream& stream) { return keep_busy(stream, seconds); });
 }
 
 int cuda_double_launch(int device, CUstream handle, const char* name, CUhostFn function, void* data,

@@ -5,6 +5,7 @@
 
 #include "driver/control.h"
 #include "driver/driver.h"
+#include "driver/duration.h"
 
 namespace cuda_double::driver {
 namespace {
@@ -66,7 +67,8 @@ CUresult StreamCreateWithPriority(CUstream* stream, unsigned int flags, int prio
   const StreamRef made = current()->make_stream(kind, priority);
   publish(made);
   *stream = handle_of(*made);
-  return CUDA_SUCCESS;
+  const double seconds = seconds_of("CUDA_DOUBLE_STREAM_SECONDS");
+  return seconds > 0 ? keep_busy(*made, seconds) : CUDA_SUCCESS;
 }
 
 CUresult StreamCreate(CUstream* stream, unsigned int flags) {

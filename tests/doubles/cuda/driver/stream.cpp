@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <map>
+#include <memory>
+#include <thread>
 #include <utility>
 
 namespace cuda_double {
@@ -57,6 +60,16 @@ bool capturing(const Stream& stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   engine().StreamIsCapturing(stream.queue(), &status);
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUresult keep_busy(Stream& stream, double seconds) {
+  return engine().LaunchHostFunc(
+      stream.queue(),
+      [](void* data) {
+        const std::unique_ptr<double> time(static_cast<double*>(data));
+        std::this_thread::sleep_for(std::chrono::duration<double>(*time));
+      },
+      new double(seconds));
 }
 
 Stream::Stream(Context& context, Kind kind, int priority) : context_(context), kind_(kind) {

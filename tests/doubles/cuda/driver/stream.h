@@ -97,6 +97,7 @@ struct Found {
 };
 Found find_stream(CUstream handle);
 bool capturing(const Stream& stream);
+CUresult keep_busy(Stream& stream, double seconds);  // it does nothing for this time
 CUstream handle_of(const Stream& stream);
 void publish(const StreamRef& stream);
 StreamRef withdraw(CUstream handle);
