@@ -12,6 +12,15 @@ namespace {
 
 constexpr std::chrono::milliseconds kGrace{2000};  // for operations that were not waited for
 
+// A captured operation has no state of its own.
+bool is_over(c10d::Work& work) {
+  try {
+    return work.isCompleted();
+  } catch (const c10::ValueError&) {
+    return true;
+  }
+}
+
 }  // namespace
 
 PyncclBackend::PyncclBackend(py::object connector, int rank, int size,
@@ -132,7 +141,7 @@ void PyncclBackend::extend(Operation& operation) {
   const std::scoped_lock lock(mutex_);
   const auto begin =
       std::partition(extensions_.begin(), extensions_.end(),
-                     [](const Extension& one) { return !one.first || !one.first->isCompleted(); });
+                     [](const Extension& one) { return !one.first || !is_over(*one.first); });
   over.assign(std::make_move_iterator(begin), std::make_move_iterator(extensions_.end()));
   extensions_.erase(begin, extensions_.end());
   extended_ = !extensions_.empty();

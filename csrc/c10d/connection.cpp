@@ -8,6 +8,16 @@ Connection::RelaxedCapture::RelaxedCapture(const Connection& connection) {
   exchange();
 }
 
+std::uint64_t Connection::capture_of(const c10::Stream& stream) const {
+  if (!connected() || !capture_info_) return 0;
+  auto status = abi::CU_STREAM_CAPTURE_STATUS_NONE;
+  abi::cuuint64_t id = 0;
+  const auto result =
+      capture_info_(static_cast<abi::CUstream>(const_cast<void*>(stream.native_handle())), &status,
+                    &id, nullptr, nullptr, nullptr);
+  return result == abi::CUDA_SUCCESS && status == abi::CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
+}
+
 CommunicatorRef& Connection::get() {
   if (connected_.load(std::memory_order_acquire) && !ended_.load(std::memory_order_relaxed))
       [[likely]]
@@ -27,6 +37,7 @@ void Connection::adopt(py::object communicator) {
   const std::scoped_lock lock(mutex_);
   communicator_ = hold(std::move(communicator));
   ref_ = std::move(ref);
+  if (ref_.on_device()) capture_info_ = PYNCCL_GET_DRIVER(ref_, cuStreamGetCaptureInfo);
   connected_.store(true, std::memory_order_release);
 }
 

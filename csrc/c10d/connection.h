@@ -68,6 +68,8 @@ class Connection {
     void* wait_ = nullptr;
     unsigned long long sequence_ = 0;
   };
+  // The id of the capture that a stream of the device takes part in, 0 if none.
+  std::uint64_t capture_of(const c10::Stream& stream) const;
   // The sequence number of the last operation that issue() enqueued on this thread, 0 if unknown.
   unsigned long long last_operation() const { return connected() ? ref_.last_operation() : 0; }
 
@@ -116,6 +118,7 @@ class Connection {
   bool aborted_ = false;      // with operations pending
   Held communicator_;
   CommunicatorRef ref_;
+  abi::functions::cuStreamGetCaptureInfo* capture_info_ = nullptr;  // none on CPUs
 };
 
 }  // namespace pynccl::dist

@@ -153,20 +153,12 @@ class DeviceLane final : public Lane {
     auto work = c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_,
                                                 stream, std::move(done), std::move(times));
     // Captured events cannot be queried.
-    if (hooks_->report_completions() && !is_capturing(stream)) {
+    if (hooks_->report_completions() && connection_->capture_of(stream) == 0) {
       c10::Event done_for_hooks(device().type());
       done_for_hooks.record(stream);
       hooks_->complete_at(std::move(done_for_hooks), work->completion_key(), connection_);
     }
     return work;
-  }
-
-  static bool is_capturing([[maybe_unused]] const c10::Stream& stream) {
-#if PYNCCL_TORCH_SINCE(2, 13)
-    return stream.is_capturing();
-#else
-    return false;
-#endif
   }
 
   const c10::impl::VirtualGuardImpl impl_;

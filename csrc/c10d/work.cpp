@@ -136,6 +136,7 @@ DeviceWork::DeviceWork(int rank, Operation operation, std::chrono::milliseconds 
                        std::optional<LaneEvent> done, std::optional<Times> times)
     : PyncclWork(rank, operation, timeout, std::move(connection)),
       stream_(stream),
+      capture_(connection_ ? connection_->capture_of(stream) : 0),
       blocks_(operation.blocks),
       done_(std::move(done)),
       times_(std::move(times)) {
@@ -155,6 +156,9 @@ DeviceWork::~DeviceWork() {
 }
 
 bool DeviceWork::done() const {
+  TORCH_CHECK_VALUE(capture_ == 0, name_,
+                    ": it was captured into a graph, and runs at every launch of the graph; "
+                    "synchronize the stream of the launch instead");
   const Connection::RelaxedCapture relaxed(*connection_);
   return done_ ? (*done_)->query() : stream_.query();
 }
@@ -177,6 +181,19 @@ void DeviceWork::check() const {
   if (const auto error = exception()) std::rethrow_exception(error);
 }
 
+// Waiting for an event of another capture would invalidate the stream's capture.
+void DeviceWork::check_capture(const c10::Stream& waiting) const {
+  if (capture_ == 0) [[likely]]
+    return;
+  TORCH_CHECK_VALUE(connection_->capture_of(stream_) == capture_, name_,
+                    ": it was captured into a graph, whose capture has ended; call wait() within "
+                    "the capture. It runs at every launch of the graph");
+  const std::uint64_t capture = connection_->capture_of(waiting);
+  TORCH_CHECK_VALUE(capture == 0 || capture == capture_, name_,
+                    ": it was captured into a graph, and the current stream is being captured "
+                    "into another one");
+}
+
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   const Ending::Call call;
   synchronize();
@@ -187,6 +204,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 void DeviceWork::synchronize() {
   if (done_) {
     const c10::Stream current = guard_of(stream_.device()).getStream(stream_.device());
+    check_capture(current);
     Connection::Wait traced(connection_.get(), current.native_handle());
     traced.of(sequence_);
     (*done_)->block(current);
@@ -220,6 +238,7 @@ float DeviceWork::getDuration() const {
 
 // Complete immediately; a stream that waits for it waits for the operation.
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  check_capture(stream_);
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{stream_.device()});
   const c10::MultiStreamGuard current(stream_);

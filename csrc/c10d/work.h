@@ -112,7 +112,7 @@ struct Times {
 class DeviceWork final : public PyncclWork {
  public:
   // stream: the stream of the operation; done: recorded after it, none if stream is the caller's
-  // current stream.
+  // current stream. If the stream is being captured, the operation belongs to that capture.
   DeviceWork(int rank, Operation operation, std::chrono::milliseconds timeout,
              std::shared_ptr<Connection> connection, c10::Stream stream,
              std::optional<LaneEvent> done, std::optional<Times> times);
@@ -130,9 +130,12 @@ class DeviceWork final : public PyncclWork {
  private:
   bool done() const;
   void check() const;  // throws if the communicator has failed
+  // Throws if a stream cannot wait for the operation, because it was captured into a graph.
+  void check_capture(const c10::Stream& waiting) const;
   void wait_on_host(std::chrono::milliseconds timeout);
 
   const c10::Stream stream_;
+  const std::uint64_t capture_;  // 0: not captured
   const bool blocks_;
   std::optional<LaneEvent> done_;
   const std::optional<Times> times_;

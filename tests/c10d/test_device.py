@@ -42,6 +42,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.long]
 _DOUBLE = "CUDA_DOUBLE_LIBRARIES" in os.environ
 _COUNT = 1000
 _LATE = 0.2  # seconds
+_LONG = timedelta(seconds=20)
 
 only_on_the_double = pytest.mark.skipif(not _DOUBLE, reason="it reads the double's record")
 
@@ -742,6 +743,33 @@ def test_captured_work_that_nobody_waits_for(rank: int, size: int) -> None:
     assert x.tolist() == [6.0] * _COUNT
     works.clear()
     for graph in graphs:
+        graph.reset()
+
+
+@on_ranks(2, fixture="device_world")
+def test_a_captured_work_is_waited_for_in_its_capture(rank: int, size: int) -> None:
+    """Later, or in another capture, an error says so and does no harm."""
+    x, graphs = _connected(rank + 1), [torch.cuda.CUDAGraph() for _ in range(2)]
+    torch.cuda.synchronize()
+    stateless = pytest.raises(ValueError, match=r"all_reduce: it was captured .*every launch")
+    ended = pytest.raises(ValueError, match=r"all_reduce: .* call wait\(\) within the capture")
+    with torch.cuda.graph(graphs[0]):
+        work = dist.all_reduce(x, async_op=True)
+        for _ in range(2):
+            work.wait()
+        for query in (work.is_completed, work.is_success, lambda: work.wait(_LONG)):
+            with stateless:
+                query()
+    with torch.cuda.graph(graphs[1]):
+        with ended:
+            work.wait()
+        dist.all_reduce(x, async_op=True).wait()
+    for wait in (work.wait, work.synchronize, work.get_future, lambda: work.wait(_LONG)):
+        with ended:
+            wait()
+    for graph, expected in zip(graphs, (3.0, 6.0), strict=True):
+        graph.replay()
+        assert x.tolist() == [expected] * _COUNT
         graph.reset()
 
 
