@@ -1,29 +1,32 @@
-"""Writes the corpus of tests.fuzz.readers: small files as pynccl writes them.
+"""The inputs from which tests.fuzz.readers makes others: small files as pynccl and NCCL write them.
+
+Recordings and traces are those of one run. This writes them again:
 
     python -m tests.fuzz.corpus
-
-Times, process ids and addresses are those of the run; the files in the tree are of one run.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pynccl import _C, nccl
 from pynccl.weights import messages as weights
 from pynccl.weights.layout import Box, Part
-from tests.fuzz.readers import CORPUS
 from tests.support import ras
 from tests.support.flight_dumps import communicator, dump_json, record
-from tests.support.launcher import Launcher
-from tests.support.rank import Rank
 
+if TYPE_CHECKING:
+    from tests.support.rank import Rank
+
+__all__ = ["seeds"]
+
+_FOLDER = Path(__file__).with_name("corpus")  # of recordings and traces
 _COUNT = 16
 
 
@@ -80,7 +83,7 @@ def _anonymous(content: bytes) -> bytes:
     return content
 
 
-def _dumps() -> list[str]:
+def _dumps() -> list[bytes]:
     records = [
         record("all_reduce"),
         record("send", peer=1),
@@ -90,7 +93,8 @@ def _dumps() -> list[str]:
     ]
     call = {"function": "ncclCommSplit", "time_created_ns": 1}
     one = communicator(0, 3, records, name="one", calls=[call], failure="rank 1 has died")
-    return [dump_json(0, one, communicator(1, 2, records[:2], id="b" * 16, parent="a" * 16))]
+    two = communicator(1, 2, records[:2], id="b" * 16, parent="a" * 16)
+    return [dump_json(0, one, two).encode()]
 
 
 def _messages() -> list[bytes]:
@@ -135,10 +139,10 @@ def _reports() -> list[bytes]:
     report = ras.report(ras.communicator(ranks), lost)
     session = b"SERVER PROTOCOL 2\nOK\nOK\n" + ras.report(ras.communicator(ranks[:1], size=1))
     old = b"SERVER PROTOCOL 2\nOK\nERROR: Unknown command SET FORMAT json\n"
-    return [report, session, old]
+    return [re.sub(rb'"pid": \d+', b'"pid": 1', one) for one in (report, session, old)]
 
 
-def _topology() -> bytes:
+def _topology() -> list[bytes]:
     """Two CPUs with a PCIe switch, GPUs and NICs."""
     nvlink = '<nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/>'
     to_gpu = '<nvlink target="0000:2c:00.0" count="4" tclass="0x030200"/><c2c count="1"/>'
@@ -156,29 +160,30 @@ def _topology() -> bytes:
     text = "".join(
         f'<cpu host_hash="0x1f" numaid="{numa}" arch="x86_64">{inner}</cpu>' for numa, inner in cpus
     )
-    return f'<system version="1">{text}</system>'.encode()
+    return [f'<system version="1">{text}</system>'.encode()]
+
+
+_BUILT = {"dump": _dumps, "weights": _messages, "ras": _reports, "topology": _topology}
+
+
+def seeds(target: str) -> list[bytes]:
+    """The inputs of a target, the same in every run."""
+    if build := _BUILT.get(target):
+        return build()
+    return [path.read_bytes() for path in sorted((_FOLDER / target).iterdir())]
 
 
 def main() -> None:
-    """Write all files."""
-    shutil.rmtree(CORPUS, ignore_errors=True)
-    files: dict[str, list[bytes]] = {}
+    """Write the files."""
+    from tests.support.launcher import Launcher
+
     with tempfile.TemporaryDirectory() as name, Launcher() as launcher:
-        folder = Path(name)
         launcher(2, _record, name)
         launcher(2, _trace, name)
-        files["recording"] = [path.read_bytes() for path in sorted(folder.glob("recording-*"))]
-        traces = [_own_part(path).encode() for path in sorted(folder.glob("trace-*"))]
-    files["trace"] = traces
-    files = {target: [_anonymous(one) for one in contents] for target, contents in files.items()}
-    files["dump"] = [text.encode() for text in _dumps()]
-    files["weights"] = _messages()
-    files["ras"] = [re.sub(rb'"pid": \d+', b'"pid": 1', one) for one in _reports()]
-    files["topology"] = [_topology()]
-    for target, contents in files.items():
-        (CORPUS / target).mkdir(parents=True)
-        for number, content in enumerate(contents):
-            (CORPUS / target / f"seed-{number}").write_bytes(content)
+        for path in Path(name).iterdir():
+            target, _, number = path.stem.partition("-")
+            content = path.read_bytes() if target == "recording" else _own_part(path).encode()
+            (_FOLDER / target / f"seed-{number}").write_bytes(_anonymous(content))
 
 
 if __name__ == "__main__":

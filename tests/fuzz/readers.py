@@ -3,7 +3,7 @@ answers of NCCL's RAS service, and topology files.
 
 A target takes bytes and raises where what reads them does anything but accept them, or refuse them
 by its own error. mutate() makes other inputs of one, by its structure. Both are used by
-tests.fuzz.atheris, and by a test with the same inputs in every run.
+tests.fuzz.with_atheris, and by a test with the same inputs in every run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import random
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -37,9 +36,8 @@ from pynccl.tools.trace.summary import summarise
 from pynccl.weights import messages
 from pynccl.weights.messages import FROM_LEADER, FROM_RECEIVERS, FROM_SENDERS, HELLOS
 
-__all__ = ["CORPUS", "MESSAGES", "TARGETS", "mutate", "seeds"]
+__all__ = ["MESSAGES", "TARGETS", "mutate"]
 
-CORPUS = Path(__file__).parent / "corpus"
 _MAGIC = b"pynccl trace 1\n"
 _BLOCK = struct.Struct("<c3xI")
 _ENTRY = 128
@@ -167,11 +165,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "ras": _ras,
     "topology": _topology,
 }
-
-
-def seeds(target: str) -> list[bytes]:
-    """The inputs of the corpus."""
-    return [path.read_bytes() for path in sorted((CORPUS / target).iterdir())]
 
 
 # --- inputs made of others

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("corpus", type=Path, help="what is found is added here")
     options = parser.parse_args()
     with atheris.instrument_imports(include=["pynccl"]):
-        from tests.fuzz import readers
+        from tests.fuzz import corpus, readers
 
         arguments = options.target == "arguments"
         target = _arguments() if arguments else readers.TARGETS[options.target]
@@ -81,8 +81,8 @@ def main() -> None:
         return changed if len(changed) <= most else data[:most]
 
     options.corpus.mkdir(parents=True, exist_ok=True)
-    folders = [str(options.corpus)]
-    folders += [] if arguments else [str(readers.CORPUS / options.target)]
+    for number, data in enumerate([] if arguments else corpus.seeds(options.target)):
+        (options.corpus / f"seed-{number}").write_bytes(data)
     flags = [
         f"-max_total_time={options.seconds}",
         f"-timeout={_LONGEST_S}",
@@ -91,7 +91,7 @@ def main() -> None:
         "-print_final_stats=1",
         f"-artifact_prefix={options.corpus.parent}/{options.target}-",
     ]
-    atheris.Setup([sys.argv[0], *flags, *folders], target, custom_mutator=mutated)
+    atheris.Setup([sys.argv[0], *flags, str(options.corpus)], target, custom_mutator=mutated)
     atheris.Fuzz()
 
 

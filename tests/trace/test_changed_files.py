@@ -24,7 +24,7 @@ from pynccl.tools.replay.recorded import gather
 from pynccl.tools.trace import chrome, recording
 from pynccl.tools.trace.model import TraceError
 from pynccl.weights import messages
-from tests.fuzz import readers
+from tests.fuzz import corpus, readers
 from tests.support.flight_dumps import communicator, dump, record
 from tests.support.recordings import World
 from tests.support.tier import FULL
@@ -35,7 +35,7 @@ _LONGEST = 20.0  # seconds for one input, of which each is a few kilobytes
 
 @pytest.mark.parametrize("target", readers.TARGETS)
 def test_any_change(target: str) -> None:
-    originals = readers.seeds(target)
+    originals = corpus.seeds(target)
     changed = 0
     for number in range(_INPUTS):
         rng = random.Random(f"{target}:{number}")
@@ -61,13 +61,13 @@ def test_the_corpus_is_read(target: str) -> None:
         "ras": lambda data: ras.parse(data).communicators,
         "topology": lambda data: topology.parse(data).devices,
     }
-    for data in readers.seeds(target):
+    for data in corpus.seeds(target):
         assert data.startswith(b"SERVER ") or read[target](data)  # the lines of a service
 
 
 def _recording(kind: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
     """A recording of the corpus with one of its objects changed."""
-    data = readers.seeds("recording")[0]
+    data = corpus.seeds("recording")[0]
     head, rest = data[:15], data[15:]
     parts = [head]
     while rest:
@@ -103,7 +103,7 @@ def test_values_of_a_recording(
 
 
 def test_ranks_of_a_trace() -> None:
-    value = json.loads(readers.seeds("trace")[0])
+    value = json.loads(corpus.seeds("trace")[0])
     table = value["pynccl"]["processes"][0]["communicators"]
     table["rows"][0][table["columns"].index("nranks")] = 1 << 40
     with pytest.raises(TraceError, match="rank 0 of 1099511627776"):
