@@ -23,7 +23,7 @@ from tests.rules.api import since
 if TYPE_CHECKING:
     from tests.rules.rank import Rank
 
-__all__ = ["RULES", "VERSIONS", "Difference", "Rule", "differs", "later", "rule", "stricter"]
+__all__ = ["RULES", "VERSIONS", "Difference", "Rule", "differs", "rule", "stricter"]
 
 # The releases that the table covers. Outcomes were measured with NCCL's own host code up to 2.30.7.
 # 2.32 is assumed to behave like 2.30.
@@ -33,7 +33,7 @@ Outcome = Any  # what JSON can represent
 # An outcome for all releases, or by first release: {"2.18": ..., "2.24": ...}.
 Outcomes = Any
 
-Kind = Literal["stricter on purpose", "differs on purpose", "not right in pynccl yet"]
+Kind = Literal["stricter on purpose", "differs on purpose"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,6 @@ def stricter(outcomes: Outcomes, reason: str) -> Difference:
 def differs(outcomes: Outcomes, reason: str) -> Difference:
     """The target differs for another good reason."""
     return Difference(outcomes, "differs on purpose", reason)
-
-
-def later(outcomes: Outcomes, reason: str) -> Difference:
-    """The target is to match NCCL once pynccl handles that behavior correctly."""
-    return Difference(outcomes, "not right in pynccl yet", reason)
 
 
 def outcome_of(outcomes: Outcomes, version: str) -> Outcome:

@@ -37,8 +37,6 @@ __all__ = ["HOST", "Finding", "Target", "compare", "main", "run", "target"]
 
 assert areas.__all__  # imported for the rules that its modules register
 HOST = "host"
-# Outcomes still to correct, by target and rule. Written by --record.
-OPEN = Path(__file__).with_name("open.json")
 _ROOT = Path(__file__).resolve().parents[2]
 _MOST_IN_A_PROCESS = 25
 
@@ -288,60 +286,43 @@ class Finding:
 
 
 def compare(to: Target, outcomes: dict[str, Any]) -> list[Finding]:
-    """Find the differences between outcomes and NCCL's.
-
-    Differences listed in OPEN are "unexplained", unlisted ones are "new".
-    """
+    """Find the differences between outcomes and NCCL's; "unexplained" if not in the table."""
     found = []
-    known = json.loads(OPEN.read_text()).get(to.name, {})
     for name, outcome in outcomes.items():
         rule = RULES[name]
         expected, difference = rule.expected(to.version), to.difference(rule)
-        listed = outcome_of(difference.outcomes, to.version) if difference else known.get(name)
+        listed = outcome_of(difference.outcomes, to.version) if difference else None
         if outcome in (expected, "too few devices"):
             if listed not in (None, expected) and outcome == expected:
                 reason = "the listed difference no longer occurs"
-                found.append(Finding(rule, "new", expected, outcome, reason))
+                found.append(Finding(rule, "unexplained", expected, outcome, reason))
         elif difference and outcome == listed:
             found.append(Finding(rule, difference.kind, expected, outcome, difference.reason))
-        elif not difference and outcome == listed:
-            found.append(Finding(rule, "unexplained", expected, outcome, ""))
         elif isinstance(expected, str) and expected.startswith("crash") and listed is None:
             reason = "a crash of NCCL is not reproduced"
             found.append(Finding(rule, "stricter on purpose", expected, outcome, reason))
         else:
-            found.append(Finding(rule, "new", expected, outcome, "not in the table"))
+            found.append(Finding(rule, "unexplained", expected, outcome, "not in the table"))
     return found
 
 
 def _report(to: Target, outcomes: dict[str, Any], shown: set[str]) -> int:
-    """Print the differences of some kinds, and count the unexplained or new ones."""
+    """Print the differences of some kinds, and count the unexplained ones."""
     findings = compare(to, outcomes)
     kinds = Counter(finding.kind for finding in findings)
     for finding in findings:
         if finding.kind in shown:
             print(f"{to.name}: {finding.rule.name}: {finding.rule.text} ({finding.kind})")
-            if finding.reason:
-                print(f"    {finding.reason}")
+            print(f"    {finding.reason}")
             print(f"    NCCL {json.dumps(finding.expected)}, here {json.dumps(finding.outcome)}")
-    unexplained = kinds["new"] + kinds["unexplained"]
-    explained = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()) if kind != "new")
+    unexplained = kinds.pop("unexplained", 0)
+    explained = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
     print(
-        f"{to.name}: {len(outcomes)} rules, {unexplained} unexplained differences, {kinds['new']} "
-        f"of them not in the table ({explained or 'none listed'})",
+        f"{to.name}: {len(outcomes)} rules, {unexplained} unexplained differences "
+        f"({explained or 'none listed'})",
         flush=True,
     )
-    return unexplained if "unexplained" in shown else kinds["new"]
-
-
-def _wrong(to: Target, outcomes: dict[str, Any]) -> dict[str, Any]:
-    """The unexplained outcomes, in the format of OPEN."""
-    kinds = {"new", "unexplained"}
-    return {
-        finding.rule.name: finding.outcome
-        for finding in sorted(compare(to, outcomes), key=lambda finding: finding.rule.name)
-        if finding.kind in kinds and finding.outcome != finding.rule.expected(to.version)
-    }
+    return unexplained
 
 
 def _release(library: str) -> str:
@@ -354,7 +335,7 @@ def _release(library: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the probes of the command line; 1 if an outcome is not in the table."""
+    """Run the probes of the command line; 1 if a difference is not in the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -370,12 +351,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", default="2.30", choices=VERSIONS, help="the real release")
     parser.add_argument("--only", default="*", help="the rules to probe, as GLOB[,GLOB...]")
     parser.add_argument("--all", action="store_true", help="also show explained differences")
-    parser.add_argument(
-        "--only-new", action="store_true", help="show and count only what the table does not list"
-    )
-    parser.add_argument(
-        "--record", action="store_true", help="write the current differences to open.json"
-    )
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="kill the probes that run after this time"
@@ -387,10 +362,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.version = _release(options.nccl)
     globs = options.only.split(",")
     rules = [r for r in RULES.values() if any(fnmatch.fnmatch(r.name, glob) for glob in globs)]
-    unexplained, left = 0, json.loads(OPEN.read_text())
-    shown = {"new"} if options.only_new else {"new", "unexplained"}
-    if options.all:
-        shown |= set(get_args(Kind))
+    unexplained = 0
+    shown = {"unexplained", *(get_args(Kind) if options.all else ())}
     with tempfile.TemporaryDirectory(prefix="rules-") as scratch:
         names = options.targets or ([] if options.nccl else [*VERSIONS, HOST])
         targets = [target(name, scratch) for name in names]
@@ -402,13 +375,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes = run(to, rules, options.jobs, end)
             # A busy machine can produce a false "waits", so retry.
             for _ in range(2):
-                again = [one.rule for one in compare(to, outcomes) if one.kind == "new"]
+                again = [one.rule for one in compare(to, outcomes) if one.kind == "unexplained"]
                 outcomes |= run(to, again, options.jobs, end)
             unexplained += _report(to, outcomes, shown)
-            if options.record:
-                left[to.name] = _wrong(to, outcomes)
-                OPEN.write_text(json.dumps(left, indent=1) + "\n")
-    print(f"{unexplained} {'new' if options.only_new else 'unexplained'} differences from NCCL")
+    print(f"{unexplained} unexplained differences from NCCL")
     return 1 if unexplained else 0
 
 

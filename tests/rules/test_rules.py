@@ -28,7 +28,7 @@ def double() -> None:
 def test_rules(double: None, target: str) -> None:
     """Every outcome is NCCL's or a listed difference, regardless of the environment."""
     # In a process without other libraries and threads, because it forks.
-    options = ("-m", "tests.rules.run", "--only-new", target)
+    options = ("-m", "tests.rules.run", target)
     env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_COMM_BLOCKING": "0"}
     done = run_python(*options, timeout=300, **env)
     assert done.returncode == 0, done.stdout + done.stderr
