@@ -19,7 +19,7 @@ from typing import IO, Any
 from pynccl.testing._rank import Outcome
 from pynccl.testing._worker import Ended, Job, Joins, Reported
 
-__all__ = ["Environment", "LaunchError", "Process", "Run"]
+__all__ = ["Environment", "LaunchError", "Process", "Run", "copy_environment"]
 
 Environment = tuple[tuple[str, str], ...]
 # Sources of compilation at run time, by file names in a traceback.
@@ -48,6 +48,12 @@ class LaunchError(RuntimeError):
         self.outcomes = list(outcomes)
 
 
+def copy_environment() -> dict[str, str]:
+    """Return a copy of os.environ, which other threads may change meanwhile."""
+    values = {name: os.environ.get(name) for name in list(os.environ)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 class Process:
     """A worker process, the connection to it, and the file for its stack traces."""
 
@@ -69,7 +75,7 @@ class Process:
         with theirs:
             self.popen = popen(
                 [sys.executable, "-c", code],
-                env={**os.environ, **dict(environment)},
+                env={**copy_environment(), **dict(environment)},
                 pass_fds=[theirs.fileno(), traces],
             )
         self.connection = Connection(ours.detach())

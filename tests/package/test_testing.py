@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ import pytest
 
 from pynccl import nccl, testing
 from pynccl.testing import LaunchError, Outcome, Run
+from pynccl.testing._run import copy_environment
 from tests.support.blocking import wait_until
 from tests.support.commands import run_ahead, run_command
 from tests.support.launcher import Launcher, skip_old, too_old
@@ -303,6 +305,24 @@ def test_the_mirror_can_be_initialized_and_each_rank_has_its_environment(
     env = [{"PYNCCL_TEST": text, "PYTEST_WITH_TORCH": "1"} for text in ("first", "second")]
     with launch.start(2, _world, env=env, fresh=True) as run:
         assert run.results() == [("first", 2), ("second", 2)]
+
+
+def test_the_environment_is_copied_while_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pytest changes it, while ranks are started on other threads."""
+    monkeypatch.setenv("CHANGES", "")
+    stop = threading.Event()
+
+    def copy() -> None:
+        while not stop.is_set():
+            assert copy_environment().get("CHANGES") in {"1", None, ""}
+
+    with ThreadPoolExecutor() as pool:
+        copies = pool.submit(copy)
+        for _ in range(20_000):
+            os.environ["CHANGES"] = "1"
+            del os.environ["CHANGES"]
+        stop.set()
+        copies.result()
 
 
 def test_mistakes_are_refused_before_a_process_starts() -> None:

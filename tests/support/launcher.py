@@ -39,6 +39,7 @@ _ENTER_TORCH = (
     "tests.nccl.test_borrow",
     "tests.nccl.test_buffers",
     "tests.nccl.test_memory",
+    "tests.reliability.test_forked_children",
     "tests.support.in_world",
     "tests.support.torch_suite",
     "tests.weights.",
@@ -66,8 +67,8 @@ class Options(TypedDict, total=False):
 class Launcher(_Launcher):
     """Launches worlds and reuses their processes in later tests."""
 
-    def __init__(self) -> None:
-        super().__init__(Rank)
+    def __init__(self, rank_type: type[Rank] = Rank) -> None:
+        super().__init__(rank_type)
 
     def is_reusable(self, outcome: Outcome) -> bool:
         """Reuse processes even after a call that the loaded NCCL lacks, since nothing was sent."""
@@ -78,7 +79,7 @@ class Launcher(_Launcher):
         if variables.get(_WITH_TORCH):
             return warm.start_rank(self, environment, fresh=fresh)
         popen = warm.LightPopen
-        server = warm.server_of({**os.environ, **variables}, popen.modules)
+        server = warm.server_of({**warm.own_environment(), **variables}, popen.modules)
         return Process(environment, fresh=fresh, popen=popen, parent=server.pid)
 
     def start(

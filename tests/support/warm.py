@@ -143,11 +143,10 @@ _lock = threading.Lock()
 
 
 def own_environment() -> dict[str, str]:
-    """Return a copy of os.environ. Other threads can call it: {**os.environ} fails with KeyError
-    when pytest removes PYTEST_CURRENT_TEST meanwhile.
-    """
-    values = {name: os.environ.get(name) for name in list(os.environ)}
-    return {name: value for name, value in values.items() if value is not None}
+    """A copy of os.environ on any thread: pytest removes PYTEST_CURRENT_TEST meanwhile."""
+    from pynccl.testing._run import copy_environment
+
+    return copy_environment()
 
 
 def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULES) -> Server:
