@@ -13,18 +13,13 @@ import collections
 import functools
 import hashlib
 import importlib
-import multiprocessing
-import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -34,8 +29,10 @@ from torch.distributed.distributed_c10d import SHRINK_ABORT
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from pynccl.c10d.build import load
+import pynccl.c10d  # noqa: F401 - registers the backend
+from pynccl.c10d.build import build
 from tests.c10d.training import batches, make_model
+from tests.reliability.workers import Lane, Member
 
 __all__ = ["Trial", "run"]
 
@@ -145,14 +142,15 @@ class _Trainer:
         return digest.hexdigest(), state
 
 
-def _join(folder: str, name: str, rank: int, size: int) -> None:
-    store = dist.FileStore(str(Path(folder, name)), size)
-    dist.init_process_group("pynccl", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+def _join(member: Member, rank: int, size: int) -> None:
+    url = f"{member.init_method}{size}"  # no other world of the launch has as many ranks
+    dist.init_process_group("pynccl", init_method=url, rank=rank, world_size=size, timeout=_TIMEOUT)
 
 
-def _live(link: Connection, rank: int, folder: str, trial: Trial) -> None:
+def _live(member: Member, trial: Trial) -> Result:
     """A rank of a trial."""
-    _join(folder, "first", rank, trial.nranks)
+    rank = member.rank
+    _join(member, rank, trial.nranks)
     trainer = _Trainer(trial.kind)
     before: list[str] = []
     states: list[State | None] = [None]
@@ -163,9 +161,9 @@ def _live(link: Connection, rank: int, folder: str, trial: Trial) -> None:
             before.append(digest)
             states.append(state)
             if rank == trial.victim:
-                link.send(number)
+                member.report(number)
         if rank == trial.victim:  # the test was not scheduled in time
-            signal.pause()
+            member.sleep_for_ever()
         dist.all_reduce(torch.ones(1))
     except RuntimeError as caught:  # what the backend raises, whatever the operation
         error = f"{type(caught).__name__}: {caught}"
@@ -177,95 +175,35 @@ def _live(link: Connection, rank: int, folder: str, trial: Trial) -> None:
     else:
         dist.distributed_c10d._get_default_group().abort()
         dist.destroy_process_group()
-        _join(folder, "second", rank - (rank > trial.victim), trial.nranks - 1)
+        _join(member, rank - (rank > trial.victim), trial.nranks - 1)
     agreed = torch.tensor([len(before)])
     dist.all_reduce(agreed, dist.ReduceOp.MIN)
     trainer = _Trainer(trial.kind, states[int(agreed)])
     after = [trainer.step(100 + number)[0] for number in range(_AFTER)]
     dist.destroy_process_group()
-    link.send(Result(before, error, raised, int(agreed), after))
+    return Result(before, error, raised, int(agreed), after)
 
 
-def _train_undisturbed(link: Connection, rank: int, folder: str, kind: str, size: int) -> None:
-    _join(folder, "whole", rank, size)
+def _train_undisturbed(member: Member, kind: str) -> tuple[list[str], list[State]]:
+    _join(member, member.rank, member.nranks)
     trainer = _Trainer(kind)
     steps = [trainer.step(number) for number in range(_STEPS)]
     dist.destroy_process_group()
-    link.send(
-        (
-            [digest for digest, _ in steps],
-            [{name: t.numpy() for name, t in state.items()} for _, state in steps],
-        )
-    )
+    return [digest for digest, _ in steps], [state for _, state in steps]
 
 
-def _continue_undisturbed(
-    link: Connection, rank: int, folder: str, kind: str, start: tuple[int, Any]
-) -> None:
-    size, arrays = start
-    _join(folder, "part", rank, size)
-    state = arrays and {name: torch.from_numpy(array) for name, array in arrays.items()}
+def _continue_undisturbed(member: Member, kind: str, state: State | None) -> list[str]:
+    _join(member, member.rank, member.nranks)
     trainer = _Trainer(kind, state)
     digests = [trainer.step(100 + number)[0] for number in range(_AFTER)]
     dist.destroy_process_group()
-    link.send(digests)
+    return digests
 
 
-class _World:
-    """Forks of this process, one for each rank."""
-
-    def __init__(self, nranks: int, function: Callable[..., None], *args: object) -> None:
-        context = multiprocessing.get_context("fork")
-        self.links: list[Connection] = []
-        self.processes: list[Any] = []
-        self._folder = tempfile.TemporaryDirectory()
-        for rank in range(nranks):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=function, args=(theirs, rank, self._folder.name, *args), daemon=True
-            )
-            process.start()
-            self.links.append(ours)
-            self.processes.append(process)
-            theirs.close()
-
-    def receive(self, rank: int) -> Any:
-        """What a rank sends next."""
-        if not self.links[rank].poll(_STUCK):
-            raise AssertionError(f"rank {rank} is stuck")
-        try:
-            return self.links[rank].recv()
-        except EOFError:
-            self.processes[rank].join(_STUCK)
-            code = self.processes[rank].exitcode
-            raise AssertionError(f"rank {rank} has ended with {code}") from None
-
-    def join(self, ranks: list[int]) -> None:
-        wait_for = [self.processes[rank] for rank in ranks]
-        deadline = time.monotonic() + _STUCK
-        while alive := [p.sentinel for p in wait_for if p.exitcode is None]:
-            if not wait(alive, max(0.0, deadline - time.monotonic())):
-                raise AssertionError("a rank does not end")
-        codes = [process.exitcode for process in wait_for]
-        assert not any(codes), f"ranks {ranks} ended with {codes}"
-
-    def close(self) -> None:
-        for process, link in zip(self.processes, self.links, strict=True):
-            process.kill()
-            process.join()
-            process.close()
-            link.close()
-        self._folder.cleanup()
-
-
-def _run_all(nranks: int, function: Callable[..., None], *args: object) -> Any:
+def _run_all(nranks: int, function: Callable[..., Any], *args: object) -> Any:
     """The result of all ranks, which must be the same."""
-    world = _World(nranks, function, *args)
-    try:
-        results = [world.receive(rank) for rank in range(nranks)]
-        world.join(list(range(nranks)))
-    finally:
-        world.close()
+    with Lane() as lane, lane.world(nranks, function, *args) as world:
+        results = world.join(range(nranks), _STUCK)
     digests = [result[0] if isinstance(result, tuple) else result for result in results]
     assert all(digest == digests[0] for digest in digests), "the ranks differ without a kill"
     return results[0]
@@ -274,7 +212,7 @@ def _run_all(nranks: int, function: Callable[..., None], *args: object) -> Any:
 @functools.cache
 def _undisturbed(kind: str, nranks: int) -> tuple[list[str], list[Any]]:
     """Digests of every step, and the states before and after them."""
-    digests, states = _run_all(nranks, _train_undisturbed, kind, nranks)
+    digests, states = _run_all(nranks, _train_undisturbed, kind)
     return digests, [None, *states]
 
 
@@ -282,24 +220,20 @@ def _undisturbed(kind: str, nranks: int) -> tuple[list[str], list[Any]]:
 def _undisturbed_after(kind: str, nranks: int, agreed: int) -> list[str]:
     """Digests of the steps without one rank after so many with all."""
     _, states = _undisturbed(kind, nranks)
-    start = nranks - 1, states[agreed]
-    digests: list[str] = _run_all(nranks - 1, _continue_undisturbed, kind, start)
+    digests: list[str] = _run_all(nranks - 1, _continue_undisturbed, kind, states[agreed])
     return digests
 
 
 def run(trial: Trial) -> str | None:
     """Run a trial; what is wrong with it."""
     before, _ = _undisturbed(trial.kind, trial.nranks)
-    world = _World(trial.nranks, _live, trial)
     survivors = [rank for rank in range(trial.nranks) if rank != trial.victim]
     try:
-        while world.receive(trial.victim) < trial.step:
-            pass
-        time.sleep(trial.delay)
-        os.kill(world.processes[trial.victim].pid, signal.SIGKILL)
-        killed = time.monotonic()
-        results: list[Result] = [world.receive(rank) for rank in survivors]
-        world.join(survivors)
+        with Lane() as lane, lane.world(trial.nranks, _live, trial) as world:
+            world.gather([trial.victim], trial.step, _STUCK)
+            time.sleep(trial.delay)
+            killed = world.signal(trial.victim, signal.SIGKILL)
+            results: list[Result] = world.join(survivors, _STUCK)
         for rank, result in zip(survivors, results, strict=True):
             who = f"rank {rank}"
             took = result.raised - killed
@@ -311,16 +245,7 @@ def run(trial: Trial) -> str | None:
             assert result.after == after, f"{who} computed something else after"
     except AssertionError as error:
         return f"{trial}: {error}"
-    finally:
-        world.close()
     return None
-
-
-def prepare() -> None:
-    """What the forks inherit: one thread, the backend, and what every optimizer imports."""
-    torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")
-    load()
 
 
 def main() -> int:
@@ -329,7 +254,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     options = parser.parse_args()
-    prepare()
+    build()  # takes longer than a rank may
     began = time.monotonic()
     trials = [Trial.of(options.seed, options.first + i) for i in range(options.kills)]
     failures = 0

@@ -6,19 +6,14 @@ The long form: python -m tests.c10d.kills --kills 300.
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
+import pytest
 
-from tests.support import warm
-from tests.support.commands import run_command
+from pynccl.c10d.build import build
+from tests.c10d import kills
 from tests.support.tier import FULL
 
-_KILLS = 50 if FULL else 2
 
-
-def test_kills() -> None:
-    """In a process of its own: it forks ranks, and must have no threads."""
-    command = [sys.executable, "-m", "tests.c10d.kills", "--kills", str(_KILLS)]
-    done = run_command(command, Path.cwd(), os.environ, timeout=900, popen=warm.Popen)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("number", range(50 if FULL else 2))
+def test_kills(number: int) -> None:
+    build()  # takes longer than a rank may
+    assert kills.run(kills.Trial.of(0, number)) is None

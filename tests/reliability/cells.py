@@ -249,7 +249,7 @@ class Scene:
             self.synchronize()
 
     def ready(self) -> None:
-        self.member.tell("ready")
+        self.member.report("ready")
 
     @contextlib.contextmanager
     def ready_when_issued(self) -> Iterator[None]:

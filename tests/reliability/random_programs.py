@@ -28,7 +28,7 @@ import numpy as np
 from pynccl import nccl
 from tests.reliability.endings import WAIT_ERRORS, Ending, ending_of, leaving_nothing
 from tests.reliability.programs import Call, Mistake, Program, Step
-from tests.reliability.workers import FOR_GPUS, Lane, Lanes, Member
+from tests.reliability.workers import Lane, Member, lanes
 from tests.support.store import FolderStore
 
 LIMIT = 1.0  # seconds; of a program that is right _PATIENCE
@@ -153,7 +153,7 @@ def run_rank(
         ending.text += "".join(
             f" {failure}" for comm in failures if (failure := comm.async_error())
         )
-    member.tell("done")
+    member.report("done")
     member.hear("go")  # ranks that have an error do not leave: the others must not depend on it
     for comm in reversed(runner.comms.values()):
         comm.abort() if mistaken else comm.close()
@@ -194,8 +194,10 @@ def run_program(
     try:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory()) if checked else None
-            world = stack.enter_context(lane.world(program.nranks, gone))
-            world.start(provider, run_rank, seed, folder, mistaken=mistaken)
+            options = {"provider": provider, "mistaken": mistaken}
+            world = stack.enter_context(
+                lane.world(program.nranks, run_rank, seed, folder, **options)
+            )
             world.gather(ranks, "done", _STUCK if mistaken else _STUCK + _PATIENCE)
             world.say(ranks, "go")
             endings = world.join(ranks, _STUCK)
@@ -243,13 +245,13 @@ def run_programs(
     *,
     mistaken: bool,
     checked: bool = False,
-    lanes: int = 4,
+    count: int = 4,
 ) -> list[Failure]:
     """Run programs, several at a time; those that failed."""
     failures = []
-    with Lanes(lanes, () if provider == "host" else FOR_GPUS) as pool:
+    with lanes(count) as submit:
         futures = [
-            pool.submit(run_program, seed, provider, mistaken=mistaken, checked=checked)
+            submit(run_program, seed, provider, mistaken=mistaken, checked=checked)
             for seed in seeds
         ]
         for done in as_completed(futures):
@@ -361,7 +363,7 @@ def main() -> int:
         options.provider,
         mistaken=options.mistakes,
         checked=options.check,
-        lanes=options.lanes,
+        count=options.lanes,
     )
     for failure in failures:
         print(f"{failure.what}\n{failure.text}\n")

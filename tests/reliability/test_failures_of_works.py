@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ import torch
 
 from pynccl import libraries, nccl
 from pynccl.c10d.build import build
-from tests.reliability.workers import Lane, Lanes, Member
+from tests.reliability.workers import Lane, Member, lanes
 from tests.support import gpu
 from tests.support.blocking import in_threads, wait_until
 from tests.support.tier import FULL
@@ -162,10 +161,9 @@ _GROUPS = {way.group: way.group for way in _WAYS.values()}
 class _Scene:
     """A rank with the groups of a table."""
 
-    def __init__(self, member: Member, front: str, failure: str, folder: Path) -> None:
+    def __init__(self, member: Member, front: str, failure: str) -> None:
         self.front, self.rank, self.failure = front, member.rank, failure
         self.on_device = member.provider == "cuda"
-        url = f"file://{folder}/store"
         if self.on_device:
             torch.cuda.set_device(member.device)
         if front == "mirror":
@@ -179,9 +177,8 @@ class _Scene:
 
             backend = "pynccl"
         self.dist: Any = dist
-        dist.init_process_group(
-            backend, init_method=url, rank=member.rank, world_size=member.nranks, timeout=_LATER
-        )
+        world = {"rank": member.rank, "world_size": member.nranks, "timeout": _LATER}
+        dist.init_process_group(backend, init_method=member.init_method, **world)
         alone = failure == "Ctrl-C"  # each way in a group of its own
         names = {name: way.group for name, way in _WAYS.items()} if alone else _GROUPS
         self.groups = {}
@@ -348,9 +345,9 @@ def _interrupted(wait: Callable[[], object]) -> str:
     return f"not interrupted: {ended}"
 
 
-def _failures_of_works(member: Member, front: str, failure: str, folder: Path) -> dict[str, str]:
-    scene = _Scene(member, front, failure, folder)
-    member.tell("ready")
+def _failures_of_works(member: Member, front: str, failure: str) -> dict[str, str]:
+    scene = _Scene(member, front, failure)
+    member.report("ready")
     if member.rank == 1:
         member.hear("fail")
         time.sleep(_INSIDE)
@@ -360,7 +357,7 @@ def _failures_of_works(member: Member, front: str, failure: str, folder: Path) -
         scene.end()
         return {}
     table = _interrupt_each(scene) if failure == "Ctrl-C" else _table(member, scene)
-    member.tell("done")
+    member.report("done")
     member.hear("end")
     scene.end()
     return table
@@ -396,7 +393,7 @@ def _table(member: Member, scene: _Scene) -> dict[str, str]:
             threads[-1].start()
     if not scene.on_device:
         time.sleep(_INSIDE)
-    member.tell("issued")
+    member.report("issued")
     if scene.failure in ("aborted", "revoked"):
         threading.Timer(_INSIDE, scene.fail).start()
     for name, wait in waits.items():
@@ -410,11 +407,9 @@ def _table(member: Member, scene: _Scene) -> dict[str, str]:
     return table
 
 
-def _run(lane: Lane, provider: str, front: str, failure: str, folder: Path) -> dict[str, str]:
+def _run(lane: Lane, provider: str, front: str, failure: str) -> dict[str, str]:
     """The outcome of every way to wait."""
-    folder.mkdir()
-    with lane.world(2, [1] if failure == "peer died" else []) as world:
-        world.start(provider, _failures_of_works, front, failure, folder)
+    with lane.world(2, _failures_of_works, front, failure, provider=provider) as world:
         world.gather(range(2), "ready", _STUCK)
         if failure != "Ctrl-C":
             world.gather([0], "issued", _STUCK)
@@ -464,16 +459,13 @@ def _expected(provider: str, front: str, failure: str, name: str) -> str:
 
 
 @pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
-def tables(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Tables]]:
+def tables(request: pytest.FixtureRequest) -> Iterator[tuple[str, Tables]]:
     """The tables of a provider, several at a time."""
     build()  # which takes longer than a world may
     provider: str = request.param
-    folder = tmp_path_factory.mktemp("stores")
     if provider == "cuda" and (reason := gpu.missing()):
         pytest.skip(reason)
-    with Lanes(_LANES, ("torch.distributed.tensor", __name__)) as lanes:
+    with lanes(_LANES) as submit:
         selected = dict.fromkeys(
             (item.callspec.params["front"], item.callspec.params["failure"])
             for item in request.session.items
@@ -484,11 +476,7 @@ def tables(
             left |= {"revoked", "peer revoked"}
         yield (
             provider,
-            {
-                each: lanes.submit(_run, provider, *each, folder / "-".join(each))
-                for each in selected
-                if each[1] not in left
-            },
+            {each: submit(_run, provider, *each) for each in selected if each[1] not in left},
         )
 
 

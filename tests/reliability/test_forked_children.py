@@ -32,17 +32,16 @@ _INSIDE = 0.5  # seconds until a call surely waits for other ranks
 
 @pytest.fixture(scope="module")
 def lane() -> Iterator[Lane]:
-    lane = Lane(("torch", "torch.distributed"))
-    yield lane
-    lane.close()
+    with Lane() as lane:
+        yield lane
 
 
 def _fork(member: Member) -> None:
     if (child := os.fork()) == 0:
         time.sleep(_LIFE)
         os._exit(0)
-    member.tell(f"child {child}")
-    member.tell("ready")
+    member.report(child)
+    member.report("ready")
 
 
 def _fork_and_wait(member: Member) -> None:
@@ -78,24 +77,22 @@ def _run(
     open while the survivors go on; here the rank is stopped meanwhile.
     """
     survivors = [rank for rank in range(nranks) if rank != victim]
-    with lane.world(nranks, range(nranks)) as world:
+    with lane.world(nranks, live, victim, *args) as world:
         try:
-            world.start("host", live, victim, *args)
             world.gather(range(nranks), "ready", _START)
             if slowly:
                 world.signal(victim, signal.SIGSTOP)
                 world.say(survivors, "go")
                 time.sleep(_INSIDE)
             world.signal(victim, signal.SIGKILL)
-            process = Path(f"/proc/{world.workers[victim].pid}")
+            process = Path(f"/proc/{world.pid(victim)}")
             wait_until(lambda: not process.exists(), _SOON)  # and its descriptors are closed
             world.say(survivors, "go")
             world.join(survivors, _SOON)
         finally:
-            for told in world.told[victim]:
-                if told.startswith("child "):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(told.split()[1]), signal.SIGKILL)
+            for child in world.told(victim)[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
 
 
 def _all_reduce(member: Member, victim: int) -> None:
@@ -104,7 +101,7 @@ def _all_reduce(member: Member, victim: int) -> None:
     comm.all_reduce(array)
     if member.rank == victim:
         _fork_and_wait(member)
-    member.tell("ready")
+    member.report("ready")
     _fails(nccl.NcclRemoteError, f"rank {victim} .*died", lambda: comm.all_reduce(array))
     comm.abort()
 
@@ -121,7 +118,7 @@ def _rendezvous(member: Member, victim: int) -> None:
 
     if member.rank == victim:
         _fork_inside(member, join)
-    member.tell("ready")
+    member.report("ready")
     if member.rank == member.nranks - 1:  # comes when the victim has died
         member.hear("go")
     _fails(nccl.NcclRemoteError, f"{victim} .*died|pid .*died", join)
@@ -132,11 +129,12 @@ def test_rendezvous(lane: Lane, nranks: int, victim: int) -> None:
     _run(lane, nranks, victim, _rendezvous)
 
 
-def _mirror(member: Member, folder: Path) -> Any:  # noqa: ANN401
+def _mirror(member: Member) -> Any:  # noqa: ANN401
     import pynccl as dist
 
-    url = f"file://{folder}/store"
-    dist.init_process_group("host", init_method=url, rank=member.rank, world_size=member.nranks)
+    dist.init_process_group(
+        "host", init_method=member.init_method, rank=member.rank, world_size=member.nranks
+    )
     return dist
 
 
@@ -148,35 +146,35 @@ def _transfer(dist: Any, rank: int) -> Callable[[], object]:  # noqa: ANN401
     return lambda: dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
 
 
-def _between_transfers(member: Member, victim: int, folder: Path) -> None:
-    dist = _mirror(member, folder)
+def _between_transfers(member: Member, victim: int) -> None:
+    dist = _mirror(member)
     transfer = _transfer(dist, member.rank)
     transfer()
     if member.rank == victim:
         _fork_and_wait(member)
-    member.tell("ready")
+    member.report("ready")
     if member.rank == 0:  # a small tensor is sent before it is received
         member.hear("go")
     _fails(dist.DistBackendError, "died", lambda: [transfer() for _ in range(1000)])
     dist.destroy_process_group()
 
 
-def _before_the_first_transfer(member: Member, victim: int, folder: Path) -> None:
+def _before_the_first_transfer(member: Member, victim: int) -> None:
     """The survivor connects, and the victim does not."""
-    dist = _mirror(member, folder)
+    dist = _mirror(member)
     if member.rank == victim:
         _fork_and_wait(member)
-    member.tell("ready")
+    member.report("ready")
     _fails(dist.DistBackendError, "died", _transfer(dist, member.rank))
     dist.destroy_process_group()
 
 
-def _in_the_first_transfer(member: Member, victim: int, folder: Path) -> None:
+def _in_the_first_transfer(member: Member, victim: int) -> None:
     """The victim connects, and the survivor does when it has died."""
-    dist = _mirror(member, folder)
+    dist = _mirror(member)
     if member.rank == victim:
         _fork_inside(member, _transfer(dist, member.rank))
-    member.tell("ready")
+    member.report("ready")
     member.hear("go")
     _fails(dist.DistBackendError, "died", _transfer(dist, member.rank))
     dist.destroy_process_group()
@@ -186,41 +184,37 @@ def _in_the_first_transfer(member: Member, victim: int, folder: Path) -> None:
 @pytest.mark.parametrize(
     "live", [_between_transfers, _before_the_first_transfer, _in_the_first_transfer]
 )
-def test_mirror_transfer(
-    lane: Lane, tmp_path: Path, live: Callable[..., None], victim: int
-) -> None:
-    _run(lane, 2, victim, live, tmp_path)
+def test_mirror_transfer(lane: Lane, live: Callable[..., None], victim: int) -> None:
+    _run(lane, 2, victim, live)
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["sender", "receiver"])
-def test_mirror_transfer_with_a_rank_that_dies_slowly(
-    lane: Lane, tmp_path: Path, victim: int
-) -> None:
-    _run(lane, 2, victim, _in_the_first_transfer, tmp_path, slowly=True)
+def test_mirror_transfer_with_a_rank_that_dies_slowly(lane: Lane, victim: int) -> None:
+    _run(lane, 2, victim, _in_the_first_transfer, slowly=True)
 
 
-def _new_group(member: Member, victim: int, folder: Path) -> None:
-    dist = _mirror(member, folder)
+def _new_group(member: Member, victim: int) -> None:
+    dist = _mirror(member)
     if member.rank == victim:
         _fork_and_wait(member)
-    member.tell("ready")
+    member.report("ready")
     _fails(dist.DistBackendError, f"rank {victim} has died", dist.new_group)
     dist.destroy_process_group()
 
 
-def test_mirror_new_group(lane: Lane, tmp_path: Path) -> None:
-    _run(lane, 3, 1, _new_group, tmp_path)
+def test_mirror_new_group(lane: Lane) -> None:
+    _run(lane, 3, 1, _new_group)
 
 
-def _c10d(member: Member, victim: int, folder: Path, kind: str) -> None:
+def _c10d(member: Member, victim: int, kind: str) -> None:
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
 
     import pynccl.c10d  # noqa: F401 - registers the backend
 
-    store = FileStore(str(folder / "store"), member.nranks)
-    dist.init_process_group("pynccl", store=store, rank=member.rank, world_size=member.nranks)
+    dist.init_process_group(
+        "pynccl", init_method=member.init_method, rank=member.rank, world_size=member.nranks
+    )
     tensor = torch.ones(4)
 
     def operate() -> None:
@@ -234,7 +228,7 @@ def _c10d(member: Member, victim: int, folder: Path, kind: str) -> None:
     operate()
     if member.rank == victim:
         _fork_and_wait(member)
-    member.tell("ready")
+    member.report("ready")
     _fails(RuntimeError, "died", operate)
     dist.distributed_c10d._get_default_group().abort()
     dist.destroy_process_group()
@@ -243,8 +237,8 @@ def _c10d(member: Member, victim: int, folder: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "nranks", "victim"), [("collective", 3, 0), ("transfer", 2, 0), ("transfer", 2, 1)]
 )
-def test_c10d(lane: Lane, tmp_path: Path, kind: str, nranks: int, victim: int) -> None:
-    _run(lane, nranks, victim, _c10d, tmp_path, kind)
+def test_c10d(lane: Lane, kind: str, nranks: int, victim: int) -> None:
+    _run(lane, nranks, victim, _c10d, kind)
 
 
 def _c10d_without_the_store(member: Member, victim: int, inside: bool) -> None:
@@ -265,7 +259,7 @@ def _c10d_without_the_store(member: Member, victim: int, inside: bool) -> None:
     )
     if member.rank == victim:
         _fork_and_wait(member)
-    member.tell("ready")
+    member.report("ready")
     tensor = torch.ones(4)
     if inside:
         _fails(dist.DistBackendError, "has not answered", lambda: dist.recv(tensor, victim))

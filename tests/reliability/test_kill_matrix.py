@@ -16,7 +16,7 @@ import pytest
 
 from tests.reliability.cells import ABSENCE, PATIENCE, Cell, live, live_in_the_making, table
 from tests.reliability.endings import Ending
-from tests.reliability.workers import FOR_GPUS, Lane, Lanes, WorldError
+from tests.reliability.workers import Lane, WorldError, lanes
 from tests.support import shared_memory
 from tests.support.launcher import too_old
 from tests.support.tier import FULL
@@ -48,9 +48,8 @@ def _check(cell: Cell, rank: int, ending: Ending, signalled: float) -> bool:
 def _run(lane: Lane, cell: Cell) -> None:
     everyone = range(cell.nranks)
     survivors = [rank for rank in everyone if rank != cell.victim]
-    used_up = everyone if cell.makes else [cell.victim]
-    with lane.world(cell.nranks, used_up) as world:
-        world.start(cell.provider, live_in_the_making if cell.makes else live, cell)
+    function = live_in_the_making if cell.makes else live
+    with lane.world(cell.nranks, function, cell, provider=cell.provider) as world:
         world.gather(everyone, "ready", _STUCK)
         signalled = world.signal(cell.victim, getattr(signal, cell.signal))
         world.say(survivors, "go")
@@ -76,9 +75,8 @@ def results(request: pytest.FixtureRequest) -> Iterator[Results]:
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.path == request.path
     }
-    on_gpus = any(cell.provider == "cuda" for cell in cells.values())
-    with Lanes(_LANES, FOR_GPUS if on_gpus else ()) as lanes:
-        yield {name: lanes.submit(_run, cell) for name, cell in cells.items()}
+    with lanes(_LANES) as submit:
+        yield {name: submit(_run, cell) for name, cell in cells.items()}
     assert not shared_memory.left_behind(before)
 
 

@@ -32,18 +32,16 @@ def run() -> Iterator[Callable[..., None]]:
     """Run a function as the ranks of a world. Those that stay away hear of it when the others are
     done.
     """
-    lane = Lane()
 
     def run(nranks: int, function: Callable[..., None], *args: object, away: int = 0) -> None:
         came = range(nranks - away)
-        with lane.world(nranks) as world:
-            world.start("host", function, *args)
+        with lane.world(nranks, function, *args) as world:
             world.join(came, 30)
             world.say(range(nranks - away, nranks), "go")
             world.join(range(nranks), 30)
 
-    yield run
-    lane.close()
+    with Lane() as lane:
+        yield run
 
 
 def _init(member: Member, nranks: int, config: nccl.Config | None = None) -> nccl.Communicator:
@@ -136,7 +134,7 @@ def _come_when_given_up(member: Member) -> None:
     if member.rank == 0:
         with pytest.raises(nccl.NcclTimeoutError):
             comm.split(0, config=_config())
-        member.tell("gave up")
+        member.report("gave up")
         member.hear("end")
     else:
         member.hear("come")
@@ -148,15 +146,12 @@ def _come_when_given_up(member: Member) -> None:
 
 
 def test_a_rank_that_comes_to_a_split_that_was_given_up() -> None:
-    lane = Lane()
-    with lane.world(2) as world:
-        world.start("host", _come_when_given_up)
+    with Lane() as lane, lane.world(2, _come_when_given_up) as world:
         world.gather([0], "gave up", 30)
         world.say([1], "come")
         world.join([1], 30)
         world.say([0], "end")
         world.join([0], 30)
-    lane.close()
 
 
 def _late_shrink(member: Member) -> None:
@@ -195,8 +190,8 @@ def _join(unique_id: bytes, nranks: int, rank: int, config: nccl.Config | None) 
 def _grow_without_a_rank(member: Member) -> None:
     """A rank of the parent does not call grow(): the root tells the rank that joins."""
     if member.rank == 1:
-        member.hear("share")
-        unique_id = member.hear("share")
+        member.share()
+        unique_id = member.share()
         _gives_up(member, 0, lambda config: _join(unique_id, 3, 2, config))
         return
     comm = _parent(member, [0, 2])
@@ -212,8 +207,8 @@ def _grow_without_a_rank(member: Member) -> None:
 def _late_join(member: Member) -> None:
     """A rank that joins gives up: the ranks of the parent are told, and it is as before."""
     if member.rank == 2:
-        member.hear("share")
-        _gives_up(member, 2, lambda config: _join(member.hear("share"), 4, 2, config))
+        member.share()
+        _gives_up(member, 2, lambda config: _join(member.share(), 4, 2, config))
         return
     comm = _parent(member, [0, 1])
     unique_id = member.share(lambda: bytes(comm.get_unique_id()))

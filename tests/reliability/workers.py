@@ -1,80 +1,42 @@
-"""Processes for many short worlds, of which signals end some.
-
-Those that survive a world are kept for the next one.
-"""
+"""Launches of which signals end some ranks, with messages between the test and its ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import itertools
 import os
 import pickle
 import queue
 import signal
-import socket
-import sys
-import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from tests.support import warm
-from tests.support.rank import Rank
+from tests.support.launcher import Launcher, Run
+from tests.support.rank import Rank, wait_for
 
 T = TypeVar("T")
 
-_PRELOADED = ("tests.reliability.cells", "tests.reliability.random_programs")
-# What a process with tensors on GPUs imports; the second by the first operation of the double's.
-FOR_GPUS = ("torch", "torch.distributed.tensor")
-_END = 10.0  # seconds for a process to end that was killed
-
-
-@dataclass
-class Job:
-    world: int
-    function: Callable[..., Any]
-    args: tuple[object, ...]
-    keywords: dict[str, object]
-    rank: int
-    nranks: int
-    provider: str
-
-
-@dataclass
-class Told:
-    """A message of a rank to the test, or back: a tag, and for "share" a value for the others."""
-
-    tag: str
-    value: Any = None
-    world: int = 0
-
-
-@dataclass
-class Ended:
-    """How a rank ended: with a value, or with the text of an exception."""
-
-    value: Any = None
-    trace: str = ""
+_LONG = 120.0  # seconds that a rank waits for the test
 
 
 class Member(Rank):
-    """A rank of a world, in its process."""
+    """A rank that exchanges values with the others, and messages with the test."""
 
-    hear: Callable[[str], Any]
+    _shared = 0
 
-    def share(self, make: Callable[[], T], maker: int = 0) -> T:
+    def share(self, make: Callable[[], T] | None = None, maker: int = 0) -> T:
         """What the maker has made, on all ranks."""
-        if self.rank != maker:
-            return cast("T", self.hear("share"))
-        value = make()
-        self.report(Told("share", value))
-        return value
+        self._shared += 1
+        path = Path(self._event("shared", self._shared))
+        if make is not None and self.rank == maker:
+            part = path.with_suffix(".part")
+            part.write_bytes(pickle.dumps(make()))
+            part.rename(path)
+        wait_for(str(path))
+        return cast("T", pickle.loads(path.read_bytes()))
 
     def share_id(self, maker: int = 0) -> bytes:
         """A unique id that the maker has made, on all ranks."""
@@ -82,128 +44,46 @@ class Member(Rank):
 
         return self.share(lambda: bytes(nccl.get_unique_id(self.provider)), maker)
 
-    def tell(self, tag: str) -> None:
-        self.report(Told(tag))
+    def hear(self, tag: str) -> None:
+        """Wait until the test says it."""
+        wait_for(self._event(tag, self.rank), _LONG)
 
     def sleep_for_ever(self) -> None:
         """Until a signal ends this process, or the test its world."""
-        self.hear("never")
-
-
-def serve(descriptor: int, traces: int) -> None:
-    """Run jobs until the test closes the connection."""
-    connection = Connection(descriptor)
-    faulthandler.enable(file=traces)
-    faulthandler.register(signal.SIGUSR1, file=traces, all_threads=True)
-    lock = threading.Lock()
-
-    def send(message: object) -> None:
-        with lock:
-            connection.send_bytes(pickle.dumps(message))
-
-    def hear(tag: str) -> Any:  # noqa: ANN401
-        while True:  # also past what was said to ranks of an earlier world that did not hear it
-            told: Told = pickle.loads(connection.recv_bytes())
-            if (told.world, told.tag) == (job.world, tag):
-                return told.value
-
-    with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
-        while True:
-            job: Job | Told = pickle.loads(connection.recv_bytes())
-            if isinstance(job, Told):
-                continue
-            if job.provider == "cuda":
-                from tests.support import gpu
-
-                os.environ.update(gpu.environment(job.nranks, os.getpid()))
-            member = Member(job.rank, job.nranks, job.provider, [], "", send)
-            member.hear = hear
-            try:
-                send(Ended(job.function(member, *job.args, **job.keywords)))
-            except (EOFError, ConnectionResetError, BrokenPipeError):
-                raise
-            except BaseException:
-                send(Ended(trace=traceback.format_exc()))
-    os._exit(0)  # threads may be stuck, and an orderly exit would wait for them
-
-
-class _Popen(warm.Popen):
-    """A fork of a process with these modules imported."""
-
-    def __init__(self, modules: tuple[str, ...], *descriptors: int) -> None:
-        self.modules = (*modules, *_PRELOADED)
-        numbers = ", ".join(map(str, descriptors))
-        program = f"from tests.reliability import workers; workers.serve({numbers})"
-        super().__init__([sys.executable, "-c", program], pass_fds=descriptors)
-
-
-class Worker:
-    """A process that serves jobs, and the connection to it."""
-
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        ours, theirs = socket.socketpair()
-        self._traces = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill()
-        with theirs:
-            self._popen = _Popen(modules, theirs.fileno(), self._traces.fileno())
-        self.pid = self._popen.pid
-        self.connection = Connection(ours.detach())
-
-    def send(self, message: object) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
-            self.connection.send_bytes(pickle.dumps(message))
-
-    def trace(self) -> str:
-        """Where its threads are."""
-        self._popen.send_signal(signal.SIGUSR1)
-        time.sleep(0.3)
-        return os.pread(self._traces.fileno(), 8000, 0).decode(errors="replace")
-
-    def kill(self) -> None:
-        """Kill the process, and fail if it does not end."""
-        self._popen.kill()
-        self._popen.wait(_END)
-        self.connection.close()
-        self._traces.close()
+        threading.Event().wait()
 
 
 class WorldError(AssertionError):
     """A rank did not do in time what the test waits for, or its function raised."""
 
 
-@dataclass
 class World:
-    """The workers of a world by rank, and what they have told."""
+    """The ranks of a launch, and what they have told."""
 
-    workers: list[Worker]
-    number: int = field(default_factory=itertools.count(1).__next__)
-    told: dict[int, list[str]] = field(default_factory=dict)
-    ended: dict[int, Ended] = field(default_factory=dict)
-    dead: set[int] = field(default_factory=set)
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
-    def start(
-        self, provider: str, function: Callable[..., Any], *args: object, **keywords: object
-    ) -> None:
-        nranks = len(self.workers)
-        for rank, worker in enumerate(self.workers):
-            self.told[rank] = []
-            worker.send(Job(self.number, function, args, keywords, rank, nranks, provider))
+    def pid(self, rank: int) -> int:
+        return self._run._processes[rank].popen.pid
+
+    def told(self, rank: int) -> list[Any]:
+        return [value for teller, value in self._run._reports if teller == rank]
 
     def say(self, ranks: Iterable[int], tag: str) -> None:
         for rank in ranks:
-            self.workers[rank].send(Told(tag, world=self.number))
+            Path(str(self._run._folder), f"store.{tag}.{rank}").touch()
 
-    def signal(self, rank: int, number: int) -> float:
+    def signal(self, rank: int, number: signal.Signals) -> float:
         """Send a signal to a rank's process; the time."""
-        os.kill(self.workers[rank].pid, number)
-        return time.monotonic()
+        return self._run.kill(rank, number)
 
-    def gather(self, ranks: Iterable[int], tag: str, timeout: float) -> None:
+    def gather(self, ranks: Iterable[int], tag: object, timeout: float) -> None:
         """Wait until all these ranks have told it, or ended.
 
         Raises:
             WorldError: they have not in time.
         """
-        self._until(lambda rank: tag in self.told[rank], ranks, f"told {tag!r}", timeout)
+        self._until(lambda rank: tag in self.told(rank), ranks, f"told {tag!r}", timeout)
 
     def join(self, ranks: Iterable[int], timeout: float) -> list[Any]:
         """What the functions of these ranks returned.
@@ -213,128 +93,74 @@ class World:
         """
         ranks = list(ranks)
         self._until(lambda _: False, ranks, "ended", timeout)
-        traces = [f"rank {rank}: {self.ended[rank].trace}" for rank in ranks if self.failed(rank)]
-        if traces:
-            raise WorldError("\n".join(traces))
-        return [self.ended[rank].value for rank in ranks]
-
-    def failed(self, rank: int) -> bool:
-        return bool(self.ended[rank].trace)
+        outcomes = [self._run._outcomes[rank] for rank in ranks]
+        if not all(outcome.ok for outcome in outcomes):
+            raise WorldError(self._run._describe())
+        return [outcome.value for outcome in outcomes]
 
     def _until(
         self, has: Callable[[int], bool], ranks: Iterable[int], what: str, timeout: float
     ) -> None:
-        deadline = time.monotonic() + timeout
-        waited = set(ranks)
-        while waited := {r for r in waited if r not in self.ended and not has(r)}:
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._receive(left):
-                traces = "\n".join(f"rank {r}: {self.workers[r].trace()}" for r in sorted(waited))
-                raise WorldError(
-                    f"ranks {sorted(waited)} have not {what} within {timeout:g} s\n{traces}"
-                )
-
-    def _receive(self, timeout: float) -> bool:
-        """Take what has arrived; whether something has."""
-        living = {
-            worker.connection: rank
-            for rank, worker in enumerate(self.workers)
-            if rank not in self.dead
-        }
-        ready = wait(list(living), timeout)
-        for connection in ready:
-            rank = living[connection]  # type: ignore[index]
-            try:
-                message = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
-            except (EOFError, ConnectionResetError):
-                self.dead.add(rank)
-                self.ended.setdefault(rank, Ended(trace="its process has died"))
-                continue
-            if isinstance(message, Ended):
-                self.ended[rank] = message
-            elif message.tag == "share":
-                message.world = self.number
-                for other, worker in enumerate(self.workers):
-                    if other != rank:
-                        worker.send(message)
-            else:
-                self.told[rank].append(message.tag)
-        return bool(ready)
+        run = self._run
+        run._deadline = time.monotonic() + timeout
+        while any(rank not in run._outcomes and not has(rank) for rank in ranks):
+            if not run._receive():
+                run._limit = f"not {what} within {timeout:g} s"
+                run._expire()
+                raise WorldError(run._describe())
 
 
-class Lane:
-    """Worlds one after another, on workers that are kept as long as nothing goes wrong.
+class Lane(Launcher):
+    """Launches one world after another. Processes of worlds without a death are used again."""
 
-    Args:
-        modules: imported in the workers before they are forked.
-    """
-
-    def __init__(self, modules: tuple[str, ...] = ()) -> None:
-        self._modules = modules
-        self._idle: list[Worker] = []
+    def __init__(self) -> None:
+        super().__init__(Member)
 
     @contextlib.contextmanager
-    def world(self, nranks: int, victims: Iterable[int] = ()) -> Iterator[World]:
-        """A world, whose victims are new processes that end with it, and all others where the block
-        raises.
-        """
-        victims = set(victims)
-        workers = [
-            Worker(self._modules) if rank in victims or not self._idle else self._idle.pop()
-            for rank in range(nranks)
-        ]
-        world = World(workers)
-        try:
-            yield world
-        except BaseException:
-            victims = set(range(nranks))
-            raise
-        finally:
-            for rank, worker in enumerate(workers):
-                if rank in victims or rank not in world.ended or world.failed(rank):
-                    worker.kill()
-                else:
-                    self._idle.append(worker)
+    def world(
+        self,
+        nranks: int,
+        function: Callable[..., Any],
+        *args: object,
+        provider: str = "host",
+        **keywords: object,
+    ) -> Iterator[World]:
+        """Call a function on each rank of a world, whose ranks end with the block."""
+        env: list[dict[str, str]] = [{} for _ in range(nranks)]
+        if provider == "cuda":
+            from tests.support import gpu
+
+            env = [gpu.environment(nranks, os.getpid() + rank) for rank in range(nranks)]
+        options = {"provider": provider, "timeout": None, "unique_ids": 0, "env": env}
+        with self.start(nranks, function, args, keywords, **options) as run:
+            yield World(run)
 
     def pids(self) -> list[int]:
         """The processes that wait for the next world."""
-        return sorted(worker.pid for worker in self._idle)
-
-    def close(self) -> None:
-        for worker in self._idle:
-            worker.kill()
-        self._idle.clear()
+        return sorted(one.popen.pid for idle in self._idle.values() for one in idle)
 
 
-class Lanes:
-    """Several lanes, each with one world at a time: most of their time worlds wait. A context
-    manager.
+@contextlib.contextmanager
+def lanes(count: int) -> Iterator[Callable[..., Future[Any]]]:
+    """Several lanes, each with one world at a time: most of their time worlds wait.
+
+    Yields:
+        A function that has a function called with a lane, and its other arguments.
     """
+    free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
 
-    def __init__(self, count: int, modules: tuple[str, ...] = ()) -> None:
-        self._all = [Lane(modules) for _ in range(count)]
-        self._free: queue.Queue[Lane] = queue.Queue()
-        for lane in self._all:
-            self._free.put(lane)
-        self._pool = ThreadPoolExecutor(count)
-
-    def submit(self, function: Callable[..., T], *args: object, **keywords: object) -> Future[T]:
-        """Call a function with a lane, when one is free."""
-        return self._pool.submit(self._run, function, args, keywords)
-
-    def _run(
-        self, function: Callable[..., T], args: tuple[object, ...], keywords: dict[str, object]
-    ) -> T:
-        lane = self._free.get()
+    def run(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:  # noqa: ANN401
+        lane = free.get()
         try:
             return function(lane, *args, **keywords)
         finally:
-            self._free.put(lane)
+            free.put(lane)
 
-    def __enter__(self) -> Lanes:
-        return self
+    def submit(function: Callable[..., Any], *args: object, **keywords: object) -> Future[Any]:
+        return pool.submit(run, function, args, keywords)
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        for lane in self._all:
-            lane.close()
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(count) as pool:
+        for _ in range(count):
+            free.put(stack.enter_context(Lane()))
+        yield submit
+        pool.shutdown(cancel_futures=True)

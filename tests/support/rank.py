@@ -71,9 +71,9 @@ class Rank(testing.Rank):
         event.close()
 
 
-def wait_for(path: str) -> None:
-    """Wait until another rank has created a file."""
-    deadline = time.monotonic() + 30
+def wait_for(path: str, seconds: float = 30) -> None:
+    """Wait until another rank, or the test, has created a file."""
+    deadline = time.monotonic() + seconds
     while not os.path.exists(path):
         assert time.monotonic() < deadline, f"{path} was not made"
         time.sleep(0.005)
