@@ -47,7 +47,7 @@ class _World:
         self.groups: dict[ProcessGroup, str] = {}
         self.outside: list[int] | None = None  # the ranks of the last group that excludes this rank
         self.count = 0
-        self.hashed: Counter[str] = Counter()  # the number of groups so far by their ranks
+        self.hashed: Counter[str] = Counter()  # number of groups created so far, by their ranks
 
     @property
     def default(self) -> ProcessGroup | None:
@@ -64,7 +64,7 @@ class _World:
         return name
 
     def hashed_name(self, ranks: list[int]) -> str:
-        """Return a name that depends only on the calls of these ranks."""
+        """Return a name that only these ranks' previous calls determine."""
         members = "_".join(map(str, ranks))
         self.hashed[members] += 1
         text = f"{members}_{self.hashed[members]}"
@@ -143,11 +143,7 @@ def is_registered(pg: object) -> TypeGuard[ProcessGroup]:
 
 
 def is_initialized() -> bool:
-    """See torch.distributed.is_initialized.
-
-    Returns:
-        True between :func:`init_process_group` and :func:`destroy_process_group`.
-    """
+    """See torch.distributed.is_initialized."""
     return world.default is not None
 
 
@@ -276,7 +272,7 @@ def get_backend_impl(
 
     Args:
         group: the group, or its ``group_name``; None is the default group.
-        device: the device; None is that of ``device_id``, or of the group's only backend.
+        device: the device; None is ``device_id``, or the device type of the group's only backend.
 
     Returns:
         The communicator.
@@ -296,16 +292,12 @@ def get_backend_impl(
 def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
     """See torch.distributed.set_timeout, available since torch 2.14.
 
-    Sets the timeout of this rank's later operations, on existing communicators and on those created
-    later. Zero is no limit.
+    Sets the timeout of this rank's later operations, on existing and future communicators. Zero
+    means no limit.
     """
     _valid_group(group).set_timeout(timeout)
 
 
 def get_pg_count() -> int:
-    """See torch.distributed.get_pg_count.
-
-    Returns:
-        The number of groups created since :func:`init_process_group`, including destroyed ones.
-    """
+    """See torch.distributed.get_pg_count. Destroyed groups count as well."""
     return world.count

@@ -26,15 +26,15 @@ def world(launch: Launcher, tmp_path: Path) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def any_world(launch: Launcher, tmp_path: Path, provider: str) -> Callable[..., list[Any]]:
-    """Do the same with each provider; on GPUs the ranks make their tensors there by default.
+    """Do the same with each provider; with "cuda", ranks create tensors on their GPU by default.
 
-    gpu.spare() says which sizes are left out there.
+    gpu.spare() excludes some sizes there.
     """
     return mirror_runner(launch, tmp_path, provider)
 
 
 def mirror_runner(launch: Launcher, tmp_path: Path, provider: str) -> Callable[..., list[Any]]:
-    """What any_world() is for a provider."""
+    """Return any_world() for a provider."""
     run = world_runner(launch, tmp_path, run_in_world, provider=provider)
 
     def spared(nranks: int, *args: Any, **options: Any) -> list[Any]:

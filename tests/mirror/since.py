@@ -1,6 +1,6 @@
-"""Of which torch the mirror has the names and signatures, and since which torch each is there.
+"""The torch version that the mirror follows, and the version that introduced each newer name.
 
-The oldest torch that is tested is 2.11: what it has is not listed.
+Names that exist in torch 2.11, the oldest tested version, are not listed.
 """
 
 from __future__ import annotations

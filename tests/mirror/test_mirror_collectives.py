@@ -1,5 +1,5 @@
-"""Proves what only the mirror's collectives do: every dtype and operator, methods of the group, and
-that mistakes are refused before anything is sent. Those that the backend shares are in tests/c10d.
+"""Proves behavior of the mirror's collectives only: every dtype and operator, methods of the group,
+and rejection of mistakes before anything is sent. tests/c10d has the tests shared with the backend.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def test_operators(dist: Any, rank: int, size: int) -> None:
 
 
 @on_ranks(2, 3)
-def test_mistakes_are_refused_and_the_group_works_on(dist: Any, rank: int, size: int) -> None:
-    """All ranks make the same mistakes; the group works on after each."""
+def test_mistakes_leave_the_group_usable(dist: Any, rank: int, size: int) -> None:
+    """All ranks make the same mistakes; the group stays usable after each."""
     one = torch.ones(2)
     wrong_list = [one] * (size + 1)
     turned = torch.ones(4, size).t()

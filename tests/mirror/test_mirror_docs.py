@@ -1,4 +1,4 @@
-"""Proves that docs/mirror.md is what tools/mirror_table.py makes of both modules."""
+"""Proves that docs/mirror.md is the current output of tools/mirror_table.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Proves that each script of examples/torch_course runs from the command in its head and prints
-what it says.
+"""Proves that each script of examples/torch_course runs by the command in its docstring and prints
+the output listed there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SCRIPTS = read("torch_course", "course")
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[Example, Run]]:
-    """The run of each script, under way or done."""
+    """The run of each script, in progress or completed."""
     with run_ahead(request, "script", Example.run) as started:
         yield started
 

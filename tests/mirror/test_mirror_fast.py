@@ -1,5 +1,5 @@
-"""Proves that the functions in C++ are, but for their speed, the functions in Python behind them:
-the same results, the same exceptions for mistakes, the same names, and that they keep nothing.
+"""Proves that the fast functions in C++ behave like the Python functions behind them: the same
+results, exceptions and names. They keep no references.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAST = (
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_it_is_the_function_to_all_who_ask(name: str) -> None:
+def test_introspection(name: str) -> None:
     function = getattr(pynccl, name)
     behind = function.__wrapped__
     assert inspect.isfunction(behind)
@@ -58,7 +58,7 @@ def test_it_is_the_function_to_all_who_ask(name: str) -> None:
     assert vars(pynccl)[name] is function
 
 
-def test_it_binds_as_functions_do() -> None:
+def test_binding_to_instances() -> None:
     class Owner:
         reduce = pynccl.all_reduce
 
@@ -122,8 +122,8 @@ def _mistakes(dist: Any, torch: Any) -> dict[str, tuple[Any, ...]]:
 
 
 @on_ranks(2)
-def test_mistakes_are_refused_alike(dist: Any, rank: int, size: int) -> None:
-    # What they need is there, so that only the mistake keeps them from being fast.
+def test_mistakes_raise_equal_errors(dist: Any, rank: int, size: int) -> None:
+    # Everything else is set up, so only the mistake prevents the fast path.
     dist.all_reduce(torch.ones(1))
     other = torch.ones(1)
     dist.isend(torch.ones(1), 1 - rank)
@@ -247,7 +247,7 @@ def test_p2p_ops(dist: Any, rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_many_calls_keep_nothing(dist: Any, rank: int, size: int) -> None:
+def test_many_calls_leave_no_references(dist: Any, rank: int, size: int) -> None:
     """Hundreds of calls of each kind leave no reference behind."""
     peer = 1 - rank
     tensor, inbox, wide = torch.ones(4), torch.ones(4), torch.ones(4 * size)
@@ -274,7 +274,7 @@ def test_many_calls_keep_nothing(dist: Any, rank: int, size: int) -> None:
 
     for _ in range(20):
         calls()
-    for _ in range(2):  # what is done goes with the calls after it
+    for _ in range(2):  # later calls release completed operations
         dist.barrier(async_op=True).wait()
     before = state()
     for _ in range(1000 if FULL else 300):
@@ -286,8 +286,8 @@ def test_many_calls_keep_nothing(dist: Any, rank: int, size: int) -> None:
 
 
 @on_ranks(1, timeout=60)
-def test_threads_take_turns(dist: Any, rank: int, size: int) -> None:
-    """Many threads begin operations of one rank; the others wait for their turn without the GIL."""
+def test_waiting_threads_release_the_gil(dist: Any, rank: int, size: int) -> None:
+    """Many threads start operations of one rank; waiting threads release the GIL."""
     tensors = [torch.ones(1000) for _ in range(4)]
 
     def begin(tensor: Any) -> None:
@@ -300,7 +300,7 @@ def test_threads_take_turns(dist: Any, rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_common_calls_do_not_fall_back(dist: Any, rank: int, size: int) -> None:
-    """The common calls never reach the functions in Python."""
+    """The common calls never reach the Python functions."""
     from pynccl import _C
 
     peer = 1 - rank
@@ -340,7 +340,7 @@ def test_common_calls_do_not_fall_back(dist: Any, rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_parameters_in_another_order(dist: Any, rank: int, size: int) -> None:
-    """Arguments are bound by the parameters of the function in Python, whatever their order."""
+    """Arguments are bound by the Python function's parameters, regardless of their order."""
     from pynccl import _C
 
     def all_reduce(tensor, async_op=False, group=None, op=dist.ReduceOp.SUM):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
@@ -354,7 +354,7 @@ def test_parameters_in_another_order(dist: Any, rank: int, size: int) -> None:
     assert tensor.tolist() == [size * size] * 2
 
 
-def test_functions_that_do_not_fit_are_refused() -> None:
+def test_incompatible_functions_are_rejected() -> None:
     from pynccl import _C
 
     def attached(name: str, function: Callable[..., Any]) -> Any:
@@ -376,7 +376,7 @@ def test_functions_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_defaults_of_fast_functions(name: str) -> None:
-    """The functions in C++ assume these values of parameters that are not passed."""
+    """The C++ functions assume these defaults."""
     assumed = {"op": pynccl.ReduceOp.SUM, "async_op": False, "tag": 0}
     optional = {"group", "src", "dst", "group_src", "group_dst"}
     for parameter in inspect.signature(getattr(pynccl, name)).parameters.values():
@@ -386,8 +386,8 @@ def test_defaults_of_fast_functions(name: str) -> None:
             assert parameter.default is inspect.Parameter.empty
 
 
-def test_other_exceptions_than_those_of_checks_are_not_swallowed() -> None:
-    """A MemoryError in a check is raised, and no fallback hides it."""
+def test_unexpected_exceptions_are_raised() -> None:
+    """A MemoryError in a check is raised instead of causing a fallback."""
     from pynccl import _C
 
     class Root:

@@ -1,5 +1,5 @@
-"""Proves that groups are as torch's: ranks, names, members and others, splitting, shrinking,
-ending.
+"""Proves that groups behave like torch's: ranks, names, members and non-members, split, shrink,
+end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _backend_by_device(dist: Any, rank: int, size: int) -> str:
 
 
 def test_backends(world: World) -> None:
-    """None is what there is."""
+    """None selects the backends that the machine supports."""
     expected = "cpu:host,cuda:nccl" if torch.cuda.is_available() else "host"
     assert world(2, _backend_by_device, init={"backend": None}) == [expected] * 2
 
@@ -67,7 +67,7 @@ def test_both_backends(world: World) -> None:
 
 @pytest.mark.parametrize("backend", ["nccl", "NCCL", "cuda:nccl", "cpu:host,cuda:nccl"])
 def test_nccl_without_a_gpu(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """It fails at once, though no other rank comes, and says what to pass."""
+    """It fails immediately, without the other ranks, and names the alternatives."""
     import pynccl as dist
 
     assert not dist.is_initialized()  # imports what init_process_group needs
@@ -115,13 +115,13 @@ def test_a_new_group_with_nccl_without_a_gpu(dist: Any, rank: int, size: int) ->
         ("gloo", "pass backend='host'"),
         ("mpi", "pass backend='host'"),
         ("cpu:gloo,cuda:nccl", "pass backend='host'"),
-        ("cpu:nccl", "'nccl' moves the tensors of 'cuda'"),
-        ("cpu:host,cpu:host", "two for the device 'cpu'"),
-        ("hosst", "pynccl has 'nccl' and 'host'"),
+        ("cpu:nccl", "'nccl' supports tensors on 'cuda', not on 'cpu'"),
+        ("cpu:host,cpu:host", "two backends for the device 'cpu'"),
+        ("hosst", "unknown backend 'hosst': pynccl supports 'nccl' and 'host'"),
         ("pynccl", r"torch\.distributed\.init_process_group\('pynccl'\)"),
     ],
 )
-def test_backends_that_are_refused(backend: str, message: str) -> None:
+def test_rejected_backends(backend: str, message: str) -> None:
     import pynccl as dist
 
     with pytest.raises(ValueError, match=message):
@@ -130,7 +130,7 @@ def test_backends_that_are_refused(backend: str, message: str) -> None:
 
 
 class _CommStream:
-    """Notes its calls; some of them fail."""
+    """Records its calls; some of them fail."""
 
     def __init__(self, name: str, calls: list[str], failing: str = "") -> None:
         self.name, self.calls, self.failing = name, calls, failing
@@ -147,7 +147,7 @@ class _CommStream:
         self._call("free")
 
 
-def test_all_communicators_are_closed_where_one_fails() -> None:
+def test_all_communicators_are_closed_if_one_fails() -> None:
     """All are finalized before any is destroyed, and the first error is raised at the end."""
     from pynccl.mirror.group.comm_stream import close_all
 
@@ -158,7 +158,7 @@ def test_all_communicators_are_closed_where_one_fails() -> None:
     assert calls == [f"{call} {name}" for call in ("finish", "free") for name in "abc"]
 
 
-def test_arguments_of_init_that_are_refused() -> None:
+def test_invalid_arguments_of_init() -> None:
     import pynccl as dist
 
     store = dist.HashStore()
@@ -263,7 +263,7 @@ def test_new_group_variants(dist: Any, rank: int, size: int) -> None:
 
 @on_ranks(3, env={"TORCH_DIST_INIT_BARRIER": "1"})
 def test_new_group_waits_for_all_ranks(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
-    """With the variable, no rank leaves before the last one has come, also if it is outside."""
+    """With the variable, no rank returns before the last one arrives, even outside the group."""
     store = dist.FileStore(str(tmp_path / "come"), size)
     for round_ in range(20):
         store.add(f"come {round_}", 1)
@@ -342,7 +342,7 @@ def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
         with pytest.raises(error, match=message):
             dist.shrink_group(ranks)
     with patch.object(dist.ProcessGroup, "open_eagerly", side_effect=AssertionError):
-        pg = dist.shrink_group([1], shrink_flags=flags)  # makes the communicator from the old one
+        pg = dist.shrink_group([1], shrink_flags=flags)  # creates the communicator from the old one
     assert pg is dist.group.WORLD
     assert (pg.size(), pg.rank()) == (size - 1, {0: 0, 2: 1}[rank])
     assert dist.get_process_group_ranks(pg) == [0, 2]
@@ -354,10 +354,10 @@ def test_shrink_group(dist: Any, rank: int, size: int, flags: int) -> None:
 
 
 @on_ranks(3)
-def test_shrink_group_with_abort_ends_what_waits(
+def test_shrink_group_with_abort_ends_waits(
     dist: Any, rank: int, size: int, tmp_path: Path
 ) -> None:
-    """Rank 1 is alive, but does not take part."""
+    """Rank 1 is alive, but does not participate."""
 
     def meet(what: str) -> None:
         (tmp_path / f"{what}{rank}").touch()
@@ -375,7 +375,7 @@ def test_shrink_group_with_abort_ends_what_waits(
 
 
 def _survive(dist: Any, rank: int, size: int) -> float:
-    """Rank 1 dies, a thread of the others hangs, and the store is of no use any more."""
+    """Rank 1 dies, a thread of the other ranks hangs, and the store no longer works."""
     dist.all_reduce(torch.ones(1))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -392,7 +392,7 @@ def _survive(dist: Any, rank: int, size: int) -> float:
     return value
 
 
-def test_shrink_group_without_the_dead(launch: Launcher, tmp_path: Path) -> None:
+def test_shrink_group_without_dead_ranks(launch: Launcher, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     outcomes = launch.outcomes(3, run_in_world, _survive, url, {}, ())
     for rank in (0, 2):
@@ -403,7 +403,7 @@ def test_shrink_group_without_the_dead(launch: Launcher, tmp_path: Path) -> None
 
 @on_ranks(2)
 def test_init_again(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
-    """End and begin several times, over one store that is never emptied."""
+    """Destroy and initialize repeatedly, over one store that is never cleared."""
     url = str(tmp_path / "again")
 
     dist.destroy_process_group()
@@ -438,7 +438,7 @@ def test_beside_torch(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     dist.barrier()
 
 
-def test_small_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     import pynccl as dist
 
     for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID"):

@@ -30,7 +30,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Start Python on a script, or with arguments that name it."""
+    """Start Python with a script, or with other arguments."""
     script = tmp_path / "script.py"
 
     def run(
@@ -100,7 +100,7 @@ SPAWN = (
 )
 
 
-# Forks do not import torch again. How a process leaves: test_leaving_without_destroy_is_clean.
+# Forks do not import torch again. How a process leaves: test_exit_without_destroy.
 _SPAWNED = (("destroy", "spawn"), ("leave", "spawn")) if FULL else (("destroy", "fork"),)
 
 
@@ -133,7 +133,7 @@ SCRIPT = (
 
 
 def test_torchrun(start: Start) -> None:
-    """Its agent hosts the store; the script passes nothing but the backend."""
+    """Its agent hosts the store; the script passes only the backend."""
     command = ["{script}", str(_PER_NODE)]  # the same agent, whose ranks are forks
     if FULL:
         options = ("--nnodes=1", f"--nproc-per-node={_PER_NODE}", f"--master-port={free_port()}")
@@ -190,7 +190,7 @@ LEAVE = """
 
 
 def leave(start: Start, how: str, count: int, codes: list[int]) -> list[tuple[str, str]]:
-    """What the ranks of a world print that end with these statuses."""
+    """Return the output of the ranks of a world, which exit with these statuses."""
     port, size = str(free_port()), str(len(codes))
     ranks = [
         start(
@@ -208,15 +208,15 @@ def leave(start: Start, how: str, count: int, codes: list[int]) -> list[tuple[st
     return [finish(rank, code) for rank, code in zip(ranks, codes, strict=True)]
 
 
-# Lines of Python, of C++ and of pynccl; torch's store warns of a rank that is gone.
+# Lines of Python, of C++ and of pynccl; torch's store warns of a rank that has left.
 COMPLAINT = re.compile(
     r"^(Traceback|Exception ignored|terminate called|\[rank|pynccl|hostnccl|NCCL)", re.MULTILINE
 )
 
 
 @pytest.mark.parametrize(("how", "count"), [("end", 0), ("end", 3), ("send", 3)])
-def test_leaving_without_destroy_is_clean(start: Start, how: str, count: int) -> None:
-    """The first rank that ends does not disturb the others, and none complains."""
+def test_exit_without_destroy(start: Start, how: str, count: int) -> None:
+    """The first rank that exits does not affect the others, and no rank prints an error."""
     for size in (2, 3, 3, 3) if FULL else (2,):
         for out, errors in leave(start, how, count, [0] * size):
             assert out == "done\n"

@@ -1,4 +1,4 @@
-"""Proves that the mirror refuses tensors whose memory has other values than they have."""
+"""Proves that the mirror rejects lazily conjugated and negated tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.ranks import on_ranks
 
 
 @on_ranks(2)
-def test_lazy_tensors_are_refused(dist: Any, rank: int, size: int) -> None:
+def test_lazy_tensors_are_rejected(dist: Any, rank: int, size: int) -> None:
     other = 1 - rank
     for tensor in (torch.ones(2)._neg_view(), torch.tensor([1 + 2j, 3j]).conj()):
         text = "conjugat" if tensor.is_complex() else "^tensor: is lazily negated"
@@ -26,7 +26,7 @@ def test_lazy_tensors_are_refused(dist: Any, rank: int, size: int) -> None:
             lambda t=tensor: dist.batch_isend_irecv([dist.P2POp(dist.isend, t, other)]),
         )
         for call in calls:
-            # torch itself refuses to show a conjugated tensor as pairs of reals.
+            # torch itself cannot view a conjugated tensor as pairs of reals.
             with pytest.raises((ValueError, RuntimeError), match=text):
                 call()
         # Copied into one buffer by torch, which resolves them.

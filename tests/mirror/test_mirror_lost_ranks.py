@@ -1,5 +1,5 @@
-"""Proves that making groups ends where a rank or the store is gone, and names it: new_group,
-split_group, several threads; and that reconfigure() continues with the surviving ranks.
+"""Proves that creating a group without a rank or the store raises an error that names it:
+new_group, split_group, several threads; and that reconfigure() continues with the surviving ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _soon(error: Any, match: str, call: Callable[[], object]) -> None:
 
 
 def _until_all_are_done(dist: Any) -> None:
-    """By the store: the ranks that wait do not know that one does this."""
+    """Synchronize by the store, which pynccl does not notice."""
     dist.monitored_barrier(timeout=timedelta(seconds=30))
 
 
@@ -144,7 +144,7 @@ def _two_threads(rank: Rank, url: str) -> None:
     thread = threading.Thread(target=make, args=[[0, 1]])
     thread.start()
     waits.wait()
-    wait_until_blocked(thread)  # all ranks make the groups in the same order
+    wait_until_blocked(thread)  # all ranks create the groups in the same order
     make([0, 2])  # on rank 0 the other thread still waits
     rank.set_event("made")
     thread.join(20)
@@ -152,12 +152,12 @@ def _two_threads(rank: Rank, url: str) -> None:
     dist.destroy_process_group()
 
 
-def test_a_thread_that_waits_does_not_block_another(launch: Launcher) -> None:
+def test_a_waiting_thread_does_not_block_another(launch: Launcher) -> None:
     launch(3, _two_threads, f"tcp://127.0.0.1:{free_port()}", fresh=True)
 
 
 def _meet(rank: Rank, folder: Path) -> None:
-    """Wait until all ranks have imported torch: the time limits are shorter than that may take."""
+    """Wait until all ranks have imported torch, which may take longer than the time limits."""
     import pynccl
 
     assert callable(pynccl.init_process_group)
@@ -185,7 +185,7 @@ def _without_the_store(rank: Rank, url: str, folder: Path) -> None:
 
 
 def test_a_store_that_does_not_answer(launch: Launcher, tmp_path: Path) -> None:
-    """One that is gone: test_mirror_relay.py."""
+    """test_mirror_relay.py tests a store that is gone."""
 
     def end(run: Run) -> None:
         run.gather_reports()
@@ -230,7 +230,7 @@ def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
     rank.set_event("failed")
     rank.wait_event("failed", *left)
     began = time.monotonic()
-    # A rank that has died is not waited for; a rank that is only late is.
+    # Ranks do not wait for a dead rank, but for one that is only late.
     group = dist.reconfigure(timeout=timedelta(seconds=_LIMIT if late else 30))
     assert time.monotonic() - began < _SOON
     assert dist.group.WORLD is group
@@ -245,7 +245,7 @@ def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
 
 
 @pytest.mark.parametrize("lost", [[1], [0, 3]] if FULL else [[0, 3]], ids=str)
-def test_reconfigure_without_the_dead(launch: Launcher, tmp_path: Path, lost: list[int]) -> None:
+def test_reconfigure_without_dead_ranks(launch: Launcher, tmp_path: Path, lost: list[int]) -> None:
     left = [rank for rank in range(4) if rank not in lost]
 
     def kill(run: Run) -> None:
@@ -259,13 +259,13 @@ def test_reconfigure_without_the_dead(launch: Launcher, tmp_path: Path, lost: li
     _check_all_but(outcomes, *lost)
 
 
-def test_reconfigure_without_a_rank_that_does_not_come(launch: Launcher, tmp_path: Path) -> None:
+def test_reconfigure_without_a_missing_rank(launch: Launcher, tmp_path: Path) -> None:
     _check_all_but(launch.outcomes(4, _reconfigure, tmp_path, [0, 1, 3], True, timeout=60))
 
 
 @on_ranks(2)
-def test_reconfigure_ends_the_waits_of_others(dist: Any, rank: int, size: int) -> None:
-    """Rank 0 waits for rank 1, which has begun to reconfigure."""
+def test_reconfigure_ends_waits_of_other_ranks(dist: Any, rank: int, size: int) -> None:
+    """Rank 0 waits for rank 1, which is already reconfiguring."""
     _sum_is_right(dist, None, [0, 1], rank)
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"rank 1 .*revoked"):
@@ -277,7 +277,7 @@ def test_reconfigure_ends_the_waits_of_others(dist: Any, rank: int, size: int) -
 def test_a_pair_has_the_time_limit_of_its_group(
     dist: Any, rank: int, size: int, tmp_path: Path
 ) -> None:
-    """The peer has sent the unique id, and does not use it."""
+    """The peer has sent the unique id, but does not use it."""
     raised = str(tmp_path / "raised")
 
     def stay_away(*_: object) -> None:

@@ -1,5 +1,5 @@
-"""Proves that the mirror takes an operator as torch's ReduceOp, as a RedOp and as a str in all
-of its functions and methods, with the same result, and that none of these costs the fast path.
+"""Proves that all functions and methods of the mirror accept an operator as torch's ReduceOp, as a
+RedOp and as a str, with the same result, and take the fast path with each.
 """
 
 from __future__ import annotations

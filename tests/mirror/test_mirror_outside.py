@@ -1,5 +1,5 @@
-"""Proves that functions of the mirror act as torch.distributed's on a rank outside the group: the
-same result, the same warning, the same class of exception.
+"""Proves that the mirror's functions behave like torch.distributed's on a rank outside the group:
+the same result, the same warning, the same class of exception.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch.distributed as torch_dist
 from tests.support.ranks import on_ranks
 
 _NOT_COMPARED = {
-    # gloo has none of these, or torch refuses them for it before it looks at the group.
+    # Not in gloo, or torch rejects them for gloo before it checks the group.
     "reconfigure",
     "shrink_group",
     "split_group",
-    # The group is the result, or all groups are concerned.
+    # The result is a group, or the function concerns all groups.
     "init_process_group",
     "new_group",
     "new_subgroups",
@@ -34,7 +34,7 @@ _NOT_COMPARED = {
 
 
 def _calls(dist: Any, pg: Any) -> dict[str, Callable[[], Any]]:
-    """Calls on a group that this rank, global rank 2, is not in; its ranks are 1 and 0."""
+    """Calls with a group of the ranks 1 and 0, which excludes this rank, global rank 2."""
     one, two = torch.ones(2), torch.ones(4)
     parts = [torch.ones(2), torch.ones(2)]
     functions: dict[str, tuple[Any, ...]] = {

@@ -1,5 +1,5 @@
-"""Proves point to point: any order without deadlock, first use by two ranks of many, batches, order
-of messages, any source where it is known.
+"""Proves point-to-point operations: no deadlock in any order, first use by two ranks of many,
+batches, the order of messages, an omitted source.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.support import gpu
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
-LARGE = 1_000_003  # elements, far more than any buffer on the way
+LARGE = 1_000_003  # elements, far more than any buffer in between
 
 
 def _two_of_many(dist: Any, rank: int, size: int) -> None:
-    """The first operation of the group concerns two ranks; the others do nothing."""
+    """The first operation of the group involves two ranks; the others do nothing."""
     tensor = torch.full((3,), float(rank))
     if rank == 1:
         dist.send(tensor, 3)
@@ -41,7 +41,7 @@ def test_two_of_many(world: World, backend: str) -> None:
 
 @on_ranks(2, fixture="any_world", env={"HOSTNCCL_CONNECT": "1"})
 def test_both_ranks_may_send_first(dist: Any, rank: int, size: int) -> None:
-    """On hostnccl in strict mode, as on NCCL, a first message waits for the other rank's call."""
+    """In hostnccl's strict mode, as in NCCL, a first message waits for the other rank's call."""
     received = torch.zeros(4)
     sends = dist.isend(torch.full((4,), rank + 1.0), 1 - rank)
     dist.irecv(received, 1 - rank).wait()
@@ -52,7 +52,7 @@ def test_both_ranks_may_send_first(dist: Any, rank: int, size: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @on_ranks(2)
 def test_messages_keep_their_order(dist: Any, rank: int, size: int, seed: int) -> None:
-    """Messages of one rank to another arrive in their order, whatever else goes on."""
+    """Messages from one rank to another arrive in order, regardless of other operations."""
     timing = random.Random(seed * 10 + rank)
     peer = 1 - rank
     works = []
@@ -124,7 +124,7 @@ def test_any_source_in_a_group_of_two(dist: Any, rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_nobody_there(dist: Any, rank: int, size: int) -> None:
+def test_missing_peer(dist: Any, rank: int, size: int) -> None:
     dist.group.WORLD.timeout = timedelta(seconds=1)
     if rank == 1:
         dist.monitored_barrier(timeout=timedelta(seconds=20))  # by the store

@@ -57,7 +57,7 @@ def _calls(dist: Any, rank: int, size: int, torch: Any) -> dict[str, Callable[[]
 @on_ranks(2)
 def test_operations_are_ranges_of_a_profiler(dist: Any, rank: int, size: int) -> None:
     calls = _calls(dist, rank, size, torch)
-    for call in calls.values():  # what they need is made before
+    for call in calls.values():  # set up before profiling
         call()
     kinds = [key for key in calls if key.startswith("coalesced")]
     kinds += [kind for key in calls if key not in kinds for kind in key.split(", ")]
@@ -75,7 +75,7 @@ def test_operations_are_ranges_of_a_profiler(dist: Any, rank: int, size: int) ->
 
 
 @on_ranks(1)
-def test_a_profiler_that_runs_already(dist: Any, rank: int, size: int) -> None:
+def test_a_profiler_already_running(dist: Any, rank: int, size: int) -> None:
     with torch.profiler.profile() as profiled:
         dist.destroy_process_group()
         dist.init_process_group("host", store=torch.distributed.HashStore(), rank=0, world_size=1)

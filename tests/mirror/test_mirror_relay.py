@@ -1,5 +1,5 @@
-"""Proves that point-to-point needs only the two ranks: a chain of ranks that receive, send on and
-leave, and errors at once for a rank or a store that is gone.
+"""Proves that point-to-point operations need only the two ranks: in a chain, ranks receive, forward
+and leave. A rank or store that has gone is an immediate error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNTS = (3, 70_000)  # elements: within a message's buffer, and beyond
 
 
 def _wait_until_closed(url: str) -> None:
-    """Wait until nothing listens at the address of a store."""
+    """Wait until no process listens at the address of a store."""
     host, port = url.removeprefix("tcp://").split(":")
     deadline = time.monotonic() + 20
     while True:
@@ -36,7 +36,7 @@ def _wait_until_closed(url: str) -> None:
 
 
 def _relay(rank: Rank, url: str, asynchronous: bool) -> float:
-    """The first rank sends, each other receives from the one before and sends on, then leaves.
+    """The first rank sends; each other rank receives from its predecessor, forwards, and leaves.
 
     The store of rank 0 is closed before rank 1 sends.
     """
@@ -70,7 +70,7 @@ def _relay(rank: Rank, url: str, asynchronous: bool) -> float:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["send", "isend"])
 @pytest.mark.parametrize("nranks", [3, 4, 8] if FULL else [3])
 def test_relay(launch: Launcher, nranks: int, asynchronous: bool) -> None:
-    """The store of rank 0 is gone when rank 1 sends; at the first time its process is gone, too."""
+    """The store of rank 0 is gone when rank 1 sends, in the first case with its process."""
     for repeat in range(REPEATS):
         url = f"tcp://127.0.0.1:{free_port()}"
         fresh = repeat == 0
@@ -80,7 +80,9 @@ def test_relay(launch: Launcher, nranks: int, asynchronous: bool) -> None:
 
 @pytest.mark.parametrize("sends", [False, True])
 @on_ranks(2)
-def test_a_rank_that_left_is_an_error_at_once(dist: Any, rank: int, size: int, sends: bool) -> None:
+def test_a_rank_that_left_is_an_immediate_error(
+    dist: Any, rank: int, size: int, sends: bool
+) -> None:
     """Rank 0 waits for rank 1, which leaves without a transfer."""
     dist.barrier()
     if rank == 1:
@@ -95,7 +97,7 @@ def test_a_rank_that_left_is_an_error_at_once(dist: Any, rank: int, size: int, s
 
 
 def _without_the_store(rank: Rank, url: str) -> None:
-    """Ranks 1 and 2 make a group when rank 0 has left with the store."""
+    """Ranks 1 and 2 create a group after rank 0 has left with the store."""
     import pynccl as dist
 
     limit = timedelta(seconds=20)
@@ -125,7 +127,7 @@ def test_a_store_that_is_gone_is_named(launch: Launcher) -> None:
 
 
 @on_ranks(2)
-def test_what_was_sent_arrives_after_its_sender_left(dist: Any, rank: int, size: int) -> None:
+def test_messages_arrive_after_their_sender_left(dist: Any, rank: int, size: int) -> None:
     if rank == 0:
         for number in range(3):
             dist.send(torch.full((5,), float(number)), 1)

@@ -1,4 +1,4 @@
-"""Proves what torch.distributed has since 2.14, on 2 and 4 ranks and under every torch:
+"""Proves the additions of torch.distributed 2.14, on 2 and 4 ranks and with every torch:
 gather_single, weights_only, set_timeout, get_backend_impl, and members of groups.
 """
 
@@ -26,13 +26,15 @@ sizes = pytest.mark.parametrize("nranks", SIZES)
 
 
 def _gather_single(dist: Any, rank: int, size: int) -> None:
-    """The result is that of torch's gather, one tensor below the other."""
+    """The result is that of torch's gather, concatenated."""
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
         for shape in ((3, 2), (5,), (), (0, 4)):
             mine = torch.full(shape, rank + 1).to(dtype)
             for root, subject in ((0, dist.gather_single), (size - 1, dist.gather_into_tensor)):
                 parts = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
-                plain = torch.uint8 if dtype == torch.complex64 else dtype  # gloo has no complex
+                plain = (
+                    torch.uint8 if dtype == torch.complex64 else dtype
+                )  # gloo does not support complex numbers
                 sent = mine.real.contiguous().to(plain)
                 if dtype == torch.complex64:
                     parts = [part.real.contiguous().to(plain) for part in parts]
@@ -92,7 +94,7 @@ def _beside_torch(dist: Any, rank: int, size: int, function: Callable[..., None]
 
 
 class _Harmful:
-    """Its pickle calls a function where it is read."""
+    """Unpickling it calls a function."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -102,7 +104,7 @@ class _Harmful:
 
 
 def _sends(dist: Any, rank: int, size: int) -> dict[str, Callable[..., Any]]:
-    """Each object function; they return what this rank has received."""
+    """Each object function; they return the objects received by this rank."""
 
     def all_gather(value: Any, **options: Any) -> Any:
         every = [None] * size
@@ -154,7 +156,7 @@ def test_weights_only(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
                 assert torch.equal(got["tensor"], safe["tensor"])
                 assert {**got, "tensor": 0} == {**safe, "tensor": 0}
         harmful = _Harmful(f"{folder}/{name} {rank}")
-        path = Path(f"{folder}/{name} {size - 1}")  # what the last rank sends runs where it is read
+        path = Path(f"{folder}/{name} {size - 1}")  # unpickling the last rank's object runs code
         try:
             send(harmful, weights_only=True)
         except pickle.UnpicklingError as error:
@@ -172,7 +174,7 @@ def test_weights_only(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
 
 
 def _weights_only_as_torch(dist: Any, rank: int, size: int) -> None:
-    """The bytes on the wire are torch's: the same types are taken and refused."""
+    """The transferred bytes are torch's: the same types are accepted and rejected."""
     import inspect
 
     if "weights_only" not in inspect.signature(torch_dist.all_gather_object).parameters:
@@ -196,7 +198,7 @@ def test_weights_only_as_torch(world: World, nranks: int) -> None:
 
 @on_ranks(*SIZES, env={"HOSTNCCL_DEADLOCK_MS": "30000"})
 def test_set_timeout(dist: Any, rank: int, size: int) -> None:
-    """The timeout of what exists and of what is made later, and only of this group."""
+    """It applies to existing and future communicators of this group only."""
     pg = dist.new_group(timeout=timedelta(seconds=300))
     early = dist.new_group()
     value = torch.ones(1)
@@ -221,7 +223,7 @@ def test_set_timeout(dist: Any, rank: int, size: int) -> None:
             dist.set_timeout(bad, pg)
     with pytest.raises(ValueError, match="Invalid process group"):
         dist.set_timeout(short, dist.GroupMember.NON_GROUP_MEMBER)
-    if rank == 0:  # a transfer that the other side does not answer, on the pair made before
+    if rank == 0:  # a transfer without a counterpart, on the existing pair
         began = time.monotonic()
         with pytest.raises(dist.DistBackendError, match="Timed out after 1 seconds"):
             dist.recv(value, group_src=1, group=pg)

@@ -1,5 +1,5 @@
-"""Proves that a store which never answers, or answers after the end of the interpreter, neither
-stops an exchange past its time limit nor spoils the exit of the process.
+"""Proves that a store which never answers, or answers during interpreter shutdown, neither blocks
+an exchange beyond its time limit nor breaks the exit of the process.
 """
 
 from __future__ import annotations

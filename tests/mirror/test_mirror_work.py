@@ -1,5 +1,5 @@
-"""Proves asynchronous operations: waiting, futures, errors and timeouts in wait(), and that tensors
-live as long as they are needed.
+"""Proves asynchronous operations: waiting, futures, errors and timeouts in wait(), and the lifetime
+of tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ World = Callable[..., list[Any]]
 
 @on_ranks(2, 3, 4, fixture="any_world")
 def test_every_collective(dist: Any, rank: int, size: int) -> None:
-    """All of them under way at once, waited for in another order."""
+    """All of them in progress at once, waited for in another order."""
 
     def full(value: float = 1.0, *shape: int) -> torch.Tensor:
         return torch.full(shape or (2,), float(value))
@@ -73,7 +73,7 @@ def test_every_collective(dist: Any, rank: int, size: int) -> None:
 
 @on_ranks(2, 3, fixture="any_world")
 def test_works_of_a_group(dist: Any, rank: int, size: int) -> None:
-    """The end of the group issues the operations; their works are waited for after it."""
+    """The end of the group issues the operations, whose works are then waited for."""
     from pynccl import nccl
 
     first, second = torch.full((4,), rank + 1.0), torch.full((4,), 10.0 * rank)
@@ -103,7 +103,7 @@ def test_works_of_a_group(dist: Any, rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_work_under_way_has_no_error(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
+def test_work_in_progress_has_no_error(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     tensor, asked = torch.ones(4), tmp_path / "asked"
     dist.all_reduce(tensor)
     if rank == 1:
@@ -121,12 +121,12 @@ def test_work_under_way_has_no_error(dist: Any, rank: int, size: int, tmp_path: 
 
 @on_ranks(2, fixture="any_world")
 def test_a_revocation_is_an_error_in_wait(dist: Any, rank: int, size: int) -> None:
-    """On GPUs the operation ends as if it were done."""
+    """On GPUs the operation ends as if it had completed."""
     tensor = torch.ones(4)
     comm = dist.group.WORLD.comm_stream(tensor.device).comm
     gpu.require("cuda" if tensor.is_cuda else "host", "ncclCommRevoke")
     dist.all_reduce(tensor)
-    if rank == 0:  # the other rank never comes
+    if rank == 0:  # the other rank never calls it
         work = dist.all_reduce(tensor, async_op=True)
         comm.revoke()
         with pytest.raises(dist.DistBackendError, match="revoked"):
@@ -141,7 +141,7 @@ def test_a_revocation_is_an_error_in_wait(dist: Any, rank: int, size: int) -> No
 @pytest.mark.parametrize("then", ["all_reduce", "barrier", "destroy_process_group"])
 @on_ranks(2)
 def test_tensors_of_a_dropped_work_are_released(dist: Any, rank: int, size: int, then: str) -> None:
-    """The tensor of a Work that was dropped goes when the work is done and the next call comes."""
+    """A dropped Work's tensor is released by the next call after completion."""
     dist.all_reduce(torch.ones(1), async_op=True).wait()
     tensor = torch.ones(1000)
     seen = weakref.ref(tensor)
@@ -161,7 +161,7 @@ def test_tensors_of_a_dropped_work_are_released(dist: Any, rank: int, size: int,
 
 @on_ranks(2, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "10000"})
 def test_timeout_of_the_group(dist: Any, rank: int, size: int) -> None:
-    """An operation in which not all take part ends with its group's timeout; others go on."""
+    """An operation without all ranks ends at its group's timeout; other groups continue."""
     pg = dist.new_group()
     dist.set_timeout(timedelta(seconds=1), pg)
     if rank == 0:
@@ -195,7 +195,7 @@ def test_a_timeout_names_the_missing_ranks(dist: Any, rank: int, size: int, tmp_
         assert raised.value.missing_ranks == [1]
         Path(raised_on_0).touch()
     else:
-        wait_for(raised_on_0)  # nothing of pynccl
+        wait_for(raised_on_0)  # outside pynccl
         pg.abort()
 
 
@@ -211,7 +211,7 @@ def _policies(dist: Any, rank: int, size: int) -> list[Any]:
 
 
 def test_a_timeout_on_gpus_ends_the_process(any_world: World, provider: str) -> None:
-    """There wait() orders streams: the data is used before an error could be raised."""
+    """There wait() only orders streams, so the data could be used before an error is raised."""
     default = "raise" if provider == "host" else "abort"
     assert any_world(1, _policies) == [[default, "raise"]]
 
@@ -228,7 +228,7 @@ def test_calls_are_compared(dist: Any, rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_timeout_of_a_group_with_two_threads(dist: Any, rank: int, size: int) -> None:
-    """In both threads that wait in a group."""
+    """Both threads that wait in the group raise."""
     pg = dist.new_group()
     dist.set_timeout(timedelta(seconds=1), pg)
 
@@ -242,7 +242,7 @@ def test_timeout_of_a_group_with_two_threads(dist: Any, rank: int, size: int) ->
 
 
 def _barriers(dist: Any, rank: int, size: int) -> list[tuple[float, float]]:
-    """When this rank has come to each barrier and left it."""
+    """Return when this rank entered and left each barrier."""
     times = []
     for call in (dist.barrier, dist.monitored_barrier, lambda: dist.barrier(async_op=True).wait()):
         time.sleep(0.1 * rank)
@@ -289,7 +289,7 @@ def test_monitored_barrier_names_the_missing(world: World, wait_all_ranks: bool)
 
 
 def _checked_splits(dist: Any, rank: int, size: int) -> bool:
-    """Rank 0 expects a larger part of rank 1 than that sends."""
+    """Rank 0 expects a larger part from rank 1 than rank 1 sends."""
     dist.set_timeout(timedelta(seconds=2))
     out, given = torch.empty(5 + rank), torch.ones(5)
     try:

@@ -1,4 +1,4 @@
-"""Proves that every mirrored name has torch's signature, and that no name is left out silently."""
+"""Proves that mirrored names have torch's signature, and that each absent name has a reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ABSENT = {
 ABSENT_PARAMETERS = {"init_process_group": {"enable_reconfigure"}}
 # Of objects, not of the class: tests/mirror/test_mirror_groups.py has them.
 ATTRIBUTES = {"bound_device_id", "group_desc", "group_name"}
-# Public members of torch's classes that pynccl's do not have.
+# Public members of torch's classes that pynccl's classes lack.
 _OF_CPP = "of torch's own C++ layer"
 _OF_BACKEND = "groups of the backend `pynccl` have it"
 _OF_GROUP = "use the function of pynccl with `group`, or a group of the backend `pynccl`"
@@ -66,7 +66,7 @@ ABSENT_MEMBERS = {
         "get_future_result": "of torch's watchdog; an error is raised by wait()",
     },
 }
-# Made in C++, where inspect finds no signature; what they do is tested elsewhere.
+# Created in C++, where inspect finds no signature; tested elsewhere.
 OPAQUE = {"ProcessGroup", "Work"}
 OWN = {"__version__", "get_include", "memory", "nccl", "ops", "raw"}
 NOT_IN_TORCH = {"reconfigure"}
@@ -93,14 +93,14 @@ ANNOTATED_OTHERWISE = {
 
 MIRRORED = sorted(set(pynccl.__all__) - OWN - NOT_IN_TORCH)
 
-# The installed torch may be another one than that which is mirrored. An older one lacks what SINCE
-# says and nothing else. A newer one may have more, which is then named; what the mirror has is in
-# it. Annotations differ from version to version: they are compared with the mirrored one's only.
+# The installed torch may differ from the mirrored version. An older one lacks the names in SINCE
+# and no others. A newer one may have additional names, which are listed. Annotations differ between
+# versions, so they are compared with those of the mirrored version only.
 INSTALLED = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def _is_installed(name: str) -> bool:
-    """Whether the installed torch has a name of the mirror, by the table."""
+    """Whether the installed torch provides a name of the mirror, according to the table."""
     return SINCE.get(name, INSTALLED) <= INSTALLED
 
 
@@ -120,13 +120,13 @@ def _of_torch(name: str) -> Any:
 
 
 def _annotation(given: Any) -> str:
-    """An annotation, its types by their last names."""
+    """An annotation, with unqualified type names."""
     text = given if isinstance(given, str) else inspect.formatannotation(given)
     return re.sub(r"\b(?:[a-zA-Z_]\w*\.)+(?=[A-Za-z_])", "", text)
 
 
 def _compare(name: str, ours: Any, theirs: Any) -> None:
-    """Compare two functions: parameters, kinds, defaults, and annotations where they can be."""
+    """Compare two functions: parameters, kinds, defaults, and comparable annotations."""
     mirrored = inspect.signature(ours, eval_str=True)
     expected = inspect.signature(theirs, eval_str=True)
     parameters = {
@@ -176,7 +176,7 @@ def test_signature(name: str) -> None:
 
 @pytest.mark.parametrize("name", SINCE)
 def test_table_of_versions(name: str) -> None:
-    """The mirror has what the table lists and says since when; torch has it since then."""
+    """The mirror and torch provide each name in the table, torch since the listed version."""
     base, parameter, member = re.fullmatch(r"(\w+)(?:\((\w+)\))?(?:\.(\w+))?", name).groups()
     ours, theirs = getattr(pynccl, base), _find(base)
     if parameter:
@@ -193,8 +193,8 @@ def test_table_of_versions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ProcessGroup", "Work"])
-def test_methods_of_classes_that_are_torch_s_in_cpp(name: str) -> None:
-    """The public methods that pynccl's class has are torch's too, or pynccl's own on purpose."""
+def test_methods_of_torchs_cpp_classes(name: str) -> None:
+    """The public methods of pynccl's class are torch's, or listed as pynccl's own."""
     own = {
         "ProcessGroup": {
             # The state that pynccl.mirror keeps in a group.
@@ -238,7 +238,7 @@ def test_all_names_resolve() -> None:
 
 
 def test_without_torch() -> None:
-    """The objects and nccl.h work; the mirror's names say what is missing."""
+    """The objects and nccl.h work; the mirror's names raise an error that names torch."""
     printed = python_output(
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"
@@ -256,8 +256,8 @@ def test_without_torch() -> None:
     assert "pynccl.nccl and pynccl.raw work without it" in printed
 
 
-def test_the_one_list_of_names() -> None:
-    """pynccl.__all__ is the list; the mirror has each of them, and its modules no others."""
+def test_the_list_of_names() -> None:
+    """pynccl.__all__ lists exactly the names that the mirror's modules provide."""
     from pynccl.mirror.api import public
 
     names = public.names()
@@ -276,7 +276,7 @@ def test_the_one_list_of_names() -> None:
 FUNCTIONS = [
     name
     for name in MIRRORED
-    if name != "reduce_op"  # warns when it is looked at
+    if name != "reduce_op"  # warns on access
     and inspect.isroutine(getattr(pynccl, name))
     and getattr(pynccl, name).__module__.startswith("pynccl.")
     and not name.startswith("_")
@@ -285,7 +285,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_docstring(name: str) -> None:
-    """Each docstring names torch's function and describes existing parameters only."""
+    """Each docstring names torch's function, and only existing parameters."""
     function = getattr(pynccl, name)
     text = inspect.getdoc(function) or ""
     assert f"torch.distributed.{name}" in text or not hasattr(torch_dist, name)

@@ -64,7 +64,7 @@ def _device(pg: ProcessGroup, device_ids: list[int] | None) -> torch.device:
 
 
 def _wait_for_gpu(pg: ProcessGroup) -> None:
-    """Wait for the current stream: a barrier on the GPU does so, one on CPUs does not."""
+    """Wait for the current stream, as a barrier on the GPU would."""
     if "cuda" in pg.config.device_backend_map and torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()
 

@@ -16,7 +16,7 @@ __all__ = ["_CoalescingManager", "_coalescing_manager"]
 
 
 class _CoalescingManager:
-    """The coalescing manager; with ``async_ops=True``, wait() waits for its works."""
+    """See torch.distributed._CoalescingManager."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []

@@ -75,10 +75,7 @@ def _buffer_for(sizes: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
 def all_gather_object(
     object_list: list[_T], obj: _T, group: ProcessGroup | None = None, weights_only: bool = False
 ) -> None:
-    """See torch.distributed.all_gather_object.
-
-    torch.distributed has weights_only since torch 2.14.
-    """
+    """See torch.distributed.all_gather_object. weights_only is available since torch 2.14."""
     pg = member(group, "all_gather_object")
     if pg is None:
         return
@@ -99,10 +96,7 @@ def gather_object(
     group_dst: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """See torch.distributed.gather_object.
-
-    torch.distributed has weights_only since torch 2.14.
-    """
+    """See torch.distributed.gather_object. weights_only is available since torch 2.14."""
     pg = group_or_default(group)
     root = root_of(pg, dst, group_dst)
     if member(pg, "gather_object") is None:
@@ -129,10 +123,7 @@ def broadcast_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """See torch.distributed.broadcast_object_list.
-
-    torch.distributed has weights_only since torch 2.14.
-    """
+    """See torch.distributed.broadcast_object_list. weights_only is available since torch 2.14."""
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
     if member(pg, "broadcast_object_list") is None:
@@ -171,10 +162,7 @@ def scatter_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """See torch.distributed.scatter_object_list.
-
-    torch.distributed has weights_only since torch 2.14.
-    """
+    """See torch.distributed.scatter_object_list. weights_only is available since torch 2.14."""
     pg = group_or_default(group)
     root = root_of(pg, src, group_src)
     if member(pg, "scatter_object_list") is None:
@@ -214,8 +202,8 @@ def send_object_list(
 ) -> None:
     """See torch.distributed.send_object_list.
 
-    use_batch uses the group's communicator, as :func:`batch_isend_irecv` does. torch.distributed
-    has weights_only since torch 2.14.
+    use_batch uses the group's communicator, as :func:`batch_isend_irecv` does. weights_only is
+    available since torch 2.14.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, dst, group_dst)
@@ -240,8 +228,8 @@ def recv_object_list(
 ) -> int:
     """See torch.distributed.recv_object_list.
 
-    use_batch uses the group's communicator, as :func:`batch_isend_irecv` does. torch.distributed
-    has weights_only since torch 2.14.
+    use_batch uses the group's communicator, as :func:`batch_isend_irecv` does. weights_only is
+    available since torch 2.14.
     """
     pg = group_or_default(group)
     peer = group_rank_of(pg, src, group_src)

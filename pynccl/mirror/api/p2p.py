@@ -56,8 +56,8 @@ def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int:
         return group_rank_of(pg, src, group_src)
     if pg.size() != 2:
         raise ValueError(
-            "recv without a source: NCCL has no receive from any source; pass the "
-            f"source (it is implied only in a group of two ranks; this one has {pg.size()})"
+            "src: NCCL cannot receive from any source; pass src or group_src, which can be omitted "
+            f"only in a group of two ranks; this group has {pg.size()}"
         )
     return 1 - pg.rank()
 
@@ -89,8 +89,8 @@ def irecv(
 ) -> Work | None:
     """See torch.distributed.irecv (ncclRecv).
 
-    tag is ignored, as by torch's NCCL backend. A receive from any rank needs a group of two ranks,
-    else it raises ValueError.
+    tag is ignored, as by torch's NCCL backend. Omitting the source raises ValueError, except in a
+    group of two ranks.
     """
     check_tensor(tensor, "tensor")
     pg = member(group, "irecv")
@@ -125,8 +125,8 @@ def recv(
 ) -> int:
     """See torch.distributed.recv (ncclRecv).
 
-    tag is ignored, as by torch's NCCL backend. A receive from any rank needs a group of two ranks,
-    else it raises ValueError.
+    tag is ignored, as by torch's NCCL backend. Omitting the source raises ValueError, except in a
+    group of two ranks.
     """
     check_tensor(tensor, "tensor")
     pg = member(group, "irecv")  # as torch names it

@@ -88,11 +88,11 @@ class BackendConfig:
             device = device.strip() or _DEVICES[one]
             if device != _DEVICES[one]:
                 raise ValueError(
-                    f"backend {name!r}: {one!r} moves the tensors of {_DEVICES[one]!r} devices, "
-                    f"not of {device!r}"
+                    f"backend {name!r}: {one!r} supports tensors on {_DEVICES[one]!r}, not on "
+                    f"{device!r}"
                 )
             if device in self.device_backend_map:
-                raise ValueError(f"backend {name!r}: there are two for the device {device!r}")
+                raise ValueError(f"backend {name!r}: two backends for the device {device!r}")
             self.device_backend_map[device] = Backend(one)
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ def _known(name: str) -> str:
             f"backend {name!r} is not supported; pass backend='host' for tensors on CPUs, 'nccl' "
             "for tensors on GPUs, or None for both"
         )
-    raise ValueError(f"backend {name!r}: pynccl has 'nccl' and 'host'")
+    raise ValueError(f"unknown backend {name!r}: pynccl supports 'nccl' and 'host'")
 
 
 def check_usable(config: BackendConfig) -> None:
@@ -169,7 +169,7 @@ def timeout_of(timeout: timedelta | None, config: BackendConfig) -> timedelta:
 
 
 def limited(timeout: timedelta) -> AbstractContextManager[object]:
-    """Limit calls in the block that wait for other ranks to the timeout of a group."""
+    """Apply a group's timeout to the calls in the block that wait for other ranks."""
     seconds = timeout.total_seconds()
     return nccl.deadline(seconds) if seconds > 0 else nullcontext()
 

@@ -41,17 +41,12 @@ class Process(NamedTuple):
 
 
 class Job:
-    """The time between init_process_group and destroy_process_group, for the ranks of a group.
+    """The ranks of a group between init_process_group and destroy_process_group.
 
     Args:
         store: a store shared by the ranks of this job only.
         own: this process.
-        processes: the processes of the group's ranks, by rank.
-
-    Attributes:
-        store: as given.
-        own: as given.
-        processes: as given.
+        processes: the processes of the group's ranks, by rank; empty until they are exchanged.
     """
 
     def __init__(self, store: Store, own: Process, processes: Sequence[Process] = ()) -> None:
@@ -60,15 +55,15 @@ class Job:
         self.processes = processes
 
     def part(self, ranks: Iterable[int]) -> Job:
-        """Return the same job for a group of some of its ranks."""
+        """Return the same job, restricted to some of its ranks."""
         return Job(self.store, self.own, [self.processes[rank] for rank in ranks])
 
     def gone(self, rank: int) -> str:
-        """Return why a rank of the group no longer takes part, or "" if it does or if unknown.
+        """Return why a rank no longer takes part, or "" if it does or if that is unknown.
 
-        The end of a process is detected on its own machine only.
+        The end of a process is detected only by ranks on the same machine.
         """
-        if not self.processes:  # the ranks have not exchanged them yet
+        if not self.processes:
             return ""
         process = self.processes[rank]
         if process.machine == self.own.machine and _start(process.pid) != process.start:

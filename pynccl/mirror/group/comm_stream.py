@@ -67,7 +67,7 @@ class CommStream(_C.CommStream):
         high_priority: bool = False,
     ) -> None:
         super().__init__(comm, -1 if high_priority else 0)
-        self._communicator = comm  # keeps this object alive, which `comm` returns
+        self._communicator = comm  # keeps the Python object alive that `comm` returns
         self.device = device
         self.rank = comm.rank
         # Whether a call without a stream blocks until the operation is complete.
@@ -78,7 +78,7 @@ class CommStream(_C.CommStream):
         self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later operations; zero is no limit."""
+        """Set the timeout of later operations; zero means no limit."""
         self.timeout = timeout.total_seconds()
         self.comm.timeout = self.timeout or None
 
@@ -102,7 +102,7 @@ class CommStream(_C.CommStream):
             raise MismatchError(f"{name}: {str(error).removeprefix('out: ')}") from None
 
     def pre_mul_sum(self, factor: Any, dtype: torch.dtype) -> nccl.RedOp:
-        """Return the operator that multiplies by a factor first, cached for each number."""
+        """Return the operator that multiplies by a factor first, cached by factor and dtype."""
         if isinstance(factor, torch.Tensor):
             return self.comm.pre_mul_sum(factor, dtype)
         key = (factor, dtype)
@@ -154,8 +154,8 @@ class CommStream(_C.CommStream):
     def finish(self, started: float) -> None:
         """Finish pending operations, so that free() can destroy the communicator.
 
-        On CPUs, asynchronous operations that were not waited for have 2 seconds, or the timeout if
-        that is shorter. On GPUs, all operations have the timeout.
+        The limit on CPUs, for asynchronous operations that were not waited for, is 2 seconds or the
+        timeout, whichever is shorter. On GPUs it is the timeout, for all operations.
 
         Args:
             started: the start of the shutdown, by time.monotonic().
@@ -196,7 +196,7 @@ class CommStream(_C.CommStream):
         self.comm.abort()
 
     def _drained(self, until: float) -> bool:
-        """Wait until a time for all asynchronous operations; return whether they are complete."""
+        """Wait for all asynchronous operations until a time; return whether they are complete."""
         while self.oldest() is not None:
             if time.monotonic() > until:
                 return False
@@ -218,7 +218,7 @@ def close_all(comm_streams: Iterable[CommStream]) -> None:
     """Finish pending operations and free the communicators.
 
     ncclCommDestroy waits for the connected ranks of its machine, and ranks may list the
-    communicators in different orders. So all are finalized before any is destroyed.
+    communicators in different orders. All are therefore finalized before any is destroyed.
 
     Raises:
         BackendError: the first error. The remaining communicators are freed nevertheless.
@@ -246,7 +246,7 @@ def run_all(functions: Iterable[Callable[[], object]]) -> None:
 
 
 def _synchronized(device: torch.device, until: float) -> bool:
-    """Wait until a time for all work on a GPU; return whether it is complete.
+    """Wait for all work on a GPU until a time; return whether it is complete.
 
     Synchronous operations ran on streams of the caller, which may no longer exist, so this waits
     for all streams.

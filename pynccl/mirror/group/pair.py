@@ -92,7 +92,7 @@ class Pair:
                 comm_stream.set_timeout(timeout)
 
     def finish_connecting(self, until: float) -> None:
-        """Wait until a time, by time.monotonic(), for a connection in progress."""
+        """Wait for a connection in progress until a time, by time.monotonic()."""
         connecting = self._connecting
         if connecting is not None:
             wait([connecting], max(0.0, until - time.monotonic()))

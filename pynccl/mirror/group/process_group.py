@@ -73,7 +73,7 @@ class Options:
 
 
 def _copy_config(given: Any) -> nccl.Config:
-    """Copy the fields that concern one group; not split_share, as groups are aborted separately."""
+    """Copy the fields that concern one group, except split_share: groups are aborted separately."""
     undefined = -(2**31)
     config = nccl.Config()
     for name in ("cga_cluster_size", "min_ctas", "max_ctas", "net_name"):
@@ -148,8 +148,8 @@ class ProcessGroup(_C.ProcessGroup):
     def get_backend(self, device: torch.device | None = None) -> nccl.Communicator:
         """Return the communicator for a device: see :func:`pynccl.get_backend_impl`.
 
-        A device of None is the device that the group is bound to, or the only one that it has a
-        backend for. Available since torch 2.14.
+        None selects the device that the group is bound to, or the device type of its only backend.
+        Available since torch 2.14.
         """
         if device is None:
             kinds = list(self.config.device_backend_map)
@@ -238,7 +238,7 @@ class ProcessGroup(_C.ProcessGroup):
         """Return the CommStream for a device's tensors, creating it on the first call.
 
         Raises:
-            RuntimeError: no backend of this group is for such devices.
+            RuntimeError: no backend of this group supports the device.
             ValueError: the group has ended.
         """
         found = self._comm_stream(device.type)
@@ -266,7 +266,7 @@ class ProcessGroup(_C.ProcessGroup):
             The Work of an asynchronous transfer; None in a batch.
 
         Raises:
-            RuntimeError: no backend of this group is for such devices.
+            RuntimeError: no backend of this group supports the device.
             ValueError: the group has ended or, outside a batch, the peer is this rank or is not in
                 the group.
         """
@@ -311,7 +311,7 @@ class ProcessGroup(_C.ProcessGroup):
         """Return the provider for a device type: ``"cuda"`` or ``"host"``.
 
         Raises:
-            RuntimeError: no backend of this group is for such devices.
+            RuntimeError: no backend of this group supports the device.
         """
         backend = self.config.device_backend_map.get(device.type)
         if backend is None:
@@ -329,7 +329,7 @@ class ProcessGroup(_C.ProcessGroup):
         return torch.device("cpu") if only_cpus else None
 
     def open_eagerly(self, timeout: timedelta | None = None) -> None:
-        """Create the communicator that is created eagerly, if any.
+        """Create the communicator of eager_device(), if any.
 
         Args:
             timeout: how long to wait for the other ranks; None is the group's timeout.
@@ -341,14 +341,14 @@ class ProcessGroup(_C.ProcessGroup):
     def new_ids(self, device: torch.device) -> bytes:
         """Return compressed unique ids for a device type: the group's, and on CPUs all pairs'.
 
-        On CPUs an id costs nothing, and its constant part compresses well. With it, two ranks can
+        On CPUs an id costs nothing and compresses well. Knowing the ids of all pairs, two ranks can
         connect without the store, which disappears with the rank that hosts it.
         """
         pairs = self.size() * (self.size() - 1) if device.type == "cpu" else 0
         return zlib.compress(unique_ids(device, 1 + pairs))
 
     def open(self, device: torch.device, ids: bytes) -> CommStream:
-        """Create the CommStream for a device's tensors from the new_ids() of one rank."""
+        """Create the CommStream for a device's tensors from the result of one rank's new_ids()."""
         unique_id, *of_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
         if device.type == "cpu":
             self._ids_of_pairs = _divided(b"".join(of_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
@@ -466,7 +466,7 @@ class ProcessGroup(_C.ProcessGroup):
         return {sends: self.make_comm_stream(comm, device) for sends, comm in comms.items()}
 
     def _config_of_pair(self, device: torch.device) -> nccl.Config:
-        """Return the group's configuration; on GPUs with few CTAs, as many pairs share a device."""
+        """Return the group's configuration; on GPUs with few CTAs, since pairs share the device."""
         config = self._new_config(device)
         if device.type != "cpu" and config.max_ctas is None:
             config.max_ctas = max(_CTAS_OF_PAIR, config.min_ctas or 0)

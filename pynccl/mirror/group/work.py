@@ -37,9 +37,9 @@ class _CommStream(Protocol):
 class Work(_C.Work):
     """See torch.distributed.Work. The handle of an asynchronous operation.
 
-    It keeps the operation's tensors alive until :meth:`wait` has returned. If it is dropped
-    earlier, they stay alive until the operation is complete, and are released by the next call on
-    the same communicator or when that is closed.
+    It keeps the operation's tensors alive until :meth:`wait` has returned. Without a wait, they
+    stay alive until the operation is complete. The next call on the communicator, or closing it,
+    then releases them.
     """
 
     __slots__ = ("__weakref__",)
@@ -78,7 +78,7 @@ class Work(_C.Work):
         return self.wait()
 
     def synchronize(self) -> None:
-        """Wait, as :meth:`wait` does without a timeout."""
+        """See torch.distributed.Work.synchronize. Same as :meth:`wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:

@@ -96,7 +96,7 @@ def _leave_at_exit() -> None:
 
 
 def _invalidate_after_fork() -> None:
-    """A child of fork() shares neither the communicators' memory nor their threads."""
+    """Invalidate all groups: a forked child shares neither their memory nor their threads."""
     for pg in world.groups:
         pg.disable("it was created before this process was forked from its parent")
     world.reset()

@@ -141,7 +141,7 @@ def _connect(pg: ProcessGroup) -> None:
 
 
 def wait_for_creation(name: str, pg: ProcessGroup) -> None:
-    """Wait for the ranks of a group that create another one, if TORCH_DIST_INIT_BARRIER=1."""
+    """Wait for all ranks of a group to create another one, if TORCH_DIST_INIT_BARRIER=1."""
     if int(os.environ.get("TORCH_DIST_INIT_BARRIER", "0")) != 1:
         return
     with translated(NcclError):
@@ -180,7 +180,7 @@ def _name_rank_in_tracebacks(rank: int) -> None:
     """Prefix each line of an uncaught exception with ``[rank0]:``, as torch does."""
     previous: Callable[..., Any] = sys.excepthook
     if previous is not sys.__excepthook__:
-        return  # another hook is installed, or torch's, which adds the rank already
+        return  # another hook is installed, perhaps torch's, which also adds the rank
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         for part in traceback.format_exception(kind, error, trace):

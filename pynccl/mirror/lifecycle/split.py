@@ -60,7 +60,7 @@ def split_group(
 def _split_comm_stream(
     parent: ProcessGroup, child: ProcessGroup, device_type: str, color: int | None
 ) -> None:
-    """Split the parent's communicator; if there is none yet, the child creates its own later."""
+    """Split the parent's communicator; if none exists yet, the child creates its own later."""
     comm_stream = parent.comm_streams().get(device_type)
     if comm_stream is None:
         return
