@@ -255,7 +255,7 @@ bool PyncclBackend::supportsTensorAlloc(c10::DeviceIndex index) {
 }
 
 at::Tensor PyncclBackend::allocateTensor(long size, at::TensorOptions options) {
-  TORCH_CHECK_VALUE(size >= 0, "size: expected elements from 0 on, got ", size);
+  TORCH_CHECK_VALUE(size >= 0, "size: expected a non-negative number of elements, got ", size);
   return in_python([&] {
     const auto dtype = c10::typeMetaToScalarType(options.dtype());
     return connector()->attr("allocate")(size, dtype, options.device()).cast<at::Tensor>();

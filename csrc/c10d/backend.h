@@ -145,7 +145,7 @@ class PyncclBackend final : public c10d::Backend {
  private:
   friend class PyncclWindow;
 
-  // Extends the timeout of operations, from the first until that is complete.
+  // Extends the timeout of the next operation, and of those issued before that is complete.
   struct Extension {
     std::chrono::milliseconds by;
     WorkPtr first;
@@ -174,7 +174,7 @@ class PyncclBackend final : public c10d::Backend {
   WorkPtr message(Tensors& tensors, int peer, bool sends);
   WorkPtr issue(Lane& lane, Operation operation);
   std::chrono::milliseconds timeout_of(const Operation& operation) const;
-  // Applies the extensions by addEphemeralTimeout() that are in force.
+  // Applies the active extensions by addEphemeralTimeout().
   void extend(Operation& operation);
   // Whether messages use the group's communicator, as coalesced messages and those on the bound
   // device do. Otherwise each direction between two ranks has its own communicator, so a rank can
@@ -184,7 +184,7 @@ class PyncclBackend final : public c10d::Backend {
   Lane& group_lane(const at::Device& device);
   // The first accelerator that collectives have used, or the CPU if there is none.
   at::Device device_of_collectives();
-  std::vector<Lane*> lanes();               // valid as long as the backend
+  std::vector<Lane*> lanes();               // valid for the lifetime of the backend
   std::vector<py::object> communicators();  // created so far; requires the GIL
   Held connector() const;
   // The options of a group derived from this one.
@@ -204,7 +204,7 @@ class PyncclBackend final : public c10d::Backend {
   int checked_root(const char* name, std::int64_t root) const;
 
   const c10::intrusive_ptr<PyncclOptions> options_;
-  std::atomic<std::uint64_t> number_ = 0;  // of collectives so far
+  std::atomic<std::uint64_t> number_ = 0;  // number of collectives so far
   std::atomic<std::uint64_t> messages_ = 0;
   std::atomic<std::uint64_t> configuration_ = 0;  // number of reconfigurations started
   std::atomic<bool> timing_ = false;

@@ -61,7 +61,7 @@ void check_list(const char* name, const Tensors& list, int size, const at::Tenso
 }
 
 void check_pairs(const Tensors& outputs, const Tensors& inputs) {
-  TORCH_CHECK_VALUE(!inputs.empty(), "inputs: there are none");
+  TORCH_CHECK_VALUE(!inputs.empty(), "inputs: expected at least one tensor");
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "outputs: expected ", inputs.size(),
                     " tensors, one for each input, got ", outputs.size());
 }
@@ -147,7 +147,7 @@ WorkPtr PyncclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
 
 WorkPtr PyncclBackend::allreduce_coalesced(Tensors& tensors,
                                            const c10d::AllreduceCoalescedOptions& options) {
-  TORCH_CHECK_VALUE(!tensors.empty(), "tensors: there are none");
+  TORCH_CHECK_VALUE(!tensors.empty(), "tensors: expected at least one tensor");
   const at::Tensor& first = tensors.front();
   auto operation = create_operation(OpType::ALLREDUCE_COALESCED, "pynccl:all_reduce_coalesced",
                                     options, {}, tensors);
@@ -190,7 +190,7 @@ WorkPtr PyncclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 // outputs: for each rank, a list with one tensor per input.
 WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                            const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(!inputs.empty(), "tensor: there is none");
+  TORCH_CHECK_VALUE(!inputs.empty(), "tensor: expected at least one tensor");
   TORCH_CHECK_VALUE(outputs.size() == static_cast<std::size_t>(size_), "tensor_list: expected ",
                     size_, " lists, one for each rank, got ", outputs.size());
   const at::Device device = inputs.front().device();
@@ -408,7 +408,7 @@ WorkPtr PyncclBackend::recvAnysource(Tensors& tensors, int /*tag*/) {
 WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
-  TORCH_CHECK_VALUE(peer != rank_, sends ? "dst" : "src", ": it is this rank");
+  TORCH_CHECK_VALUE(peer != rank_, sends ? "dst" : "src", ": ", peer, " is this rank");
   auto operation = sends ? create_operation(OpType::SEND, "pynccl:send", {tensor}, {})
                          : create_operation(OpType::RECV, "pynccl:recv", {}, {tensor});
   const bool of_group = sends_on_group(tensor.device());
@@ -423,7 +423,7 @@ WorkPtr PyncclBackend::barrier(const c10d::BarrierOptions& options) {
   // torch does not forward the device of options set in Python.
   at::Device device =
       options.device ? *options.device : bound_device_id_.value_or(device_of_collectives());
-  // They refer to accelerators, and are ignored without one.
+  // device_ids refers to accelerators, and is ignored without one.
   if (!options.device_ids.empty() && (!device.is_cpu() || at::hasCUDA()))
     device = at::Device(device.is_cpu() ? at::kCUDA : device.type(),
                         static_cast<c10::DeviceIndex>(options.device_ids.front()));

@@ -89,9 +89,9 @@ class Connection {
 
   // Why issued operations cannot succeed, or "" if no failure is known. Callable from any thread.
   std::string failure() const;
-  // Whether the communicator has failed on its own. Callable from any thread.
+  // Whether the communicator has failed without give_up(). Callable from any thread.
   bool failed() const { return !given_up_ && !failure_of_communicator().empty(); }
-  // The group gives up the communicator, which does not count as a failure.
+  // Called when the group abandons the communicator, whose errors then do not count as failures.
   void give_up() { given_up_ = true; }
   // Like failed(), but true only once.
   bool take_failure() { return failed() && !failure_taken_.exchange(true); }

@@ -1,6 +1,6 @@
-// Hooks: torch's callbacks for completed operations and failed communicators. A thread of the
-// process polls for events that no user call detects: completion of GPU operations, and
-// communicators that other ranks have failed.
+// Hooks: torch's callbacks for completed operations and failed communicators. One thread per
+// process polls for what no user call detects: completion of GPU operations, and communicators that
+// failed because of other ranks.
 #pragma once
 
 #include <c10/core/Event.h>

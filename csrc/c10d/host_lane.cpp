@@ -20,9 +20,9 @@ constexpr std::chrono::seconds kFinishLimit{2};       // for pending operations 
 constexpr std::chrono::seconds kAbortLimit{1};        // for aborted operations
 constexpr std::chrono::milliseconds kHandover{5};
 
-// A wait that follows its operation within this time runs it before a woken thread would. After
-// kWaits such waits in sequence, the thread of the lane is not woken any more, but looks for
-// operations every kNap as long as some come, and runs one that waits for longer than kAtOnce.
+// A wait within this time of its operation runs it sooner than a woken thread would. After kWaits
+// such waits in a row, the thread of the lane is no longer woken. It polls every kNap while
+// operations arrive, and runs any that has been pending for longer than kAtOnce.
 constexpr std::chrono::microseconds kAtOnce{50};
 constexpr std::chrono::microseconds kNap{200};
 constexpr int kWaits = 16;
@@ -163,7 +163,7 @@ class HostLane final : public Lane {
       return holder_ == std::this_thread::get_id();
     }
 
-    // The main function of the lane's thread.
+    // The loop of the lane's thread.
     void run() {
       Ending::exempt_thread();
       std::unique_lock lock(mutex_);
@@ -236,7 +236,8 @@ class HostLane final : public Lane {
       wake_.notify_one();
     }
 
-    // Runs the first tasks on this thread, if it can be done without waiting for another one.
+    // Runs the first tasks on this thread. Returns false if another thread runs one, or if a task
+    // would connect or complete a future.
     bool run_first(std::unique_lock<std::mutex>& lock, std::ptrdiff_t count) {
       if (held() || !std::all_of(tasks_.begin(), tasks_.begin() + count, [](const Task& task) {
             return task.connection->connected() && !task.work->has_future();
@@ -261,7 +262,7 @@ class HostLane final : public Lane {
       since_ = Clock::now();
     }
 
-    // Returns when the thread of the lane has to run the first task, or to end.
+    // Returns when the thread of the lane must run the first task, or end.
     void sleep(std::unique_lock<std::mutex>& lock) {
       for (auto seen = added_;;) {
         std::chrono::nanoseconds time = kNap;
@@ -295,7 +296,7 @@ class HostLane final : public Lane {
     Clock::time_point since_;  // when the first task could begin, or the last one ended
     int waits_ = 0;            // in sequence that followed within kAtOnce, up to kWaits
     bool withheld_ = false;    // the thread of the lane was not woken for the tasks
-    bool asleep_ = false;      // it does not look for tasks before it is woken
+    bool asleep_ = false;      // it does not poll for tasks before it is woken
   };
 
   // A lane with a thread, for finalization of the interpreter.
@@ -345,7 +346,7 @@ void HostLane::leave(const std::function<void()>& cancel) {
       finished = false;
       if (const auto connection = one.connection.lock(); aborts && connection) {
         try {
-          connection->end(false, "the interpreter ends");
+          connection->end(false, "the interpreter is shutting down");
         } catch (const std::exception&) {  // the operation fails anyway
         }
       }

@@ -14,7 +14,7 @@ Held hold(py::object object) {
 
 void Ending::stay() {
   if (exempt_ || std::this_thread::get_id() == main_.load()) return;
-  if (Py_IsInitialized() && PyGILState_Check()) return;  // it must not hold the GIL
+  if (Py_IsInitialized() && PyGILState_Check()) return;  // it must not sleep with the GIL
   while (true) pause();
 }
 

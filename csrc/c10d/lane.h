@@ -44,8 +44,8 @@ class Lane {
 std::unique_ptr<Lane> make_host_lane(std::shared_ptr<Connection> connection,
                                      std::shared_ptr<Hooks> hooks);
 // Called at finalization of the interpreter: waits for the threads of lanes to finish. After a time
-// limit, calls cancel, which ends pending connections, and aborts the remaining lanes. Call without
-// the GIL.
+// limit, calls cancel, which ends pending connections, and aborts the communicators of lanes that
+// are still running. Call without the GIL.
 void leave_host_lanes(const std::function<void()>& cancel);
 std::unique_ptr<Lane> make_device_lane(std::shared_ptr<Connection> connection,
                                        std::shared_ptr<Hooks> hooks, bool high_priority);

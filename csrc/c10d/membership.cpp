@@ -72,7 +72,7 @@ std::vector<int> PyncclBackend::checked_exclusion(const std::vector<std::int64_t
                                                   int flags) const {
   TORCH_CHECK_VALUE(flags == kShrinkDefault || flags == kShrinkAbort, "shrink_flags: ", flags,
                     " is neither SHRINK_DEFAULT (0) nor SHRINK_ABORT (1)");
-  TORCH_CHECK_VALUE(!ranks.empty(), "ranks_to_exclude: there are none");
+  TORCH_CHECK_VALUE(!ranks.empty(), "ranks_to_exclude: expected at least one rank");
   std::vector<int> excluded;
   for (const std::int64_t rank : ranks) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "ranks_to_exclude: the group has ranks 0 to ",
@@ -82,11 +82,11 @@ std::vector<int> PyncclBackend::checked_exclusion(const std::vector<std::int64_t
   }
   std::sort(excluded.begin(), excluded.end());
   TORCH_CHECK_VALUE(std::adjacent_find(excluded.begin(), excluded.end()) == excluded.end(),
-                    "ranks_to_exclude: a rank is given twice");
+                    "ranks_to_exclude: a rank is repeated");
   return excluded;
 }
 
-// Communicators for messages between two ranks are not shrunk; the new group creates its own.
+// Pair communicators are not shrunk; the new group creates its own.
 c10::intrusive_ptr<c10d::Backend> PyncclBackend::shrink(
     const std::vector<std::int64_t>& ranks_to_exclude, int shrink_flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts_override) {
@@ -187,7 +187,7 @@ c10d::ReconfigureHandle PyncclBackend::get_reconfigure_handle() const {
 
 WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
   const std::unique_lock turn(changing_, std::try_to_lock);
-  if (!turn) throw_backend_error("reconfigure: another thread reconfigures the group");
+  if (!turn) throw_backend_error("reconfigure: another thread is reconfiguring the group");
   {
     const std::scoped_lock lock(mutex_);
     if (shut_down_) throw_backend_error("the process group is closed: " + ended_);
@@ -248,7 +248,7 @@ WorkPtr PyncclBackend::reconfigure(const c10d::ReconfigureOptions& options) {
 void PyncclBackend::suspend_or_resume(bool suspends) {
   const char* what = suspends ? "suspend" : "resume";
   const std::unique_lock turn(changing_, std::try_to_lock);
-  if (!turn) throw_backend_error(std::string(what) + ": another thread changes the group");
+  if (!turn) throw_backend_error(std::string(what) + ": another thread is changing the group");
   {
     const std::scoped_lock lock(mutex_);
     check_open();

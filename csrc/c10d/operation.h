@@ -36,7 +36,7 @@ struct Operation {
   bool async = true;
   bool blocks = false;    // wait() blocks until it is complete, even on GPUs
   bool timed = false;     // whether to measure its duration
-  bool messages = false;  // whether it is not collective, whatever its type
+  bool messages = false;  // whether it is point-to-point, whatever its type
   int peer = -1;          // of a message
   std::uint64_t number = 0;
 };

@@ -88,7 +88,7 @@ void check_tensor(const char* name, const at::Tensor& tensor, const at::Device& 
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, name, ": expected a dense tensor, got one of ",
                     tensor.layout(), " layout");
   TORCH_CHECK_VALUE(tensor.device() == device, name, ": it is on ", tensor.device(),
-                    ", other tensors of the operation are on ", device);
+                    ", but other tensors of the operation are on ", device);
   TORCH_CHECK_VALUE(tensor.is_contiguous(tensor.suggest_memory_format()), name,
                     ": it is not contiguous: sizes ", tensor.sizes(), ", strides ",
                     tensor.strides());
@@ -101,7 +101,7 @@ void check_tensors(const char* name, const std::vector<at::Tensor>& tensors,
 
 void check_same_dtype(const char* name, const at::Tensor& tensor, const at::Tensor& other) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": it has dtype ",
-                   tensor.scalar_type(), ", other tensors of the operation have ",
+                   tensor.scalar_type(), ", but other tensors of the operation have ",
                    other.scalar_type());
 }
 
@@ -139,8 +139,8 @@ void check_overlap(const Operation& operation, int rank, int size) {
   if (!overlap) [[likely]]
     return;
   const auto [output, input] = argument_names(name_of(operation));
-  TORCH_CHECK_VALUE(!overlap->other_writes, output, ": tensors of ", name_of(operation),
-                    " that it writes overlap each other");
+  TORCH_CHECK_VALUE(!overlap->other_writes, output, ": output tensors of ", name_of(operation),
+                    " overlap each other");
   C10_THROW_ERROR(ValueError, c10::str(output, ": it overlaps ", input,
                                        "; only the in-place position or separate memory is "
                                        "allowed"));

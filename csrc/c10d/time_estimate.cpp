@@ -45,7 +45,7 @@ float PyncclBackend::endTimeEstimate() {
   std::vector<Estimated> all;
   {
     const std::scoped_lock lock(mutex_);
-    TORCH_CHECK_VALUE(estimating_, "time estimate: it has not begun");
+    TORCH_CHECK_VALUE(estimating_, "time estimate: not started");
     estimating_ = false;
     std::swap(all, estimated_);
   }
@@ -53,7 +53,7 @@ float PyncclBackend::endTimeEstimate() {
     for (const PyncclOperation& call : one.operation.calls)
       TORCH_CHECK_VALUE(call.kind <= PYNCCL_REDUCE_SCATTER,
                         "time estimate: ", name_of(one.operation),
-                        " consists of messages; NCCL has estimates for "
+                        " consists of messages; NCCL estimates only "
                         "all_reduce, broadcast, reduce, all_gather and reduce_scatter");
   double sum = 0;
   without_gil([&] {

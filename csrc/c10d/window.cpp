@@ -7,7 +7,7 @@
 namespace pynccl::dist {
 namespace {
 
-constexpr const char* kNoTensor = "window: no tensor is registered with it";
+constexpr const char* kNoTensor = "window: it has no registered tensor";
 
 void check_window_tensor(const at::Tensor& tensor, const at::Device& device) {
   check_tensor("tensor", tensor, device);
@@ -85,12 +85,13 @@ void PyncclWindow::change(bool registers, Body&& body) {
     const std::scoped_lock lock(mutex_);
     f();
   };
-  TORCH_CHECK_VALUE(!backend_->estimating_, "window: its tensor cannot change in a time estimate");
+  TORCH_CHECK_VALUE(!backend_->estimating_,
+                    "window: its tensor cannot change during a time estimate");
   locked([&] {
-    TORCH_CHECK_VALUE(!changing_, "window: another thread registers or deregisters its tensor");
+    TORCH_CHECK_VALUE(!changing_, "window: another thread is changing its tensor");
     TORCH_CHECK_VALUE(registers || registered_, kNoTensor);
     TORCH_CHECK_VALUE(!registers || !registered_,
-                      "tensor: the window has one already; deregister that first");
+                      "tensor: the window already has one; deregister it first");
     changing_ = true;
   });
   try {

@@ -35,7 +35,7 @@ def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool 
         is_high_priority_stream: whether asynchronous operations run on a high-priority stream.
 
     Returns:
-        An object of the backend's module with these two attributes.
+        The backend's Options object, with these two attributes.
     """
     created = _module().Options()
     created.config = config

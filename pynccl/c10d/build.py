@@ -39,9 +39,9 @@ def _sources() -> Sources:
 
 @functools.cache
 def path() -> Path:
-    """Return the file of the module: in the package if it was built there, else in the cache.
+    """Return the module's path: in the package if it was built there, else in the cache.
 
-    The file in the cache may not exist yet.
+    A path in the cache may not exist yet.
     """
     file = _sources().file()
     packaged = _package() / "lib" / "c10d" / file

@@ -50,7 +50,7 @@ def leave_stores() -> None:
 
 @dataclasses.dataclass
 class _Pair:
-    """The communicators between this rank and another that are not in use yet."""
+    """The communicators between this rank and a peer that are not in use yet."""
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     comms: dict[bool, nccl.Communicator] = dataclasses.field(default_factory=dict)
@@ -344,9 +344,9 @@ class Connector:
                 raise ValueError(f"handles: {handle!r} is not a handle of pynccl") from None
         ordered = handles if isinstance(handles, list) else sorted(handles)
         if len(set(ordered)) != len(ordered):
-            raise ValueError("handles: a handle is given twice")
+            raise ValueError("handles: a handle is repeated")
         if self.handle not in ordered:
-            raise ValueError(f"handles: this rank's own is not among the {len(ordered)} given")
+            raise ValueError(f"handles: this rank's handle is not among the {len(ordered)} given")
         return ordered
 
     def meet(self) -> None:
@@ -366,11 +366,12 @@ class Connector:
         for rank, value in enumerate(values):
             if value != ordered:
                 raise RuntimeError(
-                    f"rank {self._rank}: rank {rank} was given other handles, or in another order"
+                    f"rank {self._rank}: rank {rank} was given different handles, or a different "
+                    "order"
                 )
 
     def revoke(self, comm: nccl.Communicator) -> None:
-        """Notify ranks that wait for this one in a communicator that it gives up."""
+        """Make ranks fail that wait for this one in a communicator."""
         if not comm.closed:
             _C.begin_recovery(comm)
 
@@ -381,7 +382,7 @@ class Connector:
             comm._set_name(name)
 
     def suspend(self, comms: list[nccl.Communicator]) -> None:
-        """Suspend communicators of the group, and those that are not in use yet."""
+        """Suspend communicators of the group, including those not in use yet."""
         with nccl.group():
             for comm in self._all(comms):
                 comm.suspend()

@@ -43,17 +43,17 @@ def lend(comm: nccl.Communicator, group: dist.ProcessGroup | None = None) -> Any
     from torch.distributed._symmetric_memory._nccl import register_external_nccl_comm
 
     if comm.closed:
-        raise ValueError("comm: it is closed")
+        raise ValueError("comm: the communicator is closed")
     found = group or dist.group.WORLD
     if found is None:
-        raise ValueError("group: torch has no default group yet")
+        raise ValueError("group: torch's default group is not initialized; pass a group")
     torchs = borrowing.loaded()
     if comm.library is not torchs:
-        raise ValueError(f"comm: it belongs to {comm.library.path}; torch uses {torchs.path}")
+        raise ValueError(f"comm: uses {comm.library.path}, but torch uses {torchs.path}")
     if (comm.rank, comm.nranks) != (found.rank(), found.size()):
         raise ValueError(
-            f"comm: it has rank {comm.rank} of {comm.nranks}, the group rank {found.rank()} of "
-            f"{found.size()}"
+            f"comm: this process is rank {comm.rank} of {comm.nranks}, but rank {found.rank()} of "
+            f"{found.size()} in the group"
         )
     device = torch.device("cuda", comm.device)
     return register_external_nccl_comm(found.group_name, comm.handle, device, comm)

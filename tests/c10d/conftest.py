@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="session", autouse=True)
 def _built() -> None:
-    """Build the backend before any rank needs it: that takes longer than a test may."""
+    """Build the backend before any rank needs it, because this exceeds a test's time limit."""
     from pynccl.c10d.build import build
 
     build()
@@ -76,7 +76,7 @@ def each_world(
 def host_world(
     request: pytest.FixtureRequest, launch: Launcher, tmp_path: Path
 ) -> Callable[..., list[Any]]:
-    """Do it for what differs on GPUs."""
+    """Do the same on hosts only, for behavior that differs on GPUs."""
     return _on_host(request.param, launch, tmp_path)
 
 

@@ -1,7 +1,7 @@
-"""Counts how processes end that leave work of the backend behind: ``python -m tests.c10d.exits``.
+"""Counts how processes with unfinished work of the backend exit: ``python -m tests.c10d.exits``.
 
-Each run is two ranks, forked from a process that has imported torch and has no group. They leave
-through the end of the interpreter. The command fails if one does not end with status 0.
+Each run has two ranks, forked from a process that has imported torch and has no group. They exit
+through interpreter shutdown. The command fails if one does not exit with status 0.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.c10d.versions import VERSION
 __all__ = ["LEFT", "count"]
 
 _LIMIT = 60.0  # seconds for a rank to end
-_kept: list[Any] = []  # what is there until the interpreter ends
+_kept: list[Any] = []  # objects kept until interpreter shutdown
 
 
 def _futures(rank: int) -> None:
-    """Callbacks of futures that are pending, or run, when the interpreter ends."""
+    """Callbacks of futures that are pending, or run, at interpreter shutdown."""
     for _ in range(20):
         future = dist.all_reduce(torch.ones(1000), async_op=True).get_future()
         future.then(lambda done: sum(range(1000)) and done.value())
@@ -54,13 +54,13 @@ def _subgroup(rank: int) -> None:
 
 
 def _connecting(rank: int) -> None:
-    """Messages of ranks that are being connected."""
+    """Messages between ranks that are still connecting."""
     if rank == 0:
         _kept.extend((dist.isend(torch.ones(4), 1), dist.irecv(torch.ones(4), 1)))
 
 
 def _destroyed(rank: int) -> None:
-    """Destroy the group while a receive is outstanding whose message is never sent."""
+    """Destroy the group while a receive without a send is outstanding."""
     if rank == 0:
         _kept.append(dist.irecv(torch.ones(4), 1))
         dist.destroy_process_group()
@@ -84,7 +84,7 @@ def _daemon(rank: int) -> None:
 
 
 def _abort(rank: int) -> None:
-    """Groups that are aborted while a daemon thread is in a collective of one."""
+    """Groups aborted while a daemon thread is in a collective of one of them."""
     _in_daemon_threads(1)
     dist.distributed_c10d._abort_process_group()
 
@@ -98,7 +98,7 @@ def _waiting(rank: int) -> None:
 
 
 class _AtEnd:
-    """Calls a function while the interpreter ends, after all that atexit calls."""
+    """Calls a function during interpreter shutdown, after all atexit functions."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -108,7 +108,7 @@ class _AtEnd:
 
 
 def _failing(rank: int) -> None:
-    """A daemon thread whose operation fails while the interpreter ends."""
+    """A daemon thread whose operation fails during interpreter shutdown."""
     if rank == 1:
         time.sleep(1)
         return
@@ -118,7 +118,7 @@ def _failing(rank: int) -> None:
 
 
 def _joined(rank: int) -> None:
-    """An operation with a callback that the other rank joins after this one has ended its work."""
+    """An operation with a callback, which the other rank joins after this one has finished."""
     if rank == 1:
         time.sleep(0.5)
         dist.all_reduce(torch.ones(4))
@@ -129,7 +129,7 @@ def _joined(rank: int) -> None:
 
 
 def _hooked(_rank: int) -> None:
-    """The thread that looks for failures."""
+    """The thread that polls for failures."""
     if VERSION >= (2, 15):
         backend_of().register_abort_hook(1, int)
 
@@ -149,7 +149,7 @@ LEFT: dict[str, Callable[[int], None]] = {
 
 
 def _leave(left: str, rank: int, store: Path, seed: int) -> None:
-    """What a rank does before its interpreter ends."""
+    """The actions of a rank before interpreter shutdown."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     chance = random.Random(seed * 2 + rank)
     limit = timedelta(seconds=60)
@@ -162,7 +162,7 @@ def _leave(left: str, rank: int, store: Path, seed: int) -> None:
 
 
 def _ended(process: int, until: float) -> str:
-    """How a process ends: an exit status, the name of a signal or "late"."""
+    """How a process ended: an exit status, the name of a signal, or "late"."""
     while time.monotonic() < until:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
@@ -175,12 +175,12 @@ def _ended(process: int, until: float) -> str:
 
 
 def count(left: str, runs: int, seed: int) -> Counter[str] | None:
-    """How the ranks of some runs end; None in a rank, which is to return at once.
+    """Count how the ranks of some runs exit; None in a rank, which must return immediately.
 
     Args:
-        left: what they leave, a key of LEFT.
-        runs: how many.
-        seed: of the first run.
+        left: the work left unfinished, a key of LEFT.
+        runs: number of runs.
+        seed: seed of the first run.
     """
     ends: Counter[str] = Counter()
     folder = Path(tempfile.mkdtemp())
@@ -210,7 +210,7 @@ def main() -> int:
     for left in given.case or LEFT:
         ends = count(left, given.runs, given.seed)
         if ends is None:
-            return 0  # a rank, whose interpreter ends now
+            return 0  # in a rank, which exits now
         print(f"{left}: {dict(ends)}", flush=True)
         status |= ends.keys() != {"exit 0"}
     return status

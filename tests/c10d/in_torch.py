@@ -19,7 +19,7 @@ def run_in_torch(
 ) -> Any:
     """Call a function between init_process_group and destroy_process_group.
 
-    Where each rank has a GPU, it is its current device, and ``device_id=True`` binds the group to
+    If each rank has a GPU, it is its current device, and ``device_id=True`` binds the group to
     it.
     """
     import torch
@@ -53,21 +53,21 @@ def run_with_dist(
 
 
 def set_event(name: str) -> None:
-    """Tell the ranks that wait_event() for it, by the store of the default group."""
+    """Notify ranks in wait_event() through the store of the default group."""
     import torch.distributed as dist
 
     dist.distributed_c10d._get_default_store().set(f"event {name}", "")
 
 
 def wait_event(name: str) -> None:
-    """Wait until another rank has set the event. No communicator is used: this rank is absent."""
+    """Wait until another rank has set the event, without using a communicator."""
     import torch.distributed as dist
 
     dist.distributed_c10d._get_default_store().get(f"event {name}")
 
 
 def backend_of(group: Any = None, device: str = "cpu") -> Any:
-    """The backend of a group for a type of device; None is the default group."""
+    """The backend of a group for a device type; None is the default group."""
     import torch
     import torch.distributed as dist
 

@@ -1,9 +1,9 @@
 """Kills ranks in the middle of training: python -m tests.c10d.kills --kills 300.
 
-In each trial a rank of a world gets SIGKILL at a random moment. The survivors must get an error,
-continue without it from the last step that all of them have, and compute from there, bit by bit,
-what a world of that size computes that nobody has disturbed: losses, gradients and parameters, of
-DistributedDataParallel and of FSDP2.
+In each trial a rank of a world gets SIGKILL at a random moment. The survivors must get an error and
+continue without it from the last step that all of them have completed. From there on, losses,
+gradients and parameters must be bitwise identical to those of an undisturbed world of that size,
+for DistributedDataParallel and FSDP2.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tests.reliability.workers import Lane, Member
 
 __all__ = ["Trial", "run"]
 
-_STEPS = 24  # at most, before the kill is noticed
-_LATEST = 8  # step that the victim ends before it is killed
+_STEPS = 24  # maximum, before the kill is detected
+_LATEST = 8  # step that the victim completes before it is killed
 _AFTER = 3  # steps without the victim
 _LONGEST = 0.03  # seconds from the end of that step to the kill
 _NOTICED = 10.0  # seconds within which every survivor must have an error, on a busy machine
 _STUCK = 60.0
-_TIMEOUT = timedelta(seconds=40)  # of the operations: no error may wait for it
+_TIMEOUT = timedelta(seconds=40)  # of the operations; no error may depend on it
 
 State: TypeAlias = dict[str, torch.Tensor]
 
@@ -50,11 +50,11 @@ State: TypeAlias = dict[str, torch.Tensor]
 @dataclass(frozen=True)
 class Trial:
     """Attributes:
-    number: and the seed of all others.
+    number: number of the trial, and seed of the other attributes.
     kind: "ddp" or "fsdp2".
     recovery: "shrink" continues with torch's shrink_group, "restart" with a new world.
-    step: after which the victim is killed.
-    delay: seconds after it.
+    step: the step after which the victim is killed.
+    delay: seconds from the end of that step to the kill.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Trial:
 
 @dataclass
 class Result:
-    """What a survivor reports: digests of the steps before and after, and its error."""
+    """The report of a survivor: digests of the steps before and after, and its error."""
 
     before: list[str]
     error: str
@@ -165,7 +165,7 @@ def _live(member: Member, trial: Trial) -> Result:
         if rank == trial.victim:  # the test was not scheduled in time
             member.sleep_for_ever()
         dist.all_reduce(torch.ones(1))
-    except RuntimeError as caught:  # what the backend raises, whatever the operation
+    except RuntimeError as caught:  # the backend's error, for any operation
         error = f"{type(caught).__name__}: {caught}"
     raised = time.monotonic()
     if error is None:
@@ -211,21 +211,21 @@ def _run_all(nranks: int, function: Callable[..., Any], *args: object) -> Any:
 
 @functools.cache
 def _undisturbed(kind: str, nranks: int) -> tuple[list[str], list[Any]]:
-    """Digests of every step, and the states before and after them."""
+    """Digests of every step, and the states before and after each."""
     digests, states = _run_all(nranks, _train_undisturbed, kind)
     return digests, [None, *states]
 
 
 @functools.cache
 def _undisturbed_after(kind: str, nranks: int, agreed: int) -> list[str]:
-    """Digests of the steps without one rank after so many with all."""
+    """Digests of the steps without one rank, after a number of steps with all."""
     _, states = _undisturbed(kind, nranks)
     digests: list[str] = _run_all(nranks - 1, _continue_undisturbed, kind, states[agreed])
     return digests
 
 
 def run(trial: Trial) -> str | None:
-    """Run a trial; what is wrong with it."""
+    """Run a trial; return what went wrong."""
     before, _ = _undisturbed(trial.kind, trial.nranks)
     survivors = [rank for rank in range(trial.nranks) if rank != trial.victim]
     try:

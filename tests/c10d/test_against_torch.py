@@ -1,8 +1,7 @@
-"""Proves the data: the same calls give the same bits over the mirror and over the backend as over
-gloo.
+"""Proves that calls over the mirror and over the backend give bitwise the results of gloo.
 
 Hypothesis draws programs of calls (operation, dtype, shape, operator, group, root, asynchronous or
-not); every rank runs them with both, in one process, and compares all that was written.
+not). Every rank runs them with both, in one process, and compares all written tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MOVES: tuple[str, ...] = (
     "isend",
 )
 if VERSION < (2, 13):
-    # gloo has no all_to_all of lists there; test_collectives.py has ours.
+    # gloo has no all_to_all of lists on hosts; test_collectives.py tests ours.
     MOVES = tuple(name for name in MOVES if name != "all_to_all")
 REDUCES = (
     "all_reduce",
@@ -54,7 +53,7 @@ MOVED_DTYPES = (*DTYPES, "bool", "complex64")
 
 
 def dtypes_of(name: str) -> tuple[str, ...]:
-    """What both have: gloo gathers no complex numbers."""
+    """Dtypes that both support: gloo does not gather complex numbers."""
     if name in REDUCES:
         return DTYPES
     return MOVED_DTYPES[:-1] if name == "gather" else MOVED_DTYPES
@@ -94,14 +93,14 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 def _make(call: Call, rank: int, shape: tuple[int, ...], salt: int = 0) -> Any:
-    """A rank's data: small integers, whose sums and products every dtype holds exactly."""
+    """A rank's data: small integers, whose sums and products are exact in every dtype."""
     generator = torch.Generator().manual_seed(call.seed * 100 + rank * 10 + salt)
     values = torch.randint(1, 4, shape, generator=generator, device="cpu")
     return values.to(torch.get_default_device(), getattr(torch, call.dtype))
 
 
 def _named(dist: Any, name: str, before: str) -> Any:
-    """A function, under its name before torch 2.13 where it has only that."""
+    """A function, by its name before torch 2.13 if torch only has that."""
     return getattr(dist, name, None) or getattr(dist, before)
 
 
@@ -227,7 +226,7 @@ def test_same_values(host_world: World, tmp_path: Path, nranks: int) -> None:
         derandomize=True,
         suppress_health_check=list(HealthCheck),
         database=None,
-        phases=[Phase.generate],  # a program that fails costs a world of processes
+        phases=[Phase.generate],  # a failing program costs a world of processes
     )
     @given(st.lists(calls(), min_size=15, max_size=40))
     def run(program: list[Call]) -> None:
@@ -237,7 +236,7 @@ def test_same_values(host_world: World, tmp_path: Path, nranks: int) -> None:
 
 
 def every_call() -> list[Call]:
-    """Each operation with every dtype, so that none is left to chance."""
+    """Each operation with every dtype, independent of the random programs."""
     program = []
     for name in MOVES + REDUCES:
         for number, dtype in enumerate(dtypes_of(name)):

@@ -1,7 +1,7 @@
 """Proves the collectives of torch.distributed over the mirror and over the backend: roots by both
 kinds of rank, unequal parts, operators and dtypes of NCCL, coalescing, objects.
 
-test_against_torch.py compares values with gloo; here is what gloo cannot show.
+test_against_torch.py compares values with gloo; these tests cover what gloo lacks.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_float8_is_moved_as_bytes(rank: int, size: int, dtype: torch.dtype) -> N
 @pytest.mark.filterwarnings("ignore")
 @over_the_backend
 def test_all_gather_coalesced(dist: Any, rank: int, size: int) -> None:
-    """Each rank has two tensors; other ranks' may be of other sizes."""
+    """Each rank has two tensors, whose sizes differ between ranks."""
     inputs = [_values(rank, count=rank + 1), _values(rank, count=5)]
     outputs = [[torch.empty(r + 1), torch.empty(5)] for r in range(size)]
     dist.all_gather_coalesced(outputs, inputs)
@@ -113,7 +113,7 @@ def test_receive_from_any(dist: Any, rank: int, size: int) -> None:
 
 @over_the_backend
 def test_operators_of_a_coalesced_call(dist: Any, rank: int, size: int) -> None:
-    """The coalescing manager takes the operator of the first; the group itself, each."""
+    """The coalescing manager uses the first operator; a coalesced call of the group, each one."""
     tensors = [_values(rank) for _ in range(3)]
     factors = (None, 0.5, 4.0)
     group, device = dist.group.WORLD, torch.get_default_device()
@@ -164,13 +164,13 @@ def test_roots(dist: Any, rank: int, size: int) -> None:
 @in_both_modes
 @on_ranks(*SIZES, fixture="each_world")
 def test_unequal_parts(dist: Any, rank: int, size: int, async_op: bool) -> None:
-    """Shapes differ from rank to rank; some are empty, some have no dimension."""
+    """Shapes differ between ranks; some are empty or zero-dimensional."""
     own = torch.full((rank, 2), float(rank))
     outs = [torch.empty(peer, 2) for peer in range(size)]
     _finish(dist.all_gather(outs, own, async_op=async_op), async_op)
     assert all(torch.equal(o, torch.full((p, 2), float(p))) for p, o in enumerate(outs))
 
-    # One element without a dimension, received into one with.
+    # A zero-dimensional element, received into a one-dimensional tensor.
     outs = [torch.empty(1) for _ in range(size)]
     _finish(dist.all_gather(outs, torch.tensor(float(rank)), async_op=async_op), async_op)
     assert [o.item() for o in outs] == list(range(size))
@@ -193,7 +193,7 @@ def test_unequal_parts(dist: Any, rank: int, size: int, async_op: bool) -> None:
 
 @on_ranks(2, 3, fixture="each_world")
 def test_lists_are_used_in_place(dist: Any, rank: int, size: int) -> None:
-    """Results arrive in the very tensors that were passed: views of one buffer, and the input."""
+    """Results arrive in the passed tensors themselves: views of one buffer, and the input."""
     buffer = torch.zeros(size, 3)
     buffer[rank] = rank
     before = buffer.data_ptr()
@@ -233,7 +233,7 @@ def test_coalescing(dist: Any, rank: int, size: int, async_ops: bool) -> None:
     manager.wait()
     assert outs[1].tolist() == [float(size)] * 2
 
-    # With a device every operation is taken, of all kinds.
+    # With a device, operations of all kinds are coalesced.
     tensor, received = torch.ones(2), torch.empty(1)
     with dist._coalescing_manager(device=tensor.device, async_ops=async_ops) as manager:
         dist.all_reduce(tensor)

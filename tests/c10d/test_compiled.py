@@ -1,5 +1,5 @@
-"""Proves that functional collectives over the backend are compiled without a graph break, and that
-compiled and eager training over it give the parameters that eager training over gloo gives.
+"""Proves that functional collectives over the backend compile without graph breaks, and that
+compiled and eager training result in the parameters of eager training over gloo.
 """
 
 from __future__ import annotations

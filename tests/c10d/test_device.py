@@ -1,8 +1,8 @@
-"""Proves that the backend gives on CUDA tensors what torch promises: every operation, in the order
-of streams, with memory that is not reused too early, in graphs, and in training with DDP.
+"""Proves the backend with CUDA tensors: every operation, stream order, no premature reuse of
+memory, graphs, and training with DDP.
 
-On the test double the tensors are torch's own in the double's memory, see tests/doubles. Its
-streams run at their own pace, so an operation that is not ordered after another sees wrong values.
+On the test double, torch's tensors are in the double's memory (tests/doubles). Its streams run
+independently, so an operation that is not ordered after another sees wrong values.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _connected(value: float = 0.0) -> torch.Tensor:
     return tensor
 
 
-# Every operation, by the functions of other tests
+# Every operation, through the functions of other tests
 
 _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "roots": (collectives.test_roots, ()),
@@ -91,7 +91,7 @@ _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "ring": (messages.test_ring_without_a_batch, (1,)),
     "batch": (messages.test_batch, ()),
     "small messages": (messages.test_two_ranks_send_small_tensors_first, ()),
-    "overlaps": (overlaps.test_overlaps_are_refused, ()),
+    "overlaps": (overlaps.test_overlaps_are_rejected, ()),
     "many at once": (works.test_asynchronous_operations_in_order, ()),
     "as over gloo": (against_torch.compare_with_gloo, ("", against_torch.every_call())),
 }
@@ -191,7 +191,7 @@ def _orders_what_follows(rank: int, _size: int) -> None:
 
 
 def _on_the_current_stream(rank: int, _size: int) -> None:
-    """A synchronous operation, between kernels of a stream that is not the default one."""
+    """A synchronous operation between kernels on a stream other than the default stream."""
     x = _connected()
     y = torch.zeros_like(x)
     torch.cuda.synchronize()
@@ -244,7 +244,7 @@ def _futures(rank: int, _size: int) -> None:
 
 
 def _hooked(rank: int, _size: int) -> None:
-    """A callback that issues an operation, as communication hooks of DDP do."""
+    """A callback that issues an operation, like DDP's communication hooks."""
     x = _connected(rank + 1)
     if rank == 1:
         _keep_busy()
@@ -297,7 +297,7 @@ def _coalesced(rank: int, _size: int) -> None:
 
 
 def _lists(rank: int, size: int, asynchronous: bool) -> None:
-    """Of one size: the copies to and from the flat buffer are ordered as the operation is."""
+    """Equal sizes: the copies to and from the flat buffer are ordered like the operation."""
     x = _connected()
     outputs, output = [torch.zeros_like(x) for _ in range(size)], torch.zeros_like(x)
     torch.cuda.synchronize()
@@ -392,7 +392,7 @@ def test_events_are_recorded_again(rank: int, size: int) -> None:
             work.wait()
     names = record.names()
     assert names.count("cuEventRecord") >= 16
-    assert names.count("cuEventCreate") <= 2  # three are under way together
+    assert names.count("cuEventCreate") <= 2  # three are in progress at once
     assert not names.count("cuEventDestroy_v2") + names.count("cuEventDestroy")
 
 
@@ -427,7 +427,7 @@ def test_priority_of_the_stream(device_world: World) -> None:
 
 
 def _dropped(rank: int, _size: int) -> None:
-    """Neither the tensor nor the work is kept: the allocator may not give the memory away yet."""
+    """Without references to tensor and work: the allocator must not reuse the memory yet."""
     for _ in range(3):
         x = _connected(rank + 1)
         if rank == 1:
@@ -482,7 +482,7 @@ def test_timeout_of_a_wait(rank: int, size: int) -> None:
 
 
 def _reduce_until_an_error(x: torch.Tensor) -> None:
-    """The communicator is revoked after those who wait are told."""
+    """The communicator is revoked after the waiting threads are notified."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
         dist.all_reduce(x)
@@ -516,7 +516,7 @@ def test_timeout_of_an_operation(device_world: World) -> None:
 
 
 def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list[str]:
-    """What of the data of an operation without its other rank the program sees."""
+    """Return the data that a program sees of an operation without the other rank."""
     options = pynccl.c10d.options(config=nccl.Config(on_timeout=chosen))
     group = dist.new_group(pg_options=options)
     x = _full(rank + 1)
@@ -584,7 +584,7 @@ def test_a_timeout_ends_the_process_before_the_data_is_used(
     if FULL
     else [("configuration", "work"), ("environment", "call")],
 )
-def test_a_timeout_raises_if_that_is_chosen(
+def test_a_timeout_raises_if_configured(
     launch: Launcher, tmp_path: Path, chosen: str, how: str
 ) -> None:
     given, env = ("raise", {}) if chosen == "configuration" else (None, _RAISE)
@@ -602,7 +602,7 @@ def test_abort(rank: int, size: int) -> None:
     if rank == 1:
         store.set("connected", "")
         return
-    store.wait(["connected"])  # an abort also ends what the peer has not finished
+    store.wait(["connected"])  # an abort also ends unfinished operations of the peer
     work = dist.all_reduce(x, async_op=True)
     backend_of(device="cuda").abort()
     torch.cuda.synchronize()
@@ -615,8 +615,8 @@ def test_abort(rank: int, size: int) -> None:
 
 
 @on_ranks(2, fixture="device_world")
-def test_a_signal_handler_aborts_what_is_waited_for(rank: int, size: int) -> None:
-    """The kernel ends when the group is aborted, which the wait must not take for a success."""
+def test_a_signal_handler_aborts_a_waited_operation(rank: int, size: int) -> None:
+    """An abort ends the kernel, which the wait must not report as success."""
 
     def abort(*_: object) -> None:
         backend_of(device="cuda").abort()
@@ -639,7 +639,7 @@ def test_a_signal_handler_aborts_what_is_waited_for(rank: int, size: int) -> Non
 @pytest.mark.parametrize("async_op", [False, True])
 @on_ranks(2, fixture="device_world")
 def test_destroy_waits_for_operations(rank: int, size: int, async_op: bool) -> None:
-    """While an operation runs, which ends first."""
+    """Destroy while an operation runs; the operation completes first."""
     x = _connected(rank + 1)
     if rank == 1:
         _keep_busy()
@@ -726,8 +726,8 @@ def test_capture(rank: int, size: int, async_op: bool) -> None:
 
 
 @on_ranks(2, fixture="device_world")
-def test_captured_work_that_nobody_waits_for(rank: int, size: int) -> None:
-    """The graph runs it; it breaks no later capture and no later operation."""
+def test_captured_work_without_a_wait(rank: int, size: int) -> None:
+    """The graph runs it, and later captures and operations still work."""
     x, works, graphs = _connected(rank + 1), [], []
     torch.cuda.synchronize()
     for _ in range(2):

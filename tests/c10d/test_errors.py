@@ -44,7 +44,7 @@ def test_mistakes_name_the_argument(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_lazily_negated_outputs_keep_their_values(rank: int, size: int) -> None:
-    """As docs/c10d.md says: torch passes a copy on, so that an output keeps its old values."""
+    """As docs/c10d.md describes: torch passes a copy, so the output keeps its old values."""
     x = torch.tensor([1 + 2j, 3 - 1j])
     negated = x.conj().imag
     assert negated.is_neg()
@@ -52,7 +52,7 @@ def test_lazily_negated_outputs_keep_their_values(rank: int, size: int) -> None:
     assert negated.tolist() == [-2, 1]
     assert x.tolist() == [1 + 2j, 3 - 1j]
     gathered = [torch.empty(2) for _ in range(size)]
-    dist.all_gather(gathered, negated)  # an input is read as it should be
+    dist.all_gather(gathered, negated)  # inputs are read correctly
     assert all(one.tolist() == [-2, 1] for one in gathered)
     resolved = negated.resolve_neg()
     dist.all_reduce(resolved)

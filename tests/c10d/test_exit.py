@@ -1,6 +1,6 @@
-"""Proves that a process ends in time and without an error whatever it leaves: operations that
-no other rank joins, connections that are being made, a group that is not destroyed, callbacks of
-futures that run, daemon threads in a collective or in a wait.
+"""Proves that a process exits in time and without an error despite unfinished work: operations
+without other ranks, connections in progress, a group that is not destroyed, running callbacks of
+futures, daemon threads in a collective or in a wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ atexit.register(leave_stores)
 """
 
 
-def test_process_ends_that_waits_for_a_silent_store() -> None:
+def test_exit_during_a_wait_for_a_silent_store() -> None:
     command = [sys.executable, "-c", _SILENT]
     done = run_command(command, _ROOT, os.environ, timeout=60, popen=warm.WholePopen)
     assert done.returncode == 0, done

@@ -42,7 +42,7 @@ def _hang(rank: int, _size: int, folder: str) -> None:
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="waited for rank 1"):
             dist.all_reduce(torch.ones(5))
-    # The rank that did not call it writes its record, too.
+    # The rank that did not call it also writes its record.
     wait_until(lambda: _is_written(Path(folder) / f"dump_{rank}"))
 
 
@@ -99,7 +99,7 @@ def test_nan_check(rank: int, size: int) -> None:
 
 
 def _mismatch(process: Rank, url: str) -> None:
-    """The level is set as TORCH_DISTRIBUTED_DEBUG sets it when torch is imported."""
+    """Set the level, as TORCH_DISTRIBUTED_DEBUG does when torch is imported."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     run_in_torch(process, _different, url, {}, ())
 

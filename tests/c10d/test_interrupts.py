@@ -37,7 +37,7 @@ _WAITS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 
 def _interrupted(rank: int, _size: int) -> dict[str, float]:
-    """How long after the signal each wait has ended, on rank 0."""
+    """The seconds from the signal to the end of each wait, on rank 0."""
     groups = {name: dist.new_group([0, 1]) for name in _WAITS}
     for group in groups.values():
         dist.all_reduce(torch.ones(1), group=group)
@@ -57,7 +57,7 @@ def _interrupted(rank: int, _size: int) -> dict[str, float]:
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012
             wait(groups[name], torch.ones(4))
-            time.sleep(0.01)  # the exception comes between two instructions
+            time.sleep(0.01)  # the exception is raised between two instructions
         late[name] = time.monotonic() - sent[0]
     dist.barrier()
     return late

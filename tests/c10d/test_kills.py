@@ -1,5 +1,5 @@
-"""Proves that the survivors of a kill in training get an error, and continue with exactly the
-numbers of a world that nobody has disturbed.
+"""Proves that the survivors of a kill in training get an error, and continue with bitwise the
+results of an undisturbed world.
 
 The long form: python -m tests.c10d.kills --kills 300.
 """

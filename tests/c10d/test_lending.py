@@ -1,7 +1,7 @@
-"""Proves that lend() registers a communicator with torch's symmetric memory, and what it refuses.
+"""Proves that lend() registers a communicator with torch's symmetric memory, and its errors.
 
-Without a GPU torch takes any handle, and warns when the process ends: so all is in the ranks'
-processes. The communicators are hostnccl's; the tests pretend that it is the libnccl.so.2 of torch.
+Without a GPU, torch accepts any handle and warns at process exit, so the tests run in the ranks'
+processes. The communicators are hostnccl's, which the tests present as torch's libnccl.so.2.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ def test_refused(rank: int, size: int) -> None:
     comm, alone = _communicator(), nccl.Communicator(1, nccl.get_unique_id(), 0)
     with pytest.raises(TypeError, match="comm: expected a Communicator, got int"):
         pynccl.c10d.lend(comm.handle)
-    with pytest.raises(ValueError, match=r"comm: it belongs to .*hostnccl.*; torch uses .*nccl"):
+    with pytest.raises(ValueError, match=r"comm: uses .*hostnccl.*, but torch uses .*nccl"):
         pynccl.c10d.lend(comm)
     with mock.patch.object(borrowing, "loaded", return_value=comm.library):
-        with pytest.raises(ValueError, match=f"rank 0 of 1, the group rank {rank} of 2"):
+        with pytest.raises(ValueError, match=f"rank 0 of 1, but rank {rank} of 2 in the group"):
             pynccl.c10d.lend(alone)
         alone.close()
-        with pytest.raises(ValueError, match="comm: it is closed"):
+        with pytest.raises(ValueError, match="comm: the communicator is closed"):
             pynccl.c10d.lend(alone)
         with (
             mock.patch.object(dist, "group", mock.Mock(WORLD=None)),
-            pytest.raises(ValueError, match="group: torch has no default group yet"),
+            pytest.raises(ValueError, match="group: torch's default group is not initialized"),
         ):
             pynccl.c10d.lend(comm)
 

@@ -1,5 +1,5 @@
-"""Proves merge, shrink, reconfigure, suspend and resume of the backend, and what torch asks about
-the state of its groups and operations.
+"""Proves merge, shrink, reconfigure, suspend and resume of the backend, and torch's queries about
+the state of groups and operations.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def _sum_is_right(group: Any = None) -> None:
 
 
 def _several_sums() -> None:
-    """A rank may die after it has taken part in one."""
+    """A rank may die after participating in one of them."""
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
 
 
 def _exchange_handles(folder: str, uuid: int, own: str, key: int, keys: range) -> list[str]:
-    """The handles of all, by key, which the caller must exchange outside the job."""
+    """The handles of all ranks, by key, which callers must exchange outside the job."""
     store = dist.FileStore(f"{folder}/handles")
     store.set(f"{uuid} {key}", own)
     return [store.get(f"{uuid} {other}").decode() for other in keys]
 
 
 def _message_arrives(group: Any) -> None:
-    """From the last rank to the first, by a communicator of these two."""
+    """From the last rank to the first, through the communicator of these two."""
     value = torch.zeros(1)
     if group.rank() == group.size() - 1:
         group.send([torch.ones(1)], 0, 0).wait()
@@ -64,7 +64,7 @@ def _message_arrives(group: Any) -> None:
 
 
 def _merged(rank: int, size: int, folder: str) -> tuple[int, str, str]:
-    """Two groups of half the ranks become one of all."""
+    """Two groups, each of half the ranks, become one of all."""
     halves = [list(range(size // 2)), list(range(size // 2, size))]
     groups = [dist.new_group(half, timedelta(seconds=40)) for half in halves]
     half: Any = groups[rank >= size // 2]
@@ -76,7 +76,7 @@ def _merged(rank: int, size: int, folder: str) -> tuple[int, str, str]:
     _message_arrives(both)
     both.barrier().wait()
     value = torch.ones(1)
-    half.allreduce([value]).wait()  # the groups that were merged stay
+    half.allreduce([value]).wait()  # the merged groups remain
     assert value.item() == size // 2
     found = both.rank(), both.group_name, both.group_desc
     assert both.size() == size
@@ -93,7 +93,7 @@ def test_merge(torch_world: World, tmp_path: Path) -> None:
 
 
 @on_ranks(2)
-def test_merge_with_a_rank_that_never_comes(rank: int, size: int, tmp_path: Path) -> None:
+def test_merge_with_a_missing_rank(rank: int, size: int, tmp_path: Path) -> None:
     store = dist.FileStore(f"{tmp_path}/merged", size)
     pg: Any = dist.group.WORLD
     merged = pg.merge_remote_group(store, size + 1, timedelta(seconds=2))
@@ -141,7 +141,7 @@ def _shrunk(rank: int, size: int, flags: int, connects: bool) -> tuple[int, int]
 
 @on_ranks(3)
 def test_training_after_shrink(rank: int, size: int) -> None:
-    """DistributedDataParallel does not cast the new backend to that of gloo."""
+    """DistributedDataParallel does not cast the new backend to gloo's class."""
     if rank == 1:
         return
     pg = dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
@@ -174,11 +174,11 @@ def test_shrink_with_options_and_wrong_arguments(rank: int, size: int) -> None:
         backend.shrink([size])
     with pytest.raises(ValueError, match="shrink_flags: 2"):
         backend.shrink([0], 2)
-    with pytest.raises(ValueError, match="given twice"):
+    with pytest.raises(ValueError, match="ranks_to_exclude: a rank is repeated"):
         backend.shrink([0, 0])
     with pytest.raises(ValueError, match=f"{rank} is this rank"):
         backend.shrink([rank])
-    with pytest.raises(ValueError, match="there are none"):
+    with pytest.raises(ValueError, match="ranks_to_exclude: expected at least one rank"):
         backend.shrink([])
     given = options(config=nccl.Config(init_timeout=9.0))
     given._timeout = timedelta(seconds=7)
@@ -194,8 +194,8 @@ def test_shrink_with_options_and_wrong_arguments(rank: int, size: int) -> None:
 
 @needs_torch(2, 15, "abort hooks of all backends")
 @on_ranks(3)
-def test_shrink_is_no_failure(rank: int, size: int) -> None:
-    """A communicator that is given up has not failed."""
+def test_shrink_is_not_a_failure(rank: int, size: int) -> None:
+    """An abandoned communicator does not count as failed."""
     group: Any = dist.new_group()
     _sum_is_right(group)
     failed: list[int] = []
@@ -204,7 +204,7 @@ def test_shrink_is_no_failure(rank: int, size: int) -> None:
     if rank == 0:
         return
     dist.shrink_group([0], group, shrink_flags=SHRINK_ABORT)
-    time.sleep(0.3)  # the thread that looks for failures does so every 50 ms
+    time.sleep(0.3)  # the thread polls for failures every 50 ms
     backend.unregister_abort_hook(1)
     assert not failed
 
@@ -247,7 +247,7 @@ def test_shrink_after_the_death_of_a_rank(launch: Launcher, tmp_path: Path, flag
 
 @on_ranks(3)
 def test_shrink_after_a_timeout(rank: int, size: int) -> None:
-    """The communicators were ended, so the new group makes its own."""
+    """The communicators have ended, so the new group creates its own."""
     from pynccl.c10d import options
 
     pg: Any = dist.group.WORLD
@@ -277,7 +277,7 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
 
     rank = process.rank
     newcomer = rank == size - 1
-    size -= 1  # the last process comes later
+    size -= 1  # the last process joins later
     dist.init_process_group(
         "pynccl",
         store=dist.FileStore(f"{folder}/store", size),
@@ -356,7 +356,7 @@ def test_reconfigure(launch: Launcher, tmp_path: Path, nranks: int) -> None:
 def _reconfigured_without_one(
     rank: int, size: int, folder: str, dies: bool
 ) -> tuple[str, int, int] | None:
-    """Also a group that was not made for it; operations are under way on two threads."""
+    """Includes a group without enable_reconfigure; operations are in progress on two threads."""
     api: Any = dist.distributed_c10d
     _sum_is_right()
     every = _exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, range(size))
@@ -411,7 +411,7 @@ def test_reconfigure_without_a_rank(launch: Launcher, tmp_path: Path, dies: bool
 
 
 def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, str]:
-    """With a handle of no process, and with other handles on another rank."""
+    """With a handle without a process, and with handles that differ between ranks."""
     api: Any = dist.distributed_c10d
     own = api._get_reconfigure_handle()
     every = _exchange_handles(folder, 1, own, rank, range(size))
@@ -432,7 +432,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
         api._reconfigure(1, [*every, nobody], timeout=timedelta(seconds=1))
     assert 0.9 < time.monotonic() - began < 15  # the timeout of the group is 30 s
     thread.join()
-    assert "another thread reconfigures the group" in str(second[0])
+    assert "another thread is reconfiguring the group" in str(second[0])
     with pytest.raises(RuntimeError, match="reconfiguration of the process group failed"):
         dist.all_reduce(torch.ones(1))
     with pytest.raises(RuntimeError, match="reconfiguration of the process group failed"):
@@ -451,7 +451,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
 def test_a_reconfiguration_that_fails(torch_world: World, tmp_path: Path) -> None:
     for missing, other in torch_world(2, _failed_reconfigurations, str(tmp_path)):
         assert "Timed out waiting 1 seconds for rank 2 (process 12345 on elsewhere)" in missing
-        assert "was given other handles, or in another order" in other
+        assert "was given different handles, or a different order" in other
 
 
 # Suspend
@@ -501,7 +501,7 @@ def _suspended(rank: int, size: int) -> dict[str, int]:
 
 
 def _pair_message(rank: int) -> None:
-    """In one direction: no operation takes the communicator of the other."""
+    """In one direction: the communicator of the other direction stays unused."""
     value = torch.full((1000,), float(rank))
     if rank == 0:
         dist.send(value, 1)
@@ -513,7 +513,7 @@ def _pair_message(rank: int) -> None:
 @needs_torch(2, 13, "Backend.suspend")
 def test_suspend(torch_world: World) -> None:
     stats = torch_world(3, _suspended)
-    # Ranks 0 and 1 have the communicators of their messages, too.
+    # Ranks 0 and 1 also have the communicators of their messages.
     assert stats[0]["total"] > stats[2]["total"] > 256 << 10
 
 
@@ -536,7 +536,7 @@ def test_suspend_with_a_rank_that_died(launch: Launcher, tmp_path: Path) -> None
     assert outcomes[0].ok, outcomes[0].error
 
 
-# What torch asks
+# State queries
 
 
 @on_ranks(2)
@@ -565,8 +565,8 @@ def test_error_and_result_of_a_timeout(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_an_operation_that_is_aborted(rank: int, size: int) -> None:
-    assert backend_of()._is_initialized()  # the first operation makes the communicator
+def test_an_aborted_operation(rank: int, size: int) -> None:
+    assert backend_of()._is_initialized()  # the first operation creates the communicator
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     assert WorkResult(work.get_future_result().wait()) == WorkResult.SUCCESS
@@ -630,7 +630,7 @@ def test_pending_works_that_do_not_end(rank: int, size: int) -> None:
 
 
 def _numbered(rank: int, size: int) -> list[int]:
-    """Messages are not of all ranks, so they do not count as collectives."""
+    """Messages do not involve all ranks, so they do not count as collectives."""
     if rank < 2:
         _pair_message(rank)
         other = 1 - rank
@@ -640,7 +640,7 @@ def _numbered(rank: int, size: int) -> list[int]:
         ]
     else:
         ops = []
-    if ops and size == 2:  # a batch is a call of the communicator of the group
+    if ops and size == 2:  # a batch is one call on the group's communicator
         for work in dist.batch_isend_irecv(ops):
             work.wait()
     dist.barrier()
@@ -658,7 +658,7 @@ def _numbered(rank: int, size: int) -> list[int]:
     return numbers
 
 
-def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
+def test_messages_are_numbered_separately(torch_world: World) -> None:
     two = torch_world(2, _numbered)
     three = torch_world(3, _numbered)
     if VERSION < (2, 14):
@@ -669,7 +669,7 @@ def test_messages_have_numbers_of_their_own(torch_world: World) -> None:
 
 
 @on_ranks(1)
-def test_the_flight_record_has_the_name(rank: int, size: int, tmp_path: Path) -> None:
+def test_the_flight_record_contains_the_name(rank: int, size: int, tmp_path: Path) -> None:
     folder = str(tmp_path)
     from pynccl import nccl
     from pynccl.c10d import communicator

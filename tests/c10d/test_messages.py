@@ -14,13 +14,13 @@ import torch.distributed as torch_dist
 import pynccl
 from tests.support.ranks import on_ranks
 
-LARGE = 1_000_003  # elements, far more than any buffer on the way
+LARGE = 1_000_003  # elements, far more than any buffer in between
 
 
 @pytest.mark.parametrize("count", [1, LARGE])
 @on_ranks(2, 4, fixture="each_world")
 def test_ring_without_a_batch(dist: Any, rank: int, size: int, count: int) -> None:
-    """Everybody sends first, without a batch."""
+    """All ranks send first, without a batch."""
     for shift in range(1, size):
         sent = torch.full((count,), float(rank))
         received = torch.empty(count)
@@ -72,7 +72,7 @@ def test_two_ranks_send_small_tensors_first(dist: Any, rank: int, size: int) -> 
 
 @on_ranks(3, fixture="torch_world")
 def test_receives_into_one_tensor(rank: int, size: int) -> None:
-    """As torch's pipelines begin: with a tensor whose value is not used."""
+    """Torch's pipelines begin this way, with a tensor whose value is unused."""
     neighbors = [(rank + 1) % size, (rank - 1) % size]
     own, received = torch.tensor([float(rank)]), torch.zeros(1)
     ops = [torch_dist.P2POp(torch_dist.irecv, received, peer) for peer in neighbors]

@@ -1,5 +1,5 @@
-"""Proves that collectives on overlapping tensors are refused where NCCL does not define them, and
-right where it does, over the mirror and over the backend.
+"""Proves that collectives on overlapping tensors are rejected if NCCL leaves them undefined, and
+correct otherwise, over the mirror and over the backend.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _refusal(call: Callable[..., Any], **options: Any) -> str:
 
 
 @on_ranks(2, fixture="each_world")
-def test_overlaps_are_refused(dist: Any, rank: int, size: int) -> None:
+def test_overlaps_are_rejected(dist: Any, rank: int, size: int) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # deprecated function names
     calls = [*_undefined(dist, rank), *(_undefined_at_root(dist) if rank == 0 else ())]
     for name, argument, call in calls:

@@ -1,5 +1,5 @@
-"""Proves that pipelines by the schedules GPipe and 1F1B train over the backend as over gloo: equal
-parameters after 10 steps, with a rank between the first and the last.
+"""Proves that pipelines with the schedules GPipe and 1F1B train over the backend as over gloo:
+equal parameters after 10 steps, with a rank between the first and the last.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Proves that the backend is neither built in nor loaded from a folder that another user can write
-to, whatever the umask is.
+to, with any umask.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_new_folders_are_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o775, 0o722])
 @pytest.mark.parametrize("name", ["a", "a/b", "a/b/module.so"])
-def test_what_others_can_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:
+def test_paths_writable_by_others_are_rejected(tmp_path: Path, name: str, mode: int) -> None:
     file = tmp_path / "a" / "b" / "module.so"
     private_folder.create(file.parent)
     file.touch(0o644)
@@ -72,10 +72,10 @@ def test_links_are_followed(tmp_path: Path) -> None:
 
 @_as_root
 @pytest.mark.parametrize("name", ["cache", "cache/torch", "cache/torch/module.so"])
-def test_what_belongs_to_another_user_is_refused(
+def test_files_of_another_user_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Before anything of it is loaded."""
+    """Rejected before anything is loaded."""
     file = tmp_path / "cache" / "torch" / "module.so"
     private_folder.create(file.parent)
     file.write_text("this is no library")
@@ -88,8 +88,8 @@ def test_what_belongs_to_another_user_is_refused(
 
 
 @_as_root
-def test_a_folder_in_the_place_of_the_cache(tmp_path: Path) -> None:
-    """What another user has made first in /tmp: nothing is written to it."""
+def test_a_folder_of_another_user_at_the_path_of_the_cache(tmp_path: Path) -> None:
+    """Nothing is written to a folder that another user has created in /tmp."""
     planted = tmp_path / "shared" / "cache"
     planted.mkdir(parents=True)
     planted.parent.chmod(0o1777)

@@ -1,5 +1,5 @@
 """Proves that FSDP1, FSDP2, tensor parallelism on a 2-D mesh, redistribution of uneven DTensors and
-distributed checkpoints give over the backend what they give over gloo, with 2 and 4 ranks.
+distributed checkpoints give the same results over the backend as over gloo, with 2 and 4 ranks.
 """
 
 from __future__ import annotations
@@ -91,17 +91,17 @@ def test_fsdp2(torch_world: World, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_fsdp2_with_mixed_precision(torch_world: World, nranks: int) -> None:
-    # The loss is of float32: torch 2.11 has no gradient of one of two types.
+    # The loss is float32: torch 2.11 has no gradient for mixed dtypes.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
     )
-    # Gradients are summed in float32; what remains is that parameters that differ by a bit of
-    # float32 may be rounded to different values of bfloat16.
+    # Gradients are summed in float32, but parameters that differ in a bit of float32 may round to
+    # different bfloat16 values.
     check_same_as_over_gloo(torch_world, nranks, _fsdp2, (nranks,), policy, tolerance=1e-3)
 
 
 def _tensor_parallel(_rank: int, size: int) -> Values:
-    """The layers are divided in one dimension of the mesh and FSDP2's in the other."""
+    """One dimension of the mesh splits the layers, the other is FSDP2's."""
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "model"))
     model = make_model(hidden=32)
     plan = {
@@ -160,7 +160,7 @@ def _save(rank: int, size: int, folder: str) -> Values:
 
 
 def _load(_rank: int, size: int, folder: str) -> Values:
-    """Another number of ranks, in a mesh of two dimensions, half of them not sharded."""
+    """Load on a mesh of replicas and shards, which may have a different number of ranks."""
     shape = (2, size // 2)
     model = make_model()
     for parameter in model.parameters():
@@ -178,7 +178,7 @@ def _load(_rank: int, size: int, folder: str) -> Values:
 
 @pytest.mark.parametrize("nranks", SIZES)
 def test_checkpoints(torch_world: World, tmp_path: Path, nranks: int) -> None:
-    """What is saved over one backend is loaded over both, by as many ranks and by others."""
+    """A checkpoint saved over one backend is loaded over both, on different numbers of ranks."""
     loaders = {
         "pynccl": [(2, "pynccl"), (4, "pynccl"), (2, "gloo")],
         "gloo": [(6 - nranks, "pynccl")],

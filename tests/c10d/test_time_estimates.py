@@ -1,4 +1,4 @@
-"""Proves torch's time estimates over the backend: nothing is run, the times are NCCL's."""
+"""Proves torch's time estimates over the backend: nothing runs, and the times are NCCL's."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_times_are_those_of_simulate(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_what_cannot_be_estimated(rank: int, size: int) -> None:
+def test_operations_without_estimates(rank: int, size: int) -> None:
     backend = backend_of()
     dist.barrier()
-    with pytest.raises(ValueError, match="it has not begun"):
+    with pytest.raises(ValueError, match="time estimate: not started"):
         backend._end_time_estimate()
     tensor = torch.zeros(size)
     for name, run in {
@@ -101,7 +101,7 @@ def test_what_cannot_be_estimated(rank: int, size: int) -> None:
         run()
         with pytest.raises(ValueError, match=f"{name} consists of messages"):
             backend._end_time_estimate()
-    # What an exception leaves without an end is dropped by the next.
+    # The next estimate discards one that an exception left unfinished.
     with pytest.raises(ZeroDivisionError):
         _estimated(lambda: [dist.all_reduce(torch.zeros(10**7)), 1 / 0])
     assert _estimated(lambda: None) == 0
@@ -110,7 +110,7 @@ def test_what_cannot_be_estimated(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_an_estimate_that_fails_has_ended(rank: int, size: int) -> None:
+def test_a_failed_estimate_has_ended(rank: int, size: int) -> None:
     dist.barrier()
     backend = backend_of()
     comm = pynccl.c10d.communicator(None, _CPU)
@@ -120,5 +120,5 @@ def test_an_estimate_that_fails_has_ended(rank: int, size: int) -> None:
     comm.close()
     with pytest.raises(dist.DistBackendError, match=r"time estimate: all_reduce: .*closed"):
         backend._end_time_estimate()
-    with pytest.raises(ValueError, match="it has not begun"):
+    with pytest.raises(ValueError, match="time estimate: not started"):
         backend._end_time_estimate()

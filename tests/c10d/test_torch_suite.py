@@ -1,5 +1,5 @@
-"""Proves that PyTorch's own tests pass over the backend and over the mirror: a part of them, at two
-ranks; `make test-torch-suite` runs all, at two and at four ranks.
+"""Proves that PyTorch's own tests pass over the backend and over the mirror: some of them, with two
+ranks. `make test-torch-suite` runs all, with two and four ranks.
 """
 
 from __future__ import annotations

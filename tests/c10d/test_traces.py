@@ -1,4 +1,4 @@
-"""Proves that a trace has the operations of the backend, and who waits for them."""
+"""Proves that a trace contains the backend's operations and the waits for them."""
 
 from __future__ import annotations
 

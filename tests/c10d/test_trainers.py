@@ -31,7 +31,7 @@ pytest.importorskip("accelerate")
 
 
 def _fabric(rank: Rank, backend: str, port: int) -> Values:
-    """Fabric makes the process group itself."""
+    """Fabric creates the process group itself."""
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
 
@@ -58,7 +58,7 @@ def _fabric(rank: Rank, backend: str, port: int) -> Values:
 
 
 def _trained_by(fabric: Any) -> Values:
-    """The model ends before the process group, whose threads may still use it."""
+    """Free the model before the process group, whose threads may still use it."""
     model = make_model()
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
     for inputs, targets in batches(fabric.global_rank):
@@ -81,7 +81,7 @@ def test_fabric(launch: Launcher, nranks: int) -> None:
 
 
 def _accelerated(rank: int, size: int) -> Values:
-    """On CPUs accelerate makes groups of gloo only; it takes one that is there."""
+    """On CPUs accelerate creates only gloo groups, but uses an existing group."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
 

@@ -32,7 +32,7 @@ _SMALL = 0.004  # MB of a bucket, so that there are several
 
 
 class _WithUnused(nn.Module):
-    """One of its layers is used by the even ranks only, another by none."""
+    """One of its layers is used only by even ranks, another by none."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def _unused(rank: int, _size: int) -> nn.Module:
 
 
 def _no_sync(rank: int, _size: int) -> nn.Module:
-    """Gradients of two batches are added before they are exchanged."""
+    """Gradients of two batches are accumulated before they are exchanged."""
     model = _ddp(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for number, (inputs, targets) in enumerate(batches(rank, steps=20)):
@@ -90,7 +90,7 @@ def _fp16(rank: int, _size: int) -> nn.Module:
 
 
 def _bf16(rank: int, _size: int) -> nn.Module:
-    # Torch's hook under another name: of its own, DDP asks for a GPU.
+    # Torch's hook under another name, because DDP requires a GPU for torch's own.
     hook = default_hooks.bf16_compress_hook
     return _hooked(rank, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108
 
@@ -100,8 +100,8 @@ _KEPT: list[Any] = []
 
 def _power_sgd(rank: int, _size: int) -> nn.Module:
     if dist.get_backend() == "gloo":
-        # A thread of gloo frees the callbacks, maybe after the end. Were the group freed with them,
-        # that thread would wait for itself.
+        # A gloo thread frees the callbacks, perhaps after the end. If that freed the group, the
+        # thread would wait for itself.
         _KEPT.append(dist.group.WORLD)
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
@@ -112,7 +112,7 @@ def _power_sgd(rank: int, _size: int) -> nn.Module:
 
 
 def _join(rank: int, _size: int) -> nn.Module:
-    """Every rank has one batch more than the one before."""
+    """Every rank has one batch more than the previous rank."""
     model = _ddp(make_model())
     with Join([model]):
         train(model, rank, steps=10 + rank)
@@ -141,7 +141,7 @@ _WAYS = {
     "zero": _zero,
 }
 
-# Sums in these types depend on their order by as much, and each backend has its own order.
+# Sums in these dtypes depend on their order by this much, which differs between backends.
 _ROUNDING = {"fp16": 1e-3, "bf16": 1e-2}
 
 

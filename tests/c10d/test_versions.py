@@ -1,4 +1,4 @@
-"""Proves that the backend has what the installed torch asks of one: docs/c10d.md is the table."""
+"""Proves that the backend provides what the installed torch requires, as docs/c10d.md lists."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _code(header: Path) -> str:
 
 
 def test_every_method_of_torch_is_overridden_or_left_for_a_reason() -> None:
-    """A new torch with more methods needs overrides, and rows in docs/c10d.md."""
+    """New methods of a newer torch need overrides, and rows in docs/c10d.md."""
     headers = [_OF_TORCH / name for name in _HEADERS if (_OF_TORCH / name).exists()]
     virtual = re.compile(r"\bvirtual\s[^;{(]*?(~?\w+)\s*\(")
     of_torch = {name for header in headers for name in virtual.findall(_code(header))}
@@ -50,7 +50,7 @@ def test_every_method_of_torch_is_overridden_or_left_for_a_reason() -> None:
 
 @on_ranks(1)
 def test_tensors_are_read_without_a_call_of_torch(rank: Rank) -> None:
-    """The offsets in this torch's tensors are found: otherwise a call takes ten times as long."""
+    """The offsets in this torch's tensors are found; otherwise a call takes ten times as long."""
 
     def fail(_: torch.Tensor) -> bool:
         raise AssertionError("torch was asked for what the tensor says")

@@ -35,7 +35,7 @@ def _communicator() -> Any:
 
 
 def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor on memory that NCCL can share between ranks."""
+    """A tensor in memory that NCCL can share between ranks."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     flat = memory.torch_empty(_communicator(), nbytes, "uint8").zero_()
     return flat.view(dtype).view(shape)
@@ -56,7 +56,7 @@ def _issued() -> int:
 )
 @on_ranks(2, 4)
 def test_puts_around_a_ring(rank: int, size: int, dtype: torch.dtype) -> None:
-    """A row to the next rank, then one element beyond it, asynchronously."""
+    """Put a row to the next rank, then one element beyond it, asynchronously."""
     assert _dist._supports_window()
     after, before = (rank + 1) % size, (rank - 1) % size
     tensor = _zeros(3, 4, dtype=dtype)
@@ -77,7 +77,7 @@ def test_puts_around_a_ring(rank: int, size: int, dtype: torch.dtype) -> None:
 
 @on_ranks(2, 4)
 def test_a_wait_sees_the_puts_before_its_signal(rank: int, size: int) -> None:
-    """Each wait sees the puts up to its signal; the last one all, also those of other windows."""
+    """Each wait sees the puts up to its signal; the last one sees all, also of other windows."""
     count = 50
     slots = _zeros(count * size, dtype=torch.int64)
     other = _zeros(1, dtype=torch.int64)
@@ -97,7 +97,7 @@ def test_a_wait_sees_the_puts_before_its_signal(rank: int, size: int) -> None:
                 window.wait_signal(peer, False)
                 mine = slots[count * peer : count * (peer + 1)]
                 assert mine[: i + 1].tolist() == list(range(1, i + 2))
-        for peer in range(1, size):  # the signals are those of the group
+        for peer in range(1, size):  # signals belong to the group
             third.wait_signal(peer, False)
             second.wait_signal(peer, False)
         assert other.item() == 1
@@ -136,7 +136,7 @@ def test_a_wait_has_its_time_limit(rank: int, size: int) -> None:
 
 @on_ranks(2, 4)
 def test_sizes_that_differ(rank: int, size: int) -> None:
-    """Ranks may register other sizes and other dtypes; those of the peer count."""
+    """Sizes and dtypes may differ between ranks; those of the peer apply."""
     dtype = torch.float64 if rank == 0 else torch.float32
     tensor = _zeros(4 * (rank + 1), dtype=dtype)
     window = _dist._new_window(tensor)
@@ -158,7 +158,7 @@ def test_sizes_that_differ(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_wrong_arguments_are_refused_before_anything_is_sent(rank: int, size: int) -> None:
+def test_wrong_arguments_are_rejected_before_anything_is_sent(rank: int, size: int) -> None:
     tensor = _zeros(4, 4)
     window = _dist._new_window(tensor)
     row = tensor[0]
@@ -186,7 +186,9 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(rank: int, size: in
         "peer_rank: .* got -1$": lambda: window.wait_signal(-1, False),
         f"rank: .* got {size}$": lambda: window.map_remote_tensor(size),
         f"peer_rank: .* got {size + 1}$": lambda: window.get_attr(size + 1),
-        "tensor: the window has one already": lambda: window.tensor_register(_zeros(1)),
+        "tensor: the window already has one; deregister it first": lambda: window.tensor_register(
+            _zeros(1)
+        ),
         "window: .* time estimate": lambda: _during("time_estimate", window.tensor_deregister),
         "put: operations are being coalesced": lambda: _during(
             "coalescing", lambda: window.put(row, 0, 0, False)
@@ -217,7 +219,7 @@ def _aligned(nbytes: int) -> torch.Tensor:
 
 @on_ranks(2)
 def test_memory_that_cannot_be_a_window(rank: int, size: int) -> None:
-    """It is so on all ranks, which go on."""
+    """All ranks raise the error, and the group stays usable."""
     allocate = r"tensor: .*is not memory that NCCL can share.*allocate_tensor\(\).*torch_empty\(\)"
     with pytest.raises(ValueError, match=allocate):
         _dist._new_window(torch.zeros(4))
@@ -254,7 +256,7 @@ def test_two_threads_register_at_once(rank: int, size: int) -> None:
         thread = threading.Thread(target=window.tensor_register, args=[tensor])
         thread.start()
         wait_until_blocked(thread)  # for rank 1
-        with pytest.raises(ValueError, match="window: another thread registers or deregisters"):
+        with pytest.raises(ValueError, match="window: another thread is changing"):
             window.tensor_register(tensor)
         _store().set("refused", "1")
         thread.join()
@@ -266,7 +268,7 @@ def test_two_threads_register_at_once(rank: int, size: int) -> None:
 
 @on_ranks(2, 4)
 def test_deregistration_during_use_and_use_after_it(rank: int, size: int) -> None:
-    """Both ranks deregister at once: all puts that were issued arrive before."""
+    """Both ranks deregister at once; all issued puts arrive first."""
     elements = 1 << 18
     tensor = _zeros(2, elements)
     window = _dist._new_window(tensor)
@@ -284,9 +286,9 @@ def test_deregistration_during_use_and_use_after_it(rank: int, size: int) -> Non
         lambda: window.get_attr(0),
         window.tensor_deregister,
     ):
-        with pytest.raises(ValueError, match="window: no tensor is registered with it"):
+        with pytest.raises(ValueError, match="window: it has no registered tensor"):
             call()
-    # Another tensor, and one as the source that is in no window any more.
+    # Another tensor, and a source that is no longer in a window.
     other = _zeros(4)
     window.tensor_register(other)
     with pytest.raises(ValueError, match="not in a window of the group"):
@@ -336,7 +338,7 @@ def test_the_memory_of_a_peer(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("owning", [True, False])
 @on_ranks(2)
-def test_who_keeps_the_tensor(rank: int, size: int, owning: bool) -> None:
+def test_lifetime_of_the_tensor(rank: int, size: int, owning: bool) -> None:
     comm = _communicator()
     buffer = comm.mem_alloc(8, "float32")
     memory_is_there = weakref.ref(buffer)

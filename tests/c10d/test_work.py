@@ -1,4 +1,4 @@
-"""Proves what torch promises of Work, futures, sequence numbers, timeouts and splits of groups."""
+"""Proves Work, futures, sequence numbers, timeouts and splits of groups as torch defines them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONG = timedelta(seconds=20)
 
 @on_ranks(2, 4, fixture="each_world")
 def test_asynchronous_operations_in_order(dist: Any, rank: int, size: int) -> None:
-    """Issued before any is waited for, with synchronous ones between."""
+    """Issued before any wait, with synchronous ones in between."""
     tensors = [torch.full((n + 1,), float(rank)) for n in range(50)]
     works = []
     for n, tensor in enumerate(tensors):
@@ -52,7 +52,7 @@ def test_work_of_a_late_rank(dist: Any, rank: int, size: int) -> None:
     tensor = torch.full((3,), rank + 1.0)
     dist.barrier()
     if rank == 1:
-        dist.recv(torch.empty(1), 0)  # until rank 0 has looked
+        dist.recv(torch.empty(1), 0)  # until rank 0 has checked
     work = dist.all_reduce(tensor, async_op=True)
     if rank == 0:
         future = work.get_future()
@@ -72,7 +72,7 @@ def test_work_of_a_late_rank(dist: Any, rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_facts_of_a_backend(rank: int, size: int) -> None:
+def test_properties_of_a_backend(rank: int, size: int) -> None:
     dist.barrier(device_ids=[rank])  # no such accelerator: ignored, as by gloo
     dist.all_reduce(torch.ones(1))
     assert backend_of()._get_sequence_number_for_group() == 2
@@ -84,7 +84,7 @@ def test_facts_of_a_backend(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_a_callback_can_issue(rank: int, size: int) -> None:
-    """A callback that issues an operation itself, as communication hooks of DDP do."""
+    """A callback that issues an operation, like DDP's communication hooks."""
     tensor = torch.full((3,), rank + 1.0)
 
     def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -121,7 +121,7 @@ def test_split(rank: int, size: int) -> None:
 
 @on_ranks(2, init={"timeout": timedelta(seconds=10)})
 def test_split_after_asynchronous_operations(rank: int, size: int) -> None:
-    """The split is in order with asynchronous operations that were issued before it."""
+    """The split is ordered after asynchronous operations issued before it."""
     dist.all_reduce(torch.ones(1))
     tensors = [torch.ones(1), torch.ones(1)]
     if rank == 1:
@@ -145,8 +145,8 @@ def test_split_after_asynchronous_operations(rank: int, size: int) -> None:
 
 
 @on_ranks(4 if FULL else 2, timeout=60)
-def test_profiler_has_the_end_of_an_operation(rank: int, size: int) -> None:
-    """An event ends before the wait for its operation does: the profiler may stop then."""
+def test_the_profiler_records_the_end_of_an_operation(rank: int, size: int) -> None:
+    """An event ends before the wait for its operation, after which the profiler may stop."""
     profiler = torch.autograd.profiler
     for _ in range(400 if FULL else 100):
         with profiler.profile() as profile:
@@ -175,7 +175,7 @@ def test_temporary_timeout(rank: int, size: int) -> None:
         wait_event("raised")
         return
     with pytest.raises(dist.DistBackendError, match="waited for rank 1"):
-        dist.all_reduce(torch.ones(1))  # the extension is over
+        dist.all_reduce(torch.ones(1))  # the extension no longer applies
     set_event("raised")
 
 
@@ -202,7 +202,7 @@ def test_gather_into_one_tensor(rank: int, size: int) -> None:
 
 
 def _wakeups() -> int:
-    """How often other threads of this process have slept and gone on."""
+    """How often other threads of this process have slept and continued."""
     found = 0
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != threading.get_native_id():
@@ -229,7 +229,7 @@ def _switches() -> int:
 
 @on_ranks(2)
 def test_a_wait_runs_its_operation(rank: int, size: int) -> None:
-    """An operation whose caller waits at once wakes at most one thread, and few of them any."""
+    """An operation whose caller waits immediately wakes at most one thread, and rarely any."""
     x, repeats = torch.ones(1), 500
     for _ in range(20):
         dist.all_reduce(x, async_op=True).wait()
@@ -253,7 +253,7 @@ def test_a_wait_runs_its_operation(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_operations_begin_without_a_wait(rank: int, size: int) -> None:
-    """Also after many whose callers waited at once."""
+    """Including after many whose callers waited immediately."""
     x = torch.ones(1)
     for _ in range(3):
         for _ in range(50):
@@ -292,7 +292,7 @@ def test_a_callback_does_not_run_in_a_wait(rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_every_waiter_of_a_failed_operation_raises(rank: int, size: int) -> None:
-    """On the thread that runs it, on one that waits for that one, and with a limit."""
+    """On the thread that runs it, on one that waits for that thread, and with a time limit."""
     dist.all_reduce(torch.ones(1))
     if rank == 1:
         wait_event("raised")

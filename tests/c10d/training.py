@@ -1,4 +1,4 @@
-"""A small model, its training, and the comparison of what gloo and pynccl make of it."""
+"""A small model, its training, and the comparison of the results over gloo and pynccl."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def make_model(hidden: int = 33) -> nn.Sequential:
     """A model with the same parameters on every rank.
 
     Args:
-        hidden: elements between the layers; those of inputs and outputs divide by no number of
-            ranks.
+        hidden: elements between the layers; the sizes of inputs and outputs are not divisible
+            by the number of ranks.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -63,10 +63,10 @@ def train(
     """Train a model.
 
     Args:
-        model: with the inputs and outputs of make_model().
-        seed: of the batches.
-        optimizer: SGD with momentum where there is none.
-        steps: how many.
+        model: a model with the inputs and outputs of make_model().
+        seed: seed of the batches.
+        optimizer: the optimizer; None is SGD with momentum.
+        steps: number of steps.
     """
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for inputs, targets in batches(seed, steps):
@@ -76,7 +76,7 @@ def train(
 
 
 def values(tensors: Iterable[torch.Tensor]) -> Values:
-    """The elements of tensors; of DTensors, those of all ranks."""
+    """The elements of tensors; for DTensors, those of all ranks."""
     whole = (t.full_tensor() if isinstance(t, dist.tensor.DTensor) else t for t in tensors)
     return [tensor.detach().double().flatten().tolist() for tensor in whole]
 
@@ -90,16 +90,16 @@ def check_same_as_over_gloo(
     alike: bool = True,
     **options: Any,
 ) -> None:
-    """Run a function of ranks over both backends and compare what it returns.
+    """Run a function on ranks over both backends and compare the results.
 
     Args:
         world: the fixture torch_world.
-        nranks: how many ranks.
+        nranks: number of ranks.
         function: called with the rank and the size.
-        *args: for the function.
+        *args: arguments of the function.
         tolerance: absolute and relative.
-        alike: whether all ranks must return exactly the same.
-        **options: of the launcher.
+        alike: whether all ranks must return identical results.
+        **options: options of the launcher.
     """
     ours = world(nranks, function, *args, **options)
     options["init"] = {**options.get("init", {}), "backend": "gloo"}

@@ -1,4 +1,4 @@
-"""Which parts of torch.distributed the installed torch has."""
+"""The parts of torch.distributed that the installed torch provides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def needs_torch(major: int, minor: int, what: str) -> pytest.MarkDecorator:
-    """Skip a test where torch is older, with the reason."""
+    """Skip a test if torch is older, with the reason."""
     return pytest.mark.skipif(
         (major, minor) > VERSION,
         reason=f"torch {torch.__version__} does not have {what}, which {major}.{minor} brought",
