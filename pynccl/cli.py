@@ -29,7 +29,7 @@ _COMMANDS = {
     ),
     "explain": (
         "pynccl.tools.explain.command",
-        "print NCCL's estimates for a collective on the GPUs of this machine, and its choices",
+        "print the estimates and the choice of NCCL, or hostnccl, for a collective",
         ("pynccl explain", "pynccl explain all_gather --sizes 1M,64M --ranks 4"),
     ),
     "hostnccl": (

@@ -1,4 +1,4 @@
-"""Proves what `pynccl compare` says of two runs of a script. docs/howto runs the command itself."""
+"""Proves the reports of `pynccl compare`. The how-to guides run the command itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BACKENDS = ("gloo", "pynccl")
 def _write(
     folder: Path, printed: dict[str, list[str]], **operations: list[list[list[float]]]
 ) -> None:
-    """The files of two ranks. operations has the seconds by backend, rank and call."""
+    """Write the files of two ranks. operations: the seconds by backend, rank and call."""
     for i, backend in enumerate(_BACKENDS):
         for rank in range(2):
             own = {name: found[i][rank] for name, found in operations.items() if found[i][rank]}
@@ -103,7 +103,7 @@ def test_a_plot(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_without_matplotlib_is_refused_before_the_runs(
+def test_a_plot_without_matplotlib_is_rejected_before_the_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -114,7 +114,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_runs(
 
 
 def test_times(tmp_path: Path) -> None:
-    """A call counts as it was on the rank that waited least, whichever rank that is."""
+    """The time of a call is that of the rank that waited least."""
     _write(
         tmp_path,
         {"gloo": ["", ""], "pynccl": ["", ""]},
@@ -156,16 +156,16 @@ def test_groups_of_modules_that_imported_the_functions_get_the_backend(
     assert device_mesh.new_group is not original
 
 
-def test_a_script_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", "no_such_file.py"]) == 2
-    assert "no file no_such_file.py" in capsys.readouterr().err
+    assert "script: no such file: no_such_file.py" in capsys.readouterr().err
     assert cli.main(["compare", "--ranks", "0", __file__]) == 2
     assert "--ranks: 0 is below 1" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not FULL, reason="takes half a minute: in `make test-all`")
 def test_a_script_that_hangs_or_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """It is ended with its ranks."""
+    """The script is terminated with its ranks."""
     script = tmp_path / "hangs.py"
     script.write_text(
         "import os, sys, time\n"
@@ -175,7 +175,7 @@ def test_a_script_that_hangs_or_fails(tmp_path: Path, capfd: pytest.CaptureFixtu
     words = ["compare", "--ranks", "1", "--timeout", "20", str(script), str(script)]
     assert cli.main(words) == 1
     printed = capfd.readouterr().err
-    assert "the script was not done after 20 s over gloo" in printed
+    assert "the script did not finish within 20 s over gloo" in printed
     assert 'hangs.py", line 3 in <module>' in printed  # the stack
     pid = int((tmp_path / "hangs.py.pid").read_text())
     assert not Path(f"/proc/{pid}").exists()

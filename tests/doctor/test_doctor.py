@@ -1,6 +1,6 @@
-"""Proves that pynccl doctor reports no problem on a sound machine, and names the problem otherwise:
-libraries that are missing or hang, ranks that hang, die or return wrong results, misspelled
-variables. It leaves no process behind.
+"""Proves that pynccl doctor reports no problem on a working machine, and names the problem
+otherwise: libraries that are missing or hang, ranks that hang, die or return wrong results,
+misspelled variables. It leaves no process behind.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _VARIABLES = ("NCCL_", "HOSTNCCL_", "PYNCCL_", "CUDA_VISIBLE", "RANK", "WORLD_SI
 
 
 def _environment(**more: str) -> dict[str, str]:
-    """This process's, without what the tests set for themselves."""
+    """The environment of this process, without the variables set by the tests."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_VARIABLES)}
     return {**kept, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": "/", **more}
 
 
 def _run(env: Mapping[str, str], *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """The exit status, the findings by text, and what was printed to the error output."""
+    """The exit status, the findings by text, and the standard error output."""
     done = run_command([*_DOCTOR, "--json", *arguments], Path("/"), env, _DEADLINE)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout), done.stderr
@@ -49,7 +49,7 @@ def _problems(found: dict[str, Any]) -> list[str]:
     return [one["text"] for one in found["findings"] if one["level"] == "problem"]
 
 
-def test_a_sound_machine() -> None:
+def test_a_working_machine() -> None:
     done = run_command([*_DOCTOR, "--provider", "host"], Path("/"), _environment(), _DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
@@ -69,7 +69,7 @@ def test_a_missing_library() -> None:
 
 @pytest.mark.parametrize("mistake", ["hang", "crash"])
 def test_a_library_that_cannot_be_loaded(tmp_path: Path, mistake: str) -> None:
-    """It is loaded in a process of its own, and that process is ended."""
+    """It is loaded in a separate process, which is terminated."""
     compiler = shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler")
@@ -163,7 +163,7 @@ def test_wrong_arguments() -> None:
     assert done.stderr == "pynccl doctor: timeout: -1.0 is not above 0\n"
 
 
-# Ranks that go wrong: the programs run in place of the usual one.
+# Programs of faulty ranks, which replace the usual one.
 
 
 def _hang(rank: Rank, _: bytes) -> float:
@@ -221,7 +221,7 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("name", "advice"), [("SIGBUS", "shared memory"), ("SIGKILL", "memory limit"), ("SIGSEGV", "")]
 )
 def test_a_rank_that_dies(monkeypatch: pytest.MonkeyPatch, name: str, advice: str) -> None:
-    """The rank that died is named, not the one that waited for it."""
+    """The report names the dead rank, not the one that waited for it."""
     monkeypatch.setenv("DOCTOR_TEST_SIGNAL", name)
     (problem,) = _with(_die)
     expected = f"rank 0 died after creating a communicator: its process was killed by {name}"
@@ -238,7 +238,7 @@ def test_wrong_results() -> None:
 
 
 def test_output_of_the_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    """The standard output is the report's, also where NCCL prints to it (NCCL_DEBUG=INFO)."""
+    """The report has the standard output for itself, even if NCCL prints (NCCL_DEBUG=INFO)."""
     assert _with(_talk) == []
     captured = capfd.readouterr()
     assert "on the standard output" not in captured.out

@@ -118,7 +118,7 @@ def _cuda(**facts: object) -> Facts:
     return Facts("cuda", **{**whole, **facts})  # type: ignore[arg-type]
 
 
-def test_a_sound_provider() -> None:
+def test_a_working_provider() -> None:
     found = list(advise(_cuda(), required=True, device_present=True))
     assert {one.level for one in found} == {"ok"}
     assert _about(found, "NCCL 2.28.0").text.endswith("/x/libnccl.so.2 (found)")
@@ -136,7 +136,7 @@ def test_a_sound_provider() -> None:
     ],
 )
 def test_no_library(monkeypatch: pytest.MonkeyPatch, error: str, advice: str) -> None:
-    """A problem where there is a GPU, or where it is asked for; nothing to do elsewhere."""
+    """A problem if there is a GPU or the provider is required; otherwise nothing to do."""
     monkeypatch.setattr(library, "_driver_major", lambda: 0)
     facts = Facts("cuda", error=error)
     for required, present in ((False, True), (True, False), (True, True)):
@@ -216,7 +216,7 @@ def test_no_devices_and_no_peer_access(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _about(found, "80 of the 94 functions").level == "note"
 
 
-def test_another_package_of_this_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_package_with_this_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package == "pynccl":
             return "0.1.1"
@@ -268,7 +268,7 @@ def test_the_tables() -> None:
 
 
 def test_names_in_the_library(tmp_path: Path) -> None:
-    """A variable that the library has no name for is not read, though other versions have it."""
+    """A variable whose name is missing from the library is not read, unlike in other versions."""
     path = tmp_path / "libnccl.so.2"
     path.write_bytes(b"..\0NCCL_DEBUG\0..\0NCCL_SECRET\0")
     given = {"NCCL_DEBUG": "INFO", "NCCL_SECRET": "1", "NCCL_LL_THRESHOLD": "8", "NCCL_OTHER": "1"}

@@ -1,4 +1,4 @@
-"""Proves the tables and findings for a topology file of NCCL, and that another file is an error."""
+"""Proves the tables and findings for a topology file of NCCL, and the errors for other files."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_ports_of_one_adapter_and_without_pci() -> None:
         ),
         (
             [_cpu(0, _gpu(0, "1"), _nic("a", "2")), _cpu(1, _nic("b", "3"))],
-            "b is at CPU 1, where no GPU is",
+            "b is at CPU 1, which has no GPU",
         ),
         (
             [_cpu(0, _gpu(0, "1"), _gpu(1, "2"), _gpu(2, "3", pcie="16.0 GT/s PCIe"))],
@@ -133,7 +133,7 @@ def test_ports_of_one_adapter_and_without_pci() -> None:
             [_cpu(0, _gpu(0, "1"), _nic("a", "2"), _nic("b", "3", width=8), _nic("c", "4"))],
             "b is connected by PCIe 32 GT/s x8, most others by 32 GT/s x16",
         ),
-        # The slowest link to the CPU counts, and an unknown one does not.
+        # The slowest link to the CPU counts; unknown links do not.
         (
             [
                 _cpu(
@@ -147,7 +147,7 @@ def test_ports_of_one_adapter_and_without_pci() -> None:
         ),
     ],
 )
-def test_what_is_unusual(cpus: list[str], text: str) -> None:
+def test_unusual_links(cpus: list[str], text: str) -> None:
     assert _findings(_system(*cpus)) == [text]
 
 
@@ -181,7 +181,7 @@ _LAUGHS = (
         ),
     ],
 )
-def test_another_file(data: bytes, text: str) -> None:
+def test_other_files(data: bytes, text: str) -> None:
     with pytest.raises(TopologyError) as raised:
         parse(data)
     assert text in str(raised.value)

@@ -1,4 +1,4 @@
-"""A fixture: the ranks that the lab's commands launch are forks of a process with torch."""
+"""A fixture that forks the ranks of the lab's commands from a process with torch."""
 
 from __future__ import annotations
 

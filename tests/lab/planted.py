@@ -1,4 +1,4 @@
-"""Functions with a planted overlap or a planted fault, for the tests of the overlap lab."""
+"""Functions with a known overlap or a known fault, for the tests of the overlap lab."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.rank import Rank
 
 
 class Load:
-    """Of all planted functions of this process."""
+    """The load of all planted functions of this process."""
 
-    seconds = 0.02  # on a quiet machine a sleep is late by less than 1 % of it
+    seconds = 0.02  # on an idle machine, a sleep exceeds its time by less than 1 %
 
 
 Enqueue = Callable[[Any], object]
@@ -31,12 +31,12 @@ class Planted(NamedTuple):
 
 
 def independent(rank: Rank, share: float = 1.0, **options: Any) -> Planted:  # noqa: ANN401
-    """A communication of this share of the compute's time, beside it."""
+    """A communication that takes this share of the compute's time, concurrently."""
     return Planted(lab.Sleep(Load.seconds), lab.Sleep(Load.seconds * share), options)
 
 
 def by_event(rank: Rank, hidden: float, **options: Any) -> Planted:  # noqa: ANN401
-    """A communication as long as the compute, which this share of the compute does not hold back.
+    """A communication as long as the compute, which waits for all but this share of it.
 
     Its end is an all_reduce, so that the ranks wait for each other in it.
     """
@@ -79,7 +79,7 @@ def default_stream(rank: Rank) -> Planted:
 
 
 def synchronising(rank: Rank, which: str) -> Planted:
-    """One function waits on the host for its stream; it is called first."""
+    """One function, called first, waits on the host for its stream."""
 
     def waiting(stream: nccl.Stream) -> None:
         lab.Sleep(Load.seconds)(stream)
@@ -91,7 +91,7 @@ def synchronising(rank: Rank, which: str) -> Planted:
 
 
 def locked(rank: Rank) -> Planted:
-    """Both need a lock: as with SMs that one of two kernels occupies, no stream waits for another.
+    """Both need a lock. As with SMs occupied by one of two kernels, no stream waits for another.
 
     The functions run on the threads of the streams.
     """
@@ -116,7 +116,7 @@ def locked(rank: Rank) -> Planted:
 
 
 class Bus:
-    """Stands for what communication and loads share: who uses it slows the communication."""
+    """A resource shared by communication and loads: its users slow the communication."""
 
     def __init__(self) -> None:
         self.users: list[str] = []
@@ -132,10 +132,10 @@ class Bus:
         return lambda stream: stream.launch(run)
 
     def communicate(self, factors: dict[str, float], stream: nccl.Stream) -> None:
-        """A communication whose time is multiplied by the factor of who uses the bus."""
+        """A communication whose time is multiplied by the factor of the bus's user."""
 
         def run() -> None:
-            time.sleep(Load.seconds / 4)  # what was launched on another stream has begun
+            time.sleep(Load.seconds / 4)  # work launched on the other stream has begun
             factor = max((factors[kind] for kind in self.users), default=1.0)
             time.sleep(Load.seconds * factor)
 
@@ -143,7 +143,7 @@ class Bus:
 
 
 def contended(rank: Rank, memory: float, arithmetic: float) -> Planted:
-    """A communication that a memory-bound and a compute-bound load slow by these factors."""
+    """A communication slowed by these factors by a memory-bound and a compute-bound load."""
     bus = Bus()
     factors = {"memory": memory, "arithmetic": arithmetic}
     return Planted(
@@ -171,7 +171,7 @@ def measure(
     options: Mapping[str, Any] | None = None,
     seconds: float = Load.seconds,
 ) -> lab.Row:
-    """The row of planted functions with loads of so many seconds, on a rank."""
+    """The row of planted functions with loads of this many seconds, on a rank."""
     Load.seconds = seconds
     planted = make(rank, *args)
     both = {**planted.options, **(options or {})}

@@ -1,5 +1,5 @@
-"""Proves that the lab refuses wrong arguments by name before anything is enqueued, that loads have
-the length that is asked for with every library, and that its progress bar needs a terminal.
+"""Proves that the lab rejects wrong arguments by name before anything is enqueued, that loads have
+the requested length with every library, and that its progress bar needs a terminal.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_communication(comm: nccl.Communicator, options: dict[str, Any], text: s
         lab.Communication(comm, given.pop("collective"), given.pop("nbytes"), **given)
 
 
-def test_more_ranks_than_there_are(comm: nccl.Communicator) -> None:
+def test_too_many_ranks(comm: nccl.Communicator) -> None:
     with pytest.raises(ValueError, match="nranks: 2 of 1 ranks"):
         lab.sweep_overlaps(comm, [lab.Setting(nranks=2)])
 
@@ -86,9 +86,12 @@ def test_more_ranks_than_there_are(comm: nccl.Communicator) -> None:
         (lambda: lab.Spin(-1.0), "seconds: -1.0 is not above 0"),
         (lambda: lab.Setting(ctas="all").config(), "ctas: 'all' is not default, a number or"),
         (lambda: lab.Setting(policy="all").config(), "policy: 'all' is not one of"),
-        (lambda: plots.draw_exposed(Path("none.png"), []), "rows: there are none"),
-        (lambda: plots.draw_lanes(Path("none.png"), []), "rows: there are none"),
-        (lambda: algorithms.draw(Path("none.png"), []), "measured: there is nothing to draw"),
+        (lambda: plots.draw_exposed(Path("none.png"), []), "rows: expected at least one row"),
+        (lambda: plots.draw_lanes(Path("none.png"), []), "rows: expected at least one row"),
+        (
+            lambda: algorithms.draw(Path("none.png"), []),
+            "measured: expected at least one measurement",
+        ),
     ],
 )
 def test_values(make: Callable[[], object], text: str) -> None:
@@ -141,9 +144,8 @@ def _lengths(rank: Rank, text: str, library: Library) -> list[float]:
         ("spin:1", "numpy"),
     ],
 )
-def test_a_load_is_as_long_as_asked(launch: Launcher, text: str, library: Library) -> None:
-    # A busy machine makes a longer run slower than the shorter one that it was fitted by, or that
-    # one slower.
+def test_a_load_has_the_requested_duration(launch: Launcher, text: str, library: Library) -> None:
+    # A busy machine may slow the longer run, or the shorter one that it was fitted by.
     for _ in range(_TRIES):
         (lengths,) = launch(1, _lengths, text, library, env={"OMP_NUM_THREADS": "1"})
         if 0.025 < statistics.median(lengths) < 0.5:

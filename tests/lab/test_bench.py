@@ -1,4 +1,4 @@
-"""Proves that `pynccl bench` checks results, times both libraries, and says where it is slower."""
+"""Proves that `pynccl bench` checks results, times both libraries, and lists slower rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _wrong_rows(rank: Rank) -> list[ranks.Row]:
         return ranks.measure(rank, [("all_reduce", 64)], 1)
 
 
-def test_a_wrong_result_and_a_refusal(launch: Launcher) -> None:
+def test_a_wrong_result_and_an_error(launch: Launcher) -> None:
     """They are not timed."""
     rows = launch(2, _wrong_rows)[0]
     line, wrong = command.write(rows, "gloo").splitlines()[1:]
@@ -99,7 +99,7 @@ def test_wrong_arguments(words: list[str], text: str, capsys: pytest.CaptureFixt
     status: object
     try:
         status = cli.main(["bench", *words])
-    except SystemExit as ended:  # argparse has refused it
+    except SystemExit as ended:  # rejected by argparse
         status = ended.code
     assert status == 2
     assert text in capsys.readouterr().err

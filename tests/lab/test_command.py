@@ -1,5 +1,5 @@
 """Proves that the lab's commands run end to end with launched ranks and under torchrun, that their
-files hold the rows, and that wrong arguments are refused by name before a rank starts.
+files contain the rows, and that wrong arguments are rejected by name before a rank starts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_overlap_under_torchrun_on_part_of_the_ranks() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["2", "3"]
 
 
-def test_a_load_with_seconds_takes_them(tmp_path: Path, capsys: Capture) -> None:
+def test_a_load_with_seconds(tmp_path: Path, capsys: Capture) -> None:
     data = tmp_path / "rows.json"
     words = ["overlap", "--sizes", "64K", "--load", "sleep:0.03,spin:0.03,sleep", "--repeats", "3"]
     _run(capsys, *words, "--until-certain", "--limit", "1", "--json", data)
@@ -103,7 +103,7 @@ def test_rounds(
     assert [(one["repeats"], one["until_certain"]) for one in seen] == [(repeats, until_certain)]
 
 
-def test_a_plot_without_matplotlib_is_refused_before_the_measurement(
+def test_a_plot_without_matplotlib_is_rejected_before_the_measurement(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -175,7 +175,9 @@ def test_sweep(tmp_path: Path, capsys: Capture) -> None:
     assert rows[2].split() == ["1", "KiB", "staged", "1"]
 
 
-def test_sweep_says_what_did_not_run(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_lists_variants_that_did_not_run(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOSTNCCL_CMA", "FALSE")
     words = ["sweep", "--sizes", "4K", "--algorithms", "staged,direct", "--repeats", 3]
     printed = _run(capsys, *words)
@@ -202,7 +204,7 @@ def test_wrong_arguments(words: list[str], text: str, capsys: Capture) -> None:
     status: object
     try:
         status = cli.main(["lab", *words, "--provider", "host"])
-    except SystemExit as ended:  # argparse has refused it
+    except SystemExit as ended:  # rejected by argparse
         status = ended.code
     assert status == 2
     assert text in capsys.readouterr().err

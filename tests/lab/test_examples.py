@@ -1,5 +1,5 @@
-"""Proves that the examples of the lab check their results and measure a row for each setting; in
-`make test-all` also that they run as their heads say, one of them with three ranks.
+"""Proves that the examples of the lab check their results and measure a row for each setting, and
+in `make test-all` that they run by the commands in their docstrings, one of them with three ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _command(example: Path) -> list[str]:
     [*((example, 2) for example in _EXAMPLES), (_EXAMPLES[-2], 3)],
     ids=lambda value: value.stem if isinstance(value, Path) else str(value),
 )
-def test_it_runs_as_its_head_says(example: Path, ranks: int, tmp_path: Path) -> None:
+def test_it_runs_as_documented(example: Path, ranks: int, tmp_path: Path) -> None:
     data, plot = tmp_path / "rows.json", tmp_path / "lanes.png"
     words = [sys.executable, *_command(example), "--ranks", str(ranks)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "host"}
@@ -80,10 +80,10 @@ def _measure(example: str, comm: nccl.Communicator) -> list[lab.Row]:
 
 
 @pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: example.stem)
-def test_its_results_are_right(
+def test_its_results_are_correct(
     example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As its last line runs it, with few rounds and small arrays."""
+    """Run like its last line, with few rounds and small arrays."""
     _command(example)
     assert example.read_text().endswith('if __name__ == "__main__":\n    lab.script(measure)\n')
     data, plot = tmp_path / "rows.json", tmp_path / "lanes.png"

@@ -1,5 +1,5 @@
-"""Proves that the overlap lab recovers planted overlaps, eagerly and from graphs, that each fault
-that can be planted gets its verdict, and that all ranks return the same row.
+"""Proves that the overlap lab recovers planted overlaps, eagerly and from graphs, that each planted
+fault gets its verdict, and that all ranks return the same row.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tests.lab import planted, verdicts
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
-pytestmark = pytest.mark.serial  # it is judged by times
+pytestmark = pytest.mark.serial  # judged by times
 
-# Other processes delay a sleep by some milliseconds: that matters less to longer ones.
+# Other processes delay a sleep by some milliseconds, which matters less for longer ones.
 _TRIES = [0.02] * 8 + [0.1] * 4 + [0.5] * 3  # seconds of a load
 
 
@@ -30,7 +30,7 @@ def _measure(
     provider: str = "host",
     **options: object,
 ) -> lab.Row:
-    """A row; measured again, with more rounds, where it is not as planted."""
+    """A row, measured again with more rounds if it is not as planted."""
     for attempt, seconds in enumerate(_TRIES, 1):
         given = {"repeats": 7 * min(attempt, 3), **options}
         rows = launch(2, planted.measure, make, args, given, seconds, provider=provider)
@@ -69,7 +69,7 @@ def _check(
     times: Callable[[lab.Row], bool] = lambda _: True,
     **options: object,
 ) -> lab.Row:
-    """A row with this verdict, and with such times."""
+    """Check that a row has this verdict and these times."""
 
     def accept(row: lab.Row) -> bool:
         return (row.verdict.kind, row.verdict.reason) == verdict and times(row)
@@ -88,7 +88,7 @@ def test_no_wrong_verdict_beside_a_busy_process(launch: Launcher, name: str) -> 
 
 
 def _measure_again(rank: Rank, limit: float, until_certain: bool | float) -> lab.Row:
-    """A row whose compute varies by more than the communication takes."""
+    """A row whose compute varies by more than the communication's duration."""
     chance = random.Random(0)
 
     def compute(stream: nccl.Stream) -> None:
@@ -159,7 +159,7 @@ def test_synchronisation(launch: Launcher, provider: str, which: str) -> None:
     assert row.evidence.synchronises == which
 
 
-def test_a_call_that_waits_last_holds_nothing_back(launch: Launcher) -> None:
+def test_a_call_that_waits_last_delays_nothing(launch: Launcher) -> None:
     _check(
         launch,
         ("hidden", ""),
@@ -171,7 +171,7 @@ def test_a_call_that_waits_last_holds_nothing_back(launch: Launcher) -> None:
 
 
 def test_a_shared_resource(launch: Launcher) -> None:
-    """On a GPU these numbers are those of a compute that occupies all SMs."""
+    """On a GPU, a compute that occupies all SMs results in these numbers."""
     row = _check(launch, ("serialised", "shared resource"), planted.locked)
     numbers = {
         "compute": row.compute.median,

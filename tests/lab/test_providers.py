@@ -1,4 +1,4 @@
-"""Proves that the sweeps run over both providers: processes of their own for each algorithm, CTAs,
+"""Proves that the sweeps run over both providers: separate processes for each algorithm, CTAs,
 policies, priorities and kinds of buffers.
 """
 
@@ -14,7 +14,7 @@ from pynccl.tools.lab.variants import Variant, variants
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
-pytestmark = pytest.mark.serial  # it is judged by times
+pytestmark = pytest.mark.serial  # judged by times
 
 _SIZES = (1 << 12, 1 << 16)
 

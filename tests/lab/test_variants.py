@@ -1,4 +1,4 @@
-"""Proves what the lab tells NCCL for each algorithm and version, and when it warns that NCCL_ALGO
+"""Proves the lab's settings for each algorithm and version of NCCL, and its warning if NCCL_ALGO
 disables a collective.
 """
 
@@ -39,7 +39,7 @@ def test_messages_have_no_algorithms(collective: str) -> None:
         ("host", "default", "4", "protocols, ctas: hostnccl has neither"),
     ],
 )
-def test_choices_that_are_not_there(provider: str, algorithm: str, ctas: str, text: str) -> None:
+def test_unavailable_choices(provider: str, algorithm: str, ctas: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         variants(provider, "all_reduce", [algorithm], ["default"], [ctas])
 

@@ -1,5 +1,5 @@
-"""Proves which numbers give which verdict, those of GPUs too, and that evidence is asked for only
-where the times alone do not say why.
+"""Proves the verdict for given numbers, including those of GPUs, and that evidence is requested
+only if the times alone leave the reason open.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CASES = [
     (10, 10, 15, 1.5, 1.5, _CORES, "cuda", "slowed by contention", "SMs"),
     # The loads slow it more than the compute does; arithmetic alone explains the row.
     (10, 10, 15, 1.5, 1.5, _MORE, "host", "slowed by contention", "cores"),
-    # One after the other in length, but both slowed: they share something all the time.
+    # As long as one after the other, but both slowed: they share a resource all the time.
     (10, 10, 20, 2, 2, _BANDWIDTH, "cuda", "slowed by contention", "memory bandwidth"),
 ]
 
@@ -65,7 +65,7 @@ def test_classify(case: tuple) -> None:
     assert bool(verdict.explanation) == (verdict.kind != "hidden")
 
 
-def test_evidence_is_needed_only_where_the_times_do_not_say_why() -> None:
+def test_evidence_is_needed_only_if_the_times_leave_the_reason_open() -> None:
     assert not needs_evidence(10, 4, 10.1)  # hidden
     assert not needs_evidence(10, 30, 30)  # at the bound
     assert needs_evidence(10, 10, 15)
@@ -73,7 +73,7 @@ def test_evidence_is_needed_only_where_the_times_do_not_say_why() -> None:
 
 
 def _classify(both: float, evidence: Evidence = _NONE, **options: object) -> Verdict:
-    """Of 10 ms of each, neither of which is slowed."""
+    """Classify 10 ms of each, neither of which is slowed."""
     numbers = {"compute": 10, "communication": 10, "both": both}
     slowdowns = {"compute_slowdown": 1, "communication_slowdown": 1}
     return classify(**numbers, **slowdowns, evidence=evidence, **{"provider": "cuda", **options})
@@ -93,7 +93,7 @@ def test_an_exposed_time_within_the_spread_is_not_certain() -> None:
         (15, (0.35, 0.6), "not certain", 32),  # 1.25 times as wide: 1.5625 times as many
         (15, (-4.0, 9.0), "not certain", 85_000),
         (10.1, (0.85, 1.03), "hidden", None),
-        (10.1, (0.81, 3.0), "hidden", None),  # at least 81 %: more than all cannot be hidden
+        (10.1, (0.81, 3.0), "hidden", None),  # at least 81 %: no more than all can be hidden
         (10.1, (0.7, 1.2), "not certain", 130),
         (10.8, (0.85, 0.94), "partly hidden", None),
         (10.8, (0.85, 0.98), "not certain", 80),  # as hidden, if it is 98 %
@@ -165,7 +165,7 @@ def test_a_shared_resource_needs_loads_that_slow_nothing() -> None:
         assert verdict.reason == reason
 
 
-def test_contention_is_named_besides_an_event_only_where_the_compute_contends() -> None:
+def test_contention_is_named_besides_an_event_only_if_the_compute_contends() -> None:
     numbers = {"compute": 10, "communication": 10, "both": 15}
     slowdowns = {"compute_slowdown": 1, "communication_slowdown": 1.5}
     for beside_compute, named in ((1.0, False), (1.5, True)):
@@ -227,7 +227,7 @@ def test_the_interval_of_a_median() -> None:
 
 
 def test_noise_is_neither_a_share_above_1_nor_a_verdict() -> None:
-    """The times of a busy machine, whose T_compute varies by more than T_comm."""
+    """The times of a busy machine, on which T_compute varies by more than T_comm."""
     compute = Timing((400.0, 90.0, 350.0, 120.0, 380.0, 100.0))
     both = Timing((110.0, 370.0, 90.0, 330.0, 100.0, 80.0))
     row = dataclasses.replace(

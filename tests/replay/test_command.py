@@ -1,4 +1,4 @@
-"""Proves what ``pynccl replay`` prints and returns, for recordings of a program that has run."""
+"""Proves the output and the exit status of ``pynccl replay`` for recordings of a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.rank import Rank
 
 
 def _record(rank: Rank, prefix: str, skips: bool) -> None:
-    """Run the program below with a recording, as PYNCCL_RECORD makes one."""
+    """Run the program below with a recording, as with PYNCCL_RECORD."""
     from pynccl import _C
 
     core: Any = _C
@@ -29,7 +29,7 @@ def _record(rank: Rank, prefix: str, skips: bool) -> None:
     if skips:
         rank.communicator(1).close()  # all ranks have issued everything
         rank.comm.abort()  # the all-gather would not end
-    del memory  # in use until then
+    del memory  # must live until then
 
 
 def _program(rank: Rank, skips: bool) -> object:
@@ -134,8 +134,8 @@ def test_a_rank_that_skips_without_the_check(
     assert cli.main(["replay", "--no-check", "--timeout", "2", *skipping]) == 1
     printed = capsys.readouterr().out
     assert "rank 1 has not issued #8 all_gather(float32, count=10)" in printed
-    # The rank whose limit is over first tells the other one.
-    assert re.search(r"process [02] has failed: NcclTimeoutError: all_gather #", printed), printed
+    # The rank that times out first notifies the other one.
+    assert re.search(r"process [02] failed: NcclTimeoutError: all_gather #", printed), printed
 
 
 def test_a_missing_file(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,11 +150,11 @@ def test_a_missing_file(files: list[str], capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "says"),
     [
         (["--ranks", "some"], "--ranks: 'some' is neither 'all' nor a number"),
-        (["--ranks", "5"], "ranks: 5, there are 4 recordings"),
-        (["--ranks", "0"], "ranks: 0, there are 4 recordings"),
-        (["--scale", "0"], "scale: 0.0, must be greater than 0"),
-        (["--scale", "nan"], "scale: nan, must be greater than 0"),
-        (["--timeout", "-1"], "timeout: -1.0 seconds, must be greater than 0"),
+        (["--ranks", "5"], "ranks: 5 requested, but there are 4 recordings"),
+        (["--ranks", "0"], "ranks: 0 requested, but there are 4 recordings"),
+        (["--scale", "0"], "scale: 0.0 is not above 0"),
+        (["--scale", "nan"], "scale: nan is not above 0"),
+        (["--timeout", "-1"], "timeout: -1.0 is not above 0"),
     ],
 )
 def test_wrong_arguments(
@@ -169,7 +169,7 @@ def test_a_wrong_speed() -> None:
         replay([], speed="slow")  # type: ignore[arg-type]
 
 
-def test_files_that_do_not_belong_together(
+def test_unrelated_files(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["replay", files[0], files[0]]) == 2

@@ -39,7 +39,7 @@ def test_scaled_disjoint_buffers_stay_disjoint(
         assert layout[a] % 4 == 0
         assert layout[a] + new <= layout.nbytes
         for b, _, other in scaled:
-            if a + largest[a] <= b:  # also the largest buffer at this address ends before
+            if a + largest[a] <= b:  # even the largest buffer at this address ends before
                 assert not _overlap((layout[a], new), (layout[b], other)), (n, a, b)
 
 

@@ -53,7 +53,7 @@ def _halo(rank: Rank) -> None:
     for step in range(STEPS):
         for array, window in fields:
             last = array.size - HALO
-            # Nobody overwrites a halo that is still read: the signals of the step before.
+            # The signals of the previous step prevent overwriting a halo that is still read.
             with nccl.group():
                 comm.put_signal(array[HALO : 2 * HALO], left, window, last * 4, stream=stream)
                 comm.put_signal(array[last - HALO : last], right, window, 0, stream=stream)
@@ -223,7 +223,7 @@ def test_a_missing_signal(files: Files, form: str) -> None:
     result = replay(traces, check=False, timeout=2)
     assert time.monotonic() - began < 60
     assert not result.ok
-    # By the time limit, or where hostnccl sees that all ranks wait for each other.
+    # By the time limit, or when hostnccl detects the deadlock.
     assert any("wait_signal" in text or "deadlock" in text for text in result.failures.values())
     assert any(one.kind == "signals" for one in result.findings)
 
@@ -266,7 +266,7 @@ def _wait(world: World, rank: int, *signals: tuple[int, int, int, int], **fields
 
 
 def _generated(rng: random.Random, nranks: int, operations: int) -> World:
-    """Puts from any place to any place, on several streams, and waits for what was sent before."""
+    """Puts between arbitrary offsets, on several streams, and waits for the signals sent before."""
     world = World(nranks)
     sizes = {1: 4096, 3: 12288}
     _with_windows(world, sizes)
@@ -377,7 +377,7 @@ def test_regions_written_by_several_ranks_are_not_compared(
     _put(world, 0, 1, 0, 64)  # the source of rank 1's put
     result = replay(world.traces)
     _is_good(result)
-    # Of rank 2 three regions; what rank 0 gets depends on when it has put itself.
+    # Three regions of rank 2. The data for rank 0 depends on the time of rank 0's own put.
     assert (result.outputs, result.shared, result.checked) == (5, 2, 2)
     from pynccl.tools.trace import chrome
 
@@ -433,7 +433,7 @@ def test_the_source_is_found_by_address_and_time() -> None:
         world.call(0, "put_signal", peer=1, sendbuff=1 << 24, offset=0, window=window)
     world.call(0, "put_signal", peer=1, sendbuff=3 << 24, offset=page, window=3)
     operations = world.traces[0].operations
-    operations[1] = dataclasses.replace(operations[1], called=1400)  # as its clock is not exact
+    operations[1] = dataclasses.replace(operations[1], called=1400)  # its clock is not exact
     puts = compile_programs(gather(world.traces))[0].operations
     assert [(op.home, op.window) for op in puts] == [(1, 1), (2, 2), (2, 2), (3, 3)]
     _is_good(replay(world.traces))

@@ -1,4 +1,4 @@
-"""Proves how recordings are combined: of fewer ranks, begun late, full, or of threads."""
+"""Proves how recordings are combined: fewer ranks, late starts, full recordings, threads."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_communicators_are_cut_to_the_replayed_ranks() -> None:
     recorded = gather(world.traces, 2)
     assert recorded.comms[other].ranks == (1, 0)
     assert other in recorded.comms
-    assert "0" * 16 not in recorded.comms  # nothing is left on it
+    assert "0" * 16 not in recorded.comms  # no operation remains on it
     roots = [operation.root for operation in recorded.processes[0].operations[:2]]
-    assert roots == [0, 1]  # the first rank that is left, and process 0
+    assert roots == [0, 1]  # the first remaining rank, which is process 0
     assert [one.peer for one in recorded.processes[1].operations[2:]] == [1]
     assert "rank 0: 1 operations to or from excluded ranks are dropped" in recorded.notes
     assert f"communicator {other} has 2 of its 3 ranks" in recorded.notes
@@ -66,7 +66,7 @@ def test_operations_beyond_a_full_recording_are_dropped() -> None:
 
 
 def test_failed_operations_are_compared() -> None:
-    """A rank that waited in vain has a failed call, which the others do not have."""
+    """A rank that waited in vain has a failed call that the other ranks lack."""
     world = World(2)
     world.all("all_reduce")
     world.call(0, "all_reduce", failed=True)
@@ -136,7 +136,7 @@ def test_waits_for_events_cover_work_before_the_record() -> None:
 
 
 def test_waits_of_streams_without_operations_are_transitive() -> None:
-    """Stream 48 has compute only, which waits for stream 16, and which stream 32 waits for."""
+    """Stream 48 has only compute, which waits for stream 16; stream 32 waits for stream 48."""
     world = World(2)
     other = world.communicator("b", [0, 1])
     world.all("all_reduce", stream=16)
@@ -175,7 +175,7 @@ def test_grown_communicators_have_one_id() -> None:
 
 
 def test_processes_without_ranks_of_their_own() -> None:
-    """Such a trace has the rank in its largest communicator."""
+    """The rank of such a trace is that in its largest communicator."""
     world = World(4)
     for processes in ([0, 1], [2, 3]):
         world.all("all_reduce", world.communicator(f"b{processes[0]}", processes))
@@ -189,7 +189,7 @@ def test_processes_without_ranks_of_their_own() -> None:
 
 @pytest.mark.parametrize("threads", [True, False])
 def test_processes_with_several_ranks(threads: bool) -> None:
-    """Of init_all() one thread calls all ranks in groups; ranks that are threads have their own."""
+    """With init_all(), one thread issues all ranks' calls in groups; otherwise each rank's does."""
     world = World(4)
     other = world.communicator("b", [2, 3])
     for comm in ("0" * 16, other, "0" * 16):
@@ -222,8 +222,8 @@ def test_processes_with_several_ranks(threads: bool) -> None:
     assert result.checked == 10
 
 
-def test_recordings_that_do_not_belong_together() -> None:
-    with pytest.raises(ReplayError, match="there are no recordings"):
+def test_unrelated_recordings() -> None:
+    with pytest.raises(ReplayError, match="traces: expected at least one recording"):
         gather([])
     with pytest.raises(ReplayError, match="two recordings are of rank 0 of communicator 0000"):
         gather(World(1).traces * 2)
@@ -242,7 +242,7 @@ def test_operations_that_cannot_be_replayed() -> None:
     good = operations[0]
     for change, says in (
         ({"kind": "new"}, "does not support the operation 'new'"),
-        ({"dtype": "float4"}, "has the dtype 'float4', which is not known"),
+        ({"dtype": "float4"}, "has the unsupported dtype 'float4'"),
         ({"communicator": "f" * 16}, "which the recording does not describe"),
     ):
         operations[0] = dataclasses.replace(good, **change)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def test_generated_programs(seed: int, nranks: int, streams: int, scale: float) 
     result = replay(world.traces, scale=scale, timeout=30)
     _is_good(result)
     assert result.operations == sum(len(trace.operations) for trace in world.traces)
-    # Averages of some dtypes have no exact result; scaled buffers of a group may come to overlap.
+    # Averages of some dtypes are not exact; scaled buffers of a group may overlap.
     assert result.checked > 0.8 * result.outputs
 
 
@@ -86,7 +86,7 @@ def test_wrong_data_is_reported_with_rank_communicator_and_sequence() -> None:
     programs = compile_programs(recorded)
     op = programs[1].operations[1]
     assert op.source is not None
-    op.source = op.source.at(1)  # rank 1 sends other data than the others expect
+    op.source = op.source.at(1)  # rank 1 sends data that the others do not expect
     result = run_programs(recorded, programs, Options(timeout=30))
     assert not result.ok
     assert sorted(result.differences) == [0, 1, 2]
@@ -133,7 +133,7 @@ def test_the_recorded_times_are_preserved() -> None:
     result = replay(world.traces, speed="recorded")
     _is_good(result)
     assert result.seconds >= 0.6
-    # A busy machine can delay one.
+    # A busy machine may delay one of them.
     assert any(replay(world.traces).seconds < 0.6 for _ in range(20))
 
 

@@ -39,7 +39,7 @@ def test_sequences(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ITEMSIZES)
 def test_reductions_agree_with_the_definition(dtype: str, op: str, nranks: int) -> None:
     source = demand("all_reduce", op, dtype, nranks)
-    if source is None:  # no values are exact
+    if source is None:  # no exact values exist
         assert op == "avg" or ITEMSIZES[dtype] == 1
         return
     sources = [source.at(3 * rank) for rank in range(nranks)]

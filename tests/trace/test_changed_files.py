@@ -1,5 +1,5 @@
-"""Proves that randomly changed files and answers are read, or rejected with the error of their
-reader: recordings, traces, flight dumps, topologies and RAS. ``make fuzz`` tries more.
+"""Proves that randomly changed files and answers are read, or rejected with their reader's error:
+recordings, traces, flight dumps, topologies and RAS. ``make fuzz`` tries more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.recordings import World
 from tests.support.tier import FULL
 
 _INPUTS = 1500 if FULL else 300
-_LONGEST = 20.0  # seconds for one input, of which each is a few kilobytes
+_LONGEST = 20.0  # seconds for one input of a few kilobytes
 
 
 @pytest.mark.parametrize("target", readers.TARGETS)
@@ -111,17 +111,17 @@ def test_ranks_of_a_trace() -> None:
 
 
 def test_deeply_nested_values() -> None:
-    """In a recording; test_files.py has those of a trace, which is parsed as a dump is."""
+    """In a recording; test_files.py tests those of a trace, which is parsed like a dump."""
     block = b"[" * 200_000
     with pytest.raises(TraceError):
         recording.parse(b"pynccl trace 1\n" + struct.pack("<c3xI", b"H", len(block)) + block)
 
 
 def test_numbers_of_a_dump() -> None:
-    # More collectives than there are records of.
+    # More collectives than records.
     report = analyse([dump(0, communicator(0, 1, [record("all_reduce")], collectives=1 << 60))])
     assert report.text()
-    # The first record that all should have is missing.
+    # The first record common to all is missing.
     programs = [communicator(rank, 2, [record("all_reduce")] * 3, lost=rank) for rank in range(2)]
     del programs[0]["records"][1]
     assert not analyse([dump(rank, one) for rank, one in enumerate(programs)]).findings

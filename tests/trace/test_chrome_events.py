@@ -29,7 +29,7 @@ _FLOW = {"bind_id", "flow_in", "flow_out"}
 
 
 def check_schema(document: dict[str, Any]) -> None:
-    """The rules of Chrome's trace JSON that we rely on, and those of viewers for slices."""
+    """The rules of Chrome's trace JSON that we rely on, and the viewers' rules for slices."""
     document = json.loads(json.dumps(document, allow_nan=False))
     last = float("-inf")
     rows: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -50,7 +50,7 @@ def check_schema(document: dict[str, Any]) -> None:
         if "bind_id" in event:
             flows[event["bind_id"]].append(f"{'flow_in' in event:d}{'flow_out' in event:d}")
         open_ = rows[event["pid"], event["tid"]]
-        while open_ and open_[-1] <= event["ts"] + 1e-4:  # but for the doubles' last bit
+        while open_ and open_[-1] <= event["ts"] + 1e-4:  # except for the last bit of the floats
             open_.pop()
         if event["ph"] != "i":
             end = event["ts"] + event["dur"] if event["ph"] == "X" else float("inf")
@@ -68,7 +68,7 @@ def _events(traces: ProcessTrace | Sequence[ProcessTrace], category: str) -> lis
 
 
 def _program(rank: int) -> TraceBuilder:
-    """Some of everything, on 4 ranks."""
+    """A sample of all features, on 4 ranks."""
     builder = TraceBuilder(rank, 4)
     builder.range("forward", 0, 5, compute=True)
     builder.range("on a stream", 0.5, 7, stream=STREAM)
@@ -123,7 +123,7 @@ def test_incomplete_operations_are_shown() -> None:
     running, *_, waiting = _events(trace, "operation")[-2:]
     assert (running["ph"], running["ts"], running["name"]) == ("B", 20_000, "all_reduce")
     assert (waiting["ph"], waiting["ts"]) == ("i", 31_000)
-    assert waiting["name"] == "all_reduce (not begun)"
+    assert waiting["name"] == "all_reduce (not started)"
     calls = [event["name"] for event in _events(trace, "call")]
     assert "call broadcast (captured)" in calls
     assert "call all_reduce (failed)" in calls
@@ -163,7 +163,7 @@ def test_a_time_far_from_the_base_is_exact() -> None:
 )
 @settings(max_examples=200 if FULL else 50, deadline=None)
 def test_any_times_keep_the_schema(records: list[tuple[int, int | None, int, str]]) -> None:
-    """Slices that overlap, which no viewer can show in one row, get rows of their own."""
+    """Overlapping slices, which viewers cannot show in one row, get separate rows."""
     builder = TraceBuilder()
     for began, duration, stream, record in records:
         ended = None if duration is None else began + duration

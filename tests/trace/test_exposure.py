@@ -36,7 +36,7 @@ def _ms(values: list[int | None]) -> list[float | None]:
         ([(0, 10)], 5),  # half of it
         ([(6, 8), (7, 9), (9, 10), (14, 99)], 5),
         ([(15, 20)], 10),
-        ([(12, None)], 7),  # a range that was open at the end
+        ([(12, None)], 7),  # a range still open at the end
     ],
 )
 def test_communication_outside_of_compute_ranges_is_exposed(
@@ -75,7 +75,7 @@ def test_ranges_of_all_threads_and_streams_count_together() -> None:
 def test_operations_on_the_threads_own_stream_are_exposed() -> None:
     builder = TraceBuilder()
     builder.operation("all_reduce", 1, 3, stream=0)
-    builder.operation("all_reduce", 4, 9)  # nobody waits for it
+    builder.operation("all_reduce", 4, 9)  # not waited for
     result = exposed(builder.trace)
     assert result.definition == WAITS
     assert _ms(result.operations) == [2.0, 0.0]
@@ -86,7 +86,7 @@ def test_operations_on_the_threads_own_stream_are_exposed() -> None:
 
 
 def test_a_thread_that_runs_operations_for_others_does_not_wait() -> None:
-    """As torch's backend runs asynchronous operations on CPUs."""
+    """Torch's backend runs asynchronous operations on CPUs this way."""
     builder = TraceBuilder()
     builder.operation("all_reduce", 1, 5, stream=0, thread=7)
     builder.operation("all_reduce", 6, 9, stream=0, thread=7)
@@ -177,7 +177,7 @@ def test_the_operations_of_a_group_share_its_time() -> None:
         None,
     ]
     rows = {row.kind: row for row in summarise(merge([builder.trace])).rows}
-    assert (rows["send"].calls, rows["send"].total) == (3, MS)  # the group once
+    assert (rows["send"].calls, rows["send"].total) == (3, MS)  # the group counts once
     assert rows["send"].busbw == pytest.approx(3)
 
 
@@ -220,7 +220,7 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [rank["definition"] for rank in value["ranks"]] == [RANGES] * 2
 
 
-def test_a_table_of_nothing_and_of_a_recording(
+def test_tables_of_an_empty_trace_and_of_a_recording(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "empty.json")

@@ -30,7 +30,7 @@ from tests.support.traces import TraceBuilder
 
 @st.composite
 def _traces(draw: st.DrawFn) -> ProcessTrace:
-    """Any values of the types of the fields, with communicators that have their rank."""
+    """Arbitrary values of the fields' types, with a communicator for each rank."""
     communicator = st.builds(
         Communicator,
         provider=st.sampled_from(["host", "cuda"]),
@@ -114,7 +114,7 @@ def _set_operation(column: str, value: object) -> Any:  # noqa: ANN401
         ('{"traceEvents": []}', "it has no 'pynccl trace'"),
         ('{"pynccl": {"format": "pynccl flight record"}}', "it has no 'pynccl trace'"),
         (_document(lambda own: own.update(version=2)), "its version is 2; this pynccl reads 1"),
-        (_document(lambda own: own.update(processes=[])), "it has no process"),
+        (_document(lambda own: own.update(processes=[])), "it contains no process"),
         (_document(lambda own: own.update(processes=[7])), "process 0: 7 is not an object"),
         (_document(lambda own: own["processes"][0].pop("pid")), "process 0: pid is missing"),
         (_document(_set("pid", "7")), "process 0: pid: '7' is not of type int"),
@@ -168,7 +168,7 @@ def test_unknown_columns_are_ignored() -> None:
     assert chrome.parse(_document(change)) == chrome.parse(_document())
 
 
-def test_without_traces_nothing_is_written(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="there is no trace"):
+def test_nothing_is_written_without_traces(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="traces: expected at least one"):
         chrome.save([], tmp_path / "none.json")
     assert not (tmp_path / "none.json").exists()

@@ -13,7 +13,7 @@ from tests.support.traces import MS, TraceBuilder
 
 
 def _waits(merged: Merged) -> dict[tuple[int, int], tuple[int, float]]:
-    """Of trace and operation, for which rank it waited and for how many milliseconds."""
+    """By trace and operation: the rank that it waited for, and the milliseconds."""
     return {key: (one.rank, one.nanoseconds / MS) for key, one in merged.waited.items()}
 
 
@@ -87,7 +87,7 @@ def test_which_rank_waits_for_which() -> None:
         builder = TraceBuilder(rank, 3)
         builder.operation("all_reduce", 1 + rank, 5)
         builder.operation("broadcast", 10 - rank, 12, root=0)  # the others wait for the root
-        builder.operation("broadcast", 20 + rank, 25, root=0)  # and the root for none
+        builder.operation("broadcast", 20 + rank, 25, root=0)  # and the root for no rank
         builder.operation("reduce", 30 + rank, 35, root=0)  # the root waits for the last one
         builder.operation("all_gather", 40 + rank, 40.5 + rank)  # it ended before the last began
         traces.append(builder.trace)
@@ -112,7 +112,7 @@ def test_a_receiver_waits_for_its_sender() -> None:
 
 
 def _shifted(shifts: list[int], *, seed: int = 1, drift: float = 0.0) -> list[TraceBuilder]:
-    """100 all_reduce of some milliseconds on machines whose clocks differ by nanoseconds."""
+    """100 all_reduces of a few milliseconds on machines whose clocks differ by nanoseconds."""
     randoms = random.Random(seed)
     builders = [
         TraceBuilder(rank, len(shifts), boot=f"machine {shift}", shift=shift)

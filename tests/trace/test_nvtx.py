@@ -1,5 +1,5 @@
 """Proves that each operation and group of a process is a range with its size and communicator, for
-profilers in general and, with PYNCCL_NVTX, for a tool of NVTX, and that nothing is loaded without.
+profilers in general and, with PYNCCL_NVTX, for NVTX tools, and that nothing is loaded otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _profiled(open_range: Callable[[str, int, str], Callable[[], object]]) -> It
 
 
 class _Ranges:
-    """The ranges, with their depth, and those that are open."""
+    """The ranges with their depth, and the open ranges."""
 
     def __init__(self) -> None:
         self.all: list[tuple[int, str, int, str]] = []
@@ -126,7 +126,7 @@ def test_a_failing_profiler_does_not_fail_operations(monkeypatch: pytest.MonkeyP
 
 
 def test_a_range_ends_after_the_profiler() -> None:
-    """The function that ends a range belongs to the range, not to the profiler of that moment."""
+    """The function that ends a range belongs to the range, not to the current profiler."""
     ranges, inside, go = _Ranges(), threading.Event(), threading.Event()
 
     def slow(operation: str, nbytes: int, group: str) -> Callable[[], None]:

@@ -17,7 +17,7 @@ from tests.support.traces import MS, STREAM, TraceBuilder
 _A, _B, _C = STREAM, STREAM + 0x100, STREAM + 0x200
 _FIRST = {"communicator": "a" * 16, "sequence": 1}
 _EVENT = {"event_stream": _A, "event_recorded": 1.1}
-_CHAIN = {"sendbuff": 0x20000, "recvbuff": 0x30000}  # reads what the others write
+_CHAIN = {"sendbuff": 0x20000, "recvbuff": 0x30000}  # reads what the other two write
 
 
 def _check(build: Callable[[TraceBuilder], None], **fields: Any) -> list[Conflict]:  # noqa: ANN401
@@ -27,12 +27,12 @@ def _check(build: Callable[[TraceBuilder], None], **fields: Any) -> list[Conflic
 
 
 def _first(builder: TraceBuilder, **fields: Any) -> None:  # noqa: ANN401
-    """Writes 4096 bytes at 0x20000 from 1 to 5, on stream A."""
+    """An operation that writes 4096 bytes at 0x20000 from 1 to 5 ms, on stream A."""
     builder.operation("all_reduce", 1, 5, stream=_A, **fields)
 
 
 def _second(builder: TraceBuilder, began: float = 6, **fields: Any) -> None:  # noqa: ANN401
-    """Reads them on stream B, for 2 ms."""
+    """An operation that reads them on stream B, for 2 ms."""
     builder.operation("all_reduce", began, began + 2, **{"stream": _B, **_CHAIN, **fields})
 
 
@@ -93,7 +93,7 @@ def test_which_buffers_conflict(fields: dict[str, Any], conflicts: int) -> None:
         (("stream", 2, None, {"stream": _A}), False),
         (("stream", 0.5, 0.6, {"stream": _A}), False),  # before the first was called
         (("work", 2, 5.1, _FIRST), True),
-        (("work", 2, 5.1, {"communicator": "a" * 16, "sequence": 7}), True),  # all that had ended
+        (("work", 2, 5.1, {"communicator": "a" * 16, "sequence": 7}), True),  # ended before
         (("event", 2, 5.1, {}), True),
         (("event", 2, 4.9, {}), False),  # it had not ended
         (("event", 2, 5.1, {"stream": 0}), True),  # the stream of an event is not known
@@ -164,7 +164,7 @@ def test_an_event_follows_the_work_on_its_stream(
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_event_follows_the_waits_of_its_stream(waits: bool) -> None:
-    """From A to C, which has no operation, and from there to B and to the thread."""
+    """From A to C, which has no operations, and from there to B and to the thread."""
 
     def build(builder: TraceBuilder) -> None:
         _first(builder)
@@ -271,7 +271,7 @@ def test_an_operation_that_never_ended_still_runs() -> None:
 
 
 def test_equal_conflicts_of_a_loop_are_one() -> None:
-    """A loop that forgets its wait: each read races with the write before it."""
+    """A loop without its wait: each read races with the preceding write."""
 
     def build(builder: TraceBuilder) -> None:
         for step in range(5):
@@ -284,14 +284,14 @@ def test_equal_conflicts_of_a_loop_are_one() -> None:
 
 
 def test_many_operations_are_checked_in_time() -> None:
-    """Time grows with the operations, not with their square: 10,000 in a second."""
+    """The time is linear in the number of operations: 10,000 in a second."""
     builder = TraceBuilder()
     for index in range(5_000):
         buffers = {"sendbuff": (index % 50 + 1) << 16, "recvbuff": (index % 50 + 101) << 16}
         builder.operation("all_reduce", index, index + 0.5, stream=_A, **buffers)
         builder.operation("all_reduce", index + 0.5, index + 1, stream=_B, **buffers)
     found = check(builder.trace)
-    # Both streams write each of 50 buffers in turn, and the first time is before all others.
+    # Both streams write each of 50 buffers in turn; the first write precedes all others.
     assert (sum(one.times for one in found), len(found)) == (9_950, 100)
 
 
@@ -306,7 +306,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for path, builder in zip(paths, (right, wrong), strict=True):
         chrome.save(builder.trace, path)
     assert cli.main(["trace", "check", paths[0]]) == 0
-    assert capsys.readouterr().out == "every use of a buffer is in order\n"
+    assert capsys.readouterr().out == "no conflicting uses of a buffer\n"
     assert cli.main(["trace", "check", *paths]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("rank 1: race: all_reduce (operation 2")

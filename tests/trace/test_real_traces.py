@@ -26,7 +26,7 @@ _SEEDS = 20 if FULL else 8
 
 
 def _right_programs(rank: Rank) -> dict[int, list[Conflict]]:
-    """The conflicts that the check finds, by seed."""
+    """The detected conflicts, by seed."""
     comms = [rank.communicator(i) for i in range(test_delays.COMMUNICATORS)]
     found = {}
     for seed in range(1, _SEEDS + 1):
@@ -41,12 +41,12 @@ def _right_programs(rank: Rank) -> dict[int, list[Conflict]]:
     return {seed: conflicts for seed, conflicts in found.items() if conflicts}
 
 
-def test_right_programs_have_no_conflict(launch: Launcher) -> None:
+def test_correct_programs_have_no_conflicts(launch: Launcher) -> None:
     assert launch(2, _right_programs, ids=test_delays.COMMUNICATORS) == [{}, {}]
 
 
 def _race(rank: Rank, waits: bool, grouped: bool = False) -> list[tuple[int, int]]:
-    """How many races and possible races the check finds with each seed.
+    """The numbers of detected races and possible races, by seed.
 
     With a group, the second operation is called before the wait and issued after it.
     """
@@ -112,7 +112,7 @@ def _step(rank: Rank, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def traces(launch: Launcher, tmp_path_factory: pytest.TempPathFactory) -> list[ProcessTrace]:
-    """Those of the step, on 4 ranks."""
+    """The traces of the step, on 4 ranks."""
     folder = tmp_path_factory.mktemp("traces")
     launch(4, _step, str(folder))
     return [trace for path in folder.iterdir() for trace in chrome.load(path)]

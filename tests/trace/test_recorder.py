@@ -1,5 +1,5 @@
-"""Proves that a trace contains every operation of the process with its arguments and times, also in
-groups, plans, threads and asynchronous works.
+"""Proves that a trace contains every operation of the process with its arguments and times,
+including groups, plans, threads and asynchronous works.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _check_times(trace: ProcessTrace) -> None:
 
 @on_ranks(2, by="provider")
 def test_the_times_of_streams(rank: Rank) -> None:
-    """What a stream does late is late in the trace, on that stream only."""
+    """Work that a stream runs late is late in the trace, on that stream only."""
     comm = rank.comm
     stream, other = rank.stream(), rank.stream()
     a, b = (rank.memory.put(np.ones(COUNT, np.float32)) for _ in range(2))
@@ -142,7 +142,7 @@ def test_the_times_of_streams(rank: Rank) -> None:
 
 @on_ranks(2, by="provider")
 def test_waits_and_ranges_of_streams(rank: Rank) -> None:
-    """A stream that waits for an event of another one waits in the trace."""
+    """A stream that waits for another stream's event waits in the trace."""
     comm = rank.comm
     stream, other = rank.stream(), rank.stream()
     event = rank.event()
@@ -288,7 +288,7 @@ def test_one_sided_operations_and_windows(rank: Rank) -> None:
 
 
 def _in_one_process(comms: list[nccl.Communicator]) -> None:
-    """Collectives, and puts into windows, of ranks that one thread acts for."""
+    """Collectives and puts into windows, issued by one thread for all ranks."""
     n = len(comms)
     memories = [comm.mem_alloc(4096) for comm in comms]
     with nccl.group():
@@ -325,7 +325,7 @@ def _check_ranks(trace: ProcessTrace, n: int) -> None:
 
 @pytest.mark.usefixtures("kept_ranks")
 def test_all_ranks_of_a_process(tmp_path: Path) -> None:
-    """Those of init_all(); the process has the rank in its largest communicator."""
+    """The ranks of init_all(); the process has the rank in its largest communicator."""
     (alone,) = nccl.Communicator.init_all(1, provider="host")
     comms = nccl.Communicator.init_all(3, provider="host")
 
@@ -384,7 +384,7 @@ def test_failed_operations(rank: Rank) -> None:
 
     trace = traced_by(run)
     failed = [o for o in trace.operations if o.failed]
-    if rank.rank != 0 and failed:  # it may also find the communicator aborted before the call
+    if rank.rank != 0 and failed:  # or the communicator is already aborted before the call
         assert failed == [trace.operations[-1]]
     assert not trace.operations[0].failed
 
@@ -394,7 +394,7 @@ def _single() -> nccl.Communicator:
 
 
 def test_threads_have_their_own_rows() -> None:
-    """More operations than the log of a thread has room for, on threads that end meanwhile."""
+    """More operations than the log of a thread can store, on threads that end meanwhile."""
     counts = [3000, 5000, 10]
 
     def work(count: int) -> None:
@@ -428,7 +428,7 @@ def test_a_trace_prints_its_state() -> None:
         texts.append(repr(trace))
         comm.all_reduce(np.ones(1))
     texts.append(repr(trace))
-    states = ("not begun", "in progress", "of 1 operations")
+    states = ("not started", "in progress", "of 1 operations")
     assert texts == [f"<pynccl.nccl.Trace {state}>" for state in states]
 
 
@@ -438,7 +438,7 @@ def test_one_trace_at_a_time() -> None:
         with pytest.raises(ValueError, match="trace: one is already running"):
             inner.__enter__()
     assert outer.process is not None
-    with pytest.raises(ValueError, match="trace: it was used before"), outer:
+    with pytest.raises(ValueError, match="trace: a Trace can be used only once"), outer:
         pass
     with _single() as comm, nccl.trace() as after:
         comm.all_reduce(np.ones(1, np.float32))
@@ -447,7 +447,7 @@ def test_one_trace_at_a_time() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
 def test_a_wrong_limit(limit: object) -> None:
-    with pytest.raises(ValueError, match=f"limit: {limit!r}"):
+    with pytest.raises(ValueError, match=f"limit: expected .*, got {limit!r}"):
         nccl.trace(limit=limit)  # type: ignore[arg-type]
 
 

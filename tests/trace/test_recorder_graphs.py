@@ -1,6 +1,4 @@
-"""Proves that traces contain the times of graph launches, and on request those of the operations in
-them.
-"""
+"""Proves that traces contain the times of graph launches and, on request, of their operations."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def test_ranges_in_captures_have_no_end(rank: Rank) -> None:
 
 @on_ranks(2, by="provider")
 def test_a_wait_that_joins_a_capture_keeps_it_valid(rank: Rank) -> None:
-    """A stream joins the capture in the wait that is traced."""
+    """A stream joins the capture by the traced wait."""
     comm, stream, other = rank.comm, rank.stream(), rank.stream()
     event, back = rank.event(), rank.event()
     buffer = rank.memory.put(np.ones(4, np.float32))
@@ -53,7 +51,7 @@ def test_a_wait_that_joins_a_capture_keeps_it_valid(rank: Rank) -> None:
         with nccl.capture(stream) as graph:
             event.record(stream)
             other.wait(event)
-            time.sleep(0.3)  # the thread of the trace looks at its events
+            time.sleep(0.3)  # the trace's thread queries its events
             comm.all_reduce(buffer, stream=other)
             back.record(other)
             stream.wait(back)

@@ -74,7 +74,7 @@ if __name__ == "__main__":
 
 
 def test_launched_ranks_write_at_their_end(tmp_path: Path) -> None:
-    """Their processes end by os._exit, which calls nothing that was registered."""
+    """Their processes end by os._exit, which calls no registered functions."""
     script, record, trace = (tmp_path / name for name in ("run.py", "run.rec", "run.json"))
     script.write_text(_LAUNCHES)
     done = run_python(str(script), PYNCCL_RECORD=str(record), PYNCCL_TRACE=str(trace))

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--operations",
         type=_operations,
         default=list(OPERATIONS),
-        help=f"of {', '.join(OPERATIONS)} (default: all)",
+        help=f"comma-separated list of {', '.join(OPERATIONS)} (default: all)",
     )
     parser.add_argument(
         "--sizes",

@@ -27,7 +27,7 @@ _OLD_NAMES = {
     "send_recv": "",
 }
 OPERATIONS = tuple(_OLD_NAMES)
-_SAMPLE = 5e-3  # seconds that a sample takes at least
+_SAMPLE = 5e-3  # minimum seconds of a sample
 _WARMUP = 3
 _MOST_CALLS = 1000
 
@@ -41,9 +41,9 @@ class Row:
             previous one.
         nbytes: bytes of the larger buffer.
         pynccl: seconds of a call, by sample; the maximum over the ranks.
-        torch: the same of torch.distributed.
-        wrong: which result differs from the expected one, or why there is none; "" if all are
-            right. A library without a right result is not timed.
+        torch: the same for torch.distributed.
+        wrong: which result is wrong, or why there is none; "" if all are correct. A library without
+            a correct result is not timed.
     """
 
     operation: str
@@ -149,7 +149,7 @@ def _call(
     source: torch.Tensor,
     result: torch.Tensor,
 ) -> Callable[[], object]:
-    """The call of an operation, whose function has one name in both libraries."""
+    """The call of an operation, whose function has the same name in both libraries."""
     if operation == "all_reduce":
         return lambda: library.all_reduce(source)
     if operation == "broadcast":

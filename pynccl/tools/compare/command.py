@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
     parser.add_argument(
-        "--backend", help="of torch, to compare with (default: nccl if there are GPUs, else gloo)"
+        "--backend", help="torch's backend to compare with (default: nccl with GPUs, else gloo)"
     )
     parser.add_argument(
         "--timeout", type=float, default=600.0, help="seconds for each run (default: 600)"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--plot", type=Path, help="draw the times: a PNG file; needs matplotlib")
     parser.add_argument("script", help="a script that calls torch.distributed, as for torchrun")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _RunError(Exception):
-    """A run of the script that has no result."""
+    """A run of the script without a result."""
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.ranks < 1:
         raise ValueError(f"--ranks: {arguments.ranks} is below 1")
     if not Path(arguments.script).is_file():
-        raise ValueError(f"no file {arguments.script}")
+        raise ValueError(f"script: no such file: {arguments.script}")
     if arguments.plot:
         check_matplotlib()
     build()  # at the first use of this torch, which takes longer than most scripts
@@ -90,7 +90,7 @@ def _run_script(arguments: argparse.Namespace, folder: Path, backend: str) -> No
     """Run the script over a backend.
 
     Raises:
-        _RunError: it failed, was not done in time, or a rank left no result.
+        _RunError: it failed or did not finish in time, or a rank left no result.
     """
     deadline = time.monotonic() + arguments.timeout
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -109,7 +109,7 @@ def _run_script(arguments: argparse.Namespace, folder: Path, backend: str) -> No
             status = process.wait(arguments.timeout + _STACKS)
         except subprocess.TimeoutExpired:
             process.terminate()  # torchrun, which then ends the ranks
-            text = f"was not done after {arguments.timeout:g} s over {backend}"
+            text = f"did not finish within {arguments.timeout:g} s over {backend}"
             raise _RunError(f"the script {text}: see the stacks of the ranks above") from None
     if status:
         raise _RunError(f"the script failed (status {status}) over {backend}")

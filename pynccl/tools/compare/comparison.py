@@ -19,7 +19,7 @@ _ROUNDING = 1e-4  # relative, of numbers that a script prints
 _LONGEST = 120  # characters of a line
 _NO_OPERATIONS = (
     "no operation of a process group was found: the script must call torch.distributed in the "
-    "process that torchrun starts, not in processes of its own"
+    "process that torchrun starts, not in child processes"
 )
 
 
@@ -30,9 +30,9 @@ class Row:
     Attributes:
         operation: its name, such as ``"all_reduce"``.
         calls: the number of calls of a rank.
-        seconds: the time of a call over each backend: the median over the calls, each on the rank
-            that came last and waited least. Of an asynchronous operation, it lasts until the
-            operation is complete. NaN if a backend has not run it.
+        seconds: the time of a call over each backend: the median over the calls of the minimum over
+            the ranks, which is that of the last rank to call. That of an asynchronous operation
+            includes its completion. NaN if a backend did not run it.
     """
 
     operation: str
@@ -111,7 +111,7 @@ def read(
 
 
 def _median(ranks: list[list[float]]) -> float:
-    """Return the median over the calls of the least time of a rank."""
+    """Return the median over the calls of the minimum over the ranks."""
     taking_part = [seconds for seconds in ranks if seconds]
     least = [min(seconds) for seconds in zip(*taking_part, strict=False)]
     return statistics.median(least) if least else math.nan

@@ -1,9 +1,10 @@
-"""A rank of a compared script: ``python -m pynccl.tools.compare.worker`` and its arguments.
+"""Runs one rank of a compared script.
 
-These are the folder, the backend, the deadline, the script, and the script's own arguments. Runs
-the script with every process group over one backend, under torch's profiler. Writes its output to
-``BACKEND.RANK.out`` and its times to ``BACKEND.RANK.json``. Prints its stacks if the script still
-runs at the deadline, a time of ``time.monotonic()``.
+    python -m pynccl.tools.compare.worker FOLDER BACKEND DEADLINE SCRIPT [ARGUMENT ...]
+
+Every process group of the script uses the backend, and the script runs under torch's profiler. Its
+output is written to ``FOLDER/BACKEND.RANK.out``, its times to ``FOLDER/BACKEND.RANK.json``. If it
+still runs at the deadline, a time of ``time.monotonic()``, its stacks are printed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) lines that describe one provider, and advice on what it is missing."""
+    """Yield (label, text) lines that describe one provider, and advice on missing parts."""
     if facts.path:
         yield "library", f"{facts.path} ({facts.reason})"
     if facts.error:

@@ -101,7 +101,7 @@ def check(facts: Facts, timeout: float, program: Program | None = None) -> Itera
 
 
 def _environments(facts: Facts) -> list[Mapping[str, str]]:
-    """The environment variables that let ranks share one GPU."""
+    """The environment variables of each rank that let the ranks share one GPU."""
     common = {} if "NCCL_MAX_CTAS" in os.environ else {"NCCL_MAX_CTAS": _MOST_CTAS}
     if facts.version >= 23000:
         return [{**common, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}] * _RANKS

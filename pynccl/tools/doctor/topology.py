@@ -119,7 +119,7 @@ class Topology:
             yield _note(f"{names}: no NIC at CPU {cpu}, so all network traffic crosses CPUs")
         for one in ports:
             if one.cpu not in {gpu.cpu for gpu in gpus}:
-                yield _note(f"{one.name} is at CPU {one.cpu}, where no GPU is")
+                yield _note(f"{one.name} is at CPU {one.cpu}, which has no GPU")
         speeds = {one.gbits for one in ports}
         for group in (gpus, *([p for p in ports if p.gbits == speed] for speed in speeds)):
             fastest = _most_common((one.gts * one.width, one.pcie) for one in group if one.gts)
@@ -263,7 +263,7 @@ def _number(tag: str, attributes: dict[str, str], name: str) -> int:
 
 
 def _pcie(attributes: dict[str, str]) -> tuple[float, int]:
-    """GT/s and lanes of a pci element. NCCL takes no lanes for 16."""
+    """GT/s and lanes of a pci element. As in NCCL, 0 lanes or no number of lanes means 16."""
     text = attributes.get("link_speed", "")
     found = re.match(r"([0-9.]{1,8}) GT/s", text)
     try:

@@ -1,3 +1,3 @@
-"""The command ``pynccl explain``: what NCCL chooses for a collective over a range of sizes."""
+"""The command ``pynccl explain``: NCCL's choices for a collective over a range of sizes."""
 
 __all__: list[str] = []

@@ -104,7 +104,7 @@ def explain_sizes(
     """Explain an operation at several sizes, on all ranks.
 
     Returns:
-        The explanations, or why there are none.
+        The explanations, or the reason why NCCL cannot explain its choices.
     """
     unit = blocks(operation, comm.nranks)
     try:
@@ -115,12 +115,12 @@ def explain_sizes(
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What was measured of a row, in microseconds of one call.
+    """The measured times for a row, in microseconds per call.
 
     Attributes:
         choice: the time of the choice; None if it was not measured.
         fastest: the fastest variant.
-        least: its time.
+        least: the time of the fastest variant.
     """
 
     choice: float | None
@@ -141,18 +141,18 @@ def measured_times(row: nccl.Explanation, measured: Sequence[Measured]) -> Times
             times[entry.variant] = entry.timing.median * 1e6
     if not times:
         return None
-    choice = next((time for way, time in times.items() if _is_choice(row, way)), None)
+    choice = next((time for variant, time in times.items() if _is_choice(row, variant)), None)
     if choice is None and not row.rule:
         choice = times.get(Variant())
-    fastest = min(times, key=lambda way: times[way])
+    fastest = min(times, key=times.__getitem__)
     return Times(choice, str(fastest), times[fastest])
 
 
-def _is_choice(row: nccl.Explanation, way: Variant) -> bool:
+def _is_choice(row: nccl.Explanation, variant: Variant) -> bool:
     chosen = row.algorithm, row.protocol or Variant().protocol
-    algorithm = plugin.display_name(way.algorithm, chosen)
-    protocol = plugin.display_name(way.protocol, chosen)
-    return (algorithm, protocol, way.ctas) == (*chosen, Variant().ctas)
+    algorithm = plugin.display_name(variant.algorithm, chosen)
+    protocol = plugin.display_name(variant.protocol, chosen)
+    return (algorithm, protocol, variant.ctas) == (*chosen, Variant().ctas)
 
 
 def write_table(rows: Sequence[nccl.Explanation], times: Sequence[Times | None] = ()) -> str:
@@ -160,13 +160,13 @@ def write_table(rows: Sequence[nccl.Explanation], times: Sequence[Times | None] 
 
     Args:
         rows: the explanations.
-        times: what was measured of each row.
+        times: the measured times for each row.
     """
     first = rows[0]
-    ways = list(dict.fromkeys(way for row in rows for way in row.costs))
+    variants = list(dict.fromkeys(variant for row in rows for variant in row.costs))
     columns: list[tuple[str, Callable[[nccl.Explanation, Times | None], str]]] = [
         ("size", lambda row, _: size_text(row.nbytes)),
-        *((f"{' '.join(way).rstrip()} ", _cost(way)) for way in ways),
+        *((f"{' '.join(variant).rstrip()} ", _cost(variant)) for variant in variants),
         ("measured", lambda _, of_row: f"{of_row.choice:.1f}" if of_row and of_row.choice else ""),
         ("algorithm", lambda row, _: row.algorithm),
         ("protocol", lambda row, _: row.protocol),
@@ -183,19 +183,20 @@ def write_table(rows: Sequence[nccl.Explanation], times: Sequence[Times | None] 
         left=[place for place, name in enumerate(shown) if name in _TEXTS],
     )
     title = f"{first.operation}, {first.nranks} ranks, {first.version}"
-    if ways or any(times):
-        title += ": microseconds" + (", * chosen" if ways else "")
+    if variants or any(times):
+        title += ": microseconds" + (", * chosen" if variants else "")
     return f"{title}\n{text}"
 
 
 _TEXTS = ("algorithm", "protocol", "forced", "fastest")
 
 
-def _cost(way: tuple[str, str]) -> Callable[[nccl.Explanation, Times | None], str]:
+def _cost(variant: tuple[str, str]) -> Callable[[nccl.Explanation, Times | None], str]:
     def text(row: nccl.Explanation, _: Times | None) -> str:
-        if way not in row.costs:
+        if variant not in row.costs:
             return "- "
-        return f"{row.costs[way]:.1f}{'*' if way == (row.algorithm, row.protocol) else ' '}"
+        mark = "*" if variant == (row.algorithm, row.protocol) else " "
+        return f"{row.costs[variant]:.1f}{mark}"
 
     return text
 
@@ -203,13 +204,13 @@ def _cost(way: tuple[str, str]) -> Callable[[nccl.Explanation, Times | None], st
 def _forced(row: nccl.Explanation) -> str:
     if not row.rule:
         return "" if row.rule is None else "not usable"
-    least = min(row.costs, key=lambda way: row.costs[way])
+    least = min(row.costs, key=row.costs.__getitem__)
     forced = least != (row.algorithm, row.protocol)
     return f"rule {row.rule}" + (f" (least: {' '.join(least)})" if forced else "")
 
 
 def _as_dict(row: nccl.Explanation, times: Times | None) -> dict[str, object]:
     fields = dataclasses.asdict(row)
-    fields["costs"] = {" ".join(way).rstrip(): us for way, us in row.costs.items()}
+    fields["costs"] = {" ".join(variant).rstrip(): us for variant, us in row.costs.items()}
     fields["measured"] = dataclasses.asdict(times) if times else None
     return fields

@@ -1,4 +1,4 @@
-"""The overlap lab: how much of a communication hides behind compute, and why not all of it.
+"""The overlap lab: how much of a communication hides behind compute, and why the rest does not.
 
     from pynccl import nccl
     from pynccl.tools import lab

@@ -272,7 +272,7 @@ def _chosen(comm: nccl.Communicator, collective: str, sizes: Sequence[int]) -> d
     unit = blocks(collective, comm.nranks)
     chosen = {}
     for nbytes in sizes:
-        if nbytes < unit:  # Communication refuses it, with the reason
+        if nbytes < unit:  # Communication rejects it, with the reason
             continue
         found = comm.explain(collective, nbytes // unit * unit)
         chosen[nbytes] = f"{found.algorithm} {found.protocol}".strip().lower()
@@ -280,7 +280,7 @@ def _chosen(comm: nccl.Communicator, collective: str, sizes: Sequence[int]) -> d
 
 
 def read_json(path: Path) -> list[Measured]:
-    """Read what write_json() has written.
+    """Read a file of write_json().
 
     Raises:
         OSError: the file cannot be read.
@@ -359,9 +359,9 @@ def write_json(path: Path, measured: Sequence[Measured]) -> None:
 def tuning(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """Return the rules of a tuning file that force the winners.
 
-    There is a rule where a variant with an algorithm, a protocol and the default number of CTAs is
-    at least 5% faster than NCCL's choice. It applies to the sizes up to halfway, on a logarithmic
-    scale, to the next measured size, and not beyond the measured sizes.
+    There is a rule if a variant with an algorithm, a protocol and the default number of CTAs is at
+    least 5 % faster than NCCL's choice. It applies up to halfway, on a logarithmic scale, to the
+    next measured size, and not beyond the measured sizes.
     """
     rules: list[dict[str, Any]] = []
     for nranks in dict.fromkeys(entry.nranks for entry in measured):
@@ -418,7 +418,7 @@ def draw(path: Path, measured: Sequence[Measured]) -> None:
 
     ranks = list(dict.fromkeys(entry.nranks for entry in measured))
     if not ranks:
-        raise ValueError("measured: there is nothing to draw")
+        raise ValueError("measured: expected at least one measurement")
     variants = list(dict.fromkeys(entry.variant for entry in measured))
     drawn, axes = panels(len(ranks))
     for panel, nranks in zip(axes, ranks, strict=True):

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="lab_command", required=True)
     overlap = commands.add_parser(
         "overlap",
-        help="how much of a communication is hidden, and why the rest is exposed",
+        help="measure how much of a communication is hidden, and why the rest is exposed",
         description="Options with several values take a comma-separated list; the "
         "rows are all combinations. Under torchrun, its processes are the ranks.",
         examples=(
@@ -71,9 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--collective",
         type=_list_of(_one_of(COLLECTIVES)),
         default=["all_reduce"],
-        help=f"of {', '.join(COLLECTIVES)} (default: all_reduce)",
+        help=f"collectives: {', '.join(COLLECTIVES)} (default: all_reduce)",
     )
-    overlap.add_argument("--ctas", type=strings, default=["default"], help="4 or 1:16")
+    overlap.add_argument(
+        "--ctas",
+        type=strings,
+        default=["default"],
+        help="numbers of CTAs, such as 4, or minimum and maximum, such as 1:16",
+    )
     overlap.add_argument(
         "--policy",
         type=_list_of(_one_of(list(settings.POLICIES))),
@@ -81,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"NCCL's policy for CTAs: {', '.join(settings.POLICIES)}",
     )
     overlap.add_argument(
-        "--priority", type=_list_of(int), default=[0], help="of the stream (default: 0)"
+        "--priority", type=_list_of(int), default=[0], help="priority of the stream (default: 0)"
     )
     overlap.add_argument(
         "--buffer",
@@ -93,14 +98,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunks",
         type=_list_of(int),
         default=[1],
-        help="parts in which the communication is issued (default: 1)",
+        help="number of calls that the communication is divided into (default: 1)",
     )
     overlap.add_argument(
         "--load",
         type=strings,
         default=["gemm:256"],
         help="gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function; sleep and "
-        "spin without seconds take T_comm (default: gemm:256)",
+        "spin without seconds last T_comm (default: gemm:256)",
     )
     overlap.add_argument(
         "--load-seconds",
@@ -124,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
         "sweep",
-        help="the fastest algorithm for each size and number of ranks",
+        help="find the fastest algorithm for each size and number of ranks",
         examples=("pynccl lab sweep --collective all_gather --ranks 2,4 --plot sweep.png",),
     )
     compared.add_argument(
@@ -135,11 +140,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     compared.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
     compared.add_argument(
-        "--algorithms", type=strings, help="default: ring,tree; on CPUs staged,direct,window"
+        "--algorithms",
+        type=strings,
+        help="algorithms (default: ring,tree; on CPUs staged,direct,window)",
     )
-    compared.add_argument("--protocols", type=strings, help="default: ll,ll128,simple on GPUs")
     compared.add_argument(
-        "--ctas", type=strings, default=["default"], help="such as default,1,4,16"
+        "--protocols", type=strings, help="protocols (default: ll,ll128,simple on GPUs)"
+    )
+    compared.add_argument(
+        "--ctas", type=strings, default=["default"], help="numbers of CTAs, such as default,1,4,16"
     )
     compared.add_argument(
         "--write", type=Path, help="write the winners to a tuning file, for PYNCCL_TUNING"
@@ -157,7 +166,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         command.add_argument("--repeats", type=int, help=f"samples of each row ({default})")
         command.add_argument("--json", type=Path, help="also write the rows to a JSON file")
-        command.add_argument("--plot", type=Path, help="a PNG file; needs matplotlib")
+        command.add_argument(
+            "--plot", type=Path, help="draw the rows: a PNG file; needs matplotlib"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
         ValueError: there are no rows.
     """
     if not rows:
-        raise ValueError("rows: there are none")
+        raise ValueError("rows: expected at least one row")
     names = [name for name in varying(rows) if name != "nbytes"]
     lines: dict[str, list[Row]] = {}
     for row in rows:
@@ -103,7 +103,7 @@ def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
         ValueError: there are no rows.
     """
     if not rows:
-        raise ValueError("rows: there are none")
+        raise ValueError("rows: expected at least one row")
     names = varying(rows)
     numbered = len(rows) > 1
     verdicts = [f"{number}. {row.verdict}" for number, row in enumerate(rows, 1)]

@@ -1,4 +1,4 @@
-"""Probes: further runs that find out why a communication is not hidden.
+"""Probes: additional runs that determine why a communication is not hidden.
 
 A gate is a host function that blocks a stream for a known time and occupies nothing else. Work that
 begins before the gate of a stream opens does not wait for that stream.
@@ -41,7 +41,7 @@ class _Gated(NamedTuple):
         compute: the shortest time from the opening of the gate until the compute stream was done.
         communication: the same for the communication stream.
         called: the shortest time that all the calls took.
-        most: of "compute" and "communication", the longest time instead of the shortest.
+        most: the longest times instead of the shortest, by "compute" and "communication".
     """
 
     compute: float
@@ -51,7 +51,7 @@ class _Gated(NamedTuple):
 
 
 class Probes:
-    """Looks for reasons; all ranks call each method.
+    """Runs the probes; all ranks call each method.
 
     Args:
         steps: runs steps.
@@ -74,7 +74,7 @@ class Probes:
         *,
         together: Together | None,
     ) -> Evidence:
-        """Find out whether streams, the host or events make one function wait for the other.
+        """Determine whether streams, the host or events make one function wait for the other.
 
         Args:
             compute: the function.
@@ -125,7 +125,7 @@ class Probes:
     def _waits_for_events(
         self, functions: dict[str, Enqueue], together: Together | None
     ) -> set[str]:
-        """Which function's work waits for the other's while the latter is behind a gate."""
+        """Return whose work waits for the other function's work while that is behind a gate."""
         streams = {"compute": self._steps.compute, "communication": self._steps.communication}
         found = set()
         for gated, waits in (("compute", "communication"), ("communication", "compute")):

@@ -43,8 +43,8 @@ class Ran:
 
     Attributes:
         seconds: until all work was done.
-        compute: begin and end of the compute, by its events; twice 0.0 if there was none.
-        communication: begin and end of the communication, by its events.
+        compute: start and end of the compute, by its events; both 0.0 if there was none.
+        communication: start and end of the communication, by its events.
     """
 
     seconds: float

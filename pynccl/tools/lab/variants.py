@@ -108,11 +108,11 @@ def environment(variant: Variant, collective: str, version: tuple[int, int, int]
 def warning(
     environ: Mapping[str, str], collectives: Iterable[str], version: tuple[int, int, int]
 ) -> str | None:
-    """Describe what NCCL_ALGO in the environment disables; None if nothing.
+    """Describe the collectives that NCCL_ALGO in the environment disables; None if there are none.
 
-    NCCL 2.31 and later leave no algorithm to a collective that NCCL_ALGO does not name. A list
-    without a preceding function name applies to all collectives. NCCL 2.24 to 2.30 leave unnamed
-    collectives unchanged.
+    NCCL 2.31 and later disable a collective that NCCL_ALGO does not name. A list without a
+    preceding function name applies to all collectives. NCCL 2.24 to 2.30 leave unnamed collectives
+    unchanged.
 
     Args:
         environ: the environment.

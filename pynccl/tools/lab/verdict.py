@@ -99,12 +99,12 @@ class Verdict:
 
 
 def _structure(evidence: Evidence) -> tuple[Reason, str]:
-    """The reason that lies in the program, if there is one."""
+    """The reason in the program itself, if there is one."""
     if evidence.same_stream:
         return "same stream", "compute and communication are on the same stream"
     if evidence.default_stream:
         return "default stream", f"on a default stream: {evidence.default_stream}"
-    # A blocking call delays what is called after it, but nothing that was called before.
+    # A blocking call delays later calls, but no earlier ones.
     if evidence.synchronises in (evidence.first, "both"):
         return "synchronisation", f"the call blocks the host: {evidence.first}"
     if evidence.waits == "both":
@@ -252,7 +252,7 @@ def classify(
         interval: the confidence interval of the hidden share; None if the times are exact.
         spread: interquartile range of the exposed time over the rounds, in seconds.
         rounds: number of rounds.
-        lanes: begin and end of "compute" and "communication" in the step of both, in seconds; None
+        lanes: start and end of "compute" and "communication" in the step of both, in seconds; None
             if they have no separate lanes.
 
     Returns:
@@ -326,7 +326,7 @@ def _follows(
 def _exclusive(evidence: Evidence, provider: str) -> tuple[Reason, str] | None:
     """The exclusive resource that both need, if no wait was found; None if loads slow one of them.
 
-    Lanes may overlap: an event before work that waits for a resource is reached at once.
+    Lanes may overlap: an event before work that waits for a resource is reached immediately.
     """
     found = "as long as one after the other, and no wait was found"
     if provider == "cuda":
@@ -347,10 +347,10 @@ def _partly(
     provider: str,
     slowdowns: tuple[float, float],
 ) -> Verdict:
-    """The verdict if part overlaps.
+    """The verdict if the two overlap in part.
 
     Args:
-        structure: the reason that lies in the program, if there is one.
+        structure: the reason in the program itself, if there is one.
         evidence: the results of the probes.
         provider: "host" or "cuda".
         slowdowns: of the compute and of the communication.

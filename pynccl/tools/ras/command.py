@@ -13,7 +13,7 @@ from pynccl.tools.text import table
 
 __all__ = ["add_arguments", "run"]
 
-_MOST_PLACES = 16  # of missing ranks, that are printed
+_MOST_PLACES = 16  # locations of missing ranks to print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

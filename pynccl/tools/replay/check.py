@@ -44,7 +44,7 @@ def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def missing_signals(recorded: Recorded) -> list[Finding]:
-    """Waits for more signals than their senders sent."""
+    """Return a finding for each wait for more signals than were sent."""
     findings = []
     for key, waited, sent, operation in excess(recorded):
         text = (

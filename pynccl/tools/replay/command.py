@@ -44,16 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         default="all",
         metavar="all|N",
-        help="replay the first N processes; communicators are cut to these",
+        help="replay the first N processes, and reduce communicators to these (default: all)",
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="multiply counts, which stay at least 1"
+        "--scale", type=float, default=1.0, help="factor for counts, which stay at least 1"
     )
     parser.add_argument(
         "--speed",
         choices=("max", "recorded"),
         default="max",
-        help="recorded keeps the time between calls",
+        help="max, or recorded to preserve the time between calls (default: max)",
     )
     parser.add_argument(
         "--timeout",
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not compare the ranks first: a recorded hang then lasts until the time limit",
     )
     parser.add_argument(
-        "--no-data", action="store_true", help="do not fill inputs and compare results"
+        "--no-data", action="store_true", help="neither fill inputs nor compare results"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -123,12 +123,12 @@ def _text(result: Result) -> Iterator[str]:
         if result.shared:
             yield f"{result.shared} regions of windows are written by several ranks: not compared"
         if result.checked and any(row.recorded is not None for row in result.rows):
-            yield "operations wait for ranks that fill and compare; use --no-data for timings"
+            yield "times include waits for ranks that check data; use --no-data to measure"
     if result.findings:
         yield "the ranks differ:" if not result.failures else "the ranks:"
         yield from (f"  {finding.text}" for finding in result.findings)
     for rank, text in result.failures.items():
-        yield f"process {rank} has failed: {text}"
+        yield f"process {rank} failed: {text}"
     for rank, ones in result.differences.items():
         yield from (f"process {rank}: {one.text}" for one in ones)
 

@@ -178,7 +178,7 @@ class _Compiler:
         if other == waiting:
             return
         steps[earlier].marks.add(other)
-        if waiting is not None:  # others may wait for what this stream waits for
+        if waiting is not None:  # waits for this stream also wait for its target
             issued.add_call(waiting, wait.called_at, len(steps))
         steps.append(Step(wait.called_at + epoch, waits=[(waiting, earlier, other)]))
 
@@ -195,8 +195,7 @@ class _Compiler:
         if operation.dtype not in ITEMSIZES and operation.kind not in ONE_SIDED - {"put_signal"}:
             raise ReplayError(
                 f"rank {self._process.rank}: {operation.kind} with sequence {operation.sequence} "
-                f"of communicator {member.label} has the dtype {operation.dtype!r}, which is not "
-                "known"
+                f"of communicator {member.label} has the unsupported dtype {operation.dtype!r}"
             )
         shape = blocks(operation.kind, member.nranks, member.rank, operation.root)
         count = max(1, int(operation.count * self._scale)) if operation.count else 0
@@ -258,7 +257,7 @@ class _Compiler:
 
 
 def _group_key(operation: Operation) -> tuple[int, int]:
-    """The key of a group; each launch of a captured group is a group of its own."""
+    """The key of a group; each launch of a captured group is a separate group."""
     return operation.group or 0, operation.called if operation.graph is not None else -1
 
 

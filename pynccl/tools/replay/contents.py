@@ -31,7 +31,7 @@ def _accesses(step: Step) -> list[_Access]:
 
 
 def _begin(op: Op) -> int:
-    """The begin of an operation's memory in the memory of a rank: windows follow the arena."""
+    """The start of an operation's memory in the memory of a rank: windows follow the arena."""
     return 0 if op.home is None else ((op.comm + 1) << 32 | op.home) << 64
 
 

@@ -31,7 +31,7 @@ class Layout:
         self._starts: dict[int, int] = {}
         self.nbytes = 0
         island_end = -1  # of the recording
-        origin = base = 0  # the island's begin in the recording, and in the arena
+        origin = base = 0  # the island's start in the recording, and in the arena
         ended = 0  # the arena offset behind the buffers that have ended in the recording
         running: list[tuple[int, int]] = []  # (recorded end, end in the arena)
         previous = 0
@@ -65,7 +65,7 @@ class Accesses:
     """The last reads and writes of each part of the arena, by stream.
 
     Args:
-        bounds: begin and end of every buffer in the arena.
+        bounds: start and end of every buffer in the arena.
     """
 
     def __init__(self, bounds: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""What recordings are for a replay: processes, and the communicators that they share."""
+"""The recordings as a replay sees them: processes, and the communicators that they share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pynccl.tools.trace.model import Operation, ProcessTrace, Wait, Window
 
 __all__ = ["EARLY", "FULL", "Comm", "Process", "Recorded", "ReplayError"]
 
-# When operations were called that other ranks have not recorded.
+# When operations were called that other ranks did not record.
 EARLY = "before others began to record"
 FULL = "after the recordings of others were full"
 

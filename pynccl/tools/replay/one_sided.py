@@ -220,7 +220,7 @@ class Windows:
             raise ReplayError(
                 f"rank {self._recorded.processes[place].rank}: put_signal with sequence "
                 f"{operation.sequence} of communicator {id} uses memory outside the recorded "
-                "windows, which NCCL does not define"
+                "windows; NCCL requires it to be in a window of the communicator"
             )
         return min(found, key=lambda one: (_distance(one, operation), -one.number))
 
@@ -289,7 +289,7 @@ _Window = tuple[int, int, int]  # the communicator, the rank, the number
 
 
 def expect_puts(programs: Sequence[Program], comms: Sequence[tuple[int, ...]]) -> None:
-    """Determine the expected contents of windows where only one rank has written."""
+    """Determine the expected contents of the parts of windows that only one rank writes."""
     writes: dict[_Window, dict[tuple[int, int, int | None], _Write]] = defaultdict(dict)
     count = 0
     for program in programs:
@@ -323,7 +323,7 @@ def _at(
 
 
 def _segments(writes: list[_Write]) -> Iterator[tuple[int, int, list[_Write]]]:
-    """The parts between all begins and ends, with the writes to each."""
+    """The parts between all starts and ends, with the writes to each."""
     bounds = sorted({bound for one in writes for bound in (one.begin, one.end)})
     waiting = sorted(writes, key=lambda one: one.begin, reverse=True)
     active: list[_Write] = []

@@ -32,9 +32,9 @@ class Source(NamedTuple):
     Attributes:
         mode: "plain": the numbers of the sequence; "power": 1 and 2, or "sign": 1 and -1, for odd
             and even ones; "multiple": multiplied by the number of ranks.
-        modulus: of the sequence.
+        modulus: the modulus of the sequence.
         phase: the first number.
-        factor: of "multiple".
+        factor: the factor of "multiple".
     """
 
     mode: str
@@ -43,12 +43,12 @@ class Source(NamedTuple):
     factor: int = 1
 
     def at(self, offset: int) -> Source:
-        """The same source from an element on."""
+        """The same source, starting at an element."""
         return self._replace(phase=(self.phase + offset) % self.modulus)
 
 
 def demand(kind: str, op: str | None, dtype: str, nranks: int) -> Source | None:
-    """The values for which an operation's result is exact, with phase 0; None if there are none."""
+    """Return inputs for which the result is exact, with phase 0; None if no such inputs exist."""
     limit = _EXACT.get(dtype, 1 << 24)
     integer = dtype in _INTEGERS
     if kind not in ("all_reduce", "reduce", "reduce_scatter") or op in ("min", "max", None):
@@ -67,13 +67,13 @@ def demand(kind: str, op: str | None, dtype: str, nranks: int) -> Source | None:
 
 
 def _plain(largest: int) -> Source | None:
-    """The sequence whose numbers are at most this large."""
+    """The sequence of numbers up to this one."""
     fitting = [prime for prime in _PRIMES if prime - 1 <= largest]
     return Source("plain", fitting[-1], 0) if fitting else None
 
 
 def phase_of(communicator: int, sequence: int, rank: int) -> int:
-    """Mix the three, so that values that share two of them get different phases in most dtypes."""
+    """Hash the three to a phase; inputs that differ in one get different phases in most dtypes."""
     mixed = (communicator * 1_000_003 + sequence) * 10_007 + rank * 7919
     return (mixed ^ mixed >> 13) * 2_654_435_761 & 0xFFFFFFFF
 

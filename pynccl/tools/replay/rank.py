@@ -57,7 +57,7 @@ class Difference:
 
 
 class Dump(NamedTuple):
-    """The flight record of a rank that has not failed, while another one has."""
+    """The flight record of a rank that did not fail itself, after another one failed."""
 
     text: str
 
@@ -112,7 +112,7 @@ def run_rank(rank: Rank, options: Options, folder: str) -> None:
         outcome.dump = _C.flight_dump_json("replay")
         outcome.differences.clear()  # of operations that have not ended
     rank.report(outcome)
-    # Communicators stay open until all have ended: others wait for this rank, or query its state.
+    # Communicators stay open until all ranks have ended: they may wait for this one, or query it.
     if _wait_for(folder, "end", rank) == "failed" and not outcome.dump:
         rank.report(Dump(_C.flight_dump_json("replay")))
     player.close(abort=outcome.failure is not None)
@@ -161,7 +161,7 @@ class _Player:
             config = nccl.Config(
                 timeout=self._options.timeout,
                 init_timeout=30 + self._options.timeout,
-                num_rma_sig=member.signals if member.signals > 1 else None,  # unknown to old NCCL
+                num_rma_sig=member.signals if member.signals > 1 else None,  # not in older NCCL
                 num_rma_ctx=member.contexts if member.contexts > 1 else None,
             )
             comm = nccl.Communicator(

@@ -28,10 +28,10 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
         ReplayError: the recordings do not belong together, or there are fewer of them.
     """
     if not traces:
-        raise ReplayError("there are no recordings")
+        raise ReplayError("traces: expected at least one recording")
     traces = [part for trace in traces for part in _split(trace)]
     if ranks is not None and not 1 <= ranks <= len(traces):
-        raise ReplayError(f"ranks: {ranks}, there are {len(traces)} recordings")
+        raise ReplayError(f"ranks: {ranks} requested, but there are {len(traces)} recordings")
     numbers = _process_ranks(traces)
     order = sorted(range(len(traces)), key=numbers.__getitem__)
     processes = [Process(numbers[index], traces[index]) for index in order]
@@ -86,8 +86,8 @@ def _join(
                 )
             if comm.rank in owners[id]:
                 raise ReplayError(
-                    f"two recordings are of rank {comm.rank} of communicator {id}; give one of "
-                    "each process"
+                    f"two recordings are of rank {comm.rank} of communicator {id}; pass one per "
+                    "process"
                 )
             owners[id][comm.rank] = place
     places: dict[str, dict[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Starts the ranks of a replay, and combines their reports to a table and findings."""
+"""Starts the ranks of a replay, and combines their reports into a table and findings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Row:
     Attributes:
         kind: kind of the operations.
         nranks: size of their communicators.
-        nbytes: the recorded size, that of the larger of input and output.
+        nbytes: the recorded size in bytes, that of the larger of input and output.
         replayed_nbytes: the replayed size.
         calls: number of calls on all ranks.
         recorded: the median on the recorded device, in seconds; None if it was not timed.
@@ -130,9 +130,9 @@ def replay(
     if speed not in ("max", "recorded"):
         raise ReplayError(f"speed: {speed!r} is neither 'max' nor 'recorded'")
     if not 0 < scale < float("inf"):
-        raise ReplayError(f"scale: {scale}, must be greater than 0")
+        raise ReplayError(f"scale: {scale} is not above 0")
     if not 0 < timeout < float("inf"):
-        raise ReplayError(f"timeout: {timeout} seconds, must be greater than 0")
+        raise ReplayError(f"timeout: {timeout} is not above 0")
     recorded = gather(traces, ranks)
     if check:
         findings = compare(recorded)

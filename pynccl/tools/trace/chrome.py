@@ -54,7 +54,7 @@ def save(traces: ProcessTrace | Sequence[ProcessTrace], path: _Path) -> None:
         path: the file; it is compressed if the name ends in ".gz".
 
     Raises:
-        TraceError: there is no trace, or the traces do not belong together.
+        TraceError: traces is empty, or the traces do not belong together.
         OSError: the file cannot be written.
     """
     text = json.dumps(document(traces), separators=(",", ":"), allow_nan=False)
@@ -105,7 +105,7 @@ def parse(text: str) -> list[ProcessTrace]:
     except FieldError as error:
         raise TraceError(str(error)) from None
     if not isinstance(processes, list) or not processes:
-        raise TraceError("it has no process")
+        raise TraceError("it contains no process")
     traces = []
     for number, process in enumerate(processes):
         try:
@@ -149,7 +149,7 @@ def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
 
 
 def _first(trace: ProcessTrace) -> int:
-    """The first time in a trace, which may precede the trace's own begin."""
+    """The first time in a trace, which may precede the start of the trace."""
     calls: list[Operation | GraphLaunch] = [*trace.operations, *trace.launches]
     others: list[Wait | Range] = [*trace.waits, *trace.ranges]
     times = [trace.began, *(one.called for one in calls), *(one.began for one in others)]
@@ -281,7 +281,7 @@ class _Writer:
             name = f"call {operation.kind}" + (" (captured)" if operation.graph is not None else "")
             name += " (failed)" if operation.failed else ""
             ran = operation.graph is None and not operation.failed and trace.timed
-            # Every field once: the call of an operation that has run identifies it.
+            # The event of the run has all fields; that of the call only identifies the operation.
             brief = {key: args[key] for key in ("communicator", "sequence", "number")}
             yield (
                 thread,
@@ -316,7 +316,7 @@ class _Writer:
     def _ran(self, one: Operation | GraphLaunch, name: str, args: Event) -> _Span:
         category = args["record"]
         if one.began is None:
-            return _Span(f"{name} (not begun)", category, one.called, None, args, instant=True)
+            return _Span(f"{name} (not started)", category, one.called, None, args, instant=True)
         return _Span(name, category, one.began, one.ended, args)
 
     def _operation_args(self, position: int, index: int, operation: Operation) -> Event:

@@ -32,12 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.set_defaults(run_trace=run)
         return one
 
-    show = add("show", _show, "print a table of the operations, and one of the ranks")
+    show = add("show", _show, "print tables of the operations and of the ranks")
     show.add_argument("--json", action="store_true", help="print them as JSON, times in ns")
-    text = "write the traces of several ranks to one file, on one clock"
+    text = "write the traces of several ranks to one file, aligned to one clock"
     joined = add("merge", _merge, text, " -o step.json")
     joined.add_argument("-o", "--output", required=True, metavar="OUT.json")
-    checked = add("check", _check, "find operations that use a buffer at the same time")
+    checked = add(
+        "check", _check, "find operations that use the same buffer without a defined order"
+    )
     checked.add_argument("--json", action="store_true", help="print them as JSON")
 
 
@@ -89,5 +91,5 @@ def _check(arguments: argparse.Namespace) -> int:
         print(json.dumps(value, indent=2))
     else:
         lines = [f"{label}: {one.text()}" for label, conflicts in found for one in conflicts]
-        print("\n".join(lines) if lines else "every use of a buffer is in order")
+        print("\n".join(lines) if lines else "no conflicting uses of a buffer")
     return 1 if any(conflicts for _, conflicts in found) else 0

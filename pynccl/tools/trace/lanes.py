@@ -76,7 +76,7 @@ class Lanes:
         return self._lane(range_.stream, range_.thread)
 
     def of_stream(self, stream: int) -> Lane:
-        """The lane of a stream handle. A CPU thread's default stream is that of no thread here."""
+        """The lane of a stream handle; handle 0 on CPUs belongs to an unknown thread here."""
         return self._lane(stream, None)
 
     def of_wait(self, wait: Wait) -> Lane:

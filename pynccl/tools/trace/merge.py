@@ -89,7 +89,7 @@ class Waited:
     Attributes:
         trace: index of the trace of the awaited operation.
         rank: rank of the awaited operation in the communicator.
-        nanoseconds: from the begin of the waiting operation to the begin of the awaited one.
+        nanoseconds: from the start of the waiting operation to the start of the awaited one.
     """
 
     trace: int
@@ -152,13 +152,13 @@ class Merged:
         return None if ended is None else self.time(member.trace, ended)
 
     def label(self, trace: int) -> str:
-        """The name of a trace's process in texts.
+        """The name of a trace's process for display.
 
         Args:
             trace: index of the trace.
 
         Returns:
-            Text such as "rank 2", or "pid 71 on node1" for a process without a rank.
+            For example "rank 2", or "pid 71 on node1" for a process without a rank.
         """
         one = self.traces[trace]
         return f"pid {one.pid} on {one.host}" if one.rank is None else f"rank {one.rank}"
@@ -184,10 +184,10 @@ def merge(traces: Sequence[ProcessTrace]) -> Merged:
         The traces in the order of their ranks, with their clocks and matches.
 
     Raises:
-        TraceError: there is no trace, or two are of the same rank of a communicator.
+        TraceError: traces is empty, or two are of the same rank of a communicator.
     """
     if not traces:
-        raise TraceError("there is no trace")
+        raise TraceError("traces: expected at least one")
     ordered = sorted(traces, key=lambda trace: (trace.rank is None, trace.rank or 0))
     different: list[str] = []
     matches = list(_matches(ordered, different))

@@ -84,7 +84,7 @@ class Signal(NamedTuple):
 
     Attributes:
         peer: the rank that sends them.
-        times: how many.
+        times: the number of signals.
         signal: index of the signal.
         context: index of the context.
     """
@@ -99,12 +99,12 @@ class KernelTimes(NamedTuple):
     """The channels of NCCL's kernel that ran an operation, in nanoseconds of the GPU's clock.
 
     Attributes:
-        first, last: the least and the largest number of a channel.
+        first, last: the lowest and the highest channel number.
         started: number of channels that have started.
-        stopped: number of those that have ended; the times are those of these channels.
+        stopped: number of channels that have ended; only these have times.
         duration: from the first start to the last end.
-        shortest: of the times of a channel.
-        longest: of the times of a channel.
+        shortest: the shortest time of a channel.
+        longest: the longest time of a channel.
     """
 
     first: int
@@ -119,8 +119,8 @@ class KernelTimes(NamedTuple):
 class ProxyWaits(NamedTuple):
     """What NCCL's proxies, which transfer data over the network, waited for in an operation.
 
-    Times are nanoseconds, added up over the steps of all channels. As many steps are in progress at
-    a time, a sum may be longer than the operation.
+    Times are nanoseconds, summed over the steps of all channels. Since steps overlap, a sum may
+    exceed the duration of the operation.
 
     Attributes:
         operations: number of pairs of a channel and a direction.
@@ -171,7 +171,7 @@ class Operation:
         returned: when it returned; for an operation in a group, when the group ended.
         began: when the stream reached it; operations of a group on one stream share the times of
             the group.
-        ended: when it was done. None if it was not done, or not timed, when the trace ended.
+        ended: when it completed. None if it was not timed, or not complete when the trace ended.
         failed: whether the call raised.
         sendbytes: bytes read from sendbuff.
         recvbytes: bytes written to recvbuff.
@@ -184,8 +184,8 @@ class Operation:
         signals: of a wait_signal.
         algorithm, protocol: those that NCCL chose for a collective, such as "Ring" and "LL128".
             None without nccl.explain().
-        channels: the number of NCCL's channels, if NCCL tells it.
-        launch: number of the kernel launch, if NCCL tells it; operations with the same number ran
+        channels: the number of NCCL's channels, if NCCL reports it.
+        launch: number of the kernel launch, if NCCL reports it; operations with the same number ran
             in one kernel.
         kernel: the times of the kernel's channels, from NCCL 2.26 on.
         proxy: what the proxies waited for. None if the operation used no network.
@@ -327,7 +327,7 @@ class ProcessTrace:
         began: when the trace began.
         ended: when the trace ended.
         dropped: number of operations that were not recorded because of the limit.
-        communicators: those that were used, by id and rank; a process may have several ranks in
+        communicators: the communicators used, by id and rank; a process may have several ranks in
             one, such as after init_all().
         operations: in the order of their calls.
         waits: waits of threads and streams for operations or streams.
@@ -370,8 +370,8 @@ class ProcessTrace:
         """A communicator, as seen by one of its ranks in this process.
 
         Args:
-            id: of the communicator.
-            rank: rank of this process in it; None is any one.
+            id: the id of the communicator.
+            rank: rank of this process in it; None selects any of its ranks.
 
         Returns:
             The communicator; None if it is not in the trace.

@@ -52,7 +52,7 @@ class Conflict:
 
     Attributes:
         error: whether they ran at the same time; otherwise they may do so in another run.
-        first: the one that was called first.
+        first: the operation called first.
         second: the other one.
         address: the first byte that both use.
         nbytes: number of bytes that both use.
@@ -290,11 +290,11 @@ class _Order:
         return None if node is None else node.after
 
     def _ended_before(self, wait: Wait) -> _Clock:
-        """All that had ended when a wait was over, on the event's stream if it is known."""
+        """The operations that had ended when a wait was over, on the event's stream if known."""
         return self._ended(wait.ended or 0, self._lanes.awaited(wait))
 
     def _ended(self, time: int, lane: Lane | None = None) -> _Clock:
-        """All that had ended at a given time, on one lane or on all."""
+        """The operations that had ended at a given time, on one lane or on all."""
         clock: _Clock = {}
         for nodes in [self._on_lane[lane]] if lane is not None else self._on_lane.values():
             for node in reversed(nodes):
@@ -359,7 +359,7 @@ def _conflicts(nodes: list[_Node]) -> Iterator[tuple[_Node, _Node, _Access, _Acc
 def _unordered(
     node: _Node, earlier: list[tuple[_Node, _Access]]
 ) -> Iterator[tuple[_Node, _Access]]:
-    """Those of a stream that may run at the same time: all that did, or else the last one."""
+    """The accesses of a stream that may run at the same time: all that did, else the last one."""
     last = True
     for other, access in reversed(earlier):
         if node.comes_after(other):

@@ -24,7 +24,7 @@ _Key = tuple[object, ...]
 
 
 def with_algorithms(operations: list[Operation], events: list[plugin.Event]) -> list[Operation]:
-    """Return the operations, with what is known of those that NCCL has issued.
+    """Return the operations, with the profiler's information on those that NCCL has issued.
 
     An event belongs to the operation of its kind, rank and buffers that was being called when the
     event was recorded or, with a non-blocking communicator, to the last one before. Of equal

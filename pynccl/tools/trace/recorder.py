@@ -1,4 +1,4 @@
-"""Traces and recordings of this process: nccl.trace(), nccl.range() and the environment's."""
+"""Traces and recordings of this process: nccl.trace(), nccl.range(), environment variables."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _Path: TypeAlias = "str | os.PathLike[str]"
 
 _TRACE_OPERATIONS = 1_000_000
 _RECORD_BYTES = 1 << 30
-_ends: list[tuple[int, Callable[[], object]]] = []  # those started by the environment, by process
+# Functions that end the traces and ranges started by environment variables, with the process id.
+_ends: list[tuple[int, Callable[[], object]]] = []
 _STOP_SECONDS = 10.0
 _DOMAIN = "pynccl"  # of NVTX
-_PROFILE = ("kernel", "proxy")  # those of _internal.plugin, which is slow to import
+_PROFILE = ("kernel", "proxy")  # copied from _internal.plugin, which is slow to import
 
 
 class Trace:
@@ -49,9 +50,10 @@ class Trace:
         profile: Collection[str],
     ) -> None:
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise ValueError(f"limit: {limit!r} is not a number of operations from 1 on")
+            raise ValueError(f"limit: expected a positive number of operations, got {limit!r}")
         if isinstance(profile, str) or not set(_PROFILE).issuperset(profile):
-            raise ValueError(f"profile: {profile!r} is not a collection of {', '.join(_PROFILE)}")
+            names = ", ".join(map(repr, _PROFILE))
+            raise ValueError(f"profile: expected a collection of {names}, got {profile!r}")
         self._pattern = None if path is None else os.fspath(path)
         self._limit = limit
         self._annotate = annotate
@@ -65,7 +67,7 @@ class Trace:
 
     def __enter__(self) -> Trace:
         if self._began:
-            raise ValueError("trace: it was used before; create another one")
+            raise ValueError("trace: a Trace can be used only once; create another one")
         profiler = _Profiler(torch=True) if self._annotate else None
         _C.start_trace(self._limit, self._graphs)
         if profiler is not None:
@@ -101,7 +103,7 @@ class Trace:
     def __repr__(self) -> str:
         if self.process is not None:
             return f"<pynccl.nccl.Trace of {len(self.process.operations)} operations>"
-        return f"<pynccl.nccl.Trace {'in progress' if self._began else 'not begun'}>"
+        return f"<pynccl.nccl.Trace {'in progress' if self._began else 'not started'}>"
 
 
 def _warn_of_unknown_profiler(trace: ProcessTrace) -> None:
@@ -187,7 +189,7 @@ def trace(
         profile: after :func:`explain`, what NCCL's profiler records for each operation beside its
             algorithm, protocol, channels and kernel launch: ``"kernel"``, the times of the kernel's
             channels, for which NCCL runs its proxy thread, and ``"proxy"``, what the proxies waited
-            for. ``()`` costs least.
+            for. ``()`` is cheapest.
 
     Returns:
         A Trace, which is a context manager.
@@ -210,9 +212,9 @@ class range:  # noqa: N801 - used as nccl.range()
         name: name of the range.
         compute: whether it is compute, which communication can hide behind: ``pynccl trace show``
             then counts communication outside of such ranges as exposed.
-        stream: the range begins and ends when this stream gets there. An object with
-            __cuda_stream__, a nccl.Stream of either provider, or a cudaStream_t. None: the range
-            belongs to the calling thread.
+        stream: the stream whose progress starts and ends the range: an object with
+            __cuda_stream__, a nccl.Stream of either provider, or a cudaStream_t. With None, the
+            range belongs to the calling thread.
 
     Raises:
         TypeError: name is not a string.

@@ -28,8 +28,8 @@ class Blocks(NamedTuple):
     Attributes:
         sent: number of blocks that it reads.
         received: number of blocks that it writes.
-        own_sent: the block of sendbuff that recvbuff is, in place.
-        own_received: the block of recvbuff that sendbuff is, in place.
+        own_sent: in place, the block of sendbuff at which recvbuff begins.
+        own_received: in place, the block of recvbuff at which sendbuff begins.
     """
 
     sent: int

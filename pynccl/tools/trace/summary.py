@@ -58,7 +58,7 @@ class Row:
         bytes: as nccl-tests counts them; for a graph, of all its operations together.
         calls: number of calls that have ended; in a recording, which has no times, of all calls.
         total: sum of their times; a group counts once.
-        median: median of their times, None if there are none.
+        median: median of their times; None without times.
         minimum: shortest time.
         maximum: longest time.
         busbw: median bus bandwidth in GB/s; None if the kind has none.
@@ -161,7 +161,7 @@ class Summary:
             more = len(rank.unfinished) - 3
             named = ", ".join(rank.unfinished[:3]) + (f" and {more} more" if more > 0 else "")
             notes += [f"{rank.label}: not ended: {named}"] if rank.unfinished else []
-            notes += [f"{rank.label}: {rank.failed} calls have failed"] if rank.failed else []
+            notes += [f"{rank.label}: {rank.failed} calls failed"] if rank.failed else []
             notes += [f"{rank.label}: {rank.captured} calls were captured"] if rank.captured else []
             if rank.dropped:
                 notes.append(f"{rank.label}: {rank.dropped} later operations were not recorded")
