@@ -19,8 +19,8 @@ Rules of the implementation:
 * A failed attempt leaves no state: communicators and buckets are dropped and created again.
 * Nothing is committed before all checksums are correct on all surviving receivers, which
   acknowledge their commits.
-* A receiver's tensors and their version are one value (``target``), replaced by one assignment,
-  which says "no version" before the first byte is written.
+* A receiver's tensors and their version are one value (``target``), replaced by one assignment.
+  The version is None from before the first byte is written.
 * Offers and ends of versions alternate, even after an interrupt; sender 0 counts both.
 * A receiver with a local error closes its connection and joins again in its next receive().
 * Neither the threads nor the finalizers refer to the sender or receiver object, so it is collected

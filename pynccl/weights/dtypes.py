@@ -54,9 +54,9 @@ def size_of(dtype: str) -> int:
     """The bytes of an element.
 
     Raises:
-        ValueError: the dtype is unknown.
+        ValueError: the dtype is not supported.
     """
     try:
         return _SIZES[dtype]
     except (KeyError, TypeError):
-        raise ValueError(f"dtype: {dtype!r} is not known") from None
+        raise ValueError(f"dtype: {dtype!r} is not supported") from None

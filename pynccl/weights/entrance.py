@@ -175,8 +175,11 @@ class Entrance:
                 return
             if isinstance(hello, messages.SenderHello):
                 if hello.number >= self._senders or hello.number in self._numbers:
-                    refused = messages.Refused(f"there is no place for sender {hello.number}", [])
-                    post_all([link], refused)
+                    reason = (
+                        f"rank: sender {hello.number} has already joined, or is not one of the "
+                        f"{self._senders} senders"
+                    )
+                    post_all([link], messages.Refused(reason, []))
                     link.close()
                     return
                 self._numbers.add(hello.number)

@@ -25,7 +25,7 @@ __all__ = ["End", "Follower"]
 # The messages that end a version.
 End = messages.Commit | messages.Refused | messages.Fail | messages.Bye
 _T = TypeVar("_T")
-_ATTEMPTS = 3  # with an NCCL error on this member, after which the error counts as its own
+_ATTEMPTS = 3  # attempts with an NCCL error on this member before the error counts as its own
 
 
 class Follower(ABC):
@@ -66,7 +66,7 @@ class Follower(ABC):
         """Take part in the next version, which must begin before the deadline.
 
         Raises:
-            TimeoutError: it has not begun in time.
+            TimeoutError: it did not begin in time.
             PeerLostError: the leader is lost, has lost a sender, or does not answer a sender.
             ChecksumError, WeightsError: the version was refused.
             SessionClosedError: the leader has closed the session.
@@ -85,7 +85,7 @@ class Follower(ABC):
         else:
             if end is None:
                 if not self._began and not self.is_sender:
-                    raise TimeoutError(f"no version has begun within {deadline.seconds:g} s")
+                    raise TimeoutError(f"no version began within {deadline.seconds:g} s")
                 raise self._silent()
             return self._ended(end)
         finally:
@@ -129,7 +129,7 @@ class Follower(ABC):
             if isinstance(message, messages.Begin | messages.Compare):
                 self._epoch, self._began = message.epoch, time.monotonic()
             elif isinstance(message, messages.Commit) and not self._began:
-                self._link.lose("a commit of a version that has not begun")
+                self._link.lose("a commit of a version that did not begin")
                 continue
             self._obey(message)
             if isinstance(message, End):
@@ -180,7 +180,7 @@ class Follower(ABC):
         )
 
     def _try(self, work: Callable[[_T], None], argument: _T) -> None:
-        """Do a part of an attempt; the leader tries again if NCCL fails."""
+        """Run a part of an attempt; the leader tries again if NCCL fails."""
         try:
             work(argument)
         except (NcclError, DriverError, InterruptedTransferError) as error:
@@ -207,7 +207,7 @@ class Follower(ABC):
 
     def _run(self, numbers: list[int] | None) -> None:
         if self._member.ring is None:
-            return  # this attempt was given up, which the leader has yet to read
+            return  # this member has given up the attempt, as the leader will read
         steps = self._member.steps_of(numbers)
         self._nbytes = self._nbytes or self._count(steps)
         self._transfer(steps)

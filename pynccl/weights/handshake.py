@@ -39,7 +39,7 @@ def connect_side(sock: socket.socket, key: str, deadline: Deadline) -> None:
     answer = _receive(sock, _NONCE + _PROOF, deadline)
     other, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, prove(key, _LISTENING, nonce, other)):
-        raise PermissionError("key: the sender has another key")
+        raise PermissionError("key: the sender has a different key")
     _send(sock, prove(key, CONNECTING, nonce, other), deadline)
 
 

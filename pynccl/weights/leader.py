@@ -25,8 +25,8 @@ from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
 
 __all__ = ["Leader", "Options"]
 
-# In bytes. Smaller buckets cause more waits between the members. Larger ones need more memory.
-# Those that are copied from should stay in the caches.
+# In bytes. Smaller buckets cause more waits between the members; larger ones need more memory.
+# Shared buckets, which are copied from, should fit in the caches.
 _BUCKETS = {"shared": 1 << 20, "host": 16 << 20, "cuda": 64 << 20}
 _DIRECT = {"shared": 1 << 20, "host": 256 << 10, "cuda": 4 << 20}
 
@@ -97,16 +97,16 @@ class Leader:
         self._plan: messages.Plan | None = None
         self._planned: list[object] = []  # the layouts that the plan was computed from
         self._formed: list[Link] = []  # the members of the communicators
-        self._informed: list[Link] = []  # those that know the plan
+        self._informed: list[Link] = []  # the members that know the plan
         self._known: Sums = {}  # of the version that all receivers hold; empty if unknown
         self._epoch = 0
         self._lost: list[str] = []
-        self._stopping: list[Link] = []  # those that have yet to report that they have stopped
+        self._stopping: list[Link] = []  # the members that have not yet reported Stopped
         self._failed: list[str] = []  # local errors of senders in an attempt that was stopped
         self._left: list[str] = []  # local errors of receivers, which have left
         self._is_decided = False  # receivers were told to commit, and not all are lost
-        self.version = 0  # the last one for which it is True
-        self._served: list[Link] = []  # those that have the last version
+        self.version = 0  # the last version for which _is_decided was set
+        self._served: list[Link] = []  # the receivers with the last version
         self._began_once = False
         self._closed = False
         self._is_aborted = False
@@ -242,7 +242,7 @@ class Leader:
             while sender.heard <= sender.ended:  # an offer may be for a version given up
                 self._collect([sender.link], messages.Offer, deadline)
             if sender.layout is None:
-                self._drop(sender.link, "it offers nothing")
+                self._drop(sender.link, "it sent no offer")
 
     def _note_offer(self, link: Link, offer: messages.Offer) -> None:
         """Store a layout, even if its version is given up: it is not sent again."""
@@ -359,7 +359,7 @@ class Leader:
         return None
 
     def _stop(self) -> None:
-        """End an attempt on all members, and find out which members remain."""
+        """End an attempt on all members, and determine which members remain."""
         self._leave_attempt()
         self._stopping = self._links()
         self._tell(self._stopping, messages.Stop(self._epoch))
@@ -531,7 +531,7 @@ class Leader:
         for number, sender in self._senders.items():
             answer = answers[sender.link]  # a sender without an answer is lost
             if answer.sums.keys() != units[number]:
-                self._drop(sender.link, "it sends checksums of other units than its own")
+                self._drop(sender.link, "it sent checksums of units other than its own")
             sums.update(answer.sums)
 
     def _verify(self, sums: Sums, source: Source, units: list[int] | None) -> tuple[str, ...]:
@@ -547,7 +547,7 @@ class Leader:
             bad: set[int] = set()
             for link, answer in self._collect(self._receiver_links(), messages.Checked):
                 if not answer.sums.keys() <= sums.keys():
-                    self._drop(link, "it sends checksums of units that were not sent")
+                    self._drop(link, "it sent checksums of units that were not sent")
                 else:
                     bad.update(n for n, value in answer.sums.items() if sums[n] != value)
             if not self._receivers:

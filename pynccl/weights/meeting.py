@@ -30,7 +30,7 @@ def join(
 
     Raises:
         TimeoutError: no sender listened before the deadline.
-        PermissionError: the listening process has another key.
+        PermissionError: the listening process has a different key.
         WeightsError: the sender refuses this member.
         ssl.SSLCertVerificationError: the listening process has no certificate for that name.
     """
@@ -41,7 +41,7 @@ def join(
         except LookupError as error:
             failure = TimeoutError(str(error))
         else:
-            # A restarted sender has another address or key in the store.
+            # A restarted sender writes a new address and key to the store.
             limit = deadline if isinstance(address, str) else deadline.within(_TRY)
             try:
                 return _enter(split_address(place), hello, trust._replace(key=key), limit, timeout)

@@ -33,7 +33,7 @@ _LOOK = 0.05  # seconds between two checks of the connections
 
 
 class InterruptedTransferError(WeightsError):
-    """A connection was closed, or brought the end of the transfer."""
+    """A connection was closed, or received the end of the transfer."""
 
 
 class Member:
@@ -63,7 +63,7 @@ class Member:
     @property
     def memory(self) -> Memory:
         if self._memory is None:
-            raise WeightsError("the memory of the session is not known")
+            raise WeightsError("the memory of the session is unknown")
         return self._memory
 
     @property

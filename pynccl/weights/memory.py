@@ -143,7 +143,7 @@ class _NumPy(Memory):
             try:
                 import ml_dtypes
             except ImportError:
-                raise ValueError(f"dtype: NumPy has {name} only with ml_dtypes") from None
+                raise ValueError(f"dtype: NumPy supports {name} only with ml_dtypes") from None
             return self._module.dtype(getattr(ml_dtypes, name))
 
 
@@ -186,7 +186,8 @@ class _Torch(Memory):
         try:
             return getattr(self._module, name)
         except AttributeError:
-            raise ValueError(f"dtype: this torch has no {name}") from None
+            version = self._module.__version__
+            raise ValueError(f"dtype: torch {version} does not support {name}") from None
 
 
 class _TorchOnGpu(_Torch):

@@ -31,7 +31,7 @@ _SMALLEST_BUCKET = 1 << 12  # bytes
 
 
 class MessageError(ValueError):
-    """Received data is not a message, or not one that is allowed here."""
+    """Received data is not a message, or a message that is not allowed here."""
 
 
 Reader: TypeAlias = "Callable[[Any], Any]"  # of a JSON value; raises MessageError
@@ -109,7 +109,7 @@ def _sums(value: Any) -> dict[int, int]:  # noqa: ANN401
     numbers, values = _UNITS.read(value[0]), _SUMS.read(value[1])
     sums = dict(zip(numbers, values))  # noqa: B905 - compared below
     if not len(sums) == len(numbers) == len(values):
-        raise MessageError("not one checksum for each unit")
+        raise MessageError("expected one checksum for each unit")
     return sums
 
 
@@ -131,7 +131,7 @@ def _layout(rows: Any) -> Layout:  # noqa: ANN401
         except ValueError as error:
             raise MessageError(str(error)) from None
     if len(layout) != len(rows):
-        raise MessageError("a layout has a name twice")
+        raise MessageError("a layout repeats a name")
     return layout
 
 
@@ -293,7 +293,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if max(self.receivers, default=0) >= max(len(self.layouts), 1):
-            raise MessageError("a receiver has a layout that is not there")
+            raise MessageError("a receiver refers to a missing layout")
         units = sum(
             1 + part.box.size * size_of(part.dtype) // self.bucket_bytes
             for layout in self.senders

@@ -58,7 +58,7 @@ def extent_of(tensor: Tensor, memory: Memory) -> Extent:
 
 
 def overlap(a: Extent, b: Extent) -> bool:
-    """Whether two tensors share a byte; True if NumPy cannot tell within a short time.
+    """Whether two tensors share a byte; True if NumPy cannot decide within a short time.
 
     Raises:
         ImportError: NumPy is not installed.
@@ -76,7 +76,7 @@ def overlap(a: Extent, b: Extent) -> bool:
 
 
 def overlaps_itself(extent: Extent) -> bool:
-    """Whether two indices have, or may have, the same memory: the strides are not nested."""
+    """Whether two indices have, or may have, the same address: the strides are not nested."""
     if 0 in extent.shape:
         return False
     reach = extent.itemsize
@@ -116,8 +116,8 @@ def tied(
         for other, name in open_groups:
             if overlap(extent, other):
                 raise ValueError(
-                    f"into: {name} and {names[0]} overlap in memory and are not the same tensor; "
-                    "leave one of them out, or give it memory of its own"
+                    f"into: {name} and {names[0]} overlap in memory but are not the same tensor; "
+                    "omit one of them, or give it memory of its own"
                 )
         if 0 not in extent.shape:
             open_groups.append((extent, names[0]))

@@ -2,7 +2,7 @@
 
 It is a function of the layouts only, so every member computes the same plan. The tensors have an
 order. Their parts are split into units of at most a bucket. A sender's small units are packed in
-buckets; a large one is a step of its own. A step is complete before a later one needs it:
+buckets; a large one is a separate step. A step is complete before a later one needs it:
 docs/weights.md explains why this order cannot deadlock.
 """
 
@@ -29,7 +29,7 @@ class Unit(NamedTuple):
     dtype: str  # the dtype in which it is sent
     box: Box  # the part
     sender: int
-    receivers: tuple[int, ...]  # those that get it
+    receivers: tuple[int, ...]  # the receivers that get it
     nbytes: int
 
 
@@ -78,7 +78,7 @@ def make_plan(
         order: order of the tensors; None puts small ones after large ones, which gives fewer and
             larger buckets.
         bucket_bytes: size of a bucket.
-        direct_bytes: units of at least this size are steps of their own.
+        direct_bytes: units of at least this size are separate steps.
 
     Raises:
         ValueError: the layouts do not match; the text names the tensor.
@@ -108,12 +108,12 @@ def _units(
             holders[name].append((sender, part))
     for wanted in receivers:
         if missing := [name for name in wanted or () if name not in holders]:
-            raise ValueError(f"{missing[0]}: a receiver wants it, and no sender has it")
+            raise ValueError(f"{missing[0]}: a receiver requests it, but no sender has it")
     load = [0] * len(senders)
     units: list[Unit] = []
     for name, parts in holders.items():
         if not parts:
-            raise ValueError(f"{name}: it is in the metadata, and no sender has it")
+            raise ValueError(f"{name}: it is in the metadata, but no sender has it")
         shape, dtype = parts[0][1].shape, parts[0][1].dtype
         for _, part in parts:
             if (part.shape, part.dtype) != (shape, dtype):

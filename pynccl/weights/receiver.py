@@ -67,7 +67,7 @@ class WeightReceiver(Closing):
     Raises:
         TypeError, ValueError: an argument is invalid, a tensor is not writable, or there is no key
             for an address that other machines can reach.
-        PermissionError: the sender has another key, or other users can read the key file.
+        PermissionError: the sender has a different key, or other users can read the key file.
         TimeoutError: the sender does not listen within timeout.
 
     Attributes:
@@ -118,14 +118,14 @@ class WeightReceiver(Closing):
         the next call joins again.
 
         Args:
-            timeout: seconds until it begins; None is no limit. The death of the sender ends the
-                wait in any case.
+            timeout: seconds to wait for it to begin; None means no limit. The death of the sender
+                ends the wait in any case.
 
         Returns:
             The report; ``tensors`` now hold the version.
 
         Raises:
-            TimeoutError: no version has begun in time.
+            TimeoutError: no version began in time.
             PeerLostError: the sender is lost; the session has ended.
             ChecksumError: tensors arrived with errors, even after they were sent again.
             WeightsError: the sender gave up the version. Another one may follow.
@@ -251,9 +251,9 @@ class _ReceivingFollower(Follower):
         """Answer with the checksums of the segments whose digests differ."""
         ring = self._member.ring
         if ring is None:
-            return  # this attempt was given up, which the leader has yet to read
+            return  # this member has given up the attempt, as the leader will read
         if len(message.digests) != len(self._segments):
-            self._link.lose("digests of other segments than were sent")
+            self._link.lose("digests of segments other than those sent")
             return
         different: Sums = {}
         for segment, digest in zip(self._segments, message.digests, strict=True):

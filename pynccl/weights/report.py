@@ -14,7 +14,7 @@ class Report:
     Attributes:
         version: its number.
         nbytes: bytes that this member sent or received, without repeated ones.
-        seconds: from the beginning of the transfer, when all members had joined, to the commit.
+        seconds: from the start of the transfer, when all members had joined, to the commit.
         receivers: names of the receivers that committed the version; on a receiver, of those that
             were asked to.
         lost: names of receivers that died, did not respond or had a local error, and were dropped.

@@ -67,8 +67,8 @@ class WeightSender(Closing):
             :class:`ProgressBar`, a function, or None.
         measure_link: measure the bandwidth of new communicators by four broadcasts of a bucket, for
             ``Report.share``. The setting of sender 0 counts.
-        key: the session's key, which all members prove to know: a secret of at least 32 characters,
-            or the path of a file that contains it and that only its owner can read. None uses
+        key: the session's key, whose knowledge all members prove: a secret of at least 32
+            characters, or the path of a file with it that only its owner can read. None uses
             PYNCCL_WEIGHTS_KEY; if that is not set, sender 0 creates a key, which the others find in
             the store or, at a loopback address, in a file of this user.
         insecure: use no key: any process that can connect may join. It must be the same on all
@@ -79,7 +79,7 @@ class WeightSender(Closing):
     Raises:
         TypeError, ValueError: an argument is invalid, or there is no key for an address that other
             machines can reach.
-        PermissionError: sender 0 has another key, or other users can read the key file.
+        PermissionError: sender 0 has a different key, or other users can read the key file.
         OSError: sender 0 cannot listen at the address.
         TimeoutError: sender 0 does not listen within timeout.
 
@@ -172,7 +172,7 @@ class WeightSender(Closing):
             TypeError, ValueError: an argument is invalid, or the senders' layouts or version
                 numbers do not match; nothing was sent. Senders other than the first raise
                 WeightsError.
-            PeerLostError: a sender or all receivers are lost, or members have not joined within the
+            PeerLostError: a sender or all receivers are lost, or members did not join within the
                 timeout; the session has ended.
             ChecksumError: tensors arrived with errors, even after they were sent again; no receiver
                 has committed the version.

@@ -18,7 +18,7 @@ Commit = Literal["swap", "copy", "in_place"]
 
 
 class _State(NamedTuple):
-    """The contents of tensors. It is replaced at once: an interrupt comes before or after."""
+    """The contents of tensors, replaced by one assignment: no interrupt leaves it half done."""
 
     tensors: dict[str, Tensor]
     version: int | None  # in all of them; None if they hold parts of several, or none
@@ -71,7 +71,7 @@ class Target(Views):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those of the committed version; with "in_place", those that are written to."""
+        """The tensors of the committed version; with "in_place", those that are written to."""
         return self._state.tensors
 
     @property
@@ -130,9 +130,8 @@ class Target(Views):
             for other in others:
                 if parts.get(first) != parts.get(other):
                     raise ValueError(
-                        f"into: {first} and {other} are the same tensor, and the senders have "
-                        "different values for them; leave one of them out, or give it memory of "
-                        "its own"
+                        f"into: {first} and {other} are the same tensor, but the senders have "
+                        "different values for them; omit one of them, or give it memory of its own"
                     )
 
     def commit(self, version: int) -> None:

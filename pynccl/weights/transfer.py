@@ -59,7 +59,7 @@ class Ring:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free what the communicators still refer to."""
+        """Free memory that the communicators still refer to."""
 
 
 @dataclass

@@ -17,8 +17,8 @@ _PERIOD = 0.05  # seconds between two checks
 class Watcher:
     """A thread that monitors connections while the calling thread waits in NCCL.
 
-    A library that shares memory between its ranks detects a death by itself, NCCL may not. One
-    thread serves all transfers, because starting one takes longer than sending a small model.
+    hostnccl detects a death by itself, NCCL may not. One thread serves all transfers, because
+    starting one takes longer than sending a small model.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def watch(self, links: Sequence[Link], interrupt: Callable[[], object]) -> Iterator[None]:
-        """Call a function once if a connection closes or brings the end of the transfer."""
+        """Call a function once if a connection closes or receives the end of the transfer."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pynccl-weights", daemon=True)
             self._thread.start()
@@ -43,7 +43,7 @@ class Watcher:
         finally:
             self._active.clear()
             with self._lock:
-                self._links, self._interrupt = (), None  # lets go of communicators
+                self._links, self._interrupt = (), None  # releases communicators
 
     def close(self) -> None:
         self._is_closed = True
@@ -61,6 +61,6 @@ class Watcher:
 
 
 def is_ending(link: Link) -> bool:
-    """Whether a connection is closed or has brought the end of the transfer."""
+    """Whether a connection is closed or has received the end of the transfer."""
     messages = link.unread()
     return bool(link.lost) or any(isinstance(one, Stop | Fail | Failed | Bye) for one in messages)

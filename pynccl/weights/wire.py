@@ -43,7 +43,7 @@ class LinkLostError(ConnectionError):
 
 
 class Deadline:
-    """A time limit, in seconds from now; None is no limit."""
+    """A time limit, in seconds from now; None means no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
@@ -120,14 +120,14 @@ class Link:
         self._unsent += _HEADER.pack(len(data)) + data
 
     def flush(self) -> bool:
-        """Send as much as possible without waiting; return whether nothing is left."""
+        """Send as much as possible without waiting; return whether everything was sent."""
         while self._unsent and not self._lost:
             try:
                 sent = self._socket.send(bytes(self._unsent[:_WRITTEN]))
             except _WOULD_BLOCK:
                 return False
             except (OSError, ValueError) as error:
-                self._read()  # it may tell why the other end left
+                self._read()  # a message may contain the reason
                 self.lose(str(error))
             else:
                 del self._unsent[:sent]
@@ -179,7 +179,7 @@ class Link:
         self._socket.close()
 
     def shut_down(self) -> None:
-        """End a wait of another thread for this link, which is then lost."""
+        """Close the link from another thread, whose wait for it ends."""
         shut_down(self._socket)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class Link:
                 return
             self._unread.append(message)
             if len(self._unread) > _MOST_UNREAD:
-                self.lose(f"{_MOST_UNREAD} messages that were not asked for")
+                self.lose(f"more than {_MOST_UNREAD} unread messages")
                 return
             begin = end
         del self._received[:begin]

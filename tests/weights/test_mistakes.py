@@ -429,8 +429,8 @@ def test_interrupt_of_a_wait(state: str, transport: str) -> None:
 @pytest.mark.parametrize(
     ("tensors", "text"),
     [
-        ({"w": np.array(["a"])}, "w: dtype: '<U1' is not known"),
-        ({"w": np.zeros(2, ">f4")}, "w: dtype: '>f4' is not known"),
+        ({"w": np.array(["a"])}, "w: dtype: '<U1' is not supported"),
+        ({"w": np.zeros(2, ">f4")}, "w: dtype: '>f4' is not supported"),
         ({"w": Shard(np.zeros(2), (2.5,), (0,))}, r"w: shape: expected integers, got \(2.5,\)"),
         ({"w": Shard(np.zeros(2), (4,), 0)}, "w: start: expected integers, got 0"),  # type: ignore[arg-type]
         ({"w": np.broadcast_to(np.zeros(1), 5)}, "into: w is a read-only array"),
@@ -447,7 +447,7 @@ def test_wrong_tensors(tensors: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        (Spec(torch.float32, (2,)), "w: dtype: torch.float32 is not known"),  # type: ignore[arg-type]
+        (Spec(torch.float32, (2,)), "w: dtype: torch.float32 is not supported"),  # type: ignore[arg-type]
         (Spec("float32", 2), "w: shape: expected integers, got 2"),  # type: ignore[arg-type]
         (Spec("float32", (2, 3), (1,)), r"w: start is \(1,\)"),
     ],
@@ -465,8 +465,8 @@ _OTHER = layout_of_specs({"v": Spec("float32", (2,))})
 @pytest.mark.parametrize(
     ("senders", "receiver", "order", "text"),
     [
-        ([_TWO], _OTHER, None, "v: a receiver wants it, and no sender has it"),
-        ([_TWO], None, ["w", "v"], "v: it is in the metadata, and no sender has it"),
+        ([_TWO], _OTHER, None, "v: a receiver requests it, but no sender has it"),
+        ([_TWO], None, ["w", "v"], "v: it is in the metadata, but no sender has it"),
         (
             [_TWO, _THREE],
             None,

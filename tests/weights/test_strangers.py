@@ -93,9 +93,9 @@ def test_processes_without_the_key(session: Session) -> None:
 
 def test_another_key(session: Session) -> None:
     sender, receiver = session
-    with pytest.raises(PermissionError, match="the sender has another key"):
+    with pytest.raises(PermissionError, match="the sender has a different key"):
         WeightReceiver(sender.address, key="x" * 32, **NUMPY)
-    with pytest.raises(PermissionError, match="the sender has another key"):
+    with pytest.raises(PermissionError, match="the sender has a different key"):
         WeightReceiver(sender.address, insecure=True, **NUMPY)
     assert check_version(sender, receiver) == ()
 
@@ -515,7 +515,7 @@ def test_deadline_of_a_receiver_whose_leader_floods() -> None:
         WeightReceiver(address, key=KEY, **NUMPY) as receiver,
     ):
         began = time.monotonic()
-        with pytest.raises(TimeoutError, match=r"no version has begun within 0\.5 s"):
+        with pytest.raises(TimeoutError, match=r"no version began within 0\.5 s"):
             receiver.receive(0.5)
         assert time.monotonic() - began < ALLOWED
         done.set()

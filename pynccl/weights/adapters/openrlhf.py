@@ -114,7 +114,7 @@ class SessionWorker:
         """Receive the next version, verify it, and load it into the model.
 
         Args:
-            timeout: seconds until it begins; None is no limit.
+            timeout: seconds to wait for it to begin; None means no limit.
 
         Returns:
             The number of the version.

@@ -29,9 +29,9 @@ class WeightTransfer:
 
     Args:
         client: TRL's client of the server: trl.experimental.async_grpo.vllm_client.VLLMClient.
-        metadata: of all tensors, in the order in which the trainer produces them. If None, the
-            tensors of the first version are held until it is sent, and serve as metadata for the
-            others.
+        metadata: of all tensors, in the order in which the trainer produces them. With None, the
+            tensors of the first version are kept until it is sent, and later versions use their
+            metadata.
         timeout: seconds for each wait of a transfer.
         host: the address at which this process listens; None determines one.
         key: of the session. It is passed to the workers in the same request as the address, so use

@@ -204,7 +204,7 @@ async def _send_parts(
             if part and filled + tensor.nbytes > nbytes:
                 await begin(is_last=False)
             if name in part:
-                raise ValueError(f"weights: there are two tensors {name!r}")
+                raise ValueError(f"weights: two tensors are named {name!r}")
             part[name] = tensor.detach()
             filled += tensor.nbytes
         await begin(is_last=True)

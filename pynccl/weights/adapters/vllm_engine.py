@@ -41,7 +41,7 @@ class InitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]
 class UpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
     """Arguments of an update."""
 
-    timeout: float | None = None  # seconds until it begins; None is no limit
+    timeout: float | None = None  # seconds to wait for it to begin; None: no limit
 
 
 class WeightTransferEngine(base.WeightTransferEngine):  # type: ignore[misc]
