@@ -1,4 +1,4 @@
-"""Proves that the module has the names and signatures of CuPy's, and gives what NCCL gives."""
+"""Proves that the module has the names and signatures of CuPy's, and NCCL's results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Proves that a group of Ray meets through its store, that nothing left there by an earlier group
-misleads or stops it, and what the communicator of a compiled graph does.
+"""Proves that a Ray group meets through its store regardless of remains of an earlier group there,
+and the communicator of a compiled graph.
 
 tests/integrations/check_ray.py runs a cluster.
 """
@@ -70,7 +70,7 @@ def test_ranks_meet_and_leave_nothing(store: _Store) -> None:
 
 
 def test_the_request_of_a_process_that_died(store: _Store) -> None:
-    """It is answered, and the rank that takes its place meets all the same."""
+    """The request is answered, and the replacement rank still joins."""
     store.put("pynccl/group/1", "died")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(compat._create, "group", 0, 2)
@@ -111,7 +111,7 @@ def _graphs(nranks: int, *, streams: bool = False) -> list[compat.GraphCommunica
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_compiled_graph(monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
-    """Ray runs its class for GPUs, GraphCommunicator, on GPUs only."""
+    """Ray runs GraphCommunicator, its class for GPUs, on GPUs only."""
     monkeypatch.setenv("PYNCCL_PROVIDER", "host")
     graphs = _graphs(2, streams=streams)
     assert [graph.get_self_rank() for graph in graphs] == [0, 1]

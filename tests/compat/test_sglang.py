@@ -1,4 +1,4 @@
-"""Proves that SGLang's PyNcclCommunicator gives what SGLang's gives, on CPU tensors.
+"""Proves that our PyNcclCommunicator for SGLang returns the results of SGLang's, on CPU tensors.
 
 tests/integrations/check_sglang.py compares it with SGLang's class.
 """

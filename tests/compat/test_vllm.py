@@ -1,4 +1,4 @@
-"""Proves that PyNcclCommunicator gives what vLLM's gives, on CPU tensors and on GPUs.
+"""Proves that our PyNcclCommunicator returns the results of vLLM's, on CPUs and GPUs.
 
 tests/integrations/check_vllm_wrapper.py compares it with vLLM's class.
 """
@@ -28,7 +28,7 @@ _TORCH = {"PYTEST_WITH_TORCH": "1"}
 
 
 class _Stateless:
-    """What PyNcclCommunicator uses of vLLM's StatelessProcessGroup."""
+    """The part of vLLM's StatelessProcessGroup that PyNcclCommunicator uses."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank, self.world_size = rank.rank, rank.nranks

@@ -1,22 +1,22 @@
-"""Reads the fenced blocks of a page and what the comments before them say about their execution.
+"""Reads the fenced blocks of a page, and the comments that control their execution.
 
-A block is executed, or is output, or is not run here for a reason of a short list:
+A block is executed, or is output, or is not run here for a listed reason:
 
 ``python``         executed; the blocks of a page share their names, in order
-``console``        lines with ``$`` are executed, those below are what they print (... is any text)
+``console``        lines with ``$`` are executed, those below are their output (... is any text)
 ``sh``             executed as a whole
 ``cpp``, ``c++``   only with a file name or a reason
-``text``           output; where it follows a python block at once, it is what that block prints
+``text``           output; directly after a python block, the output of that block
 
 Comments before a block:
 
 ``<!-- file: NAME -->``                the block is written to a file, which later blocks use
-``<!-- test: REASON -->``              the block is not run; Python is compiled still
-``<!-- needs: MODULE -->``              it is left out where the module is not installed
+``<!-- test: REASON -->``              the block is not run; Python is still compiled
+``<!-- needs: MODULE -->``              the block is skipped if the module is not installed
 ``<!-- setup ... -->``                 Python that runs before the block
-``<!-- ranks: 2 -->``                  so many threads execute it, each with names of its own: rank,
+``<!-- ranks: 2 -->``                  this many threads execute it, each with separate names: rank,
                                        nranks, comm, stream
-``<!-- output: any order -->``         the lines that are printed may be in another order
+``<!-- output: any order -->``         the printed lines may be in any order
 ``<!-- status: 1 -->``                 the exit status of the commands
 ``<!-- page: run by tests/... -->``    all blocks of the page belong to another test
 """
@@ -41,7 +41,7 @@ REASONS = (
 _EXECUTED = ("python", "console", "sh")
 _SOURCES = ("cpp", "c++", "cuda", "c", "make", "json", "toml", "yaml", "xml")
 _MARKS = ("file", "test", "needs", "setup", "ranks", "output", "status", "page")
-_CODE = ("{code-block}", "{code}", "{doctest}", "{testcode}")  # directives that would not run
+_CODE = ("{code-block}", "{code}", "{doctest}", "{testcode}")  # unknown directives
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 
@@ -52,10 +52,10 @@ class Block:
 
     Attributes:
         kind: the info string.
-        text: what is between the fences.
-        line: of the first line of the text, from 1 on.
-        marks: what comments before it say.
-        prints: what it is said to print: the text of an output block that follows at once.
+        text: the text between the fences.
+        line: the number of the first line of the text, from 1.
+        marks: the comments before it.
+        prints: its documented output: the text of an output block directly after it.
     """
 
     kind: str
@@ -66,16 +66,16 @@ class Block:
 
     @property
     def is_executed(self) -> bool:
-        """Whether it runs here, maybe as a file that another block runs."""
+        """Whether it runs here, perhaps as a file that another block runs."""
         return not (self.kind == "text" or self.is_directive or "test" in self.marks)
 
     @property
     def is_directive(self) -> bool:
-        """Whether it is one of MyST's, as a table of contents."""
+        """Whether it is a MyST directive, such as a table of contents."""
         return self.kind.startswith("{")
 
     def faults(self) -> list[str]:
-        """What is wrong with its kind and its marks."""
+        """The errors in its kind and its marks."""
         found = []
         if self.is_directive:
             return (
@@ -110,7 +110,7 @@ class Page:
 
 
 def _marks(between: str) -> dict[str, str]:
-    """The marks in what is between a block and the text before it."""
+    """The marks between a block and the text before it."""
     marks = {}
     for comment in _COMMENT.findall(between):
         text = comment.strip()

@@ -1,9 +1,10 @@
 """Runs the programs of pages in processes forked from one that has imported torch.
 
-To import it takes seconds in each of them.
+Importing it would take seconds in each of them.
 
-``forks.py serve SOCKET`` is that process, until its stdin ends. ``forks.py SOCKET python ...`` and
-``forks.py SOCKET torchrun --nproc-per-node N SCRIPT ...`` ask it for processes and end as they do.
+``forks.py serve SOCKET`` is that process, until its stdin is closed. ``forks.py SOCKET python ...``
+and ``forks.py SOCKET torchrun --nproc-per-node N SCRIPT ...`` request processes from it, and exit
+with their status.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LARGEST = 1 << 17  # bytes of a request
 
 
 def serve(path: str) -> tuple[CodeType, bool]:
-    """Fork a process for each request; return in each what it is to execute."""
+    """Fork a process for each request; return in each the program to execute."""
     import torch
     import torch._dynamo  # as every optimizer does
     import torch.distributed.fsdp
@@ -38,7 +39,7 @@ def serve(path: str) -> tuple[CodeType, bool]:
         while True:
             readable, _, _ = select.select([listener, sys.stdin], [], [])
             if sys.stdin in readable:
-                os._exit(0)  # an interpreter with torch takes a second to end
+                os._exit(0)  # finalizing an interpreter with torch takes a second
             connection = listener.accept()[0]
             if os.fork() == 0:
                 break
@@ -63,7 +64,7 @@ def _run(
     from tests.support import warm
     from tests.support.commands import free_port
 
-    added: list[dict[str, str]] = [{}]  # to the environment of each process
+    added: list[dict[str, str]] = [{}]  # added to the environment of each process
     if program == "torchrun":
         option, nranks, *arguments = arguments
         assert option == "--nproc-per-node", option
@@ -104,7 +105,7 @@ def _run(
 
 
 def _serve_ranks() -> tuple[CodeType, bool] | None:
-    """Fork a process that forks the ranks which this one launches; return in each what it is to
+    """Fork a process that forks the ranks launched by this one; return in each the program to
     execute, and None in this one.
     """
     from pynccl.testing import Launcher
@@ -122,7 +123,7 @@ def _serve_ranks() -> tuple[CodeType, bool] | None:
 
 
 def ask(path: str, program: str, arguments: list[str]) -> None:
-    """Have a program run, and end as it does."""
+    """Run a program, and exit with its status."""
     if "LD_PRELOAD" in os.environ or "PMI_FD" in os.environ:  # of mpiexec, open in this process
         os.execv(sys.executable, [sys.executable, *arguments])
     process: dict[str, object] = {"folder": os.getcwd(), "env": {**os.environ}}

@@ -1,6 +1,6 @@
 """Runs the blocks of one page in order: python -m tests.docs.session PAGE SECONDS, in its folder.
 
-It ends with the first block that fails, whose place and error it prints on stderr.
+It stops at the first block that fails, and prints its location and error to stderr.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.support.commands import run_command
 
 
 class BlockError(AssertionError):
-    """A block did not do what the page says."""
+    """A block did not behave as documented."""
 
 
 def _agrees(expected: str, printed: str, in_any_order: bool) -> bool:
-    """Whether what was printed is what the page says, where ... stands for any text.
+    """Whether the output is the documented one, in which ... stands for any text.
 
-    Spaces and ends of lines count as one space: columns are as wide as their values, and pages
-    break long lines.
+    Whitespace counts as one space, because columns depend on their values and pages break long
+    lines.
     """
     wanted, got = (
         [" ".join(line.split()) for line in text.strip().splitlines()]
@@ -48,10 +48,10 @@ def _compare(block: Block, expected: str, printed: str, of: str) -> None:
 
 
 def commands(text: str) -> list[tuple[str, str]]:
-    """The commands of a console block, each with what it prints by the page.
+    """The commands of a console block, each with its documented output.
 
     Args:
-        text: of the block. A command begins with ``$ `` and goes on after a backslash.
+        text: the text of the block. A command begins with ``$ `` and continues after a backslash.
     """
     found: list[tuple[str, str]] = []
     goes_on = False
@@ -122,7 +122,7 @@ class Session:
         return end.stdout
 
     def _execute(self, code: str, line: int, block: Block) -> str:
-        """Execute Python, by the ranks where the block says so; returns what it prints."""
+        """Execute Python, on ranks if the block requests them; return the output."""
         # With the page's line numbers, but the block alone: what reads the source of a function, as
         # Triton does, cannot read Markdown.
         source, name = "\n" * (line - 1) + code + "\n", f"{self._page}:{line}"

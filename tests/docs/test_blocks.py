@@ -1,5 +1,5 @@
-"""Proves that every fenced block of README.md and docs/ does what the page says: it is executed, or
-is output, or a comment before it says why it cannot run here.
+"""Proves that every fenced block of README.md and docs/ behaves as documented: it is executed, or
+is output, or a comment before it gives the reason why it cannot run here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _PAGES = sorted(
     if "_build" not in path.parts
     and not path.parent.name.startswith("bench-")  # the tables of docs/results
 )
-# How many blocks do not run, at most: this number is to go down.
+# The maximum number of blocks that do not run; lower it when possible.
 _NOT_RUN = 27
 _FORKS = _ROOT / "tests" / "docs" / "forks.py"
-# What a page calls by name, in this interpreter.
+# The commands that a page calls by name, in this interpreter.
 _COMMANDS = {
     "python": "",
     "pynccl": "-m pynccl",
@@ -56,7 +56,7 @@ _RUN = [page for page in _PAGES if _executed(page)]
 
 
 def _environment(folder: Path, socket: Path | None = None) -> dict[str, str]:
-    """That of somebody who has installed pynccl, with the commands of this interpreter.
+    """The environment of a user who has installed pynccl, with this interpreter's commands.
 
     Args:
         folder: for the commands.
@@ -64,7 +64,7 @@ def _environment(folder: Path, socket: Path | None = None) -> dict[str, str]:
     """
     programs = folder / "bin"
     programs.mkdir()
-    # Pages are not about speed, and a compiler takes longest to optimise.
+    # Speed does not matter here, and optimization takes most of a compiler's time.
     scripts = {"g++": f'{shutil.which("g++")} "$@" -O0'}
     for name, arguments in _COMMANDS.items():
         interpreter = f'"{sys.executable}" {arguments}'
@@ -109,7 +109,7 @@ def ends(
         env = _environment(folder, socket)
         python = str(folder / "bin" / "python")
         command = [python, "-m", "tests.docs.session", str(_ROOT / page), str(_SECONDS)]
-        # Commands of the page have what is left of its time, so that none outlives the session.
+        # A command of the page has its remaining time, so that none outlives the session.
         return run_command(command, work, env, _SECONDS + 20)
 
     server = [sys.executable, str(_FORKS), "serve", str(socket)]
@@ -133,7 +133,7 @@ def test_page_runs(
 
 @pytest.mark.parametrize("name", _PAGES)
 def test_blocks_are_marked(name: str) -> None:
-    """Each block has a known kind; what is not run has a reason, and Python is Python still."""
+    """Each block has a known kind; blocks that do not run have a reason, and valid Python."""
     page = _read(name)
     faults = [fault for block in page.blocks for fault in block.faults()]
     for block in page.blocks:
@@ -151,7 +151,7 @@ def test_blocks_are_marked(name: str) -> None:
 
 
 def _wrong_test(test: str, page: str) -> list[str]:
-    """What is wrong with the test that is said to run a block: it has to read the page."""
+    """The error of the test that is named to run a block; it must read the page."""
     path = _ROOT / test
     if not path.is_file():
         return [f"there is no test {test}"]

@@ -1,4 +1,4 @@
-"""Proves that the check of the built site finds broken links and anchors, and nothing else."""
+"""Proves that the check of the built site finds exactly the broken links and anchors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Proves that every name in the tables of docs/coming-from exists: those of the peer where it is
-installed, and pynccl's, with the keywords that the tables write.
+"""Proves that every name in the tables of docs/coming-from exists: the other library's if it is
+installed, and pynccl's, with the keywords in the tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OURS = {
     "window": nccl.Window,
     "raw": raw,
 }
-# The module that a peer needs, and what its page's words stand for.
+# The required module of each library, and the meaning of its page's names.
 _PEERS: dict[str, tuple[str, dict[str, str]]] = {
     "cupy-nccl": (
         "cupy",
@@ -42,7 +42,7 @@ _PEERS: dict[str, tuple[str, dict[str, str]]] = {
     "torch-distributed": ("torch", {"dist": "torch.distributed"}),
 }
 _PAGES = sorted(path.stem for path in _FOLDER.glob("*.md"))
-# Prints those of the names in its argument that do not exist.
+# Prints the names in its argument that do not exist.
 _FIND = """
 import functools, importlib, json, sys
 import warnings; warnings.simplefilter("ignore")
@@ -75,7 +75,7 @@ def _rows(page: str) -> Iterator[list[str]]:
 
 
 def _calls(cells: list[str]) -> list[str]:
-    """What stands in code in some cells."""
+    """The code in some cells."""
     return [call for cell in cells for call in re.findall(r"`([^`]+)`", cell)]
 
 
@@ -120,7 +120,7 @@ def test_names_of_the_peer(page: str, tmp_path: Path) -> None:
 
 
 def _missing(roots: dict[str, str], names: list[str], folder: Path) -> list[str]:
-    """Those of some names that do not exist, as a process with hostnccl for NCCL sees them."""
+    """The missing names, in a process with hostnccl in place of NCCL."""
     command = [sys.executable, "-c", _FIND, json.dumps([roots, names])]
     end: subprocess.CompletedProcess[str] = run_command(command, folder, environment(), 60)
     assert end.returncode == 0, end.stderr
@@ -129,7 +129,7 @@ def _missing(roots: dict[str, str], names: list[str], folder: Path) -> list[str]
 
 
 def test_calls_are_python() -> None:
-    """But for keywords without a value, as in out=, and the three dots."""
+    """Except for keywords without a value, as in out=, and the three dots."""
     for page in _PAGES:
         for call in _calls([cell for row in _rows(page) for cell in row]):
             ast.parse(re.sub(r"(\w+)=(?=[,)])", r"\1=0", call))
@@ -146,7 +146,7 @@ def _parameters(function: Callable[..., Any]) -> str:
 
 
 def test_signatures_of_functions_for_kernels() -> None:
-    """docs/device-api.md writes the parameters of the functions for Triton and Numba."""
+    """docs/device-api.md lists the parameters of the functions for Triton and Numba."""
     modules = [
         pytest.importorskip(f"pynccl.device.{name}", exc_type=ImportError)
         for name in ("triton", "numba")

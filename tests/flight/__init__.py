@@ -1,1 +1,1 @@
-"""Tests of pynccl.flight: dumps of the flight record, and what they say together."""
+"""Tests of pynccl.flight: dumps of the flight record, and their comparison."""

@@ -15,7 +15,7 @@ _LOOP = [record("all_reduce") for _ in range(5)]
 
 
 def _report(*programs: list[dict[str, Any]], missing: int = 0, **fields: object) -> Report:
-    """What is said of a communicator, by the operations of each rank."""
+    """The findings about a communicator, given the operations of each rank."""
     nranks = len(programs) + missing
     return analyse(
         [dump(r, communicator(r, nranks, own, **fields)) for r, own in enumerate(programs)]

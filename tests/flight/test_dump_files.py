@@ -1,4 +1,4 @@
-"""Proves that only complete dumps are read, and what ``pynccl flight`` prints and returns."""
+"""Proves that only complete dumps are read, and the output of ``pynccl flight``."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_planted_files_are_an_error(
     victim, path = tmp_path / "victim", tmp_path / "name_0"
     victim.write_text("precious")
     if kind == "pipe":
-        os.mkfifo(path)  # which would be waited for without a reader
+        os.mkfifo(path)  # opening it would block without a reader
     else:
         path.symlink_to(victim if kind == "link" else tmp_path / "nothing")
     with pytest.raises(OSError, match="name_0"):
@@ -59,7 +59,7 @@ def test_planted_files_are_an_error(
 
 @pytest.mark.parametrize("write", _WRITERS)
 def test_only_the_owner_can_change_it(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    """Nor does an earlier file that others can write stay in place."""
+    """An existing file that others can write to is replaced."""
     path = tmp_path / "name_0"
     path.write_text("old")
     path.chmod(0o666)
@@ -98,7 +98,7 @@ def test_the_files_of_a_process(tmp_path: Path, variable: str) -> None:
 
 
 def test_a_dump_by_a_signal(tmp_path: Path) -> None:
-    """Also while the file of an earlier dump is there."""
+    """Even if the file of an earlier dump exists."""
     victim, path = tmp_path / "victim", tmp_path / "flight_0"
     victim.write_text("precious")
     path.symlink_to(victim)

@@ -185,7 +185,7 @@ def test_an_invalid_answer(word: str, reply: bytes, text: str) -> None:
 
 @pytest.mark.parametrize("word", ["CLIENT", "TIMEOUT", "SET", "STATUS"])
 def test_a_service_that_sends_a_gigabyte(word: str) -> None:
-    """Its memory is bounded, and what it sends is not read to the end."""
+    """Memory is bounded, and the answer is not read to the end."""
     with Service() as service:
         service.replies[word] = b"x" * (1 << 20)
         service.times = 1024
@@ -196,7 +196,7 @@ def test_a_service_that_sends_a_gigabyte(word: str) -> None:
 
 
 def test_a_report_that_keeps_a_job_busy() -> None:
-    """Ranks, counters and bytes are limited: so is the time for which other threads wait."""
+    """Limits on ranks, counters and bytes bound the time that other threads wait."""
     many = [communicator([], size=1 << 19, name=f"{i}") for i in range(3)]
     with pytest.raises(RasError, match="a communicator of 524288 ranks"):
         parse(report(*many))

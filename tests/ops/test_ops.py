@@ -1,7 +1,7 @@
-"""Proves that the collectives are operators of torch: the same results as the mirror's functions,
-compiled without a graph break by every backend, in place and out of place, in sub-groups; gradients
-as torch.distributed.nn has them and as finite differences of the sum of all ranks' losses say; and
-mistakes that are exceptions.
+"""Proves the collectives as torch operators: the same results as the mirror's functions, compiled
+without a graph break by every backend, in place and out of place, in sub-groups; gradients equal to
+those of torch.distributed.nn and to finite differences of the sum of all ranks' losses; errors for
+mistakes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _check_results(dist: Any, rank: int, size: int) -> None:
         "all_to_all": lambda: ops.all_to_all_(torch.empty_like(x), x),
     }.items():
         torch.testing.assert_close(call(), _functional(ops, rank, size, None)[name][1])
-    # A group of one's own, by itself and by its name.
+    # A separate group, as an object and by name.
     for group in (dist.new_group(list(range(size))), dist.new_group(list(range(size))).group_name):
         torch.testing.assert_close(ops.all_gather(x, group), torch.cat(_inputs(size)))
     alone = [dist.new_group([r]) for r in range(size)][rank]
@@ -108,7 +108,7 @@ def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
     group = dist.new_group(list(range(size)))
     calls = [call for call, _ in _functional(ops, rank, size, None).values()]
     calls += [call for call, _ in _functional(ops, rank, size, group).values()][::4]
-    if backend == "inductor":  # which takes its time for each
+    if backend == "inductor":  # which takes time for each
         calls = calls[:: len(calls) // 3] if FULL else calls[:1]
     weight = torch.arange(9.0, dtype=torch.float64).reshape(3, 3)
 
@@ -159,7 +159,7 @@ def test_compiled_to_machine_code(world: World, tmp_path: Path) -> None:
 
 @on_ranks(1, timeout=180)
 def test_torch_finds_the_operators_sound(dist: Any, rank: int, size: int) -> None:
-    """Schemas, fake forms, registrations and symbolic shapes, by torch's own check."""
+    """Schemas, fake implementations, registrations and symbolic shapes pass torch's check."""
     from pynccl import _ops
 
     x = _input(rank, size)
@@ -182,7 +182,7 @@ def test_torch_finds_the_operators_sound(dist: Any, rank: int, size: int) -> Non
 
 
 def _differences(dist: Any, rank: int, size: int) -> None:
-    """Each element of each rank's input is moved; the sum of all losses answers."""
+    """Differences of the sum of all losses, for each element of each rank's input."""
     from pynccl import ops
 
     step = 1e-6
@@ -327,7 +327,7 @@ def test_mistakes(dist: Any, rank: int, size: int) -> None:
         ops.all_to_all(x, [1] * size, [3])
     with pytest.raises(RuntimeError, match="'max' has no gradient"):
         ops.all_reduce(x.clone().requires_grad_(), "max").sum().backward()
-    # An operation without a gradient raises, and gives no wrong one.
+    # An operation without a gradient raises instead of returning a wrong one.
     y = x.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="use the functional form"):
         ops.all_reduce_(y * 2)
@@ -335,7 +335,7 @@ def test_mistakes(dist: Any, rank: int, size: int) -> None:
         ops.all_gather_(x.new_empty(size * len(x), 3), y)
     with torch.no_grad():
         ops.all_reduce_(y.detach())
-    # All of it before anything was sent.
+    # All before anything is sent.
     assert (ops.all_reduce(x) == size).all()
 
 

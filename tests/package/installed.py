@@ -1,6 +1,6 @@
-"""Proves that an installed wheel of rawnccl works where nothing else of it is: its metadata and
-files, NumPy alone, ranks as processes, the command, and NCCL clients by LD_PRELOAD; with torch and
-CuPy where they are installed.
+"""Proves that an installed wheel of rawnccl works without a source tree: its metadata and files,
+NumPy alone, ranks as processes, the command, and NCCL clients by LD_PRELOAD; with torch and CuPy if
+they are installed.
 
 A program for the interpreter of the environment that it checks, without pytest:
 python tests/package/installed.py
@@ -41,13 +41,13 @@ _TIMEOUT = 120.0  # seconds of each command
 
 
 def check(holds: bool, what: object) -> None:
-    """Fail with a text; assert may be off."""
+    """Fail with a text, because assert may be disabled."""
     if not holds:
         raise SystemExit(f"FAILED: {what}")
 
 
 def run(command: list[str], **variables: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     done = subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True,
         timeout=_TIMEOUT, check=False,
@@ -57,7 +57,9 @@ def run(command: list[str], **variables: str) -> str:
 
 
 def metadata() -> None:
-    """The distribution, its version, its files, and that this is not the source tree's package."""
+    """Check the distribution, its version and files, and that this is not the source tree's
+    package.
+    """
     package = Path(pynccl.__file__).resolve().parent
     check(package != _HERE.parents[1] / "pynccl", f"{package} is the source tree's")
     check(
@@ -126,7 +128,7 @@ def _client(name: str) -> None:
 
 
 def preload() -> None:
-    """A client of libnccl.so.2 by ctypes, with ours in its place."""
+    """A ctypes client of libnccl.so.2, with ours preloaded."""
     _client("by_ctypes.py")
 
 

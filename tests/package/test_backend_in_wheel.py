@@ -1,6 +1,6 @@
-"""Proves that a package which has the backend for the installed torch built in uses it where there
-is no compiler and nothing in the cache, and that another package says there how to get it; in the
-full tests also that a wheel built with PYNCCL_BUILD_BACKEND is such a package.
+"""Proves that a package with a built-in backend for the installed torch works without a compiler
+and with an empty cache, and that the error of any other package says how to get the backend; in the
+full tests also that a wheel built with PYNCCL_BUILD_BACKEND has a built-in backend.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _check(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _package(site: Path) -> Path:
-    """A package as a wheel has it, without the sources beside it, of links to this one's files.
+    """A package like a wheel's, without sources, made of links to this one's files.
 
     Returns:
         Its folder for the backend, which is empty.
@@ -64,7 +64,7 @@ def _package(site: Path) -> Path:
     for file in Path(pynccl.get_include(), "pynccl").iterdir():
         if file.name != "c10d":
             (other / "include" / "pynccl" / file.name).symlink_to(file)
-    # Those of the source tree where there is one: it may have changed since it was installed.
+    # Those of the source tree, if there is one, because it may have changed since the installation.
     sources = _ROOT / "csrc" / "c10d"
     (other / "include" / "pynccl" / "c10d").symlink_to(sources)
     (other / "lib").mkdir()

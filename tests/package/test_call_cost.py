@@ -1,5 +1,5 @@
-"""Proves that calls stay as cheap as they are: their instructions, which callgrind counts and which
-the load of the machine does not change, are checked against recorded bounds.
+"""Proves that calls do not become more expensive: callgrind counts their instructions,
+independently of the machine's load, which are compared with recorded bounds.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from tests.support import warm
 from tests.support.commands import run_python
 from tests.support.tier import FULL
 
-# Instructions of one call, by Python version, as docs/performance.md explains them. A change that
-# makes calls cheaper lowers these figures; one that makes them more expensive for a reason raises
-# them.
+# Instructions of one call, by Python version; see docs/performance.md. Lower these figures when
+# calls become cheaper; raise them only for a reason.
 _RECORDED = {
     (3, 11): {
         "pynccl.raw, integers": 960,

@@ -1,6 +1,4 @@
-"""Proves that the command `pynccl` has one help for everything: each help has examples, and the
-examples are commands that exist.
-"""
+"""Proves that each help of the command `pynccl` has examples, which are valid commands."""
 
 from __future__ import annotations
 

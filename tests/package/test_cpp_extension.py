@@ -44,7 +44,7 @@ pytest.importorskip("setuptools")
 
 
 def _build(nvcc: str, architecture: str = "") -> Path:
-    """Build the example as its user would, apart from where; gives the module's file."""
+    """Build the example like a user, in another folder; return the module's path."""
     folder = _SCRATCH / f"{sys.implementation.cache_tag}-{'cuda' if nvcc else 'plain'}"
     environment = {**os.environ, "NVCC": nvcc, "PYTHONPATH": os.pathsep.join(sys.path)}
     if architecture:
@@ -160,7 +160,7 @@ def test_mistakes_are_exceptions(extension: Path) -> None:
 
 
 def _two_threads(run: Callable[[nccl.Communicator], object]) -> list[object]:
-    """What a function gives on each of two ranks, which are threads."""
+    """The results of a function on two ranks, which are threads."""
     unique_id = nccl.get_unique_id("host")
 
     def start(rank: int) -> object:
@@ -197,7 +197,7 @@ def test_what_nccl_answers_is_pynccls_exception(extension: Path) -> None:
 
 def test_waits_of_an_extension_are_traced() -> None:
     with _communicator() as comm:
-        capsule = comm.__pynccl_communicator__()  # what it points to exists as long as it
+        capsule = comm.__pynccl_communicator__()  # the pointed-to object lives as long as it
         c, self = open_capsule(capsule)
         assert c.begin_wait(self, None) is None
         with nccl.trace() as traced:
@@ -299,7 +299,7 @@ def _compile(tmp_path: Path, source: str, *flags: str) -> subprocess.CompletedPr
 
 
 def _sources() -> dict[str, str]:
-    """What is compiled, by a name."""
+    """The sources to compile, by name."""
     alone = _USER.format(include="#include <pybind11/pybind11.h>", type="pynccl::abi::ncclComm*")
     guide = (_ROOT / "docs" / "extending.md").read_text()
     (of_guide,) = re.findall(r"```cpp\n(.+?)```", guide, re.DOTALL)

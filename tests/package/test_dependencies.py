@@ -1,4 +1,4 @@
-"""Proves that the check of `make lint` sees includes and imports, and what is wrong in them."""
+"""Proves that the check of `make lint` finds includes and imports, and errors in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves that the build refuses an interpreter without the global interpreter lock, and says so."""
+"""Proves that the build rejects an interpreter without the global interpreter lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(not FULL, reason="configures a build: PYNCCL_TEST_FULL=1")
 def test_the_build_is_refused(tmp_path: Path) -> None:
-    """This interpreter, which says of itself that it has no lock."""
+    """This interpreter, which pretends to have no lock."""
     if not shutil.which("cmake"):
         pytest.skip("there is no cmake")
     pybind11 = pytest.importorskip("pybind11").get_cmake_dir()

@@ -1,5 +1,6 @@
-"""Proves that the benchmark for GPUs runs from end to end, over CPUs, and that the files of each
-section contain its ratios, name the machine and none of its paths, and are written if a part fails.
+"""Proves that the benchmark for GPUs runs from end to end over CPUs, and that the files of each
+section contain its ratios, name the machine but none of its paths, and are written even if a part
+fails.
 """
 
 from __future__ import annotations
@@ -106,14 +107,14 @@ def test_a_dry_run_writes_every_section(tmp_path: Path) -> None:
 
 
 def test_a_section_of_a_shared_gpu_that_failed(tmp_path: Path) -> None:
-    """With what only GPUs give: the host's own time, and ranks that share one."""
+    """With the results of GPUs only: the host time, and ranks that share a GPU."""
     engine = "nccl (ProcessGroupNCCL2)"
     machine = Machine("a CPU", 8, ("NVIDIA T9000",), "Linux", {"NCCL": "2.28.9"})
     absent = {"torch nccl4py": "nccl4py is not installed:\npip install nccl4py"}
     section = gpu.Section("collectives", 4, machine, Start(1, engine, absent))
     theirs = f"torch {engine}"
     measured = {"pynccl": [Elapsed(2e-5, 3e-6)], theirs: [Elapsed(4e-5, 9e-6)]}
-    # Of repeated measurements the last counts.
+    # The last of repeated measurements counts.
     for baseline in ("", theirs):
         about = {"collective": "all_reduce", "bytes": 4096}
         for figure in figures(measured, lambda _, name=baseline: name, **about):  # type: ignore[misc]

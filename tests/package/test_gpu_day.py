@@ -1,6 +1,6 @@
-"""Proves that a day on a GPU reports every outcome of tests, goes on after those that hang or kill
-their process, leaves a whole report when it is ended between two steps, and needs no package that
-its machine lacks.
+"""Proves that `make gpu-day` reports the outcome of every test, continues after tests that hang or
+kill their process, leaves a complete report if it is stopped between two steps, and needs no
+package that its machine lacks.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_a_day_that_is_cut(tmp_path: Path) -> None:
         day.wait()
         day.stdout.close()
         for child in map(int, children):
-            for kill in (os.kill, os.killpg):  # it may not have a session of its own yet
+            for kill in (os.kill, os.killpg):  # it may not have its own session yet
                 with contextlib.suppress(ProcessLookupError):
                     kill(child, signal.SIGKILL)
     assert "| machine | passed |" in (tmp_path / "report.md").read_text()
@@ -117,7 +117,7 @@ _OWN = {"benchmarks", "pynccl", "tests", "tools"}
 
 
 def test_files_import_only_what_a_gpu_machine_has() -> None:
-    """At their top, where it would end the collection, but for what they skip without."""
+    """At module level, where a missing package would end the collection, except optional ones."""
     known = _PRESENT | _OWN | set(sys.stdlib_module_names)
     wrong = []
     for path in (machine.ROOT / "tests").rglob("test_*.py"):

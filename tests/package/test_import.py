@@ -1,6 +1,5 @@
-"""Proves that importing pynccl takes less than 60 ms, and that the error of a source tree that is
-not compiled says what to do; and that the process is then ready to abort. test_package.py looks
-for torch and NumPy.
+"""Proves that importing pynccl takes less than 60 ms and prepares the barrier of aborts, and that
+the error of an uncompiled source tree gives advice. test_package.py checks for torch and NumPy.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import pynccl
 from tests.support.commands import run_command, run_python
 
 _BOUND = 0.060  # seconds
-_ATTEMPTS = 60  # at most, until one is below it: other load only makes them longer
+_ATTEMPTS = 60  # attempts until one is below the limit; load only makes imports slower
 
 
 def _seconds(module: str) -> float:
-    """Python's own account of an import, the start of the interpreter left out."""
+    """The duration of an import measured by Python, without the interpreter's start."""
     command = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     # Imported first, pynccl.nccl and pynccl.raw contain pynccl.
@@ -62,7 +61,7 @@ os.waitpid(child, 0)
 
 @pytest.mark.parametrize("threads", ["alone", "threads"])
 def test_the_barrier_of_an_abort_is_prepared(threads: str) -> None:
-    """The kernel takes up to seconds to do that when there are several threads."""
+    """With several threads, the kernel may take seconds for that."""
     done = run_python("-c", _REGISTERED, threads, timeout=120)
     assert (done.stdout, done.returncode) == ("True\nTrue\n", 0), done.stderr
 

@@ -1,6 +1,6 @@
-"""Proves that an installation that another project's package of the same import name has damaged
-is refused with what to do, that `pynccl info` reports one that will be, and that neither is asked
-for where all is well.
+"""Proves that an installation damaged by another project's package with the same import name is
+rejected with advice, that `pynccl info` reports one at risk, and that an intact installation skips
+both checks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REPAIR = "pip uninstall -y pynccl rawnccl && pip install rawnccl"
 
 
 def _install(site: Path) -> Path:
-    """This package, of links to its files; gives its folder."""
+    """Install this package as links to its files; return its folder."""
     package = site / "pynccl"
     package.mkdir(parents=True)
     for file in Path(pynccl.__file__).parent.iterdir():
@@ -117,7 +117,7 @@ def test_the_command_reports_a_damaged_package(tmp_path: Path) -> None:
 
 
 def test_nothing_is_wrong(tmp_path: Path) -> None:
-    """And the metadata of the installed packages, which take milliseconds, are not read."""
+    """The metadata of the installed packages, which take milliseconds, are not read."""
     _install(tmp_path)
     code = "import pynccl.nccl, sys; print(sorted(n for n in sys.modules if 'metadata' in n))"
     done = _python(tmp_path, "-c", code)

@@ -1,5 +1,5 @@
-"""Proves how the library of a provider is found: by the environment, loaded already, two side by
-side, an older one that gets the structs it knows, and a file that every NCCL client takes for NCCL.
+"""Proves the search for a provider's library: by the environment, already loaded, two side by side,
+an older one with its versions of the structs, and a file that every NCCL client accepts as NCCL.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_cuda_by_the_environment_is_not_loaded_to_locate_it() -> None:
 
 
 def test_a_provider_has_its_own_memory() -> None:
-    """A hostnccl that was given as libnccl.so.2 is refused: its buffers are not on a GPU."""
+    """Rejected as libnccl.so.2: the buffers of hostnccl are not on a GPU."""
     code = (
         "from pynccl import errors, raw\n"
         "try: raw.load('cuda')\n"
@@ -148,7 +148,7 @@ int ncclCommUserRank(void* comm, int* rank) { *rank = (int)version; return 0; }
 """
 
 
-# The size of ncclConfig_t in the release; it ends behind the last field that the release had.
+# The size of ncclConfig_t in the release, which ends after the release's last field.
 @pytest.mark.parametrize(("version", "size"), [(21805, 48), (22703, 72), (22909, 88), (23203, 120)])
 def test_an_older_library_gets_its_own_config(tmp_path: Path, version: int, size: int) -> None:
     lib = raw.load(compile_nccl(tmp_path, version, _OLD_NCCL))
@@ -260,7 +260,7 @@ def test_a_process_has_one_nccl() -> None:
 
 
 def test_symbols_stay_local() -> None:
-    """Loading the provider does not offer ncclGetVersion to the rest of the process."""
+    """Loading the provider does not export ncclGetVersion to the rest of the process."""
     code = (
         "import ctypes\nfrom pynccl import raw\nraw.load('host').ncclGetVersion()\n"
         "print(hasattr(ctypes.CDLL(None), 'ncclGetVersion'))"

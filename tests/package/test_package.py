@@ -1,5 +1,5 @@
-"""Proves properties of the whole package: names that resolve, files that stay small, examples that
-run as their heads say, and imports that load nothing unnecessary.
+"""Proves properties of the whole package: names resolve, files stay small, examples run as
+documented, and imports load nothing unnecessary.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_pythons_are_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("folder", ["csrc", "pynccl"])
 def test_no_file_is_too_long(folder: str) -> None:
-    """Except those that docs/architecture.md gives a reason for."""
+    """Except those listed with a reason in docs/architecture.md."""
     excused = (_ROOT / "docs" / "architecture.md").read_text()
     long = {}
     for path in (_ROOT / folder).rglob("*"):
@@ -77,7 +77,7 @@ def test_no_file_is_too_long(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[examples.Example, Run]]:
-    """The run of each example, under way or done."""
+    """The run of each example, in progress or completed."""
     with run_ahead(request, "example", examples.Example.run) as started:
         yield started
 
@@ -93,7 +93,7 @@ _LONG = () if FULL else ("all_reduce_torchrun", "overlap", "torch_compile", "tri
 def test_examples_run_as_their_heads_say(
     example: examples.Example, runs: dict[examples.Example, Run]
 ) -> None:
-    """Their output is that in their heads, except for the order of the ranks."""
+    """Their output is that in their docstrings, except for the order of the ranks."""
     example.check(runs[example].result(), in_order=False)
 
 

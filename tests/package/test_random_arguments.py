@@ -1,5 +1,5 @@
-"""Proves that random arguments, well made and malformed, neither crash the process nor raise an
-error that says nothing of the argument. `make sanitize-module` runs more, under AddressSanitizer.
+"""Proves that random arguments, valid and malformed, neither crash the process nor raise an error
+that does not name the argument. `make sanitize-module` runs more, under AddressSanitizer.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tests.support.commands import run_ahead, run_command
 from tests.support.launcher import Launcher, skip_old, too_old
 from tests.support.rank import Rank
 
-_SHORT = 5.0  # seconds of launches in which a rank hangs: the others are done before
+_SHORT = 5.0  # seconds of launches in which a rank hangs; the others finish earlier
 
 
 def _identity(rank: Rank, offset: int) -> tuple[int, int, int]:
@@ -182,8 +182,8 @@ _WHERE = r"1 of 2 ranks failed\n--- rank 1: not done(.|\n)*in _hang"
 _NEVER = r"rank 2 never created its communicator \(unique id 0\), for which rank 0 and rank 1 "
 _NEVER += r"waited; it had ended\Z"
 _COMPILING = "rank 1 was compiling when the time was up .*{}.*; compilation counts against"
-# What ranks do until the deadline: a function and its arguments, the options of the launch, which
-# ranks end well, and what the error says.
+# Ranks until the deadline: a function and its arguments, the options of the launch, the ranks that
+# succeed, and the text of the error.
 _LATE: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool, list[bool], str]] = {
     "hang": (_hang, (), False, [True, False], _WHERE),
     "hang as threads": (_hang, (), True, [True, False], _WHERE),
@@ -206,7 +206,7 @@ _LATE: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool, list[bool], s
 
 
 def _end_late(case: str) -> tuple[float, LaunchError]:
-    """The error of a launch, and how long it took."""
+    """The error of a launch, and its duration."""
     function, arguments, threads, well, _ = _LATE[case]
     with Launcher() as launch:
         # Start the processes and import all that the ranks need: the deadline is for the rest.
@@ -219,7 +219,7 @@ def _end_late(case: str) -> tuple[float, LaunchError]:
 
 @pytest.fixture(scope="module")
 def late(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """The launches, all at once: they wait."""
+    """The launches, all at once, because they mostly wait."""
     with run_ahead(request, "case", _end_late, at_once=len(_LATE)) as begun:
         yield begun
 

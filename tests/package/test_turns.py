@@ -1,6 +1,4 @@
-"""Proves that tests in two workers run beside each other, and those marked serial without others,
-one after the other.
-"""
+"""Proves that tests in two workers run in parallel, and those marked serial alone."""
 
 from __future__ import annotations
 
