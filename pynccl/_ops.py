@@ -41,7 +41,7 @@ Group = ProcessGroup | str | None
 
 def _operator(op: str) -> Any:  # noqa: ANN401 - torch's enum has no type
     operators.name_of(op)
-    return operators.of_torch(op)
+    return operators.torch_operator(op)
 
 
 def _name_of_constant(op: Any) -> str:  # noqa: ANN401

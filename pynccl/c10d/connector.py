@@ -105,7 +105,7 @@ class Connector:
         self._name = name
         self._config = config
         self._pairs: dict[tuple[str, int | None, int], _Pair] = {}
-        self._of_group: collections.Counter[str] = collections.Counter()  # count by device type
+        self._group_counts: collections.Counter[str] = collections.Counter()  # count by device type
         self._rendezvous = Rendezvous(PrefixStore("pynccl", store), rank)
         self._cancelled = False
         _connectors.add(self)
@@ -124,13 +124,13 @@ class Connector:
         if peer < 0:
             # All ranks create the communicators of several devices in the same order.
             unique_id = self._rendezvous.broadcast(
-                f"{device.type}/group{self._of_group[device.type]}",
+                f"{device.type}/group{self._group_counts[device.type]}",
                 range(self._size),
                 lambda: membership.unique_ids(device, 1),
                 self.timeout,
             )
             comm = self._create(self._size, unique_id, self._rank, device)
-            self._of_group[device.type] += 1
+            self._group_counts[device.type] += 1
             return self._set_up(comm)
         # Both directions connect together, because the first operation of both ranks may be a send.
         pair = self._pairs.setdefault((device.type, device.index, peer), _Pair())

@@ -23,8 +23,8 @@ _FLOATING = {
     **{"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53},
 }
 _COMPLEX = {"complex64": 24, "complex128": 53}
-_POWERS = "float8_e8m0fnu"  # powers of two, of the range of these:
-_OF_POWERS = frozenset(("bfloat16", "float32", "float64"))
+_POWERS = "float8_e8m0fnu"  # powers of two
+_POWER_TARGETS = frozenset(("bfloat16", "float32", "float64"))  # dtypes that contain them
 
 
 def converts(source: str, target: str) -> bool:
@@ -36,7 +36,7 @@ def converts(source: str, target: str) -> bool:
     if source == target:
         return True
     if source == _POWERS:
-        return target in _OF_POWERS
+        return target in _POWER_TARGETS
     if source in _FLOATING:
         return target in _FLOATING or target in _COMPLEX
     if source in _COMPLEX:

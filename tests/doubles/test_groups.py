@@ -213,9 +213,9 @@ def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
     from pynccl.mirror.group.process_group import Options
 
     pg, device = dist.group.WORLD, torch.device("cuda")
-    few = pg._config_of_pair(device).max_ctas
+    few = pg._pair_config(device).max_ctas
     pg.options = Options(nccl.Config(max_ctas=20, min_ctas=2))
-    given = pg._config_of_pair(device)
+    given = pg._pair_config(device)
     assert given.min_ctas == 2
     assert given is not pg.options.config
     return few, given.max_ctas

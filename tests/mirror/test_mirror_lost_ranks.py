@@ -287,7 +287,7 @@ def test_a_pair_has_the_time_limit_of_its_group(
     tensor = torch.ones(4)
     dist.set_timeout(timedelta(seconds=_LIMIT))
     if rank == 1:
-        pair = "pynccl.mirror.group.process_group.ProcessGroup._config_of_pair"
+        pair = "pynccl.mirror.group.process_group.ProcessGroup._pair_config"
         with patch(pair, stay_away), pytest.raises(InterruptedError):
             dist.send(tensor, 0)
         return

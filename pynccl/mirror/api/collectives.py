@@ -13,7 +13,7 @@ from typing_extensions import deprecated
 
 from pynccl import _C, nccl
 from pynccl.mirror.base.checks import check_tensor, real
-from pynccl.mirror.base.operators import Operator, ReduceOp, of_torch, supports_complex
+from pynccl.mirror.base.operators import Operator, ReduceOp, supports_complex, torch_operator
 from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
@@ -81,7 +81,7 @@ def all_reduce(
 
 def check_complex(tensor: torch.Tensor, op: Operator) -> None:
     """Raise ValueError if the tensor is complex and the operator does not support that."""
-    if tensor.is_complex() and not supports_complex(of_torch(op)):
+    if tensor.is_complex() and not supports_complex(torch_operator(op)):
         raise ValueError(f"all_reduce does not support {op} on complex tensors")
 
 

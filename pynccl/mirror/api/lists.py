@@ -120,7 +120,7 @@ def all_gather_coalesced(
                 f"output_tensor_lists: the list of rank {rank} has {len(output_list)} tensors, "
                 f"must have one for each of the {len(input_tensor_list)} inputs"
             )
-    outputs = [reals(of_input) for of_input in zip(*output_tensor_lists, strict=True)]
+    outputs = [reals(gathered) for gathered in zip(*output_tensor_lists, strict=True)]
     inputs = reals(input_tensor_list)
     work = gather_everywhere(pg, "all_gather_coalesced", outputs, inputs, async_op)
     return work.get_future() if work is not None else None

@@ -41,19 +41,19 @@ _TABLE: list[tuple[Any, RedOp, tuple[str, ...]]] = [
 ]
 # In the order in which the fast path compares them: torch's, then NCCL's, then the names.
 OPERATORS: dict[Any, RedOp] = {
-    **{of_torch: op for of_torch, op, _ in _TABLE},
+    **{torch_op: op for torch_op, op, _ in _TABLE},
     **{op: op for _, op, _ in _TABLE},
     **{sys.intern(name): op for _, op, names in _TABLE for name in names},
 }
-_OF_TORCH: dict[RedOp, Any] = {op: of_torch for of_torch, op, _ in _TABLE}
+_TORCH_OPERATORS: dict[RedOp, Any] = {op: torch_op for torch_op, op, _ in _TABLE}
 NAMES: dict[RedOp, str] = {op: names[0] for _, op, names in _TABLE}
 
 
-def of_torch(op: Any) -> Any:
+def torch_operator(op: Any) -> Any:
     """Return torch's bare operator for one of the five in any form, or any other op unchanged."""
     kind = _state(op)[0] if type(op) is ReduceOp else op
     if isinstance(kind, (str, RedOp, ReduceOp.RedOpType)) and kind in OPERATORS:
-        return _OF_TORCH[OPERATORS[kind]]
+        return _TORCH_OPERATORS[OPERATORS[kind]]
     return op
 
 

@@ -30,7 +30,7 @@ from pynccl.raw import NCCL_UNIQUE_ID_BYTES
 __all__ = ["ProcessGroup"]
 
 _GRACE = 2.0  # seconds for connections in progress when the group is destroyed
-_CTAS_OF_PAIR = 8
+_PAIR_CTAS = 8
 _TIMEOUT = 8  # ncclTimeout
 
 
@@ -133,7 +133,7 @@ class ProcessGroup(_C.ProcessGroup):
         self.store = PrefixStore(f"{self.group_name}/", job.store)
         self.rendezvous = Rendezvous(self.store, rank, job.gone)
         self._pairs: dict[tuple[str, int], Pair] = {}  # by device type and peer
-        self._ids_of_pairs: list[bytes] = []  # on CPUs, for all pairs
+        self._pair_ids: list[bytes] = []  # on CPUs, for all pairs
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
             self._use_own_for_transfers("cuda")
 
@@ -349,9 +349,9 @@ class ProcessGroup(_C.ProcessGroup):
 
     def open(self, device: torch.device, ids: bytes) -> CommStream:
         """Create the CommStream for a device's tensors from the result of one rank's new_ids()."""
-        unique_id, *of_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
+        unique_id, *id_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
         if device.type == "cpu":
-            self._ids_of_pairs = _divided(b"".join(of_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
+            self._pair_ids = _divided(b"".join(id_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
         config = self._new_config(device)
         with translated(NcclError):
             comm = self._communicator(self.size(), unique_id, self.rank(), device, config)
@@ -445,15 +445,15 @@ class ProcessGroup(_C.ProcessGroup):
         device = _concrete(device)
         seconds = self.timeout.total_seconds()
         low, high = sorted((self.rank(), peer))
-        known = self._ids_of_pairs if device.type == "cpu" else []
-        of_pair = known[high * (high - 1) // 2 + low] if known else b""
+        known = self._pair_ids if device.type == "cpu" else []
+        known_ids = known[high * (high - 1) // 2 + low] if known else b""
         with translated(NcclError):
             try:
-                ids = pair_ids(self.rendezvous, peer, device, seconds, of_pair)
+                ids = pair_ids(self.rendezvous, peer, device, seconds, known_ids)
             except DistStoreError as error:
                 text = f"{error}: it has not called the matching operation"
                 raise BackendTimeoutError(text, _TIMEOUT, "transfer", self.rank()) from None
-            config = self._config_of_pair(device)
+            config = self._pair_config(device)
             comms = connect_pair(
                 ids,
                 lower=self.rank() == low,
@@ -465,11 +465,11 @@ class ProcessGroup(_C.ProcessGroup):
             )
         return {sends: self.make_comm_stream(comm, device) for sends, comm in comms.items()}
 
-    def _config_of_pair(self, device: torch.device) -> nccl.Config:
+    def _pair_config(self, device: torch.device) -> nccl.Config:
         """Return the group's configuration; on GPUs with few CTAs, since pairs share the device."""
         config = self._new_config(device)
         if device.type != "cpu" and config.max_ctas is None:
-            config.max_ctas = max(_CTAS_OF_PAIR, config.min_ctas or 0)
+            config.max_ctas = max(_PAIR_CTAS, config.min_ctas or 0)
         return config
 
     def __repr__(self) -> str:

@@ -154,12 +154,12 @@ class IllegalWork(Work):
         pass
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _OF_THE_MANAGER:
+        if name in _MANAGER_ONLY:
             raise ValueError(f"Illegal to call {name} on IllegalWork object")
         return super().__getattribute__(name)
 
 
-_OF_THE_MANAGER = frozenset(
+_MANAGER_ONLY = frozenset(
     ("is_success", "exception", "wait", "source_rank", "_source_rank", "result", "synchronize")
 )
 

@@ -25,14 +25,14 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.error:
         yield "library", f"not usable: {facts.error}"
     else:
-        yield from _of_library(facts)
+        yield from _library_lines(facts)
     present = machine.has_nvidia_device()
     for finding in advise(facts, required=False, device_present=present):
         if finding.advice:
             yield "to do", finding.advice
 
 
-def _of_library(facts: Facts) -> Iterator[tuple[str, str]]:
+def _library_lines(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "version", f"{_C.version_text(facts.version)} ({facts.version})"
     header = _C.version_text(_C.ncclConfig_t().version).rpartition(".")[0]
     present = facts.functions - len(facts.missing)

@@ -192,10 +192,10 @@ def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Fi
         )
         return
     if facts.provider == "cuda":
-        yield from _of_cuda(area, lacking, facts)
+        yield from _cuda_findings(area, lacking, facts)
 
 
-def _of_cuda(area: str, lacking: partial[Finding], facts: Facts) -> Iterator[Finding]:
+def _cuda_findings(area: str, lacking: partial[Finding], facts: Facts) -> Iterator[Finding]:
     ok, note, problem = (partial(Finding, area, level) for level in LEVELS)
     cuda = f"{facts.driver_version // 1000}.{facts.driver_version % 1000 // 10}"
     package, needed = _cuda_of(facts.path)

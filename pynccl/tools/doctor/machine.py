@@ -53,19 +53,19 @@ def examine() -> Iterator[Finding]:
         )
     else:
         yield _ok(f"{cpus} CPUs")
-    yield _of_shared_memory()
-    yield _of_files()
-    yield _of_locked_memory()
+    yield _shared_memory()
+    yield _open_files()
+    yield _locked_memory()
     if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         yield _note(
             f"the address space is limited to {size_text(limit)} (ulimit -v); CUDA reserves more "
             "than the memory of the machine",
             "ulimit -v unlimited",
         )
-    yield _of_ptrace(ptrace_scope())
+    yield _ptrace(ptrace_scope())
 
 
-def _of_shared_memory() -> Finding:
+def _shared_memory() -> Finding:
     use = "NCCL's ranks on one machine and torch's DataLoader use it; hostnccl does not"
     advice = "in a container: docker run --shm-size=1g, or --ipc=host"
     try:
@@ -82,7 +82,7 @@ def _of_shared_memory() -> Finding:
     return _ok(text)
 
 
-def _of_files() -> Finding:
+def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"a process may open {_count(soft)} files (ulimit -n)"
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH_FILES:
@@ -90,7 +90,7 @@ def _of_files() -> Finding:
     return _ok(text)
 
 
-def _of_locked_memory() -> Finding:
+def _locked_memory() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = soft == resource.RLIM_INFINITY
     text = f"a process may lock {'unlimited' if unlimited else size_text(soft)} memory (ulimit -l)"
@@ -104,7 +104,7 @@ def _of_locked_memory() -> Finding:
     return _ok(text)
 
 
-def _of_ptrace(scope: int | None) -> Finding:
+def _ptrace(scope: int | None) -> Finding:
     if scope is None:
         return _ok("the kernel does not restrict ptrace (no yama)")
     text = f"kernel.yama.ptrace_scope is {scope}: {_SCOPES.get(scope, 'an unknown value')}"

@@ -27,8 +27,8 @@ def examine(*, device_present: bool) -> Iterator[Finding]:
     """
     if what := conflict():
         yield _problem(*what.split(". To repair it: "))
-    yield _of_torch(_version("torch"), device_present)
-    yield _of_numpy(_version("numpy"))
+    yield _torch_finding(_version("torch"), device_present)
+    yield _numpy_finding(_version("numpy"))
     if device_present and _version("cuda-pathfinder") is None:
         yield _problem(
             "cuda-pathfinder is not installed: it finds libnccl.so.2", "pip install cuda-pathfinder"
@@ -48,7 +48,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _of_torch(version: str | None, device_present: bool) -> Finding:
+def _torch_finding(version: str | None, device_present: bool) -> Finding:
     if version is None:
         return _note(
             "torch is not installed: `import pynccl as dist` and pynccl.ops need it, pynccl.nccl "
@@ -70,7 +70,7 @@ def _of_torch(version: str | None, device_present: bool) -> Finding:
     return _ok(f"torch {version}")
 
 
-def _of_numpy(version: str | None) -> Finding:
+def _numpy_finding(version: str | None) -> Finding:
     if version is None:
         return _note(
             "NumPy is not installed: the examples on CPUs without torch need it, pynccl does not",

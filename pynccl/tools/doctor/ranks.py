@@ -227,19 +227,19 @@ def _failures(area: str, facts: Facts, result: _Result, timeout: float) -> Itera
     """Report the ranks that failed; those that failed because of another rank come last."""
     failed = [outcome for outcome in result.outcomes if not outcome.ok]
     alike: dict[str, list[Outcome]] = {}
-    for outcome in [one for one in failed if not _is_of_another(one)] or failed:
+    for outcome in [one for one in failed if not _is_caused_by_another(one)] or failed:
         steps = result.steps.get(outcome.rank, [])
         after = f" after {steps[-1]}" if steps else _NEVER
         text = _text(outcome, after, timeout)
         alike.setdefault(re.sub(r"rank \d+", "a rank", text), []).append(outcome)
     for text, outcomes in alike.items():
-        who = " and ".join(str(one.rank) for one in outcomes)
-        ranks = f"rank{'s' if len(outcomes) > 1 else ''} {who}"
+        numbers = " and ".join(str(one.rank) for one in outcomes)
+        ranks = f"rank{'s' if len(outcomes) > 1 else ''} {numbers}"
         steps = result.steps.get(outcomes[0].rank, [])
         yield Finding(area, "problem", f"{ranks} {text}", _advice(facts, outcomes[0], steps))
 
 
-def _is_of_another(outcome: Outcome) -> bool:
+def _is_caused_by_another(outcome: Outcome) -> bool:
     return isinstance(outcome.error, nccl.NcclRemoteError) or "of a failure" in outcome.died
 
 

@@ -23,7 +23,7 @@ _note = partial(Finding, _AREA, "note")
 _problem = partial(Finding, _AREA, "problem")
 _OURS = ("NCCL_", "HOSTNCCL_", "PYNCCL_")
 # Variables of the tests and of the build of the test double.
-_OF_TESTS = re.compile(r"PYNCCL_(TEST_.*|DOUBLE|BENCH_.*)")
+_TEST_VARIABLES = re.compile(r"PYNCCL_(TEST_.*|DOUBLE|BENCH_.*)")
 _SECRET = "_KEY"  # values are not shown
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FILES = ("/etc/nccl.conf", "~/.nccl.conf")
@@ -45,18 +45,18 @@ def examine(
     known = {**NCCL, **described, **PYNCCL}
     ours = sorted(name for name in environment if name.startswith(_OURS))
     for name in ours:
-        yield _of_variable(name, environment[name], known, bool(described), library)
+        yield _variable_finding(name, environment[name], known, bool(described), library)
     if not ours:
         yield _ok("no variable of NCCL, hostnccl or pynccl is set")
-    yield from _of_values(environment, facts)
-    yield from _of_rendezvous(environment)
+    yield from _value_findings(environment, facts)
+    yield from _rendezvous_findings(environment)
     for name in files:
         path = Path(name).expanduser()
         if path.is_file():
             yield _note(f"NCCL also reads {path}")
 
 
-def _of_variable(
+def _variable_finding(
     name: str, value: str, known: Mapping[str, str], hostnccl: bool, library: str
 ) -> Finding:
     shown = name if name.endswith(_SECRET) else f"{name}={value}"
@@ -66,7 +66,7 @@ def _of_variable(
         text, level = f"{NCCL[name]}; the NCCL that was found does not read it", "note"
     elif name in known:
         text = known[name]
-    elif _OF_TESTS.fullmatch(name):
+    elif _TEST_VARIABLES.fullmatch(name):
         text = "used by pynccl's own tests"
     elif name in OF_TORCH:
         text = f"torch's old name for TORCH_{name}; NCCL and pynccl do not read it"
@@ -96,7 +96,7 @@ def _names(library: str, name: str) -> bool:
         return False
 
 
-def _of_values(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterator[Finding]:
+def _value_findings(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusable values."""
     provider = environment.get("PYNCCL_PROVIDER")
     if provider and provider not in PROVIDERS:
@@ -116,7 +116,7 @@ def _of_values(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterat
         yield _note(f"LD_PRELOAD={preload}: every program of this shell uses this libnccl")
 
 
-def _of_rendezvous(environment: Mapping[str, str]) -> Iterator[Finding]:
+def _rendezvous_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Report an incomplete set of the variables by which ranks find each other."""
     present = [name for name in _RENDEZVOUS if environment.get(name)]
     missing = [name for name in _RENDEZVOUS if not environment.get(name)]

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     times = [measured_times(row, measured) for row in rows]
     print(write_table(rows, times))
     if arguments.json:
-        written = [_as_dict(row, of_row) for row, of_row in zip(rows, times, strict=True)]
+        written = [_as_dict(row, row_times) for row, row_times in zip(rows, times, strict=True)]
         arguments.json.write_text(json.dumps(written, indent=1) + "\n")
     return 0
 
@@ -167,12 +167,20 @@ def write_table(rows: Sequence[nccl.Explanation], times: Sequence[Times | None] 
     columns: list[tuple[str, Callable[[nccl.Explanation, Times | None], str]]] = [
         ("size", lambda row, _: size_text(row.nbytes)),
         *((f"{' '.join(variant).rstrip()} ", _cost(variant)) for variant in variants),
-        ("measured", lambda _, of_row: f"{of_row.choice:.1f}" if of_row and of_row.choice else ""),
+        (
+            "measured",
+            lambda _, row_times: (
+                f"{row_times.choice:.1f}" if row_times and row_times.choice else ""
+            ),
+        ),
         ("algorithm", lambda row, _: row.algorithm),
         ("protocol", lambda row, _: row.protocol),
         ("rounds", lambda row, _: str(row.rounds or "")),
         ("forced", lambda row, _: _forced(row)),
-        ("fastest", lambda _, of_row: f"{of_row.fastest} {of_row.least:.1f}" if of_row else ""),
+        (
+            "fastest",
+            lambda _, row_times: f"{row_times.fastest} {row_times.least:.1f}" if row_times else "",
+        ),
     ]
     paired = list(zip(rows, times or [None] * len(rows), strict=True))
     cells = {name: [text(*pair) for pair in paired] for name, text in columns}

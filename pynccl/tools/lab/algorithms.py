@@ -214,19 +214,19 @@ def compare(
     done, count = 0, len(ranks) * len(worlds)
     measured: list[Measured] = []
     for nranks in ranks:
-        for env, of_world in worlds:
+        for env, world_variants in worlds:
             if progress is not None:
-                progress(done, count, f"{nranks} ranks, {', '.join(map(str, of_world))}")
-            args = (collective, list(sizes), of_world, repeats)
+                progress(done, count, f"{nranks} ranks, {', '.join(map(str, world_variants))}")
+            args = (collective, list(sizes), world_variants, repeats)
             try:
                 found = world.run(nranks, measure, args, provider, env) or []
             except LaunchError as error:
-                if Variant() in of_world:
+                if Variant() in world_variants:
                     raise
                 reason = str(error).strip().splitlines()[-1]
                 found = [
                     Measured(collective, nranks, nbytes, variant, None, error=reason)
-                    for variant in of_world
+                    for variant in world_variants
                     for nbytes in sizes
                 ]
             measured += found
@@ -255,7 +255,8 @@ def _worlds(
     for variant in variants:
         grouped.setdefault((variant.algorithm, variant.protocol), []).append(variant)
     return [
-        (environment(of_world[0], collective, version), of_world) for of_world in grouped.values()
+        (environment(world_variants[0], collective, version), world_variants)
+        for world_variants in grouped.values()
     ]
 
 
@@ -319,7 +320,7 @@ def write_table(measured: Sequence[Measured]) -> str:
     lines = []
     for nranks, nbytes in dict.fromkeys((entry.nranks, entry.nbytes) for entry in measured):
         best = winner(measured, nranks, nbytes)
-        of_line = [cells.get((nranks, nbytes, variant)) for variant in variants]
+        row_entries = [cells.get((nranks, nbytes, variant)) for variant in variants]
         default = cells.get((nranks, nbytes, Variant()))
         fastest = best or default
         lines.append(
@@ -328,7 +329,7 @@ def write_table(measured: Sequence[Measured]) -> str:
                 size_text(nbytes),
                 *(
                     f"{entry.timing.median * 1e6:.1f}" if entry and entry.timing else "-"
-                    for entry in of_line
+                    for entry in row_entries
                 ),
                 (default.chosen if default else None) or "?",
                 f"{fastest.busbw:.2f}" if fastest else "-",

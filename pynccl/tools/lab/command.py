@@ -248,14 +248,14 @@ def _sweep(arguments: argparse.Namespace) -> None:
     if arguments.write and not on_gpus:
         raise ValueError("--write: hostnccl reads no tuning file; use --provider cuda")
     has_algorithms = arguments.collective in variants.FUNCTIONS
-    of_gpus = ["ring", "tree"] if arguments.collective == "all_reduce" else ["ring"]
+    gpu_algorithms = ["ring", "tree"] if arguments.collective == "all_reduce" else ["ring"]
     paths = ["staged", "direct", "window"] if arguments.collective != "send_recv" else []
-    of_provider = (of_gpus if has_algorithms else []) if on_gpus else paths
+    provider_algorithms = (gpu_algorithms if has_algorithms else []) if on_gpus else paths
     protocols = ["ll", "ll128", "simple"] if on_gpus and has_algorithms else ["default"]
     compared = variants.variants(
         arguments.provider,
         arguments.collective,
-        arguments.algorithms or of_provider or ["default"],
+        arguments.algorithms or provider_algorithms or ["default"],
         arguments.protocols or protocols,
         arguments.ctas,
     )

@@ -54,7 +54,7 @@ class Communication:
             raise ValueError(f"buffer: {buffer!r} is not one of {', '.join(BUFFERS)}")
         if chunks < 1:
             raise ValueError(f"chunks: {chunks} is below 1")
-        blocks = comm.nranks if collective in _OF_BLOCKS else 1
+        blocks = comm.nranks if collective in _BLOCK_COLLECTIVES else 1
         count = nbytes // chunks // blocks // _SIZE
         if count < 1:
             raise ValueError(f"nbytes: {nbytes} is less than a float32 for each rank and chunk")
@@ -119,4 +119,4 @@ class Communication:
                 comm.recv(large, (comm.rank - 1) % comm.nranks, stream=stream)
 
 
-_OF_BLOCKS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+_BLOCK_COLLECTIVES = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")

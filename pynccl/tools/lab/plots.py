@@ -57,8 +57,8 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
         lines.setdefault(label, []).append(row)
     drawn = new_figure(6.4, 4.2)
     axes = drawn.subplots()
-    for index, (label, of_line) in enumerate(lines.items()):
-        ordered = sorted(of_line, key=lambda row: row.setting["nbytes"])
+    for index, (label, line_rows) in enumerate(lines.items()):
+        ordered = sorted(line_rows, key=lambda row: row.setting["nbytes"])
         sizes = [row.setting["nbytes"] for row in ordered]
         exposed = [row.exposed * 1e3 for row in ordered]
         low, high = zip(*(row.exposed_interval for row in ordered), strict=True)

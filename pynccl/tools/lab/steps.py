@@ -73,8 +73,8 @@ class Steps:
         self.own = new_stream(comm)
         self._origin, self._default_end = new_event(comm), new_event(comm)
         self._ends = [new_event(comm) for _ in range(2)]
-        self._of_compute = [new_event(comm) for _ in range(2)]
-        self._of_communication = [new_event(comm) for _ in range(2)]
+        self._compute_events = [new_event(comm) for _ in range(2)]
+        self._communication_events = [new_event(comm) for _ in range(2)]
         # The origin is recorded on an idle stream: on CPUs, in this thread.
         self._idle = _DEFAULT_STREAM if comm.provider == "host" else self.own
 
@@ -82,8 +82,8 @@ class Steps:
         """Run a step and wait until it is done."""
         self._origin.record(self._idle)
         calls = [
-            (step.compute, self.compute, self._of_compute),
-            (step.communicate, self.communication, self._of_communication),
+            (step.compute, self.compute, self._compute_events),
+            (step.communicate, self.communication, self._communication_events),
         ]
         if step.together is not None:
             self._together(step.together)
@@ -106,16 +106,16 @@ class Steps:
         has_communication = step.communicate is not None or step.together is not None
         return Ran(
             max(self._origin.elapsed_time(end) for end in ends),
-            self._span(self._of_compute) if has_compute else Span(0.0, 0.0),
-            self._span(self._of_communication) if has_communication else Span(0.0, 0.0),
+            self._span(self._compute_events) if has_compute else Span(0.0, 0.0),
+            self._span(self._communication_events) if has_communication else Span(0.0, 0.0),
         )
 
     def _together(self, together: Together) -> None:
-        self._of_compute[0].record(self.compute)
-        self._of_communication[0].record(self.communication)
+        self._compute_events[0].record(self.compute)
+        self._communication_events[0].record(self.communication)
         together(self.compute, self.communication)
-        self._of_compute[1].record(self.compute)
-        self._of_communication[1].record(self.communication)
+        self._compute_events[1].record(self.compute)
+        self._communication_events[1].record(self.communication)
 
     def _span(self, events: list[nccl.Event]) -> Span:
         began, ended = (self._origin.elapsed_time(event) for event in events)

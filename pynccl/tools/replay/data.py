@@ -24,7 +24,7 @@ _CHUNK = 1 << 18  # elements that are filled or compared at once
 STORAGE = {"bfloat16": "uint16", "float8_e4m3": "uint8", "float8_e5m2": "uint8"}
 _EIGHT_BITS = {"float8_e4m3": (4, 3), "float8_e5m2": (5, 2)}  # of exponent and mantissa
 # The dtypes that torch computes in; they represent the small numbers used here exactly.
-_OF_TORCH = {"uint32": "int32", "uint64": "int64", "float8_e4m3": "float8_e4m3fn"}
+_TORCH_DTYPES = {"uint32": "int32", "uint64": "int64", "float8_e4m3": "float8_e4m3fn"}
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 # Reports a difference: the operation, the element, its value and the expected value.
@@ -361,7 +361,7 @@ class CudaData:
         return event
 
     def _dtype(self, op: Op) -> Any:  # noqa: ANN401 - a dtype of torch
-        return getattr(self._torch, _OF_TORCH.get(op.dtype, op.dtype))
+        return getattr(self._torch, _TORCH_DTYPES.get(op.dtype, op.dtype))
 
     def _part(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a tensor
         buffer = self._memory(op)

@@ -125,7 +125,7 @@ def _waited(
     }
     workers = _workers(trace, by_sequence)
     # A wait for an operation in a graph waits for the stream of the launch.
-    of_launch = {_launch(one): lanes.of_launch(one) for one in trace.launches}
+    launch_lanes = {_launch(one): lanes.of_launch(one) for one in trace.launches}
     entries: list[Operation | GraphLaunch] = [
         *trace.operations,
         *trace.launches,
@@ -134,7 +134,7 @@ def _waited(
     for index, (one, interval) in enumerate(zip(entries, ran, strict=True)):
         if interval is None:
             continue
-        lane = of_launch.get(_launch(one))
+        lane = launch_lanes.get(_launch(one))
         if isinstance(one, Operation) and one.graph is None:
             lane = lanes.of_operation(one)
             if lane.blocks_thread and one.thread not in workers:
