@@ -26,7 +26,7 @@ __all__ = [
 _ROOT = Path(__file__).parents[2]
 FOLDER = _ROOT / "examples" / "device" / "kernels"
 
-# The folder that `make abi` keeps real headers in, one folder for each wheel.
+# The folder in which `make abi` stores real headers, one folder per wheel.
 _CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or Path(sys.prefix, "abi"))
 
 
@@ -46,7 +46,7 @@ KERNELS = _names()
 
 
 def own_includes() -> list[str]:
-    """Options for the header and the kernels, as a user has them."""
+    """A user's options for the header and the kernels."""
     return [f"-I{pynccl.get_include()}", f"-I{FOLDER}"]
 
 
@@ -63,7 +63,7 @@ def compile_for_cpus(target: Path, text: str, *options: str) -> Path:
 
 
 def _wheel_folders() -> list[Path]:
-    """Where wheels with headers are: installed ones, and the cache of `make abi`."""
+    """The locations of wheels with headers: installed ones, and the cache of `make abi`."""
     spec = importlib.util.find_spec("nvidia")
     installed = [Path(path) for path in (spec.submodule_search_locations or [])] if spec else []
     cached = sorted(_CACHE.glob("*/nvidia")) if _CACHE.is_dir() else []
@@ -87,7 +87,7 @@ def nccl_headers() -> dict[int, Path]:
 
 
 def cuda_includes() -> list[str]:
-    """Options for CUDA's own headers, for NVRTC; empty where they are not complete."""
+    """Options for CUDA's own headers, for NVRTC; empty if they are incomplete."""
     nvcc = shutil.which("nvcc")
     folders = [
         folder / "include" for parent in _wheel_folders() for folder in parent.glob("cu[0-9]*")

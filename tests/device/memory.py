@@ -12,7 +12,7 @@ __all__ = ["Shared", "shared"]
 
 
 class Shared(NamedTuple):
-    """The own memory, where each rank has it, and what keeps it alive."""
+    """This rank's memory, the addresses on all ranks, and the owner."""
 
     own: np.ndarray
     pointers: np.ndarray
@@ -20,7 +20,7 @@ class Shared(NamedTuple):
 
 
 def shared(rank: Rank, count: int, dtype: str = "int64") -> Shared:
-    """Allocate on all ranks; zero, and all ranks' zeros are there when it returns."""
+    """Allocate on all ranks; zeroed on all ranks when it returns."""
     buffer = rank.comm.symmetric_empty(count, dtype)
     own = np.from_dlpack(buffer)
     own[:] = 0

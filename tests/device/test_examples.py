@@ -43,7 +43,7 @@ def _run(case: Case) -> CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """The run of each case, under way or done."""
+    """The run of each case, in progress or completed."""
     with run_ahead(request, "case", _run) as started:
         yield started
 

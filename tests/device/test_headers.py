@@ -1,4 +1,4 @@
-"""Proves that pynccl.device.headers finds the headers of the loaded NCCL and refuses those of
+"""Proves that pynccl.device.headers finds the headers of the loaded NCCL and rejects those of
 another version, and that its options compile kernels by torch's load_inline. Those for CPUs compile
 the kernels of test_kernels_on_cpus.py.
 """

@@ -103,7 +103,7 @@ class _Kernels:
         rank.comm.all_reduce(np.ones(1, np.int32))  # the memory of all ranks is 0
 
     def run(self, name: str, *arguments: _Argument) -> None:
-        """Call a kernel with what comes after the window; integers are of type size_t."""
+        """Call a kernel with the arguments after the window; integers are of type size_t."""
         comm = bytes(self._comm)
         fields: list[tuple[str, type]] = [
             ("comm", ctypes.c_uint64 * (len(comm) // 8)),

@@ -42,7 +42,7 @@ def _ring(pointers, signals, out, rank, nranks):
 @pytest.mark.parametrize(("nranks", "threads"), [(4, True), *([(2, False)] if FULL else [])])
 @on_ranks(by="threads", timeout=120)
 def test_put_signal_wait_and_barrier(rank: Rank) -> None:
-    """By the calling thread and on a stream."""
+    """On the calling thread and on a stream."""
     for on_stream in (False, True):
         _check_ring(rank, on_stream)
 
@@ -67,7 +67,7 @@ def _check_ring(rank: Rank, on_stream: bool) -> None:
 
 @numba.njit(nogil=True)
 def _rotate(pointers, signals, rank, nranks):
-    """Each rank gets the number of the one before; twice a barrier, as a captured kernel."""
+    """Each rank gets the number of the previous one; two barriers, as in a captured kernel."""
     value = peers.array(peers.peer(pointers, rank), (1,), np.int64).copy()
     peers.barrier(signals, rank, nranks)
     peers.put(pointers, (rank + 1) % nranks, 0, value)

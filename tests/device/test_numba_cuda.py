@@ -37,7 +37,7 @@ def _kernel(pointers, signals, rank, nranks, out):
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
 def test_kernels_compile(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    # Functions for the device are compiled for the current one, which is not there.
+    # Device functions are compiled for the current device, which does not exist.
     device = SimpleNamespace(compute_capability=capability)
     monkeypatch.setattr("numba.cuda.dispatcher.get_current_device", lambda: device)
     kinds = (types.int64[::1], types.uint64[::1], types.int32, types.int32, types.float32[::1])

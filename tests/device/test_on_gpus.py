@@ -1,8 +1,8 @@
 """Proves on GPUs that kernels that communicate give the right results: those over pynccl/device.h,
 compiled by NVRTC with the headers of the loaded NCCL, also in graphs; and the examples for Triton.
 
-Ranks may share a GPU. Where NCCL does not let them load and store each other's memory then, the
-tests skip with what it says, but for the tests with one rank.
+Ranks may share a GPU. If NCCL then does not permit access to each other's memory, tests with
+several ranks are skipped with NCCL's reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.needs_gpu("it runs kernels that commu
 
 
 def _all_reduce(rank: Rank) -> str:
-    """Why it cannot be tested, or ""."""
+    """The reason why it cannot be tested, or ""."""
     import torch
 
     comm, nranks = rank.comm, rank.nranks

@@ -1,5 +1,5 @@
 """Proves that Triton's interpreter runs kernels that communicate: ranks as processes and as
-threads, every function, real atomics, waits that end, and no store of a peer that is lost.
+threads, every function, real atomics, waits that end, and no lost stores of peers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ sizes_and_worlds = pytest.mark.parametrize(
 
 @triton.jit
 def _ring(pointers, signals, out, rank, nranks, rounds, BLOCK: tl.constexpr, dtype: tl.constexpr):
-    """Each rank stores into the next one's memory, in as many rounds as it is told."""
+    """Each rank stores into the next one's memory, in the given number of rounds."""
     offsets = tl.arange(0, BLOCK)
     target = (rank + 1) % nranks
     for step in range(rounds):
@@ -83,7 +83,7 @@ def test_types(launch: Launcher, dtype: str) -> None:
 
 @triton.jit
 def _count(signals, rank, nranks, times):
-    """All ranks add to the same word, and meet again and again."""
+    """All ranks add to the same word, with repeated barriers."""
     for _ in range(times):
         peers.signal(signals, 0, 0, 3)
         peers.barrier(signals, rank, nranks, 0, 2)
@@ -95,7 +95,7 @@ def _count(signals, rank, nranks, times):
 def test_signals_are_counted(rank: Rank) -> None:
     signals = shared(rank, 2 + peers.barrier_words(rank.nranks))
     table = torch.from_numpy(signals.pointers)
-    for _ in range(2):  # a barrier goes on where it was
+    for _ in range(2):  # a barrier continues its count
         _count[(1,)](table, rank.rank, rank.nranks, 20)
     rank.comm.all_reduce(np.zeros(1))
     assert signals.own[0] == (2 * 20 * 3 * rank.nranks if rank.rank == 0 else 0)
@@ -105,7 +105,7 @@ def test_signals_are_counted(rank: Rank) -> None:
 
 @triton.jit
 def _grid(signals, rank, nranks, counter, places):
-    """The last program of a grid meets the other ranks for all."""
+    """The last program of a grid runs the barrier for all."""
     program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     peers.wait(signals, rank, 0)  # does not wait, but lets other threads run
     tl.store(places + program, program + 1)
@@ -122,7 +122,7 @@ def test_last_program_of_grids_of_different_sizes(rank: Rank) -> None:
         places = torch.zeros(shape, dtype=torch.int64)
         table = torch.from_numpy(signals.pointers)
         _grid[shape](table, rank.rank, rank.nranks, counter, places)
-        # A barrier counts once a call, though each grid has several programs.
+        # A barrier counts once per call, although each grid has several programs.
         assert signals.own[-1] == call + 1
         assert counter.item() == 0
         assert torch.equal(places.flatten(), torch.arange(1, places.numel() + 1))
@@ -152,12 +152,12 @@ def test_waits_end(rank: Rank) -> None:
     assert time.monotonic() - start >= 0.2
     rank.comm.all_reduce(np.zeros(1))
     peers.set_timeout(60)
-    assert tl.core.is_builtin(tl.load)  # nothing of the interpreter stays behind
+    assert tl.core.is_builtin(tl.load)  # the interpreter leaves no state behind
 
 
 @triton.jit
 def _rotate(pointers, signals, rank, nranks):
-    """Each rank gets the number of the one before."""
+    """Each rank gets the number of the previous one."""
     value = tl.load(peers.peer_pointer(pointers, rank, tl.int64))
     peers.barrier(signals, rank, nranks)
     peers.store(pointers, (rank + 1) % nranks, 0, value, tl.int64)
@@ -194,7 +194,7 @@ def _touch(data):
 
 @on_ranks(1, env=_INTERPRET, timeout=60)
 def test_memory_is_not_copied_to_itself(rank: Rank) -> None:
-    """Triton's interpreter alone does it after a kernel; what peers store meanwhile is lost."""
+    """Triton's own interpreter copies after a kernel, which loses concurrent stores by peers."""
 
     def refuse(target: Any, source: Any, *_: object) -> None:
         raise AssertionError(f"copied {source.data_ptr():#x} to {target.data_ptr():#x}")

@@ -1,6 +1,6 @@
 """Proves that Triton kernels that communicate compile for real GPUs without one, to machine code
-with accesses of system scope; with NCCL's own device functions, too, and with those of the same
-version only.
+with accesses of system scope; also with NCCL's own device functions, but only those of the same
+version.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _device_libraries() -> list[Path]:
 
 
 def test_kernels_compile(tmp_path: Path) -> None:
-    """Own functions and the examples, and with each libnccl_device.bc that is here, which NCCL has
-    from 2.30 on: `make abi` gets three. A failure shows the call of compile() that has failed.
+    """Our functions and the examples, and those of each available libnccl_device.bc, which NCCL
+    includes from 2.30 on: `make abi` downloads three. A failure shows the failed compile() call.
     """
     env = {
         **os.environ,
@@ -113,7 +113,7 @@ def test_defaults_are_no_plain_texts() -> None:
 
 
 def _install(folder: Path, version: str, *, header: bool = True, shared: bool = False) -> Path:
-    """The files of an NCCL that say its version."""
+    """The files of an NCCL that contain its version."""
     (folder / "lib").mkdir(parents=True)
     (folder / "include").mkdir()
     if header:
@@ -129,7 +129,7 @@ def _install(folder: Path, version: str, *, header: bool = True, shared: bool = 
 
 
 def _library(path: Path, version: int, memory: str = "device") -> Any:
-    """What device_library() reads of a loaded library."""
+    """The part of a loaded library that device_library() reads."""
     return SimpleNamespace(path=str(path.with_name("libnccl.so.2")), version=version, memory=memory)
 
 

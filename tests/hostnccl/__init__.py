@@ -1,1 +1,1 @@
-"""Tests of what is particular to the hostnccl engine."""
+"""Tests specific to the hostnccl engine."""

@@ -1,6 +1,6 @@
-"""Proves that ranks which wait for each other without end soon get an error, which says
-who waits for whom, over communicators, messages, streams and threads. And that nothing else does:
-programs with long pauses in all their threads end right.
+"""Proves that a deadlock between ranks becomes an error that shows which rank waits for which,
+across communicators, messages, streams and threads, and that programs with long pauses in all
+threads do not cause it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
-_NAMED_WITHIN = 10.0  # seconds, on a busy machine; it looks after one
-_LARGE = 1 << 21  # elements; a send of so many waits for its receiver
+_NAMED_WITHIN = 10.0  # seconds, on a busy machine; the check runs after one second
+_LARGE = 1 << 21  # elements; such a send waits for its receiver
 
 
 def _small() -> np.ndarray:
@@ -37,7 +37,7 @@ def _large() -> np.ndarray:
 
 
 class Pair:
-    """Two communicators of one rank, and their order on it: reversed on the odd ranks."""
+    """Two communicators in one order, reversed on odd ranks."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank.rank
@@ -135,7 +135,7 @@ def _signal(pair: Pair) -> None:
         pair.b.all_reduce(_small())
 
 
-# What all ranks call, the number of ranks, and what the error says that rank 0 and others wait in.
+# The calls of all ranks, their number, and the waits of rank 0 and others named in the error.
 _DEADLOCKS: dict[str, tuple[Callable[[Pair], None], int, tuple[str, ...]]] = {
     "orders": (
         _orders,
@@ -187,7 +187,7 @@ def test_a_deadlock_is_named(launch: Launcher, what: str, threads: bool) -> None
 
 
 def _first_calls(rank: Rank, deadlock: bool, blocking: bool) -> None:
-    """Each rank calls another communicator first, on a stream of its own."""
+    """Each rank calls a different communicator first, on a separate stream."""
     config = nccl.Config(blocking=blocking)
     together, *comms = (rank.communicator(i, config=config) for i in range(3))
     for comm in (together, *comms):
@@ -213,11 +213,11 @@ def test_first_calls_wait_for_each_other(launch: Launcher, strict: bool, blockin
 
 
 def _ring_of_pairs(rank: Rank) -> str:
-    """Each rank shares a communicator with each of its neighbours, and no other."""
+    """Each rank shares a communicator with each of its neighbours only."""
     n, own = rank.nranks, rank.rank
     config = nccl.Config(timeout=40)
     halves = {}
-    for first in range(n):  # in an order in which all can be made
+    for first in range(n):  # in an order in which all can be created
         members = (first, (first + 1) % n)
         if own in members:
             halves[first] = nccl.Communicator(
@@ -237,7 +237,7 @@ def test_ranks_without_a_common_communicator(launch: Launcher) -> None:
 
 @on_ranks(3, timeout=20)
 def test_the_other_ranks_hear_of_it(rank: Rank) -> None:
-    """Rank 2 takes no part in what the others wait for, and is not late."""
+    """Rank 2 is not involved in the others' waits, and is not late."""
     comm = rank.comm
     comm.all_reduce(_small())
     if rank.rank < 2:
@@ -252,7 +252,7 @@ def test_the_other_ranks_hear_of_it(rank: Rank) -> None:
 
 @on_ranks(2, ids=2, timeout=20)
 def test_a_late_thread_is_none(rank: Rank) -> None:
-    """The main threads of the ranks wait for a thread of the other, which comes late."""
+    """The main threads wait for a late thread of the other rank."""
     comms = [rank.communicator(i) for i in (0, 1)]
     own, other = comms[rank.rank], comms[1 - rank.rank]
 
@@ -316,6 +316,6 @@ def _pauses(rank: Rank, seed: int, seconds: float) -> None:
 
 @pytest.mark.parametrize("seed", range(3 if FULL else 1))
 def test_pauses_are_none(launch: Launcher, seed: int) -> None:
-    """Where 30 ms count as a second, so that there is much to look at."""
+    """With 30 ms instead of a second, so that checks are frequent."""
     env = {"HOSTNCCL_DEADLOCK_MS": "30"}
     launch(3, _pauses, seed, 4.0, fresh=True, ids=2, env=env, timeout=60)

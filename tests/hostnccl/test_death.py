@@ -38,7 +38,7 @@ def test_exit_without_close_is_a_death(launch: Launcher) -> None:
 
 
 def _survivor(rank: Rank) -> float:
-    """Rank 0 is in every call that waits for rank 1 when that one is killed."""
+    """Rank 0 is in every call that waits for rank 1 when rank 1 is killed."""
     calls: dict[str, Callable[[nccl.Communicator], object]] = {
         "wait": lambda comm: comm.wait_signal(1),
         "register": lambda comm: comm.register_window(comm.mem_alloc(PAGE)),
@@ -108,4 +108,4 @@ def test_a_killed_rank_ends_them_all(launch: Launcher) -> None:
     survivor, dead = launch.outcomes(2, _survivor, while_running=kill, timeout=30)
     assert dead.died
     assert survivor.ok, survivor.trace
-    assert survivor.value - killed < 20  # no time limit is as short
+    assert survivor.value - killed < 20  # shorter than any time limit

@@ -1,5 +1,5 @@
-"""Proves that ranks that come to a rendezvous after it has failed hear of it: whichever processes
-of those that failed have ended, and even where the late rank has become the host.
+"""Proves that ranks which arrive at a rendezvous after its failure get its error, regardless of
+which failed processes have exited, and even if the late rank has become the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LATEST = 10.0  # seconds, on a busy machine: half of the time limit
 
 
 def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
-    """Ranks come one after the other; the last one when the others have failed."""
+    """Ranks arrive one after the other; the last one after the others have failed."""
     rank.report("ready")
     wait_for(f"{folder}/{rank.rank}")
     began = time.monotonic()
@@ -33,7 +33,7 @@ def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
         (folder / f"left{rank.rank}").touch()
         os._exit(0)
     else:
-        wait_for(f"{folder}/done")  # still there when the last one comes
+        wait_for(f"{folder}/done")  # still alive when the last one arrives
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_a_rank_that_comes_late(
 def test_a_late_rank_that_has_become_the_host(
     launch: Launcher, tmp_path: Path, nranks: int
 ) -> None:
-    """The host dies while the other rank that is there cannot notice it, so the third binds.
+    """The host dies while the second rank cannot notice it, so the third binds.
 
-    A fourth comes when the third has ended.
+    A fourth arrives after the third has exited.
     """
     leaves = [2] if nranks == 4 else []
     took = 0.0  # from the failure of rank 1 on

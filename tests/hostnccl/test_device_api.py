@@ -1,7 +1,7 @@
-"""Proves that hostnccl has the host functions of NCCL's device API: the memory of peers in windows,
-and device communicators with memory that all ranks can address; and that a thread that waits in a
-kernel wakes when a peer signals, and also when none can any more. tests/nccl/test_device_comm.py
-has properties and teams.
+"""Proves that hostnccl provides the host functions of NCCL's device API: the memory of peers in
+windows, and device communicators with memory that all ranks can address; and that a thread waiting
+in a kernel wakes when a peer signals, or can no longer signal. tests/nccl/test_device_comm.py tests
+properties and teams.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 
 class Kernel:
-    """What a kernel on CPUs sees of a device communicator: its memory, and how to wait in it."""
+    """A kernel's view of a device communicator on CPUs: its memory, and how to wait in it."""
 
     def __init__(self, comm: nccl.Communicator, *, buffer: int = PAGE, **required: int) -> None:
         self._library, self._comm = comm.library, comm.handle
@@ -78,7 +78,7 @@ class Kernel:
 
 
 def _properties(rank: Rank) -> None:
-    """What a program of an older version passes is filled as far as it goes."""
+    """The shorter struct of an older program is filled up to its size."""
     older = raw.ncclCommProperties_t()
     older.size, older.version, older.commHash = 40, 22902, 7
     older = rank.comm.library.ncclCommQueryProperties(rank.comm.handle, older)
@@ -112,7 +112,7 @@ def _requirements(rank: Rank) -> None:
     assert (exchange.nSlots, resource.bufferSize, resource.bufferAlign) == (10, 2 * 21 * 16, 16)
     with pytest.raises(NcclInvalidArgumentError, match="exceed the address space"):
         library.ncclLLA2ACreateRequirement(2**31 - 1, 2**31 - 1, exchange, resource)
-    most = 2**39 - 2**27 - 128  # and no room to align it
+    most = 2**39 - 2**27 - 128  # without space to align it
     for buffers in ((2**64 - 64,), (2**63, 2**63), (2**39 - 4096,), (most,)):
         with pytest.raises(NcclInvalidArgumentError, match="bytes of resource memory"):
             rank.comm.device_comm(buffers=buffers)
@@ -158,7 +158,7 @@ def _peers_in_a_window(rank: Rank) -> None:
 
 
 def _signals(rank: Rank) -> None:
-    """Each rank waits asleep for the next one; short waits find the word changed at once."""
+    """Each rank sleeps until the next one signals; short waits find the word already changed."""
     kernel = Kernel(rank.comm, lsaBarrierCount=2)
     assert kernel.struct.lsaBarrier.nBarriers == 2
     assert kernel.word(rank.rank).value == 0
@@ -166,7 +166,7 @@ def _signals(rank: Rank) -> None:
     for turn in range(1, 4):
         rank.comm.all_reduce(one)
         if rank.rank == 0:
-            time.sleep(0.03 * turn**2)  # the others sleep by then, and have looked at their peers
+            time.sleep(0.03 * turn**2)  # by then the others sleep, and have checked their peers
             kernel.signal(next_rank, turn)
         assert kernel.wait(rank.rank, turn)
         if rank.rank != 0:
@@ -174,7 +174,7 @@ def _signals(rank: Rank) -> None:
     synchronize(rank)
     assert kernel.sleepers(rank.rank) == 0
     kernel.word(rank.rank).value = 2**32 - 1
-    assert kernel.wait(rank.rank, 2**32 - 3, bits=32)  # after a wrap-around, too
+    assert kernel.wait(rank.rank, 2**32 - 3, bits=32)  # even after a wrap-around
     assert kernel.wait(rank.rank, 2**32 - 1, bits=64)
     synchronize(rank)
     kernel.close()
@@ -228,7 +228,7 @@ def _refused(rank: Rank) -> None:
     call = _register if rank.rank == 0 else Kernel
     with pytest.raises(NcclInvalidUsageError, match="the calls of the ranks differ"):
         call(comm)
-    Kernel(comm).close()  # it is usable after all that
+    Kernel(comm).close()  # it is still usable
 
 
 _CASES: tuple[Callable[[Rank], None], ...] = (
@@ -255,7 +255,7 @@ def test_functions(rank: Rank) -> None:
 
 
 def _wait_in_thread(kernel: Kernel, rank: Rank) -> Callable[[], bool]:
-    """Wait for a signal that does not come; call what it returns for the result of the wait."""
+    """Wait for a signal that is never sent; return a function that returns the result."""
     results: list[bool] = []
     thread = threading.Thread(target=lambda: results.append(kernel.wait(rank.rank, 1)), daemon=True)
     thread.start()
@@ -303,6 +303,6 @@ def test_a_dead_rank_ends_a_wait(launch: Launcher, tmp_path: Path) -> None:
 
 
 def test_nccl4py(tmp_path: Path) -> None:
-    """Unmodified: its properties, teams, windows and device communicators."""
+    """Unmodified nccl4py: properties, teams, windows and device communicators."""
     pytest.importorskip("nccl.core")
     assert run_client("device_nccl4py.py", 4, tmp_path) == ["done"] * 4

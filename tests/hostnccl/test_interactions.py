@@ -1,6 +1,6 @@
 """Proves that the features of hostnccl work together: windows and one-sided operations, graphs,
 suspension, splitting, shrinking and growing, encryption, delays, revoking and aborting. Each pair
-of them either works or is refused with a reason; nothing hangs, and nothing stays behind.
+of them either works or is rejected with a reason; nothing hangs, and nothing leaks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _check_refused(graph: nccl.Graph, stream: nccl.Stream, reason: str) -> None:
 
 
 def _graph_of_one_sided(rank: Rank, comm: nccl.Communicator) -> None:
-    """Puts, waits and a collective with a path of its own are captured together and run again."""
+    """Puts, waits and a collective with a selected path are captured together and replayed."""
     area, stream, peer = Area(comm), rank.stream(), 1 - rank.rank
     event = rank.event()
     total = np.zeros(300, np.float32)
@@ -70,7 +70,7 @@ def _graph_of_one_sided(rank: Rank, comm: nccl.Communicator) -> None:
 
 
 def _registration_in_a_capture(rank: Rank, comm: nccl.Communicator) -> None:
-    """It is not an operation of the stream, and takes effect at once."""
+    """It is not an operation of the stream, and takes effect immediately."""
     stream, peer = rank.stream(), 1 - rank.rank
     with nccl.capture(stream) as graph:
         area = Area(comm)
@@ -231,7 +231,7 @@ def _shrunk_with_abort_while_waiting(rank: Rank, comm: nccl.Communicator) -> Non
 
 
 def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
-    """One rank makes a call that all must make, and its own abort ends it."""
+    """One rank makes a collective call alone, and its own abort ends it."""
     area = Area(comm)
     calls: list[Callable[[nccl.Communicator], object]] = [
         lambda child: child.register_window(area.buffer),
@@ -264,7 +264,7 @@ def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
 
 
 def _aborted_in_the_background(rank: Rank, comm: nccl.Communicator) -> None:
-    """A registration that a non-blocking communicator is busy with ends with it."""
+    """A registration in progress on a non-blocking communicator ends with it."""
     buffer = comm.mem_alloc(PAGE)
     for alone in (True, False):
         child = comm.split(0, config=nccl.Config(blocking=False))
@@ -352,7 +352,7 @@ def _wait_for_oneself(rank: Rank, comm: nccl.Communicator) -> None:
 
 
 def _same_key(rank: Rank, comm: nccl.Communicator) -> None:
-    """A key is asked for where communicators are made, also of one that was made without."""
+    """A key is required when communicators are created, even from one created without a key."""
     area = Area(comm)
     nccl.set_encryption("psk", "k" * 32, provider=rank.provider)
     try:
@@ -389,7 +389,7 @@ _CASES = (
 
 def _run_all(rank: Rank) -> None:
     synchronize(rank)
-    for number in (0, 1):  # what is made once and kept is made in the first round
+    for number in (0, 1):  # the first round creates persistent objects
         if number == 1:
             synchronize(rank)
             before = holdings.count()

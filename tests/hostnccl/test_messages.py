@@ -1,5 +1,5 @@
-"""Proves that the parser of the rendezvous messages takes what it should and nothing else: seeds,
-and inputs made of them, in a program of its own under a sanitizer. ``make fuzz`` does more.
+"""Proves that the parser of rendezvous messages accepts valid messages only: seeds and mutations of
+them, in a separate program under a sanitizer. ``make fuzz`` tries more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Proves that ranks which call different operations all get an error and never hang."""
+"""Proves that ranks with different calls all get an error and never hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _array(count: int, dtype: str = "float32") -> np.ndarray:
     return np.ones(count, dtype)
 
 
-# What rank 0 calls, and what all others call instead.
+# The calls of rank 0, and those of all others instead.
 _CALLS: dict[
     str, tuple[Callable[[nccl.Communicator], object], Callable[[nccl.Communicator], object]]
 ] = {
@@ -52,7 +52,7 @@ def _mismatch(rank: Rank, what: str) -> str:
     call = _CALLS[what][min(rank.rank, 1)]
     with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError)) as caught:
         call(comm)
-    # The communicator can only be ended now.
+    # The communicator can now only be closed.
     with pytest.raises(nccl.NcclError):
         comm.all_reduce(_array(3))
     assert isinstance(comm.async_error(), nccl.NcclError)
@@ -92,7 +92,7 @@ def test_different_messages(launch: Launcher, count: int, dtype: str) -> None:
     texts = launch(2, _messages, count, dtype, timeout=20)
     assert "rank 0 sends" in texts[1]
     assert f"receives {count} x {dtype}" in texts[1]
-    if count > 10_000:  # in pieces, and directly: the sender hears of it, too
+    if count > 10_000:  # in pieces, and directly: the sender also gets the error
         assert f"receives {count} x {dtype}" in texts[0]
 
 
@@ -100,7 +100,7 @@ def test_different_messages(launch: Launcher, count: int, dtype: str) -> None:
 @pytest.mark.parametrize("api", ["call", "stream"])
 @on_ranks(2, timeout=20)
 def test_nothing_against_something(rank: Rank, api: str, empty_rank: int) -> None:
-    """A call without elements takes part: it does not pair with the next one of the others."""
+    """An empty call counts: it does not match the next call of the others."""
     comm = rank.comm
     stream = rank.stream() if api == "stream" else None
     array = _array(0 if rank.rank == empty_rank else 5)

@@ -1,6 +1,6 @@
 """Proves hostnccl's arithmetic in its edge cases, bit for bit: every pair of 8-bit floats, every
 16-bit one, subnormal and infinite numbers, NaNs, both zeros, integers that wrap and are divided,
-scalars that are rounded, and counts past 2^31.
+rounded scalars, and counts above 2^31.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_every_kind_of_number_on_older_cpus(launch: Launcher, name: str) -> None
 
 @on_ranks(1)
 def test_one_rank_copies(rank: Rank) -> None:
-    """With one rank the input is the result, with all bits of NaNs."""
+    """With one rank the result is the input, including all bits of NaNs."""
     for name in dtypes.NCCL:
         (values,) = _inputs(name, 1)
         for op in _OPS:
@@ -107,7 +107,7 @@ def test_one_rank_copies(rank: Rank) -> None:
 
 @on_ranks(2)
 def test_scalars_are_rounded_to_the_dtype(rank: Rank) -> None:
-    """A scalar is rounded to the dtype, whether it comes as a number or in an array."""
+    """A scalar is rounded to the dtype, whether passed as a number or in an array."""
     numbers = [0.1, 1 / 3, -2.5, 3.14159, 1e-3, 0.0]
     for name in dtypes.FLOATS:
         dtype = dtypes.numpy_dtype(name)
@@ -178,7 +178,7 @@ class _Sparse:
         return found
 
     def tail(self) -> np.ndarray:
-        """The last bytes, past 2^31."""
+        """The last bytes, beyond 2^31."""
         base = self.address + _MANY - 5
         return np.frombuffer((ctypes.c_uint8 * 5).from_address(base), np.uint8)
 

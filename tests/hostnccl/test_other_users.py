@@ -1,6 +1,6 @@
-"""Proves that other users of the machine can neither read what belongs to a world nor keep it from
-being made: by floods of connections, by late ones, by names that they bind first, by descriptors
-that nobody asked for, and where user ids mean nothing because a user namespace does not know them.
+"""Proves that other users of the machine can neither read the memory of a world nor prevent its
+creation: by floods of connections, late connections, names bound in advance, unsolicited
+descriptors, and user namespaces in which user ids are unknown.
 
 Runs as root, which can become another user.
 """
@@ -33,12 +33,12 @@ pytestmark = [
 ]
 
 _STRANGER = 12345
-_LIFE = 60  # seconds, after which a stranger ends in any case
+_LIFE = 60  # seconds, after which a stranger exits in any case
 _CLONE_NEWUSER = 0x10000000
 
 
 def _names() -> list[bytes]:
-    """The abstract names of hostnccl's sockets, which all users of the machine see."""
+    """The abstract names of hostnccl's sockets, visible to all users of the machine."""
     with open("/proc/net/unix") as sockets:
         return [b"\0" + name.encode() for name in re.findall(r"@(hostnccl-\w+)", sockets.read())]
 
@@ -55,7 +55,7 @@ def _connect(name: bytes) -> socket.socket | None:
 
 
 def _become(uid: int) -> None:
-    """Give this process, which is a child, another user's identity, and a limited life."""
+    """Give this child process another user's identity, and a limited lifetime."""
     signal.alarm(_LIFE)
     os.setgroups([])
     os.setgid(uid)
@@ -64,7 +64,7 @@ def _become(uid: int) -> None:
 
 @contextlib.contextmanager
 def _stranger(act: Callable[[], object], uid: int = _STRANGER) -> Iterator[None]:
-    """A process of a user that calls a function again and again."""
+    """A user's process that calls a function repeatedly."""
     child = os.fork()
     if child == 0:
         try:
@@ -84,7 +84,7 @@ _held: list[socket.socket] = []
 
 
 def _flood() -> None:
-    """Connect as fast as can be."""
+    """Connect as fast as possible."""
     for name in _names():
         for _ in range(500):
             if connection := _connect(name):
@@ -92,7 +92,7 @@ def _flood() -> None:
 
 
 def _hold() -> None:
-    """Connect, say nothing, and hold the connections."""
+    """Connect, send nothing, and keep the connections open."""
     for name in _names():
         if len(_held) < 800 and (connection := _connect(name)):
             _held.append(connection)
@@ -118,7 +118,7 @@ def _meet_late(rank: Rank) -> float:
 def test_a_flood_does_not_keep_ranks_apart(
     launch: Launcher, act: Callable[[], object], uid: int
 ) -> None:
-    """Connections of the same user without proof are those of a foreign user namespace, too."""
+    """Connections of the same user without a proof may come from a foreign user namespace."""
     with _stranger(act, uid), _stranger(act, uid):
         times = launch(3, _meet_late, timeout=40, env={"HOSTNCCL_INIT_TIMEOUT": "25"})
     assert max(times) < 20
@@ -140,7 +140,7 @@ def test_a_flood_does_not_move_the_deadline(launch: Launcher) -> None:
 
 
 def _disagree(rank: Rank) -> list[bytes]:
-    """After a failed rendezvous its host still answers: what strangers get."""
+    """The host of a failed rendezvous still answers: test the answer to strangers."""
     before = set(_names())
     with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about nranks"):
         nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="host")
@@ -197,7 +197,7 @@ def test_a_late_rank_without_a_descriptor_ends_no_process(launch: Launcher) -> N
 
 
 def _bind_derived() -> None:
-    """Bind what a shrink would be called if its name followed from what all users see."""
+    """Bind the name that a shrink would have if it were derived from public data."""
     for name in _names():
         public = bytes.fromhex(name.rpartition(b"-")[2].decode())
         for words in ("shrink 0 2", "shrink 0 0", "shrink 0 1"):
@@ -211,7 +211,7 @@ def _bind_derived() -> None:
 
 def _shrink(rank: Rank) -> int:
     if rank.rank:
-        time.sleep(0.5)  # the name is seen meanwhile
+        time.sleep(0.5)  # the name is visible meanwhile
     comm = rank.communicator()
     comm.all_reduce(np.ones(1))
     if rank.rank == 2:
@@ -234,7 +234,7 @@ def _descriptors() -> int:
 
 
 def _inject() -> None:
-    """Send descriptors that nobody has asked for, by each kind of socket."""
+    """Send unsolicited descriptors, through each kind of socket."""
     passed = array.array("i", [0] * 200)
     control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)]
     for name in _names():
@@ -278,7 +278,7 @@ def _rank_in_namespace(rank: int, unique_id: bytes, result: int) -> None:
 
 
 def _steal() -> bytes:
-    """Ask the host for its memory, in the name of rank 1; what came with a descriptor."""
+    """Request the host's memory as rank 1; return the data received with a descriptor."""
     for name in _names():
         requests = (
             b"hostnccl" + (3).to_bytes(4, "little") + (2).to_bytes(4, "little") + bytes(56),
@@ -296,7 +296,7 @@ def _steal() -> bytes:
                         return data
                     if not data:
                         break
-                    # The answer that follows from the public name.
+                    # The answer derived from the public name.
                     connection.send(b"nccl\x03\0\0\0" + hashlib.sha256(name).digest())
                     body = (2).to_bytes(4, "little") + (1).to_bytes(4, "little")
                     body += os.getpid().to_bytes(8, "little") + bytes(40)

@@ -36,7 +36,7 @@ def test_cupy(tmp_path: Path) -> None:
 
 
 def test_a_client_that_dies_is_no_hang(tmp_path: Path) -> None:
-    """Rank 0 waits for rank 1, which never starts; SIGTERM ends it at once and leaves nothing."""
+    """Rank 0 waits for rank 1, which never starts; SIGTERM ends it immediately without remains."""
     before = shared_memory.entries()
     process = subprocess.Popen(
         [sys.executable, CLIENTS / "by_ctypes.py", "0", "2", tmp_path / "id"],

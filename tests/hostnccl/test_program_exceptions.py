@@ -1,6 +1,5 @@
-"""Proves that an exception that a function of the program throws on a stream is an error of the
-stream, in a process in which hostnccl has thrown nothing yet, and that the C++ runtime of the
-program is left as it was.
+"""Proves that an exception thrown by a program's function on a stream is an error of the stream, in
+a process in which hostnccl has not thrown before, and that the program's C++ runtime is unaffected.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def test_on_the_calling_thread(functions: Path, library: Path) -> None:
 
 
 def _has_own_unwinder(path: Path) -> bool:
-    """Whether exceptions that pass the library are unwound by another copy than libgcc_s.so.1.
+    """Whether exceptions that pass the library are unwound by a copy other than libgcc_s.so.1.
 
     A frame with a table of handlers is passed by exceptions of other libraries as well. Its
     personality routine must call the unwinder that runs.
@@ -117,7 +116,7 @@ def _has_own_unwinder(path: Path) -> bool:
 
 
 def _shared_objects() -> list[Path]:
-    """What ships, what is built from the sources that ship, and the libraries of the tests."""
+    """The shipped libraries, those built from shipped sources, and those of the tests."""
     package = Path(pynccl.__file__).parent
     found = [*package.glob("*.so"), *package.glob("lib/**/*.so*"), noop.library()]
     if build.path().exists():

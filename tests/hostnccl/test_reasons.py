@@ -1,5 +1,5 @@
-"""Proves that the error of a rank that waits also says why the awaited rank does not come: what it
-waits for in another communicator, or what it has failed with.
+"""Proves that the error of a waiting rank explains why the awaited rank is missing: its wait in
+another communicator, or its error there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
-_LATE = 1.0  # seconds, of the rank whose error is looked at
+_LATE = 1.0  # seconds, of the rank whose error is checked
 _LIMIT = 20.0  # seconds, of the others
 
 
@@ -25,7 +25,9 @@ _LIMIT = 20.0  # seconds, of the others
 def _communicators(
     rank: Rank, ranks: dict[str, tuple[int, ...]] | None = None
 ) -> Iterator[dict[str, nccl.Communicator]]:
-    """Those of this rank, aborted at the end. Without ranks, A has 0 and 1, B 1 and the others."""
+    """The communicators of this rank, aborted at the end. By default A has 0 and 1, B 1 and the
+    others.
+    """
     comms = {}
     with contextlib.ExitStack() as stack:
         others = (1, 2) if rank.nranks == 3 else (*range(2, rank.nranks), 1)
@@ -69,7 +71,7 @@ def _wait_visibly(rank: Rank, comm: nccl.Communicator) -> str:
 
 
 def _wait_in_vain(rank: Rank, comm: nccl.Communicator) -> str:
-    """Let the others end when this rank has its error, after a short limit."""
+    """Let the others finish once this rank has its error, after a short limit."""
     comm.timeout = _LATE
     try:
         return _wait(comm)
@@ -78,7 +80,7 @@ def _wait_in_vain(rank: Rank, comm: nccl.Communicator) -> str:
 
 
 def _chain(rank: Rank) -> str:
-    """Rank 0 waits in A for rank 1, which waits in B for 2, which waits in C for 3, in vain."""
+    """Rank 0 waits in A for rank 1, which waits in B for rank 2, which waits in C for rank 3."""
     with _communicators(rank, {"A": (0, 1), "B": (1, 2), "C": (2, 3)}) as comms:
         if rank.rank == 0:
             rank.wait_event("waits", 1, 2)
@@ -138,7 +140,7 @@ def test_a_rank_whose_operation_is_queued(launch: Launcher) -> None:
 
 
 def _failed(rank: Rank, before: bool) -> str:
-    """Rank 1 fails in B, or learns that B has failed on other ranks, and never calls A."""
+    """Rank 1 fails in B, or learns that B failed on other ranks, and never calls A."""
     text = ""
     with _communicators(rank) as comms:
         if rank.rank == 0:

@@ -1,5 +1,5 @@
-"""Proves that a rank which fails after others have joined is named, with its reason, on every rank
-at once: without a free descriptor, address space, or memory for a part of a window's registration.
+"""Proves that the failure of a rank after others have joined is reported immediately on every rank,
+with the rank and the reason: no free descriptor, address space, or memory to register a window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOON = 15.0  # seconds, on a busy machine; the deadline of a rendezvous is 300
 
 @contextlib.contextmanager
 def _free_descriptors(number: int) -> Iterator[None]:
-    """So many more descriptors can be opened."""
+    """Limit the number of additional descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     opened = []
@@ -46,7 +46,7 @@ def _free_descriptors(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _address_space(extra: int) -> Iterator[None]:
-    """So many bytes more can be mapped."""
+    """Limit the number of additional mapped bytes."""
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -69,7 +69,7 @@ _LIMITS = {"descriptor": _without_descriptor, "address space": _without_address_
 
 
 def _init_with_limit(rank: Rank, limit: str, last: int) -> tuple[str, str, float]:
-    with rank.communicator(1) as comm:  # all processes are there
+    with rank.communicator(1) as comm:  # all processes have started
         comm.all_reduce(np.ones(1))
     if rank.rank == last:
         time.sleep(0.2)  # another rank is the host
@@ -114,7 +114,7 @@ def test_an_id_is_not_called_foreign_without_a_descriptor(launch: Launcher) -> N
 
 
 def _register(rank: Rank, limit: Callable[[], contextlib.AbstractContextManager[None]]) -> str:
-    """Rank 1 registers a window under a limit; what comes of it. Then all do without."""
+    """Rank 1 registers a window under a limit; return the outcome. Then all do without."""
     comm = rank.comm
     buffer = comm.mem_alloc(1 << 22)
     comm.all_reduce(np.ones(1))
@@ -239,7 +239,7 @@ def _register_without_memory(rank: Rank, library: str) -> int:
             failures += 1
             comm.abort()
             continue
-        window.close()  # or it was an allocation that the library can do without
+        window.close()  # or the library does not need the allocation
         more = np.array([injected])
         comm.all_reduce(more, nccl.MAX)
         comm.close()

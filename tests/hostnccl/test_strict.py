@@ -1,6 +1,6 @@
-"""Proves that hostnccl is as strict as NCCL with HOSTNCCL_STRICT=1: what NCCL leaves undefined is
-an error, and one-sided operations run in its order. The same calls succeed without it. They are
-those of nccl.h: pynccl itself prevents most of these mistakes.
+"""Proves that hostnccl is as strict as NCCL with HOSTNCCL_STRICT=1: behavior that NCCL leaves
+undefined is an error, and one-sided operations run in NCCL's order. The same calls succeed without
+it. The tests call nccl.h directly, because pynccl itself prevents most of these mistakes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _window(rank: Rank) -> tuple[nccl.Buffer, nccl.Window]:
 
 
 def _check_blocks(rank: Rank, stream: nccl.Stream, blocks: bool) -> None:
-    """Whether the work on the stream waits for ever, on both ranks."""
+    """Whether the work on the stream waits forever, on both ranks."""
     other = rank.communicator(1)
     event = rank.event()
     event.record(stream)
@@ -59,7 +59,7 @@ def _check_blocks(rank: Rank, stream: nccl.Stream, blocks: bool) -> None:
     while not event.query() and time.monotonic() < until:
         time.sleep(0.001)
     assert event.query() != blocks
-    other.all_reduce(np.zeros(1))  # no rank aborts before both have looked
+    other.all_reduce(np.zeros(1))  # no rank aborts before both have checked
     if blocks:
         rank.comm.abort()
 
@@ -133,7 +133,7 @@ def _captured_and_not(rank: Rank, strict: bool) -> None:
 
 
 def _two_under_way(rank: Rank, strict: bool) -> None:
-    """A graph keeps one signal for each peer under way."""
+    """A graph has at most one signal in flight per peer."""
     _window(rank)
     peer = 1 - rank.rank
 
@@ -148,7 +148,7 @@ def _two_under_way(rank: Rank, strict: bool) -> None:
 
 
 def _graphs_of_both(rank: Rank, strict: bool) -> None:
-    """What is right in NCCL: a put and its wait are captured, beside others that are not."""
+    """Correct in NCCL: a put and its wait are captured, others are not."""
     comm, peer = rank.comm, 1 - rank.rank
     buffer, window = _window(rank)
     data = np.from_dlpack(buffer)
@@ -233,7 +233,7 @@ def _arguments(rank: Rank, strict: bool) -> None:
 
 
 def _operators(rank: Rank, strict: bool) -> None:
-    """NCCL gives the handle of a destroyed operator to the next one."""
+    """NCCL reuses the handle of a destroyed operator for the next one."""
     comm = rank.comm
     first, second = (comm.pre_mul_sum(factor, "float32") for factor in (2.0, 3.0))
     handle = first.value
@@ -339,7 +339,7 @@ def _growing(rank: Rank, strict: bool) -> None:
 
 
 def _refusals(rank: Rank, strict: bool) -> None:
-    """In NCCL a refused call is the permanent error of a non-blocking communicator."""
+    """In NCCL a rejected call becomes the permanent error of a non-blocking communicator."""
     lib = raw.load("host")
     comm = rank.communicator(1, config=nccl.Config(blocking=False))
     comm.wait_ready(20)

@@ -1,5 +1,5 @@
-"""Proves that hostnccl's thresholds follow from what is measured: the values for several machines,
-which files are trusted, that the environment wins, and that the ranks of a world agree.
+"""Proves that hostnccl's thresholds derive from measurements: the values for several machines,
+which files are trusted, the precedence of the environment, and the agreement of a world's ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEAR = (50, (1.5, 15), (2.8, 25), (3.0, 33), (3.4, 42), (3.0, 33), (3.0, 38), (
 _SLOW = (254, (6.0, 80), (5.5, 75), (10, 140), (9.0, 120), (8.0, 110), (8.0, 100), (5.0, 40))
 _UNREADABLE = (*_FAR[:7], (0, 0))
 
-# The least and the largest value of each threshold, in KiB.
+# The minimum and maximum of each threshold, in KiB.
 _EXPECTED: dict[tuple[object, ...], tuple[list[int], list[int]]] = {
     _FAR: ([16, 4096, 32768, 32768, 16], [16, 4096, 32768, 32768, 64]),
     _NEAR: ([_NEVER >> 10, 4096, 32768, 32768, 32], [_NEVER >> 10, 4096, 32768, 32768, 1024]),
@@ -58,7 +58,7 @@ def _write(path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 
 def _thresholds(**env: object) -> list[int]:
-    """Those that a fresh interpreter shows."""
+    """The thresholds that a new interpreter shows."""
     code = "from pynccl import nccl; p = nccl.params('host'); "
     code += f"print([p.param(f'HOSTNCCL_{{k}}_BYTES').get() for k in {_KEYS}])"
     return eval(_python(code, **env))  # a list of numbers, printed by us
@@ -91,7 +91,7 @@ def _explain(rank: testing.Rank) -> list[nccl.Explanation]:
 def test_an_explanation_has_the_path_and_the_measured_times(
     tmp_path: Path, machine: tuple[Any, ...]
 ) -> None:
-    """Each threshold decides, and times come from the faster of the two copies."""
+    """Each threshold decides, and the times are those of the faster copy."""
     file = _write(tmp_path / "file", _content(machine))
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(file)}
     found, other = testing.launch(2, _explain, unique_ids=1, env=env, timeout=60)
@@ -203,7 +203,7 @@ def test_info_says_where_values_come_from(tmp_path: Path) -> None:
 
 
 def _measure(rank: testing.Rank) -> tuple[list[float], list[str], int]:
-    """The times of two initialisations, the settings after them, and a wrong sum's elements."""
+    """The times of two initialisations, the settings afterwards, wrong elements of a sum."""
     import numpy as np
 
     times = []
@@ -222,7 +222,7 @@ def _measure(rank: testing.Rank) -> tuple[list[float], list[str], int]:
 
 @pytest.mark.parametrize("nranks", [2, 4] if FULL else [2])
 def test_the_first_world_measures(tmp_path: Path, nranks: int) -> None:
-    """Once, for all ranks and for later worlds; a machine that is too busy keeps the defaults."""
+    """Measured once, for all ranks and later worlds; a busy machine uses the defaults."""
     file = tmp_path / "file"
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(file)}
     results = testing.launch(nranks, _measure, unique_ids=2, env=env, timeout=60)
@@ -240,7 +240,7 @@ def test_the_first_world_measures(tmp_path: Path, nranks: int) -> None:
 
 
 def _first_initialisation(rank: testing.Rank, folder: str) -> float:
-    """The seconds of the first one, from when all ranks are ready for it."""
+    """The seconds of the first initialisation, once all ranks are ready."""
     nccl.get_version("host")
     Path(folder, str(rank.rank)).touch()
     while len(list(Path(folder).iterdir())) < rank.world_size:
@@ -251,7 +251,7 @@ def _first_initialisation(rank: testing.Rank, folder: str) -> float:
 
 
 def test_measuring_is_bounded(tmp_path: Path) -> None:
-    """It takes a few milliseconds; the limit is for a busy machine. /dev/null keeps no result."""
+    """It takes a few milliseconds; the limit is for a busy machine. /dev/null stores no result."""
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": "/dev/null"}
     fastest, limit = 1.0, 0.2
     for run in range(10):
@@ -266,7 +266,7 @@ def test_measuring_is_bounded(tmp_path: Path) -> None:
 
 
 def _disagree(rank: testing.Rank, folder: str) -> bool:
-    """Ranks with other files and settings. Returns whether this one shows measured thresholds."""
+    """Ranks with different settings; return whether this one shows measured thresholds."""
     import numpy as np
 
     if rank.rank == 1:
@@ -292,7 +292,7 @@ def _disagree(rank: testing.Rank, folder: str) -> bool:
 
 
 def _touched_memory(rank: testing.Rank) -> list[int]:
-    """The shared memory that a message alone touches, and one in a group with another message."""
+    """The shared memory touched by a single message, and by one in a group with another."""
     import numpy as np
 
     comm, peer = rank.communicator(0, provider="host"), 1 - rank.rank
@@ -325,7 +325,7 @@ def test_a_message_alone_has_a_threshold_of_its_own() -> None:
 
 
 def test_ranks_with_other_settings_agree(tmp_path: Path) -> None:
-    """Direct reads on one rank and staging on another would wait for each other for ever."""
+    """Direct reads on one rank and staging on another would deadlock."""
     _write(tmp_path / "slow", _content(_SLOW))
     _write(tmp_path / "near", _content(_NEAR))
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(tmp_path / "slow")}

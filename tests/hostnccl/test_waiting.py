@@ -1,5 +1,5 @@
-"""Proves that a waiting rank leaves resources to others: the GIL is free, the CPU is idle, and
-abort() from another thread ends the wait; and that a wait is short beside CPU-bound processes.
+"""Proves that a waiting rank releases resources: the GIL is free, the CPU is idle, and abort() from
+another thread ends the wait; and that waits beside CPU-bound processes are short.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNBLOCKED_WITHIN = 10.0  # seconds, on a busy machine
 
 
 def _call(rank: Rank, comm: nccl.Communicator, what: str) -> None:
-    """Something that lasts until the other rank has done the same."""
+    """A call that lasts until the other rank makes it."""
     array = np.zeros(1_000_003 if what.startswith("large") else 3)
     match what.rsplit(maxsplit=1)[-1]:
         case "all_reduce":
@@ -45,8 +45,8 @@ _WAITS = ("all_reduce", "large all_reduce", "exchange", "large exchange", "strea
 
 
 def _while_waiting(rank: Rank, what: str, measured: str) -> tuple[float, int] | None:
-    """What _cpu_seconds() and _progress() find on rank 0 while it waits for the other rank, which
-    comes when they have.
+    """The results of _cpu_seconds() and _progress() on rank 0 while it waits for the other rank,
+    which joins afterwards.
     """
     comm = None if what == "init" else rank.comm
     found: list[tuple[float, int]] = []
@@ -75,7 +75,7 @@ def _while_waiting(rank: Rank, what: str, measured: str) -> tuple[float, int] | 
 
 
 def _cpu_seconds() -> float:
-    """Of the CPU, not of a clock: a busy machine does not add to them."""
+    """CPU time instead of elapsed time, which a busy machine does not increase."""
     time.sleep(0.2)
     before = time.process_time()
     time.sleep(0.5)
@@ -83,7 +83,7 @@ def _cpu_seconds() -> float:
 
 
 def _progress() -> int:
-    """How many steps of 1 ms another thread gets done while the call waits, up to 100."""
+    """The number of 1 ms steps of another thread while the call waits, up to 100."""
     steps = 0
     while steps < 100:
         time.sleep(0.001)
@@ -177,7 +177,7 @@ def _exchange(rank: Rank, cpus: list[int]) -> float:
 
 @pytest.mark.serial
 def test_other_processes_cost_a_wait_little(launch: Launcher) -> None:
-    """Waits that yield their CPU to them take a hundred times as long as those that only sleep."""
+    """Waits that yield their CPU to these processes take 100 times as long as those that sleep."""
     cpus, tried = sorted(os.sched_getaffinity(0))[:2], []
     with busy_processes(2 * len(cpus), cpus):
         for _ in range(3):

@@ -1,6 +1,6 @@
-"""Proves that ranks with different arguments are refused with the reason, on every rank: a wrong
-size, a rank used twice, a wrong id, an id from another machine; and that a communicator which never
-completes ends at its deadline.
+"""Proves that ranks with different arguments are rejected with the reason, on every rank: a wrong
+size, a duplicate rank, a wrong id, an id from another machine; and that an incomplete communicator
+ends at its deadline.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _ID = struct.Struct("8sIIQ16s")  # of hostnccl: magic, format, reserved, machine
     [(0, "not created by hostnccl"), (8, "has format"), (16, "comes from another machine")],
 )
 def test_an_id_from_elsewhere_is_refused(offset: int, reason: str) -> None:
-    """Without waiting for other ranks."""
+    """Raised without waiting for other ranks."""
     data = bytearray(bytes(nccl.get_unique_id("host")))
     data[offset] ^= 1
     assert offset < _ID.size
@@ -83,7 +83,7 @@ def test_an_id_of_zeros_is_refused() -> None:
 
 
 def _meet(rank: Rank) -> float:
-    """The ranks that come begin at once; the time at which they do."""
+    """The arriving ranks start at once; return the time."""
     rank.set_event("meets")
     rank.wait_event("meets", 0, 2)
     return time.monotonic()
@@ -140,7 +140,7 @@ def test_a_timeout_that_is_no_number_is_refused(rank: Rank) -> None:
 
 @on_ranks(2)
 def test_a_forked_child_is_told(rank: Rank) -> None:
-    """In a child that a rank forks, the error says that the communicator is its parent's."""
+    """In a forked child, the error says that the communicator belongs to its parent."""
     comm = rank.comm
     comm.all_reduce(np.ones(3))
     reading, writing = os.pipe()

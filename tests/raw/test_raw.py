@@ -1,7 +1,7 @@
-"""Proves that pynccl.raw has every function of nccl.h by its name and its C types, by calling them
-on hostnccl, and that the error for a missing function names the version that added it.
+"""Proves that pynccl.raw provides every function of nccl.h with its name and C types, by calling
+them on hostnccl, and that the error for a missing function names the version that added it.
 
-The names are read from a real nccl.h where the nvidia-nccl wheel is installed, else from our own
+The names are read from a real nccl.h if the nvidia-nccl wheel is installed, otherwise from our own
 list, which `make abi` checks against real headers.
 """
 
@@ -59,7 +59,7 @@ def _names() -> tuple[set[str], Path]:
 
 @pytest.mark.parametrize(("names", "source"), [pytest.param(*_names(), id=_names()[1].name)])
 def test_every_function_is_there(names: set[str], source: Path) -> None:
-    """The test's name says which file the names are from."""
+    """The test's name contains the source of the names."""
     assert len(names) > 60
     missing = {name for name in names if not callable(getattr(raw.Library, name, None))}
     assert not missing, f"of {source}"
@@ -71,7 +71,7 @@ def test_parameters_have_the_names_of_nccl_h() -> None:
     names = ["self", "sendbuff", "recvbuff", "count", "datatype", "op", "comm", "stream"]
     assert list(signature.parameters) == names
     assert "ncclResult_t ncclAllReduce(" in (raw.Library.ncclAllReduce.__doc__ or "")
-    # What C returns through a pointer is returned, so it is no parameter.
+    # Output pointers of C are results, so they are not parameters.
     assert list(inspect.signature(raw.Library.ncclCommInitRank).parameters) == [
         "self", "nranks", "commId", "rank",
     ]  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_missing_function_is_named(tmp_path: Path) -> None:
 
 
 def _value(function: str, parameter: str) -> object:
-    """A value of the right type for a parameter of any function."""
+    """A value of the correct type for a parameter of any function."""
     structs = {
         "simInfo": raw.ncclSimInfo_t,
         "devComm": raw.ncclDevComm_t,
@@ -324,7 +324,7 @@ def _of_size(struct: Any, size: int) -> Any:  # noqa: ANN401 - any struct of ncc
 
 
 def _requirements(alignment: int) -> tuple[raw.ncclDevCommRequirements_t, object]:
-    """Requirements with one resource of an alignment, and what they refer to."""
+    """Requirements with one resource of an alignment, and the objects that they refer to."""
     resource, handle = raw.ncclDevResourceRequirements_t(), ctypes.c_uint32()
     resource.bufferSize, resource.bufferAlign = 64, alignment
     resource.outBufferHandle = ctypes.addressof(handle)
@@ -407,7 +407,7 @@ def test_load(tmp_path: Path) -> None:
 
 
 def _some_library() -> str:
-    """A shared library that is in every process and is not NCCL."""
+    """A shared library that is loaded in every process and is not NCCL."""
     with open("/proc/self/maps") as maps:
         return next(line.split()[-1] for line in maps if re.search(r"/libc[.-].*so", line))
 
@@ -429,7 +429,7 @@ int ncclGroupEnd() {
 
 
 def test_the_end_of_a_group_writes_handles(tmp_path: Path) -> None:
-    """Into memory that nothing else uses by then."""
+    """Into memory that is otherwise unused by then."""
     library = raw.load(compile_nccl(tmp_path, 23200, _LATE_HANDLES))
     library.ncclGroupStart()
     assert library.ncclCommInitAll(256, None) == [0] * 256

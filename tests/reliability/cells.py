@@ -1,8 +1,8 @@
-"""The kill matrix: its cells, and what the ranks of a cell do.
+"""The kill matrix: its cells, and the actions of the ranks of a cell.
 
-A cell is a signal that one rank gets in a phase of an operation. All ranks run ``live``. The victim
-goes as far as its phase, and the signal ends or stops it there; the others must get an error, and
-continue without it.
+In a cell, one rank, the victim, gets a signal in a phase of an operation. All ranks run ``live``.
+The victim proceeds to its phase, where the signal kills or stops it. The others must get an error
+and continue without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.reliability.endings import WAIT_ERRORS, Ending, ending_of, leaving_no
 from tests.reliability.workers import Member
 
 ABSENCE = 0.5  # the time limit of an operation for a rank that is stopped, in seconds
-PATIENCE = 60.0  # and where the death of a rank must be noticed before
+PATIENCE = 60.0  # and if the death of a rank must be detected earlier
 _SMALL, _LARGE = 100, 200_000  # staged and direct
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP")
@@ -39,7 +39,7 @@ COLLECTIVES = (
 )
 MESSAGES = ("send", "recv")
 ONE_SIDED = ("put_signal", "wait_signal")
-# The phases that every operation is in, and those that are calls themselves.
+# The phases of every operation, and those that are calls themselves.
 IN_OPERATION = (
     "before",
     "in",
@@ -53,13 +53,13 @@ IN_OPERATION = (
     "close",
 )
 CALLS = ("split", "shrink", "window", "suspend", "init")
-MAKES = ("shrink", "init")  # by a rendezvous, to which one rank more comes late
+MAKES = ("shrink", "init")  # by a rendezvous, which one more rank joins late
 
 
 @dataclass(frozen=True)
 class Cell:
     """Attributes:
-    number: its place in the table, and the seed of what is chosen in it.
+    number: its position in the table, and the seed of its random choices.
     """
 
     provider: str
@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def notices_death(self) -> bool:
-        """Before a time limit: in memory that the ranks share."""
+        """Detected before a time limit, through shared memory."""
         return self.signal != "SIGSTOP" and self.provider == "host"
 
     @property
@@ -86,12 +86,12 @@ class Cell:
 
     @property
     def makes(self) -> bool:
-        """Whether the phase is the making of a communicator by a rendezvous alone."""
+        """Whether the phase is the creation of a communicator by a rendezvous only."""
         return self.phase in MAKES
 
     @property
     def names_rank(self) -> bool:
-        """Of a rank that lives: in the text of one survivor, where the others were told by it."""
+        """For a live rank: in the text of one survivor, which informed the others."""
         ends = self.phase in ("finalize", "close") and self.signal == "SIGSTOP"
         return self.provider == "host" and not ends
 
@@ -101,7 +101,7 @@ class Cell:
 
 
 def table(provider: str, seed: int, count: int) -> list[Cell]:
-    """So many cells; the first ones have every signal in every phase."""
+    """The given number of cells; the first ones cover every signal in every phase."""
     chance = random.Random(seed)
     operations = itertools.cycle(
         chance.sample(names := COLLECTIVES + MESSAGES + ONE_SIDED, len(names))
@@ -127,7 +127,7 @@ class Scene:
         self.chance = cell.chance()
         self.count = self.chance.choice((_SMALL, _LARGE))
         others = [rank for rank in range(cell.nranks) if rank != cell.victim]
-        # Comes last where the victim waits in the call; shrink has it excluded.
+        # Arrives last if the victim waits in the call; excluded by shrink.
         self.late = self.chance.choice(others)
         self.is_victim = member.rank == cell.victim
         self.root = self.chance.randrange(cell.nranks)
@@ -146,9 +146,9 @@ class Scene:
             provider=member.provider,
             device=member.device,
         )
-        # Not late before the signal, also on a machine that has much to do.
+        # Not late before the signal, even on a busy machine.
         self.comm.timeout = PATIENCE
-        # CPUs have calls that block, too.
+        # On CPUs, calls also block.
         blocking = member.provider == "host" and self.chance.random() < 0.5
         self.stream = None if blocking else member.stream()
         ones = np.ones(self.count, np.float32)
@@ -168,7 +168,7 @@ class Scene:
         function()
 
     def operate(self) -> None:
-        """The cell's operation on the stream; where it is one with a peer, the victim is that."""
+        """The cell's operation on the stream; if it has a peer, that is the victim."""
         comm, root, stream = self.comm, self.root, self.stream
         one, other, blocks, results = self.one, self.other, self.blocks, self.results
         at_root = self.member.rank == root
@@ -197,7 +197,7 @@ class Scene:
                 self._with_peers(name)
 
     def _with_peers(self, name: str) -> None:
-        """What each survivor does with the victim, the victim does with each of them."""
+        """The victim's counterpart of each survivor's operation."""
         comm, stream, victim = self.comm, self.stream, self.cell.victim
         peers = [victim]
         if self.is_victim:
@@ -224,7 +224,7 @@ class Scene:
                     self.call(name, lambda peer=peer: comm.wait_signal(peer, stream=stream))
 
     def close_step(self) -> None:
-        """An operation that waits for all ranks: the cell's may be one that waits for few."""
+        """An operation that waits for all ranks, unlike perhaps the cell's."""
         self.call("all_reduce", lambda: self.comm.all_reduce(self.last, stream=self.stream))
 
     def step(self) -> None:
@@ -232,8 +232,8 @@ class Scene:
         self.close_step()
 
     def synchronize(self) -> None:
-        """Wait for the stream, and raise what the communicator knows: on GPUs a stream whose
-        operations were ended is complete without an error.
+        """Wait for the stream, and raise the communicator's error: on GPUs a stream whose
+        operations were ended completes without an error.
         """
         if self.stream:
             self.stream.synchronize()
@@ -253,7 +253,7 @@ class Scene:
 
     @contextlib.contextmanager
     def ready_when_issued(self) -> Iterator[None]:
-        """Tell that this rank is ready when the block has issued an operation, and not before."""
+        """Report that this rank is ready once the block has issued an operation."""
         done = threading.Event()
         records = self.comm.flight_record()
         last = records[-1].sequence if records else 0
@@ -330,7 +330,7 @@ def _group(scene: Scene) -> None:
 
 
 def _replayed(scene: Scene, replay: Callable[[], object]) -> None:
-    """The victim comes to the second replay or not; if so, another rank comes late."""
+    """The victim may reach the second replay; if so, another rank is late."""
     replay()
     scene.synchronize()
     victim_replays = scene.chance.random() < 0.5
@@ -420,7 +420,7 @@ def _init(scene: Scene) -> None:
 
 
 def _init_with_victim(scene: Scene, unique_id: bytes) -> None:
-    """A death is noticed of a rank that has joined: all have but the last one."""
+    """Only the death of a rank that has joined is detected: all have except the last one."""
     member, nranks = scene.member, scene.cell.nranks
     scene.calling = "GetAsyncError"
     config = nccl.Config(blocking=False, init_timeout=PATIENCE)
@@ -462,10 +462,10 @@ _PHASES: dict[str, Callable[[Scene], None]] = {
 
 
 def live_in_the_making(member: Member, cell: Cell) -> Ending | None:
-    """Run a rank of a cell; how its wait ended, None where it had none.
+    """Run a rank of a cell; return how its wait ended, None without a wait.
 
-    A rank that could not make a communicator answers late ranks for a while, in the background: it
-    cannot be checked that it leaves nothing, and its process is not used again.
+    A rank that failed to create a communicator answers late ranks in the background for a while, so
+    its process is not checked for leaks, and not reused.
     """
     scene = Scene(member, cell)
     ending = None
@@ -476,7 +476,7 @@ def live_in_the_making(member: Member, cell: Cell) -> Ending | None:
     except WAIT_ERRORS as error:
         ending = ending_of(error, scene.began, scene.calling, scene.comm)
     _recover(scene, ended=ending is not None)
-    if scene.stream:  # its operations are ended, and use their buffers until then
+    if scene.stream:  # its operations end here, and use their buffers until then
         with contextlib.suppress(*WAIT_ERRORS):
             scene.stream.synchronize()
     return ending
@@ -484,7 +484,7 @@ def live_in_the_making(member: Member, cell: Cell) -> Ending | None:
 
 @leaving_nothing
 def live(member: Member, cell: Cell) -> Ending | None:
-    """The same, and nothing is left in the process."""
+    """The same, and check that nothing leaks in the process."""
     return live_in_the_making(member, cell)
 
 
@@ -505,7 +505,7 @@ def _recover(scene: Scene, *, ended: bool) -> None:
         comm.abort()
         return
     else:
-        comm.timeout = PATIENCE  # a machine that has much to do is not a rank that is absent
+        comm.timeout = PATIENCE  # a rank on a busy machine does not count as missing
         smaller = comm.shrink(sorted(excluded), abort=True)
     with smaller:
         buffer = member.memory.put(np.full(1000, 1.0 + member.rank, np.float32))

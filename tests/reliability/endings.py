@@ -1,4 +1,4 @@
-"""How a rank's wait ended, and what its process holds before and after."""
+"""How a rank's wait ended, and the resources of its process before and after."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Ending:
     Attributes:
         began: when the call began.
         raised: when it raised.
-        calling: what was called last.
+        calling: the last call.
         kind: the exception's class.
-        text: the exception's, and the communicator's where only a stream raised.
+        text: the exception's text, and the communicator's if only a stream raised.
     """
 
     began: float
@@ -41,7 +41,7 @@ class Ending:
 def ending_of(
     error: Exception, began: float, calling: str, comm: nccl.Communicator | None
 ) -> Ending:
-    """Describe an exception that has just been caught."""
+    """Describe a caught exception."""
     raised = time.monotonic()
     failure = comm.async_error() if comm and not comm.closed else None
     kind = type(error).__name__
@@ -53,7 +53,7 @@ WAIT_ERRORS = (nccl.NcclError,)
 
 @functools.cache
 def _warm_up(provider: str, device: int | None) -> None:
-    """Start what a process keeps: the thread of the time limits, the driver's."""
+    """Start the persistent threads of a process: that of the time limits, the driver's."""
     comm = nccl.Communicator(1, nccl.get_unique_id(provider), 0, provider=provider, device=device)
     with comm:
         stream = nccl.Stream(provider, device=device)
@@ -63,10 +63,10 @@ def _warm_up(provider: str, device: int | None) -> None:
 
 
 def leaving_nothing(function: Callable[..., T]) -> Callable[..., T]:
-    """Check that a rank's function leaves no descriptor, thread or memory in its process.
+    """Check that a rank's function leaks no descriptor, thread or memory in its process.
 
-    Not threads on GPUs, and with NCCL itself not its sockets either: what it keeps in a call ends
-    when the ranks have that it waits for.
+    Threads are not checked on GPUs, nor sockets with NCCL itself: those used by a call end with
+    the ranks that it waits for.
     """
 
     @functools.wraps(function)

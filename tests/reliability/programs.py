@@ -1,5 +1,5 @@
-"""Random programs: the same steps for all ranks from a seed, with the results that they must have,
-and with a mistake that one rank makes.
+"""Random programs: the same steps for all ranks from a seed, with their expected results, and with
+a mistake of one rank.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Call:
     """A collective, or a message from one rank to another.
 
     Attributes:
-        comm: which communicator.
-        name: of the collective; "message".
-        seed: of its contents.
+        comm: index of the communicator.
+        name: name of the collective; "message".
+        seed: seed of its contents.
         root: rank in the communicator; of a message the sender.
         target: of a message the receiver.
     """
@@ -43,17 +43,17 @@ class Call:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What all ranks must agree on."""
+        """The properties that must be equal on all ranks."""
         return self.name, self.dtype, self.count, self.root, self.op
 
     def input(self, member: int, nranks: int) -> np.ndarray:
-        """What a rank of the communicator sends: small numbers, whose results are exact."""
+        """The data that a rank of the communicator sends: small numbers with exact results."""
         blocks = nranks if self.name in ("reduce_scatter", "all_to_all", "scatter") else 1
         numbers = np.random.default_rng((self.seed, member)).integers(0, 4, self.count * blocks)
         return numbers.astype(self.dtype)
 
     def output(self, member: int, nranks: int) -> np.ndarray | None:
-        """What a rank receives."""
+        """The data that a rank receives."""
         inputs = [self.input(rank, nranks) for rank in range(nranks)]
         receiver = {"message": self.target, "gather": self.root, "reduce": self.root}
         if receiver.get(self.name, member) != member:
@@ -73,13 +73,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """Calls that are issued together, in a group where there are several; or a split; or a signal.
+    """Calls issued together, in a group if there are several; or a split; or a signal.
 
     Attributes:
         calls: of one or more communicators.
         stream: its number; None for calls that block.
-        splits: the communicator that is made.
-        signal: that this rank sends to itself.
+        splits: the new communicator.
+        signal: the signal that this rank sends to itself.
     """
 
     calls: tuple[Call, ...] = ()
@@ -92,10 +92,10 @@ class Step:
 class Mistake:
     """Attributes:
     kind: one of MISTAKES.
-    rank: that makes it.
-    steps: that it concerns; the first one is where it begins.
+    rank: the rank that makes it.
+    steps: the affected steps; it begins in the first one.
     text: a description.
-    names: the operations that it concerns, one of which an error may name in place of the rank.
+    names: the affected operations, one of which an error may name instead of the rank.
     """
 
     kind: str
@@ -109,7 +109,7 @@ class Program:
     """Attributes:
     nranks: of the world.
     comms: the members of each communicator, ranks of the world; the first one has all.
-    steps: what all ranks do, each its part.
+    steps: the steps of all ranks, each with a part per rank.
     """
 
     def __init__(self, seed: int, nranks: int | None = None) -> None:
@@ -126,7 +126,7 @@ class Program:
                 self.steps.append(self._split())
             else:
                 self.steps.append(self._step())
-        # What waits for all ranks, so that every mistake before is an error.
+        # Steps that wait for all ranks, so that every earlier mistake is an error.
         self._end = len(self.steps)
         for comm in reversed(range(len(self.comms))):
             self.steps.append(Step((Call(comm, "all_reduce", "int64", 3, comm, op="SUM"),)))
@@ -185,7 +185,7 @@ class Program:
         return rank in members
 
     def steps_of(self, rank: int, mistake: Mistake | None = None) -> list[Step]:
-        """What a rank does."""
+        """The steps of a rank."""
         steps = list(self.steps)
         if mistake and mistake.rank == rank:
             first, *others = mistake.steps
@@ -224,7 +224,7 @@ class Program:
         raise AssertionError("no mistake")
 
     def _mistakes(self, kind: str) -> Iterator[Mistake]:
-        """All mistakes of a kind; those without an effect are none."""
+        """All mistakes of a kind that have an effect."""
         for number, step in enumerate(self.steps[: self._end]):
             for rank in range(self.nranks):
                 names = tuple(call.name for call in step.calls)
@@ -240,7 +240,7 @@ class Program:
     def _matters(self, kind: str, step: Step, rank: int) -> bool:
         call = step.calls[0]
         if kind == "skip":
-            # What nobody waits for may be left out: a message that is not received.
+            # Steps without waiters may be omitted: a message that is not received.
             return any(
                 call.name != "message" or self.comms[call.comm][call.root] == rank
                 for call in step.calls
@@ -251,7 +251,7 @@ class Program:
         return kind == "count" or call.name in ROOTED
 
     def _swap(self, number: int, rank: int) -> Iterator[Mistake]:
-        """Two collectives of a communicator in a row that differ."""
+        """Two different consecutive collectives of a communicator."""
         pair = self.steps[number : min(number + 2, self._end)]
         if len(pair) < 2 or not all(len(step.calls) == 1 for step in pair):
             return

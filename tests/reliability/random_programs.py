@@ -1,7 +1,7 @@
 """Runs random programs with and without a mistake: python -m tests.reliability.random_programs.
 
-A program that is right must end with the right results. A mistake must be an error on every rank,
-within its time limit and a second, that names the rank that makes it or the operation.
+A correct program must end with the correct results. A mistake must result in an error on every
+rank, within its time limit and a second, that names the rank that makes it or the operation.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tests.reliability.programs import Call, Mistake, Program, Step
 from tests.reliability.workers import Lane, Member, lanes
 from tests.support.store import FolderStore
 
-LIMIT = 1.0  # seconds; of a program that is right _PATIENCE
+LIMIT = 1.0  # seconds; _PATIENCE for a correct program
 _PATIENCE = 60.0
 _GRACE = 20.0  # on a busy machine
 _STUCK = 30.0
-# Of the time, until a process has allocated what it keeps; what its memory may grow by after that.
+# The share of the time until a process has allocated its caches; the permitted growth after that.
 _WARM_UP, _MIDDLE = 0.3, 0.65  # parts of the time
 _LEAST = 6  # programs, however long they take
 _GROWTH, _SLACK = 1.05, 4 << 20
@@ -135,7 +135,7 @@ class _Runner:
 def run_rank(
     member: Member, seed: int, folder: str | None = None, *, mistaken: bool
 ) -> Ending | None:
-    """Run a rank of a program; its error."""
+    """Run a rank of a program; return its error."""
     program = Program(seed, member.nranks)
     mistake = program.mistake() if mistaken else None
     store = FolderStore(folder) if folder else None
@@ -161,7 +161,7 @@ def run_rank(
 
 
 def _names(text: str, mistake: Mistake, numbers: Iterable[int]) -> bool:
-    """Whether a text has the operation, or the rank by one of its numbers."""
+    """Whether a text names the operation, or the rank by one of its numbers."""
     names = [rf"ranks? [\d, and]*\b{number}\b" for number in numbers]
     names += ["send|recv|receives" if name == "message" else name for name in mistake.names]
     return bool(re.search("|".join(names).replace("_", ""), text.replace("_", ""), re.IGNORECASE))
@@ -169,7 +169,7 @@ def _names(text: str, mistake: Mistake, numbers: Iterable[int]) -> bool:
 
 @dataclass
 class Failure:
-    """A program that did not end as it must."""
+    """A program with an unexpected outcome."""
 
     seed: int
     what: str
@@ -185,7 +185,7 @@ def run_program(
     checked: bool = False,
     nranks: int | None = None,
 ) -> Failure | None:
-    """Run a program on all ranks; checked: they compare what they call."""
+    """Run a program on all ranks; with checked, they compare their calls."""
     program = Program(seed, nranks)
     mistake = program.mistake() if mistaken else None
     what = f"seed {seed}, {program.nranks} ranks, {mistake.text if mistake else 'right'}"
@@ -215,8 +215,8 @@ def _check(
 ) -> None:
     """One rank names the mistake; with by_each all do, by the rank's number in a communicator.
 
-    What a rank knows of those that it does not wait for itself is in the engine's memory: it is not
-    known on GPUs, nor of ranks that wait in a comparison.
+    Information on ranks that a rank does not wait for itself is in the engine's memory. It is
+    unknown on GPUs, and for ranks that wait in a comparison.
     """
     numbers = {members.index(mistake.rank) for members in program.comms if mistake.rank in members}
     texts = {
@@ -247,7 +247,7 @@ def run_programs(
     checked: bool = False,
     count: int = 4,
 ) -> list[Failure]:
-    """Run programs, several at a time; those that failed."""
+    """Run programs, several at a time; return those that failed."""
     failures = []
     with lanes(count) as submit:
         futures = [
@@ -262,11 +262,11 @@ def run_programs(
 
 @dataclass
 class Endurance:
-    """What :func:`endure` has run.
+    """The result of :func:`endure`.
 
     Attributes:
-        memory: the most bytes of each process between two programs, of the programs in the middle
-            of the time and of those at its end.
+        memory: the maximum bytes of each process between two programs, in the middle of the
+            time and at its end.
     """
 
     programs: int
@@ -276,18 +276,18 @@ class Endurance:
 
     @property
     def growing(self) -> dict[int, tuple[int, int]]:
-        """The processes whose memory is not flat."""
+        """The processes whose memory has grown."""
         return {p: (a, b) for p, (a, b) in self.memory.items() if b > a * _GROWTH + _SLACK}
 
 
 def endure(seconds: float, *, nranks: int = 4, busy: int = 1, seed: int = 0) -> Endurance:
-    """Run right programs one after another in the same processes, while others take CPUs.
+    """Run correct programs one after another in the same processes, beside busy processes.
 
     Args:
-        seconds: how long.
-        nranks: of each program.
-        busy: processes that compute meanwhile.
-        seed: of the first program.
+        seconds: the duration.
+        nranks: the number of ranks of each program.
+        busy: number of processes that compute meanwhile.
+        seed: seed of the first program.
     """
     result = Endurance(0, 0, [], {})
     lane = Lane()
@@ -306,7 +306,7 @@ def endure(seconds: float, *, nranks: int = 4, busy: int = 1, seed: int = 0) -> 
                 result.failures.append(failure)
             if elapsed < seconds * _WARM_UP or result.programs < _LEAST // 2:
                 continue
-            # Single values vary by a third: what a program has freed may be returned later.
+            # Single values vary by a third, because freed memory may be returned later.
             part = end if elapsed > seconds * _MIDDLE and middle else middle
             for pid in lane.pids():
                 part[pid] = max(part.get(pid, 0), _memory_of(pid))

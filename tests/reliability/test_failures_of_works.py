@@ -1,6 +1,6 @@
-"""Proves that a failure reaches everybody who waits in one of the two front ends, the mirror and
-the backend of torch.distributed, with the class and the text that say what has happened: ten
-failures by every way to wait, as tests/nccl/test_failures.py has it for objects.
+"""Proves that a failure reaches every wait in both front ends, the mirror and the backend of
+torch.distributed, with a class and a text that explain it: ten failures for every kind of wait, as
+in tests/nccl/test_failures.py for objects.
 
 On GPUs wait() orders streams and returns, so it cannot report what fails later: the cell is
 "returned, then" what the same wait raises once the failure is known. By default a time limit ends
@@ -34,17 +34,17 @@ from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
-_LIMIT = 1.0  # seconds, the own time limit
-_LONG = 30.0  # of groups that another failure ends
+_LIMIT = 1.0  # seconds, the rank's own time limit
+_LONG = 30.0  # of groups ended by another failure
 _STUCK = 60.0  # for a rank that does not end at all
-_INSIDE = 0.2  # until a call surely waits
+_INSIDE = 0.2  # until a call certainly waits
 _LANES = 4  # worlds at a time: most of their time they wait
 _LARGE = 300_000  # elements: too many for a buffer between the ranks
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """A failure: the class that the mirror raises, and what the text says, in both front ends."""
+    """A failure: the class that the mirror raises, and the text, in both front ends."""
 
     error: str
     text: str
@@ -66,7 +66,7 @@ _FAILURES = {
 
 
 def _ends_by_the_limit(provider: str, front: str, failure: str) -> bool:
-    """Whether the own time limit is what ends the wait.
+    """Whether the rank's own time limit ends the wait.
 
     NCCL does not notice other ranks on GPUs. A thread that waits for a work of the backend on CPUs
     does not wait in hostnccl, so hostnccl finds no deadlock.
@@ -94,7 +94,7 @@ def _value(work: Any) -> None:  # noqa: ANN401
 
 
 def _then(work: Any) -> None:  # noqa: ANN401
-    """What the callback sees: torch makes a RuntimeError of what a callback raises."""
+    """The exception in the callback: torch converts a callback's exceptions to RuntimeError."""
     raised = []
 
     def callback(future: torch.futures.Future[Any]) -> None:
@@ -113,14 +113,14 @@ _LATER = timedelta(seconds=_LONG)
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to wait.
+    """A kind of wait.
 
     Attributes:
-        begin: a method of _Scene that issues what is waited for.
-        wait: gets what that returned.
-        group: of the operation, so that the ways that share it have a queue of operations.
-        blocks: whether the caller waits, also on GPUs.
-        in_thread: whether it is a call that waits itself.
+        begin: a method of _Scene that issues the awaited operation.
+        wait: called with the result of begin.
+        group: the group of the operation; waits that share it queue their operations.
+        blocks: whether the caller waits, even on GPUs.
+        in_thread: whether the call itself waits.
     """
 
     begin: str
@@ -188,7 +188,7 @@ class _Scene:
             self.groups[name] = group = dist.new_group(timeout=_LATER, pg_options=options)
             self.connect(kind, group)
         self.synchronize()
-        for name, group in self.groups.items():  # not before: connecting takes its time
+        for name, group in self.groups.items():  # not earlier, because connecting takes time
             group.set_timeout(timedelta(seconds=self.limit(name)))
 
     def limit(self, name: str) -> float:
@@ -197,7 +197,7 @@ class _Scene:
         late = _ends_by_the_limit(provider, self.front, self.failure)
         futures = self.failure == "Ctrl-C" and _WAYS.get(name) and "future" in name
         if late and self.failure == "mismatch" and self.rank == 1:
-            return 3 * _LIMIT  # rank 0 is to meet its own limit, not a revocation by rank 1
+            return 3 * _LIMIT  # rank 0 must reach its own limit, not a revocation by rank 1
         return _LIMIT if late or futures else _LONG
 
     def tensor(self, count: int = 4) -> torch.Tensor:
@@ -250,7 +250,7 @@ class _Scene:
         return dist.batch_isend_irecv(operations)[-1]
 
     def nothing(self, group: Any) -> Callable[[str], object]:  # noqa: ANN401
-        """What calls a function that waits itself."""
+        """Calls a function that itself waits."""
         calls = {
             "all_reduce": lambda: self.dist.all_reduce(self.tensor(), group=group),
             "barrier": lambda: self.dist.barrier(group),
@@ -261,7 +261,7 @@ class _Scene:
     # What fails
 
     def fail(self) -> None:
-        """Fail on purpose: on this rank if its own failure is to be seen, else on rank 1."""
+        """Cause the failure: on this rank to test its own failure, otherwise on rank 1."""
         match self.failure.removeprefix("peer "):
             case "closed":
                 for group in self.groups.values():
@@ -310,7 +310,7 @@ class _Scene:
 
 
 def _outcome(wait: Callable[[], object]) -> str:
-    """The class and the text of what a wait raises, or that it returned."""
+    """The class and the text of a wait's exception, or that it returned."""
     try:
         wait()
     except Exception as error:
@@ -319,7 +319,7 @@ def _outcome(wait: Callable[[], object]) -> str:
 
 
 def _later(wait: Callable[[], object]) -> str:
-    """The same once the failure is known."""
+    """The same, once the failure is known."""
     outcome, until = "returned", time.monotonic() + 10 * _LIMIT
     while outcome == "returned" and time.monotonic() < until:
         outcome = _outcome(wait)
@@ -328,7 +328,7 @@ def _later(wait: Callable[[], object]) -> str:
 
 
 def _interrupted(wait: Callable[[], object]) -> str:
-    """The same of a wait in the main thread that gets a signal."""
+    """The same for a wait in the main thread, which gets a signal."""
     timer = threading.Timer(_INSIDE, os.kill, [os.getpid(), signal.SIGINT])
     ended = ""
     try:
@@ -425,7 +425,7 @@ def _run(lane: Lane, provider: str, front: str, failure: str) -> dict[str, str]:
 
 
 _FRONTS = ("mirror", "c10d")
-# What an NCCL on GPUs may notice before the time limit, as the double's does.
+# Failures that NCCL on GPUs may detect before the time limit, as the double does.
 _SOMETIMES = ("mismatch", "deadlock")
 # NCCL on GPUs detects none of these: the operation times out as if a rank were missing.
 _UNNOTICED = ("peer closed", "peer aborted", "peer revoked")
@@ -461,7 +461,7 @@ def _expected(provider: str, front: str, failure: str, name: str) -> str:
 @pytest.fixture(scope="module", params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
 def tables(request: pytest.FixtureRequest) -> Iterator[tuple[str, Tables]]:
     """The tables of a provider, several at a time."""
-    build()  # which takes longer than a world may
+    build()  # which exceeds the time limit of a world
     provider: str = request.param
     if provider == "cuda" and (reason := gpu.missing()):
         pytest.skip(reason)

@@ -23,11 +23,11 @@ from tests.support.blocking import wait_until
 
 pytestmark = pytest.mark.long
 
-_SOON = 20.0  # seconds, also on a machine that has much to do; the groups' timeouts are minutes
+_SOON = 20.0  # seconds, even on a busy machine; the groups' timeouts are minutes
 _START = 120.0  # seconds to import torch and to load, or to compile, its backend
-_LIFE = 60.0  # seconds of a child that nobody ends
+_LIFE = 60.0  # seconds until an orphaned child exits
 _LIMIT = 3.0  # seconds, of a group whose store does not answer
-_INSIDE = 0.5  # seconds until a call surely waits for other ranks
+_INSIDE = 0.5  # seconds until a call certainly waits for other ranks
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def _run(
     *args: object,
     slowly: bool = False,
 ) -> None:
-    """Kill a rank whose child lives on; the others must end without an exception.
+    """Kill a rank whose child stays alive; the others must end without an exception.
 
     A killed process frees its memory before it closes its sockets. If this takes long, they are
     open while the survivors go on; here the rank is stopped meanwhile.

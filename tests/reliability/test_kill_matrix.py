@@ -1,7 +1,6 @@
-"""Proves that a rank that dies or is stopped, in any phase of any operation, is an error in the
-ranks that wait for it: a death long before their time limit, which ends the wait for a stopped
-rank. That its text names the rank and the operation; that the others continue without it, and that
-nothing is left behind.
+"""Proves that a rank that dies or is stopped, in any phase of any operation, causes an error on the
+ranks that wait for it: for a death long before their time limit, for a stopped rank at the limit.
+The text names the rank and the operation, the others continue without it, and nothing leaks.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _CUDA_CELLS = table("cuda", _SEED + 1, 45 if FULL else 15)
 
 
 def _check(cell: Cell, rank: int, ending: Ending, signalled: float) -> bool:
-    """Check the time and the operation; whether the text names the victim."""
+    """Check the time and the operation; return whether the text names the victim."""
     waited = ending.raised - max(signalled, ending.began)
     limit = _SOON if cell.notices_death else cell.limit + _SOON
     said = f"rank {rank} in {ending.calling}: {ending.kind}: {ending.text}"
@@ -68,7 +67,7 @@ Results = dict[str, Future[None]]
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> Iterator[Results]:
-    """The cells that were selected, several at a time."""
+    """The selected cells, several at a time."""
     before = shared_memory.entries()
     cells: dict[str, Cell] = {
         item.nodeid: item.callspec.params["cell"]

@@ -1,6 +1,6 @@
-"""Proves that a creation of a communicator that is given up, because it is late, by Ctrl-C or by an
-abort on another thread, ends at once, leaves nothing and its parent usable; and that the ranks that
-wait for it get an error at once, which names the rank that gave up and why.
+"""Proves that giving up the creation of a communicator, at a time limit, by Ctrl-C or by an abort
+on another thread, takes effect immediately, leaks nothing and leaves the parent usable; and that
+the waiting ranks immediately get an error that names the rank and the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.reliability.workers import Lane, Member
 
 _LIMIT = 0.5  # seconds
 _PATIENT = 60.0
-_SOON = 20.0  # seconds, also on a machine that has much to do
+_SOON = 20.0  # seconds, even on a busy machine
 
 
 def _config(limit: float = _LIMIT) -> nccl.Config:
@@ -56,7 +56,7 @@ def _check_works(comm: nccl.Communicator) -> None:
 
 
 def _gives_up(member: Member, gives_up: int, create: Callable[[nccl.Config], object]) -> None:
-    """One rank is late; the others are told by it."""
+    """One rank is late, and informs the others."""
     began = time.monotonic()
     late = member.rank == gives_up
     with pytest.raises(nccl.NcclTimeoutError) as caught:
@@ -101,7 +101,7 @@ def test_ranks_in_a_rendezvous_are_told(run: Callable[..., None], gives_up: int)
 def _late_split(member: Member) -> None:
     comm = _init(member, 3)
     if member.rank == 2:
-        member.hear("go")  # it is there, but does not call
+        member.hear("go")  # it has started, but does not call
         comm.abort()
         return
     _gives_up(member, 0, lambda config: comm.split(0 if member.rank == 0 else None, config=config))
@@ -128,7 +128,7 @@ def _late_after_a_revocation(member: Member) -> None:
 
 
 def _come_when_given_up(member: Member) -> None:
-    """The rank that comes late finds its own agreement complete, and nobody in the rendezvous."""
+    """The late rank finds its own agreement complete, and no other rank in the rendezvous."""
     comm = _init(member, 2)
     comm.revoke()
     if member.rank == 0:
@@ -166,7 +166,7 @@ def _late_shrink(member: Member) -> None:
 
 
 def _late_grow(member: Member) -> None:
-    """No rank joins: the parent is as before."""
+    """No rank joins; the parent is unaffected."""
     comm = _init(member, 2)
     unique_id = comm.get_unique_id() if member.rank == 0 else None
     _gives_up(member, 0, lambda config: comm.grow(3, unique_id, config=config))
@@ -177,7 +177,7 @@ def _late_grow(member: Member) -> None:
 
 
 def _parent(member: Member, ranks: list[int]) -> nccl.Communicator:
-    """A communicator of these ranks of the world, and on all ranks an id to grow it with."""
+    """A communicator of these ranks of the world, and on all ranks an id to grow it."""
     return nccl.Communicator(
         len(ranks), member.share_id(), ranks.index(member.rank), provider="host"
     )
@@ -188,7 +188,7 @@ def _join(unique_id: bytes, nranks: int, rank: int, config: nccl.Config | None) 
 
 
 def _grow_without_a_rank(member: Member) -> None:
-    """A rank of the parent does not call grow(): the root tells the rank that joins."""
+    """A rank of the parent does not call grow(); the root informs the joining rank."""
     if member.rank == 1:
         member.share()
         unique_id = member.share()
@@ -197,7 +197,7 @@ def _grow_without_a_rank(member: Member) -> None:
     comm = _parent(member, [0, 2])
     unique_id = member.share(lambda: bytes(comm.get_unique_id()))
     if member.rank == 0:
-        time.sleep(0.3)  # the rank that joins is there
+        time.sleep(0.3)  # the joining rank has arrived
         _gives_up(member, 0, lambda config: comm.grow(3, unique_id, config=config))
     else:
         member.hear("go")
@@ -205,7 +205,7 @@ def _grow_without_a_rank(member: Member) -> None:
 
 
 def _late_join(member: Member) -> None:
-    """A rank that joins gives up: the ranks of the parent are told, and it is as before."""
+    """A joining rank gives up; the parent's ranks are informed, and the parent is unaffected."""
     if member.rank == 2:
         member.share()
         _gives_up(member, 2, lambda config: _join(member.share(), 4, 2, config))
@@ -264,7 +264,7 @@ def _abort_the_parent(member: Member) -> None:
 
 
 def _interrupted(member: Member, create: Callable[[], object]) -> None:
-    """Rank 0 is interrupted while it creates; the others are told by it."""
+    """Rank 0 is interrupted during the creation, and informs the others."""
     if member.rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(_LIMIT, os.kill, [os.getpid(), signal.SIGINT]).start()

@@ -1,5 +1,5 @@
-"""Proves that random programs end right where they are right, and with an error on every rank that
-names the mistake where one rank makes one.
+"""Proves that correct random programs end correctly, and that a mistake of one rank results in an
+error on every rank that names it.
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ def test_endurance() -> None:
     assert not texts, f"{len(texts)} of {result.programs} failed\n" + "\n\n".join(texts[:5])
     assert result.operations > 0
     assert len(result.memory) == 4
-    assert not FULL or not result.growing  # a few seconds are not enough to tell
+    assert not FULL or not result.growing  # a few seconds are not enough

@@ -39,7 +39,7 @@ class Member(Rank):
         return cast("T", pickle.loads(path.read_bytes()))
 
     def share_id(self, maker: int = 0) -> bytes:
-        """A unique id that the maker has made, on all ranks."""
+        """A unique id created by the maker, on all ranks."""
         from pynccl import nccl
 
         return self.share(lambda: bytes(nccl.get_unique_id(self.provider)), maker)
@@ -54,7 +54,7 @@ class Member(Rank):
 
 
 class WorldError(AssertionError):
-    """A rank did not do in time what the test waits for, or its function raised."""
+    """A rank did not reach the awaited point in time, or its function raised."""
 
 
 class World:
@@ -81,15 +81,15 @@ class World:
         """Wait until all these ranks have told it, or ended.
 
         Raises:
-            WorldError: they have not in time.
+            WorldError: they did not in time.
         """
         self._until(lambda rank: tag in self.told(rank), ranks, f"told {tag!r}", timeout)
 
     def join(self, ranks: Iterable[int], timeout: float) -> list[Any]:
-        """What the functions of these ranks returned.
+        """The results of these ranks' functions.
 
         Raises:
-            WorldError: one raised, died or had not ended in time.
+            WorldError: one raised, died or did not end in time.
         """
         ranks = list(ranks)
         self._until(lambda _: False, ranks, "ended", timeout)
