@@ -33,6 +33,10 @@ class HostLane final : public Lane {
       : Lane(std::move(connection), std::move(hooks)), queue_(std::make_shared<Queue>()) {}
 
   ~HostLane() override {
+    if (queue_->is_forked()) {
+      if (thread_.joinable()) thread_.detach();
+      return;
+    }
     queue_->stop();
     if (!thread_.joinable()) return;
     // At finalization, the thread may wait for the GIL forever, or in NCCL for a connection.
@@ -46,6 +50,8 @@ class HostLane final : public Lane {
 
   c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
                                        std::chrono::milliseconds timeout) override {
+    if (queue_->is_forked()) [[unlikely]]
+      throw_forked();
     auto work = c10::make_intrusive<HostWork>(rank, operation, timeout, connection_);
     Task task{connection_, hooks_, std::move(operation), work};
     // A callback that waits for its own operation runs on the thread that would execute it.
@@ -70,16 +76,28 @@ class HostLane final : public Lane {
   }
 
   void run(const std::function<void()>& body) override {
+    if (queue_->is_forked()) throw_forked();
     const Queue::Turn turn(*queue_);
     body();
   }
 
-  bool drain(std::chrono::milliseconds timeout) override { return queue_->drain(timeout); }
-  void retire() override { queue_->stop(); }
+  bool drain(std::chrono::milliseconds timeout) override {
+    return !queue_->is_forked() && queue_->drain(timeout);
+  }
+  void retire() override {
+    if (!queue_->is_forked()) queue_->stop();
+  }
 
   static void leave(const std::function<void()>& cancel);
 
  private:
+  // The threads of the parent may have held any lock of the queue.
+  [[noreturn]] static void throw_forked() {
+    throw_backend_error(
+        "the process group was created before this process was forked: a child must create its "
+        "own process groups");
+  }
+
   struct Task {
     std::shared_ptr<Connection> connection;
     std::shared_ptr<Hooks> hooks;
@@ -303,7 +321,6 @@ class HostLane final : public Lane {
   struct Started {
     std::weak_ptr<Queue> queue;
     std::weak_ptr<Connection> connection;
-    pid_t process = getpid();  // a forked child lacks the thread
   };
 
   struct AllStarted {
@@ -342,7 +359,7 @@ void HostLane::leave(const std::function<void()>& cancel) {
     bool finished = true;
     for (const Started& one : started()) {
       const auto queue = one.queue.lock();
-      if (!queue || one.process != getpid() || queue->finish(until)) continue;
+      if (!queue || queue->is_forked() || queue->finish(until)) continue;
       finished = false;
       if (const auto connection = one.connection.lock(); aborts && connection) {
         try {

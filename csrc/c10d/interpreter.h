@@ -1,7 +1,8 @@
-// The Python interpreter: the GIL, signals, finalization, and objects in C++ threads.
+// The Python interpreter: the GIL, signals, forks, finalization, and objects in C++ threads.
 #pragma once
 
 #include <cxxabi.h>
+#include <pthread.h>
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
@@ -91,6 +92,17 @@ class Ending {
 
   inline static std::atomic<std::thread::id> main_{};
   inline static thread_local bool exempt_ = false;
+};
+
+// Counts the forks between the process that loaded the backend and this one.
+class Forks {
+ public:
+  static unsigned count() { return count_.load(std::memory_order_relaxed); }
+
+ private:
+  inline static std::atomic<unsigned> count_ = 0;
+  inline static const int handler_ =
+      pthread_atfork(nullptr, nullptr, [] { count_.fetch_add(1, std::memory_order_relaxed); });
 };
 
 // Runs pending signal handlers, if this is the main thread, and throws their exceptions. Call

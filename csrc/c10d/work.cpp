@@ -33,9 +33,16 @@ bool HostWork::wait(std::chrono::milliseconds timeout) {
   const GilReleased released;  // torch's binding of synchronize() holds the GIL
   const Ending::Call call;
   Connection::Wait traced(connection_.get(), nullptr);
-  if (const auto queue = queue_.lock())
-    timeout == kNoTimeout ? queue->run_until(*this) : queue->start();
+  bool forked = false;
+  if (const auto queue = queue_.lock()) {
+    forked = queue->is_forked();
+    if (!forked) timeout == kNoTimeout ? queue->run_until(*this) : queue->start();
+  }
   std::unique_lock lock(mutex_);
+  if (forked && !completed_)
+    throw_backend_error(std::string(name_) +
+                        ": it was pending when this process was forked; only the parent can wait "
+                        "for it");
   std::optional<std::chrono::steady_clock::time_point> until;  // else the communicator's deadline
   if (timeout != kNoTimeout) until = std::chrono::steady_clock::now() + timeout;
   if (!wait_with_signals(cv_, lock, until, [this] { return completed_; }))

@@ -63,9 +63,14 @@ class WorkQueue {
   virtual void run_until(const HostWork& work) = 0;
   // Lets the thread of the lane run the pending operations.
   virtual void start() = 0;
+  // Whether this process is a child of the one that created the queue. It lacks the thread.
+  bool is_forked() const { return forks_ != Forks::count(); }
 
  protected:
   ~WorkQueue() = default;
+
+ private:
+  const unsigned forks_ = Forks::count();
 };
 
 // An operation on CPU memory, run by the thread of a lane or by a thread that waits for it.

@@ -134,6 +134,18 @@ def _hooked(_rank: int) -> None:
         backend_of().register_abort_hook(1, int)
 
 
+def _forked(rank: int) -> None:
+    """A child that ends likewise, with pending work of its parent and without its threads."""
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(3)]
+    if rank == 1:
+        works.append(dist.all_reduce(torch.ones(4), async_op=True))
+    child = os.fork()
+    if child == 0:
+        _kept.extend(works)
+    elif _ended(child, time.monotonic() + _LIMIT) != "exit 0":
+        os._exit(1)
+
+
 LEFT: dict[str, Callable[[int], None]] = {
     "futures": _futures,
     "subgroup": _subgroup,
@@ -145,6 +157,7 @@ LEFT: dict[str, Callable[[int], None]] = {
     "failing": _failing,
     "joined": _joined,
     "hooked": _hooked,
+    "forked": _forked,
 }
 
 
