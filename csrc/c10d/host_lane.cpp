@@ -255,20 +255,25 @@ class HostLane final : public Lane {
     }
 
     // Runs the first tasks on this thread. Returns false if another thread runs one, or if a task
-    // would connect or complete a future.
+    // would connect or complete a future. A callback of an operation runs them in any case,
+    // because its thread holds the lane.
     bool run_first(std::unique_lock<std::mutex>& lock, std::ptrdiff_t count) {
-      if (held() || !std::all_of(tasks_.begin(), tasks_.begin() + count, [](const Task& task) {
-            return task.connection->connected() && !task.work->has_future();
-          }))
+      const bool nested = holder_ == std::this_thread::get_id();
+      const auto is_plain = [](const Task& task) {
+        return task.connection->connected() && !task.work->has_future();
+      };
+      if (!nested && (held() || !std::all_of(tasks_.begin(), tasks_.begin() + count, is_plain)))
         return false;
       hold();
-      for (; count > 0; --count) run_front(lock);
-      release();
+      const auto begun = [this] { return added_ - tasks_.size(); };
+      for (const auto until = begun() + static_cast<std::size_t>(count); begun() < until;)
+        run_front(lock);  // a callback may run further ones
+      if (!nested) release();
       return true;
     }
 
     void run_front(std::unique_lock<std::mutex>& lock) {
-      running_ = true;
+      const bool outer = std::exchange(running_, true);
       {
         Task task = std::move(tasks_.front());
         tasks_.pop_front();
@@ -276,7 +281,7 @@ class HostLane final : public Lane {
         task.run();
       }  // releases the tensors without the lock
       lock.lock();
-      running_ = false;
+      running_ = outer;
       since_ = Clock::now();
     }
 
