@@ -23,15 +23,11 @@ import pynccl.memory  # noqa: F401
 from pynccl import _C
 from pynccl._C import (
     Buffer,
-    CollConfig,
-    CommProperties,
     Communicator,
     Config,
     DeviceBuffer,
     DeviceComm,
-    FlightRecord,
     Graph,
-    MemoryStats,
     Plan,
     RedOp,
     Registration,
@@ -45,7 +41,10 @@ from pynccl._C import (
     plan,
     simulate,
 )
+from pynccl._internal.coll_config import CollConfig
+from pynccl._internal.device_comm import CommProperties
 from pynccl._internal.explanation import Explanation, explain, explain_from_environment
+from pynccl._internal.records import FlightRecord, MemoryStats
 from pynccl._internal.team import Team
 from pynccl.encryption import set_encryption
 from pynccl.errors import (

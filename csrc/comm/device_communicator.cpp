@@ -111,7 +111,7 @@ void DeviceCommunicator::choose_layout() {
         "the struct layouts of its headers are unknown; compile the kernels with the headers of "
         "the loaded library");
   runtime_version_ = true;
-  nbytes_ = query_properties(*communicator_).value.devCommRuntimeVersionSize;
+  nbytes_ = query_properties(*communicator_).devCommRuntimeVersionSize;
 }
 
 void DeviceCommunicator::check_fields(const ncclDevCommRequirements_t& fields) const {
@@ -289,30 +289,33 @@ const void* DeviceCommunicator::multimem(std::size_t team) const {
   return passed_->multimem[team].mcBasePtr;
 }
 
-void DeviceCommunicator::check_version(int kernel_version) const {
-  if (kernel_version != version_)
-    throw std::invalid_argument(
-        "version: the kernel is compiled with NCCL " + version_text(kernel_version) +
-        ", and the device communicator is for kernels compiled with " + version_text(version_));
-}
-
-CommunicatorProperties query_properties(Communicator& communicator) {
+ncclCommProperties_t query_properties(Communicator& communicator) {
+  constexpr std::size_t kFirstSize = 40, kFirstGinType = 34;  // of NCCL 2.29.2, a byte
   constexpr std::pair<int, std::size_t> kSizes[] = {
-      {22907, 40}, {23100, offsetof(ncclCommProperties_t, commHash)}, {23200, 144}};
+      {22907, kFirstSize}, {23100, offsetof(ncclCommProperties_t, commHash)}, {23200, 144}};
   const int version = std::min(communicator.library().version(), kDeviceVersion);
-  CommunicatorProperties properties{{}, sizeof(ncclCommProperties_t)};
+  ncclCommProperties_t properties;
   for (const auto& [end, size] : kSizes)
     if (version < end) {
       properties.size = size;
       break;
     }
-  properties.value.size = properties.size;
-  properties.value.version = static_cast<unsigned>(version);
+  properties.version = static_cast<unsigned>(version);
   const Communicator::Use comm(communicator);
   NCCL_CHECK(communicator.library(), comm, communicator.known_rank(), ncclCommQueryProperties,
-             (comm, &properties.value));
+             (comm, &properties));
+  if (properties.size == kFirstSize)
+    properties.ginType = static_cast<ncclGinType_t>(
+        reinterpret_cast<const unsigned char*>(&properties)[kFirstGinType]);
   return properties;
 }
+void check_lsa_rank(const ncclTeam& lsa, int lsa_rank) {
+  if (lsa_rank < 0 || lsa_rank >= lsa.nRanks)
+    throw std::invalid_argument("lsa_rank: " + std::to_string(lsa_rank) +
+                                " is out of range for an LSA team of " +
+                                std::to_string(lsa.nRanks) + " ranks");
+}
+
 
 ncclTeam team_of(Communicator& communicator, TeamKind kind) {
   const Library& library = communicator.library();

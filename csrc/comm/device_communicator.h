@@ -49,8 +49,6 @@ class DeviceCommunicator {
   const void* buffer(std::size_t index, int lsa_rank) const;
   ncclDevResourceHandle buffer_handle(std::size_t index) const;
   const void* multimem(std::size_t team) const;  // null if unsupported
-  // Throws std::invalid_argument if a kernel was compiled with another version.
-  void check_version(int kernel_version) const;
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   int version() const { return version_; }
@@ -99,12 +97,8 @@ class DeviceCommunicator {
   int copy_device_ = 0;
 };
 
-// The result of ncclCommQueryProperties. Fields beyond the struct of the loaded version are unset.
-struct CommunicatorProperties {
-  ncclCommProperties_t value;
-  std::size_t size;  // bytes that are set
-};
-CommunicatorProperties query_properties(Communicator& communicator);
+// The result of ncclCommQueryProperties. Fields that the loaded version lacks are unset.
+ncclCommProperties_t query_properties(Communicator& communicator);
 
 // The teams of a communicator. Throw std::invalid_argument if it is closed, and NcclFailure if NCCL
 // has no such team.

@@ -14,12 +14,12 @@
 
 namespace pynccl {
 
-class Window : public PutTarget {
+class Window final : public PutTarget {
  public:
   // A pending window, which register_all() registers. memory: the owner of the memory.
   Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes, int flags,
          std::shared_ptr<void> memory);
-  virtual ~Window();
+  ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 

@@ -32,7 +32,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_window(m);
   bind_native(m);
   bind_device_team(m);
-  bind_device_properties(m);
   bind_device_comm(m);
   bind_symmetric(m);
   bind_arena(m);

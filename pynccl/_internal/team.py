@@ -6,10 +6,11 @@ import operator
 from dataclasses import dataclass
 from typing import SupportsIndex
 
-__all__ = ["Team"]
+__all__ = ["Team", "integer"]
 
 
-def _integer(name: str, value: SupportsIndex) -> int:
+def integer(name: str, value: SupportsIndex) -> int:
+    """Return an integer argument as an int. Raises TypeError, which names the argument."""
     try:
         return operator.index(value)
     except TypeError:
@@ -38,7 +39,7 @@ class Team:
 
     def __post_init__(self) -> None:
         for name in ("nranks", "rank", "stride"):
-            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+            object.__setattr__(self, name, integer(name, getattr(self, name)))
         if self.nranks < 1:
             raise ValueError(f"nranks: {self.nranks} is below 1")
         if not 0 <= self.rank < self.nranks:
@@ -116,7 +117,7 @@ class Team:
         if None in members:
             raise ValueError(f"subset: {subset} is not a part of {self}")
         others = [rank for rank in range(self.nranks) if rank not in members]
-        number = _integer("index", index)
+        number = integer("index", index)
         if not 0 <= number < len(others):
             raise ValueError(f"index: {number} is out of range for {len(others)} ranks")
         return others[number]
@@ -128,13 +129,13 @@ class Team:
         return found if rest == 0 and 0 <= found < self.nranks else None
 
     def _member(self, rank: SupportsIndex) -> int:
-        number = _integer("rank", rank)
+        number = integer("rank", rank)
         if not 0 <= number < self.nranks:
             raise ValueError(f"rank: {number} is out of range for {self}")
         return number
 
     def _block(self, size: SupportsIndex) -> int:
-        block = _integer("size", size)
+        block = integer("size", size)
         if block < 1 or self.nranks % block != 0:
             raise ValueError(f"size: {block} does not divide the {self.nranks} ranks of the team")
         return block

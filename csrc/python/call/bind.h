@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -47,13 +48,23 @@ void add_closing(Class& type) {
   });
 }
 
-// The text of an object with these attributes: "Config(timeout=5.0)".
-inline std::string text_of_attributes(const char* name, const py::dict& attributes) {
-  std::string text;
-  for (const auto& [attribute, value] : attributes)
-    text += (text.empty() ? "" : ", ") + std::string(py::str(attribute)) + "=" +
-            std::string(py::repr(value));
-  return name + ("(" + text + ")");
+// Warns that an object was deleted without close(). For destructors.
+inline void warn_unclosed(const char* text) {
+  const GilAcquired gil;
+  const py::error_scope raised;  // an exception may be set
+  if (PyErr_WarnEx(PyExc_ResourceWarning, text, 1) != 0) PyErr_WriteUnraisable(nullptr);
+}
+
+// Creates a shared object that warns if it is deleted while it is open.
+template <class T, class... Arguments>
+std::shared_ptr<T> make_warning(const char* text, Arguments&&... arguments) {
+  const auto destroy = [text](T* object) {
+    if (object->is_open()) warn_unclosed(text);
+    delete object;
+  };
+  return {new T(std::forward<Arguments>(arguments)...), destroy};
+}
+
 }
 
 // Warns that an object was deleted without close(). For destructors.
@@ -86,7 +97,6 @@ void bind_checksum(py::module_& m);
 // device/
 void bind_native(py::module_& m);
 void bind_device_team(py::module_& m);
-void bind_device_properties(py::module_& m);
 void bind_device_comm(py::module_& m);
 void bind_symmetric(py::module_& m);
 

@@ -1,7 +1,7 @@
 #include "python/collectives/operation_factory.h"
 
 #include "comm/overlap.h"
-#include "python/comm/config.h"
+#include "python/comm/communicator.h"
 #include "python/convert/red_op.h"
 
 namespace pynccl::python {

@@ -8,7 +8,6 @@
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/comm/communicator.h"
-#include "python/comm/config.h"
 #include "python/comm/group.h"
 #include "python/convert/buffer.h"
 #include "python/convert/integer.h"
@@ -325,17 +324,17 @@ Raises:
 
 using Release = py::call_guard<GilReleased>;
 
-struct MemoryStats {
-  std::uint64_t suspendable;
-  std::uint64_t persistent;
-  std::uint64_t total;
-  bool suspended;
-};
-
-MemoryStats memory_stats(Communicator& c) {
-  const GilReleased released;
-  return {c.memory_stat(ncclStatGpuMemSuspend), c.memory_stat(ncclStatGpuMemPersist),
-          c.memory_stat(ncclStatGpuMemTotal), c.memory_stat(ncclStatGpuMemSuspended) != 0};
+py::object memory_stats(Communicator& c) {
+  std::uint64_t suspendable, persistent, total, suspended;
+  {
+    const GilReleased released;
+    suspendable = c.memory_stat(ncclStatGpuMemSuspend);
+    persistent = c.memory_stat(ncclStatGpuMemPersist);
+    total = c.memory_stat(ncclStatGpuMemTotal);
+    suspended = c.memory_stat(ncclStatGpuMemSuspended);
+  }
+  const py::object type = py::module_::import("pynccl._internal.records").attr("MemoryStats");
+  return type(suspendable, persistent, total, suspended != 0);
 }
 
 py::object async_error(Communicator& c) {
@@ -501,40 +500,6 @@ class BufferRegistration {
   bool registered_ = false;
 };
 
-void add_resolvers(py::module_& m) {
-  m.def(
-      "create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"), py::arg("seconds"),
-      py::arg("config"),
-      R"(Create the communicator of the surviving ranks and free its parent; for pynccl._internal.recovery.
-
-Args:
-    parent: the communicator, after begin_recovery().
-    lost: the ranks to exclude.
-    seconds: the time limit.
-    config: a Config; None inherits the parent's.
-
-Returns:
-    A Communicator.)");
-}
-
-void add_memory_stats(py::module_& m) {
-  py::class_<MemoryStats>(m, "MemoryStats",
-                          "The memory of a communicator in bytes (ncclCommMemStats).")
-      .def_readonly("suspendable", &MemoryStats::suspendable,
-                    "The bytes that suspend() releases (ncclStatGpuMemSuspend).")
-      .def_readonly("persistent", &MemoryStats::persistent,
-                    "The bytes that suspend() keeps (ncclStatGpuMemPersist).")
-      .def_readonly("total", &MemoryStats::total, "All allocated bytes (ncclStatGpuMemTotal).")
-      .def_readonly("suspended", &MemoryStats::suspended,
-                    "Whether the communicator is suspended (ncclStatGpuMemSuspended).")
-      .def("__repr__", [](const MemoryStats& s) {
-        return "MemoryStats(suspendable=" + std::to_string(s.suspendable) +
-               ", persistent=" + std::to_string(s.persistent) +
-               ", total=" + std::to_string(s.total) +
-               ", suspended=" + (s.suspended ? "True)" : "False)");
-      });
-}
-
 }  // namespace
 
 void bind_communicator(py::module_& m) {
@@ -550,8 +515,6 @@ Raises:
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__", [](BufferRegistration& r, const py::args&) { r.close(); });
 
-  add_memory_stats(m);
-  add_resolvers(m);
   CommunicatorClass type(
       m, "Communicator",
       R"(One rank of a communicator (ncclCommInitRankConfig, ncclCommInitRankScalable).
@@ -742,6 +705,10 @@ Returns:
     A RedOp for this communicator and this dtype. Closing it or the communicator frees it.
 
 Raises:
+  m.def("create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"),
+        py::arg("seconds"), py::arg("config"),
+        "Create the communicator of the surviving ranks within a time limit and free its parent, "
+        "after begin_recovery(). For pynccl._internal.recovery.");
     TypeError: scalar is neither a number nor a tensor.
     ValueError: dtype is not a dtype of NCCL, a number is out of its range, a tensor does not have
         exactly one element of it, or the communicator is closed.

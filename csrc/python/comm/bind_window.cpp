@@ -11,24 +11,8 @@
 namespace pynccl::python {
 namespace {
 
-// A window that is deleted without close() stays registered, with a ResourceWarning.
-class OwnedWindow : public Window {
- public:
-  using Window::Window;
-  ~OwnedWindow() {
-    if (!is_open()) return;
-    warn_unclosed(
-        "a pynccl Window was not closed; it stays registered until its communicator is closed");
-  }
-};
-
-struct WindowFlag {
-  const char* keyword;
-  int value;
-  int since;  // the first NCCL version that supports it
-};
-
-constexpr int since(const char* name) {
+// The first NCCL version with a constant.
+constexpr int since_of(const char* name) {
 #define CONSTANT(version, constant, value) \
   if (std::string_view(name) == #constant) return version;
 #include "abi/constants.inc"
@@ -36,28 +20,24 @@ constexpr int since(const char* name) {
   return 0;
 }
 
-#define FLAG(keyword, constant) \
-  WindowFlag { keyword, abi::constant, since(#constant) }
-constexpr WindowFlag kStrictOrdering = FLAG("strict_ordering", NCCL_WIN_STRICT_ORDERING);
-constexpr WindowFlag kGinOnly = FLAG("gin_only", NCCL_WIN_GIN_ONLY);
-constexpr WindowFlag kCftCounted = FLAG("cft_counted", NCCL_WIN_CFT_COUNTED);
-#undef FLAG
-
 int flags_from_python(std::optional<bool> symmetric, bool strict_ordering, bool gin_only,
                       bool cft_counted, const Library& library) {
   const bool restricted = gin_only || cft_counted;
   if (symmetric.value_or(false) && restricted)
     throw py::value_error("symmetric: it cannot be combined with gin_only or cft_counted");
   int flags = symmetric.value_or(!restricted) ? abi::NCCL_WIN_COLL_SYMMETRIC : 0;
-  for (const auto& [flag, wanted] : {std::pair(kStrictOrdering, strict_ordering),
-                                     {kGinOnly, gin_only},
-                                     {kCftCounted, cft_counted}}) {
-    if (!wanted) continue;
-    if (library.version() < flag.since)
-      throw py::value_error(std::string(flag.keyword) + ": needs NCCL " + version_text(flag.since) +
+  const auto add = [&](const char* keyword, bool wanted, int flag, int since) {
+    if (!wanted) return;
+    if (library.version() < since)
+      throw py::value_error(std::string(keyword) + ": needs NCCL " + version_text(since) +
                             ", the loaded one is " + version_text(library.version()));
-    flags |= flag.value;
-  }
+    flags |= flag;
+  };
+#define FLAG(constant) abi::constant, since_of(#constant)
+  add("strict_ordering", strict_ordering, FLAG(NCCL_WIN_STRICT_ORDERING));
+  add("gin_only", gin_only, FLAG(NCCL_WIN_GIN_ONLY));
+  add("cft_counted", cft_counted, FLAG(NCCL_WIN_CFT_COUNTED));
+#undef FLAG
   return flags;
 }
 
@@ -120,8 +100,9 @@ Raises:
 std::shared_ptr<Window> register_memory(std::shared_ptr<Communicator> communicator, void* address,
                                         std::size_t nbytes, int flags,
                                         std::shared_ptr<void> memory) {
-  auto window = std::make_shared<OwnedWindow>(std::move(communicator), address, nbytes, flags,
-                                              std::move(memory));
+  auto window = make_warning<Window>(
+      "a pynccl Window was not closed; it stays registered until its communicator is closed",
+      std::move(communicator), address, nbytes, flags, std::move(memory));
   if (Group* group = Group::active()) {
     group->record(window);
     return window;

@@ -1,12 +1,14 @@
-// What the files share that add methods to the class Communicator.
+// What the files share that add methods to the class Communicator, and Config.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 
 #include "comm/communicator.h"
 #include "comm/window.h"
+#include "python/raw/structs.h"
 
 namespace pynccl::python {
 
@@ -31,5 +33,28 @@ void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator);
 std::shared_ptr<Window> register_memory(std::shared_ptr<Communicator> communicator, void* address,
                                         std::size_t nbytes, int flags,
                                         std::shared_ptr<void> memory);
+
+// The configuration of a communicator: ncclConfig_t plus the settings of pynccl.
+struct Config : Owned<ncclConfig_t> {
+  Communicator::Options options;  // except for options.config
+};
+
+// Converts a Config or None. Throws TypeError for other objects.
+Communicator::Options options_from_python(const py::object& config, int device);
+
+// Converts "every", a number or None. Throws TypeError or ValueError for other objects.
+std::optional<std::uint64_t> check_from_python(const py::object& value);
+
+// Returns a time limit argument. Throws ValueError unless it is positive.
+std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds);
+
+// Converts "raise", "abort" or a function. Throws TypeError or ValueError for other objects.
+TimeoutPolicy policy_from_python(const py::object& value);
+py::object policy_to_python(const TimeoutPolicy& policy);
+
+// Adds a CollConfig, a Python object, to an operation. An open group or plan keeps it alive. Throws
+// if the library does not support it yet or the event belongs to another library.
+[[gnu::cold, gnu::noinline]] void configure(Operation& operation, const Communicator& communicator,
+                                            PyObject* config);
 
 }  // namespace pynccl::python

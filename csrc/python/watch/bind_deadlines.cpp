@@ -10,7 +10,6 @@
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/comm/communicator.h"
-#include "python/comm/config.h"
 
 namespace pynccl::python {
 namespace {
@@ -20,7 +19,7 @@ class Deadline {
  public:
   explicit Deadline(double seconds) : seconds_(*checked_seconds("seconds", seconds)) {}
   void enter() { scopes_.push_back(std::make_unique<DeadlineScope>(seconds_)); }
-  void exit() {
+  void exit(bool) {
     if (scopes_.empty()) throw std::invalid_argument("deadline: it was not entered");
     scopes_.pop_back();
   }
@@ -69,6 +68,11 @@ TimeoutPolicy policy_from_python(const py::object& value) {
   return {name == "abort", {}, {}};
 }
 
+py::object policy_to_python(const TimeoutPolicy& policy) {
+  if (policy.function) return held(policy.function);
+  return py::str(policy.abort ? "abort" : "raise");
+}
+
 std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds) {
   if (seconds && !(*seconds > 0))
     throw py::value_error(std::string(argument) + ": " + std::to_string(*seconds) +
@@ -77,8 +81,9 @@ std::optional<double> checked_seconds(const char* argument, std::optional<double
 }
 
 void bind_deadlines(py::module_& m) {
-  py::class_<Deadline>(m, "deadline",
-                       R"(A time limit for the operations that this thread issues in a with block.
+  py::class_<Deadline> deadline_type(
+      m, "deadline",
+      R"(A time limit for the operations that this thread issues in a with block.
 
     with nccl.deadline(5):
         comm.all_reduce(tensor)
@@ -92,14 +97,9 @@ Args:
     seconds: the time limit of each operation, in seconds.
 
 Raises:
-    ValueError: seconds is not positive.)")
-      .def(py::init<double>(), py::arg("seconds"))
-      .def("__enter__",
-           [](const py::object& self) {
-             py::cast<Deadline&>(self).enter();
-             return self;
-           })
-      .def("__exit__", [](Deadline& deadline, const py::args&) { deadline.exit(); });
+    ValueError: seconds is not positive.)");
+  deadline_type.def(py::init<double>(), py::arg("seconds"));
+  add_context(deadline_type);
 
   auto type = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   type.def_property(
@@ -115,12 +115,7 @@ Raises:
           "The time limit of subsequent operations in seconds, or None for no limit. See "
           "Config.timeout.")
       .def_property(
-          "on_timeout",
-          [](const Communicator& c) -> py::object {
-            const TimeoutPolicy policy = c.policy();
-            if (policy.function) return held(policy.function);
-            return py::str(policy.abort ? "abort" : "raise");
-          },
+          "on_timeout", [](const Communicator& c) { return policy_to_python(c.policy()); },
           [](Communicator& c, const py::object& value) { c.set_policy(policy_from_python(value)); },
           R"(The additional action when a time limit is exceeded: 'raise', 'abort' or a function.
 

@@ -1,4 +1,4 @@
-// The class FlightRecord and the functions that read and dump the flight record.
+// The functions that read and dump the flight record.
 #include <cerrno>
 #include <string_view>
 #include <system_error>
@@ -15,20 +15,18 @@
 namespace pynccl::python {
 namespace {
 
-// A record of the Python class FlightRecord.
-struct RecordView {
-  FlightRecord record;
-  bool done;
-
-  const char* state() const { return record.state_name(done); }
-};
-
-std::vector<RecordView> flight_record(Communicator& communicator) {
+py::list flight_record(Communicator& communicator) {
   Deadlines& deadlines = communicator.deadlines();
   deadlines.update();
-  std::vector<RecordView> records;
-  for (const FlightRecord& record : deadlines.recorder().read_all())
-    records.push_back({record, record.sequence <= deadlines.done()});
+  const py::object type = py::module_::import("pynccl._internal.records").attr("FlightRecord");
+  const std::int64_t epoch = epoch_of_clock();
+  py::list records;
+  for (const FlightRecord& r : deadlines.recorder().read_all())
+    records.append(
+        type(r.sequence, kind_name(r.kind), r.number != 0 ? std::optional(r.number) : std::nullopt,
+             dtype_name(r.dtype), r.count, r.root_or_peer, r.arguments(),
+             reinterpret_cast<std::uintptr_t>(r.stream), static_cast<double>(r.issued) / 1e9,
+             r.issued + epoch, r.state_name(r.sequence <= deadlines.done()), r.fingerprint));
   return records;
 }
 
@@ -42,54 +40,6 @@ py::dict all_flight_records() {
 }  // namespace
 
 void bind_flight_record(py::module_& m) {
-  py::class_<RecordView>(m, "FlightRecord",
-                         "The record of an operation, from Communicator.flight_record().")
-      .def_property_readonly(
-          "sequence", [](const RecordView& r) { return r.record.sequence; },
-          "The number of the operation on this rank of the communicator, from 1.")
-      .def_property_readonly(
-          "operation", [](const RecordView& r) { return kind_name(r.record.kind); },
-          "The name of the method of Communicator, such as 'all_reduce'.")
-      .def_property_readonly(
-          "dtype", [](const RecordView& r) { return dtype_name(r.record.dtype); },
-          "The name of NCCL's data type, such as 'float32'.")
-      .def_property_readonly(
-          "count", [](const RecordView& r) { return r.record.count; },
-          "The number of elements, as passed to the function of nccl.h.")
-      .def_property_readonly(
-          "root_or_peer", [](const RecordView& r) { return r.record.root_or_peer; },
-          "The root of a collective or the peer of a message; meaningless for other operations.")
-      .def_property_readonly(
-          "stream",
-          [](const RecordView& r) { return reinterpret_cast<std::uintptr_t>(r.record.stream); },
-          "The cudaStream_t as an integer.")
-      .def_property_readonly(
-          "issued", [](const RecordView& r) { return static_cast<double>(r.record.issued) / 1e9; },
-          "The time of the call in seconds of time.monotonic(), with a resolution of a few ms.")
-      .def_property_readonly(
-          "time_created_ns", [](const RecordView& r) { return r.record.issued + epoch_of_clock(); },
-          "The time of the call in nanoseconds since the epoch.")
-      .def_property_readonly(
-          "number",
-          [](const RecordView& r) {
-            return r.record.number != 0 ? std::optional(r.record.number) : std::nullopt;
-          },
-          "The number of a collective among the collectives of the communicator, or of a message "
-          "among the sends to, or receives from, its peer; from 1. None for one-sided operations.")
-      .def_property_readonly(
-          "state", &RecordView::state,
-          "'called': the call has not returned. 'issued': the call has returned. "
-          "'captured': the operation was captured into a graph of "
-          "nccl.capture(), whose launches run it. 'done': the operation is known "
-          "to be done. 'failed': the call failed.")
-      .def_property_readonly(
-          "fingerprint", [](const RecordView& r) { return r.record.fingerprint; },
-          "A 64-bit hash of all collectives up to this one, equal on ranks that have called the "
-          "same ones.")
-      .def("__repr__", [](const RecordView& r) {
-        return "<pynccl.nccl.FlightRecord " + r.record.text() + ", " + r.state() + ">";
-      });
-
   auto type = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   type.def("flight_record", &flight_record,
            R"(The last 512 operations of this rank, oldest first.

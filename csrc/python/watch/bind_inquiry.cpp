@@ -11,7 +11,6 @@
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/comm/communicator.h"
-#include "python/comm/config.h"
 #include "watch/comparison.h"
 #include "watch/inquiry.h"
 
