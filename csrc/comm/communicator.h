@@ -59,9 +59,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // A pending communicator without an ncclComm_t, which begin_...() and finish() create.
   Communicator(std::shared_ptr<Library> library, const Options& options);
-  virtual ~Communicator();  // aborts unless it was closed; never throws
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator();  // aborts unless it was closed; never throws
 
   // The options of a child that inherits this communicator's configuration.
   Options inherited() const;
@@ -220,10 +218,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::optional<std::vector<int>> agree(double seconds, std::vector<int> lost);
   // Creates the communicator of the surviving ranks.
   void begin_recovered(Communicator& parent, const std::vector<int>& lost);
-  // Sets the time limit of the creation, and returns the previous one.
-  std::optional<double> exchange_init_timeout(std::optional<double> seconds) {
-    return std::exchange(options_.init_timeout, seconds);
-  }
+  void set_init_timeout(std::optional<double> seconds) { options_.init_timeout = seconds; }
   void set_timeout(std::optional<double> seconds);  // of later operations
 
   ncclUniqueId get_unique_id();  // for begin_grow

@@ -17,22 +17,17 @@
 namespace pynccl::python {
 namespace {
 
-// Aborts a communicator that is deleted without close(), with a ResourceWarning.
-class OwnedCommunicator : public Communicator {
- public:
-  using Communicator::Communicator;
-  ~OwnedCommunicator() override {
-    if (closed() || pending()) return;
+// A communicator that is aborted, with a ResourceWarning, if it is deleted without close().
+std::shared_ptr<Communicator> make_unwatched(std::shared_ptr<Library> library,
+                                             const Communicator::Options& options) {
+  const auto destroy = [](Communicator* c) {
+    if (c->closed() || c->pending()) return delete c;
     warn_unclosed("a pynccl Communicator was not closed; it is aborted");
     const GilAcquired gil;  // this thread may or may not hold it
     const GilReleased released;
-    discard();
-  }
-};
-
-std::shared_ptr<Communicator> make_unwatched(std::shared_ptr<Library> library,
-                                             const Communicator::Options& options) {
-  return std::make_shared<OwnedCommunicator>(std::move(library), with_comparison(options));
+    delete c;
+  };
+  return {new Communicator(std::move(library), with_comparison(options)), destroy};
 }
 
 std::shared_ptr<Communicator> make_owned(std::shared_ptr<Library> library,
@@ -42,19 +37,22 @@ std::shared_ptr<Communicator> make_owned(std::shared_ptr<Library> library,
   return communicator;
 }
 
-std::shared_ptr<Communicator> make_with_store(std::shared_ptr<Library> library,
-                                              Communicator::Options options,
-                                              const py::object& store) {
-  options.store = store_from_python(store);
-  return make_owned(std::move(library), options);
+// Creates a communicator by begin(). The object config owns strings that NCCL reads meanwhile.
+template <class Begin>
+std::shared_ptr<Communicator> create(std::shared_ptr<Library> library,
+                                     const Communicator::Options& options, const py::object& config,
+                                     Begin begin) {
+  auto communicator = make_owned(std::move(library), options);
+  create_communicator(communicator, [begin, kept = hold(config)](Communicator& c) { begin(c); });
+  return communicator;
 }
 
-// Creates the object of a child communicator. With config None it inherits the parent's options.
-std::shared_ptr<Communicator> make_child(Communicator& parent, const py::object& config) {
+// The options of a child. With config None it inherits the parent's.
+Communicator::Options child_options(Communicator& parent, const py::object& config) {
   Communicator::Options options =
       config.is_none() ? parent.inherited() : options_from_python(config, parent.device());
   options.store = parent.store();
-  return make_owned(parent.shared_library(), options);
+  return options;
 }
 
 // Calls a function of pynccl.libraries that finds the library and the devices.
@@ -62,11 +60,15 @@ py::tuple call_resolver(const char* name, const py::object& provider, const py::
   return py::module_::import("pynccl.libraries").attr(name)(provider, device);
 }
 
-// The library and the device ordinal of a new communicator.
-std::pair<std::shared_ptr<Library>, int> resolve(const py::object& provider,
-                                                 const py::object& device) {
+// Creates a communicator without a parent.
+template <class Begin>
+std::shared_ptr<Communicator> create_first(const py::object& config, const py::object& provider,
+                                           const py::object& device, const py::object& store,
+                                           Begin begin) {
   const py::tuple found = call_resolver("resolve", provider, device);
-  return {py::cast<std::shared_ptr<Library>>(found[0]), py::cast<int>(found[1])};
+  Communicator::Options options = options_from_python(config, py::cast<int>(found[1]));
+  options.store = store_from_python(store);
+  return create(py::cast<std::shared_ptr<Library>>(found[0]), options, config, begin);
 }
 
 // The number of ranks and this rank.
@@ -97,12 +99,9 @@ std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& u
                                    const py::object& store) {
   const auto [size, own] = size_and_rank_from_python(nranks, rank);
   const std::vector<ncclUniqueId> ids = ids_from_python(unique_id, size);
-  const auto [library, ordinal] = resolve(provider, device);
-  auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
-  // config owns the strings that NCCL reads while it creates the communicator.
-  create_communicator(communicator, [size = size, own = own, ids, kept = hold(config)](
-                                        Communicator& c) { c.begin_init(size, ids, own); });
-  return communicator;
+  return create_first(
+      config, provider, device, store,
+      [=, size = size, own = own](Communicator& c) { c.begin_init(size, ids, own); });
 }
 
 py::list init_all(const py::object& devices, const py::object& provider) {
@@ -128,10 +127,8 @@ py::object split(const std::shared_ptr<Communicator>& parent, const py::object& 
                             " is negative; pass None for a rank without a new communicator");
   }
   const int order = integer_from_python<int>("key", key.ptr());
-  auto child = make_child(*parent, config);
-  create_communicator(child, [parent, group, order, kept = hold(config)](Communicator& c) {
-    c.begin_split(*parent, group, order);
-  });
+  const auto child = create(parent->shared_library(), child_options(*parent, config), config,
+                            [=](Communicator& c) { c.begin_split(*parent, group, order); });
   return group == kSplitNoColor ? py::object(py::none()) : py::cast(child);
 }
 
@@ -157,26 +154,22 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
                                      const py::object& exclude, bool abort,
                                      const py::object& config) {
   const std::vector<int> excluded = excluded_from_python(*parent, exclude);
-  auto child = make_child(*parent, config);
-  create_communicator(child, [parent, excluded, abort, kept = hold(config)](Communicator& c) {
-    c.begin_shrink(*parent, excluded, abort);
-  });
-  return child;
+  return create(parent->shared_library(), child_options(*parent, config), config,
+                [=](Communicator& c) { c.begin_shrink(*parent, excluded, abort); });
 }
 
 // Creates the communicator of the surviving ranks and frees the parent.
 std::shared_ptr<Communicator> create_recovered(const std::shared_ptr<Communicator>& parent,
                                                const std::vector<int>& lost, double seconds,
                                                const py::object& config) {
-  auto child = make_child(*parent, config);
-  const auto limit = child->exchange_init_timeout(seconds);
-  create_communicator(child, [parent, lost, kept = hold(config)](Communicator& c) {
-    c.begin_recovered(*parent, lost);
-  });
+  Communicator::Options options = child_options(*parent, config);
+  const auto limit = std::exchange(options.init_timeout, seconds);
+  const auto child = create(parent->shared_library(), options, config,
+                            [=](Communicator& c) { c.begin_recovered(*parent, lost); });
   const GilReleased released;
   constexpr double kGrace = 1;  // lets the library end a non-blocking creation by itself
   child->wait_ready(seconds + kGrace);
-  child->exchange_init_timeout(limit);
+  child->set_init_timeout(limit);
   parent->discard();
   return child;
 }
@@ -190,11 +183,8 @@ std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
                           std::to_string(parent->nranks()));
   std::optional<ncclUniqueId> id;
   if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
-  auto child = make_child(*parent, config);
-  create_communicator(child, [parent, size, id, kept = hold(config)](Communicator& c) {
-    c.begin_grow(*parent, size, id);
-  });
-  return child;
+  return create(parent->shared_library(), child_options(*parent, config), config,
+                [=](Communicator& c) { c.begin_grow(*parent, size, id); });
 }
 
 std::shared_ptr<Communicator> join(const py::object& nranks, const py::object& unique_id,
@@ -203,11 +193,9 @@ std::shared_ptr<Communicator> join(const py::object& nranks, const py::object& u
                                    const py::object& store) {
   const auto [size, own] = size_and_rank_from_python(nranks, rank);
   const ncclUniqueId id = unique_id_from_python("unique_id", unique_id.ptr());
-  const auto [library, ordinal] = resolve(provider, device);
-  auto communicator = make_with_store(library, options_from_python(config, ordinal), store);
-  create_communicator(communicator, [size = size, own = own, id, kept = hold(config)](
-                                        Communicator& c) { c.begin_join(size, id, own); });
-  return communicator;
+  return create_first(
+      config, provider, device, store,
+      [=, size = size, own = own](Communicator& c) { c.begin_join(size, id, own); });
 }
 
 void add_creation(CommunicatorClass& type) {
@@ -705,10 +693,6 @@ Returns:
     A RedOp for this communicator and this dtype. Closing it or the communicator frees it.
 
 Raises:
-  m.def("create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"),
-        py::arg("seconds"), py::arg("config"),
-        "Create the communicator of the surviving ranks within a time limit and free its parent, "
-        "after begin_recovery(). For pynccl._internal.recovery.");
     TypeError: scalar is neither a number nor a tensor.
     ValueError: dtype is not a dtype of NCCL, a number is out of its range, a tensor does not have
         exactly one element of it, or the communicator is closed.
@@ -722,6 +706,10 @@ Raises:
                std::to_string(c.nranks()) + " on " + c.library().path() +
                (c.borrowed() ? ", borrowed>" : ">");
       });
+  m.def("create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"),
+        py::arg("seconds"), py::arg("config"),
+        "Create the communicator of the surviving ranks within a time limit and free its parent, "
+        "after begin_recovery(). For pynccl._internal.recovery.");
 }
 
 }  // namespace pynccl::python
