@@ -30,7 +30,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   bind_flight_record(m);
   bind_extension(m);
   bind_window(m);
-  bind_native(m);
   bind_device_team(m);
   bind_device_comm(m);
   bind_symmetric(m);

@@ -140,11 +140,11 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/raw",
         *_files("nccl", "communicator arguments simulate plan buffers streams"),
         *_files("nccl", "graphs graph_rules suspension memory coll_config groups"),
-        *_files("nccl", "life windows borrow overlap deadlines"),
+        *_files("nccl", "life windows borrow overlap deadlines launch_native"),
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_transfer.py",
     ),
-    "csrc/python/device": _files("nccl", "device_comm peers launch_native memory"),
+    "csrc/python/device": _files("nccl", "device_comm peers memory"),
     "csrc/python/watch": (
         *_files("nccl", "flight_record deadlines on_timeout inquiry flight_dump"),
         "tests/trace/test_recorder.py",

@@ -95,7 +95,6 @@ void bind_graph(py::module_& m);
 void bind_checksum(py::module_& m);
 
 // device/
-void bind_native(py::module_& m);
 void bind_device_team(py::module_& m);
 void bind_device_comm(py::module_& m);
 void bind_symmetric(py::module_& m);
