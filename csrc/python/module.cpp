@@ -3,7 +3,6 @@
 #include "python/call/bind.h"
 #include "python/call/errors.h"
 #include "python/call/fastcall.h"
-#include "python/call/interrupt.h"
 #include "python/convert/red_op.h"
 #include "watch/observers.h"
 
@@ -14,7 +13,6 @@ PYBIND11_MODULE(_C_bindings, m) {
   pynccl::prepare_heavy_barrier();
   pynccl::add_observers();
   bind_errors(m);
-  bind_interrupt();
   bind_enums(m);
   bind_structs(m);
   bind_unique_id(m);

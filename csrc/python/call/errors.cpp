@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "comm/overlap.h"
+#include "nccl/interrupt.h"
 #include "python/call/gil.h"
-#include "python/call/interrupt.h"
 #include "python/call/modules.h"
 
 namespace pynccl::python {
@@ -47,6 +47,35 @@ void raise_python(const std::exception_ptr& pointer) {
   }
 }
 
+PyObject* raised = nullptr;  // by a signal handler on the main thread
+
+// Raises the exception that a signal handler raised while this thread was waiting in a library: see
+// nccl/interrupt.h. Returns false if there is none.
+bool raise_interrupt() {
+  if (!Interrupt::pending()) return false;
+  Interrupt::reset();
+  const auto error = py::reinterpret_steal<py::object>(std::exchange(raised, nullptr));
+  if (!error) return false;
+  raise(error);
+  return true;
+}
+
+// Raises the exception after a call that completed despite the interruption.
+int raise_later(void*) { return raise_interrupt() ? -1 : 0; }
+
+// Python runs signal handlers in its main thread, which is the main thread of the process.
+bool run_handlers() {
+  if (!Interrupt::on_main_thread() || !Py_IsInitialized()) return false;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool interrupted = PyErr_CheckSignals() != 0;
+  if (interrupted) {
+    Py_XSETREF(raised, take_raised());
+    Py_AddPendingCall(&raise_later, nullptr);
+  }
+  PyGILState_Release(state);
+  return interrupted;
+}
+
 // NOLINTNEXTLINE(performance-unnecessary-value-param): the signature is pybind11's
 void translate(std::exception_ptr pointer) {
   if (!pointer || raise_interrupt()) return;
@@ -83,6 +112,7 @@ bool is_library_error(const py::error_already_set& error) {
 }
 
 void bind_errors(py::module_& m) {
+  Interrupt::set_check(&run_handlers);
   py::register_local_exception_translator(&translate);
   py::register_local_exception<OverlapError>(m, "OverlapError", PyExc_ValueError);
 }

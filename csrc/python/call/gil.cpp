@@ -47,18 +47,25 @@ PyGILState_STATE ensure() {
 
 }  // namespace gil
 
+PyObject* take_raised() {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback) PyException_SetTraceback(value, traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  return value;
+}
+
 PyObject* call_reporting(PyObject* callable, PyObject* arguments) {
   // No C++ objects here: if Python ends the thread, they would be released without the GIL.
   return gil::or_sleep([&] {
     PyObject* const result = PyObject_CallObject(callable, arguments);
     Py_XDECREF(result);
     if (result) return static_cast<PyObject*>(nullptr);
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (traceback) PyException_SetTraceback(value, traceback);
+    PyObject* const value = take_raised();
     Py_INCREF(value);
-    PyErr_Restore(type, value, traceback);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
     PyErr_WriteUnraisable(callable);
     return value;
   });

@@ -74,6 +74,9 @@ class GilAcquired {
   PyGILState_STATE state_;
 };
 
+// Clears the current exception and returns it with its traceback, a new reference.
+PyObject* take_raised();
+
 // Calls a Python function with a tuple of arguments, or none, from a C++ thread that has acquired
 // the GIL. An exception goes to sys.unraisablehook and is returned as a new reference; otherwise
 // the result is null.

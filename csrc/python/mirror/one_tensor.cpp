@@ -3,7 +3,6 @@
 
 #include "comm/communicator.h"
 #include "python/call/held.h"
-#include "python/collectives/method_traits.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/fast_function.h"
 #include "python/mirror/issue.h"

@@ -64,7 +64,7 @@ void note_error(Work& work) {
 }
 
 [[noreturn]] void raise_error(const Work& work) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(work.error.ptr())), work.error.ptr());
+  raise(work.error);
   throw py::error_already_set();
 }
 
