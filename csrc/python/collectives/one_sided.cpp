@@ -152,66 +152,53 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
   });
 }
 
-// The descriptors of wait_signal(), built from a rank, ranks, a dict of ranks and counts, or
-// descriptors.
-class SignalDescriptors {
- public:
-  SignalDescriptors(Communicator& communicator, int count, int signal, int context)
-      : communicator_(communicator), count_(count), signal_(signal), context_(context) {}
+int count_from_python(const char* name, PyObject* value) {
+  const int count = integer_from_python<int>(name, value);
+  if (count < 1)
+    throw py::value_error(std::string(name) + ": " + std::to_string(count) +
+                          " signals, must be at least 1");
+  return count;
+}
 
-  void add(PyObject* peers) {
-    if (PyIndex_Check(peers)) return add_peer(peers, count_);
-    if (PyDict_Check(peers)) {
-      for (const auto& [peer, count] : py::reinterpret_borrow<py::dict>(peers))
-        add_peer(peer.ptr(), count_from_python("peers", count.ptr()));
-      return;
-    }
-    if (!py::isinstance<py::iterable>(peers) || PyUnicode_Check(peers))
-      throw_type_error("peers", "a rank, ranks, a dict of ranks and counts, or descriptors", peers);
+void check_descriptor(const ncclWaitSignalDesc_t& one, Communicator& communicator) {
+  const int nranks = communicator.nranks();
+  if (one.peer < 0 || one.peer >= nranks) throw_rank("peers", one.peer, nranks);
+  if (one.opCnt < 1 || one.sigIdx < 0 || one.ctx < 0)
+    throw py::value_error("peers: a descriptor has opCnt=" + std::to_string(one.opCnt) +
+                          ", sigIdx=" + std::to_string(one.sigIdx) +
+                          ", ctx=" + std::to_string(one.ctx));
+  check_index("peers: sigIdx", one.sigIdx, communicator.library());
+  check_index("peers: ctx", one.ctx, communicator.library());
+}
+
+// The descriptors of wait_signal(), from a rank, ranks, a dict of ranks and counts, or descriptors.
+std::vector<ncclWaitSignalDesc_t> descriptors_from_python(PyObject* peers,
+                                                          Communicator& communicator, int count,
+                                                          int signal, int context) {
+  std::vector<ncclWaitSignalDesc_t> all;
+  const auto add_peer = [&](const py::handle& peer, int its_count) {
+    all.push_back(
+        {its_count, rank_from_python("peers", peer.ptr(), communicator.nranks()), signal, context});
+  };
+  if (PyIndex_Check(peers)) {
+    add_peer(peers, count);
+  } else if (PyDict_Check(peers)) {
+    for (const auto& [peer, its_count] : py::reinterpret_borrow<py::dict>(peers))
+      add_peer(peer, count_from_python("peers", its_count.ptr()));
+  } else if (!py::isinstance<py::iterable>(peers) || PyUnicode_Check(peers)) {
+    throw_type_error("peers", "a rank, ranks, a dict of ranks and counts, or descriptors", peers);
+  } else {
     for (const py::handle peer : py::reinterpret_borrow<py::iterable>(peers)) {
-      if (PyIndex_Check(peer.ptr()))
-        add_peer(peer.ptr(), count_);
-      else
-        add_descriptor(struct_from_python<ncclWaitSignalDesc_t>("peers", peer.ptr()));
+      if (PyIndex_Check(peer.ptr())) {
+        add_peer(peer, count);
+      } else {
+        all.push_back(struct_from_python<ncclWaitSignalDesc_t>("peers", peer.ptr()));
+        check_descriptor(all.back(), communicator);
+      }
     }
   }
-
-  static int count_from_python(const char* name, PyObject* value) {
-    const int count = integer_from_python<int>(name, value);
-    if (count < 1)
-      throw py::value_error(std::string(name) + ": " + std::to_string(count) +
-                            " signals, must be at least 1");
-    return count;
-  }
-
-  // As a bytes object, so that a group or a plan can keep it alive.
-  py::bytes bytes() const {
-    return {reinterpret_cast<const char*>(all_.data()), all_.size() * sizeof all_[0]};
-  }
-  std::size_t size() const { return all_.size(); }
-
- private:
-  void add_peer(PyObject* peer, int count) {
-    all_.push_back(
-        {count, rank_from_python("peers", peer, communicator_.nranks()), signal_, context_});
-  }
-
-  void add_descriptor(const ncclWaitSignalDesc_t& one) {
-    const int nranks = communicator_.nranks();
-    if (one.peer < 0 || one.peer >= nranks) throw_rank("peers", one.peer, nranks);
-    if (one.opCnt < 1 || one.sigIdx < 0 || one.ctx < 0)
-      throw py::value_error("peers: a descriptor has opCnt=" + std::to_string(one.opCnt) +
-                            ", sigIdx=" + std::to_string(one.sigIdx) +
-                            ", ctx=" + std::to_string(one.ctx));
-    check_index("peers: sigIdx", one.sigIdx, communicator_.library());
-    check_index("peers: ctx", one.ctx, communicator_.library());
-    all_.push_back(one);
-  }
-
-  Communicator& communicator_;
-  const int count_, signal_, context_;
-  std::vector<ncclWaitSignalDesc_t> all_;
-};
+  return all;
+}
 
 PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
   return guarded([&] {
@@ -223,17 +210,18 @@ PyObject* wait_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     auto& communicator = unwrap<Communicator>(self);
     communicator.handle();
     check_available<&NcclTable::ncclWaitSignal>(communicator.library());
-    SignalDescriptors descriptors(
-        communicator, values[1] ? SignalDescriptors::count_from_python("count", values[1]) : 1,
+    const std::vector<ncclWaitSignalDesc_t> descriptors = descriptors_from_python(
+        values[0], communicator, values[1] ? count_from_python("count", values[1]) : 1,
         index_from_python("signal", values[2], communicator.library()),
         index_from_python("context", values[3], communicator.library()));
-    descriptors.add(values[0]);
     PyObject* stream = given(values[4]);
     Operation operation{};
     operation.kind = OperationKind::kWaitSignal;
     operation.stream = stream_without_tensor("wait_signal", stream, communicator.library());
-    if (descriptors.size() == 0) return Py_NewRef(Py_None);  // a rank without peers
-    const py::bytes signals = descriptors.bytes();
+    if (descriptors.empty()) return Py_NewRef(Py_None);  // a rank without peers
+    // A bytes object, so that a group or a plan can keep it alive.
+    const py::bytes signals(reinterpret_cast<const char*>(descriptors.data()),
+                            descriptors.size() * sizeof descriptors[0]);
     operation.sendbuff = PyBytes_AS_STRING(signals.ptr());
     operation.count = descriptors.size();
     issue_one_sided(self, communicator, operation, stream, {signals.ptr()});

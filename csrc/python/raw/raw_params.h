@@ -76,24 +76,22 @@ py::object to_python(const T& value) {
 
 template <class T>
 struct In {
-  using C = T;
   static constexpr bool visible = true;
   static constexpr bool returned = false;
   T value{};
   void load(const char* name, PyObject* object, const CallArguments&) {
     value = from_python<T>(name, object);
   }
-  C argument() { return value; }
+  T argument() { return value; }
 };
 
 template <class T>
 struct Out {
-  using C = T*;
   static constexpr bool visible = false;
   static constexpr bool returned = true;
   T value{};
   void load(const char*, PyObject*, const CallArguments&) {}
-  C argument() { return &value; }
+  T* argument() { return &value; }
   py::object result() { return to_python(value); }
 };
 
@@ -102,7 +100,6 @@ struct Out {
 template <class T>
   requires std::is_same_v<T, ncclComm_t> || std::is_same_v<T, ncclWindow_t>
 struct Out<T> {
-  using C = T*;
   static constexpr bool visible = false;
   static constexpr bool returned = true;
   T* value = nullptr;
@@ -112,7 +109,7 @@ struct Out<T> {
     const std::lock_guard lock(mutex);
     value = &handles.emplace_back();
   }
-  C argument() { return value; }
+  T* argument() { return value; }
   py::object result() { return to_python(*value); }
 };
 
@@ -120,7 +117,6 @@ struct Out<T> {
 // has succeeded.
 template <class T>
 struct Outs {
-  using C = T*;
   static constexpr bool visible = false;
   static constexpr bool returned = true;
   struct Free {
@@ -134,7 +130,7 @@ struct Outs {
     values.reset(static_cast<T*>(std::calloc(std::max<std::size_t>(size, 1), sizeof(T))));
     if (!values) throw std::bad_alloc();
   }
-  C argument() { return values.get(); }
+  T* argument() { return values.get(); }
   py::object result() {
     const T* written = values.release();
     py::list list(size);
@@ -145,7 +141,6 @@ struct Outs {
 
 template <class T>
 struct Array {
-  using C = T*;
   static constexpr bool visible = true;
   static constexpr bool returned = false;
   std::vector<std::remove_const_t<T>> values;
@@ -170,13 +165,12 @@ struct Array {
       values.push_back(from_python<std::remove_const_t<T>>(
           parameter.c_str(), PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
   }
-  C argument() { return null ? nullptr : values.data(); }
+  T* argument() { return null ? nullptr : values.data(); }
 };
 
 // A versioned struct of the caller, converted to the version of the library.
 template <class T>
 struct Struct {
-  using C = T*;
   using Value = std::remove_const_t<T>;
   static constexpr bool visible = true;
   static constexpr bool returned = false;
@@ -188,19 +182,18 @@ struct Struct {
     value = struct_from_python<Value>(name, object);
     if constexpr (requires { call.library.fit(value); }) value = call.library.fit(value);
   }
-  C argument() { return null ? nullptr : &value; }
+  T* argument() { return null ? nullptr : &value; }
 };
 
 template <class T>
 struct InOut {
-  using C = T*;
   static constexpr bool visible = true;
   static constexpr bool returned = true;
   T value{};
   void load(const char* name, PyObject* object, const CallArguments&) {
     value = struct_from_python<T>(name, object);
   }
-  C argument() { return &value; }
+  T* argument() { return &value; }
   py::object result() { return py::cast(value); }
 };
 
@@ -208,7 +201,6 @@ struct InOut {
 // object must live until then.
 template <class T>
 struct Filled {
-  using C = T*;
   static constexpr bool visible = true;
   static constexpr bool returned = false;
   T* value = nullptr;
@@ -218,31 +210,29 @@ struct Filled {
       throw_type_error(name, type_name<T>().c_str(), object);
     value = &py::detail::cast_op<T&>(caster);
   }
-  C argument() { return value; }
+  T* argument() { return value; }
 };
 
 // Memory that the call writes. Another parameter gives its capacity.
 struct ByteBuffer {
-  using C = void*;
   static constexpr bool visible = false;
   static constexpr bool returned = true;
   std::string bytes;
   void load(const char* name, PyObject*, const CallArguments& call) {
     bytes.resize(call.count(reference(name, 1)));
   }
-  C argument() { return bytes.data(); }
+  void* argument() { return bytes.data(); }
   py::object result(std::size_t length) {
     return py::bytes(bytes.data(), std::min(length, bytes.size()));
   }
 };
 
 struct Strings {
-  using C = const char***;
   static constexpr bool visible = false;
   static constexpr bool returned = true;
   const char** table = nullptr;
   void load(const char*, PyObject*, const CallArguments&) {}
-  C argument() { return &table; }
+  const char*** argument() { return &table; }
   py::object result(std::size_t length) {
     py::list list(length);
     for (std::size_t i = 0; i < length; ++i) list[i] = to_python(table[i]);
