@@ -74,6 +74,8 @@ _called: dict[str, dict[int, str]] = defaultdict(dict)  # by message key, then b
 def exchange(collectives: list[tuple[Any, ...]], messages: list[tuple[Any, ...]]) -> Failure | None:
     """Compare the calls that the ranks of this thread are about to issue with those of the others.
 
+    Called by csrc/python/watch/bind_inquiry.cpp.
+
     Args:
         collectives: for each communicator, a Rank and the values of a Call.
         messages: for each message, a Rank, whether it sends, the peer, the number, dtype and count.

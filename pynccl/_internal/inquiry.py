@@ -250,14 +250,5 @@ def _ends(one: _Open) -> bool:
 watcher = _Watcher()
 
 
-def compare(
-    collectives: list[Any], messages: list[Any]
-) -> tuple[int, str, list[int] | None] | None:
-    """Compare calls of the ranks; called by csrc/python/watch/bind_inquiry.cpp."""
-    from pynccl._internal.comparison import exchange  # deferred: rarely used
-
-    return exchange(collectives, messages)
-
-
 os.register_at_fork(after_in_child=watcher.start_again)
 atexit.register(watcher.end)

@@ -1,6 +1,5 @@
 // The C++ part of pynccl._internal.inquiry: pending questions, and the state of the communicators
 // of this process.
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <tuple>
@@ -17,9 +16,7 @@
 namespace pynccl::python {
 namespace {
 
-py::object python_inquiry(const char* name) {
-  return py::module_::import("pynccl._internal.inquiry").attr(name);
-}
+py::object watcher() { return py::module_::import("pynccl._internal.inquiry").attr("watcher"); }
 
 // The communicators with a store, protected by the GIL. Per process, since a child of fork() must
 // not use the stores of its parent.
@@ -38,13 +35,16 @@ std::vector<std::shared_ptr<Communicator>> open_watched() {
   return open;
 }
 
+std::optional<std::string> joined_id(const FlightIdentity& is) {
+  return is.joined != 0 ? std::optional(FlightIdentity::text(is.joined)) : std::nullopt;
+}
+
 py::list members() {
   py::list found;
   for (const auto& one : open_watched()) {
     const FlightIdentity is = one->deadlines().recorder().identity();
-    const auto joined =
-        is.joined != 0 ? std::optional(FlightIdentity::text(is.joined)) : std::nullopt;
-    found.append(py::make_tuple(held(one->store()), FlightIdentity::text(is.id), joined, is.rank));
+    found.append(
+        py::make_tuple(held(one->store()), FlightIdentity::text(is.id), joined_id(is), is.rank));
   }
   return found;
 }
@@ -54,7 +54,8 @@ struct Question {
   std::shared_ptr<Inquiry> inquiry;
   Inquiry::Source source;
   std::shared_ptr<Communicator> communicator;
-  FlightIdentity identity;
+  std::string comm;
+  int rank, nranks;
 };
 
 // Whether NCCL serves RAS: from 2.24 on, unless NCCL_RAS_ENABLE=0 disables it.
@@ -84,13 +85,9 @@ std::optional<Question> take_inquiry(double seconds, bool ras) {
   }
   auto communicator = inquiry ? inquiry->communicator() : nullptr;
   if (!communicator) return std::nullopt;
-  FlightIdentity identity = communicator->deadlines().recorder().identity();
-  return Question{std::move(inquiry), source, std::move(communicator), std::move(identity)};
-}
-
-double seconds_of_limit(const Deadlines& deadlines) {
-  const std::int64_t limit = deadlines.limit();
-  return limit == FlightRecord::kNoLimit ? HUGE_VAL : static_cast<double>(limit) / 1e9;
+  const FlightIdentity is = communicator->deadlines().recorder().identity();
+  return Question{std::move(inquiry),          source,  std::move(communicator),
+                  FlightIdentity::text(is.id), is.rank, is.nranks};
 }
 
 // The fields of pynccl._internal.comparison.Rank.
@@ -98,10 +95,8 @@ py::tuple rank_of(const Communicator& communicator) {
   const Deadlines& deadlines = communicator.deadlines();
   const FlightIdentity is = deadlines.recorder().identity();
   const bool has_joined = is.parent == 0 && is.creator == "ncclCommGrow";
-  return py::make_tuple(held(communicator.store()), FlightIdentity::text(is.id),
-                        is.joined != 0 ? py::object(py::str(FlightIdentity::text(is.joined)))
-                                       : py::object(py::none()),
-                        has_joined, is.rank, is.nranks, seconds_of_limit(deadlines));
+  return py::make_tuple(held(communicator.store()), FlightIdentity::text(is.id), joined_id(is),
+                        has_joined, is.rank, is.nranks, seconds_from_limit(deadlines.limit()));
 }
 
 // Called by Comparison, with or without the GIL.
@@ -116,7 +111,7 @@ void compare(const std::vector<Comparison::Item>& items,
   for (const Comparison::Message& message : messages)
     given_messages.append(py::make_tuple(rank_of(*message.communicator), message.sends,
                                          message.peer, message.number, message.text));
-  const py::object exchange = python_inquiry("compare");
+  const py::object exchange = py::module_::import("pynccl._internal.comparison").attr("exchange");
   py::object failure;  // initialized under or_sleep(): the call waits for the other ranks
   gil::or_sleep([&] { failure = exchange(collectives, given_messages); });
   if (failure.is_none()) return;
@@ -142,7 +137,7 @@ std::shared_ptr<void> store_from_python(const py::object& store) {
     if (!py::hasattr(store, method))
       throw_type_error("store", "an object with the methods of torch.distributed.Store",
                        store.ptr());
-  return hold(python_inquiry("watcher").attr("attach")(store));
+  return hold(watcher().attr("attach")(store));
 }
 
 void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator) {
@@ -150,7 +145,7 @@ void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator) {
   if (!store && !ras) return;
   communicator->inquire(ras);
   if (store) watched().push_back(communicator);
-  python_inquiry("watcher").attr("start")(store, ras);
+  watcher().attr("start")(store, ras);
 }
 
 void bind_inquiry(py::module_& m) {
@@ -159,13 +154,9 @@ void bind_inquiry(py::module_& m) {
       .def_property_readonly(
           "store", [](const Question& q) { return held(q.communicator->store()); },
           "The store of the communicator.")
-      .def_property_readonly(
-          "comm", [](const Question& q) { return FlightIdentity::text(q.identity.id); },
-          "The id of the communicator, equal on its ranks.")
-      .def_property_readonly(
-          "rank", [](const Question& q) { return q.identity.rank; }, "This rank.")
-      .def_property_readonly(
-          "nranks", [](const Question& q) { return q.identity.nranks; }, "The number of ranks.")
+      .def_readonly("comm", &Question::comm, "The id of the communicator, equal on its ranks.")
+      .def_readonly("rank", &Question::rank, "This rank.")
+      .def_readonly("nranks", &Question::nranks, "The number of ranks.")
       .def_property_readonly(
           "what", [](const Question& q) { return q.inquiry->late().what; },
           "The overdue operation, or the function of nccl.h.")
