@@ -1,5 +1,5 @@
-// The C++ parts of Communicator.borrow() and recover(); the rest is in
-// pynccl/_internal/borrowing.py and recovery.py.
+// The C++ parts of Communicator.borrow() and recover(), for pynccl/_internal/borrowing.py and
+// recovery.py.
 #include "comm/communicator.h"
 #include "extension/capsule.h"
 #include "python/call/bind.h"
@@ -65,62 +65,27 @@ std::shared_ptr<Communicator> borrow_capsule(const py::object& capsule) {
 void bind_internal(py::module_& m) {
   m.def("borrow_handle", &borrow_handle, py::arg("library"), py::arg("handle"), py::arg("owner"),
         py::arg("ask"),
-        R"(Borrow an ncclComm_t; for pynccl._internal.borrowing.
-
-Args:
-    library: the Library that the handle belongs to.
-    handle: the ncclComm_t as an integer.
-    owner: an object to keep alive. If it is a Communicator, it owns the handle.
-    ask: a function that returns the handle until its owner closes it, or None.
-
-Returns:
-    A Communicator.)");
-  m.def(
-      "borrow_capsule", &borrow_capsule, py::arg("capsule"),
-      R"(Borrow the communicator of a capsule (extension/capsule.h); for pynccl._internal.borrowing.
-
-Args:
-    capsule: the result of __pynccl_communicator__().
-
-Returns:
-    A Communicator.)");
+        "Borrow an ncclComm_t. owner: an object to keep alive; if it is a Communicator, it owns "
+        "the handle. ask: a function that returns the handle until its owner closes it, or None.");
+  m.def("borrow_capsule", &borrow_capsule, py::arg("capsule"),
+        "Borrow the communicator of a capsule from __pynccl_communicator__().");
   m.def(
       "check_outside_group",
       [](const std::string& method) {
         if (Group::active()) throw py::value_error(method + ": it cannot be called inside group()");
       },
-      py::arg("method"),
-      R"(Raise ValueError inside group().
-
-Args:
-    method: the name of the method, for the error text.)");
+      py::arg("method"), "Raise ValueError, with the name of a method, inside group().");
   m.def(
       "can_agree",
       [](const Communicator& c) { return c.library().symbol("hostCommAgree") != nullptr; },
-      py::arg("communicator"),
-      R"(Whether the library can agree on the surviving ranks; for pynccl._internal.recovery.
-
-Args:
-    communicator: the communicator.)");
+      py::arg("communicator"), "Whether the library can agree on the surviving ranks.");
   m.def("begin_recovery", &Communicator::begin_recovery, py::arg("communicator"),
         py::call_guard<GilReleased>(),
-        R"(Revoke a communicator if NCCL supports it; for pynccl._internal.recovery.
-
-A communicator that is revoked already is left alone.
-
-Args:
-    communicator: the communicator.)");
+        "Revoke a communicator if NCCL supports it and it is not revoked yet.");
   m.def("agree", &Communicator::agree, py::arg("communicator"), py::arg("seconds"), py::arg("lost"),
         py::call_guard<GilReleased>(),
-        R"(Let the library agree on the surviving ranks; for pynccl._internal.recovery.
-
-Args:
-    communicator: the communicator, after begin_recovery().
-    seconds: the time limit of the wait for ranks.
-    lost: the ranks not to wait for.
-
-Returns:
-    The lost ranks; None if the library cannot agree: see can_agree().)");
+        "Let the library agree on the surviving ranks, and wait at most these seconds for ranks "
+        "that are not in lost. Returns the lost ranks; None if the library cannot agree.");
 }
 
 }  // namespace pynccl::python

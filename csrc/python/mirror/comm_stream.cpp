@@ -109,10 +109,8 @@ Returns:
       .def("oldest", &CommStream::oldest,
            "The number of the oldest asynchronous operation that is not done, or None.");
   m.def("set_operation_range", &ProfilerRange::set_factory, py::arg("factory"),
-        R"(Set the function that creates a context manager for each operation of the mirror.
-
-Args:
-    factory: takes a name such as "pynccl:all_reduce"; None removes it.)");
+        "Set the function that creates a context manager for each operation of the mirror from a "
+        "name such as 'pynccl:all_reduce'. None removes it.");
 }
 
 }  // namespace pynccl::python::mirror

@@ -202,10 +202,8 @@ Raises:
     ValueError: there is no fast function of this name.
     TypeError: the function's parameters are not the ones that the fast function expects.)");
   m.def("fallbacks", &fallback_counts,
-        R"(The number of calls of each fast function that were passed on to the Python function.
-
-Returns:
-    Counts by name, since the start of the process.)");
+        "The number of calls of each fast function that were passed on to the Python function, by "
+        "name.");
   m.def("set_work_class", &set_work_class, py::arg("work"),
         "Set the class of asynchronous operations, a subclass of _C.Work.");
   m.def("set_group_classes", &set_group_classes, py::arg("tensor"), py::arg("group"),

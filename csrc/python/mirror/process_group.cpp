@@ -141,11 +141,8 @@ Args:
       .def("_use_own_for_transfers", &ProcessGroup::use_own_for_transfers, py::arg("device_type"),
            "Use the CommStream of the group for transfers outside a batch, not those of Pairs.")
       .def("_invalidate", &ProcessGroup::invalidate, py::arg("reason"), py::arg("keep") = false,
-           R"(Invalidate the group: its operations raise ValueError.
-
-Args:
-    reason: the reason, for the error text.
-    keep: whether to keep the CommStreams alive, unused, instead of releasing them.)");
+           "Invalidate the group: its operations raise ValueError with this reason. keep: whether "
+           "to keep the CommStreams alive, unused.");
   m.def("set_default_group", &ProcessGroup::set_default, py::arg("group"),
         "Set the default group, used by operations without a group argument; None removes it.");
   m.def(

@@ -171,11 +171,9 @@ void bind_inquiry(py::module_& m) {
             if (missing) answer.missing = MissingRanks{std::move(*missing), source};
             q.inquiry->answer(q.source, std::move(answer));
           },
-          py::arg("text"), py::arg("missing"), R"(Answer the question.
-
-Args:
-    text: a description of the missing ranks, appended to the error text.
-    missing: the missing ranks; None if they are unknown.)");
+          py::arg("text"), py::arg("missing"),
+          "Answer the question: a description of the missing ranks, appended to the error text, "
+          "and these ranks, None if they are unknown.");
   auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   communicator.def_property_readonly(
       "_timeout_error",
@@ -193,19 +191,11 @@ Args:
 Before 3.14, Python ends such a thread with pthread_exit, which aborts the process inside the C++
 code of torch's stores.)");
   m.def("take_inquiry", &take_inquiry, py::arg("seconds"), py::kw_only(), py::arg("ras") = false,
-        R"(Wait for an overdue operation.
-
-Args:
-    seconds: the time limit of the wait.
-    ras: wait for one of a communicator with the RAS service, else with a store.
-
-Returns:
-    An Inquiry, or None.)");
-  m.def("members", &members, R"(The open communicators with a store.
-
-Returns:
-    A list of tuples: the store, the id, the id on the ranks that have joined with grow() if it is
-    known, and this rank, -1 if it is not known yet.)");
+        "Wait at most these seconds for an overdue operation of a communicator with a store or, "
+        "with ras, with the RAS service. Returns an Inquiry, or None.");
+  m.def("members", &members,
+        "The open communicators with a store: tuples of the store, the id, the id on the ranks "
+        "that have joined with grow() if it is known, and this rank, -1 if it is not known yet.");
 }
 
 }  // namespace pynccl::python
