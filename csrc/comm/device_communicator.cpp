@@ -203,9 +203,7 @@ void DeviceCommunicator::cancel() {
 }
 
 void DeviceCommunicator::close() {
-  if (state_ == State::kPending)
-    throw std::invalid_argument(
-        "device communicator: it is still being created; leave the group first");
+  check_created();
   if (closed()) {
     release_copy();
     return cancel();
@@ -226,10 +224,14 @@ void DeviceCommunicator::close() {
   cancel();
 }
 
-void DeviceCommunicator::check_open() const {
+void DeviceCommunicator::check_created() const {
   if (state_ == State::kPending)
     throw std::invalid_argument(
         "device communicator: it is still being created; leave the group first");
+}
+
+void DeviceCommunicator::check_open() const {
+  check_created();
   if (closed()) throw std::invalid_argument("device communicator: it is closed");
 }
 
@@ -265,10 +267,7 @@ void DeviceCommunicator::release_copy() noexcept {
 
 const void* DeviceCommunicator::buffer(std::size_t index, int lsa_rank) const {
   check_open();
-  if (lsa_rank < 0 || lsa_rank >= lsa_.nRanks)
-    throw std::invalid_argument("lsa_rank: " + std::to_string(lsa_rank) +
-                                " is out of range for an LSA team of " +
-                                std::to_string(lsa_.nRanks) + " ranks");
+  check_lsa_rank(lsa_, lsa_rank);
   if (!layout_)
     throw std::invalid_argument("buffers: their addresses in NCCL " + version_text(version_) +
                                 " are unknown; kernels can find them by their handles");
@@ -309,13 +308,13 @@ ncclCommProperties_t query_properties(Communicator& communicator) {
         reinterpret_cast<const unsigned char*>(&properties)[kFirstGinType]);
   return properties;
 }
+
 void check_lsa_rank(const ncclTeam& lsa, int lsa_rank) {
   if (lsa_rank < 0 || lsa_rank >= lsa.nRanks)
     throw std::invalid_argument("lsa_rank: " + std::to_string(lsa_rank) +
                                 " is out of range for an LSA team of " +
                                 std::to_string(lsa.nRanks) + " ranks");
 }
-
 
 ncclTeam team_of(Communicator& communicator, TeamKind kind) {
   const Library& library = communicator.library();

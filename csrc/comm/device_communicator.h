@@ -31,8 +31,6 @@ class DeviceCommunicator {
   // version that the library does not support, and for a field that the version lacks.
   DeviceCommunicator(std::shared_ptr<Communicator> communicator, const Request& request);
   ~DeviceCommunicator();
-  DeviceCommunicator(const DeviceCommunicator&) = delete;
-  DeviceCommunicator& operator=(const DeviceCommunicator&) = delete;
 
   // Creates device communicators of one library, several if one thread has several ranks. Waits for
   // the other ranks, even of a non-blocking communicator.
@@ -79,6 +77,7 @@ class DeviceCommunicator {
   void pass(const Request& request);
   void begin();
   void finish();
+  void check_created() const;
   void check_open() const;
   void release_copy() noexcept;
 
@@ -104,6 +103,7 @@ ncclCommProperties_t query_properties(Communicator& communicator);
 // has no such team.
 enum class TeamKind { kWorld, kLsa, kRail };
 ncclTeam team_of(Communicator& communicator, TeamKind kind);
+void check_lsa_rank(const ncclTeam& lsa, int lsa_rank);  // throws std::invalid_argument
 int rank_to_world(Communicator& communicator, const ncclTeam& team, int rank);
 int rank_to_lsa(Communicator& communicator, const ncclTeam& team, int rank);
 

@@ -289,20 +289,8 @@ std::string Graph::why_not_ready() const {
 
 std::string Graph::text() const {
   const std::lock_guard lock(graphs_mutex);
-  switch (state_) {
-    case State::kNew:
-      return "new";
-    case State::kCapturing:
-      return "being captured";
-    case State::kReady:
-      return "of " + std::to_string(size_) + (size_ == 1 ? " node" : " nodes");
-    case State::kFailed:
-      return "failed";
-    case State::kInvalidated:
-      return "invalidated: " + closed_communicator_ + " was closed";
-    default:
-      return "closed";
-  }
+  if (state_ != State::kReady) return "not ready: " + why_not_ready();
+  return "of " + std::to_string(size_) + (size_ == 1 ? " node" : " nodes");
 }
 
 Graph* Graph::captured_into(const Library& library, cuuint64_t id) {

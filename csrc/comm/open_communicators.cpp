@@ -38,30 +38,16 @@ std::vector<OpenCommunicators::Entry> OpenCommunicators::all() {
   return list.all;
 }
 
-std::vector<std::shared_ptr<Deadlines>> OpenCommunicators::deadlines() {
-  std::vector<std::shared_ptr<Deadlines>> all;
-  OpenList& list = open_list();
-  const std::lock_guard lock(list.mutex);
-  all.reserve(list.all.size());
-  for (const Entry& one : list.all) all.push_back(one.deadlines);
-  return all;
-}
-
 std::vector<std::shared_ptr<Communicator>> OpenCommunicators::communicators() {
-  std::vector<std::shared_ptr<Communicator>>
-      all;  // destroyed after the lock: may be the last owner
-  OpenList& list = open_list();
-  const std::lock_guard lock(list.mutex);
-  for (const Entry& one : list.all)
-    if (auto communicator = one.communicator.lock()) all.push_back(std::move(communicator));
-  return all;
+  std::vector<std::shared_ptr<Communicator>> open;
+  for (const Entry& one : all())
+    if (auto communicator = one.communicator.lock()) open.push_back(std::move(communicator));
+  return open;
 }
 
 std::optional<std::int64_t> OpenCommunicators::shortest_limit() {
   std::optional<std::int64_t> limit;
-  OpenList& list = open_list();
-  const std::lock_guard lock(list.mutex);
-  for (const Entry& one : list.all) {
+  for (const Entry& one : all()) {
     const std::int64_t own = one.deadlines->own_limit();
     limit = std::min(limit.value_or(own), own);
   }

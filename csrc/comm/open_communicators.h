@@ -23,7 +23,6 @@ class OpenCommunicators {
   static void remove(const Deadlines& deadlines);
 
   static std::vector<Entry> all();
-  static std::vector<std::shared_ptr<Deadlines>> deadlines();
   static std::vector<std::shared_ptr<Communicator>> communicators();
   static std::optional<std::int64_t> shortest_limit();  // own_limit(); none without communicators
 };

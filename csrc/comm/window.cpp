@@ -386,10 +386,7 @@ void Window::check_offset(int rank, std::size_t offset) const {
 void* Window::lsa_pointer(int lsa_rank, std::size_t offset) const {
   const ncclWindow_t window = handle();
   const ncclTeam lsa = team_of(*communicator_, TeamKind::kLsa);
-  if (lsa_rank < 0 || lsa_rank >= lsa.nRanks)
-    throw std::invalid_argument("lsa_rank: " + std::to_string(lsa_rank) +
-                                " is out of range for an LSA team of " +
-                                std::to_string(lsa.nRanks) + " ranks");
+  check_lsa_rank(lsa, lsa_rank);
   check_offset(rank_to_world(*communicator_, lsa, lsa_rank), offset);
   if (!window) return nullptr;
   void* pointer = nullptr;

@@ -115,8 +115,8 @@ std::string FlightDump::json(const std::string& reason) {
              {"rank", json::or_null(rank >= 0, rank)},
              {"time_ns", json::of(coarse_time() + epoch)},
              {"communicators",
-              array(OpenCommunicators::deadlines(), ",\n  ",
-                    [&](const auto& deadlines) { return communicator_json(*deadlines, epoch); })},
+              array(OpenCommunicators::all(), ",\n  ",
+                    [&](const auto& one) { return communicator_json(*one.deadlines, epoch); })},
          }) +
          "\n";
 }

@@ -71,7 +71,7 @@ class Plan : Group::Recorder {
  private:
   enum class State { kNew, kRecording, kReady, kFailed, kClosed };
 
-  const char* why_not_ready() const;
+  std::string why_not_ready() const;
 
   State state_ = State::kNew;
   // Shared with calls in progress, so that close() on another thread does not destroy it.
@@ -105,7 +105,7 @@ void Plan::close() {
 
 void Plan::replay(PyObject* stream) const {
   if (state_ != State::kReady) [[unlikely]]
-    throw std::invalid_argument(why_not_ready());
+    throw std::invalid_argument("plan: " + why_not_ready());
   std::shared_ptr<const Batch> batch = batch_;
   if (stream) batch = std::make_shared<const Batch>(batch->on_stream(stream));
   if (Group* group = Group::active()) [[unlikely]]
@@ -119,32 +119,22 @@ void Plan::replay(PyObject* stream) const {
   batch->keep_alive_until_done();
 }
 
-const char* Plan::why_not_ready() const {
+std::string Plan::why_not_ready() const {
   switch (state_) {
     case State::kNew:
-      return "plan: it has no recording; use it in a with statement first";
+      return "it has no recording; use it in a with statement first";
     case State::kRecording:
-      return "plan: it is being recorded; leave its with block first";
+      return "it is being recorded; leave its with block first";
     case State::kFailed:
-      return "plan: an exception ended its recording; create another plan";
+      return "an exception ended its recording; create another plan";
     default:
-      return "plan: it is closed";
+      return "it is closed";
   }
 }
 
 std::string Plan::text() const {
-  switch (state_) {
-    case State::kNew:
-      return "new";
-    case State::kRecording:
-      return "being recorded";
-    case State::kReady:
-      return "of " + std::to_string(size()) + (size() == 1 ? " operation" : " operations");
-    case State::kFailed:
-      return "failed";
-    default:
-      return "closed";
-  }
+  if (state_ != State::kReady) return "not ready: " + why_not_ready();
+  return "of " + std::to_string(size()) + (size() == 1 ? " operation" : " operations");
 }
 
 PyObject* call_plan(PyObject* self, PyObject* args, PyObject* keywords) {
