@@ -22,9 +22,6 @@ class Arena {
   // Throws MissingFunction if the library lacks ncclMemAlloc.
   static Arena& of(const std::shared_ptr<Library>& library);
 
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-
   const std::shared_ptr<Library>& shared_library() const { return library_; }
 
   // Allocates a segment on a device (negative: the current one) and registers it with every

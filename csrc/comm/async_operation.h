@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 
-#include "comm/event_pool.h"
 #include "comm/stream.h"
 
 namespace pynccl {
@@ -28,8 +27,6 @@ class AsyncOperation {
   // it runs at every launch of the graph.
   AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device,
                  std::unique_ptr<const Capture> capture);
-  AsyncOperation(const AsyncOperation&) = delete;
-  AsyncOperation& operator=(const AsyncOperation&) = delete;
 
   // Whether it has completed or failed. Throws std::invalid_argument if it was captured.
   bool done() const;

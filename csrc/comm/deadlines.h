@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/event_pool.h"
 #include "comm/flight_recorder.h"
 #include "comm/stream.h"
 

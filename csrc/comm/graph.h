@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/event_pool.h"
 #include "comm/stream.h"
 
 namespace pynccl {
@@ -26,8 +25,6 @@ class Graph {
   // A negative device is the thread's current one.
   Graph(std::shared_ptr<Library> library, CUstream stream, int device, CUstreamCaptureMode mode);
   ~Graph();
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
 
   // Begins and ends the capture, on the same thread. A graph can be captured only once. end(true)
   // discards it.

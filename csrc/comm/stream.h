@@ -1,13 +1,15 @@
-// Stream and Event: own a CUstream and a CUevent of either provider. Any thread can call them, even
-// one without a current device. Streams of torch and CuPy are plain cudaStream_t handles and do not
-// use these classes.
+// Stream, Event and EventPool: own a CUstream and CUevents of either provider. Any thread can call
+// them, even one without a current device. Streams of torch and CuPy are plain cudaStream_t handles
+// and do not use these classes.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "nccl/library.h"
 
@@ -90,8 +92,6 @@ class Event {
  public:
   Event(std::shared_ptr<Library> library, int device, bool timing);
   ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
 
   const Library& library() const { return *library_; }
   CUevent handle() const;  // throws std::invalid_argument when closed
@@ -121,6 +121,44 @@ class Event {
   int device_ = 0;
   mutable std::atomic<CUstream> recorded_on_ = nullptr;
   mutable std::atomic<std::int64_t> recorded_at_ = 0;  // nanoseconds of precise_time(); 0: unknown
+};
+
+// EventPool: reuses CUDA events. An operation takes one and returns it when it is done.
+class EventPool;
+
+// An event of a pool, which the destructor returns to it. It keeps the pool alive.
+class PooledEvent {
+ public:
+  PooledEvent(std::shared_ptr<EventPool> pool, std::unique_ptr<Event> event)
+      : pool_(std::move(pool)), event_(std::move(event)) {}
+  PooledEvent(PooledEvent&&) = default;
+  PooledEvent& operator=(PooledEvent&&) = delete;
+  ~PooledEvent();
+
+  const Event& operator*() const { return *event_; }
+  const Event* operator->() const { return event_.get(); }
+
+ private:
+  std::shared_ptr<EventPool> pool_;
+  std::unique_ptr<Event> event_;
+};
+
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  enum class Timing { kOff, kOn };
+
+  EventPool(std::shared_ptr<Library> library, int device, Timing timing = Timing::kOff);
+
+  // The event may have been recorded before.
+  PooledEvent acquire();
+  void release(std::unique_ptr<Event> event) noexcept;
+
+ private:
+  std::shared_ptr<Library> library_;
+  int device_;
+  Timing timing_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Event>> free_;
 };
 
 }  // namespace pynccl

@@ -25,9 +25,6 @@ class Library {
   // library stays loaded until the process ends, and the same file returns the same Library.
   static std::shared_ptr<Library> open(const std::string& path);
 
-  Library(const Library&) = delete;
-  Library& operator=(const Library&) = delete;
-
   const std::string& path() const { return path_; }
   int version() const { return version_; }  // as by ncclGetVersion: 23203 is 2.32.3
   Memory memory() const { return memory_; }

@@ -44,8 +44,6 @@ class ProfilerRange final : public Observation {
   ~ProfilerRange() override {
     if (range_) ProfilerRanges::close_.load(std::memory_order_relaxed)(range_);
   }
-  ProfilerRange(const ProfilerRange&) = delete;
-  ProfilerRange& operator=(const ProfilerRange&) = delete;
 
  private:
   void* range_ = nullptr;

@@ -70,8 +70,6 @@ class TraceCall final : public Observation {
  public:
   explicit TraceCall(const OperationEvent& event);
   ~TraceCall() override;  // the operation failed unless succeeded() was called
-  TraceCall(const TraceCall&) = delete;
-  TraceCall& operator=(const TraceCall&) = delete;
 
   void succeeded() override;
 
@@ -127,8 +125,6 @@ class TraceLaunch final : public Observation {
  public:
   explicit TraceLaunch(const LaunchEvent& event);
   ~TraceLaunch() override;
-  TraceLaunch(const TraceLaunch&) = delete;
-  TraceLaunch& operator=(const TraceLaunch&) = delete;
 
  private:
   CUstream stream_ = nullptr;
@@ -146,8 +142,6 @@ class TraceWait final : public Observation {
   // By a stream, or by the calling thread if it is the stream.
   TraceWait(What what, const std::shared_ptr<Library>& library, int device, CUstream stream);
   ~TraceWait() override;
-  TraceWait(const TraceWait&) = delete;
-  TraceWait& operator=(const TraceWait&) = delete;
 
   // The target of the wait.
   void of(Communicator& communicator, std::uint64_t sequence);

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 
-#include "comm/event_pool.h"
 #include "comm/stream.h"
 
 namespace pynccl {

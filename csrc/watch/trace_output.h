@@ -80,8 +80,6 @@ class TraceFile {
  public:
   TraceFile(std::string path, std::uint64_t bytes)
       : path_(std::move(path)), writer_(false), left_(bytes) {}
-  TraceFile(const TraceFile&) = delete;
-  TraceFile& operator=(const TraceFile&) = delete;
 
   void write(const TraceEntry& entry);
   void flush(const TraceTables& tables) noexcept;

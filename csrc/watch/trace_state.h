@@ -25,8 +25,6 @@ class Communicator;
 struct TraceTimes {
   TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph);
   ~TraceTimes();
-  TraceTimes(const TraceTimes&) = delete;
-  TraceTimes& operator=(const TraceTimes&) = delete;
   void end(CUstream stream);
   bool done() const;
   void read(TraceEntry& entry) const;

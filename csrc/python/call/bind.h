@@ -65,15 +65,6 @@ std::shared_ptr<T> make_warning(const char* text, Arguments&&... arguments) {
   return {new T(std::forward<Arguments>(arguments)...), destroy};
 }
 
-}
-
-// Warns that an object was deleted without close(). For destructors.
-inline void warn_unclosed(const char* text) {
-  const GilAcquired gil;
-  const py::error_scope raised;  // an exception may be set
-  if (PyErr_WarnEx(PyExc_ResourceWarning, text, 1) != 0) PyErr_WriteUnraisable(nullptr);
-}
-
 // raw/
 void bind_enums(py::module_& m);
 void bind_structs(py::module_& m);
