@@ -27,6 +27,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from pynccl.device._words import barrier_words
+
 __all__ = [
     "array",
     "barrier",
@@ -48,25 +50,6 @@ _YIELDS = 100  # yielding polls before sleeping
 _SLEEP = 50  # microseconds
 
 _WORD = ir.IntType(64)
-
-
-def barrier_words(nranks: int, barriers: int = 1) -> int:
-    """Return the int64 words of each rank's signal memory that :func:`barrier` requires.
-
-    Args:
-        nranks: the number of ranks.
-        barriers: the number of barriers.
-
-    Returns:
-        The number of 8-byte words, which must be zero initially.
-
-    Raises:
-        ValueError: an argument is not positive.
-    """
-    for name, value in (("nranks", nranks), ("barriers", barriers)):
-        if value < 1:
-            raise ValueError(f"{name}: {value} is not positive")
-    return barriers * (nranks + 1)
 
 
 def _is_address(address: Any) -> bool:

@@ -30,6 +30,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from pynccl.device._words import barrier_words
 from pynccl.device.triton import interpreter
 
 __all__ = [
@@ -68,25 +69,6 @@ def set_timeout(seconds: float) -> None:
         ValueError: seconds is not positive.
     """
     interpreter.set_timeout(seconds)
-
-
-def barrier_words(nranks: int, barriers: int = 1) -> int:
-    """Return the int64 words of each rank's signal memory that :func:`barrier` requires.
-
-    Args:
-        nranks: the number of ranks.
-        barriers: the number of barriers, one per program that uses one.
-
-    Returns:
-        The number of 8-byte words, which must be zero initially.
-
-    Raises:
-        ValueError: an argument is not positive.
-    """
-    for name, value in (("nranks", nranks), ("barriers", barriers)):
-        if value < 1:
-            raise ValueError(f"{name}: {value} is not positive")
-    return barriers * (nranks + 1)
 
 
 def _pause(spins: Any, _semantic: Any = None) -> None:
