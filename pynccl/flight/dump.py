@@ -21,20 +21,8 @@ class DumpError(ValueError):
 class Record:
     """An operation, with the fields of :class:`pynccl.nccl.FlightRecord`.
 
-    Attributes:
-        sequence: its number among all operations of this rank.
-        operation: its name, such as "all_reduce".
-        number: its number among the collectives, or among the messages of its direction.
-        dtype: the dtype of the elements.
-        count: the number of elements.
-        op: the reduction operator, if any.
-        root: the root of a rooted collective.
-        peer: the peer of a send, a receive or a one-sided operation.
-        state: "called", "issued", "captured", "done" or "failed".
-        time_created_ns: when it was called, in nanoseconds since 1970.
-        stream: its handle.
-        fingerprint: a fingerprint of the collectives up to this one, equal on ranks with equal
-            calls.
+    Instead of root_or_peer there are root and peer, None if the operation has none, and op, the
+    reduction operator, if any. stream and fingerprint are text.
     """
 
     sequence: int
