@@ -104,10 +104,8 @@ class CollConfig:
 
     def _settings(self) -> dict[str, object]:
         """Return the settings that differ from the defaults."""
-        values = {
-            one.name: (getattr(self, one.name), one.default) for one in fields(self) if one.init
-        }
-        return {name: value for name, (value, default) in values.items() if value != default}
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return {name: value for name, value in given.items() if value != getattr(CollConfig, name)}
 
     def __repr__(self) -> str:
         return f"CollConfig({', '.join(f'{k}={v!r}' for k, v in self._settings().items())})"
