@@ -301,8 +301,7 @@ void Window::finish() {
 }
 
 void Window::close() {
-  if (state_ == State::kPending)
-    throw std::invalid_argument("window: it is still being registered; leave the group first");
+  check_registered();
   if (closed()) return cancel();
   const Communicator::Claim claim(communicator_);
   const ncclWindow_t window = handle();
@@ -332,9 +331,13 @@ void Window::record_put(cudaStream_t stream) const {
     put_streams_.push_back(stream);
 }
 
-ncclWindow_t Window::handle() const {
+void Window::check_registered() const {
   if (state_ == State::kPending)
     throw std::invalid_argument("window: it is still being registered; leave the group first");
+}
+
+ncclWindow_t Window::handle() const {
+  check_registered();
   if (closed()) throw std::invalid_argument("window: it is closed");
   const ncclWindow_t window = *handle_;
   if (!window && !communicator_->blocking() && !communicator_->ready())

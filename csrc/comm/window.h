@@ -84,6 +84,7 @@ class Window final : public PutTarget {
   void begin();
   void finish();
   void wait_for_use() const;
+  void check_registered() const;
   void check_offset(int rank, std::size_t offset) const;
 
   std::shared_ptr<Communicator> communicator_;

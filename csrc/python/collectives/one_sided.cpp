@@ -41,17 +41,12 @@ void check_available(const Library& library) {
                            text(version));
 }
 
-int index_from_python(const char* name, PyObject* value) {
+// The index of a signal or a context. Before 2.31, NCCL supports only index 0.
+int index_from_python(const char* name, PyObject* value, const Library& library) {
   if (!value) return 0;
   const int index = integer_from_python<int>(name, value);
   if (index < 0)
     throw py::value_error(std::string(name) + ": " + std::to_string(index) + " is negative");
-  return index;
-}
-
-// The index of a signal or a context. Before 2.31, NCCL supports only index 0.
-int index_from_python(const char* name, PyObject* value, const Library& library) {
-  const int index = index_from_python(name, value);
   check_index(name, index, library);
   return index;
 }

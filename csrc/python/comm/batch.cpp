@@ -230,17 +230,15 @@ std::optional<double> Batch::simulate() const {
   Batch several;
   for (const Entry& entry : entries_)
     if (entry.communicator->nranks() > 1) several.add(*entry.communicator, entry.operation, {});
-  return several.simulate_several();
-}
-
-std::optional<double> Batch::simulate_several() const {
   std::optional<double> sum = 0;
-  issue_groups([](Communicator& communicator,
-                  const Operation& operation) { communicator.simulate_in_group(operation); },
-               [&](GroupScope& group) {
-                 const std::optional<double> seconds = group.end_simulated();
-                 sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
-               });
+  several.issue_groups(
+      [](Communicator& communicator, const Operation& operation) {
+        communicator.simulate_in_group(operation);
+      },
+      [&](GroupScope& group) {
+        const std::optional<double> seconds = group.end_simulated();
+        sum = sum && seconds ? std::optional(*sum + *seconds) : std::nullopt;
+      });
   return sum;
 }
 

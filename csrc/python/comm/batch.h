@@ -69,7 +69,6 @@ class Batch {
   void check_alike() const;
   void compare() const;
   void check_simulated() const;
-  std::optional<double> simulate_several() const;
   template <class Issue, class End>
   void issue_groups(Issue&& issue_one, End&& end) const;
 

@@ -43,7 +43,8 @@ std::shared_ptr<Communicator> create(std::shared_ptr<Library> library,
                                      const Communicator::Options& options, const py::object& config,
                                      Begin begin) {
   auto communicator = make_owned(std::move(library), options);
-  create_communicator(communicator, [begin, kept = hold(config)](Communicator& c) { begin(c); });
+  create_or_change(Group::Action::kCreate, communicator,
+                   [begin, kept = hold(config)](Communicator& c) { begin(c); });
   return communicator;
 }
 
@@ -381,7 +382,7 @@ Raises:
       .def(
           "suspend",
           [](const std::shared_ptr<Communicator>& c) {
-            change_communicator(c, [](Communicator& suspended) { suspended.begin_suspend(); });
+            create_or_change(Group::Action::kChange, c, &Communicator::begin_suspend);
           },
           R"(Suspend the communicator and release part of its memory (ncclCommSuspend, NCCL 2.29.7).
 
@@ -397,7 +398,7 @@ Raises:
       .def(
           "resume",
           [](const std::shared_ptr<Communicator>& c) {
-            change_communicator(c, [](Communicator& resumed) { resumed.begin_resume(); });
+            create_or_change(Group::Action::kChange, c, &Communicator::begin_resume);
           },
           R"(Resume a suspended communicator (ncclCommResume, NCCL 2.29.7).
 

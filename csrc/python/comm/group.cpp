@@ -210,8 +210,6 @@ void Group::issue(const Batch& batch) {
   batch.keep_alive_until_done();
 }
 
-namespace {
-
 void create_or_change(Group::Action action, std::shared_ptr<Communicator> communicator,
                       std::function<void(Communicator&)> begin) {
   Group::PendingCommunicator pending{action, std::move(communicator), std::move(begin)};
@@ -221,18 +219,6 @@ void create_or_change(Group::Action action, std::shared_ptr<Communicator> commun
     pending.begin();
     pending.finish();
   });
-}
-
-}  // namespace
-
-void create_communicator(std::shared_ptr<Communicator> communicator,
-                         std::function<void(Communicator&)> begin) {
-  create_or_change(Group::Action::kCreate, std::move(communicator), std::move(begin));
-}
-
-void change_communicator(std::shared_ptr<Communicator> communicator,
-                         std::function<void(Communicator&)> begin) {
-  create_or_change(Group::Action::kChange, std::move(communicator), std::move(begin));
 }
 
 }  // namespace pynccl::python

@@ -99,12 +99,9 @@ class Group {
   const Recorder* recorder_ = nullptr;
 };
 
-// Creates a communicator now, or at the end of the open group. Releases the GIL.
-void create_communicator(std::shared_ptr<Communicator> communicator,
-                         std::function<void(Communicator&)> begin);
-
-// Changes a communicator (suspend, resume) now, or at the end of the open group. Releases the GIL.
-void change_communicator(std::shared_ptr<Communicator> communicator,
-                         std::function<void(Communicator&)> begin);
+// Creates or changes (suspend, resume) a communicator now, or at the end of the open group.
+// Releases the GIL.
+void create_or_change(Group::Action action, std::shared_ptr<Communicator> communicator,
+                      std::function<void(Communicator&)> begin);
 
 }  // namespace pynccl::python
