@@ -9,7 +9,6 @@
 #include "python/call/bind.h"
 #include "python/call/fastcall.h"
 #include "python/mirror/native.h"
-#include "python/mirror/python_classes.h"
 
 namespace pynccl::python::mirror {
 namespace {

@@ -7,8 +7,8 @@
 #include "python/call/gil.h"
 #include "python/comm/group.h"
 #include "python/mirror/comm_stream.h"
+#include "python/mirror/fast_function.h"
 #include "python/mirror/process_group.h"
-#include "python/mirror/python_classes.h"
 
 namespace pynccl::python::mirror {
 

@@ -4,7 +4,7 @@
 
 #include "python/call/bind.h"
 #include "python/call/fastcall.h"
-#include "python/mirror/python_classes.h"
+#include "python/mirror/fast_function.h"
 
 namespace pynccl::python::mirror {
 namespace {

@@ -4,7 +4,7 @@
 #include "python/call/fastcall.h"
 #include "python/call/gil.h"
 #include "python/convert/stream.h"
-#include "python/mirror/python_classes.h"
+#include "python/mirror/fast_function.h"
 #include "watch/trace.h"
 
 namespace pynccl::python::mirror {
