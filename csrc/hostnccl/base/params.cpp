@@ -58,7 +58,8 @@ constexpr Param kParams[] = {
      "minimum bytes of a message, or of a block of a collective, to copy it into shared memory "
      "past the caches"},
     {"HOSTNCCL_TUNING", ParamType::Text, true, 0, 0, "default",
-     "on: the first communicator since boot measures the thresholds; off: the defaults apply",
+     "on: communicators measure the thresholds until they find the machine calm, once per boot; "
+     "off: the defaults apply",
      "on off"},
     {"HOSTNCCL_TUNING_FILE", ParamType::Text, true, 0, 0, "",
      "file that stores the measurements; if empty, hostnccl-tuning in XDG_RUNTIME_DIR, else "

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 #include <string>
 
@@ -108,13 +109,24 @@ Thresholds thresholds_of(const Measurements& measured) {
   return found;
 }
 
+std::string time_text(int64_t seconds) {
+  const time_t since_epoch = seconds;
+  tm utc{};
+  char text[32] = "";
+  if (gmtime_r(&since_epoch, &utc) != nullptr)
+    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc);
+  return text;
+}
+
 std::string to_text(const Measurements& measured) {
   const auto one = [](const Time& time) {
     return format("%.1f/%.1f", time.small / 1000, time.large / 1000);
   };
   return format(
-      "round trip of a line %.0f ns; us for 16/256 KiB: message %s, past the caches %s, exchange "
-      "%s, past the caches %s, blocks %s, past the caches %s, direct %s",
+      "measured %s, spread %.1f%s: round trip of a line %.0f ns; us for 16/256 KiB: message %s, "
+      "past the caches %s, exchange %s, past the caches %s, blocks %s, past the caches %s, direct "
+      "%s",
+      time_text(measured.seconds).c_str(), measured.spread, calm(measured) ? "" : " (disturbed)",
       measured.round_trip, one(measured.message[0]).c_str(), one(measured.message[1]).c_str(),
       one(measured.exchange[0]).c_str(), one(measured.exchange[1]).c_str(),
       one(measured.blocks[0]).c_str(), one(measured.blocks[1]).c_str(),
@@ -131,7 +143,7 @@ struct Content {
   Sha256::Digest checksum;  // of the fields before it
 };
 
-constexpr char kFormat[sizeof Content::format] = "hostnccl tune 1";
+constexpr char kFormat[sizeof Content::format] = "hostnccl tune 2";
 
 Sha256::Digest checksum_of(const Content& content) {
   Sha256 hash;
@@ -167,7 +179,7 @@ std::optional<Measurements> load_measurements() {
   }
   if (std::memcmp(content.format, kFormat, sizeof kFormat) != 0 ||
       content.boot != boot_identity() || content.checksum != checksum_of(content) ||
-      !plausible(content.measured)) {
+      !plausible(content.measured) || !calm(content.measured)) {
     return std::nullopt;
   }
   return content.measured;
@@ -176,9 +188,9 @@ std::optional<Measurements> load_measurements() {
 // The measurements that this process knows.
 struct Known {
   std::mutex mutex;
-  bool file_read = false;
   int attempts = 0;
   std::optional<Measurements> measured;
+  bool has_calm() const { return measured && calm(*measured); }
 };
 
 Known& known() {
@@ -205,7 +217,7 @@ void set_known(Known& all, const Measurements& measured) {
   for (const MeasuredParam& param : kMeasured) {
     set_measured(param.id, std::to_string(found.*param.value));
   }
-  set_measured(ParamId::Tuning, "measured: " + to_text(measured));
+  set_measured(ParamId::Tuning, to_text(measured));
 }
 
 bool tuning_enabled() { return given_choice(ParamId::Tuning).value_or("on") == "on"; }
@@ -224,15 +236,19 @@ bool plausible(const Measurements& measured) {
   const auto all = [](const Time(&times)[2]) { return plausible(times[0]) && plausible(times[1]); };
   return measured.round_trip >= 5 && measured.round_trip <= 2000 &&
          (!can_read || plausible(measured.direct)) && all(measured.message) &&
-         all(measured.exchange) && all(measured.blocks);
+         all(measured.exchange) && all(measured.blocks) && measured.spread >= 1;
+}
+
+bool calm(const Measurements& measured) {
+  // Half of the samples lie within the factor by which one path must be faster than another.
+  return measured.spread <= kDirectShare * kDirectShare;
 }
 
 std::optional<Measurements> known_measurements() {
   if (!tuning_enabled()) return std::nullopt;
   Known& all = known();
   const std::lock_guard lock(all.mutex);
-  if (!all.measured && !all.file_read) {
-    all.file_read = true;
+  if (!all.has_calm()) {  // another process may have stored calm ones
     if (const std::optional<Measurements> found = load_measurements()) set_known(all, *found);
   }
   return all.measured;
@@ -240,17 +256,20 @@ std::optional<Measurements> known_measurements() {
 
 bool measurement_wanted() {
   constexpr int kMostAttempts = 3;
-  if (!tuning_enabled() || known_measurements()) return false;
+  if (!tuning_enabled()) return false;
+  known_measurements();
   Known& all = known();
   const std::lock_guard lock(all.mutex);
-  return all.attempts++ < kMostAttempts;
+  return !all.has_calm() && all.attempts++ < kMostAttempts;
 }
 
 void adopt_measurements(const Measurements& measured) {
   if (!tuning_enabled()) return;
   Known& all = known();
   const std::lock_guard lock(all.mutex);
-  if (!all.measured) set_known(all, measured);
+  if (!all.measured || (!all.has_calm() && measured.spread < all.measured->spread)) {
+    set_known(all, measured);
+  }
 }
 
 Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process,
@@ -297,6 +316,7 @@ std::optional<PathTimes> path_times(const Measurements& measured, Pattern patter
 }
 
 void save_measurements(const Measurements& measured) {
+  if (!calm(measured)) return;
   Content content{};
   std::memcpy(content.format, kFormat, sizeof kFormat);
   content.boot = boot_identity();

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 namespace hostnccl {
@@ -31,26 +32,34 @@ struct Measurements {
   Time exchange[2];  // messages in both directions at once
   Time blocks[2];    // a block of each rank in a collective, copied in before it is copied out
   Time direct;       // both ranks read each other's memory; 0 if they cannot
+
+  double spread;    // the largest ratio of the third to the first quartile of a time's samples
+  int64_t seconds;  // since 1970, when they were measured
 };
 
 // Whether a machine can have these values. Preempted ranks and damaged files yield others.
 bool plausible(const Measurements& measured);
 
-// The measurements of an earlier communicator of this process, or of another process since the
-// machine booted. Empty if they are unknown or tuning is off.
+// Whether the samples agree. If not, other work disturbed them.
+bool calm(const Measurements& measured);
+
+// The measurements of an earlier communicator of this process, or calm ones of another process
+// since the machine booted. Empty if they are unknown or tuning is off.
 std::optional<Measurements> known_measurements();
 
-// Whether a communicator should measure: nothing is known, tuning is on, and this process has made
-// few attempts that were disturbed.
+// Whether a communicator should measure: no calm measurements are known, tuning is on, and this
+// process has made few attempts.
 bool measurement_wanted();
 
-// Adopts measurements for this process, unless it has some or its tuning is off.
+// Adopts measurements for this process if it has none or only disturbed ones with a larger spread,
+// and its tuning is on.
 void adopt_measurements(const Measurements& measured);
 
-// Stores measurements for other processes until the machine boots again, in HOSTNCCL_TUNING_FILE,
-// else in hostnccl-tuning in XDG_RUNTIME_DIR, else in /tmp/hostnccl-tuning-UID. A file is used only
-// if it is regular, belongs to this user, is inaccessible to all others, and was written since the
-// machine booted. Errors are not reported: the measurement is then repeated.
+// Stores measurements, if they are calm, for other processes until the machine boots again, in
+// HOSTNCCL_TUNING_FILE, else in hostnccl-tuning in XDG_RUNTIME_DIR, else in
+// /tmp/hostnccl-tuning-UID. A file is used only if it is regular, belongs to this user, is
+// inaccessible to all others, and was written since the machine booted. Errors are not reported:
+// the measurement is then repeated.
 void save_measurements(const Measurements& measured);
 
 // How a collective moves data: every rank sends and receives, one rank only sends or receives, or

@@ -130,13 +130,15 @@ void Communicator::end_setup(Segment& segment) const {
 }
 
 // Returns when rank 0 has published the measurements of this machine. Ranks 0 and 1 measure it now
-// if there are none since it booted.
+// if there are no calm ones since it booted.
 void Communicator::await_tuning(Segment& segment, const Rendezvous& rendezvous) const {
   const WaitCondition tuned{&segment.tuned(), 1};
   if (!tuned.met() && rank_ == 0) {
-    const auto found = lead_calibration(segment);
-    if (found) save_measurements(*found);
-    segment.set_tuning(found);
+    if (const auto found = lead_calibration(segment)) {
+      adopt_measurements(*found);
+      save_measurements(*found);
+    }
+    segment.set_tuning(known_measurements());
   } else if (!tuned.met()) {
     if (rank_ == 1) follow_calibration(segment);
     await_peer(segment, 0, tuned, rendezvous, false);  // spinning would disturb the measurement

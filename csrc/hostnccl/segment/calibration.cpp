@@ -3,20 +3,22 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <ctime>
 #include <vector>
 
 #include "hostnccl/base/process.h"
+#include "hostnccl/base/samples.h"
 #include "hostnccl/kernels/copy.h"
 
 namespace hostnccl {
 namespace {
 
-constexpr auto kTotalTime = std::chrono::milliseconds(30);       // at most
-constexpr auto kTimePerMedian = std::chrono::microseconds(150);  // about
-constexpr size_t kMinRuns = 3;                                   // per median
-constexpr size_t kMaxRuns = 31;
+constexpr auto kTotalTime = std::chrono::milliseconds(30);    // at most
+constexpr auto kTimePerPass = std::chrono::microseconds(50);  // of each time, about
+constexpr int kPasses = 3;
+constexpr size_t kMinRuns = 3;  // per pass
+constexpr size_t kMaxRuns = 11;
 
 constexpr int kSpins = 1000;  // between two checks of the clock
 
@@ -46,18 +48,32 @@ class Calibrator {
   Measurements lead() {
     Measurements found{};
     run({Work::Nothing});  // afterwards the address of the peer's buffer is known
-    found.round_trip = median({Work::Nothing});
+    std::vector<Series> all{{{Work::Nothing}, &found.round_trip, {}}};
+    const auto add = [&all](Work work, Measurements::Time& time) {
+      work.bytes = Measurements::kSmall;
+      all.push_back({work, &time.small, {}});
+      work.bytes = Measurements::kLarge;
+      all.push_back({work, &time.large, {}});
+    };
     for (const bool streams : {false, true}) {
-      found.message[streams] = time({Work::Message, streams});
-      found.exchange[streams] = time({Work::Exchange, streams});
-      found.blocks[streams] = time({Work::Blocks, streams});
+      add({Work::Message, streams}, found.message[streams]);
+      add({Work::Exchange, streams}, found.exchange[streams]);
+      add({Work::Blocks, streams}, found.blocks[streams]);
     }
-    if (can_read_peer()) found.direct = time({Work::Read});
-    // Between two ranks on one CPU a round trip is long.
-    found.round_trip = std::max(found.round_trip, median({Work::Nothing}));
+    if (can_read_peer()) add({Work::Read}, found.direct);
+    // A disturbance shorter than all passes affects only a part of the samples of each series.
+    for (int pass = 0; pass < kPasses; ++pass) {
+      for (Series& series : all) sample(series);
+    }
     run({Work::End});
     reset();
     for (const int rank : {0, 1}) segment_.release_memory(rank);
+    for (Series& series : all) {
+      const Summary summary = summarize(series.samples);
+      *series.median = summary.median;
+      found.spread = std::max(found.spread, summary.spread);
+    }
+    found.seconds = std::time(nullptr);
     return found;
   }
 
@@ -91,28 +107,20 @@ class Calibrator {
     return took.count();
   }
 
-  // The median time of several runs. A mean would include preemptions, and operations rarely reach
-  // the minimum.
-  double median(const Work& work) {
-    std::array<double, kMaxRuns> runs;
-    size_t count = 0;
-    run(work);
-    const auto end = Clock::now() + kTimePerMedian;
-    while (count < kMinRuns || (count < kMaxRuns && Clock::now() < end)) {
-      runs[count++] = run(work);
-    }
-    auto* const middle = runs.data() + count / 2;
-    std::nth_element(runs.data(), middle, runs.data() + count);
-    return *middle;
-  }
+  // One of the measured times.
+  struct Series {
+    Work work;
+    double* median;
+    std::vector<double> samples;
+  };
 
-  Measurements::Time time(Work work) {
-    Measurements::Time found;
-    work.bytes = Measurements::kSmall;
-    found.small = median(work);
-    work.bytes = Measurements::kLarge;
-    found.large = median(work);
-    return found;
+  // One pass.
+  void sample(Series& series) {
+    run(series.work);  // without a sample: the caches are those of other work
+    const auto end = Clock::now() + kTimePerPass;
+    for (size_t i = 0; i < kMinRuns || (i < kMaxRuns && Clock::now() < end); ++i) {
+      series.samples.push_back(run(series.work));
+    }
   }
 
   // The part of this rank in work.

@@ -10,8 +10,8 @@
 
 namespace hostnccl {
 
-// Ranks 0 and 1 call these together. They take about 3 ms and at most 30 ms. There is no result if
-// the ranks were preempted too often, or have only one CPU.
+// Ranks 0 and 1 call these together. They take about 4 ms and at most 30 ms. There is no result if
+// the ranks were preempted too often, or ran on one CPU. A result may be disturbed: see calm().
 std::optional<Measurements> lead_calibration(Segment& segment);
 void follow_calibration(Segment& segment);
 
