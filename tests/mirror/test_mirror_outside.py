@@ -5,6 +5,7 @@ the same result, the same warning, the same class of exception.
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -119,7 +120,10 @@ def _outcome(call: Callable[[], Any]) -> tuple[str, Any, list[str]]:
             kind, value = "returned", call()
         except Exception as error:
             kind, value = "raised", error
-    return kind, value, [str(one.message) for one in caught if "Running" in str(one.message)]
+    texts = [str(one.message) for one in caught if "Running" in str(one.message)]
+    if not hasattr(torch_dist, "all_gather_single"):  # torch before 2.13 has older names
+        texts = [re.sub("_into_tensor|(?<=scatter)_tensor", "_single", text) for text in texts]
+    return kind, value, texts
 
 
 @on_ranks(3)
