@@ -125,6 +125,10 @@ class Leader:
         except BaseException as error:
             if self._is_decided:
                 raise  # Ctrl-C, after receivers were told to commit
+            if self._is_aborted and isinstance(error, Exception):  # of a connection that it closed
+                lost = PeerLostError("the session was aborted")
+                self._fail(lost)
+                raise lost from error
             # The user's tensors, a wrong layout, Ctrl-C: the receivers keep their version.
             try:
                 if isinstance(error, Exception):

@@ -26,6 +26,7 @@ from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
 from pynccl.weights.adapters.beside import beside
 from pynccl.weights.errors import PeerLostError, WeightsError
 from pynccl.weights.report import Report
+from pynccl.weights.wire import Link
 from tests.support.commands import free_port
 from tests.weights import models
 from tests.weights.peers import KEY
@@ -398,6 +399,24 @@ def test_the_error_of_an_engine_ends_the_transfer(asks_here: bool, has_receiver:
             )
         assert time.monotonic() - began < 60  # not the session's timeout of 300 s
         assert isinstance(caught.value.__cause__, PeerLostError)
+
+
+def test_an_abort_while_receivers_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender then finds a lost receiver, and none is left."""
+    unread = Link.unread
+    with (
+        WeightSender("127.0.0.1:0", key=KEY) as sender,
+        WeightReceiver(sender.address, key=KEY, library="torch"),
+    ):
+
+        def abort(link: Link) -> Any:  # noqa: ANN401
+            monkeypatch.setattr(Link, "unread", unread)
+            sender.abort()
+            return link.unread()
+
+        monkeypatch.setattr(Link, "unread", abort)
+        with pytest.raises(PeerLostError, match="the session was aborted"):
+            sender.send(models.make(1))
 
 
 @pytest.mark.parametrize("asks_here", [False, True])
