@@ -146,6 +146,19 @@ def test_devices_have_their_own_default_streams(cuda: library.Driver) -> None:
     assert cuda.query("cuStreamQuery", 0)
 
 
+def test_a_query_enqueues_nothing(cuda: library.Driver) -> None:
+    """It finds a stream ready, whichever streams were queried before."""
+    cuda("cuCtxSynchronize")
+    blocking = stream(blocking=True)
+    for _ in range(50):
+        assert cuda.query("cuStreamQuery", blocking)
+        assert cuda.query("cuStreamQuery", 0)
+    library.busy(BUSY, blocking)
+    assert not cuda.query("cuStreamQuery", 0)
+    cuda("cuStreamSynchronize", blocking)
+    assert cuda.query("cuStreamQuery", 0)
+
+
 def test_the_legacy_stream_is_not_captured(cuda: library.Driver) -> None:
     with pytest.raises(RuntimeError, match="STREAM_CAPTURE_UNSUPPORTED"):
         cuda("cuStreamBeginCapture_v2", 0, 0)

@@ -101,8 +101,8 @@ CUresult StreamSynchronize(CUstream handle) {
 
 CUresult StreamQuery(CUstream handle) {
   wait_while_kept();
-  return on_stream(
-      handle, [](Stream& s) { return without_failed_operations(engine().StreamQuery(s.queue())); });
+  const auto [stream, result] = find_stream(handle);
+  return stream ? without_failed_operations(stream->query()) : result;
 }
 
 // The event may belong to another device.

@@ -113,6 +113,20 @@ void Stream::after_work() {
   ++context_.legacy_work_;
 }
 
+CUresult Stream::query() {
+  if (kind_ == Kind::Legacy) {
+    const std::lock_guard lock(context_.mutex_);
+    for (Stream* other : context_.streams_)
+      if (other->kind_ == Kind::Blocking && capturing(*other))
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    for (Stream* other : context_.streams_) {
+      if (other->kind_ != Kind::Blocking || !other->new_to_legacy_) continue;
+      if (engine().StreamQuery(other->queue_) == CUDA_ERROR_NOT_READY) return CUDA_ERROR_NOT_READY;
+    }
+  }
+  return engine().StreamQuery(queue_);
+}
+
 StreamRef Context::make_stream(Stream::Kind kind, int priority) {
   // Removes itself from the context when the last reference is released.
   StreamRef stream(new Stream(*this, kind, priority), [](Stream* gone) {

@@ -32,9 +32,12 @@ class Stream {
   Kind kind() const { return kind_; }
   CUstream queue() const { return queue_; }  // the engine's
 
-  // Brackets every enqueue or query on queue().
+  // Brackets every enqueue on queue().
   CUresult before_work();
   void after_work();
+  // Whether its work is complete, and for the legacy stream that of the blocking streams. Enqueues
+  // nothing: a stream without work is never busy.
+  CUresult query();
 
  private:
   friend class Context;
