@@ -333,8 +333,8 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
 def _wrong_reconfigurations(api: Any, every: list[str], own: str) -> None:
     others = [handle for handle in every if handle != own]
     for handles, text in (
-        (others, "own is not among"),
-        ([own, own], "given twice"),
+        (others, "this rank's handle is not among"),
+        ([own, own], "is repeated"),
         ([own, "x"], "is not a handle of pynccl"),
         ([own, "[1, 2, 3]"], "is not a handle of pynccl"),
     ):

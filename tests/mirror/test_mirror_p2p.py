@@ -102,7 +102,7 @@ def test_mistakes(dist: Any, rank: int, size: int) -> None:
         )
     if size > 2:
         for call in (lambda: dist.recv(tensor), lambda: dist.irecv(tensor)):
-            with pytest.raises(ValueError, match="pass the source"):
+            with pytest.raises(ValueError, match="pass src or group_src"):
                 call()
 
 
