@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from pynccl import _C
 from pynccl._internal.team import integer
@@ -122,7 +123,7 @@ def _address_of(event: object) -> int:
     """Return the cudaEvent_t of an event of pynccl, torch or CuPy, or of an integer."""
     attributes = (name for name in ("cuda_event", "ptr", "handle") if hasattr(event, name))
     attribute = next(attributes, None)
-    handle = event if attribute is None else getattr(event, attribute)
+    handle: Any = event if attribute is None else getattr(event, attribute)
     try:
         address = operator.index(handle)
     except TypeError:

@@ -266,7 +266,7 @@ def _sizes(buffers: Iterable[SupportsIndex]) -> list[int]:
         raise TypeError(
             f"buffers: expected sizes in bytes, got {buffers!r} ({type(buffers).__name__})"
         )
-    sizes = [_count("buffers", size, 2**63) for size in buffers]
+    sizes = [_count("buffers", size, 2**64) for size in buffers]
     if 0 in sizes:
         raise ValueError("buffers: a size is 0")
     return sizes
@@ -282,6 +282,6 @@ def _version(value: SupportsIndex | str) -> int:
     return int(found[1]) * 10000 + int(found[2]) * 100 + int(found[3])
 
 
-_C.Communicator.properties = properties  # type: ignore[method-assign]
-_C.Communicator.device_comm = device_comm  # type: ignore[method-assign]
-_C.DeviceComm.as_argument = as_argument  # type: ignore[method-assign]
+_C.Communicator.properties = properties  # type: ignore[assignment,method-assign]
+_C.Communicator.device_comm = device_comm  # type: ignore[assignment,method-assign]
+_C.DeviceComm.as_argument = as_argument  # type: ignore[assignment,method-assign]
