@@ -207,7 +207,11 @@ def explain_collective(comm: Communicator, operation: str, nbytes: int) -> Expla
         raise ValueError("explain: in a communicator of one rank, NCCL copies and chooses nothing")
     if on_host:
         return _explanation_on_host(comm, operation, nbytes, nbytes // unit)
-    _check_library(comm.library)
+    if comm.library.version < _FIRST_TABLE:
+        raise MissingFunctionError(
+            f"explain: NCCL {_C.version_text(comm.library.version)} does not pass its costs to a "
+            "plugin; NCCL 2.22 was the first to do so"
+        )
     before = plugin.choices()[-1:]
     root = {"root": 0} if operation in ("broadcast", "reduce") else {}
     with _C.simulate():
@@ -225,14 +229,6 @@ def explain_collective(comm: Communicator, operation: str, nbytes: int) -> Expla
     if found[0].algorithms == 0 or found[0].algorithm < 0:
         raise MissingFunctionError("explain: NCCL passed no costs to the plugin")
     return _explanation(comm, found[0])
-
-
-def _check_library(library: _C.Library) -> None:
-    if library.version < _FIRST_TABLE:
-        raise MissingFunctionError(
-            f"explain: NCCL {_C.version_text(library.version)} does not pass its costs to a "
-            "plugin; NCCL 2.22 was the first to do so"
-        )
 
 
 def _not_asked(library: _C.Library) -> MissingFunctionError:
