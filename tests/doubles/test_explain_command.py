@@ -35,12 +35,6 @@ def test_command(tmp_path: Path) -> None:
         assert least == f"{row['algorithm']} {row['protocol']}"
 
 
-def test_command_errors(tmp_path: Path) -> None:
-    done = _command(tmp_path, "--ranks", "1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--ranks: 1 is below 2" in done.stderr
-
-
 def test_command_with_a_tuning_file(tmp_path: Path) -> None:
     file = tmp_path / "tuning.json"
     tree = {"operation": "all_gather", "algorithm": "ring", "protocol": "simple"}

@@ -85,21 +85,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 1 + 4 + 1
     assert "of 4 rows" in lines[-1]
     assert [len(row["torch"]) for row in json.loads(data.read_text())] == [3] * 4
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--operations", "gossip"], "'gossip' is not one of all_reduce"),
-        (["--sizes", "4X"], "'4X' is not a size"),
-        (["--ranks", "0"], "--ranks and --repeats must be at least 1"),
-    ],
-)
-def test_wrong_arguments(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status: object
-    try:
-        status = cli.main(["bench", *words])
-    except SystemExit as ended:  # rejected by argparse
-        status = ended.code
-    assert status == 2
-    assert text in capsys.readouterr().err

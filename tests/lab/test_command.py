@@ -188,22 +188,38 @@ def test_sweep_lists_variants_that_did_not_run(
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("command", "words", "text"),
     [
-        (["overlap", "--sizes", "4X"], "'4X' is not a size"),
-        (["overlap", "--collective", "all"], "'all' is not one of all_reduce"),
-        (["overlap", "--ctas", "many"], "ctas: 'many' is not default, a number or LEAST:MOST"),
-        (["overlap", "--policy", "none"], "'none' is not one of default, efficiency, zero"),
-        (["overlap", "--ranks", "0"], "--ranks: [0] are not numbers of ranks"),
-        (["sweep", "--algorithms", "ring"], "'ring' is not a path of hostnccl"),
-        (["sweep", "--protocols", "ll"], "hostnccl has neither"),
-        (["sweep", "--collective", "send_recv", "--algorithms", "direct"], "send_recv has none"),
+        ("lab overlap", ["--sizes", "4X"], "'4X' is not a size"),
+        ("lab overlap", ["--collective", "all"], "'all' is not one of all_reduce"),
+        ("lab overlap", ["--ctas", "many"], "ctas: 'many' is not default, a number or LEAST:MOST"),
+        ("lab overlap", ["--policy", "none"], "'none' is not one of default, efficiency, zero"),
+        ("lab overlap", ["--ranks", "0"], "--ranks: [0] are not numbers of ranks"),
+        ("lab sweep", ["--algorithms", "ring"], "'ring' is not a path of hostnccl"),
+        ("lab sweep", ["--protocols", "ll"], "hostnccl has neither"),
+        (
+            "lab sweep",
+            ["--collective", "send_recv", "--algorithms", "direct"],
+            "send_recv has none",
+        ),
+        ("explain", ["--ranks", "1"], "--ranks: 1 is below 2"),
+        ("explain", ["--tuning", "x"], "--tuning: hostnccl reads no tuning file"),
+        (
+            "explain",
+            ["--measured", "/dev/null"],
+            "not a file of pynccl lab sweep --json: Expecting",
+        ),
+        ("explain", ["--measured", "missing"], "No such file"),
+        ("explain", ["--sizes", "x"], "'x' is not a size"),
+        ("bench", ["--operations", "gossip"], "'gossip' is not one of all_reduce"),
+        ("bench", ["--sizes", "4X"], "'4X' is not a size"),
+        ("bench", ["--ranks", "0"], "--ranks and --repeats must be at least 1"),
     ],
 )
-def test_wrong_arguments(words: list[str], text: str, capsys: Capture) -> None:
+def test_wrong_arguments(command: str, words: list[str], text: str, capsys: Capture) -> None:
     status: object
     try:
-        status = cli.main(["lab", *words, "--provider", "host"])
+        status = cli.main([*command.split(), *words, "--provider", "host"])
     except SystemExit as ended:  # rejected by argparse
         status = ended.code
     assert status == 2
@@ -215,23 +231,3 @@ def test_a_sweep_under_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: Capture
         monkeypatch.setenv(name, "1")
     assert cli.main(["lab", "sweep", "--provider", "host"]) == 2
     assert "sweep launches its ranks itself; run it without torchrun" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--ranks", "1"], "--ranks: 1 is below 2"),
-        (["--tuning", "x"], "--tuning: hostnccl reads no tuning file"),
-        (["--measured", "/dev/null"], "not a file of pynccl lab sweep --json: Expecting value"),
-        (["--measured", "missing"], "No such file"),
-        (["--sizes", "x"], "'x' is not a size"),
-    ],
-)
-def test_wrong_arguments_of_explain(words: list[str], text: str, capsys: Capture) -> None:
-    status: object
-    try:
-        status = cli.main(["explain", *words, "--provider", "host"])
-    except SystemExit as ended:
-        status = ended.code
-    assert status == 2
-    assert text in capsys.readouterr().err
