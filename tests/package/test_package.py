@@ -22,7 +22,7 @@ _MODULES = [
     "pynccl",
     *(module.name for module in pkgutil.walk_packages(pynccl.__path__, "pynccl.")),
 ]
-_EXAMPLES = examples.read("")
+_EXAMPLES = [*examples.read(""), *examples.read("weights")]
 _LONGEST = 800  # lines
 
 
@@ -83,18 +83,23 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[examples.Example, Run]
 
 
 # torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py; an
-# overlap: lab/test_examples.py; Triton: test_kernels.py, docs/tutorial/8-device-api.md.
-_LONG = () if FULL else ("all_reduce_torchrun", "overlap", "torch_compile", "triton_kernels")
+# overlap: lab/test_examples.py; Triton: test_kernels.py, docs/tutorial/8-device-api.md; Ray takes
+# half a minute.
+_LONG = ("all_reduce_torchrun", "overlap", "ray_actors", "torch_compile", "triton_kernels")
 
 
 @pytest.mark.parametrize(
-    "example", [e for e in _EXAMPLES if e.path.stem not in _LONG], ids=lambda e: e.path.stem
+    "example",
+    [e for e in _EXAMPLES if FULL or e.path.stem not in _LONG],
+    ids=lambda e: e.path.stem,
 )
 def test_examples_run_as_their_heads_say(
     example: examples.Example, runs: dict[examples.Example, Run]
 ) -> None:
     """Their output is that in their docstrings, except for the order of the ranks."""
-    example.check(runs[example].result(), in_order=False)
+    if example.path.stem == "ray_actors":
+        pytest.importorskip("ray", reason="Ray has no wheel for this Python")
+    example.check(runs[example].result(), in_order=example.path.parent.name == "weights")
 
 
 @pytest.mark.parametrize(

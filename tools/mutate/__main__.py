@@ -142,7 +142,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "graphs graph_rules suspension memory coll_config groups"),
         *_files("nccl", "life windows borrow overlap deadlines launch_native"),
         "tests/hostnccl/test_program_exceptions.py",
-        "tests/weights/test_transfer.py",
+        "tests/weights/test_tensors.py",
     ),
     "csrc/python/device": _files("nccl", "device_comm peers memory"),
     "csrc/python/watch": (
@@ -162,7 +162,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("c10d", "collectives messages against_torch work errors"),
     ),
     "pynccl/weights": (
-        *_files("weights", "float8 adapters progress page tensors trust versions transfer"),
+        *_files("weights", "float8 adapters progress page tensors trust versions"),
         *_files("weights", "shards gathering mistakes strangers"),
     ),
 }
