@@ -36,12 +36,6 @@ def _identity(rank: Rank, offset: int) -> tuple[int, int, int]:
     return rank.rank + offset, rank.nranks, os.getpid()
 
 
-def test_values_come_in_the_order_of_ranks(launch: Launcher) -> None:
-    values = launch(3, _identity, 10)
-    assert [value[:2] for value in values] == [(10, 3), (11, 3), (12, 3)]
-    assert len({value[2] for value in values} | {os.getpid()}) == 4
-
-
 def test_threads_share_a_process(launch: Launcher) -> None:
     values = launch(3, _identity, 0, threads=True)
     assert [value[0] for value in values] == [0, 1, 2]
