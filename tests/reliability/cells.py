@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.reliability.endings import WAIT_ERRORS, Ending, ending_of, leaving_nothing
+from tests.reliability.endings import Ending, ending_of, leaving_nothing
 from tests.reliability.workers import Member
 
 ABSENCE = 0.5  # the time limit of an operation for a rank that is stopped, in seconds
@@ -473,11 +473,11 @@ def live_in_the_making(member: Member, cell: Cell) -> Ending | None:
         if cell.phase != "init":
             scene.connect(member.share_id())
         _PHASES[cell.phase](scene)
-    except WAIT_ERRORS as error:
+    except nccl.NcclError as error:
         ending = ending_of(error, scene.began, scene.calling, scene.comm)
     _recover(scene, ended=ending is not None)
     if scene.stream:  # its operations end here, and use their buffers until then
-        with contextlib.suppress(*WAIT_ERRORS):
+        with contextlib.suppress(nccl.NcclError):
             scene.stream.synchronize()
     return ending
 

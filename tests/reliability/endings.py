@@ -48,9 +48,6 @@ def ending_of(
     return Ending(began, raised, calling, kind, f"{error} {failure or ''}")
 
 
-WAIT_ERRORS = (nccl.NcclError,)
-
-
 @functools.cache
 def _warm_up(provider: str, device: int | None) -> None:
     """Start the persistent threads of a process: that of the time limits, the driver's."""

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from pynccl import nccl
-from tests.reliability.endings import WAIT_ERRORS, Ending, ending_of, leaving_nothing
+from tests.reliability.endings import Ending, ending_of, leaving_nothing
 from tests.reliability.programs import Call, Mistake, Program, Step
 from tests.reliability.workers import Lane, Member, lanes
 from tests.support.store import FolderStore
@@ -145,7 +145,7 @@ def run_rank(
         runner.run(program.steps_of(member.rank, mistake))
         if not mistaken:
             runner.check()
-    except WAIT_ERRORS as error:
+    except nccl.NcclError as error:
         if not mistaken:
             raise
         failures = [comm for comm in runner.comms.values() if not comm.closed]

@@ -191,7 +191,7 @@ def _grow_without_a_rank(member: Member) -> None:
     """A rank of the parent does not call grow(); the root informs the joining rank."""
     if member.rank == 1:
         member.share()
-        unique_id = member.share()
+        unique_id: bytes = member.share()
         _gives_up(member, 0, lambda config: _join(unique_id, 3, 2, config))
         return
     comm = _parent(member, [0, 2])
