@@ -15,18 +15,19 @@ from pynccl.tools.trace import chrome
 from pynccl.tools.trace.exposure import RANGES, exposed
 from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import ProcessTrace
-from pynccl.tools.trace.order import Conflict, check
+from pynccl.tools.trace.order import check
 from tests.nccl import test_delays
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 from tests.trace.test_chrome_events import check_schema
 
 _SEEDS = 20 if FULL else 8
 
 
-def _right_programs(rank: Rank) -> dict[int, list[Conflict]]:
-    """The detected conflicts, by seed."""
+@on_ranks(2, ids=test_delays.COMMUNICATORS)
+def test_correct_programs_have_no_conflicts(rank: Rank) -> None:
     comms = [rank.communicator(i) for i in range(test_delays.COMMUNICATORS)]
     found = {}
     for seed in range(1, _SEEDS + 1):
@@ -38,11 +39,7 @@ def _right_programs(rank: Rank) -> dict[int, list[Conflict]]:
         found[seed] = check(trace.process)
     for comm in comms:
         comm.close()
-    return {seed: conflicts for seed, conflicts in found.items() if conflicts}
-
-
-def test_correct_programs_have_no_conflicts(launch: Launcher) -> None:
-    assert launch(2, _right_programs, ids=test_delays.COMMUNICATORS) == [{}, {}]
+    assert not any(found.values()), found
 
 
 def _race(rank: Rank, waits: bool, grouped: bool = False) -> list[tuple[int, int]]:
@@ -138,39 +135,3 @@ def test_the_trace_of_4_ranks(traces: list[ProcessTrace]) -> None:
             if operation.count == 1 and position != 2:
                 assert nanoseconds == operation.ended - operation.began
                 assert merged.waited[position, trace.operations.index(operation)].rank == 2
-
-
-def _two_ranks(_rank: Rank) -> list[tuple[str, int, list[tuple[int, str]]]]:
-    comms = nccl.Communicator.init_all(2, provider="host")
-    sources, targets = ([np.ones(4) for _ in comms] for _ in range(2))
-    with nccl.trace() as trace:
-        for _ in range(2):
-            with nccl.group():
-                for comm, array in zip(comms, sources, strict=True):
-                    comm.all_reduce(array)
-            with nccl.group():
-                for own, comm in enumerate(comms):
-                    comm.send(sources[own], 1 - own)
-                    comm.recv(targets[own], 1 - own)
-    for comm in comms:
-        comm.close()
-    assert check(trace.process) == []
-    merged = merge([trace.process])
-    check_schema(chrome.document(trace.process))
-    return [
-        (one.kind, one.number, [(member.rank, member.operation.kind) for member in one.members])
-        for one in merged.matches
-    ]
-
-
-def test_two_ranks_of_one_process(launch: Launcher) -> None:
-    (matches,) = launch(1, _two_ranks)
-    reduces = [(0, "all_reduce"), (1, "all_reduce")]
-    assert sorted(matches) == [
-        ("all_reduce", 1, reduces),
-        ("all_reduce", 2, reduces),
-        ("send", 1, [(0, "send"), (1, "recv")]),
-        ("send", 1, [(1, "send"), (0, "recv")]),
-        ("send", 2, [(0, "send"), (1, "recv")]),
-        ("send", 2, [(1, "send"), (0, "recv")]),
-    ]

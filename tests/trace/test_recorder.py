@@ -20,7 +20,9 @@ import pynccl
 from pynccl import _C, nccl
 from pynccl.tools.replay import replay
 from pynccl.tools.trace import chrome
+from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
+from pynccl.tools.trace.order import check
 from tests.support import gpu
 from tests.support.blocking import in_threads
 from tests.support.launcher import Launcher
@@ -300,6 +302,10 @@ def _in_one_process(comms: list[nccl.Communicator]) -> None:
                 comm.all_reduce(np.ones(COUNT, np.float32))
         with nccl.group():
             for rank, comm in enumerate(comms):
+                comm.send(np.ones(4), (rank + 1) % n)
+                comm.recv(np.ones(4), (rank - 1) % n)
+        with nccl.group():
+            for rank, comm in enumerate(comms):
                 comm.put_signal(arrays[rank][:100], (rank + 1) % n, windows[rank], 2048)
                 comm.wait_signal((rank - 1) % n)
     for window in windows:
@@ -342,6 +348,12 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         assert len(one.communicators) == 4
         _check_ranks(one, 3)
         assert one.rank == 0
+        found = [[match.kind, *(m.rank for m in match.members)] for match in merge([one]).matches]
+        messages = [["send", 0, 1], ["send", 1, 2], ["send", 2, 0]]
+        # Registering a window gathers.
+        collectives = [["all_gather", 0, 1, 2], *[["all_reduce", 0, 1, 2]] * 2]
+        assert sorted(found) == sorted([*collectives, *messages * 2])
+        assert check(one) == []
         result = replay([one])
         assert result.ok
         assert result.operations == len(one.operations)
@@ -487,10 +499,11 @@ def test_operations_are_ranges_of_torch() -> None:
     assert {"step", "pynccl.all_reduce", "pynccl.group"} <= set(names)
 
 
-def _mirror(rank: Rank, store: str) -> None:
+@on_ranks(2, env={"PYTEST_WITH_TORCH": "1"})
+def test_the_mirror_and_its_works(rank: Rank) -> None:
     torch = pytest.importorskip("torch")
     pynccl.init_process_group(
-        "host", init_method=f"file://{store}", rank=rank.rank, world_size=rank.nranks
+        "host", init_method=rank.init_method, rank=rank.rank, world_size=rank.nranks
     )
     try:
         x = torch.ones(COUNT)
@@ -511,10 +524,6 @@ def _mirror(rank: Rank, store: str) -> None:
     (wait,) = [w for w in trace.waits if w.what == "work"]
     assert wait.sequence == trace.operations[1].sequence
     assert wait.communicator == trace.operations[1].communicator
-
-
-def test_the_mirror_and_its_works(launch: Launcher, tmp_path: Path) -> None:
-    launch(2, _mirror, str(tmp_path / "store"), env={"PYTEST_WITH_TORCH": "1"})
 
 
 def test_a_child_of_a_fork_is_not_traced() -> None:
