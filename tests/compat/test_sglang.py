@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 pytest.importorskip("torch")
 
@@ -18,7 +18,8 @@ from pynccl.compat.sglang import PyNcclCommunicator  # needs torch
 from tests.compat.test_vllm import _TORCH, _full, _gloo
 
 
-def _operations(rank: Rank) -> None:
+@on_ranks(3, env=_TORCH)
+def test_operations(rank: Rank) -> None:
     r, n = rank.rank, rank.nranks
     total = sum(range(1, n + 1))
     with _gloo(rank):
@@ -61,14 +62,7 @@ def _check_parts(comm: PyNcclCommunicator, r: int, n: int) -> None:
     assert exchanged[:, 0].tolist() == list(range(n))
 
 
-def test_operations(launch: Launcher) -> None:
-    launch(3, _operations, env=_TORCH)
-
-
-def test_vllms_switch_is_ignored(launch: Launcher) -> None:
-    launch(2, _ignores, env={**_TORCH, "VLLM_DISABLE_PYNCCL": "1"})
-
-
-def _ignores(rank: Rank) -> None:
+@on_ranks(2, env={**_TORCH, "VLLM_DISABLE_PYNCCL": "1"})
+def test_vllms_switch_is_ignored(rank: Rank) -> None:
     with _gloo(rank):
         assert PyNcclCommunicator(torch.distributed.group.WORLD, "cpu").available

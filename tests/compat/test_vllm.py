@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -149,16 +148,13 @@ def test_batches_and_wrong_devices(rank: Rank) -> None:
         comm.destroy()
 
 
-def _of_unique_id(rank: Rank, unique_id: bytes) -> None:
+@on_ranks(2, env=_TORCH)
+def test_a_unique_id(rank: Rank) -> None:
     create: Callable[..., PyNcclCommunicator] = PyNcclCommunicator.from_unique_id_bytes
-    comm = create(unique_id, rank.rank, rank.nranks, "cpu")
+    comm = create(rank.unique_ids[0], rank.rank, rank.nranks, "cpu")
     assert comm.group is None
     assert comm.all_reduce(torch.ones(2)).tolist() == [2, 2]
     comm.destroy()
-
-
-def test_a_unique_id(launch: Launcher) -> None:
-    launch(2, _of_unique_id, bytes(nccl.get_unique_id("host")), env=_TORCH)
 
 
 def test_when_it_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:

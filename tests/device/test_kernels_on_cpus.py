@@ -16,8 +16,8 @@ import pytest
 from pynccl import memory, nccl, raw
 from tests.device import builds
 from tests.support.commands import ROOT, run_command
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _PROGRAM = Path(__file__).parent / "host_kernels.cpp"
@@ -90,8 +90,8 @@ def _as_field(argument: _Argument) -> _Field:
 class _Kernels:
     """The kernels of the module on one rank's window and device communicator."""
 
-    def __init__(self, rank: Rank, module: str, barriers: int = 2) -> None:
-        self._rank, self._module = rank, ctypes.CDLL(module)
+    def __init__(self, rank: Rank, module: Path, barriers: int = 2) -> None:
+        self._rank, self._module = rank, ctypes.CDLL(str(module))
         self.stream: nccl.Stream | None = None  # on which kernels run; None: the calling thread
         self.array = memory.numpy_empty(rank.comm, _BYTES, "uint8")
         self.array[:] = 0
@@ -154,7 +154,9 @@ def _halo(rank: Rank, kernels: _Kernels) -> None:
     np.testing.assert_allclose(now, grid[rank.rank * rows :][:rows], rtol=1e-6)
 
 
-def _run_all(rank: Rank, module: str) -> None:
+@pytest.mark.parametrize(("nranks", "threads"), [(2, True), (4, False)])
+@on_ranks(by="threads")
+def test_over_hostnccl(rank: Rank, module: Path) -> None:
     """The other kernels make the same calls, and test_functions() runs them."""
     kernels = _Kernels(rank, module)
     for kernels.stream in (None, rank.stream()):
@@ -164,12 +166,9 @@ def _run_all(rank: Rank, module: str) -> None:
     kernels.close()
 
 
-@pytest.mark.parametrize(("nranks", "threads"), [(2, True), (4, False)])
-def test_over_hostnccl(launch: Launcher, module: Path, nranks: int, threads: bool) -> None:
-    launch(nranks, _run_all, str(module), threads=threads)
-
-
-def _meet(rank: Rank, module: str) -> None:
+@on_ranks(2, threads=True)
+def test_a_barrier_that_does_not_exist(rank: Rank, module: Path) -> None:
+    """The error reaches the caller of synchronize(), and no memory is written."""
     for barriers in (0, 2):
         kernels = _Kernels(rank, module, barriers)
         kernels.stream = rank.stream()
@@ -183,8 +182,3 @@ def _meet(rank: Rank, module: str) -> None:
             kernels.run("meet", ctypes.c_int(index))
         rank.comm.all_reduce(np.ones(1, np.int32))
         kernels.close()
-
-
-def test_a_barrier_that_does_not_exist(launch: Launcher, module: Path) -> None:
-    """The error reaches the caller of synchronize(), and no memory is written."""
-    launch(2, _meet, str(module), threads=True)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.device.memory import shared
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
@@ -74,7 +73,10 @@ def _rotate(pointers, signals, rank, nranks):
     peers.barrier(signals, rank, nranks)
 
 
-def _graph_of_rank(rank: Rank, launches: int) -> None:
+@sizes_and_worlds
+@on_ranks(by="threads", timeout=120)
+def test_in_a_graph_with_a_collective(rank: Rank) -> None:
+    launches = 5
     memory = shared(rank, 1)
     signals = shared(rank, peers.barrier_words(rank.nranks))
     memory.own[0] = rank.rank
@@ -91,11 +93,6 @@ def _graph_of_rank(rank: Rank, launches: int) -> None:
     assert signals.own[-1] == 2 * launches
     graph.close()
     stream.close()
-
-
-@sizes_and_worlds
-def test_in_a_graph_with_a_collective(launch: Launcher, nranks: int, threads: bool) -> None:
-    launch(nranks, _graph_of_rank, 5, threads=threads, timeout=120)
 
 
 @numba.njit(nogil=True)

@@ -164,7 +164,10 @@ def _rotate(pointers, signals, rank, nranks):
     peers.barrier(signals, rank, nranks)
 
 
-def _graph_of_rank(rank: Rank, launches: int) -> None:
+@worlds
+@on_ranks(4, by="threads", env=_INTERPRET, timeout=60)
+def test_in_a_graph_with_a_collective(rank: Rank) -> None:
+    launches = 3
     memory = shared(rank, 1)
     signals = shared(rank, peers.barrier_words(rank.nranks))
     memory.own[0] = rank.rank
@@ -180,11 +183,6 @@ def _graph_of_rank(rank: Rank, launches: int) -> None:
         assert total[0] == sum(range(rank.nranks))
     graph.close()
     stream.close()
-
-
-@worlds
-def test_in_a_graph_with_a_collective(launch: Launcher, threads: bool) -> None:
-    launch(4, _graph_of_rank, 3, threads=threads, env=_INTERPRET, timeout=60)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ __all__ = [
     "driver",
     "folder",
     "kept_queries",
+    "of_version",
     "record",
     "slow",
     "torch_device",
@@ -103,6 +104,13 @@ _loaded: Driver | None = None
 def folder() -> Path:
     """The folder of the libraries."""
     return Path(os.environ["CUDA_DOUBLE_LIBRARIES"])
+
+
+def of_version(version: str) -> dict[str, str]:
+    """The variables of a process with the double of another release."""
+    from tests.doubles import build
+
+    return {"PYNCCL_DOUBLE": version, "PYNCCL_NCCL_LIBRARY": str(build.nccl(folder(), version))}
 
 
 def driver() -> Driver:

@@ -18,7 +18,7 @@ from types import ModuleType
 import pytest
 
 from pynccl import nccl
-from tests.doubles import build, library
+from tests.doubles import library
 from tests.mirror.conftest import mirror_runner
 from tests.nccl.test_delays import race
 from tests.support import warm
@@ -29,25 +29,17 @@ from tests.support.rank import Rank, wait_for
 from tests.support.ranks import on_ranks
 
 
-def _init(rank: Rank, folder: str) -> ModuleType:
-    """Initialize the mirror for this rank, with its device current."""
+@on_ranks(2, provider="cuda", fresh=True)
+def test_work_in_a_group_is_waited_for(rank: Rank) -> None:
     import torch
 
-    import pynccl
+    import pynccl as dist
 
     torch.cuda.set_device(rank.device)
-    pynccl.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", world_size=rank.nranks, rank=rank.rank
+    dist.init_process_group(
+        "nccl", init_method=rank.init_method, world_size=rank.nranks, rank=rank.rank
     )
-    pynccl.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
-    torch.cuda.synchronize()
-    return pynccl
-
-
-def _work_of_a_group(rank: Rank, folder: str) -> list[float]:
-    import torch
-
-    dist = _init(rank, folder)
+    dist.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
     x = torch.full((4,), rank.rank + 1.0, device="cuda")
     torch.cuda.synchronize()
     if rank.rank == 1:
@@ -55,13 +47,13 @@ def _work_of_a_group(rank: Rank, folder: str) -> list[float]:
     with nccl.group():
         work = dist.all_reduce(x, async_op=True)
     work.wait()
-    values: list[float] = x.tolist()
+    assert x.tolist() == [3.0] * 4
     torch.cuda.synchronize()
     dist.destroy_process_group()
-    return values
 
 
-def _work_before_a_barrier(rank: Rank, folder: str) -> None:
+@on_ranks(2, provider="cuda")
+def test_a_barrier_waits_for_the_gpu(rank: Rank) -> None:
     """A barrier without earlier communication on the GPU."""
     import torch
 
@@ -70,7 +62,7 @@ def _work_before_a_barrier(rank: Rank, folder: str) -> None:
     torch.cuda.set_device(rank.device)
     pynccl.init_process_group(
         "cpu:host,cuda:nccl",
-        init_method=f"file://{folder}/store",
+        init_method=rank.init_method,
         world_size=rank.nranks,
         rank=rank.rank,
     )
@@ -80,10 +72,6 @@ def _work_before_a_barrier(rank: Rank, folder: str) -> None:
         pynccl.barrier()
     assert stream.query()
     pynccl.destroy_process_group()
-
-
-def test_a_barrier_waits_for_the_gpu(launch: Launcher, tmp_path: Path) -> None:
-    launch(2, _work_before_a_barrier, str(tmp_path), provider="cuda")
 
 
 @on_ranks(2, provider="cuda")
@@ -97,12 +85,9 @@ def test_a_default_stream_is_that_of_the_device_of_the_event(rank: Rank) -> None
     assert torch.cuda.current_device() == rank.device
 
 
-def test_work_in_a_group_is_waited_for(launch: Launcher, tmp_path: Path) -> None:
-    values = launch(2, _work_of_a_group, str(tmp_path), provider="cuda", fresh=True)
-    assert values == [[3.0] * 4] * 2
-
-
-def _freed_in_flight(rank: Rank) -> list[str]:
+@pytest.mark.violations
+@on_ranks(1, provider="cuda", fresh=True)
+def test_memory_of_nccl_is_freed_in_order(rank: Rank) -> None:
     import torch
 
     from pynccl import memory
@@ -114,12 +99,7 @@ def _freed_in_flight(rank: Rank) -> list[str]:
     y = x + 1
     del x
     assert y.tolist() == [2.0] * 4
-    return library.violations()
-
-
-@pytest.mark.violations
-def test_memory_of_nccl_is_freed_in_order(launch: Launcher) -> None:
-    assert launch(1, _freed_in_flight, provider="cuda", fresh=True) == [[]]
+    assert not library.violations()
 
 
 def _closes_after_an_error(rank: Rank, seen: str) -> list[float]:
@@ -150,17 +130,16 @@ def _closes_after_an_error(rank: Rank, seen: str) -> list[float]:
 
 
 def test_collectives_go_on_after_a_failed_close(launch: Launcher, tmp_path: Path) -> None:
-    env = {
-        "NCCL_DOUBLE_DEAD_PEERS_SPIN": "0",
-        "PYNCCL_NCCL_LIBRARY": str(build.nccl(library.folder(), "2.28")),
-    }
+    env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", **library.of_version("2.28")}
     seen = str(tmp_path / "seen")
     first, _ = launch.outcomes(2, _closes_after_an_error, seen, provider="cuda", env=env)
     assert first.ok, first.trace
     assert first.value == [1.0] * 4
 
 
-def _aborted_in_a_call(rank: Rank) -> list[str]:
+@pytest.mark.violations
+@on_ranks(2, provider="cuda", fresh=True)
+def test_abort_waits_for_calls(rank: Rank) -> None:
     comm = rank.communicator()
     if rank.rank == 0:
 
@@ -176,12 +155,7 @@ def _aborted_in_a_call(rank: Rank) -> list[str]:
     else:
         time.sleep(0.6)
         comm.abort()
-    return library.violations()
-
-
-@pytest.mark.violations
-def test_abort_waits_for_calls(launch: Launcher) -> None:
-    assert launch(2, _aborted_in_a_call, provider="cuda", fresh=True) == [[], []]
+    assert not library.violations()
 
 
 _GRAPH_THEN_CLOSE = """
@@ -264,7 +238,9 @@ def test_the_current_stream_of_an_arrays_device() -> None:
     assert call.stream == stream.ptr
 
 
-def _freed_while_copied(rank: Rank) -> list[str]:
+@pytest.mark.violations
+@on_ranks(1, provider="cuda", fresh=True)
+def test_a_segment_is_freed_in_order(rank: Rank) -> None:
     """A framework's allocator frees a pool segment during an operation."""
     import torch
 
@@ -277,12 +253,7 @@ def _freed_while_copied(rank: Rank) -> list[str]:
     library.busy(0.3, stream.handle)
     rank.comm.all_reduce(address, count=16, dtype="float32", stream=stream)
     arena.deallocate(address)
-    return library.violations()
-
-
-@pytest.mark.violations
-def test_a_segment_is_freed_in_order(launch: Launcher) -> None:
-    assert launch(1, _freed_while_copied, provider="cuda", fresh=True) == [[]]
+    assert not library.violations()
 
 
 @contextlib.contextmanager
@@ -464,15 +435,12 @@ def test_a_graph_of_a_foreign_stream_is_launched_on_its_device(rank: Rank) -> No
     comm.close()
 
 
-def _fails_to_initialize(rank: Rank) -> int:
+@on_ranks(2, provider="cuda", fresh=True)
+def test_a_failed_initialization_leaves_nothing(rank: Rank) -> None:
     """The ranks disagree on the number of ranks."""
     with library.record() as record, pytest.raises(nccl.NcclError):
         nccl.Communicator(2 + rank.rank, rank.unique_ids[0], rank.rank, provider="cuda")
-    return len(record.named("ncclCommAbort"))
-
-
-def test_a_failed_initialization_leaves_nothing(launch: Launcher) -> None:
-    assert launch(2, _fails_to_initialize, provider="cuda", fresh=True) == [1, 1]
+    assert len(record.named("ncclCommAbort")) == 1
 
 
 _RUNTIME = """
@@ -528,24 +496,20 @@ def test_a_connection_uses_memory_of_its_own(launch: Launcher, tmp_path: Path) -
     mirror_runner(launch, tmp_path, "cuda")(2, _connect_while_memory_is_in_use)
 
 
-def _close_after_shrink_with_abort(rank: Rank) -> list[str]:
+@on_ranks(2, provider="cuda")
+def test_close_does_not_wait_for_ranks_excluded_with_abort(rank: Rank) -> None:
+    """As ncclCommDestroy does since NCCL 2.31.2."""
     comm = rank.comm
     if rank.rank == 1:
         rank.wait_event("closed", 0)  # is excluded, and closes nothing before
-        return []
+        return
     with library.record() as record:
         comm.shrink([1], abort=True).close()
         parent = comm.handle
         comm.close()
     rank.set_event("closed")
     ends = record.named("ncclCommDestroy", "ncclCommAbort")
-    return [call.function for call in ends if parent in call.arguments]
-
-
-def test_close_does_not_wait_for_ranks_excluded_with_abort(launch: Launcher) -> None:
-    """As ncclCommDestroy does since NCCL 2.31.2."""
-    ends = launch(2, _close_after_shrink_with_abort, provider="cuda")
-    assert ends == [["ncclCommAbort"], []]
+    assert [call.function for call in ends if parent in call.arguments] == ["ncclCommAbort"]
 
 
 def test_a_missing_wait_is_found_by_most_seeds(launch: Launcher) -> None:

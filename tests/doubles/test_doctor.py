@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles import library
 from tests.support.commands import run_command
 
 _DEADLINE = 120  # seconds; ranks over "cuda" import torch
@@ -45,11 +46,7 @@ def test_several_gpus() -> None:
 @pytest.mark.parametrize("version", ["2.28", "2.32"])
 def test_one_gpu(version: str) -> None:
     """The ranks share the GPU as each NCCL version allows."""
-    from tests.doubles import build
-
-    folder = Path(os.environ["CUDA_DOUBLE_LIBRARIES"])
-    path = str(build.nccl(folder, version))
-    code, found = _doctor(CUDA_DOUBLE_DEVICES="1", PYNCCL_DOUBLE=version, PYNCCL_NCCL_LIBRARY=path)
+    code, found = _doctor(CUDA_DOUBLE_DEVICES="1", **library.of_version(version))
     assert code == 0, found
     (ranks,) = _said(found, "2 ranks over cuda")
     assert "between 2 processes that share the GPU" in ranks[1]

@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.doubles import build, library
+from tests.doubles import library
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _ON = {"PYNCCL_EXPLAIN": "1"}
 _SIZES = [4**exponent for exponent in range(5, 16)]
-
-
-def _of(version: str) -> dict[str, str]:
-    """Select the double of a version of NCCL."""
-    path = str(build.nccl(library.folder(), version))
-    return {"PYNCCL_DOUBLE": version, "PYNCCL_NCCL_LIBRARY": path}
 
 
 def _explain(rank: Rank, *operations: str) -> list[nccl.Explanation]:
@@ -32,7 +27,7 @@ def _explain(rank: Rank, *operations: str) -> list[nccl.Explanation]:
 @pytest.mark.parametrize("version", ["2.24", "2.28", "2.30", "2.32"])
 def test_choice_is_the_least_of_the_costs(launch: Launcher, version: str) -> None:
     operations = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-    env = {**_ON, **_of(version)}
+    env = {**_ON, **library.of_version(version)}
     first, second = launch(2, _explain, *operations, provider="cuda", env=env, fresh=True)
     assert first == second
     assert len(first) == len(operations) * len(_SIZES)
@@ -63,24 +58,15 @@ def _explained_or_not(rank: Rank) -> nccl.Explanation | str:
         return str(error)
 
 
-def test_unknown_version(launch: Launcher) -> None:
+@on_ranks(2, provider="cuda", env={**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}, fresh=True)
+def test_unknown_version(rank: Rank) -> None:
     """NCCL finds no version that it knows in the plugin, and goes on without it."""
-    env = {**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}
-    for found in launch(2, _explained_or_not, provider="cuda", env=env, fresh=True):
-        assert "has not asked pynccl's plugin" in str(found)
-
-
-def _without_common_version(rank: Rank) -> str:
     from pynccl._internal import plugin
 
+    assert "has not asked pynccl's plugin" in str(_explained_or_not(rank))
     plugin.interfaces = lambda path, _: [7, 8] if "nccl.so.2" in str(path) else [2, 6]  # type: ignore[assignment]
-    return str(_explained_or_not(rank))
-
-
-def test_unknown_version_is_named(launch: Launcher) -> None:
-    env = {**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}
-    found = launch(2, _without_common_version, provider="cuda", env=env, fresh=True)[0]
-    assert "NCCL 2.32.3 looks for ncclTunerPlugin_v7, ncclTunerPlugin_v8" in found
+    found = str(_explained_or_not(rank))
+    assert "looks for ncclTunerPlugin_v7, ncclTunerPlugin_v8" in found
     assert "pynccl's plugin has versions 2 to 6" in found
 
 
@@ -96,7 +82,9 @@ def _too_late(rank: Rank) -> str:
 
 
 def test_old_nccl(launch: Launcher) -> None:
-    found = launch(2, _explained_or_not, provider="cuda", env={**_ON, **_of("2.18")}, fresh=True)[0]
+    found = launch(
+        2, _explained_or_not, provider="cuda", env={**_ON, **library.of_version("2.18")}, fresh=True
+    )[0]
     assert "NCCL 2.18.5 does not pass its costs to a plugin" in str(found)
 
 
@@ -138,7 +126,8 @@ def test_forced_choices_reach_nccl(launch: Launcher, tmp_path: Path) -> None:
     assert "NCCL cannot use what the tuning file asks for" in str(explained[2])
 
 
-def _threads(rank: Rank) -> None:
+@on_ranks(1, provider="cuda", env=_ON, fresh=True)
+def test_ranks_as_threads(rank: Rank) -> None:
     """Ranks as threads, and a second communicator: each explanation is of its own."""
     import threading
 
@@ -162,7 +151,3 @@ def _threads(rank: Rank) -> None:
     assert comms[0].explain("all_reduce", 64).algorithm == "Ring"
     for comm in comms:
         comm.abort()
-
-
-def test_ranks_as_threads(launch: Launcher) -> None:
-    launch(1, _threads, provider="cuda", env=_ON, fresh=True)

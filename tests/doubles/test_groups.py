@@ -39,7 +39,11 @@ def _busy(seconds: float) -> None:
     library.busy(seconds, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
 
 
-def _destroyed_while_busy(dist: Any, rank: int, size: int, async_op: bool) -> list[float]:
+@pytest.mark.parametrize("async_op", [False, True])
+@on_ranks(2, fixture="world")
+def test_running_work_ends_before_its_group(
+    dist: Any, rank: int, size: int, async_op: bool
+) -> None:
     import torch
 
     x = torch.full((4,), rank + 1.0)
@@ -50,16 +54,12 @@ def _destroyed_while_busy(dist: Any, rank: int, size: int, async_op: bool) -> li
     if work is not None:
         work.wait()
     dist.destroy_process_group()
-    values: list[float] = x.tolist()
-    return values
+    assert x.tolist() == [3.0] * 4
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-def test_running_work_ends_before_its_group(world: World, async_op: bool) -> None:
-    assert world(2, _destroyed_while_busy, async_op) == [[3.0] * 4] * 2
-
-
-def _too_busy(dist: Any, rank: int, size: int, async_op: bool) -> float:
+@on_ranks(2, fixture="world", init={"timeout": timedelta(seconds=1)})
+def test_work_that_is_aborted_is_an_error(dist: Any, rank: int, size: int, async_op: bool) -> None:
     import torch
 
     dist.all_reduce(torch.ones(1))
@@ -71,20 +71,13 @@ def _too_busy(dist: Any, rank: int, size: int, async_op: bool) -> float:
     started = time.monotonic()
     with pytest.raises(dist.DistBackendError, match="still running after 1 seconds"):
         dist.destroy_process_group()
-    seconds = time.monotonic() - started
+    assert time.monotonic() - started > 0.9  # then an abort, which waits for earlier work
     assert not dist.is_initialized()
     torch.cuda.synchronize()
-    return seconds
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-def test_work_that_is_aborted_is_an_error(world: World, async_op: bool) -> None:
-    limit = {"timeout": timedelta(seconds=1)}
-    for seconds in world(2, _too_busy, async_op, init=limit):
-        assert seconds > 0.9  # then an abort, which waits for earlier work on the stream
-
-
-def _pairs_and_groups(dist: Any, rank: int, size: int) -> list[str]:
+@on_ranks(2, 3, fixture="world")
+def test_all_are_finalized_before_one_is_destroyed(dist: Any, rank: int, size: int) -> None:
     """Every pair in both directions and two groups, and the NCCL calls when they end."""
     import torch
 
@@ -100,19 +93,15 @@ def _pairs_and_groups(dist: Any, rank: int, size: int) -> list[str]:
         work.wait()
     with library.record() as record:
         dist.destroy_process_group()
-    calls = record.named("ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort")
-    return [call.function for call in calls]
+    ends = record.named("ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort")
+    count = 1 + (rank < 2) + 2 * (size - 1)
+    calls = ["ncclCommFinalize"] * count + ["ncclCommDestroy"] * count
+    assert [call.function for call in ends] == calls
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_all_are_finalized_before_one_is_destroyed(world: World, nranks: int) -> None:
-    for rank, calls in enumerate(world(nranks, _pairs_and_groups)):
-        count = 1 + (rank < 2) + 2 * (nranks - 1)
-        assert calls == ["ncclCommFinalize"] * count + ["ncclCommDestroy"] * count
-
-
-def _one_direction(dist: Any, rank: int, size: int) -> int:
-    """Rank 0 sends to rank 1. Return the number of communicators each rank creates."""
+@on_ranks(3, fixture="world")
+def test_both_directions_connect_at_the_first_transfer(dist: Any, rank: int, size: int) -> None:
+    """Rank 0 sends to rank 1."""
     import torch
 
     tensor = torch.full((3,), float(rank))
@@ -125,23 +114,21 @@ def _one_direction(dist: Any, rank: int, size: int) -> int:
             dist.irecv(tensor, 0).wait()
             assert tensor.tolist() == [0.0] * 3
         torch.cuda.synchronize()
-    return len(record.named(INIT))
+    assert len(record.named(INIT)) == (2, 2, 0)[rank]
 
 
-def test_both_directions_connect_at_the_first_transfer(world: World) -> None:
-    assert world(3, _one_direction) == [2, 2, 0]
-
-
-def _on_the_group(dist: Any, rank: int, size: int, url: str) -> tuple[int, dict[str, int]]:
-    """Rank 0 sends to rank 2. Return the number of communicators each rank creates."""
+@on_ranks(3, fixture="world")
+def test_with_device_id_transfers_use_the_group(
+    dist: Any, rank: int, size: int, tmp_path: Path
+) -> None:
+    """Rank 0 sends to rank 2."""
     import torch
 
     from pynccl import _C
 
     dist.destroy_process_group()
-    dist.init_process_group(
-        "nccl", url, world_size=size, rank=rank, device_id=torch.device("cuda", rank)
-    )
+    url, device = f"file://{tmp_path}/second", torch.device("cuda", rank)
+    dist.init_process_group("nccl", url, world_size=size, rank=rank, device_id=device)
     tensor = torch.full((3,), float(rank))
     before = dict(_C.fallbacks())
     with library.record() as record:
@@ -162,13 +149,8 @@ def _on_the_group(dist: Any, rank: int, size: int, url: str) -> tuple[int, dict[
     with pytest.raises(ValueError, match="rank 9 is out of range for a group of size 3"):
         dist.isend(tensor, 9)
     after = _C.fallbacks()
-    new = {name: after[name] - before.get(name, 0) for name in ("recv", "irecv")}
-    return len(record.named(INIT)), new
-
-
-def test_with_device_id_transfers_use_the_group(world: World, tmp_path: Path) -> None:
-    values = world(3, _on_the_group, f"file://{tmp_path}/second")
-    assert values == [(0, {"recv": 0, "irecv": 0})] * 3
+    assert not any(after[name] - before.get(name, 0) for name in ("recv", "irecv"))
+    assert not record.named(INIT)
 
 
 @on_ranks(2, 3, 4, fixture="world")
@@ -206,20 +188,17 @@ def test_a_first_transfer_in_a_capture_is_refused(dist: Any, rank: int, size: in
             call(tensor, 1 - rank)
 
 
-def _config(dist: Any, rank: int, size: int) -> tuple[int, int]:
+@on_ranks(1, fixture="world")
+def test_pairs_have_few_ctas(dist: Any, rank: int, size: int) -> None:
     import torch
 
     from pynccl import nccl
     from pynccl.mirror.group.process_group import Options
 
     pg, device = dist.group.WORLD, torch.device("cuda")
-    few = pg._pair_config(device).max_ctas
+    assert pg._pair_config(device).max_ctas == 8
     pg.options = Options(nccl.Config(max_ctas=20, min_ctas=2))
     given = pg._pair_config(device)
     assert given.min_ctas == 2
     assert given is not pg.options.config
-    return few, given.max_ctas
-
-
-def test_pairs_have_few_ctas(world: World) -> None:
-    assert world(1, _config) == [(8, 20)]
+    assert given.max_ctas == 20

@@ -7,6 +7,7 @@ alone, and signal 0 is the only one. Drivers and machines that lack requirements
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,26 +16,30 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
-from tests.doubles import build, library
+from tests.doubles import library
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _PAGE = 4096
 _VERSIONS = ("2.30", "2.32")
-_each_version = pytest.mark.parametrize("version", _VERSIONS)
+_each_version = pytest.mark.parametrize(
+    "env", [library.of_version(version) for version in _VERSIONS], ids=_VERSIONS
+)
 
 
-def _env(version: str, **others: str) -> dict[str, str]:
-    path = str(build.nccl(library.folder(), version))
-    return {"PYNCCL_DOUBLE": version, "PYNCCL_NCCL_LIBRARY": path, **others}
+def _is_old() -> bool:
+    return os.environ["PYNCCL_DOUBLE"] == "2.30"
 
 
 def _window(rank: Rank) -> nccl.Window:
     return rank.comm.register_window(rank.comm.mem_alloc(2 * _PAGE))
 
 
-def _first_is_collective(rank: Rank, waits: bool) -> None:
+@_each_version
+@on_ranks(2, by="env", provider="cuda", fresh=True, timeout=30)
+def test_the_first_operation_is_collective_before_2_31(rank: Rank) -> None:
     """Through nccl.h's functions, without earlier calls."""
     lib = raw.load("cuda")
     memory = rank.comm.mem_alloc(_PAGE)
@@ -49,7 +54,7 @@ def _first_is_collective(rank: Rank, waits: bool) -> None:
     if rank.rank == 0:
         thread = threading.Thread(target=signal)
         thread.start()
-        assert done.wait(0.5) != waits
+        assert done.wait(0.5) != _is_old()
     if rank.rank == 1:
         time.sleep(1)
         lib.ncclWaitSignal(1, [raw.ncclWaitSignalDesc_t(opCnt=1, peer=0)], comm, stream.handle)
@@ -59,14 +64,8 @@ def _first_is_collective(rank: Rank, waits: bool) -> None:
 
 
 @_each_version
-def test_the_first_operation_is_collective_before_2_31(launch: Launcher, version: str) -> None:
-    waits = version == "2.30"
-    launch(
-        2, _first_is_collective, waits, provider="cuda", env=_env(version), fresh=True, timeout=30
-    )
-
-
-def _one_cannot_share(rank: Rank) -> None:
+@on_ranks(3, by="env", provider="cuda", fresh=True, timeout=30)
+def test_all_ranks_learn_that_one_cannot_register(rank: Rank) -> None:
     comm = rank.comm
     ordinary = rank.memory.put(np.zeros(_PAGE, np.uint8))
     shared = comm.mem_alloc(_PAGE)
@@ -86,31 +85,21 @@ def _one_cannot_share(rank: Rank) -> None:
 
 
 @_each_version
-def test_all_ranks_learn_that_one_cannot_register(launch: Launcher, version: str) -> None:
-    launch(3, _one_cannot_share, provider="cuda", env=_env(version), fresh=True, timeout=30)
-
-
-def _indices(rank: Rank, many: bool) -> None:
+@on_ranks(2, by="env", provider="cuda", fresh=True, timeout=30)
+def test_signals_of_versions(rank: Rank) -> None:
     _window(rank)
     lib, stream = raw.load("cuda"), rank.stream()
     calls: list[Callable[[], object]] = [
         lambda: rank.comm.signal(rank.rank, signal=1, stream=stream),
         lambda: rank.comm.wait_signal(rank.rank, context=1, stream=stream),
     ]
-    wrong = nccl.NcclInvalidArgumentError if many else ValueError
-    text = r"is not in \[0, 1\)" if many else "needs NCCL 2.31"
+    wrong = ValueError if _is_old() else nccl.NcclInvalidArgumentError
+    text = "needs NCCL 2.31" if _is_old() else r"is not in \[0, 1\)"
     for call in calls:
         with pytest.raises(wrong, match=text):
             call()
     with pytest.raises(nccl.NcclInvalidArgumentError):
         lib.ncclSignal(rank.rank, 1, 0, 0, rank.comm.handle, stream.handle)
-
-
-@_each_version
-def test_signals_of_versions(launch: Launcher, version: str) -> None:
-    launch(
-        2, _indices, version == "2.32", provider="cuda", env=_env(version), fresh=True, timeout=30
-    )
 
 
 def _not_available(rank: Rank, error: type[Exception], text: str) -> None:
@@ -146,5 +135,5 @@ _MISSING = {
 )
 def test_what_one_sided_operations_need(launch: Launcher, version: str, missing: str) -> None:
     variable, value = missing.split("=")
-    env = _env(version, **{variable: value})
+    env = {**library.of_version(version), variable: value}
     launch(2, _not_available, *_MISSING[missing], provider="cuda", env=env, fresh=True, timeout=30)

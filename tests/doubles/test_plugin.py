@@ -16,8 +16,9 @@ import pytest
 
 from tests.doubles import plugin
 from tests.support import gpu
+from tests.support.commands import ROOT as _ROOT
+from tests.support.commands import run_command, run_python
 
-_ROOT = Path(__file__).parents[2]
 _MOST = 0.1  # of the tests marked gpu may need a real GPU
 _LOOK = """
 import ctypes
@@ -36,21 +37,15 @@ def test_it_wins_over_another_driver(tmp_path: Path) -> None:
         check=True, timeout=60,
     )  # fmt: skip
     paths = os.pathsep.join([str(tmp_path), os.environ["LD_LIBRARY_PATH"]])
-    seen = subprocess.run(
-        [sys.executable, "-c", _LOOK], env={**os.environ, "LD_LIBRARY_PATH": paths},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    has, path, devices = seen.stdout.split()
+    has, path, devices = run_python("-c", _LOOK, LD_LIBRARY_PATH=paths).stdout.split()
     assert (has, devices) == ("True", "4")
     assert Path(path).resolve().is_relative_to(os.environ["CUDA_DOUBLE_LIBRARIES"])
 
 
 def test_the_folder_is_refused_without_it() -> None:
     variables = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_DOUBLE")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/doubles/test_plugin.py"],
-        cwd=_ROOT, env=variables, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "tests/doubles/test_plugin.py"]
+    done = run_command(command, _ROOT, variables, timeout=60)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "python -m pytest -p tests.doubles.plugin tests/doubles" in done.stdout + done.stderr
 

@@ -14,6 +14,7 @@ from pynccl import nccl
 from pynccl.tools.trace import chrome
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _ON = {"PYNCCL_EXPLAIN": "1"}
 
@@ -62,7 +63,8 @@ def test_trace_without_the_plugin(launch: Launcher) -> None:
     assert {one[2:] for one in found} == {(None, None, None)}
 
 
-def _events_outside_of_traces(rank: Rank) -> int:
+@on_ranks(2, provider="cuda", env=_ON, fresh=True)
+def test_profiler_is_off_outside_of_traces(rank: Rank) -> None:
     from pynccl._internal import plugin
 
     buffer = rank.memory.put(np.ones(64, np.float32))
@@ -74,11 +76,7 @@ def _events_outside_of_traces(rank: Rank) -> int:
     assert len(plugin.stop_profile(before)) == 1
     rank.comm.all_reduce(buffer)
     rank.memory.get(buffer)
-    return len(plugin.stop_profile(before))
-
-
-def test_profiler_is_off_outside_of_traces(launch: Launcher) -> None:
-    assert launch(2, _events_outside_of_traces, provider="cuda", env=_ON, fresh=True) == [1, 1]
+    assert len(plugin.stop_profile(before)) == 1
 
 
 def test_trace_file_has_algorithms(launch: Launcher, tmp_path: Path) -> None:
@@ -152,7 +150,9 @@ def test_trace_has_channel_times_and_proxy_waits(launch: Launcher, number: int) 
     assert receives.receive >= least > receives.send == receives.send_gpu == 0
 
 
-def _captured(rank: Rank) -> list[int]:
+@on_ranks(2, provider="cuda", env=_ON, fresh=True)
+def test_a_graph_of_a_trace_is_launched_later(rank: Rank) -> None:
+    """NCCL stores the event mask with a captured operation."""
     from pynccl._internal import plugin
 
     buffer = rank.memory.put(np.ones(64, np.float32))
@@ -166,12 +166,7 @@ def _captured(rank: Rank) -> list[int]:
         graph.launch(stream)
         stream.synchronize()
         counts.append(len(plugin.stop_profile(before)))
-    return counts
-
-
-def test_a_graph_of_a_trace_is_launched_later(launch: Launcher) -> None:
-    """NCCL stores the event mask with a captured operation."""
-    assert launch(2, _captured, provider="cuda", env=_ON, fresh=True) == [[1, 1], [1, 1]]
+    assert counts == [1, 1]
 
 
 def _warnings_without_common_version(rank: Rank) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 
 from pynccl import nccl
 from pynccl.tools.trace import chrome
+from tests.support.commands import run_python
 
 _WORLD = """
 import numpy as np
@@ -74,24 +75,17 @@ def test_only_the_owner_can_change_it(tmp_path: Path, write: Callable[[Path], No
     assert os.listdir(tmp_path) == ["name_0"]
 
 
-def _run(tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", _WORLD],
-        env={**os.environ, "RANK": "0", **env},
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("variable", ["PYNCCL_TRACE", "PYNCCL_RECORD"])
 def test_the_files_of_a_process(tmp_path: Path, variable: str) -> None:
     victim, path = tmp_path / "victim", tmp_path / "run.0.rec"
     victim.write_text("precious")
     path.symlink_to(victim)
-    assert "run.0.rec" in _run(tmp_path, **{variable: "run.rec"}).stderr
+    env = {variable: str(tmp_path / "run.rec"), "RANK": "0"}
+    assert "run.0.rec" in run_python("-c", _WORLD, **env).stderr
     assert victim.read_text() == "precious"
     path.unlink()
     path.write_text("old")
-    done = _run(tmp_path, **{variable: "run.rec"})
+    done = run_python("-c", _WORLD, **env)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["run.0.rec", "victim"]
     assert chrome.load(path)

@@ -31,8 +31,8 @@ from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
 from tests.support.capsule import Capsule, open_capsule
 from tests.support.commands import python_output, run_command
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 _ROOT = Path(__file__).parents[2]
@@ -93,8 +93,21 @@ def _tensors(rank: Rank) -> list[Any]:
     return [values.copy(), torch.from_numpy(values.copy())]
 
 
-def _scaled_sums(rank: Rank, path: str) -> None:
-    fused = _load(path)
+_KERNEL = pytest.mark.needs_gpu("it runs a kernel that nvcc has compiled")
+
+
+@pytest.mark.parametrize(
+    ("extension", "provider"),
+    [
+        ("plain", "host"),
+        pytest.param("nvcc", "host", marks=pytest.mark.gpu),
+        pytest.param("nvcc", "cuda", marks=[pytest.mark.gpu, _KERNEL]),
+    ],
+    indirect=True,
+)
+@on_ranks(2, by="provider")
+def test_extension_with_ranks(rank: Rank, extension: Path) -> None:
+    fused = _load(str(extension))
     expected = np.arange(1000, dtype=np.float32) * sum(0.5 * (r + 1) for r in range(rank.nranks))
     for tensor in _tensors(rank):
         stream = 0
@@ -115,22 +128,6 @@ def _scaled_sums(rank: Rank, path: str) -> None:
     queue.synchronize()
     expected = np.arange(1000, dtype=np.float32) * rank.nranks
     np.testing.assert_allclose(tensor.cpu().numpy(), expected, rtol=1e-6)
-
-
-_KERNEL = pytest.mark.needs_gpu("it runs a kernel that nvcc has compiled")
-
-
-@pytest.mark.parametrize(
-    ("extension", "provider"),
-    [
-        ("plain", "host"),
-        pytest.param("nvcc", "host", marks=pytest.mark.gpu),
-        pytest.param("nvcc", "cuda", marks=[pytest.mark.gpu, _KERNEL]),
-    ],
-    indirect=True,
-)
-def test_extension_with_ranks(launch: Launcher, provider: str, extension: Path) -> None:
-    launch(2, _scaled_sums, str(extension), provider=provider)
 
 
 def test_extension_links_no_nccl(extension: Path) -> None:

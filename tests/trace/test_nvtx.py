@@ -4,7 +4,6 @@ profilers in general and, with PYNCCL_NVTX, for NVTX tools, and that nothing is 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,8 +16,9 @@ import numpy as np
 import pytest
 
 from pynccl import _C, nccl
-from tests.support.launcher import Launcher
+from tests.support.commands import run_python
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 from tests.trace.test_recorder import _every_operation
 
 _SOURCE = Path(__file__).with_name("nvtx_injection.c")
@@ -50,7 +50,8 @@ class _Ranges:
         return close
 
 
-def _operations(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_each_operation_is_a_range(rank: Rank) -> None:
     ranges = _Ranges()
     with _profiled(ranges):
         _every_operation(rank, rank.comm)
@@ -68,11 +69,8 @@ def _operations(rank: Rank) -> None:
     assert groups.pop().endswith(f", rank {rank.rank} of {rank.nranks}")
 
 
-def test_each_operation_is_a_range(launch: Launcher, provider: str) -> None:
-    launch(2, _operations, provider=provider)
-
-
-def _signals(rank: Rank) -> None:
+@on_ranks(2, by="provider")
+def test_one_sided_operations(rank: Rank) -> None:
     ranges = _Ranges()
     memory = rank.comm.mem_alloc(4096)
     window = rank.comm.register_window(memory)
@@ -91,10 +89,6 @@ def _signals(rank: Rank) -> None:
         ("wait_signal", 0),
     ]
     window.close()
-
-
-def test_one_sided_operations(launch: Launcher, provider: str) -> None:
-    launch(2, _signals, provider=provider)
 
 
 def _single(name: str | None = None) -> nccl.Communicator:
@@ -166,18 +160,6 @@ print("nvtx" in sys.modules)
 """
 
 
-def _run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if "NVTX" not in name}
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-
-
 def test_ranges_in_a_tool_of_nvtx(tmp_path: Path) -> None:
     pytest.importorskip("nvtx")
     compiler = shutil.which("cc")
@@ -185,7 +167,9 @@ def test_ranges_in_a_tool_of_nvtx(tmp_path: Path) -> None:
         pytest.skip("no C compiler for the tool")
     tool, lines = tmp_path / "tool.so", tmp_path / "lines"
     subprocess.run([compiler, "-shared", "-fPIC", str(_SOURCE), "-o", str(tool)], check=True)
-    _run(_PROGRAM, PYNCCL_NVTX="1", NVTX_INJECTION64_PATH=str(tool), NVTX_LINES=str(lines))
+    run_python(
+        "-c", _PROGRAM, PYNCCL_NVTX="1", NVTX_INJECTION64_PATH=str(tool), NVTX_LINES=str(lines)
+    )
     group = "dp, rank 0 of 1"
     assert lines.read_text().splitlines() == [
         f"+ pynccl|all_reduce|32|{group}", "- pynccl",
@@ -205,10 +189,10 @@ def test_nvtx_is_only_loaded_for_ranges() -> None:
     program = "import sys; from pynccl import _C, nccl; "
     program += "print('nvtx' in sys.modules, _C.set_profiler(None))"
     for value in ("", "0"):
-        assert _run(program, PYNCCL_NVTX=value).stdout == "False None\n"
+        assert run_python("-c", program, PYNCCL_NVTX=value).stdout == "False None\n"
 
 
 def test_the_package_nvtx_is_missing() -> None:
     program = "import sys; sys.modules['nvtx'] = None; from pynccl import nccl; nccl.range('a')"
-    done = _run(program, PYNCCL_NVTX="1")
+    done = run_python("-c", program, PYNCCL_NVTX="1")
     assert "PYNCCL_NVTX: the package nvtx is not installed" in done.stderr

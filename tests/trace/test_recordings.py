@@ -16,8 +16,8 @@ from pynccl import _C, nccl
 from pynccl.tools.trace import chrome, recording
 from pynccl.tools.trace.model import TraceError
 from tests.support.commands import run_python
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 COUNT = 1000
 
@@ -111,8 +111,10 @@ def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
     assert "PYNCCL_RECORD_LIMIT: '1 GB' is not a number of bytes" in done.stderr
 
 
-def _hangs(rank: Rank, path: str) -> None:
+@on_ranks(2, fresh=True)
+def test_a_hanging_operation_is_recorded(rank: Rank, tmp_path: Path) -> None:
     """An operation that does not return is in the recording."""
+    path = str(tmp_path / "hang.rec")
     comm = rank.communicator()
     x = np.ones(4, np.float32)
     comm.all_reduce(x)
@@ -133,10 +135,6 @@ def _hangs(rank: Rank, path: str) -> None:
     name = _C.stop_recording()
     if rank.rank == 0:
         assert [o.failed for o in chrome.load(name)[0].operations] == [False, True]
-
-
-def test_a_hanging_operation_is_recorded(launch: Launcher, tmp_path: Path) -> None:
-    launch(2, _hangs, str(tmp_path / "hang.rec"), fresh=True)
 
 
 def test_invalid_recordings() -> None:
