@@ -93,6 +93,8 @@ def test_mistakes(dist: Any, rank: int, size: int) -> None:
         dist.P2POp(dist.broadcast, tensor, 0)
     with pytest.raises(TypeError, match=r"torch\.Tensor"):
         dist.P2POp(dist.isend, [1], 0)
+    with pytest.raises(AttributeError, match="an attribute of a P2POp cannot be deleted"):
+        del dist.P2POp(dist.isend, tensor, 0).tensor
     with pytest.raises(ValueError, match="Invalid ``p2p_op_list``"):
         dist.batch_isend_irecv([1])
     other = dist.new_group()

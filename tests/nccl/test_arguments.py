@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
+from tests.support.ranks import on_ranks
 
 _OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 _PEER = {"send": "peer", "recv": "peer"}
@@ -269,6 +271,12 @@ def _memory(rank: Rank) -> int:
         with pytest.raises(error, match=text):
             call()
     buffer = comm.mem_alloc(8, "float32")
+    with pytest.raises(BufferError, match="a Buffer cannot be exported as a copy"):
+        buffer.__dlpack__(copy=True)
+    for version, name in ((None, "dltensor"), ((0, 8), "dltensor"), ((1, 0), "dltensor_versioned")):
+        assert f'"{name}"' in repr(buffer.__dlpack__(max_version=version))
+    with pytest.raises(ValueError, match="count: 2 elements end after the last address"):
+        comm.all_reduce(2**64 - 8, count=2, dtype="float64")
     buffer.close()
     with pytest.raises(ValueError, match="closed"):
         comm.all_reduce(buffer)
@@ -368,6 +376,26 @@ def test_wrong_arguments_of_streams_and_events() -> None:
         event.record("x")
     with pytest.raises(TypeError):
         event.elapsed_time(stream)
+    with pytest.raises(ValueError, match=r"mode: expected 'global', .* or 'relaxed', got 'local'"):
+        nccl.capture(stream, mode="local")  # type: ignore[arg-type]
+
+
+def test_an_object_without_init() -> None:
+    bare = nccl.Communicator.__new__(nccl.Communicator)
+    with pytest.raises(ValueError, match="the object is not initialised"):
+        bare.all_reduce(np.ones(1))
+
+
+@pytest.mark.gpu
+@on_ranks(1, provider="cuda")
+def test_a_stream_is_required_without_a_framework(rank: Rank) -> None:
+    array = rank.memory.put(np.ones(4, np.float32))
+    address = array.data_ptr()
+    with pytest.raises(TypeError, match=r"stream: is required, since tensor \(int\) has no"):
+        rank.comm.all_reduce(address, count=4, dtype="float32")
+    gpu.require(rank.provider, "ncclSignal")
+    with pytest.raises(TypeError, match=r"stream: signal\(\) has no tensor to determine"):
+        rank.comm.signal(0)
 
 
 class _Stranger:

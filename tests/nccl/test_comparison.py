@@ -112,10 +112,10 @@ def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
     other.recv(y, 1 - rank.rank, stream=stream)
     for number in range(1, 6):
         odd = rank.rank == _ODD and number == 5
-        with nccl.group():  # messages are not compared
+        comm.all_reduce(x, nccl.MAX if odd else nccl.SUM, stream=stream)
+        with nccl.group():  # messages have numbers of their own, and other peers on each rank
             comm.send(x, 1 - rank.rank, stream=stream)
             comm.recv(y, 1 - rank.rank, stream=stream)
-        comm.all_reduce(x, nccl.MAX if odd else nccl.SUM, stream=stream)
     text = r"as #5: rank 0 all_reduce\(.*, sum\); rank 1 all_reduce\(.*, max\)"
     with pytest.raises(nccl.NcclInvalidUsageError, match=text):
         comm.all_reduce(x, stream=stream)

@@ -41,13 +41,19 @@ def live():
         refused(lambda: comm.all_reduce(array))
     refused(lambda: graph.launch(stream))
     refused(stream.query)
+    expire()
+
+def expire():
     own, queue = nccl.Communicator.init_all(2, provider="host"), nccl.Stream("host")
     own[0].timeout = 0.1
     own[0].all_reduce(array, stream=queue)
     try:
         queue.synchronize()
     except nccl.NcclTimeoutError:
-        os._exit(0)
+        for comm in own:
+            comm.abort()
+        return
+    raise AssertionError("not expired")
 
 def wait_for(child):
     end = time.monotonic() + 60
@@ -67,12 +73,14 @@ for _ in range(FORKS):
     if child == 0:
         try:
             live()
+            os._exit(0)
         finally:
             os._exit(1)
     ends.append(wait_for(child))
 blocked.set()
 thread.join()
 stream.synchronize()
+expire()  # the parent finds no mutex locked either
 print({end: ends.count(end) for end in set(ends)})
 """
 

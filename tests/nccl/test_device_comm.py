@@ -145,7 +145,11 @@ def test_a_version_that_does_not_fit_is_refused(rank: Rank) -> None:
             "2.27.7",
             "compiled with NCCL 2.27.7, and the loaded library is 2.32.3: .*needs NCCL 2.28",
         ),
+        ("2.99.99", "compiled with NCCL 2.99.99, and the loaded library is 2.32.3"),
         ("2.31", "version: '2.31' is not a version"),
+        ("2.100.0", "version: '2.100.0' is not a version"),
+        ("2.31.100", "version: '2.31.100' is not a version"),
+        ("1.31.0", "version: '1.31.0' is not a version"),
         ("2.31.2 ", "version: '2.31.2 ' is not a version"),
         (0, "version: it is 0"),
         (-1, "version: -1 is negative"),
@@ -187,6 +191,12 @@ def test_mistakes_are_refused(rank: Rank) -> None:
         (TypeError, "buffers: ", lambda: comm.device_comm(buffers=64)),  # type: ignore[arg-type]
         (ValueError, "buffers: -8", lambda: comm.device_comm(buffers=(-8,))),
         (TypeError, "teams: ", lambda: comm.device_comm(teams=(1,))),  # type: ignore[arg-type]
+        (TypeError, "teams: expected Teams", lambda: comm.device_comm(teams=1)),  # type: ignore[arg-type]
+        (
+            ValueError,
+            "gin_traffic_class: -1 is negative",
+            lambda: comm.device_comm(gin_traffic_class=-1),
+        ),
         (
             ValueError,
             "gin_connection: 'all' is not one of 'none', 'full', 'rail', 'custom'",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -321,6 +322,25 @@ def test_an_exception_of_a_launched_function_is_raised(rank: Rank, captured: boo
                 wait()
         stream.synchronize()
         other.synchronize()
+
+
+def test_the_text_of_an_exception_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exceptions themselves are kept for the 64 most recent functions that failed."""
+
+    def fail() -> None:
+        raise _FunctionError
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    streams = [nccl.Stream("host") for _ in range(65)]
+    for stream in streams:
+        failed = threading.Event()
+        stream.launch(fail)
+        stream.launch(failed.set)
+        assert failed.wait(30)
+    with pytest.raises(nccl.NcclError, match="the stream called has raised _FunctionError"):
+        streams[0].synchronize()
+    with pytest.raises(_FunctionError):
+        streams[1].synchronize()
 
 
 @on_ranks(2)

@@ -6,6 +6,7 @@ fails.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable
@@ -260,6 +261,60 @@ def test_the_engine_refuses_a_destroyed_communicator(rank: Rank) -> None:
         graph.launch()
     text = f"communicator of rank {rank.rank} of {rank.nranks}, which was destroyed"
     assert text in raw.ncclGetLastError(None)
+
+
+def test_the_engine_refuses_captures_that_do_not_end_where_they_began() -> None:
+    """By the driver's functions: the objects detect it before."""
+    from pynccl import libraries
+
+    library = ctypes.CDLL(libraries.load("host").path)
+    streams = [nccl.Stream("host") for _ in range(3)]
+    first, second, third = (ctypes.c_void_p(stream.handle) for stream in streams)
+    event, graph = nccl.Event("host"), ctypes.c_void_p()
+    relaxed, unsupported, invalidated, merge, unmatched = 2, 900, 901, 902, 903
+
+    def call(name: str, *arguments: object) -> int:
+        result: int = getattr(library, "host" + name)(*arguments)
+        return result
+
+    def begin(*captured: ctypes.c_void_p) -> None:
+        assert [call("StreamBeginCapture", one, relaxed) for one in captured] == [0] * len(captured)
+
+    def record(stream: ctypes.c_void_p) -> None:
+        assert call("EventRecord", ctypes.c_void_p(event.handle), stream) == 0
+
+    def wait(stream: ctypes.c_void_p) -> int:
+        return call("StreamWaitEvent", stream, ctypes.c_void_p(event.handle), 0)
+
+    def end(stream: ctypes.c_void_p) -> int:
+        return call("StreamEndCapture", stream, ctypes.byref(graph))
+
+    begin(first)
+    record(first)
+    assert wait(second) == 0
+    assert (end(second), end(first)) == (unmatched, invalidated)
+    begin(first)
+    record(first)
+    assert (wait(ctypes.c_void_p()), end(first)) == (unsupported, invalidated)
+    begin(first, second)
+    record(first)
+    assert (wait(second), end(first), end(second)) == (merge, invalidated, invalidated)
+    begin(first, second)
+    x, y = (np.ones(4, np.float32) for _ in range(2))
+    with nccl.Communicator.init_all(1, provider="host")[0] as comm:
+        lib, handle = comm.library, comm.handle
+        lib.ncclGroupStart()
+        for array, stream in ((x, first), (y, second)):
+            data = array.ctypes.data
+            lib.ncclAllReduce(data, data, 4, 7, 0, handle, stream.value)
+        with pytest.raises(nccl.NcclError):
+            lib.ncclGroupEnd()
+        assert (end(first), end(second)) == (invalidated, invalidated)
+    begin(third)
+    streams[2].close()  # which ends its capture
+    begin(first)
+    assert end(first) == 0
+    assert call("GraphDestroy", graph) == 0
 
 
 @on_ranks(2, ids=2)

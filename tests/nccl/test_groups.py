@@ -5,8 +5,12 @@ exception or a mistake ends them.
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +197,41 @@ def test_many_communicators_in_any_order(rank: Rank) -> None:
             assert (buffer == sum(r * number + turn for r in range(rank.nranks))).all()
     for comm in comms:
         comm.close()
+
+
+class _Array(np.ndarray):
+    """An array with weak references."""
+
+
+class _Exporter:
+    """Has new memory for each capsule, which alone keeps it."""
+
+    def __init__(self) -> None:
+        self.exported: list[weakref.ref[np.ndarray]] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **options: Any) -> object:  # noqa: ANN401
+        array = np.ones(4, np.float32).view(_Array)
+        self.exported.append(weakref.ref(array))
+        return array.__dlpack__(**options)
+
+
+def test_a_group_keeps_exported_memory_until_its_operations_are_done() -> None:
+    (comm,) = nccl.Communicator.init_all(1, provider="host")
+    stream, gate, exporter = nccl.Stream("host"), threading.Event(), _Exporter()
+    stream.launch(lambda: gate.wait(30))
+    with nccl.group():
+        comm.all_reduce(exporter, stream=stream)
+    gc.collect()
+    assert [ref() is not None for ref in exporter.exported] == [True]
+    gate.set()
+    stream.synchronize()
+    comm.all_reduce(_Exporter(), stream=stream)  # which releases what is done
+    gc.collect()
+    assert exporter.exported[0]() is None
+    comm.close()
 
 
 @on_ranks(2, by="provider")

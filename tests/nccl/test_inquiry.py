@@ -139,7 +139,7 @@ def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> str:
         whose = "unanswered"
     if isinstance(error, nccl.NcclTimeoutError) and whose == "own":
         raised.match(text)
-        assert error.missing_ranks == [_ABSENT], str(error)
+        assert (error.missing_ranks, error.missing_source) == ([_ABSENT], "store"), str(error)
         copy = pickle.loads(pickle.dumps(error))
         assert (str(copy), copy.missing_ranks) == (str(error), [_ABSENT])
     comm.timeout = 30

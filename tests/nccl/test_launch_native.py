@@ -128,6 +128,30 @@ def test_an_object_is_kept_until_the_function_has_run(stream: nccl.Stream) -> No
     assert _gone(alive)
 
 
+class _Function(SimpleNamespace):
+    """A function with an address, like numba's, and with weak references."""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_function_is_kept_until_it_has_run(stream: nccl.Stream, compiled: bool) -> None:
+    gate, done = _semaphore(), _semaphore()
+    function = (
+        _Function(address=_POST)
+        if compiled
+        else ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda at: _LIBC.sem_post(ctypes.c_void_p(at)))
+    )
+    alive: weakref.ref[object] = weakref.ref(function)
+    stream.launch_native(_WAIT, gate)
+    stream.launch_native(function, done.ctypes.data)
+    del function
+    gc.collect()
+    assert alive() is not None
+    _LIBC.sem_post(ctypes.c_void_p(gate.ctypes.data))
+    stream.synchronize()
+    assert _value(done) == 1
+    assert _gone(alive)
+
+
 def test_a_bytearray_cannot_be_resized_meanwhile(stream: nccl.Stream) -> None:
     gate, memory = _semaphore(), bytearray(_semaphore())
     stream.launch_native(_WAIT, gate)

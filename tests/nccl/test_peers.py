@@ -8,12 +8,14 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
 from tests.support import gpu
+from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -80,6 +82,8 @@ def _check_bounds(window: nccl.Window, peer: int, size: int) -> None:
          lambda: window.peer(peer, 4, 1, "int64")),
         (f"dtype: the {size} bytes of the memory of rank {peer} are not a whole number of .* int64",
          lambda: window.peer(peer, dtype="int64")),
+        (f"dtype: the {size - 8} bytes of the memory of rank {peer} are not a whole number",
+         lambda: window.peer(peer, 8, dtype="int64")),
         ("shape: -1 is negative", lambda: window.peer(peer, 0, -1)),
         ("shape: the size in bytes does not fit",
          lambda: window.peer(peer, 0, (1 << 62, 8), "int64")),
@@ -145,6 +149,21 @@ def test_a_view_is_closed_alone() -> None:
     comm.close()
 
 
+def test_a_closed_view_releases_the_window() -> None:
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    buffer = comm.mem_alloc(_PAGE)
+    alive = weakref.ref(buffer)
+    with comm.register_window(buffer) as window:
+        view = window.peer(0)
+    del window, buffer
+    gc.collect()
+    assert alive() is not None
+    view.close()
+    gc.collect()
+    assert alive() is None
+    comm.close()
+
+
 @pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
 @on_ranks(by="threads")
@@ -195,6 +214,8 @@ def test_mistakes_with_symmetric_memory(rank: Rank) -> None:
             call()
     with pytest.raises(TypeError, match="shape: "):
         comm.symmetric_empty("4")  # type: ignore[arg-type]
+    with nccl.group(), pytest.raises(ValueError, match="communicator: it is closed"):
+        closed.symmetric_empty(4)
     with contextlib.suppress(KeyError), nccl.group():
         pending = comm.symmetric_empty(4)
         for use in (lambda: pending.peer(0), pending.close):
@@ -204,6 +225,18 @@ def test_mistakes_with_symmetric_memory(rank: Rank) -> None:
     assert pending.window.closed
     pending.close()
     comm.symmetric_empty(4).close()
+
+
+def test_an_nccl_without_windows(tmp_path: Path) -> None:
+    path = compile_nccl(tmp_path, 22605, with_communicators=True)
+    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
+        for call in (
+            lambda: comm.symmetric_empty(4),
+            lambda: comm.register_window(_PAGE, count=_PAGE, dtype="uint8"),
+        ):
+            text = r"ncclCommWindowRegister needs NCCL 2\.27\.\d+; the loaded"
+            with pytest.raises(nccl.MissingFunctionError, match=text):
+                call()
 
 
 def test_deleted_memory_stays_registered() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import sys
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -100,6 +102,19 @@ def test_a_deleted_window_stays_registered() -> None:
     assert released() is None
 
 
+def test_the_warning_of_a_deleted_window_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A destructor cannot raise it."""
+    reports: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(report.exc_value))
+    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    buffer = comm.mem_alloc(_PAGE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        comm.register_window(buffer)
+    assert [type(report) for report in reports] == [ResourceWarning]
+    comm.close()
+
+
 def test_several_ranks_in_one_thread() -> None:
     comms = nccl.Communicator.init_all(3, provider="host")
     buffers = [comm.mem_alloc(_PAGE) for comm in comms]
@@ -146,6 +161,8 @@ def test_mistakes_are_refused_on_all_ranks(rank: Rank) -> None:
     for message, call in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             call()
+    with nccl.group(), pytest.raises(ValueError, match="communicator: it is closed"):
+        closed.register_window(buffer)
     # One rank's mistake is raised on all of them, and their communicator stays usable.
     ordinary = np.zeros(3 * _PAGE, np.uint8)
     aligned = ordinary[-ordinary.ctypes.data % _PAGE :][:_PAGE]

@@ -272,6 +272,13 @@ def test_wrong_types_are_refused() -> None:
         lib.ncclCommInitAll(2, [0])
     with pytest.raises(ValueError, match="ndev: -1"):
         lib.ncclCommInitAll(-1, None)
+    with pytest.raises(TypeError, match="devlist: expected a sequence or None, got 5"):
+        lib.ncclCommInitAll(2, 5)
+    older = raw.ncclDevCommRequirements_t()
+    older.version, older.ginQueueDepth = 22902, 2
+    text = r"reqs\.ginQueueDepth needs NCCL 2\.29\.7, the version of the struct is 2\.29\.2"
+    with pytest.raises(ValueError, match=text):
+        lib.ncclDevCommCreate(0, older)
 
 
 def test_enums_have_the_values_of_nccl_h() -> None:
@@ -299,6 +306,8 @@ def test_structs_begin_as_nccl_initialises_them() -> None:
     assert (config.netName, config.minCTAs) == ("Socket", 4)
     with pytest.raises(TypeError):
         config.minCTAs = "4"  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="expected a str, bytes or None, got 5"):
+        config.netName = 5  # type: ignore[assignment]
     coll = raw.ncclCollConfig_t()
     assert (coll.magic, coll.ext, coll.userProfilerTag) == (0xCAFEBEEF, 0, 0)
     coll.algSelection = "ring"
@@ -380,6 +389,25 @@ def test_hostnccl_refuses_wrong_arguments() -> None:
     for owner, win in ((comm, window), (other, foreign)):
         lib.ncclCommWindowDeregister(owner, win)
         lib.ncclCommDestroy(owner)
+    lib.ncclMemFree(memory)
+
+
+def test_the_memory_of_hostnccl() -> None:
+    """Answers to clients of the CUDA driver; pynccl asks for memory on GPUs alone."""
+    driver, lib = ctypes.CDLL(raw.load("host").path), raw.load("host")
+    memory, answer = lib.ncclMemAlloc(4096), ctypes.c_uint(7)
+    memory_type, range_start, ordinal = 2, 11, 9  # CU_POINTER_ATTRIBUTE_*
+
+    def attribute(number: int, address: int) -> int:
+        result: int = driver.hostPointerGetAttribute(
+            ctypes.byref(answer), number, ctypes.c_uint64(address)
+        )
+        return result
+
+    assert (attribute(memory_type, memory), answer.value) == (0, 1)  # CU_MEMORYTYPE_HOST
+    assert (attribute(ordinal, memory), answer.value) == (0, 0)
+    assert attribute(memory_type, 0) == 1  # CUDA_ERROR_INVALID_VALUE
+    assert attribute(range_start, memory) == 801  # CUDA_ERROR_NOT_SUPPORTED
     lib.ncclMemFree(memory)
 
 

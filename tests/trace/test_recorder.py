@@ -526,7 +526,13 @@ def test_the_mirror_and_its_works(rank: Rank) -> None:
     assert wait.communicator == trace.operations[1].communicator
 
 
+def _reduce_alone() -> None:
+    with _single() as comm:
+        comm.all_reduce(np.ones(1, np.float32))
+
+
 def test_a_child_of_a_fork_is_not_traced() -> None:
+    """But by a trace of its own."""
     with _single() as comm, nccl.trace() as trace:
         comm.all_reduce(np.ones(1, np.float32))
         pid = os.fork()
@@ -534,8 +540,8 @@ def test_a_child_of_a_fork_is_not_traced() -> None:
             status = 1
             try:
                 if not _C.is_traced():
-                    inner = traced_by(lambda: None)
-                    status = 0 if inner.operations == [] else 2
+                    inner = traced_by(_reduce_alone)
+                    status = 0 if [one.kind for one in inner.operations] == ["all_reduce"] else 2
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pynccl import _C
 from pynccl.weights import (
     ChecksumError,
     Spec,
@@ -275,3 +276,19 @@ def test_only_changes_are_sent(commit: str, nsenders: int) -> None:
     changed = 400 + 4096
     expected = [everything] * 4 if commit == "swap" else [everything, changed, changed, 0]
     assert results[0] == results[-1] == expected, results
+
+
+def test_tensors_that_do_not_fit_a_bucket() -> None:
+    bucket, tensor = np.zeros(16, np.uint8), np.ones(4, np.float32)
+    for text, offsets, sizes in (
+        ("tensors: there are 1 for 2 offsets and 1 sizes", [0, 0], [16]),
+        ("tensors: there are 1 for 1 offsets and 0 sizes", [0], []),
+        ("tensors: number 0 has 16 bytes, not 12", [0], [12]),
+        ("offsets: 16 bytes at 1 are outside the bucket of 16 bytes", [1], [16]),
+        ("offsets: 16 bytes at 17 are outside the bucket of 16 bytes", [17], [16]),
+    ):
+        for copy in (_C.pack, _C.unpack):
+            with pytest.raises(ValueError, match=text):
+                copy(bucket, offsets, sizes, [tensor])
+    assert not bucket.any()
+    assert (tensor == 1).all()
