@@ -203,8 +203,8 @@ coverage: $(VENV)/.installed $(VENV)/.group-test $(VENV)/.group-gates ## which l
 	find $(COVERAGE)/cmake -name "*.gcda" -delete
 	cc -shared -fPIC -O1 tests/support/coverage/at_exit.c -o $(COVERAGE)/at_exit.so -ldl
 	cd $(COVERAGE)/tree && export PYTHONPATH=$$PWD COVERAGE_RCFILE=$$PWD/pyproject.toml LD_PRELOAD=$(COVERAGE)/at_exit.so && \
-	  for double in "-p tests.doubles.plugin -m gpu" "-m not\ gpu"; do \
-	    eval "coverage run -m pytest -q -n $(WORKERS) --dist loadfile $$double $(TESTS)" || true; done
+	  for double in "-p tests.doubles.plugin -m gpu\ or\ double" "-m not\ gpu"; do \
+	    eval "coverage run -m pytest -q -p tests.support.coverage.workers -n $(WORKERS) --dist loadfile $$double $(TESTS)" || true; done
 	cd $(COVERAGE)/tree && coverage combine --quiet && coverage html --quiet -d $(COVERAGE)/python && coverage report
 	cd $(COVERAGE)/tree && gcovr --filter csrc/ --exclude-throw-branches --gcov-ignore-errors=no_working_dir_found \
 	  --gcov-ignore-parse-errors=negative_hits.warn --gcov-ignore-parse-errors=suspicious_hits.warn \

@@ -1,7 +1,7 @@
 # CMAKE_PROJECT_INCLUDE of the instrumented build: adds flush.cpp to the libraries, once they are
 # there.
 function(pynccl_add_flush)
-  foreach(library _C hostnccl hostnccl_preload)
+  foreach(library _C hostnccl hostnccl_preload plugin)
     target_sources(${library} PRIVATE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/flush.cpp")
   endforeach()
 endfunction()
