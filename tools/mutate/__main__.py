@@ -88,7 +88,7 @@ AREAS: dict[str, tuple[str, ...]] = {
             "nccl",
             "flight_record comparison inquiry on_timeout deadlines flight_dump deadlines_graphs",
         ),
-        "tests/trace/test_recorder.py",
+        *_files("trace", "nvtx recorder recorder_graphs recordings"),
         "tests/doubles/test_silent_driver.py",
     ),
     "csrc/hostnccl/rendezvous": (
@@ -106,12 +106,14 @@ AREAS: dict[str, tuple[str, ...]] = {
             "nonblocking communicator revoke recover_agreement operators one_sided suspension",
         ),
         *_files("hostnccl", "deadlock interactions tuning"),
+        "tests/reliability/test_kill_matrix.py",
         *_files("nccl", "life recover"),
     ),
     "csrc/hostnccl/operations": (
         "tests/mirror/test_mirror_collectives.py",
         *_files("hostnccl", "mismatch device_api numbers interactions strict"),
         *_files("nccl", "operators groups one_sided windows"),
+        "tests/reliability/test_kill_matrix.py",
         *_files("hostnccl", "tuning death rendezvous_failures"),
     ),
     "csrc/hostnccl/group": (
@@ -146,8 +148,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/python/device": _files("nccl", "device_comm peers memory"),
     "csrc/python/watch": (
-        *_files("nccl", "flight_record deadlines on_timeout inquiry flight_dump"),
-        "tests/trace/test_recorder.py",
+        *_files("nccl", "comparison flight_record deadlines on_timeout inquiry flight_dump"),
+        *_files("trace", "nvtx recorder"),
     ),
     "csrc/c10d": (
         *_files("c10d", "collectives messages against_torch windows lending registration"),

@@ -42,7 +42,9 @@ _STEP = re.compile(r"(\+\+|--)(?=\w)")
 _RETURN = re.compile(r"\breturn (true|false);")
 _IF = re.compile(r"\bif (constexpr )?\(")
 # A statement that is a call on its own line, which can be removed.
-_STATEMENT = re.compile(r"^ +(?!return|throw|delete|co_)[\w:.>()-]+\(.*\);$", re.MULTILINE)
+_STATEMENT = re.compile(
+    r"^ +(?!return|throw|delete|co_|static_assert)[\w:.>()-]+\(.*\);$", re.MULTILINE
+)
 _PAUSE = re.compile(r"without `(sleep_on|std::this_thread::sleep_for|time\.sleep|poll|pause)\(")
 _NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n\\]|\\.)*|R"\((?:.*?)\)"|"(?:[^"\\\n]|\\.)*"'
