@@ -238,6 +238,29 @@ def test_the_current_stream_of_an_arrays_device() -> None:
     assert call.stream == stream.ptr
 
 
+def _context() -> int:
+    context = ctypes.c_uint64()
+    library.driver()("cuCtxGetCurrent", ctypes.byref(context))
+    return context.value
+
+
+def test_a_range_on_a_stream_of_another_device() -> None:
+    comm, stream = _one_rank(), nccl.Stream("cuda", device=1)
+
+    def trace() -> None:
+        nccl.Stream("cuda", device=0).close()  # which leaves the device's context current
+        before = _context()
+        with nccl.trace() as traced, nccl.range("x", stream=stream):
+            library.busy(0.02, stream.handle, 1)
+        assert _context() == before
+        (span,) = traced.process.ranges
+        assert span.ended is not None
+        assert span.ended - span.began > 0.01e9
+
+    in_threads(trace)
+    comm.close()
+
+
 @pytest.mark.violations
 @on_ranks(1, provider="cuda", fresh=True)
 def test_a_segment_is_freed_in_order(rank: Rank) -> None:
