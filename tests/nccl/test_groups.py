@@ -5,6 +5,7 @@ exception or a mistake ends them.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
@@ -218,11 +219,12 @@ class _Exporter:
         return array.__dlpack__(**options)
 
 
-def test_a_group_keeps_exported_memory_until_its_operations_are_done() -> None:
+@pytest.mark.parametrize("grouped", [True, False])
+def test_exported_memory_is_kept_until_operations_are_done(grouped: bool) -> None:
     (comm,) = nccl.Communicator.init_all(1, provider="host")
     stream, gate, exporter = nccl.Stream("host"), threading.Event(), _Exporter()
     stream.launch(lambda: gate.wait(30))
-    with nccl.group():
+    with nccl.group() if grouped else contextlib.nullcontext():
         comm.all_reduce(exporter, stream=stream)
     gc.collect()
     assert [ref() is not None for ref in exporter.exported] == [True]

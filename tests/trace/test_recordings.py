@@ -111,6 +111,16 @@ def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
     assert "PYNCCL_RECORD_LIMIT: '1 GB' is not a number of bytes" in done.stderr
 
 
+def test_the_end_of_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
+    _C.start_recording(str(tmp_path / "missing" / "file"), 1 << 20)
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+        comm.all_reduce(np.ones(4))
+    with pytest.raises(FileNotFoundError, match="missing/file"):
+        _C.stop_recording()
+    with pytest.raises(ValueError, match="recording: none is running"):
+        _C.stop_recording()
+
+
 @on_ranks(2, fresh=True)
 def test_a_hanging_operation_is_recorded(rank: Rank, tmp_path: Path) -> None:
     """An operation that does not return is in the recording."""

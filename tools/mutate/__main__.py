@@ -149,7 +149,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/python/device": _files("nccl", "device_comm peers memory"),
     "csrc/python/watch": (
         *_files("nccl", "comparison flight_record deadlines on_timeout inquiry flight_dump"),
-        *_files("trace", "nvtx recorder"),
+        *_files("trace", "nvtx recorder recordings"),
     ),
     "csrc/c10d": (
         *_files("c10d", "collectives messages against_torch windows lending registration"),
