@@ -149,7 +149,7 @@ def _two_devices(rank: int, size: int) -> None:
         tensor = torch.full((3,), rank + 1.0, device=f"cuda:{device}")
         dist.all_reduce(tensor)
         assert tensor.tolist() == [3.0] * 3
-    with pytest.raises(ValueError, match=f"output_tensor: it is on cuda:{device}, other "):
+    with pytest.raises(ValueError, match=f"output_tensor: it is on cuda:{device}, but other "):
         dist.all_gather_into_tensor(tensor.repeat(size), torch.ones(3, device=f"cuda:{rank}"))
 
 
