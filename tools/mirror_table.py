@@ -189,6 +189,10 @@ A script needs two changes: the import and the backend name.
 * A script may exit without `destroy_process_group`. After `fork`, a child cannot use its parent's
   groups, but can create its own. The other ranks detect the death of the parent even while the
   child (a `DataLoader` worker) is alive.
+* `init_process_group` with torch's TCPStore (`env://`, `tcp://`) takes 5 seconds or more on all
+  ranks if the name server does not answer, as with every backend of torch.distributed. The store
+  looks up the name of each connection's address, and `::ffff:127.0.0.1` is rarely in `/etc/hosts`.
+  A line `::ffff:127.0.0.1 localhost` there, or `file://`, avoids the look-up.
 * torch.distributed can be used in the same process at the same time. The two share nothing, even if
   they use the same store.
 * In a function compiled with torch.compile, each of these calls causes a graph break. The
