@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pynccl import _C
-from pynccl._internal.team import integer
+from pynccl._internal.arguments import integer, wrong_type
 
 __all__ = ["CollConfig"]
 
@@ -86,12 +86,12 @@ class CollConfig:
         if self.max_ctas is not None and (self.min_ctas or 0) > self.max_ctas:
             raise ValueError(f"min_ctas: {self.min_ctas} is above max_ctas, {self.max_ctas}")
         if not isinstance(self.algorithm, str | None):
-            raise _wrong_type("algorithm", "a str or None", self.algorithm)
+            raise wrong_type("algorithm", "a str or None", self.algorithm)
         if self.algorithm == "":
             raise ValueError("algorithm: the string is empty")
         struct.algSelection = self.algorithm
         if not isinstance(self.force_algorithm, bool):
-            raise _wrong_type("force_algorithm", "a bool", self.force_algorithm)
+            raise wrong_type("force_algorithm", "a bool", self.force_algorithm)
         struct.forceAlgSelection = self.force_algorithm
         tag = integer("profiler_tag", self.profiler_tag)
         if not 0 <= tag < 2**63:
@@ -115,10 +115,6 @@ class CollConfig:
         return functools.partial(CollConfig, **self._settings()), ()  # type: ignore[arg-type]
 
 
-def _wrong_type(name: str, expected: str, value: object) -> TypeError:
-    return TypeError(f"{name}: expected {expected}, got {value!r} ({type(value).__name__})")
-
-
 def _address_of(event: object) -> int:
     """Return the cudaEvent_t of an event of pynccl, torch or CuPy, or of an integer."""
     attributes = (name for name in ("cuda_event", "ptr", "handle") if hasattr(event, name))
@@ -128,7 +124,7 @@ def _address_of(event: object) -> int:
         address = operator.index(handle)
     except TypeError:
         expected = "an Event, a torch or CuPy event, or an integer"
-        raise _wrong_type("launch_event", expected, event) from None
+        raise wrong_type("launch_event", expected, event) from None
     if address == 0:
         raise ValueError(
             f"launch_event: {event!r} has no cudaEvent_t yet: torch creates it when it is first "

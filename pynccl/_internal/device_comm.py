@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeVar
 
 from pynccl import _C
-from pynccl._internal.team import integer
+from pynccl._internal.arguments import integer, wrong_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -263,9 +263,7 @@ def _count(argument: str, value: SupportsIndex, limit: int = 2**31) -> int:
 
 def _sizes(buffers: Iterable[SupportsIndex]) -> list[int]:
     if not isinstance(buffers, Iterable) or isinstance(buffers, str):
-        raise TypeError(
-            f"buffers: expected sizes in bytes, got {buffers!r} ({type(buffers).__name__})"
-        )
+        raise wrong_type("buffers", "sizes in bytes", buffers)
     sizes = [_count("buffers", size, 2**64) for size in buffers]
     if 0 in sizes:
         raise ValueError("buffers: a size is 0")

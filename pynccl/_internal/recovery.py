@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pynccl import _C
+from pynccl._internal.arguments import wrong_type
 from pynccl.errors import NcclRemoteError
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def recover(
 
 def _checked_timeout(timeout: float) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout: expected seconds, got {timeout!r} ({type(timeout).__name__})")
+        raise wrong_type("timeout", "seconds", timeout)
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout: {timeout} must be above 0 seconds, and finite")
     return float(timeout)

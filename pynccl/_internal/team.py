@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import SupportsIndex
 
-__all__ = ["Team", "integer"]
+from pynccl._internal.arguments import integer
 
-
-def integer(name: str, value: SupportsIndex) -> int:
-    """Return an integer argument as an int. Raises TypeError, which names the argument."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        text = f"{name}: expected an integer, got {value!r} ({type(value).__name__})"
-        raise TypeError(text) from None
+__all__ = ["Team"]
 
 
 @dataclass(frozen=True)
