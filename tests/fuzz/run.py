@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.cpp import compile_with_parts
+
 __all__ = ["TARGETS", "compile_program", "fuzz"]
 
 TARGETS = (
@@ -43,10 +45,7 @@ _NEWEST_CLANG = 25
 
 def compile_program(compiler: str, program: Path, own: list[str], flags: list[str]) -> None:
     """Compile sources of this folder with the parts of hostnccl that they need."""
-    sources = [str(_HERE / name) for name in own]
-    sources += [str(_ROOT / "csrc" / "hostnccl" / name) for name in _ENGINE]
-    command = [compiler, "-std=c++20", "-g", "-O1", *flags, f"-I{_ROOT / 'csrc'}", *sources]
-    subprocess.run([*command, "-o", str(program)], check=True, timeout=300)
+    compile_with_parts(compiler, program, [_HERE / name for name in own], _ENGINE, flags)
 
 
 def _clang() -> str:

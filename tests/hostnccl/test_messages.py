@@ -5,29 +5,25 @@ them, in a separate program under a sanitizer. ``make fuzz`` tries more.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.fuzz.run import compile_program
+from tests.support.cpp import compiler
 from tests.support.tier import FULL
 
 _INPUTS = 300_000 if FULL else 30_000
 
 
 def test_any_bytes(tmp_path: Path) -> None:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    found = compiler()
     program = tmp_path / "seeds"
     try:
         sanitizers = "address,undefined" if FULL else "address"
         flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
-        compile_program(compiler, program, ["seeds.cpp", "messages.cpp"], flags)
+        compile_program(found, program, ["seeds.cpp", "messages.cpp"], flags)
     except subprocess.CalledProcessError:
-        compile_program(compiler, program, ["seeds.cpp", "messages.cpp"], [])
+        compile_program(found, program, ["seeds.cpp", "messages.cpp"], [])
     result = subprocess.run(
         [program, "--mutate", str(_INPUTS)], check=True, timeout=120, capture_output=True, text=True
     )

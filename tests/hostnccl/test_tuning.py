@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import struct
 import subprocess
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from pynccl import nccl, testing
 from tests.support.commands import python_output
+from tests.support.cpp import compile_with_parts, compiler
 from tests.support.tier import FULL
 
 _KIB, _MIB = 2**10, 2**20
@@ -242,16 +242,10 @@ class _Process:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """measuring_process.cpp, compiled."""
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    root = Path(__file__).resolve().parents[2]
-    base = root / "csrc" / "hostnccl" / "base"
-    sources = [base / f"{name}.cpp" for name in ("tuning", "params", "process", "error")]
     built = tmp_path_factory.mktemp("program") / "measuring_process"
-    own = Path(__file__).with_name("measuring_process.cpp")
-    command = [compiler, "-std=c++20", f"-I{root / 'csrc'}", own, *sources, "-o", built]
-    subprocess.run(command, check=True, timeout=300)
+    own = [Path(__file__).with_name("measuring_process.cpp")]
+    parts = [f"base/{name}.cpp" for name in ("tuning", "params", "process", "error")]
+    compile_with_parts(compiler(), built, own, parts, [])
     return built
 
 
