@@ -63,7 +63,7 @@ class WorkQueue {
   virtual void run_until(const HostWork& work) = 0;
   // Lets the thread of the lane run the pending operations.
   virtual void start() = 0;
-  // Whether this process is a child of the one that created the queue. It lacks the thread.
+  // Whether this process is a forked child of the queue's process, and so lacks the lane's thread.
   bool is_forked() const { return forks_ != Forks::count(); }
 
  protected:

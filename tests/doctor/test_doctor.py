@@ -221,7 +221,7 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("name", "advice"), [("SIGBUS", "shared memory"), ("SIGKILL", "memory limit"), ("SIGSEGV", "")]
 )
 def test_a_rank_that_dies(monkeypatch: pytest.MonkeyPatch, name: str, advice: str) -> None:
-    """The report names the dead rank, not the one that waited for it."""
+    """The report names the rank that died, not the rank that was waiting for it."""
     monkeypatch.setenv("DOCTOR_TEST_SIGNAL", name)
     (problem,) = _with(_die)
     expected = f"rank 0 died after creating a communicator: its process was killed by {name}"

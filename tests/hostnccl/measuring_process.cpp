@@ -29,7 +29,7 @@ void create_communicator(std::vector<double>& round_trips) {
       save_measurements(found);
     }
   }
-  known_measurements();  // the text below is of all that is known
+  known_measurements();  // reads the file again, which changes the text of HOSTNCCL_TUNING
   std::cout << (wanted ? "measures" : "does not measure") << ": " << param_text(ParamId::Tuning)
             << std::endl;
 }

@@ -351,7 +351,7 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         found = [[match.kind, *(m.rank for m in match.members)] for match in merge([one]).matches]
         messages = [["send", 0, 1], ["send", 1, 2], ["send", 2, 0]]
         # Registering a window gathers.
-        collectives = [["all_gather", 0, 1, 2], *[["all_reduce", 0, 1, 2]] * 2]
+        collectives = [["all_gather", 0, 1, 2], ["all_reduce", 0, 1, 2], ["all_reduce", 0, 1, 2]]
         assert sorted(found) == sorted([*collectives, *messages * 2])
         assert check(one) == []
         result = replay([one])
