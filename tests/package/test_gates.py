@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import commits, tidy, trees
-from tools.mutate.__main__ import AREAS, chosen
+from tools.mutate.__main__ import AREAS, chosen, without_effect
 from tools.mutate.mutants import mutants
 
 _CPP = """\
@@ -92,6 +92,14 @@ def test_areas(area: str) -> None:
     for mutant in changes:
         source = (trees.ROOT / mutant.file).read_text()
         assert mutant.apply(source) != source
+
+
+def test_changes_without_an_effect_exist() -> None:
+    listed = without_effect((trees.ROOT / "docs" / "quality.md").read_text())
+    assert listed
+    for file, text in sorted(listed):
+        found = mutants(file, (trees.ROOT / file).read_text())
+        assert text in [one.text for one in found], f"docs/quality.md: {file}: {text}"
 
 
 def test_pauses_do_not_count() -> None:

@@ -6,10 +6,11 @@ An area is a folder and the tests that should notice changes in it. In each area
 ``--count`` of all possible changes (tools.mutate.mutants) of its files, except headers. The tests
 run sequentially in one process, in the order of AREAS, and some of the backend's again with torch
 2.15, if the environment of `make test-torch` exists. A change is noticed if a test fails, or if the
-tests twice exceed a limit far above their usual time. Changes that do not compile do not count,
-nor do those that leave out a pause: they change when something happens, not what.
-The scores are written to docs/quality.md, one row per area and seed. build/mutate contains the copy
-of the tree and result.json with the outcome of each change.
+tests twice exceed a limit far above their usual time. Changes that do not compile do not count, nor
+do those that leave out a pause: they change when something happens, not what. Those listed in
+docs/quality.md as without an effect are not tried and not part of the score. The scores are written
+to docs/quality.md, one row per area and seed. build/mutate contains the copy of
+the tree and result.json with the outcome of each change.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pathlib import Path
 from tools import trees
 from tools.mutate.mutants import Mutant, mutants
 
-__all__ = ["AREAS", "Outcome", "chosen", "report"]
+__all__ = ["AREAS", "Outcome", "chosen", "report", "without_effect"]
 
 _FOLDER = trees.ROOT / "build" / "mutate"
 _TREE = _FOLDER / "tree"
@@ -279,8 +280,15 @@ def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
     return Outcome(area, seed, mutant, status, time.monotonic() - began, failed)
 
 
+# A line of docs/quality.md that lists a change without an effect: its file, and what it is.
+_WITHOUT_EFFECT = re.compile(r"^\* (\S+): (.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\| (\S+) \| (\d+) \| .+$", re.MULTILINE)
 _SURVIVOR = re.compile(r"^\* (\S+), seed (\d+): .+$", re.MULTILINE)
+
+
+def without_effect(document: str) -> set[tuple[str, str]]:
+    """The changes that the document lists as without an effect: their files and texts."""
+    return set(_WITHOUT_EFFECT.findall(document))
 
 
 def report(document: str, outcomes: Sequence[Outcome]) -> list[str]:
@@ -289,12 +297,13 @@ def report(document: str, outcomes: Sequence[Outcome]) -> list[str]:
     tried = {(one.area, one.seed) for one in outcomes}
     for area, seed in tried:
         found = [one.status for one in outcomes if (one.area, one.seed) == (area, seed)]
-        noticed, late, survived = map(found.count, ("noticed", "late", "survived"))
+        kinds = ("no effect", "noticed", "late", "survived")
+        equal, noticed, late, survived = map(found.count, kinds)
         changes = noticed + late + survived
         score = f"{100 * (changes - survived) / changes:.0f} %" if changes else "-"
         rows[area, seed] = (
-            f"| {area} | {seed} | {time.strftime('%Y-%m-%d')} | {changes} | {noticed} | {late} "
-            f"| {survived} | {score} |"
+            f"| {area} | {seed} | {time.strftime('%Y-%m-%d')} | {changes + equal} | {equal} "
+            f"| {noticed} | {late} | {survived} | {score} |"
         )
     areas = list(AREAS)
     survivors = [
@@ -306,8 +315,9 @@ def report(document: str, outcomes: Sequence[Outcome]) -> list[str]:
         if one.status == "survived"
     ]
     return [
-        "| area | seed | on | changes | a test failed | not done in time | not noticed | score |",
-        "|---|--:|---|--:|--:|--:|--:|--:|",
+        "| area | seed | on | changes | no effect | a test failed | not done in time "
+        "| not noticed | score |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|",
         *(rows[key] for key in sorted(rows, key=lambda key: (areas.index(key[0]), key[1]))),
         *(["", "Not noticed:", "", *survivors] if survivors else []),
     ]
@@ -331,11 +341,19 @@ def main() -> int:
             for one in plan:
                 print(f"{area}: {one.file}:{one.line}: {one.text}")
         return 0
-    outcomes: list[Outcome] = []
+    equal = without_effect(_DOCUMENT.read_text())
+    outcomes = [
+        Outcome(area, options.seed, one, "no effect", 0, "")
+        for area, plan in plans.items()
+        for one in plan
+        if (one.file, one.text) in equal
+    ]
     for known in _earlier() if options.keep or options.again else []:
         if known.area in plans and known.seed == options.seed:
             tries_again = options.again and known.status == "survived"
-            if tries_again or known.mutant not in plans[known.area]:  # its file has changed
+            file_has_changed = known.mutant not in plans[known.area]
+            now_listed = known.mutant in [one.mutant for one in outcomes]
+            if tries_again or file_has_changed or now_listed or known.status == "no effect":
                 continue
         outcomes.append(known)
     done = [known.mutant for known in outcomes]
