@@ -295,6 +295,13 @@ def _shared(rank: Rank, strict: bool) -> None:
         parent.all_reduce(np.ones(1))
     if strict:
         parent.abort()
+    parent = rank.communicator(1, config=nccl.Config(split_share=1))
+    child = lib.ncclCommSplit(parent.handle, 0, rank.rank, None)
+    x = np.ones(1)
+    address = x.ctypes.data
+    lib.ncclCommAbort(parent.handle)
+    with _refused(strict, "the communicator that comm shares its resources with was aborted"):
+        lib.ncclAllReduce(address, address, 1, raw.ncclFloat64, raw.ncclSum, child, 0)
 
 
 def _deriving(rank: Rank, strict: bool) -> None:
