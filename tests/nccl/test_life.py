@@ -139,11 +139,14 @@ def test_grow_from_two_to_four(rank: Rank) -> None:
         check_works(rank, grown, list(range(rank.nranks)))
         if comm is not None:  # it stays
             check_works(rank, comm, list(range(old)))
+            if rank.provider == "host" and own is not None:
+                with pytest.raises(nccl.NcclInvalidArgumentError, match="or has been used"):
+                    comm.grow(rank.nranks, own)
             comm.close()
         check_works(rank, grown, list(range(rank.nranks)))
 
 
-@on_ranks(2, by="provider")
+@on_ranks(2, by="provider", ids=2)
 def test_wrong_arguments_of_grow(rank: Rank) -> None:
     comm = rank.comm
     with pytest.raises(ValueError, match="nranks: 2 must be above the current size 2"):
@@ -163,6 +166,11 @@ def test_wrong_arguments_of_grow(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidArgumentError, match="created by ncclGetUniqueId"):
         nccl.Communicator.join(3, init_id, 2, provider=rank.provider)
     own = comm.get_unique_id()
+    with (
+        rank.communicator(1) as other,
+        pytest.raises(nccl.NcclInvalidArgumentError, match="not created .* for this rank of comm"),
+    ):
+        comm.grow(3, other.get_unique_id())
     with pytest.raises(nccl.NcclInvalidUsageError, match="pass it to ncclCommGrow first"):
         comm.get_unique_id()
     with pytest.raises(nccl.NcclInvalidArgumentError, match="created by ncclCommGetUniqueId"):
