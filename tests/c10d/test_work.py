@@ -227,7 +227,8 @@ def test_a_wait_runs_its_operation(rank: int, size: int) -> None:
 
     Not on a busy machine that takes the cores away between the call and the wait.
     """
-    x, calls, rounds, both = torch.ones(1), 100, [], torch.zeros(1)
+    x, calls, both = torch.ones(1), 100, torch.zeros(1)
+    rounds: list[tuple[int, int]] = []
     while len(rounds) < 50 and not both.item():
         before = _wakeups()
         with nccl.trace() as traced:
