@@ -1,6 +1,6 @@
 """Proves that an array of any kind gives the right values or an error that names the argument: lazy
-tensors, tensors without memory of their own, scalars and masked arrays of NumPy, objects that
-describe their memory wrongly. What owns memory is held until the operation is done.
+tensors, tensors without storage, scalars and masked arrays of NumPy, and objects that misdescribe
+their memory. The owner of the memory is referenced until the operation is done.
 """
 
 from __future__ import annotations
@@ -9,27 +9,20 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import nccl, raw
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 
-@pytest.fixture(scope="module")
-def comm() -> Iterator[nccl.Communicator]:
-    """A communicator of one rank."""
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as made:
-        yield made
-
-
 def _lazy() -> dict[str, tuple[Any, str]]:
-    """Tensors whose memory has other values, and what the error says of them."""
+    """Tensors whose memory holds other values, and the text of the error."""
     import torch
 
     z = torch.tensor([1 + 2j, 3 - 4j])
@@ -44,7 +37,7 @@ def _lazy() -> dict[str, tuple[Any, str]]:
 
 
 def _without_memory() -> dict[str, Any]:
-    """Tensors whose values are not those of memory of their own."""
+    """Tensors whose values are not in storage of their own."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.two_tensor import TwoTensor
@@ -97,7 +90,7 @@ def test_lazy_tensors_are_refused(comm: nccl.Communicator) -> None:
 
 
 def _calls(comm: nccl.Communicator, tensor: Any, plain: Any) -> dict[str, Callable[[], object]]:  # noqa: ANN401
-    """Calls that read or write a tensor, by the argument's name."""
+    """Calls that read or write a tensor, by the name of the argument."""
 
     def grouped() -> None:
         with nccl.group():
@@ -148,11 +141,11 @@ def test_scalars_and_masked_arrays_are_refused(comm: nccl.Communicator) -> None:
 
 
 def test_arrays_of_numpy_are_read_without_calls(comm: nccl.Communicator) -> None:
-    """From their memory, whose layout in this NumPy is found out once: no protocol is asked."""
+    """From their memory, whose layout in this NumPy is determined once, without any protocol."""
 
     class Silent(np.ndarray):
         def __dlpack__(self, **_: object) -> None:  # type: ignore[override]
-            raise AssertionError("a protocol was asked")
+            raise AssertionError("a protocol was used")
 
         __dlpack_device__ = __dlpack__  # type: ignore[assignment]
         __array_interface__ = __cuda_array_interface__ = property(__dlpack__)
@@ -165,7 +158,7 @@ def test_arrays_of_numpy_are_read_without_calls(comm: nccl.Communicator) -> None
 
 
 class _Interface:
-    """An object with one array interface, of two float32 values that are changed as given."""
+    """An object with one array interface, of two float32 values, with the given changes."""
 
     def __init__(self, name: str = "__array_interface__", **changes: object) -> None:
         self.memory = np.zeros(64, np.uint8)
@@ -181,7 +174,7 @@ class _Interface:
 
 
 class _CupyArray:
-    """What is read of an array of CuPy: it has no protocol."""
+    """The attributes that are read of CuPy's arrays. It has no protocol."""
 
     _c_contiguous = True
 
@@ -207,7 +200,7 @@ def test_arrays_of_cupy(rank: Rank) -> None:
         text = r"^tensor: must be contiguous, has shape \(2, 3\) and strides of \(4, 8\) bytes"
         with pytest.raises(ValueError, match=text):
             rank.comm.all_reduce(array, stream=stream)
-        # A class of another library has the same attribute.
+        # Another library's class may have the same attribute.
         other = type("Other", (_Interface,), {"_c_contiguous": False})
         if rank.device is None:
             rank.comm.all_reduce(other())
@@ -217,7 +210,7 @@ def test_arrays_of_cupy(rank: Rank) -> None:
 
 
 class _Index:
-    """An integer that does something when it is converted."""
+    """An integer that calls a function when it is converted."""
 
     def __init__(self, value: int, then: Callable[[], object]) -> None:
         self._value, self._then = value, then
@@ -272,32 +265,25 @@ def test_malformed_interfaces(comm: nccl.Communicator, case: str) -> None:
     changes, error, text = _MALFORMED[case]
     with pytest.raises(error, match=f"^tensor: .*{text}"):
         comm.all_reduce(_Interface(**changes))
-    if case != "read-only":  # the other array is in the wrong memory
+    if case != "read-only":  # whose other array is in the wrong memory
         with pytest.raises(error, match=f"^tensor: .*{text}"):
             comm.all_reduce(_Interface("__cuda_array_interface__", **changes))
 
 
-def test_interfaces_that_change_while_they_are_read(comm: nccl.Communicator) -> None:
+def test_sequences_that_change_while_they_are_read(comm: nccl.Communicator) -> None:
     comm.all_reduce(_Interface(shape=[2]))
     comm.all_reduce(_Interface(shape=_emptied(), typestr="<i1"))
     with pytest.raises(TypeError, match="__array_interface__: expected a dict"):
         comm.all_reduce(type("Wrong", (), {"__array_interface__": 3})())
-
-
-def test_raw_sequences_that_change_while_they_are_read() -> None:
-    from pynccl import raw
-
     library = raw.load("host")
-    ids = [library.ncclGetUniqueId()]
     items: list[Any] = []
     items += [_Index(0, items.clear)] * 50
-    comms = library.ncclCommInitAll(1, items)
-    assert len(comms) == len(ids)
-    library.ncclCommDestroy(comms[0])
+    (handle,) = library.ncclCommInitAll(1, items)
+    library.ncclCommDestroy(handle)
 
 
 class _Copy:
-    """An object that gives a new copy of its values at each call; only the capsule has it."""
+    """Exports a new copy of its values at each call, which only the capsule references."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values
@@ -315,7 +301,7 @@ class _Copy:
         return self.given[-1]() is not None
 
 
-def test_owners_are_held_until_the_operation_is_done(comm: nccl.Communicator) -> None:
+def test_owners_live_until_the_operation_is_done(comm: nccl.Communicator) -> None:
     values, out = np.arange(4.0), np.zeros(4)
     source = _Copy(values)
     comm.all_reduce(source, out=out)
@@ -341,7 +327,7 @@ def test_owners_are_held_until_the_operation_is_done(comm: nccl.Communicator) ->
     np.testing.assert_array_equal(out, 2 * values)
 
 
-def test_owners_are_held_by_graphs(comm: nccl.Communicator) -> None:
+def test_owners_live_as_long_as_the_graph(comm: nccl.Communicator) -> None:
     values, out = np.arange(4.0), np.zeros(4)
     source = _Copy(values)
     stream = nccl.Stream("host")
@@ -354,8 +340,7 @@ def test_owners_are_held_by_graphs(comm: nccl.Communicator) -> None:
     graph.close()
 
 
-def test_owners_are_held_on_a_stream(comm: nccl.Communicator) -> None:
-    """The call returns before the operation has run; the memory is there until it has."""
+def test_owners_live_until_the_stream_has_run_the_operation(comm: nccl.Communicator) -> None:
     values, out = np.arange(4.0), np.zeros(4)
     stream, begin = nccl.Stream("host"), threading.Event()
     for grouped in (False, True):
@@ -370,15 +355,10 @@ def test_owners_are_held_on_a_stream(comm: nccl.Communicator) -> None:
         stream.synchronize()
         assert held
         np.testing.assert_array_equal(out, values)
-        # The next one of its kind finds it done.
+        # The next operation with a capsule releases those that are done.
         comm.all_reduce(_Copy(values), out=out, stream=stream)
         stream.synchronize()
         assert not source.alive()
-
-
-def test_texts_that_have_no_utf8() -> None:
-    with pytest.raises(ValueError, match="surrogates not allowed"):
-        nccl.Config(net_name="\ud800")
 
 
 def test_wrong_streams(comm: nccl.Communicator) -> None:

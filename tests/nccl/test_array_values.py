@@ -1,6 +1,6 @@
 """Proves by random cases that a collective on any array gives NumPy's result or an error: sliced,
-strided, transposed, lazy, empty, read-only, misaligned, of every framework. After an error nothing
-was written, and after a result nothing else.
+strided, transposed, lazy, empty, read-only, misaligned, of every framework. An error writes
+nothing, and a result nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Subclass(np.ndarray):
     pass
 
 
-# How an array is seen through a larger one: contiguous or not, of n elements.
+# Views of n elements of a larger array, contiguous or not.
 _VIEWS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "offset": lambda a, n: a[3 : 3 + n],
     "matrix": lambda a, n: a[:n].reshape(2, n // 2) if n % 2 == 0 else a[:n],
@@ -104,7 +104,7 @@ def _swapped(array: np.ndarray) -> np.ndarray:
     return array.view(array.dtype.newbyteorder())
 
 
-# What the array is made into, and whether the result can be read and written if it is contiguous.
+# Conversions of the array, and whether the result can be read and written if it is contiguous.
 _FORMS: dict[str, tuple[Callable[[np.ndarray], Any], bool, bool]] = {
     "numpy": (_none, True, True),
     "subclass": (lambda a: a.view(_Subclass), True, True),
@@ -123,14 +123,14 @@ _FORMS: dict[str, tuple[Callable[[np.ndarray], Any], bool, bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """How one buffer of a call is made."""
+    """The form of one buffer of a call."""
 
     view: str
     form: str
     misaligned: bool
 
     def make(self, values: np.ndarray) -> _Made | None:
-        """A buffer with these values; None where the form has no such buffer."""
+        """A buffer with these values, or None if the form has no such buffer."""
         n = values.size
         width = values.dtype.itemsize
         raw = np.zeros((3 * n + 16) * width + 1, np.uint8)
@@ -205,7 +205,7 @@ def _case(rng: random.Random) -> _Case:
 
 
 def _expected(case: _Case, inputs: list[np.ndarray], rank: int) -> np.ndarray | None:
-    """What a rank receives; None where it receives nothing."""
+    """The result of a rank, or None if it receives nothing."""
     own = slice(rank * case.count, (rank + 1) * case.count)
     everything, blocks = np.concatenate(inputs), [values[own] for values in inputs]
     reduce, at_root = reference.reduce, rank == case.root
@@ -243,7 +243,7 @@ def _call(comm: Any, case: _Case, source: Any, target: Any) -> None:  # noqa: AN
 
 
 def _run(rank: Rank, seed: int, cases: int) -> tuple[int, int]:
-    """How many cases gave a result and an error."""
+    """The numbers of cases with a result and with an error."""
     results = errors = 0
     without = gpu.without(rank.provider)
     for number in range(cases):
@@ -260,7 +260,7 @@ def _run(rank: Rank, seed: int, cases: int) -> tuple[int, int]:
     return results, errors
 
 
-# The blocks that each rank sends and receives, where it is not one of each.
+# The blocks that each rank sends and receives, if not one of each.
 _BLOCKS = {
     "all_gather": (1, 2),
     "gather": (1, 2),
@@ -271,7 +271,7 @@ _BLOCKS = {
 
 
 def _buffers(case: _Case, number: int, rank: Rank) -> tuple[Any, Any, list[np.ndarray]]:
-    """The two buffers, None for one that there is not, and the inputs of all ranks."""
+    """The two buffers, None for an impossible one, and the inputs of all ranks."""
     sends, receives = _BLOCKS.get(case.collective, (1, 1))
 
     def sample(side: _Side, blocks: int, seed: int) -> np.ndarray:
@@ -286,12 +286,12 @@ def _buffers(case: _Case, number: int, rank: Rank) -> tuple[Any, Any, list[np.nd
 
 
 def _run_case(rank: Rank, case: _Case, number: int) -> bool | None:
-    """Whether it gave a result; None for a case that there is not."""
+    """Whether it gave a result, or None for an impossible case."""
     source, target, inputs = _buffers(case, number, rank)
     if source is None or target is None:
         return None
     refused = not source.readable or not target.writable
-    # A rank that is not the root looks at one of the two: it alone may refuse, or accept.
+    # A rank other than the root checks only one of the two, so the ranks may disagree.
     if case.collective in ("gather", "scatter") and (
         refused or not source.writable or not target.readable
     ):
@@ -315,7 +315,7 @@ def _run_case(rank: Rank, case: _Case, number: int) -> bool | None:
         np.testing.assert_array_equal(target.raw, before[1], "written without a result")
     else:
         reference.check_bits(target.values(), expected)
-        # Nothing else: with its own elements as they were, the memory is as it was.
+        # Except for its elements, the memory is unchanged.
         after = target.raw.copy()
         target.raw[:] = before[1]
         elements = target.array.copy()
@@ -334,8 +334,8 @@ def test_random_arrays(launch: Launcher, seed: int) -> None:
 
 @on_ranks(1, fresh=True)
 def test_lazy_tensors_before_the_layout_is_known(rank: Rank) -> None:
-    """The layout of tensors cannot be found out while a mode makes others, nor if torch disagrees
-    with it. Each tensor is checked by its methods until then.
+    """It cannot be determined while a mode replaces tensors, nor if torch disagrees with it. Until
+    then, each tensor is checked by its methods.
     """
     import torch
     from torch.overrides import TorchFunctionMode

@@ -1,6 +1,5 @@
-"""Proves that every form of a buffer can be reduced in place and out of place: torch and NumPy
-arrays, Buffers, addresses, objects with one protocol only, misaligned memory; and that memory in
-use is not freed. test_array_values.py has arrays of every dtype and layout.
+"""Proves that tensors on GPUs, Buffers, addresses and misaligned memory can be reduced, and that
+memory in use is not freed. test_array_values.py tests arrays of every dtype and layout on CPUs.
 """
 
 from __future__ import annotations
@@ -15,17 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pynccl import nccl, raw
 from tests.support import dtypes, gpu, reference
-from tests.support.launcher import Launcher
 from tests.support.memory import GUARD, HostMemory, OnlyDlpack
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
-
-
-class _OnlyArrayInterface:
-    def __init__(self, array: np.ndarray) -> None:
-        self.__array_interface__ = array.__array_interface__
-        self._array = array
 
 
 class _OnlyCudaArrayInterface:
@@ -46,31 +39,23 @@ def _as_tensor(buffer: Any) -> Any:  # noqa: ANN401
     return torch.as_tensor(buffer)
 
 
-# The forms in which the same memory is passed, with the arguments that a form needs.
+# The forms in which the same memory is passed.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "torch tensor": _as_tensor,
     "torch parameter": _as_parameter,
     "only __dlpack__": OnlyDlpack,
-}
-_HOST_FORMS: dict[str, Callable[[Any], Any]] = {
-    "numpy array": lambda array: array,
-    "only __array_interface__": _OnlyArrayInterface,
-}
-_CUDA_FORMS: dict[str, Callable[[Any], Any]] = {
     "only __cuda_array_interface__": _OnlyCudaArrayInterface,
 }
 
 
-def _forms(provider: str) -> dict[str, Callable[[Any], Any]]:
-    return {**_FORMS, **(_HOST_FORMS if provider == "host" else _CUDA_FORMS)}
-
-
-def _all_reduce_forms(rank: Rank) -> list[str]:
-    """Reduce through each form, in place and out of place, and check the memory itself."""
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda")
+def test_every_form_of_a_buffer(rank: Rank) -> None:
+    """In place and out of place. test_array_values.py tests those of CPUs."""
     total = np.arange(5, dtype=np.float32) * sum(range(1, rank.nranks + 1))
     own = np.arange(5, dtype=np.float32) * (rank.rank + 1)
     stream = rank.stream()
-    for name, form in _forms(rank.provider).items():
+    for name, form in _FORMS.items():
         for in_place in (True, False):
             source, target = rank.memory.put(own), rank.memory.put(np.zeros_like(own))
             out = None if in_place else form(target)
@@ -79,12 +64,6 @@ def _all_reduce_forms(rank: Rank) -> list[str]:
             np.testing.assert_array_equal(
                 rank.memory.get(source if in_place else target), total, err_msg=name
             )
-    return list(_forms(rank.provider))
-
-
-def test_every_form_of_a_buffer(launch: Launcher, provider: str) -> None:
-    names = launch(2, _all_reduce_forms, provider=provider)[0]
-    assert len(names) >= 4
 
 
 def _address(buffer: Any) -> int:  # noqa: ANN401
@@ -94,9 +73,7 @@ def _address(buffer: Any) -> int:  # noqa: ANN401
 
 @on_ranks(2, by="provider")
 def test_addresses(rank: Rank) -> None:
-    """Integer addresses with count and dtype, the dtype in every way to name it."""
-    from pynccl import raw
-
+    """Integer addresses with count and with dtype in each form."""
     own = np.full(6, rank.rank + 1.0, np.float32)
     stream = rank.stream()
     for dtype in ("float32", np.float32, np.dtype(np.float32), raw.ncclFloat32):
@@ -118,8 +95,6 @@ def test_misaligned_memory(rank: Rank) -> None:
     for name in dtypes.ALL:
         width = dtypes.numpy_dtype(name).itemsize
         op = dtypes.operators(name)[0]
-        from pynccl import nccl
-
         red_op = getattr(nccl.RedOp, op)
         for offset in {1, width // 2, width - 1} - {0}:
             for count in (5, 6007):
@@ -184,7 +159,7 @@ def test_allocated_buffers(rank: Rank) -> None:
 @pytest.mark.parametrize("close", [False, True])
 @on_ranks(2, by="provider")
 def test_memory_in_use_is_not_freed(rank: Rank, close: bool) -> None:
-    """The stream still sends from the memory when its last reference goes."""
+    """The stream still sends from the memory when its last reference is deleted."""
     stream, received = rank.stream(), rank.memory.put(np.zeros(1000, np.float32))
     buffer = rank.comm.mem_alloc(1000, "float32")
     rank.comm.all_reduce(received, out=buffer)

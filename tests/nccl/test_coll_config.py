@@ -1,6 +1,6 @@
-"""Proves that a collective takes its own configuration and gives the same bits with it, alone, in
-groups and in plans, on every path; that its event is recorded when it begins; and that an
-unavailable choice is refused by name, with the communicator still usable.
+"""Proves that a collective accepts its own configuration and gives the same bits with it, alone, in
+groups and in plans, on every path; that its event is recorded when it begins; and that the error
+for an unavailable choice names it and leaves the communicator usable.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from tests.support.ranks import on_ranks
 
 _COUNTS = (0, 1, 1009, 70_001)
 _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-
-
 _OF_HOST = ("staged", "DIRECT", "staged,direct", "^direct")
 
 
@@ -68,45 +66,36 @@ def test_every_path_gives_the_same(
     launch(2, _run, names, config, provider=provider, threads=not chosen)
 
 
-def _refused_algorithm(rank: Rank) -> str:
+@on_ranks(2, env={"HOSTNCCL_CMA": "0"})
+def test_an_unavailable_path_is_refused(rank: Rank) -> None:
+    """The direct path requires a kernel that lets processes read each other's memory."""
     x = np.ones(5, np.float32)
-    with pytest.raises(nccl.NcclInvalidArgumentError) as caught:
+    text = 'config->algSelection="direct" is not available for ncclAllReduce'
+    with pytest.raises(nccl.NcclInvalidArgumentError, match=text):
         rank.comm.all_reduce(x, config=nccl.CollConfig(algorithm="direct"))
     rank.comm.all_reduce(x, config=nccl.CollConfig(algorithm="direct", force_algorithm=False))
     assert (x == rank.nranks).all()
-    return str(caught.value)
 
 
-def test_a_path_that_is_not_there_is_refused(launch: Launcher) -> None:
-    """There is no direct path where the kernel does not let processes read each other."""
-    for text in launch(2, _refused_algorithm, env={"HOSTNCCL_CMA": "0"}):
-        assert 'config->algSelection="direct" is not available for ncclAllReduce' in text
-
-
-def test_unknown_algorithms_are_refused() -> None:
+def test_unknown_algorithms_are_refused(comm: nccl.Communicator) -> None:
     x = np.ones(5, np.float32)
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        for algorithm in ("ring", "staged,", "^staged,direct", "^", "direct staged"):
-            with pytest.raises(nccl.NcclInvalidArgumentError, match="algSelection"):
-                comm.all_reduce(x, config=nccl.CollConfig(algorithm=algorithm))
-            config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
-            comm.all_reduce(x, config=config)
+    for algorithm in ("ring", "staged,", "^staged,direct", "^", "direct staged"):
+        with pytest.raises(nccl.NcclInvalidArgumentError, match="algSelection"):
+            comm.all_reduce(x, config=nccl.CollConfig(algorithm=algorithm))
+        config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)
+        comm.all_reduce(x, config=config)
 
 
-def _mismatch(rank: Rank) -> str:
+@on_ranks(2)
+def test_ranks_with_different_paths_are_an_error(rank: Rank) -> None:
+    """The error on each rank shows the path and the tag of both calls."""
     algorithm = ("staged", "direct")[rank.rank]
     config = nccl.CollConfig(algorithm=algorithm, profiler_tag=0x2A + rank.rank)
     with pytest.raises((nccl.NcclInvalidUsageError, nccl.NcclRemoteError)) as caught:
         rank.comm.all_reduce(np.ones(4, np.float32), config=config)
+    for call in ("staged, tag=0x2a", "direct, tag=0x2b"):
+        assert f"ncclAllReduce(count=4, float32, sum, {call})" in str(caught.value)
     rank.comm.abort()
-    return str(caught.value)
-
-
-def test_ranks_with_different_paths_are_told(launch: Launcher) -> None:
-    """Each path was really taken, and the tag of a call is in the text."""
-    texts = launch(2, _mismatch)
-    assert all("ncclAllReduce(count=4, float32, sum, staged, tag=0x2a)" in text for text in texts)
-    assert all("ncclAllReduce(count=4, float32, sum, direct, tag=0x2b)" in text for text in texts)
 
 
 @on_ranks(2, by="provider")
@@ -137,27 +126,22 @@ def test_groups_and_plans(rank: Rank) -> None:
     assert (memory.get(x) == 4 * rank.nranks + sum(range(rank.nranks))).all()
 
 
-def _host_pair() -> tuple[list[nccl.Communicator], list[nccl.Stream], list[nccl.Event]]:
-    comms = nccl.Communicator.init_all(2, provider="host")
-    return comms, [nccl.Stream("host") for _ in comms], [nccl.Event("host") for _ in comms]
-
-
 @pytest.mark.parametrize("grouped", [False, True])
-def test_the_event_comes_when_the_operation_begins(grouped: bool) -> None:
-    """The event comes after earlier work of the stream and before the end of the collective."""
-    comms, streams, events = _host_pair()
-    buffers, others = ([np.ones(10, np.float32) for _ in comms] for _ in range(2))
+def test_the_event_is_recorded_when_the_operation_begins(
+    pair: list[nccl.Communicator], grouped: bool
+) -> None:
+    """After earlier work of the stream and before the end of the collective."""
+    streams, events = [[of("host") for _ in pair] for of in (nccl.Stream, nccl.Event)]
+    buffers, others = ([np.ones(10, np.float32) for _ in pair] for _ in range(2))
     gate = threading.Event()
     streams[0].launch(gate.wait)
 
     def call(rank: int) -> None:
         config = nccl.CollConfig(launch_event=events[rank])
-        if not grouped:
-            return comms[rank].all_reduce(buffers[rank], stream=streams[rank], config=config)
-        with nccl.group():
-            comms[rank].all_reduce(buffers[rank], stream=streams[rank], config=config)
-            comms[rank].all_reduce(others[rank], stream=streams[rank])
-        return None
+        with nccl.group() if grouped else nullcontext():
+            pair[rank].all_reduce(buffers[rank], stream=streams[rank], config=config)
+            if grouped:
+                pair[rank].all_reduce(others[rank], stream=streams[rank])
 
     call(0)
     assert not events[0].query()
@@ -170,91 +154,75 @@ def test_the_event_comes_when_the_operation_begins(grouped: bool) -> None:
     assert events[1].query()
     assert (buffers[0] == 2).all()
     assert (others[0] == (2 if grouped else 1)).all()
-    for comm in comms:
-        comm.close()
 
 
-def test_the_event_of_a_call_on_this_thread_and_of_nothing() -> None:
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        for count in (10, 0):
-            event = nccl.Event("host")
-            comm.all_reduce(np.ones(count), config=nccl.CollConfig(launch_event=event))
-            event.synchronize()
-            assert event.query()
+def test_the_event_of_an_operation_on_this_thread(comm: nccl.Communicator) -> None:
+    for count in (10, 0):
+        event = nccl.Event("host")
+        comm.all_reduce(np.ones(count), config=nccl.CollConfig(launch_event=event))
+        event.synchronize()
+        assert event.query()
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_the_event_of_a_captured_call(grouped: bool) -> None:
-    """It is recorded in the graph: a stream that waits for it is captured, too."""
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        stream, other = nccl.Stream("host"), nccl.Stream("host")
-        begun, ended = nccl.Event("host"), nccl.Event("host")
-        seen: list[int] = []
-        with nccl.capture(stream) as graph:
-            config = nccl.CollConfig(launch_event=begun)
-            with nccl.group() if grouped else nullcontext():
-                comm.all_reduce(np.ones(3), stream=stream, config=config)
-                comm.all_reduce(np.ones(3), stream=stream)
-            other.wait(begun)
-            other.launch(lambda: seen.append(1))
-            ended.record(other)
-            stream.wait(ended)
-        other.synchronize()
-        assert not seen
-        for _ in range(2):
-            graph.launch(stream)
-        stream.synchronize()
-        assert seen == [1, 1]
+def test_the_event_of_a_captured_operation(comm: nccl.Communicator, grouped: bool) -> None:
+    """It is recorded in the graph, and a stream that waits for it joins the capture."""
+    stream, other = nccl.Stream("host"), nccl.Stream("host")
+    begun, ended = nccl.Event("host"), nccl.Event("host")
+    seen: list[int] = []
+    with nccl.capture(stream) as graph:
+        config = nccl.CollConfig(launch_event=begun)
+        with nccl.group() if grouped else nullcontext():
+            comm.all_reduce(np.ones(3), stream=stream, config=config)
+            comm.all_reduce(np.ones(3), stream=stream)
+        other.wait(begun)
+        other.launch(lambda: seen.append(1))
+        ended.record(other)
+        stream.wait(ended)
+    other.synchronize()
+    assert not seen
+    for _ in range(2):
+        graph.launch(stream)
+    stream.synchronize()
+    assert seen == [1, 1]
+    graph.close()
 
 
-def test_an_event_on_several_streams_of_one_group() -> None:
-    """The operations of two streams that share a communicator begin together."""
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        first, second = nccl.Stream("host"), nccl.Stream("host")
-        event, gate = nccl.Event("host"), threading.Event()
-        first.launch(gate.wait)
-        with nccl.group():
-            comm.all_reduce(np.ones(3), stream=first)
-            comm.all_reduce(np.ones(3), stream=second, config=nccl.CollConfig(launch_event=event))
-        assert not event.query()
-        gate.set()
-        event.synchronize()
-        second.synchronize()
-
-
-def _both(comm: nccl.Communicator, x: np.ndarray, configs: list[nccl.CollConfig]) -> None:
+def test_events_in_a_group(comm: nccl.Communicator) -> None:
+    """Operations of a communicator begin together on all streams. One of them has an event."""
+    x, (first, second) = np.ones(3), (nccl.Stream("host") for _ in range(2))
+    event, gate = nccl.Event("host"), threading.Event()
+    config, other = nccl.CollConfig(launch_event=event), nccl.CollConfig(launch_event=event.handle)
+    first.launch(gate.wait)
     with nccl.group():
-        for config in configs:
-            comm.all_reduce(x.copy(), config=config)
-
-
-def test_two_events_in_a_group_are_refused() -> None:
-    x = np.ones(3)
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        configs = [nccl.CollConfig(launch_event=nccl.Event("host")) for _ in range(2)]
-        message = "rank 0 has more than one launchCompletionEvent in this group"
-        with pytest.raises(nccl.NcclInvalidUsageError, match=message):
-            _both(comm, x, configs)
-        comm.all_reduce(x, config=configs[0])
+        comm.all_reduce(np.ones(3), stream=first)
+        comm.all_reduce(x, stream=second, config=config)
+    assert not event.query()
+    gate.set()
+    event.synchronize()
+    second.synchronize()
+    message = "rank 0 has more than one launchCompletionEvent in this group"
+    with pytest.raises(nccl.NcclInvalidUsageError, match=message), nccl.group():  # noqa: PT012
+        comm.all_reduce(np.ones(3), config=config)
+        comm.all_reduce(x, config=other)
+    comm.all_reduce(x, config=config)
 
 
 class _TorchEvent:
-    """As torch.cuda.Event shows itself before it is first recorded."""
+    """As torch.cuda.Event before it is first recorded."""
 
     cuda_event = 0
 
 
-def test_wrong_events_are_refused() -> None:
-    x = np.ones(3)
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        timed = nccl.Event("host", timing=True)
-        with pytest.raises(nccl.NcclInvalidArgumentError, match="was created with timing"):
-            comm.all_reduce(x, config=nccl.CollConfig(launch_event=timed))
-        with pytest.raises(nccl.NcclInvalidArgumentError, match="is not an event of hostnccl"):
-            comm.all_reduce(x, config=nccl.CollConfig(launch_event=0x1000))
-        event = nccl.Event("host")
-        comm.all_reduce(x, config=nccl.CollConfig(launch_event=event.handle))
-        assert event.query()
+def test_wrong_events_are_refused(comm: nccl.Communicator) -> None:
+    x, timed = np.ones(3), nccl.Event("host", timing=True)
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="was created with timing"):
+        comm.all_reduce(x, config=nccl.CollConfig(launch_event=timed))
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="is not an event of hostnccl"):
+        comm.all_reduce(x, config=nccl.CollConfig(launch_event=0x1000))
+    event = nccl.Event("host")
+    comm.all_reduce(x, config=nccl.CollConfig(launch_event=event.handle))
+    assert event.query()
     with pytest.raises(TypeError, match="launch_event: expected an Event"):
         nccl.CollConfig(launch_event="now")
     with pytest.raises(ValueError, match=r"launch_event: .* has no cudaEvent_t yet"):
@@ -289,7 +257,7 @@ def test_wrong_settings_are_refused(
         nccl.CollConfig(**arguments)
 
 
-def test_it_is_what_it_was_made_as() -> None:
+def test_attributes_and_representation(comm: nccl.Communicator) -> None:
     config = nccl.CollConfig(max_ctas=4, algorithm="ring", force_algorithm=False, profiler_tag=7)
     assert repr(config) == (
         "CollConfig(max_ctas=4, algorithm='ring', force_algorithm=False, profiler_tag=7)"
@@ -301,14 +269,11 @@ def test_it_is_what_it_was_made_as() -> None:
     assert repr(nccl.CollConfig()) == "CollConfig()"
     with pytest.raises(AttributeError):
         config.max_ctas = 5  # type: ignore[misc]
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        with pytest.raises(TypeError, match="config: expected a CollConfig or None"):
-            comm.all_reduce(np.ones(3), config=nccl.Config())
-        with pytest.raises(
-            TypeError, match=r"send\(\) got an unexpected keyword argument 'config'"
-        ):
-            comm.send(np.ones(3), 0, config=config)
-        comm.all_reduce(np.ones(3), config=None)
+    with pytest.raises(TypeError, match="config: expected a CollConfig or None"):
+        comm.all_reduce(np.ones(3), config=nccl.Config())
+    with pytest.raises(TypeError, match=r"send\(\) got an unexpected keyword argument 'config'"):
+        comm.send(np.ones(3), 0, config=config)
+    comm.all_reduce(np.ones(3), config=None)
 
 
 def _raw_config(**fields: object) -> raw.ncclCollConfig_t:
@@ -318,49 +283,41 @@ def _raw_config(**fields: object) -> raw.ncclCollConfig_t:
     return config
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"magic": 1}, "config->magic=0x1: it was not initialized"),
-        ({"forceAlgSelection": 2}, "config->forceAlgSelection=2 is neither 0 nor 1"),
-        ({"CTAPolicy": 4}, "config->CTAPolicy=4 is not a combination"),
-        ({"CTAPolicy": -1}, "config->CTAPolicy=-1 is not a combination"),
-    ],
-)
-def test_the_engine_checks_it_as_nccl_does(fields: dict[str, object], text: str) -> None:
+def test_hostnccl_checks_the_struct_like_nccl(comm: nccl.Communicator) -> None:
     x = np.ones(3, np.float32)
-    lib = raw.load("host")
-    arguments = (x.ctypes.data, x.ctypes.data, 3, raw.ncclFloat32, raw.ncclSum)
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+    arguments = (x.ctypes.data, x.ctypes.data, 3, raw.ncclFloat32, raw.ncclSum, comm.handle, 0)
+    call = comm.library.ncclAllReduceConfig
+    for name, value, text in (
+        ("magic", 1, "config->magic=0x1: it was not initialized"),
+        ("forceAlgSelection", 2, "config->forceAlgSelection=2 is neither 0 nor 1"),
+        ("CTAPolicy", 4, "config->CTAPolicy=4 is not a combination"),
+        ("CTAPolicy", -1, "config->CTAPolicy=-1 is not a combination"),
+    ):
         with pytest.raises(nccl.NcclInvalidArgumentError, match=text):
-            lib.ncclAllReduceConfig(*arguments, comm.handle, 0, _raw_config(**fields))
-        # A value out of range counts as unset; a tag may be any number.
-        accepted = _raw_config(minCTAs=-5, maxCTAs=0, nvlsCTAs=9999, algSelection="")
-        accepted.userProfilerTag = 2**64 - 1
-        lib.ncclAllReduceConfig(*arguments, comm.handle, 0, accepted)
-        lib.ncclAllReduceConfig(*arguments, comm.handle, 0, None)
+            call(*arguments, _raw_config(**{name: value}))
+    # A value out of range counts as unset. A tag may be any number.
+    accepted = _raw_config(minCTAs=-5, maxCTAs=0, nvlsCTAs=9999, algSelection="")
+    accepted.userProfilerTag = 2**64 - 1
+    call(*arguments, accepted)
+    call(*arguments, None)
 
 
 _ALL_REDUCE_CONFIG = """
 #include <string.h>
 int ncclAllReduceConfig(const void* send, void* out, size_t count, int dtype, int op, void* comm,
                         void* stream, const void* config) {
-  memcpy(out, config, 8);  /* what arrived: the size, and the version */
+  memcpy(out, config, 8);  /* the size and the version */
   memcpy((char*)out + 8, (const char*)config + 12, 4);
   return 0;
 }
 """
 
 
-def _old_communicator(folder: Path, version: int, source: str = "") -> nccl.Communicator:
-    path = compile_nccl(folder, version, source, with_communicators=True)
-    return nccl.Communicator(1, bytes(128), 0, provider=path)
-
-
-def test_an_nccl_gets_what_it_knows(tmp_path: Path) -> None:
-    """2.31 had all but the event; the struct it gets is its own."""
+def test_an_older_nccl_gets_its_own_struct(tmp_path: Path) -> None:
+    """2.31 has all fields but the event."""
     out = np.zeros(16, np.uint8)
-    with _old_communicator(tmp_path, 23102, _ALL_REDUCE_CONFIG) as comm:
+    path = compile_nccl(tmp_path, 23102, _ALL_REDUCE_CONFIG, with_communicators=True)
+    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
         comm.all_reduce(out, config=nccl.CollConfig(max_ctas=1))
         assert (out[:8].view(np.uint64)[0], out[8:12].view(np.uint32)[0]) == (64, 23102)
         message = r"config.launch_event needs NCCL 2\.32\.0; .* is 2\.31\.2"

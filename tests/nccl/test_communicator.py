@@ -1,5 +1,5 @@
 """Proves the life of a communicator: its properties, split, finalize, close, abort, use as a
-context manager and in non-blocking mode, and what a forgotten or closed one does.
+context manager and in non-blocking mode, and the behaviour of a deleted or closed one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def test_split(rank: Rank) -> None:
 
 @on_ranks(2)
 def test_a_child_outlives_its_parent(rank: Rank) -> None:
-    """A child works when its parent is closed."""
     comm = rank.communicator()
     child = comm.split(0)
     comm.close()
@@ -133,6 +132,7 @@ def test_a_closed_communicator_refuses_every_call(rank: Rank) -> None:
         lambda: comm.all_reduce(array),
         lambda: comm.send(array, 0),
         lambda: comm.split(0),
+        comm.barrier,
         comm.finalize,
         comm.async_error,
         lambda: comm.handle,
@@ -143,32 +143,31 @@ def test_a_closed_communicator_refuses_every_call(rank: Rank) -> None:
     ):
         with pytest.raises(ValueError, match="communicator: it is closed"):
             call()
-    # The library stays in use: memory can still be had. Closing what belonged to it is no error.
+    # The library stays loaded, so memory can still be allocated. Closing an operator of the
+    # communicator is not an error.
     comm.mem_alloc(4).close()
     op.close()
     comm.abort()
 
 
 @on_ranks(1, ids=1)
-def test_abort_while_being_made(rank: Rank) -> None:
+def test_abort_during_the_initialization(rank: Rank) -> None:
     comm = nccl.Communicator(
         2, rank.unique_ids[0], 0, provider="host", config=nccl.Config(blocking=0)
     )
     deadline = time.monotonic() + 20
     begun = "initialization in progress: 1 of 2 ranks have joined; missing: 1"
-    while begun not in str(error := comm.async_error()):  # its thread has yet to begin
+    while begun not in str(error := comm.async_error()):  # until its thread begins
         assert isinstance(error, nccl.NcclInProgressError)
         assert time.monotonic() < deadline
         time.sleep(0.01)
     with pytest.raises(ValueError, match="a call on it is in progress"):
         comm.all_reduce(np.ones(3))
-    started = time.monotonic()
     comm.abort()
-    assert time.monotonic() - started < 15  # no time limit is as short
 
 
 @on_ranks(2)
-def test_a_forgotten_communicator_warns_and_is_aborted(rank: Rank) -> None:
+def test_a_deleted_communicator_warns_and_is_aborted(rank: Rank) -> None:
     comm = rank.communicator()
     comm.all_reduce(np.ones(3))
     with warnings.catch_warnings(record=True) as caught:

@@ -1,5 +1,5 @@
-"""Proves the small objects: Config, UniqueId, RedOp and the exceptions: their values, what they
-refuse, print and pickle.
+"""Proves the values, checks, representation and pickling of Config, UniqueId, RedOp and the
+exceptions.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def test_config_prints_and_pickles_what_was_set() -> None:
         (TypeError, "max_ctas: expected an integer, got 'many'", {"max_ctas": "many"}),
         (ValueError, f"max_ctas: {2**40} does not fit", {"max_ctas": 2**40}),
         (TypeError, "comm_name: expected a str or None, got 3", {"comm_name": 3}),
+        (ValueError, "surrogates not allowed", {"net_name": "\ud800"}),
         (ValueError, "init_timeout: 0.0", {"init_timeout": 0.0}),
         (ValueError, "init_timeout: -1.0", {"init_timeout": -1.0}),
         (ValueError, "init_timeout: nan", {"init_timeout": float("nan")}),
@@ -100,11 +101,8 @@ def test_config_that_the_library_refuses() -> None:
 
 
 def test_config_with_a_minimum_of_ctas_alone(provider: str) -> None:
-    config = nccl.Config(min_ctas=4)
-    with nccl.Communicator(
-        1, nccl.get_unique_id(provider), 0, provider=provider, config=config
-    ) as comm:
-        assert comm.nranks == 1
+    config, unique_id = nccl.Config(min_ctas=4), nccl.get_unique_id(provider)
+    nccl.Communicator(1, unique_id, 0, provider=provider, config=config).close()
     assert config.max_ctas is None
 
 
@@ -144,18 +142,17 @@ def test_built_in_operators() -> None:
         nccl.RedOp()
 
 
-def test_own_operators() -> None:
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        op, other = comm.pre_mul_sum(2, "int32"), comm.pre_mul_sum(3, "int32")
-        assert repr(op) == "RedOp.PRE_MUL_SUM"
-        assert op.value != other.value
-        assert min(op.value, other.value) > nccl.AVG.value
-        with pytest.raises(AttributeError):
-            pickle.loads(pickle.dumps(op))
-        array = np.ones(3, np.int32)
-        comm.all_reduce(array, op)
-        comm.all_reduce(array, other)
-        assert (array == 6).all()
+def test_own_operators(comm: nccl.Communicator) -> None:
+    op, other = comm.pre_mul_sum(2, "int32"), comm.pre_mul_sum(3, "int32")
+    assert repr(op) == "RedOp.PRE_MUL_SUM"
+    assert op.value != other.value
+    assert min(op.value, other.value) > nccl.AVG.value
+    with pytest.raises(AttributeError):
+        pickle.loads(pickle.dumps(op))
+    array = np.ones(3, np.int32)
+    comm.all_reduce(array, op)
+    comm.all_reduce(array, other)
+    assert (array == 6).all()
 
 
 _CLASSES = {

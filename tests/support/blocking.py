@@ -39,7 +39,7 @@ class Area:
 
 
 class Blocked:
-    """A call in its own thread that must end with an error."""
+    """A call in its own thread that must end with an error of NCCL."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._error: BaseException | None = None
@@ -52,7 +52,12 @@ class Blocked:
         except BaseException as error:
             self._error = error
 
-    def end(self, reason: str) -> None:
+    def wait(self) -> None:
+        """Wait until the thread is blocked."""
+        wait_until_blocked(self._thread)
+
+    def end(self, reason: str = "") -> None:
+        """Check that the call has ended with this reason in the text of its error."""
         self._thread.join(DEADLINE)
         assert not self._thread.is_alive()
         assert isinstance(self._error, nccl.NcclError), repr(self._error)
