@@ -1,5 +1,5 @@
-"""Proves that ranks which compare their collectives (Config.check) get an error that says how they
-differ before anything is sent, and go on with the same communicator; and what is compared.
+"""Proves that ranks that compare their collectives (Config.check) get an error that describes the
+difference before anything is sent, and continue with the same communicator; and what is compared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _plan(comm: nccl.Communicator, put: Callable[[int, str], Any], s: nccl.Strea
     step()
 
 
-# What all ranks call, what rank 1 calls instead, and how the error says it.
+# The call of the ranks, that of rank 1 instead, and the text of the error.
 _MISMATCHES: dict[str, tuple[_Call, _Call, str]] = {
     "count": (
         lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
@@ -78,7 +78,7 @@ def test_a_mismatch_is_named_on_every_rank(rank: Rank, what: str, tmp_path: Path
     calls = _MISMATCHES[what]
     call = calls[rank.rank == _ODD]
     text = f"check on rank {rank.rank}: the ranks call different collectives as #2: {calls[2]}"
-    for _ in range(2):  # nothing was sent, so it can be repeated
+    for _ in range(2):  # nothing was sent, so the call can be repeated
         with pytest.raises(nccl.NcclInvalidUsageError, match=text):
             call(comm, lambda count, dtype: memory.put(np.ones(count, dtype)), stream)
     comm.all_reduce(x, stream=stream)
@@ -101,7 +101,7 @@ def _connect(rank: Rank, comm: nccl.Communicator) -> None:
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
-    """On a stream that waits for a message, so that the engine does not compare before."""
+    """On a stream that waits for a message, so that the engine does not compare them first."""
     comm = rank.communicator(
         0, config=nccl.Config(check=3, timeout=30), store=FolderStore(tmp_path)
     )
@@ -113,7 +113,7 @@ def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
     for number in range(1, 6):
         odd = rank.rank == _ODD and number == 5
         comm.all_reduce(x, nccl.MAX if odd else nccl.SUM, stream=stream)
-        with nccl.group():  # messages have numbers of their own, and other peers on each rank
+        with nccl.group():  # messages are counted separately
             comm.send(x, 1 - rank.rank, stream=stream)
             comm.recv(y, 1 - rank.rank, stream=stream)
     text = r"as #5: rank 0 all_reduce\(.*, sum\); rank 1 all_reduce\(.*, max\)"
@@ -128,7 +128,7 @@ def test_every_third_is_compared(rank: Rank, tmp_path: Path) -> None:
 @pytest.mark.parametrize("receives_first", [False, True])
 @on_ranks(2, by="provider", timeout=40)
 def test_a_message_that_differs(rank: Rank, tmp_path: Path, receives_first: bool) -> None:
-    """The rank that calls second has an error; the right call then completes both."""
+    """The rank that calls second gets an error, and the right call then completes both."""
     config = nccl.Config(check="every", timeout=30)
     comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
     memory, stream, peer = rank.memory, rank.stream(), 1 - rank.rank
@@ -215,7 +215,7 @@ def test_a_grown_communicator(rank: Rank, tmp_path: Path) -> None:
 
 
 @on_ranks(3, timeout=40)
-def test_a_rank_that_does_not_come_is_named(rank: Rank, tmp_path: Path) -> None:
+def test_a_missing_rank_is_named(rank: Rank, tmp_path: Path) -> None:
     config = nccl.Config(check="every", timeout=0.5)
     comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
     if rank.rank != _ODD:
@@ -227,8 +227,8 @@ def test_a_rank_that_does_not_come_is_named(rank: Rank, tmp_path: Path) -> None:
 
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
-def test_what_cannot_be_issued_is_not_compared(rank: Rank, tmp_path: Path) -> None:
-    """The other rank does not come: a comparison would end with the time limit."""
+def test_calls_that_cannot_be_issued_are_not_compared(rank: Rank, tmp_path: Path) -> None:
+    """The other rank does not call it, so a comparison would expire."""
     config = nccl.Config(check="every", timeout=3)
     comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
     other = rank.communicator(1)
@@ -247,7 +247,7 @@ def test_what_cannot_be_issued_is_not_compared(rank: Rank, tmp_path: Path) -> No
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_a_group_of_two_communicators(rank: Rank, tmp_path: Path) -> None:
-    """Two communicators in one group, in another order on each rank, and messages."""
+    """In another order on each rank, with messages."""
     store = FolderStore(tmp_path)
     config = nccl.Config(check=1)
     comms = [rank.communicator(i, config=config, store=store) for i in (0, 1)]
@@ -314,7 +314,7 @@ def _alone(store: FolderStore) -> nccl.Communicator:
 @pytest.mark.parametrize(
     ("value", "compares"), [("every", True), ("1", True), ("2", False), ("", False)]
 )
-def test_the_environment_has_a_default(
+def test_the_environment_sets_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, compares: bool
 ) -> None:
     monkeypatch.setenv("PYNCCL_CHECK", value)

@@ -1,6 +1,6 @@
-"""Proves that a call does not wait longer than its time limit for a missing rank, which is an error
-that names the operation, and after which the others continue without it; and that nothing expires
-that ends in time.
+"""Proves that a call does not wait longer than its time limit for a missing rank but raises an
+error that names the operation, after which the others continue without it; and that operations that
+end in time do not expire.
 """
 
 from __future__ import annotations
@@ -28,29 +28,26 @@ from tests.support.ranks import on_ranks
 
 pytestmark = pytest.mark.long
 
-_LIMIT = 0.6  # seconds
-_LATEST = _LIMIT + 15  # on a busy machine
+_LIMIT = 0.6  # seconds; a wait that ignores it ends with the launch
 _LONG = 30.0
 _ABSENT = 1
-_LIMITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds: on a busy machine another rank is late for some
+_LIMITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds; on a busy machine the other rank exceeds some
 
 
 def _grow_without_the_absent(rank: Rank) -> bool:
-    """Whether the rank's own limit was over, and not another's before."""
+    """Whether the rank's own limit expired, not that of another rank before."""
     comm = rank.comm
     comm.timeout = _LIMIT
     if rank.rank == _ABSENT:
         rank.wait_event("done", 0, 2)
         comm.abort()
         return False
-    began = time.monotonic()
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)) as raised:
         comm.grow(4, comm.get_unique_id() if rank.rank == 0 else None)
-    assert time.monotonic() - began < _LATEST
     is_late = isinstance(raised.value, nccl.NcclTimeoutError)
     if is_late:
         raised.match(rf"ncclCommGrow.* on rank {rank.rank} did not complete within {_LIMIT:g} s")
-    else:  # the other rank's limit was over first
+    else:  # the other rank's limit expired first
         raised.match("revoked")
     comm.timeout = _LONG
     with comm.shrink([_ABSENT], abort=True) as smaller:
@@ -61,7 +58,7 @@ def _grow_without_the_absent(rank: Rank) -> bool:
 
 
 def test_a_grow_without_a_rank_ends(launch: Launcher) -> None:
-    """The other calls are in tests/reliability/cells.py, every way to wait in test_failures.py."""
+    """Other calls are tested in tests/reliability/cells.py, all waits in test_failures.py."""
     assert any(launch(3, _grow_without_the_absent, fresh=True, timeout=40))
 
 
@@ -78,7 +75,6 @@ def test_a_split_of_a_revoked_communicator_ends(rank: Rank) -> None:
         rank.wait_event("done", 0)
         comm.abort()
         return
-    began = time.monotonic()
     text = f"ncclCommSplit on rank 0 did not complete within {_LIMIT:g} s"
     with pytest.raises(nccl.NcclTimeoutError, match=text):
         comm.split(0)
@@ -88,7 +84,6 @@ def test_a_split_of_a_revoked_communicator_ends(rank: Rank) -> None:
         assert comm.closed
         rank.set_event("done")
         return
-    assert time.monotonic() - began < _LATEST
     comm.timeout = _LONG
     with comm.shrink([_ABSENT], abort=True) as smaller:
         check_works(rank, smaller, [0])
@@ -99,9 +94,7 @@ def test_a_split_of_a_revoked_communicator_ends(rank: Rank) -> None:
 @pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
 @pytest.mark.parametrize("deleted", [False, True], ids=["closed", "deleted"])
 @on_ranks(2, timeout=40)
-def test_the_end_of_a_communicator_with_queued_work_has_its_limit(
-    rank: Rank, deleted: bool
-) -> None:
+def test_ending_a_communicator_with_queued_work_has_its_limit(rank: Rank, deleted: bool) -> None:
     comm, stream, array = rank.communicator(), rank.stream(), np.ones(8, np.float32)
     comm.all_reduce(array, nccl.MAX)
     comm.timeout = _LIMIT
@@ -110,27 +103,21 @@ def test_the_end_of_a_communicator_with_queued_work_has_its_limit(
         comm.abort()
         return
     comm.all_reduce(array, nccl.MAX, stream=stream)
-    began = time.monotonic()
     if deleted:
         del comm
         gc.collect()
     else:
         with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #2|Finalize|Destroy"):
             comm.close()
-    assert time.monotonic() - began < _LATEST
     rank.set_event("done")
 
 
-def _comms(nranks: int = 2) -> list[nccl.Communicator]:
-    return nccl.Communicator.init_all(nranks, provider="host")
-
-
-def test_what_comes_in_time_does_not_expire() -> None:
-    """Calls longer apart than the limit, and one that waits for most of it. On a busy machine
-    others take part too late: what expires then has lasted for the limit.
+def test_calls_in_time_do_not_expire() -> None:
+    """Pauses longer than the limit, and a call that waits for most of it. On a busy machine the
+    other rank may be late. A call that expires then has lasted for the limit.
     """
     for limit in _LIMITS[1:]:
-        comms = _comms()
+        comms = nccl.Communicator.init_all(2, provider="host")
         comms[0].timeout = limit
         arrays = [np.ones(4), np.ones(4)]
         began = time.monotonic()
@@ -156,25 +143,21 @@ def test_what_comes_in_time_does_not_expire() -> None:
     raise AssertionError(f"another rank was late within {limit} s")
 
 
-def test_the_limit_of_a_queue_begins_with_the_call() -> None:
-    """1,000 operations behind each other, each of them late only if it takes too long itself."""
-    comms, streams = _comms(), [nccl.Stream("host"), nccl.Stream("host")]
-    arrays = [np.ones(1000), np.ones(1000)]
-    for comm in comms:
+def test_a_long_queue_does_not_expire(pair: list[nccl.Communicator]) -> None:
+    streams, arrays = [nccl.Stream("host") for _ in pair], [np.ones(1000) for _ in pair]
+    for comm in pair:
         comm.timeout = 60
     for _ in range(1000):
-        for comm, array, stream in zip(comms, arrays, streams, strict=True):
+        for comm, array, stream in zip(pair, arrays, streams, strict=True):
             comm.all_reduce(array, nccl.MAX, stream=stream)
     for stream in streams:
         stream.synchronize()
-    wait_until(lambda: comms[0].flight_record()[-1].state == "done")
-    assert {record.state for record in comms[0].flight_record()} == {"done"}
-    for comm in comms:
-        comm.close()
+    wait_until(lambda: pair[0].flight_record()[-1].state == "done")
+    assert {record.state for record in pair[0].flight_record()} == {"done"}
 
 
 @on_ranks(2, by="provider", timeout=300)
-def test_operations_without_an_event_are_not_late(rank: Rank) -> None:
+def test_operations_without_an_event_do_not_expire(rank: Rank) -> None:
     """On a stream that pynccl does not own, in bursts, with pauses longer than the limit. On a
     busy machine the other rank may be late, but not for each limit.
     """
@@ -200,14 +183,6 @@ def test_operations_without_an_event_are_not_late(rank: Rank) -> None:
     raise AssertionError(f"operations have expired within {limit} s")
 
 
-def _expire(rank: Rank, comm: nccl.Communicator, buffer: object, stream: int) -> None:
-    wait_until(lambda: comm.expired)
-    with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
-        comm.all_reduce(buffer, nccl.MAX, stream=stream)
-    rank.set_event("done")
-    comm.abort()
-
-
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_the_last_operation_on_a_foreign_stream_expires(rank: Rank) -> None:
     """The monitor cannot record an event on the stream later: it may be destroyed by then."""
@@ -224,27 +199,28 @@ def test_the_last_operation_on_a_foreign_stream_expires(rank: Rank) -> None:
     assert create(ctypes.addressof(stream), 1, 0) == 0
     assert stream.value is not None
     buffer = rank.memory.put(np.ones(1000, np.float32))
-    for number in range(5):  # the first one alone is due for an event
-        if number == 4:
-            comm.timeout = _LIMIT
-        if number == 4 and rank.rank == 1:
-            rank.wait_event("done", 0)
-            comm.abort()
-            break
+    for _ in range(4):  # only the first one gets an event
         comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
+    comm.timeout = _LIMIT
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
     else:
-        _expire(rank, comm, buffer, stream.value)
-    synchronize(stream)  # the buffer is used until then
+        comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
+        wait_until(lambda: comm.expired)
+        with pytest.raises(nccl.NcclTimeoutError, match="all_reduce #5 "):
+            comm.all_reduce(buffer, nccl.MAX, stream=stream.value)
+        rank.set_event("done")
+    comm.abort()
+    synchronize(stream)  # until then the buffer is in use
 
 
-def test_deadlines_nest_and_are_a_threads_own() -> None:
-    comms = _comms()
-    comms[0].timeout = 100
+def test_deadlines_nest_and_are_per_thread(pair: list[nccl.Communicator]) -> None:
+    pair[0].timeout = 100
     others: list[nccl.NcclTimeoutError] = []
 
     def wait_in_another_thread() -> None:
         try:
-            comms[0].recv(np.ones(4), 1)
+            pair[0].recv(np.ones(4), 1)
         except nccl.NcclTimeoutError as error:
             others.append(error)
 
@@ -252,8 +228,8 @@ def test_deadlines_nest_and_are_a_threads_own() -> None:
     with nccl.deadline(50), nccl.deadline(0.4), nccl.deadline(60):
         thread.start()
         time.sleep(0.8)
-        assert thread.is_alive()  # the limit of this thread is not its limit
-    comms[1].send(np.ones(4), 0)
+        assert thread.is_alive()  # this thread's limit is not its limit
+    pair[1].send(np.ones(4), 0)
     thread.join(20)
     assert not thread.is_alive()
     with (
@@ -262,55 +238,44 @@ def test_deadlines_nest_and_are_a_threads_own() -> None:
         nccl.deadline(60),
         pytest.raises(nccl.NcclTimeoutError, match=r"within 0\.4 s(: \w|; \w)"),
     ):
-        comms[0].recv(np.ones(4), 1)
+        pair[0].recv(np.ones(4), 1)
     assert not others
     scope = nccl.deadline(0.4)
     with scope:
         pass
     with pytest.raises(ValueError, match="it was not entered"):  # the scope has ended
         scope.__exit__(None, None, None)
-    for comm in comms:
-        comm.abort()
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_limits_are_checked(seconds: float) -> None:
-    comm = _comms(1)[0]
+def test_limits_are_checked(comm: nccl.Communicator, seconds: float) -> None:
     with pytest.raises(ValueError, match=r"timeout: .* must be above 0 seconds"):
         nccl.Config(timeout=seconds)
     with pytest.raises(ValueError, match=r"timeout: .* must be above 0 seconds"):
         comm.timeout = seconds
     with pytest.raises(ValueError, match=r"seconds: .* must be above 0 seconds"):
         nccl.deadline(seconds)
-    comm.close()
 
 
-def test_the_limit_is_inherited_and_has_a_default() -> None:
-    comm = _comms(1)[0]
+def test_the_limit_is_inherited_and_has_a_default(comm: nccl.Communicator) -> None:
     assert comm.timeout == 1800
     comm.timeout = None
     assert comm.timeout is None
-    comm.close()
-    one = nccl.Communicator(
-        1, nccl.get_unique_id("host"), 0, config=nccl.Config(timeout=7), provider="host"
-    )
-    with one, one.split(0) as child:
-        assert (one.timeout, child.timeout) == (7, 7)
-    config = nccl.Config(timeout=float("inf"))
-    with nccl.Communicator(
-        1, nccl.get_unique_id("host"), 0, config=config, provider="host"
-    ) as endless:
-        assert endless.timeout is None
+    for given, seconds in ((7, 7), (float("inf"), None)):
+        unique_id, config = nccl.get_unique_id("host"), nccl.Config(timeout=given)
+        one = nccl.Communicator(1, unique_id, 0, config=config, provider="host")
+        with one, one.split(0) as child:
+            assert (one.timeout, child.timeout) == (seconds, seconds)
 
 
 def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, expected in (("12.5", 12.5), ("0", None), ("", 1800)):
         monkeypatch.setenv("PYNCCL_TIMEOUT", value)
-        with _comms(1)[0] as comm:
+        with nccl.Communicator.init_all(1, provider="host")[0] as comm:
             assert comm.timeout == expected
     monkeypatch.setenv("PYNCCL_TIMEOUT", "5 min")
     with pytest.raises(ValueError, match="PYNCCL_TIMEOUT: '5 min'"):
-        _comms(1)
+        nccl.Communicator.init_all(1, provider="host")
 
 
 def _late(dist: ModuleType, rank: int, _nranks: int) -> None:
@@ -323,13 +288,13 @@ def _late(dist: ModuleType, rank: int, _nranks: int) -> None:
     assert (tensor == 2).all()
 
 
-def test_the_mirror_has_the_timeouts_of_its_groups(launch: Launcher, tmp_path: Path) -> None:
+def test_the_mirror_uses_the_timeouts_of_its_groups(launch: Launcher, tmp_path: Path) -> None:
     url, env = f"file://{tmp_path}/store", {"PYNCCL_TIMEOUT": "0.3"}
     launch(2, run_in_world, _late, url, {}, (), env=env, timeout=40)
 
 
 @on_ranks(2, ids=2)
-def test_recover_has_a_limit_of_its_own(rank: Rank) -> None:
+def test_recover_has_its_own_limit(rank: Rank) -> None:
     """The communicator's timeout is shorter than the wait for a late rank."""
     expired: list[object] = []
     config = nccl.Config(timeout=_LIMIT, on_timeout=lambda _comm, error: expired.append(error))

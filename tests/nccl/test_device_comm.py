@@ -1,5 +1,5 @@
-"""Proves that device communicators are made on all ranks for the version of the kernels, that their
-resource memory is that of the peers, and that wrong arguments, versions and orders of closing are
+"""Proves that device communicators are created on all ranks for the version of the kernels, that
+peers share their resource memory, and that wrong arguments, versions and orders of closing are
 refused and leave nothing behind.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import pickle
 import struct
@@ -52,7 +53,7 @@ def test_lifecycle(rank: Rank) -> None:
         small, large = dc.buffers
         assert (small.nbytes, large.nbytes) == (64, 4096)
         assert small.handle != large.handle
-        # Zero at first; what a rank writes to a peer's memory is in the memory of the peer.
+        # Zero at first. Each rank writes to the memory of the next.
         assert not _array(large.address, 512).any()
         comm.barrier()
         _array(large.peer((rank.rank + 1) % nranks), 512)[rank.rank] = 100 + rank.rank
@@ -74,10 +75,17 @@ def test_lifecycle(rank: Rank) -> None:
             use()
 
 
-@on_ranks(2)
+@on_ranks(2, by="provider")
 def test_properties(rank: Rank) -> None:
     p = rank.comm.properties()
-    assert (p.rank, p.nranks, p.cuda_device) == (rank.rank, rank.nranks, 0)
+    assert (p.rank, p.nranks, p.cuda_device) == (rank.rank, rank.nranks, rank.comm.device)
+    # Fields that a version lacks are None.
+    version = nccl.get_version(rank.provider)
+    assert (p.comm_hash is None) == (p.dev_comm_size is None) == (version < (2, 31, 0))
+    assert (p.cft_support is None) == (version < (2, 32, 0))
+    assert (p.n_lsa_teams is None) == (version < (2, 29, 7))
+    if rank.provider == "cuda":
+        return
     assert p.device_api_support is True
     assert p.multimem_support is False
     assert (p.gin_type, p.railed_gin_type, p.gin_connection_type) == ("none",) * 3
@@ -94,18 +102,7 @@ def test_properties(rank: Rank) -> None:
         p.rank = 1  # type: ignore[misc]
 
 
-@on_ranks(2, by="provider")
-def test_properties_of_both_providers(rank: Rank) -> None:
-    p = rank.comm.properties()
-    assert (p.rank, p.nranks, p.cuda_device) == (rank.rank, rank.nranks, rank.comm.device)
-    # Fields that a version does not have are None.
-    version = nccl.get_version(rank.provider)
-    assert (p.comm_hash is None) == (p.dev_comm_size is None) == (version < (2, 31, 0))
-    assert (p.cft_support is None) == (version < (2, 32, 0))
-    assert (p.n_lsa_teams is None) == (version < (2, 29, 7))
-
-
-def _on_gpus(rank: Rank) -> bool:
+def _resources(rank: Rank) -> bool:
     gpu.require(rank.provider, "ncclCommQueryProperties", "ncclDevCommCreate")
     comm = rank.comm
     if not comm.properties().device_api_support:
@@ -130,12 +127,12 @@ def test_of_both_providers(launch: Launcher, provider: str) -> None:
     old = nccl.get_version(provider) < (2, 31, 0)
     if provider == "cuda" and old and "CUDA_DOUBLE_LIBRARIES" in os.environ:
         pytest.skip("the double's engine has the device communicators of NCCL 2.31")
-    if not all(launch(2, _on_gpus, provider=provider)):
-        pytest.skip("two ranks here have no device API")
+    if not all(launch(2, _resources, provider=provider)):
+        pytest.skip("no device API for two ranks on this machine")
 
 
 @on_ranks(2)
-def test_a_version_that_does_not_fit_is_refused(rank: Rank) -> None:
+def test_a_wrong_version_is_refused(rank: Rank) -> None:
     comm = rank.comm
     wrong = [
         (23204, "compiled with NCCL 2.32.4, and the loaded library is 2.32.3: .*older"),
@@ -167,7 +164,7 @@ def test_a_version_that_does_not_fit_is_refused(rank: Rank) -> None:
             with pytest.raises(ValueError, match=message):
                 dc.as_argument(mine)
         assert dc.as_argument(23102).nbytes == dc.nbytes
-    # What a version does not have; NCCL would not read it.
+    # A version lacks these fields, so NCCL would not read them.
     with pytest.raises(ValueError, match=r"gin_queue_depth: needs NCCL 2.29.7; .* with 2.29.2"):
         comm.device_comm(version="2.29.2", gin_queue_depth=2)
     with pytest.raises(ValueError, match=r"gin_stride: needs NCCL 2.31.0; .* with 2.30.7"):
@@ -218,7 +215,7 @@ def test_mistakes_are_refused(rank: Rank) -> None:
         for peer in (-1, rank.nranks):
             with pytest.raises(ValueError, match=f"lsa_rank: {peer} is out of range"):
                 dc.buffers[0].peer(peer)
-    # What NCCL refuses on machines without GIN.
+    # NCCL refuses it on machines without GIN.
     with pytest.raises(nccl.NcclError, match="ncclDevCommCreate"):
         comm.device_comm(gin_signals=1, gin_connection="full")
     with nccl.plan(), pytest.raises(RuntimeError, match="plan: a device communicator"):
@@ -235,11 +232,9 @@ def test_requirements_that_differ_are_refused_on_all_ranks(rank: Rank) -> None:
 
 @on_ranks(2)
 def test_it_is_closed_with_its_communicator(rank: Rank) -> None:
-    child = rank.comm.split(0)
-    assert child is not None
-    dc = child.device_comm(buffers=(64,))
-    buffer = dc.buffers[0]
-    child.close()
+    with rank.comm.split(0) as child:
+        dc = child.device_comm(buffers=(64,))
+        buffer = dc.buffers[0]
     assert dc.closed
     with pytest.raises(ValueError, match="it is closed"):
         _ = buffer.address
@@ -273,16 +268,22 @@ def test_several_ranks_in_one_thread() -> None:
         comm.close()
 
 
-def test_a_deleted_one_stays_until_its_communicator_is_closed() -> None:
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+def test_a_deleted_one_warns(comm: nccl.Communicator) -> None:
     with pytest.warns(ResourceWarning, match="DeviceComm was not closed"):
         comm.device_comm()
-    comm.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        comm.device_comm().close()
+        comm.symmetric_empty(4).close()
+        left = comm.device_comm()
+        comm.close()
+        del left
+        gc.collect()
 
 
 @on_ranks(2)
 def test_the_order_of_closing_counts_for_windows(rank: Rank) -> None:
-    """NCCL takes the place of resource memory from the allocator that windows use."""
+    """NCCL allocates resource memory from the address range of windows."""
     comm = rank.comm
     first, second = comm.device_comm(), comm.device_comm()
     (first if rank.rank == 0 else second).close()
@@ -295,18 +296,11 @@ def test_the_order_of_closing_counts_for_windows(rank: Rank) -> None:
 
 @on_ranks(2)
 def test_of_a_nonblocking_communicator(rank: Rank) -> None:
-    comm = nccl.Communicator(
-        rank.nranks,
-        rank.unique_ids[0],
-        rank.rank,
-        config=nccl.Config(blocking=0),
-        provider="host",
-    )
-    comm.wait_ready(30)
-    with comm.device_comm(buffers=(64,)) as dc:
-        assert len(bytes(dc)) == 248
-        assert dc.buffers[0].address
-    comm.close()
+    with rank.communicator(config=nccl.Config(blocking=0)) as comm:
+        comm.wait_ready(30)
+        with comm.device_comm(buffers=(64,)) as dc:
+            assert len(bytes(dc)) == 248
+            assert dc.buffers[0].address
 
 
 def _use_device_communicators(comm: nccl.Communicator) -> None:
@@ -325,7 +319,7 @@ def _leaves_nothing(rank: Rank) -> None:
     holdings.check(before)
 
 
-def test_nothing_stays(launch: Launcher) -> None:
+def test_nothing_leaks(launch: Launcher) -> None:
     before = shared_memory.entries()
     launch(2, _leaves_nothing, fresh=True)
     assert not shared_memory.left_behind(before)
@@ -357,7 +351,7 @@ def test_teams_are_values() -> None:
 
 
 def _members(team: nccl.Team, rank: int = 5) -> list[int]:
-    """The world ranks of a team that is seen from a world rank."""
+    """The world ranks of the team of a world rank."""
     return [rank + (i - team.rank) * team.stride for i in range(team.nranks)]
 
 
@@ -374,43 +368,34 @@ def test_inner_and_outer_teams() -> None:
                 factor(size)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [(a, b) for a in (1, 2, 4, -1) for b in (1, 2, 4, -1)],
-)
-def test_ranks_of_other_teams(one: int, other: int) -> None:
-    """Against sets of world ranks."""
-
-    def team(stride: int) -> nccl.Team:
-        return nccl.Team(8, 2, -1) if stride < 0 else _WORLD.outer(stride)
-
-    mine, theirs = team(one), team(other)
-    for rank, world in enumerate(_members(theirs)):
-        inside = world in _members(mine)
-        assert mine.is_member(theirs, rank) == inside
-        if inside:
-            assert mine.rank_of(theirs, rank) == _members(mine).index(world)
-        else:
-            with pytest.raises(ValueError, match=f"rank: {rank} of Team.* is not in Team"):
-                mine.rank_of(theirs, rank)
-    with pytest.raises(ValueError, match="rank: 8 is out of range for Team"):
-        mine.is_member(theirs, 8)
+def test_ranks_of_other_teams() -> None:
+    """Compared with sets of world ranks."""
+    teams = [*map(_WORLD.outer, (1, 2, 4)), nccl.Team(8, 2, -1)]
+    for mine, theirs in itertools.product(teams, teams):
+        for rank, world in enumerate(_members(theirs)):
+            inside = world in _members(mine)
+            assert mine.is_member(theirs, rank) == inside
+            if inside:
+                assert mine.rank_of(theirs, rank) == _members(mine).index(world)
+            else:
+                with pytest.raises(ValueError, match=f"rank: {rank} of Team.* is not in Team"):
+                    mine.rank_of(theirs, rank)
+        with pytest.raises(ValueError, match="rank: 8 is out of range for Team"):
+            mine.is_member(theirs, 8)
 
 
-@pytest.mark.parametrize("subset", [
-    _WORLD, _WORLD.inner(1), _WORLD.inner(2), _WORLD.inner(4), _WORLD.outer(2), _WORLD.outer(4),
-    _WORLD.outer(2).inner(2), nccl.Team(2, 0, -3), nccl.Team(3, 0, -2),
-], ids=str)  # fmt: skip
-def test_ranks_that_are_not_in_a_subset(subset: nccl.Team) -> None:
-    outside = sorted(set(range(8)) - set(_members(subset)))
-    found = [_WORLD.rank_in_difference(subset, i) for i in range(len(outside))]
-    assert found == outside
-    for index in (-1, len(outside)):
-        with pytest.raises(ValueError, match=f"index: {index} is out of range"):
-            _WORLD.rank_in_difference(subset, index)
-
-
-def test_a_team_that_is_no_subset() -> None:
+def test_ranks_outside_of_a_subset() -> None:
+    subsets = [
+        _WORLD, _WORLD.inner(1), _WORLD.inner(2), _WORLD.inner(4), _WORLD.outer(2),
+        _WORLD.outer(4), _WORLD.outer(2).inner(2), nccl.Team(2, 0, -3), nccl.Team(3, 0, -2),
+    ]  # fmt: skip
+    for subset in subsets:
+        outside = sorted(set(range(8)) - set(_members(subset)))
+        found = [_WORLD.rank_in_difference(subset, i) for i in range(len(outside))]
+        assert found == outside, subset
+        for index in (-1, len(outside)):
+            with pytest.raises(ValueError, match=f"index: {index} is out of range"):
+                _WORLD.rank_in_difference(subset, index)
     for team in (nccl.Team(16, 5), nccl.Team(4, 0), nccl.Team(3, 0, 2)):
         with pytest.raises(ValueError, match=r"subset: .* is not a part of"):
             _WORLD.rank_in_difference(team, 0)
@@ -431,15 +416,3 @@ def test_teams_of_a_communicator(rank: Rank) -> None:
         comm.rank_to_world(outside, 1)
     with pytest.raises(ValueError, match="rank: 2 is out of range for Team"):
         comm.rank_to_world(outside, 2)
-
-
-def test_no_warning_for_what_was_closed() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
-        comm.device_comm().close()
-        comm.symmetric_empty(4).close()
-        left = comm.device_comm()
-        comm.close()
-        del left
-        gc.collect()

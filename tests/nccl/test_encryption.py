@@ -1,5 +1,5 @@
-"""Proves the effect of setting a key: wrong keys are refused before NCCL sees them and are in no
-text; on CPUs ranks with the same key connect, and others get an error.
+"""Proves the effect of setting a key: wrong keys are refused before NCCL sees them and are not part
+of any error text; on CPUs ranks with the same key connect, and others get an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEY, _OTHER = "k" * 32, "o" * 40
 
 
 def _meet(rank: Rank, keys: list[str | None]) -> str:
-    """Make a communicator with a key, or none; the error where the ranks do not connect."""
+    """Create a communicator with a key, or none. Returns the error if the ranks do not connect."""
     key = keys[rank.rank]
     if key is not None:
         nccl.set_encryption("psk", key, provider=rank.provider)
@@ -27,9 +27,7 @@ def _meet(rank: Rank, keys: list[str | None]) -> str:
             x = np.ones(10)
             comm.all_reduce(x)
             assert (x == rank.nranks).all()
-            child = comm.split(0)
-            assert child is not None
-            child.close()
+            comm.split(0).close()
     except nccl.NcclInvalidUsageError as error:
         return str(error)
     finally:
@@ -39,7 +37,7 @@ def _meet(rank: Rank, keys: list[str | None]) -> str:
 
 def test_ranks_with_the_same_key_connect(launch: Launcher) -> None:
     assert launch(3, _meet, [_KEY] * 3) == [""] * 3
-    assert launch(2, _meet, [None] * 2) == [""] * 2  # the key is gone again
+    assert launch(2, _meet, [None] * 2) == [""] * 2  # without the previous key
 
 
 @pytest.mark.parametrize(("stranger", "key"), [(0, _OTHER), (0, None), (1, None), (2, _OTHER)])
@@ -82,13 +80,11 @@ def test_wrong_arguments(arguments: tuple[object, ...], error: type[Exception], 
 
 @pytest.fixture
 def library(provider: str) -> raw.Library:
-    """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
+    """Each provider's library. tests/abi/loading.py tests NCCL itself without a GPU."""
     return gpu.require(provider, "ncclSetEncryption")
 
 
 def test_the_rules_of_nccl(library: raw.Library) -> None:
-    """The same checks run on both."""
-
     def config(**fields: object) -> raw.ncclEncryptionConfig_t:
         made = raw.ncclEncryptionConfig_t()
         for name, value in fields.items():

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,8 @@ pytestmark = [
     pytest.mark.skipif(bool(gpu.missing()), reason=gpu.missing() or "there is a GPU"),
 ]
 
-_LIMIT = 0.6  # seconds
-_LATEST = _LIMIT + 20  # on a busy machine
+_LIMIT = 0.6  # seconds; a wait that ignores it ends with the launch
 _ABSENT = 1
-
-
-@contextlib.contextmanager
-def _in_time() -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < _LATEST
 
 
 def _connected(rank: Rank, index: int) -> nccl.Communicator:
@@ -86,12 +77,12 @@ def _graph_of_pynccl(rank: Rank, comm: nccl.Communicator) -> nccl.Graph:
 
 
 @on_ranks(2, provider="cuda", ids=2, timeout=60)
-def test_close_below_a_graph_of_torch_ends(rank: Rank) -> None:
+def test_close_before_a_graph_of_torch_ends(rank: Rank) -> None:
     comm = _connected(rank, 1)
     graph = _graph_of_torch(rank, comm)
     comm.timeout = _LIMIT
     text = rf"ncclCommDestroy on rank {rank.rank} did not complete within {_LIMIT:g} s"
-    with _in_time(), pytest.raises(nccl.NcclTimeoutError, match=text):
+    with pytest.raises(nccl.NcclTimeoutError, match=text):
         comm.close()
     assert comm.closed
     comm.close()
@@ -115,8 +106,7 @@ def test_a_graph_outlives_a_revoked_communicator(rank: Rank, how: str, end: str)
     comm = _connected(rank, 1)
     graph = _GRAPHS[how](rank, comm)
     comm.revoke()
-    with _in_time():
-        getattr(comm, end)()
+    getattr(comm, end)()
     assert comm.closed
     if how == "pynccl":
         graph.close()
@@ -127,9 +117,8 @@ def test_a_graph_outlives_a_revoked_communicator(rank: Rank, how: str, end: str)
 def _issue_behind(
     rank: Rank, first: nccl.Communicator, second: nccl.Communicator
 ) -> tuple[nccl.Stream, list[Any]] | None:
-    """A stream with an all_reduce of the first communicator behind one of the second, and their
-    buffers. Neither completes, since one rank issues nothing: it aborts both at the end and gets
-    None.
+    """Return a stream with an all_reduce of the first communicator behind one of the second, and
+    their buffers. Neither completes: the absent rank gets None and only aborts both at the end.
     """
     if rank.rank == _ABSENT:
         rank.wait_event("done", 0)
@@ -144,8 +133,8 @@ def _issue_behind(
 
 
 @on_ranks(2, provider="cuda", ids=3, timeout=90)
-def test_one_that_expires_behind_another_waits_for_it(rank: Rank) -> None:
-    """The revocation of the first waits for that of the second, which expires later."""
+def test_the_revocation_of_an_expired_communicator_waits_for_another(rank: Rank) -> None:
+    """That of the first waits for that of the second, which expires later."""
     gpu.require(rank.provider, "ncclCommRevoke")
     first, second = _connected(rank, 1), _connected(rank, 2)
     expired = [threading.Event(), threading.Event()]
@@ -156,9 +145,9 @@ def test_one_that_expires_behind_another_waits_for_it(rank: Rank) -> None:
     if issued is None:
         return
     stream, _buffers = issued
-    assert expired[0].wait(_LATEST)
-    assert expired[1].wait(_LATEST)
-    with _in_time(), pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
+    assert expired[0].wait(30)
+    assert expired[1].wait(30)
+    with pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
         stream.synchronize()
     with second.shrink([_ABSENT], abort=True) as smaller:
         check_works(rank, smaller, [0])
@@ -170,7 +159,7 @@ def test_one_that_expires_behind_another_waits_for_it(rank: Rank) -> None:
 
 
 @on_ranks(2, provider="cuda", ids=3, timeout=60)
-def test_a_revocation_behind_another_communicator_is_late(rank: Rank) -> None:
+def test_a_revocation_behind_another_communicator_expires(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommRevoke")
     first, second = _connected(rank, 1), _connected(rank, 2)
     issued = _issue_behind(rank, first, second)
@@ -179,14 +168,13 @@ def test_a_revocation_behind_another_communicator_is_late(rank: Rank) -> None:
     stream, _buffers = issued
     first.timeout = 60
     with (
-        _in_time(),
         nccl.deadline(_LIMIT),
         pytest.raises(nccl.NcclTimeoutError, match=r"^ncclCommRevoke on rank 0 .* within 0\.6 s$"),
     ):
         first.revoke()
     assert first.revoked
     second.revoke()
-    with _in_time(), contextlib.suppress(nccl.NcclError):
+    with contextlib.suppress(nccl.NcclError):
         stream.synchronize()
     first.close()
     second.close()
@@ -195,7 +183,7 @@ def test_a_revocation_behind_another_communicator_is_late(rank: Rank) -> None:
 
 @pytest.mark.parametrize("call", ["finalize", "close"])
 @on_ranks(2, provider="cuda", ids=2, timeout=60)
-def test_a_hung_operation_has_its_limit_in(rank: Rank, call: str) -> None:
+def test_the_limit_of_a_hung_operation_applies_in(rank: Rank, call: str) -> None:
     comm = _connected(rank, 1)
     comm.timeout = _LIMIT
     if rank.rank == _ABSENT:
@@ -204,10 +192,9 @@ def test_a_hung_operation_has_its_limit_in(rank: Rank, call: str) -> None:
         return
     stream, buffer = rank.stream(), rank.memory.put(np.ones(4, np.float32))
     comm.all_reduce(buffer, stream=stream)
-    with _in_time(), pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #\d|ncclComm"):
+    with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #\d|ncclComm"):
         getattr(comm, call)()
-    with _in_time():
-        comm.close()
-    with _in_time(), contextlib.suppress(nccl.NcclError):
+    comm.close()
+    with contextlib.suppress(nccl.NcclError):
         stream.synchronize()
     rank.set_event("done")
