@@ -16,7 +16,6 @@ import pytest
 
 from pynccl import nccl
 from tests.nccl.test_life import check_works
-from tests.support import gpu
 from tests.support.blocking import Blocked
 from tests.support.commands import run_python
 from tests.support.launcher import Launcher
@@ -270,7 +269,6 @@ def test_wrong_owners(comm: nccl.Communicator) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(bool(gpu.missing()), reason=gpu.missing() or "there is a GPU")
 @on_ranks(1, provider="cuda")
 def test_a_handle_of_another_library(rank: Rank) -> None:
     with pytest.raises(ValueError, match=r"^provider: the communicator belongs to"):

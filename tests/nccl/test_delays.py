@@ -1,7 +1,7 @@
 """Proves that programs with the right waits give exact results with any timing, and that the mode
 which delays hostnccl's queues at random (HOSTNCCL_DELAY_SEED) finds a missing wait.
 
-Every seed makes another randomized program: operations of three communicators, functions, groups,
+Each seed creates another random program: operations of three communicators, functions, groups,
 graphs and asynchronous work on four streams and the calling thread, over shared buffers. Steps on
 different streams that depend on each other are ordered by events, and the result is compared with
 the same program run step by step in NumPy. The CUDA double runs on hostnccl's queues, so the mode
@@ -41,7 +41,7 @@ COMMUNICATORS = 3
 
 @contextmanager
 def delays(rank: Rank, seed: int) -> Iterator[None]:
-    """Switch the mode on for the streams that are made inside."""
+    """Enable the mode for the streams created inside."""
     os.environ["HOSTNCCL_DELAY_SEED"] = str(seed)
     try:
         yield
@@ -64,7 +64,7 @@ class Buffer:
 
 
 class Program:
-    """A randomized program as one rank runs it, and its model: the arrays of all ranks."""
+    """A random program as run by one rank, and its model: the arrays of all ranks."""
 
     def __init__(self, rank: Rank, comms: list[nccl.Communicator], seed: int) -> None:
         self.rank, self.comms = rank, comms
@@ -98,7 +98,7 @@ class Program:
         return source, target if kind else source
 
     def before(self, stream: nccl.Stream | None, source: int, target: int) -> None:
-        """Wait for the writer of what is read, and for all users of what is written."""
+        """Wait for the writer of the source, and for all users of the target."""
         needed = [self.buffers[source].written, self.buffers[target].written]
         for event in (*needed, *self.buffers[target].read):
             if event is None:
@@ -205,7 +205,7 @@ class Program:
         self.after(where, source, target)
 
     def work(self) -> None:
-        """As async_op=True does it: on a communicator's own stream; waited for now, or by event."""
+        """Like async_op=True: on a communicator's own stream, with a wait now or by event."""
         source, target = self.draw(1)
         comm_stream = self.random.choice(self.comm_streams)
         array, into = self.buffers[source].array, self.buffers[target].array
@@ -222,7 +222,7 @@ class Program:
 
 
 def _communicators(rank: Rank) -> list[nccl.Communicator]:
-    """Connected: the first call of a kind must not be in a capture."""
+    """Create connected communicators: the first call of a kind must not be in a capture."""
     if rank.device is not None:
         torch.cuda.set_device(rank.device)
     comms = [rank.communicator(i) for i in range(COMMUNICATORS)]
@@ -269,7 +269,7 @@ def _same_seed(rank: Rank) -> None:
 
 
 def race(rank: Rank, waits: bool) -> int:
-    """How many of fifty seeds give a wrong result in a program that needs one wait."""
+    """The number of seeds out of 50 with a wrong result in a program that needs one wait."""
     first, second = (rank.communicator(i) for i in range(2))
     wrong = 0
     for seed in range(1, 51):
@@ -293,7 +293,7 @@ def race(rank: Rank, waits: bool) -> int:
 
 
 def _reader(rank: Rank, waits: bool) -> int:
-    """The same for the calling thread, which reads what a stream has still to write."""
+    """The same for the calling thread, which reads an array that a stream writes."""
     wrong = 0
     for seed in range(1, 51):
         with delays(rank, seed):
@@ -317,7 +317,7 @@ def test_a_missing_wait_is_found_by_most_seeds(
 
 
 @on_ranks(1)
-def test_a_seed_that_is_none(rank: Rank) -> None:
+def test_a_malformed_seed(rank: Rank) -> None:
     os.environ["HOSTNCCL_DELAY_SEED"] = "x"
     try:
         with pytest.raises(nccl.DriverError):

@@ -1,5 +1,5 @@
-"""Proves that a failure reaches everybody who waits for the failed work, with the class that says
-what has happened: seven failures and the own time limit, by every way to wait.
+"""Proves that every wait for failed work raises the exception class of the failure: each failure
+and the own time limit, for each kind of wait.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.blocking import interrupt_when_blocked, wait_until, wait_until_blocked
+from tests.support.blocking import Blocked, interrupt_when_blocked, wait_until
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 pytestmark = pytest.mark.long
 
-_LIMIT = 2.0  # seconds, the own time limit: all that waits is enqueued within it
+_LIMIT = 2.0  # seconds, the own time limit: all work is enqueued within it
 _FAILURES: dict[str, type[nccl.NcclError]] = {
     "peer died": nccl.NcclRemoteError,
     "peer closed": nccl.NcclRemoteError,
@@ -36,8 +36,8 @@ _FAILURES: dict[str, type[nccl.NcclError]] = {
     "Ctrl-C": nccl.NcclRemoteError,
     "deadline": nccl.NcclTimeoutError,
 }
-# NCCL's kernels do not see these on GPUs, so the own time limit ends them. Ctrl-C only ends the
-# wait of the caller there.
+# NCCL's kernels do not notice these on GPUs, so the own time limit ends them. Ctrl-C only ends the
+# caller's wait there.
 _LATE_ON_GPUS = tuple(set(_FAILURES) - {"aborted", "revoked"})
 _PARTS = ("streams", "events", "waiting_streams", "graphs", "groups")
 _PROCESSES = ("peer died", "deadlock", "Ctrl-C")  # the others run in threads
@@ -46,18 +46,17 @@ Wait = Callable[[], object]
 
 
 def _until_true(query: Callable[[], bool]) -> Callable[[], None]:
-    """Polls a query."""
     return functools.partial(wait_until, query)
 
 
 class _Waits:
-    """Everything that waits for an operation of rank 0 that will fail."""
+    """All kinds of waits for an operation of rank 0 that will fail."""
 
     def __init__(self, rank: Rank, comm: nccl.Communicator, parts: tuple[str, ...]) -> None:
         self.rank = rank
         self.comm = comm
         self.waits: dict[str, Wait] = {}
-        self.streams: list[nccl.Stream] = []  # that CUDA does not know after they are destroyed
+        self.streams: list[nccl.Stream] = []  # kept: CUDA forgets the failures of destroyed ones
         self.array = rank.memory.put(np.ones(4, np.float32))
         self.arrays = [rank.memory.put(np.ones(4, np.float32)) for _ in range(3)]  # of a group
         graph_stream = rank.stream()
@@ -157,7 +156,7 @@ def _reached(event: nccl.Event) -> bool:
 
 
 def _outcome(wait: Wait) -> str:
-    """The class and the text of what a wait raises, or that it returned."""
+    """The class and the text of the exception of a wait, or "returned"."""
     try:
         wait()
     except Exception as error:
@@ -206,7 +205,7 @@ def _fail_others(
     rank.report("ready")
     array = rank.memory.put(np.ones(5, np.float32))
     rank.wait_event("enqueued", 0)
-    time.sleep(0.1)  # the others wait
+    time.sleep(0.1)  # until the others wait
     if failure == "peer died":
         time.sleep(60)
     elif failure == "peer closed":
@@ -235,7 +234,7 @@ def _fail_others(
 
 
 @pytest.mark.parametrize("failure", _FAILURES)
-def test_who_waits_raises_what_has_failed(launch: Launcher, provider: str, failure: str) -> None:
+def test_every_wait_raises_the_failure(launch: Launcher, provider: str, failure: str) -> None:
     def kill(run: Run) -> None:
         run.gather_reports()
         time.sleep(0.3)
@@ -252,7 +251,7 @@ def test_who_waits_raises_what_has_failed(launch: Launcher, provider: str, failu
         threads = provider == "host" and failure not in _PROCESSES
         return launch(*arguments, threads=threads, provider=provider, ids=2, timeout=60)[0]
 
-    if failure == "deadlock":  # more than 16 threads of a process that wait are not looked at
+    if failure == "deadlock":  # hostnccl checks at most 16 waiting threads of a process
         table: dict[str, str] = {}
         for part in _PARTS:
             table |= table_of(part)
@@ -266,7 +265,7 @@ def test_who_waits_raises_what_has_failed(launch: Launcher, provider: str, failu
 
 @on_ranks(2, by="provider", ids=2)
 def test_a_stream_reports_a_failure_once_and_an_event_always(rank: Rank) -> None:
-    """What is enqueued after a failure was reported does not have it; the event keeps it."""
+    """Work enqueued after the report of a failure succeeds. The event keeps the failure."""
     comm, other = rank.communicator(0), rank.communicator(1)
     stream, event, array = rank.stream(), rank.event(), rank.memory.put(np.ones(4))
     comm.all_reduce(array, stream=stream)  # the first call waits for the other rank's
@@ -343,32 +342,15 @@ def test_the_text_of_an_exception_outlives_it(monkeypatch: pytest.MonkeyPatch) -
         streams[1].synchronize()
 
 
-@on_ranks(2)
-def test_every_thread_that_waits_raises(rank: Rank) -> None:
-    stream, raised = rank.stream(), []
-
-    def wait() -> None:
-        try:
-            stream.synchronize()
-        except nccl.NcclError as error:
-            raised.append(error)
-
-    if rank.rank == 0:
-        rank.comm.all_reduce(np.ones(4), stream=stream)
-        threads = [threading.Thread(target=wait) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            wait_until_blocked(thread)
-        rank.set_event("wait")
-    else:
-        _ = rank.comm
-        rank.wait_event("wait", 0)
-    rank.comm.abort()
-    if rank.rank == 0:
-        for thread in threads:
-            thread.join()
-        assert len(raised) == 3
+def test_every_waiting_thread_raises(pair: list[nccl.Communicator]) -> None:
+    stream = nccl.Stream("host")
+    pair[0].all_reduce(np.ones(4), stream=stream)
+    threads = [Blocked(stream.synchronize) for _ in range(3)]
+    for thread in threads:
+        thread.wait()
+    pair[0].abort()
+    for thread in threads:
+        thread.end()
 
 
 @on_ranks(2, by="provider")

@@ -1,5 +1,5 @@
-"""Proves that the flight record comes to a file: when asked, when a communicator fails, and on
-SIGUSR2 while the main thread waits; and that the files of real ranks tell who is missing.
+"""Proves that the flight record is written to a file on request, when a communicator fails, and on
+SIGUSR2 while the main thread waits; and that the files of real ranks identify the missing rank.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _dump_all_kinds(rank: Rank, folder: str) -> None:
     assert abs(seen[comm][0].time_created_ns - first.time_created_ns) < 1e9
 
 
-def test_the_dump_has_what_was_called(launch: Launcher, provider: str, tmp_path: Path) -> None:
-    # Fresh: processes that are kept may have communicators of other tests that are not freed yet.
+def test_the_dump_lists_the_calls(launch: Launcher, provider: str, tmp_path: Path) -> None:
+    # Fresh: reused processes may have communicators of other tests that are not freed yet.
     launch(2, _dump_all_kinds, str(tmp_path), provider=provider, timeout=60, fresh=True)
     dumps = [load(str(tmp_path / f"dump_{rank}")) for rank in range(2)]
     assert dumps[0].communicators[0].id == dumps[1].communicators[0].id
@@ -77,7 +77,7 @@ def test_the_dump_has_what_was_called(launch: Launcher, provider: str, tmp_path:
 
 
 def _ids(communicators: list[nccl.Communicator]) -> list[str]:
-    """The ids of these and of those that were made from them, in a dump of this process."""
+    """The ids in a dump of this process, while these communicators are open."""
     assert communicators
     text = _C.flight_dump_json("a test")
     return [one["id"] for one in json.loads(text)["communicators"]]
@@ -105,7 +105,7 @@ def test_children_have_ids_that_are_equal_on_their_ranks(launch: Launcher) -> No
 
 
 def _recover(rank: Rank) -> list[list[str]]:
-    """After a split that one rank alone has called."""
+    """After a split called by one rank alone."""
     comm, ids = rank.comm, []
     if rank.rank == 0:
         with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):
@@ -133,7 +133,7 @@ def _shrink_repeatedly(rank: Rank) -> list[str]:
         return _ids([second, third])
 
 
-def test_two_open_communicators_of_the_same_ranks_have_two_ids(launch: Launcher) -> None:
+def test_open_communicators_of_the_same_ranks_have_different_ids(launch: Launcher) -> None:
     ids = launch(3, _shrink_repeatedly, timeout=60)
     assert ids[0] == ids[1]
     assert len(set(ids[0])) == len(ids[0])
@@ -167,15 +167,16 @@ def test_the_ranks_of_a_grown_communicator_are_merged(launch: Launcher, tmp_path
     ]
 
 
-def test_communicators_of_one_process() -> None:
-    comms = nccl.Communicator.init_all(2, provider="host")
-    others = nccl.Communicator.init_all(1, provider="host")
-    ids = _ids(comms)[-3:]
+def test_communicators_of_one_process(
+    pair: list[nccl.Communicator], comm: nccl.Communicator
+) -> None:
+    ids = _ids(pair)[-3:]
     assert ids[0] == ids[1] != ids[2]
-    assert list(nccl.flight_record())[-3:] == [*comms, *others]
-    for comm in [*comms, *others]:
-        comm.close()
-    assert not set(nccl.flight_record()) & {*comms, *others}
+    opened = [*pair, comm]
+    assert list(nccl.flight_record())[-3:] == opened
+    for one in opened:
+        one.close()
+    assert not set(nccl.flight_record()) & set(opened)
 
 
 def test_the_path_and_the_format_are_checked(
@@ -255,12 +256,12 @@ def _expire(rank: Rank) -> None:
     rank.set_event("done")
     comm.abort()
     with contextlib.suppress(nccl.NcclError):
-        stream.synchronize()  # the buffer is used until then
+        stream.synchronize()  # until then the buffer is in use
 
 
 @pytest.mark.gpu
 def test_the_file_is_written_before_a_wait_can_raise(launch: Launcher, tmp_path: Path) -> None:
-    """The process may end then."""
+    """The exception may end the process."""
     env = {"PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_"}
     launch(2, _expire, provider="cuda", env=env, timeout=60)
 
@@ -298,7 +299,7 @@ def _in_world(dist: ModuleType, rank: int, nranks: int, folder: str) -> None:
     found = analyse([load(f"{folder}/flight_{other}") for other in range(nranks)])
     assert "communicator 'default_pg'" in found.text()
     assert "communicator 'tensor parallel'" in found.text()
-    dist.destroy_process_group()  # whose rank named the file
+    dist.destroy_process_group()  # its rank was part of the file name
     os.environ.pop("RANK", None)
     assert nccl.dump_flight_record() == f"{folder}/flight_pid{os.getpid()}"
 
@@ -311,7 +312,7 @@ def test_the_mirrors_groups_have_names_and_ranks(launch: Launcher, tmp_path: Pat
 def test_sigusr2_writes_the_file_while_the_main_thread_waits(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    """And does nothing else: the wait and the program go on."""
+    """The wait and the program continue."""
 
     def ask(run: Run) -> None:
         run.gather_reports()
@@ -343,14 +344,14 @@ print("alive", os.path.exists({path!r}))
 @pytest.mark.parametrize(
     ("before", "after", "printed"),
     [
-        ("", "", "alive True"),  # also before there is a communicator
+        ("", "", "alive True"),  # even before a communicator is created
         ("signal.signal(signal.SIGUSR2, lambda *_: sys.exit('mine'))", "", "mine"),
         ("", "signal.signal(signal.SIGUSR2, lambda *_: sys.exit('mine'))", "mine"),
-        # A child has the handler, and a thread of its own once it makes a communicator.
+        # A child inherits the handler, and starts a thread when it creates a communicator.
         ("", "if os.fork(): sys.exit(os.wait()[1])\nnccl.Communicator.init_all(1)", "alive True"),
     ],
 )
-def test_a_handler_of_the_user_is_kept(
+def test_a_handler_of_the_program_is_kept(
     tmp_path: Path, before: str, after: str, printed: str
 ) -> None:
     path = str(tmp_path / "flight_3")
@@ -392,7 +393,7 @@ def test_another_ranks_end_writes_the_file_once(launch: Launcher, tmp_path: Path
     launch(2, _refuse_and_fail, env=env, timeout=60)
 
 
-def test_a_file_that_cannot_be_written_is_a_line_on_stderr() -> None:
+def test_a_failure_to_write_the_file_is_reported_on_stderr() -> None:
     script = """
 import numpy as np
 from pynccl import nccl

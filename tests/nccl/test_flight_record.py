@@ -1,5 +1,5 @@
-"""Proves what the flight recorder has: every operation in its order with its arguments and state,
-the last 512 of them, and a fingerprint that differs where ranks have called different collectives.
+"""Proves the contents of the flight record: every operation in order with its arguments and state,
+the last 512 of them, and a fingerprint that differs if ranks have called different collectives.
 """
 
 from __future__ import annotations
@@ -70,17 +70,11 @@ def test_every_operation_is_recorded(launch: Launcher, provider: str) -> None:
     assert len(set(first)) == 7
 
 
-def _comms() -> list[nccl.Communicator]:
-    return nccl.Communicator.init_all(2, provider="host")
-
-
 def _fingerprint(calls: list[tuple[str, int, int]]) -> int:
-    comm = nccl.Communicator.init_all(1, provider="host")[0]
-    for name, count, dtype in calls:
-        getattr(comm, name)(np.zeros(count, f"f{dtype}"), *([0] if name == "broadcast" else []))
-    fingerprint = comm.flight_record()[-1].fingerprint
-    comm.close()
-    return fingerprint
+    with nccl.Communicator.init_all(1, provider="host")[0] as comm:
+        for name, count, dtype in calls:
+            getattr(comm, name)(np.zeros(count, f"f{dtype}"), *([0] if name == "broadcast" else []))
+        return comm.flight_record()[-1].fingerprint
 
 
 def test_the_fingerprint_depends_on_kind_count_dtype_and_order() -> None:
@@ -98,8 +92,7 @@ def test_the_fingerprint_depends_on_kind_count_dtype_and_order() -> None:
     assert len({_fingerprint(one) for one in [calls, *other]}) == 1 + len(other)
 
 
-def test_the_last_512_are_kept() -> None:
-    comm = nccl.Communicator.init_all(1, provider="host")[0]
+def test_the_last_512_are_kept(comm: nccl.Communicator) -> None:
     array = np.zeros(1)
     for _ in range(3 * _RECORDS + 7):
         comm.all_reduce(array)
@@ -111,23 +104,19 @@ def test_the_last_512_are_kept() -> None:
     assert len(comm.flight_record()) == _RECORDS
 
 
-def test_a_call_that_blocks_is_seen_from_another_thread() -> None:
-    comms = _comms()
-    thread = threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)])
+def test_a_blocked_call_is_seen_from_another_thread(pair: list[nccl.Communicator]) -> None:
+    thread = threading.Thread(target=pair[0].all_reduce, args=[np.ones(4)])
     thread.start()
-    wait_until(comms[0].flight_record)
-    assert comms[0].flight_record()[0].state == "called"
-    comms[1].all_reduce(np.ones(4))
+    wait_until(pair[0].flight_record)
+    assert pair[0].flight_record()[0].state == "called"
+    pair[1].all_reduce(np.ones(4))
     thread.join()
-    assert comms[0].flight_record()[0].state == "done"
-    for comm in comms:
-        comm.close()
+    assert pair[0].flight_record()[0].state == "done"
 
 
-def test_a_call_that_has_returned_says_that_those_before_it_are_done() -> None:
-    """On CPUs: they run in their order, whatever streams they are on."""
-    comm, stream = nccl.Communicator.init_all(1, provider="host")[0], nccl.Stream("host")
-    array, blocked = np.ones(4), threading.Event()
+def test_operations_before_a_call_that_has_returned_are_done(comm: nccl.Communicator) -> None:
+    """On CPUs, where they run in order on any streams."""
+    stream, array, blocked = nccl.Stream("host"), np.ones(4), threading.Event()
 
     def states() -> list[str]:
         return [record.state for record in comm.flight_record()]
@@ -148,23 +137,19 @@ def test_a_call_that_has_returned_says_that_those_before_it_are_done() -> None:
     assert states() == [*(4 * ["done"]), "issued"]
     blocked.set()
     stream.synchronize()
-    comm.close()
 
 
-def test_a_failed_call_is_recorded_as_failed() -> None:
-    comms = _comms()
-    comms[1].abort()
+def test_a_failed_call_is_recorded_as_failed(pair: list[nccl.Communicator]) -> None:
+    pair[1].abort()
     with pytest.raises(nccl.NcclRemoteError):
-        comms[0].all_reduce(np.ones(4))
-    assert comms[0].flight_record()[0].state == "failed"
+        pair[0].all_reduce(np.ones(4))
+    assert pair[0].flight_record()[0].state == "failed"
     with pytest.raises(TypeError):
-        comms[0].all_reduce("no tensor")
-    assert len(comms[0].flight_record()) == 1  # nothing was issued
-    comms[0].abort()
+        pair[0].all_reduce("no tensor")
+    assert len(pair[0].flight_record()) == 1  # nothing was issued
 
 
-def test_records_can_be_read_while_others_write() -> None:
-    comm = nccl.Communicator.init_all(1, provider="host")[0]
+def test_records_can_be_read_during_writes(comm: nccl.Communicator) -> None:
     stop = threading.Event()
 
     def write() -> None:
@@ -181,4 +166,3 @@ def test_records_can_be_read_while_others_write() -> None:
             assert record.count == (record.sequence - 1) % 49 + 1
     stop.set()
     thread.join()
-    comm.close()

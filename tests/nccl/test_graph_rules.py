@@ -1,6 +1,6 @@
-"""Proves that breaking a rule of capturing is an error with CUDA's name, never a crash; what a
-graph keeps alive; and what happens to it when a communicator that it uses is closed, destroyed or
-fails.
+"""Proves that breaking a rule of capturing is an error with CUDA's name, never a crash; which
+objects a graph keeps alive; and its behaviour if a communicator that it uses is closed, destroyed
+or fails.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     refused("CAPTURED_EVENT", captured_event(event.query))
     refused("CAPTURED_EVENT", captured_event(event.synchronize))
 
-    # A capture is ended by the thread and with the stream that it began with.
+    # A capture is ended by the thread that began it, on the same stream.
     graph = nccl.capture(stream)
     graph.__enter__()
     with pytest.raises(RuntimeError, match="another thread"):
@@ -112,10 +112,10 @@ def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     graph.__exit__(None, None, None)
     with pytest.raises(ValueError, match="already captured"), graph:
         pass
-    graph.launch()  # of nothing
+    graph.launch()  # an empty graph
     assert len(graph) == 0
 
-    # An exception in the block drops the graph; everything is usable after all that.
+    # An exception in the block drops the graph. Stream and communicator stay usable.
     with contextlib.suppress(KeyError), nccl.capture(stream) as graph:
         comm.all_reduce(array)
         raise KeyError
@@ -162,7 +162,7 @@ def test_a_group_is_captured_as_a_whole(rank: Rank) -> None:
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 @on_ranks(1, by="provider")
 def test_other_threads_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa: ANN401
-    """Other threads may ask for other streams and wait for them in every mode."""
+    """They may query and wait for other streams in every mode."""
     stream, other, event = rank.stream(), rank.stream(), rank.event()
     event.record(other)
     array = rank.memory.put(np.ones(COUNT))
@@ -178,8 +178,8 @@ def test_other_threads_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa:
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 @on_ranks(1, by="provider")
-def test_graphs_that_are_freed_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa: ANN401
-    """A graph may be closed or dropped during a capture, on any thread."""
+def test_graphs_freed_during_a_capture(rank: Rank, mode: Any) -> None:  # noqa: ANN401
+    """A graph may be closed or deleted during a capture, on any thread."""
     stream, array, objects = rank.stream(), rank.memory.put(np.ones(COUNT)), []
     rank.comm.all_reduce(array)
 
@@ -204,7 +204,7 @@ def test_graphs_that_are_freed_during_a_capture(rank: Rank, mode: Any) -> None: 
         graph.launch()
         stream.synchronize()
     for _ in range(3):
-        with nccl.capture(stream, mode=mode) as graph:  # drops the graph of the iteration before
+        with nccl.capture(stream, mode=mode) as graph:  # deletes the previous graph
             rank.comm.all_reduce(array)
         graph.launch()
         stream.synchronize()
@@ -213,7 +213,7 @@ def test_graphs_that_are_freed_during_a_capture(rank: Rank, mode: Any) -> None: 
 
 
 @on_ranks(2, by="provider", ids=2)
-def test_a_communicator_that_is_closed_before_its_graph(rank: Rank) -> None:
+def test_a_communicator_closed_before_its_graph(rank: Rank) -> None:
     stream, memory = rank.stream(), rank.memory
     comm, kept = rank.communicator(0), rank.communicator(1)
     array = memory.put(np.ones(COUNT))
@@ -243,8 +243,8 @@ def test_a_communicator_that_is_closed_before_its_graph(rank: Rank) -> None:
 
 
 @on_ranks(2)
-def test_the_engine_refuses_a_destroyed_communicator(rank: Rank) -> None:
-    """The engine itself detects it, for callers that do not use the objects."""
+def test_hostnccl_refuses_a_destroyed_communicator(rank: Rank) -> None:
+    """For callers that do not use the objects."""
     from pynccl import libraries
 
     raw, stream, array = libraries.load("host"), rank.stream(), np.ones(4)
@@ -263,8 +263,8 @@ def test_the_engine_refuses_a_destroyed_communicator(rank: Rank) -> None:
     assert text in raw.ncclGetLastError(None)
 
 
-def test_the_engine_refuses_captures_that_do_not_end_where_they_began() -> None:
-    """By the driver's functions: the objects detect it before."""
+def test_hostnccl_refuses_captures_that_end_elsewhere() -> None:
+    """For callers of the driver's functions. The objects detect it before."""
     from pynccl import libraries
 
     library = ctypes.CDLL(libraries.load("host").path)
@@ -311,15 +311,15 @@ def test_the_engine_refuses_captures_that_do_not_end_where_they_began() -> None:
             lib.ncclGroupEnd()
         assert (end(first), end(second)) == (invalidated, invalidated)
     begin(third)
-    streams[2].close()  # which ends its capture
+    streams[2].close()  # ends its capture
     begin(first)
     assert end(first) == 0
     assert call("GraphDestroy", graph) == 0
 
 
 @on_ranks(2, ids=2)
-def test_a_graph_keeps_what_it_needs(rank: Rank) -> None:
-    """Objects without references in Python stay while the graph may be launched."""
+def test_a_graph_keeps_its_objects(rank: Rank) -> None:
+    """Objects without references in Python live as long as the graph may be launched."""
 
     class Array(np.ndarray):
         pass
@@ -351,8 +351,8 @@ def test_a_graph_keeps_what_it_needs(rank: Rank) -> None:
 
 
 @on_ranks(2)
-def test_a_graph_keeps_what_one_sided_operations_need(rank: Rank) -> None:
-    """The same of one-sided operations; None is the captured stream for those without a tensor."""
+def test_a_graph_keeps_the_objects_of_one_sided_operations(rank: Rank) -> None:
+    """For operations without a tensor, stream=None is the captured stream."""
 
     class Array(np.ndarray):
         pass
@@ -384,7 +384,7 @@ def test_a_graph_keeps_what_one_sided_operations_need(rank: Rank) -> None:
 
 @on_ranks(2)
 def test_a_failure_in_a_launch(rank: Rank) -> None:
-    """A launch whose collective fails is reported as other failures in the background are."""
+    """A collective that fails in a launch is reported like other failures in the background."""
     stream, array = rank.stream(), np.zeros(8)
     with nccl.capture(stream) as graph:
         rank.comm.all_reduce(array[: 3 + rank.rank])

@@ -1,6 +1,6 @@
-"""Proves that what is captured on a stream runs when its graph is launched and not before: every
-collective, groups, plans, messages, functions, across streams; and that a graph runs again with
-new inputs, on any stream. test_delays.py has launches among other operations.
+"""Proves that captured work runs when its graph is launched and not before: every collective,
+groups, plans, messages and functions, across streams; and that a graph runs again with new inputs,
+on any stream. test_delays.py tests launches among other operations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _contribution(rank: int, replay: int) -> np.ndarray:
 
 
 class Programs:
-    """Every collective on static buffers: what to capture, where its result is, what it must be."""
+    """Every collective on static buffers: the call, the buffer of its result, and the result."""
 
     def __init__(self, rank: Rank, comm: nccl.Communicator) -> None:
         self.rank, self.comm = rank, comm
@@ -103,7 +103,7 @@ def test_every_collective_is_captured(rank: Rank) -> None:
 
 @on_ranks(2, by="provider", ids=2)
 def test_plans_groups_and_several_communicators(rank: Rank) -> None:
-    """A plan, a group over two communicators with an operator of their own, and single calls."""
+    """A plan, a group of two communicators with an own operator, and single calls."""
     comms = [rank.communicator(0), rank.communicator(1)]
     stream, memory = rank.stream(), rank.memory
     x, y, z, of_plan = (memory.put(np.zeros(COUNT)) for _ in range(4))
@@ -139,7 +139,7 @@ def test_plans_groups_and_several_communicators(rank: Rank) -> None:
 
 @on_ranks(2, by="provider")
 def test_functions_and_forks(rank: Rank) -> None:
-    """Functions run once in each launch, in their place; the graph keeps them."""
+    """Functions run once per launch, in order. The graph keeps them."""
     stream, other = rank.stream(), rank.stream()
     forked, joined = rank.event(), rank.event()
     seen: list[str] = []
@@ -152,7 +152,7 @@ def test_functions_and_forks(rank: Rank) -> None:
     alive = weakref.ref(function)
     x = rank.memory.put(np.ones(COUNT, np.float32))
     y = rank.memory.put(np.zeros(COUNT, np.float32))
-    comm = rank.comm  # made before the capture, which CUDA does not permit to allocate memory
+    comm = rank.comm  # created before the capture, in which CUDA allocates no memory
     with nccl.capture(stream) as graph:
         stream.launch(function)
         comm.all_reduce(x, out=y)
@@ -167,7 +167,7 @@ def test_functions_and_forks(rank: Rank) -> None:
     gc.collect()
     assert alive() is not None
     assert seen == []
-    other.launch(lambda: seen.append("not captured"))  # the fork has ended with the capture
+    other.launch(lambda: seen.append("not captured"))  # the fork ended with the capture
     other.synchronize()
     for _ in range(3):
         graph.launch(stream)
@@ -182,8 +182,8 @@ def test_functions_and_forks(rank: Rank) -> None:
 
 
 @on_ranks(1)
-def test_branches_run_side_by_side(rank: Rank) -> None:
-    """Two branches run at the same time: each waits for the other's first half."""
+def test_branches_run_concurrently(rank: Rank) -> None:
+    """Each branch waits for the other one."""
     stream, other = rank.stream(), rank.stream()
     forked, joined = rank.event(), rank.event()
     here, there = threading.Event(), threading.Event()

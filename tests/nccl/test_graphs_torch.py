@@ -1,9 +1,11 @@
 """Proves on GPUs that torch.cuda.graph and CuPy capture collectives and groups into their graphs,
-with several ranks on one GPU, replayed with new inputs. Asynchronous work in captures is in
-test_async.py, queries of other threads in test_graph_rules.py.
+with several ranks on one GPU, replayed with new inputs. test_async.py tests asynchronous work in
+captures, test_graph_rules.py queries of other threads.
 """
 
 from __future__ import annotations
+
+import importlib.util
 
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_graphs import Programs
 from tests.support import gpu
-from tests.support.launcher import Launcher
 from tests.support.memory import OnlyDlpack
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -22,15 +23,7 @@ pytestmark = [
 ]
 
 REPLAYS = 3
-
-
-def _warm_up(programs: Programs) -> None:
-    """NCCL connects in the first call of a kind: not inside of a capture."""
-    import torch
-
-    for program, _, _ in programs.table.values():
-        program()
-    torch.cuda.synchronize()
+_WITH_CUPY = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
 
 
 @pytest.mark.parametrize(("nranks", "mode"), [(1, "relaxed"), (2, "thread_local"), (4, "global")])
@@ -40,7 +33,9 @@ def test_every_collective_in_torchs_graphs(rank: Rank, mode: str) -> None:
 
     torch.cuda.set_device(rank.device)
     programs = Programs(rank, rank.comm)
-    _warm_up(programs)
+    for program, _, _ in programs.table.values():
+        program()  # NCCL connects in the first call of a kind, which must not be in a capture
+    torch.cuda.synchronize()
     for name, (program, _, _) in programs.table.items():
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode=mode):
@@ -54,7 +49,7 @@ def test_every_collective_in_torchs_graphs(rank: Rank, mode: str) -> None:
 
 @on_ranks(2, provider="cuda")
 def test_arrays_with_dlpack_alone_in_torchs_graphs(rank: Rank) -> None:
-    """What keeps them until an operation is done must not look at a captured event."""
+    """Their owners are released without a query of a captured event."""
     import torch
 
     torch.cuda.set_device(rank.device)
@@ -76,7 +71,9 @@ def test_arrays_with_dlpack_alone_in_torchs_graphs(rank: Rank) -> None:
     graph.reset()
 
 
-def _cupy_arrays(rank: Rank) -> None:
+@_WITH_CUPY
+@on_ranks(2, provider="cuda")
+def test_cupys_arrays_between_kernels(rank: Rank) -> None:
     """Arrays of CuPy and its current stream, with a kernel before and after."""
     import cupy
 
@@ -100,12 +97,9 @@ def _cupy_arrays(rank: Rank) -> None:
         del graph
 
 
-def test_cupys_arrays_between_kernels(launch: Launcher) -> None:
-    pytest.importorskip("cupy")
-    launch(2, _cupy_arrays, provider="cuda")
-
-
-def _kinds_of_cupy(rank: Rank) -> None:
+@_WITH_CUPY
+@on_ranks(2, provider="cuda")
+def test_kinds_of_cupys_arrays(rank: Rank) -> None:
     import cupy
 
     device = rank.device or 0
@@ -123,14 +117,9 @@ def _kinds_of_cupy(rank: Rank) -> None:
         rank.comm.all_reduce(cupy.zeros((0, 3), "float32"))
 
 
-def test_kinds_of_cupys_arrays(launch: Launcher) -> None:
-    pytest.importorskip("cupy")
-    launch(2, _kinds_of_cupy, provider="cuda")
-
-
 @on_ranks(2, provider="cuda")
 def test_torchs_kernels_in_our_capture(rank: Rank) -> None:
-    """Kernels of torch inside of capture(), where its current stream is the captured one."""
+    """Kernels of torch inside of capture(), with the captured stream as torch's current stream."""
     import torch
 
     torch.cuda.set_device(rank.device)

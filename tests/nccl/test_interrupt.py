@@ -1,6 +1,6 @@
 """Proves that Ctrl-C ends every wait of the main thread on CPUs, and on GPUs those for streams and
-events, with a KeyboardInterrupt, on an idle machine within 0.2 seconds, that the other ranks hear
-of it, and that handlers that do not raise only run.
+events, with a KeyboardInterrupt, within 0.2 seconds on an idle machine, that the other ranks are
+notified, and that a signal handler that does not raise leaves the wait alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def wait(what, comm, array, stream):
     elif what == "close":
         comm.all_reduce(array, stream=stream)
         comm.close()
-        time.sleep(0.01)  # the exception comes between two instructions
+        time.sleep(0.01)  # the exception is raised between two instructions
     elif what == "suspend": comm.suspend()
 
 def attempt(what):
@@ -86,7 +86,7 @@ soon, attempts, *names = sys.argv[1:]
 for what in names:
     while attempt(what) > float(soon) and (attempts := int(attempts) - 1): pass
 """
-# Where the communicator is not part of the wait, it stays usable.
+# Whether the wait belongs to the communicator, which is revoked then.
 _WAITS = {
     "all_reduce": True,
     "recv": True,
@@ -104,8 +104,8 @@ _WAITS = {
 
 
 def _interrupted(soon: float, *waits: str) -> list[tuple[float, bool]]:
-    """How late each attempt was interrupted, and whether the communicator is revoked then. Each
-    wait is repeated until one attempt was interrupted soon.
+    """The delay of each interruption, and whether the communicator is revoked then. Each wait is
+    repeated until a delay is below ``soon``.
     """
     done = run_python("-c", _WAIT, str(soon), str(_ATTEMPTS), *waits)
     assert done.returncode == 0, done
@@ -179,7 +179,7 @@ def _wait_for_the_interrupted(rank: Rank) -> str:
     return text
 
 
-def test_the_others_hear_of_it(launch: Launcher) -> None:
+def test_the_other_ranks_are_notified(launch: Launcher) -> None:
     first, *others = launch(3, _wait_for_the_interrupted, fresh=True)
     assert first == "interrupted"
     for text in others:
@@ -191,8 +191,8 @@ def test_the_others_hear_of_it(launch: Launcher) -> None:
 def _interrupted_beside_an_operation(
     rank: Rank, stream: nccl.Stream
 ) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Rank 1 comes late to an operation on the stream. In the block, rank 0 gets a function that
-    has a wait of it interrupted. What was enqueued stays, and is complete after the block.
+    """Rank 1 is late for an operation on the stream. The block gets a function that has a wait of
+    rank 0 interrupted. The enqueued work is complete after the block.
     """
     comm, x = rank.comm, rank.memory.put(np.ones(4, np.float32))
     comm.all_reduce(x, stream=stream)
@@ -227,7 +227,7 @@ def test_a_wait_for_a_stream_is_interrupted(rank: Rank, on_event: bool) -> None:
 @pytest.mark.gpu
 @on_ranks(2, provider="cuda")
 def test_closing_a_window_is_interrupted(rank: Rank) -> None:
-    """It waits for the device. The window stays open."""
+    """The wait is for the device. The window stays open."""
     gpu.require(rank.provider, "ncclCommWindowRegister")
     buffer = rank.comm.mem_alloc(4096)
     window = rank.comm.register_window(buffer)
@@ -240,7 +240,7 @@ def test_closing_a_window_is_interrupted(rank: Rank) -> None:
 
 @on_ranks(2, by="provider")
 def test_the_registration_of_a_window_is_interrupted(rank: Rank) -> None:
-    """Rank 1 never comes. It cannot be told, so the communicator of rank 0 ends."""
+    """Rank 1 never registers it and cannot be notified, so the communicator of rank 0 ends."""
     gpu.require(rank.provider, "ncclCommWindowRegister")
     comm = rank.comm
     buffers = [comm.mem_alloc(4096) for _ in range(2)]

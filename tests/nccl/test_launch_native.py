@@ -1,5 +1,5 @@
-"""Proves that C functions run on streams in order and without the GIL, also in graphs, and that
-what they use is kept until then.
+"""Proves that C functions run on streams and in graphs, in order and without the GIL, and that
+their arguments live until then.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def test_it_runs_in_the_order_of_the_stream(stream: nccl.Stream) -> None:
 
 
 def test_it_needs_no_gil(stream: nccl.Stream) -> None:
-    """The function runs while a thread keeps the GIL without ever letting it go."""
+    """The function runs while another thread holds the GIL all the time."""
     done = _semaphore()
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)
     try:
         stream.launch_native(_POST, done)
         stream.launch_native(_POST, done.ctypes.data)
-        # PyDLL keeps the GIL.
+        # PyDLL holds the GIL.
         post = ctypes.PyDLL(None).sem_wait
         post.argtypes = [ctypes.c_void_p]
         assert post(done.ctypes.data) == post(done.ctypes.data) == 0
@@ -98,7 +98,7 @@ def test_the_memory_of_an_object(stream: nccl.Stream, make: type) -> None:
 
 
 def _gone(reference: weakref.ref[object]) -> bool:
-    """What a stream's thread has used is released by a thread that has the GIL."""
+    """Objects used by a stream's thread are released by a thread that holds the GIL."""
     until = time.monotonic() + 10
     while reference() is not None and time.monotonic() < until:
         time.sleep(0.001)
@@ -179,7 +179,7 @@ def test_a_graph_keeps_it_and_calls_it_at_every_launch(stream: nccl.Stream) -> N
     assert _gone(alive)
 
 
-def test_many(stream: nccl.Stream) -> None:
+def test_many_functions(stream: nccl.Stream) -> None:
     """More than Python's list of pending calls holds."""
     done = _semaphore()
     objects = [_weak(np.frombuffer(bytes(8), np.uint8).copy()) for _ in range(500)]
@@ -216,7 +216,6 @@ def test_mistakes(stream: nccl.Stream) -> None:
 
 @on_ranks(2, by="provider")
 def test_between_collectives(rank: Rank) -> None:
-    """A function between two collectives of a stream, on both providers."""
     stream, done = rank.stream(), _semaphore()
     array = rank.memory.put(np.ones(4, np.float32))
     rank.comm.all_reduce(array, stream=stream)

@@ -4,8 +4,9 @@ descriptors, threads, shared memory, entries in /dev/shm, and memory.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -19,16 +20,18 @@ from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 
-def _resident() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+@contextlib.contextmanager
+def _no_leak() -> Iterator[None]:
+    before, memory = holdings.count(), holdings.resident()
+    yield
+    holdings.check(before)
+    assert holdings.resident() - memory < 16 << 20
 
 
-def _alone(provider: str, times: int) -> None:
+def _alone(times: int) -> None:
     for number in range(times):
-        comm = nccl.Communicator(1, nccl.get_unique_id(provider), 0, provider=provider)
-        array = np.ones(10)
-        comm.all_reduce(array)
+        comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+        comm.all_reduce(np.ones(10))
         if number % 3 == 0:
             comm.split(0).close()
         comm.abort() if number % 5 == 0 else comm.close()
@@ -36,11 +39,9 @@ def _alone(provider: str, times: int) -> None:
 
 @on_ranks(1, fresh=True)
 def test_communicators_of_one_rank(rank: Rank) -> None:
-    _alone(rank.provider, 20)
-    before, memory = holdings.count(), _resident()
-    _alone(rank.provider, 600)
-    holdings.check(before)
-    assert _resident() - memory < 16 << 20
+    _alone(20)
+    with _no_leak():
+        _alone(600)
 
 
 def _pair(ids: list[bytes], rank: int) -> None:
@@ -60,10 +61,8 @@ def _pair(ids: list[bytes], rank: int) -> None:
 
 def _paired_communicators(rank: Rank) -> None:
     in_threads(*(partial(_pair, rank.unique_ids[:20], number) for number in range(2)))
-    before, memory = holdings.count(), _resident()
-    in_threads(*(partial(_pair, rank.unique_ids[20:], number) for number in range(2)))
-    holdings.check(before)
-    assert _resident() - memory < 16 << 20
+    with _no_leak():
+        in_threads(*(partial(_pair, rank.unique_ids[20:], number) for number in range(2)))
 
 
 def test_communicators_of_two_threads(launch: Launcher) -> None:
@@ -74,9 +73,8 @@ def test_communicators_of_two_threads(launch: Launcher) -> None:
 
 def _across_processes(rank: Rank) -> None:
     _pair(rank.unique_ids[:5], rank.rank)
-    before = holdings.count()
-    _pair(rank.unique_ids[5:], rank.rank)
-    holdings.check(before)
+    with _no_leak():
+        _pair(rank.unique_ids[5:], rank.rank)
 
 
 def test_communicators_of_two_processes(launch: Launcher) -> None:
@@ -86,7 +84,7 @@ def test_communicators_of_two_processes(launch: Launcher) -> None:
 
 
 @on_ranks(2, ids=5, fresh=True)
-def test_communicators_that_were_refused(rank: Rank) -> None:
+def test_refused_communicators(rank: Rank) -> None:
     def refuse(number: int) -> None:
         with pytest.raises(nccl.NcclError):
             nccl.Communicator(2 + rank.rank, rank.unique_ids[number], rank.rank, provider="host")
@@ -96,7 +94,7 @@ def test_communicators_that_were_refused(rank: Rank) -> None:
     before = holdings.count()
     for number in range(1, 5):
         refuse(number)
-    # A rank that refused answers late ranks for a while; its threads and sockets then end.
+    # A rank that refused answers late ranks for a while, with threads and sockets.
     wait_until(lambda: all(now <= before[name] for name, now in holdings.count().items()), 30)
 
 
@@ -119,8 +117,6 @@ def test_streams_events_operators_and_buffers(rank: Rank) -> None:
 
     for _ in range(10):
         use()
-    before, memory = holdings.count(), _resident()
-    for _ in range(300):
-        use()
-    holdings.check(before)
-    assert _resident() - memory < 16 << 20
+    with _no_leak():
+        for _ in range(300):
+            use()

@@ -1,6 +1,6 @@
-"""Proves that pools of frameworks get their segments from ncclMemAlloc and that communicators have
-them registered: the allocator through the C functions that torch calls, registrations from their
-beginning to each of their ends, torch's and CuPy's own pools on GPUs; and tensors over such memory.
+"""Proves that memory pools of frameworks get their segments from ncclMemAlloc and that
+communicators register them: the allocator through the C functions that torch calls, the life of
+registrations, torch's and CuPy's own pools on GPUs; and tensors over such memory.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import pytest
 from pynccl import _C, libraries, memory, nccl
 from tests.support.blocking import in_threads
 from tests.support.commands import python_output
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tools import noop
@@ -27,12 +25,6 @@ MIB = 2**20
 @pytest.fixture
 def arena() -> _C.Arena:
     return _C.Arena.of(libraries.load("host"))
-
-
-@pytest.fixture
-def comm() -> Iterator[nccl.Communicator]:
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as one:
-        yield one
 
 
 _AS_TORCH_DOES = """
@@ -63,7 +55,7 @@ free(None, 0, 0, None)
 free(address + 1, 4096, 0, None)  # no segment: as in cudaFree, nothing happens
 free(address, 4096, 0, None)
 try:
-    arena.deallocate(address)  # it has gone back
+    arena.deallocate(address)  # it was returned
 except ValueError as error:
     assert "not the address of a segment" in str(error)
 else:
@@ -104,7 +96,7 @@ def test_registration_follows_the_segments(arena: _C.Arena, comm: nccl.Communica
     assert registration.segments == 3
     arena.deallocate(first)
     assert registration.segments == 2
-    # It is memory that collectives take.
+    # Collectives accept the memory.
     array = np.frombuffer((ctypes.c_float * 100).from_address(second), np.float32)
     array[:] = 3
     comm.all_reduce(array)
@@ -128,7 +120,7 @@ def test_registration_ends_with_the_communicator(arena: _C.Arena) -> None:
         assert registration.segments == 1
         getattr(comm, end)()
         assert (registration.segments, registration.closed) == (0, True)
-        other = arena.allocate(MIB)  # a closed communicator is not asked
+        other = arena.allocate(MIB)  # a closed communicator is not called
         arena.deallocate(address)
         arena.deallocate(other)
         registration.close()
@@ -152,7 +144,7 @@ def test_several_communicators_follow(arena: _C.Arena, comm: nccl.Communicator) 
         assert [r.segments for r in registrations] == [0, 0]
 
 
-def test_what_is_no_pool_is_refused(comm: nccl.Communicator) -> None:
+def test_objects_other_than_pools_are_refused(comm: nccl.Communicator) -> None:
     for pool in (object(), None, [], 3):
         with pytest.raises(ValueError, match=r"is not from pynccl\.memory"):
             comm.register_pool(pool)
@@ -179,7 +171,13 @@ def test_no_torch_pool_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         memory.torch_pool()
 
 
-def _pools(rank: Rank, framework: str) -> None:
+_OF_TORCH = pytest.mark.needs_gpu("the memory is that of torch's own caching allocator")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("framework", [pytest.param("torch", marks=_OF_TORCH), "cupy"])
+@on_ranks(1, 2, provider="cuda", fresh=True)
+def test_pools(rank: Rank, framework: str) -> None:
     comm, size = rank.comm, 3 * MIB
     if framework == "torch":
         import torch
@@ -212,20 +210,6 @@ def _pools(rank: Rank, framework: str) -> None:
     assert registration.segments < before
 
 
-_OF_TORCH = pytest.mark.needs_gpu("the memory is that of torch's own caching allocator")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("framework", [pytest.param("torch", marks=_OF_TORCH), "cupy"])
-@pytest.mark.parametrize("nranks", [1, 2])
-def test_pools(launch: Launcher, framework: str, nranks: int) -> None:
-    from tests.support import gpu
-
-    if reason := gpu.missing():
-        pytest.skip(reason)
-    launch(nranks, _pools, framework, provider="cuda", fresh=True)
-
-
 @on_ranks(2, by="provider")
 def test_tensors_over_nccls_memory(rank: Rank) -> None:
     import torch
@@ -242,12 +226,11 @@ def test_tensors_over_nccls_memory(rank: Rank) -> None:
         assert (array == sum(range(rank.nranks))).all()
 
 
-def test_memory_is_freed_beside_captures() -> None:
+def test_memory_is_freed_beside_captures(comm: nccl.Communicator) -> None:
     """The wait for the device before memory is freed would invalidate a capture."""
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        stream, array = nccl.Stream("host"), np.ones(4, np.float32)
-        for _ in range(20_000):
-            memory.numpy_empty(comm, 4)  # freed in the background
-            with nccl.capture(stream) as graph:
-                comm.all_reduce(array, stream=stream)
-            graph.close()
+    stream, array = nccl.Stream("host"), np.ones(4, np.float32)
+    for _ in range(20_000):
+        memory.numpy_empty(comm, 4)  # freed in the background
+        with nccl.capture(stream) as graph:
+            comm.all_reduce(array, stream=stream)
+        graph.close()

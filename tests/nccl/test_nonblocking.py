@@ -1,6 +1,6 @@
-"""Proves that a communicator with Config(blocking=0) can be polled through its whole life: ready is
-false while ranks are missing, wait_ready ends at its timeout and can be called again, failures are
-raised; for making, splitting, shrinking, growing, suspending, revoking and finalizing.
+"""Proves that a communicator with Config(blocking=0) can be polled during its whole life: ready is
+false while ranks are missing, wait_ready ends at its timeout and can be called again, and failures
+are raised; for creating, splitting, shrinking, growing, suspending, revoking and finalizing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import carry, check_works
 from tests.support import gpu
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
-LATE = 0.8  # seconds that the last rank takes
+LATE = 0.8  # seconds that the last rank is late
 
 
 def _config() -> nccl.Config:
@@ -26,7 +25,7 @@ def _config() -> nccl.Config:
 
 
 def _until_ready(rank: Rank, comm: nccl.Communicator, stage: str) -> nccl.Communicator:
-    """Poll as a user does; the last rank is late, so that the others see it unfinished."""
+    """Poll like a program. The last rank is late, so the others find it unfinished."""
     deadline = time.monotonic() + 20
     unfinished = 0
     while not comm.ready:
@@ -44,7 +43,7 @@ def _until_ready(rank: Rank, comm: nccl.Communicator, stage: str) -> nccl.Commun
 
 
 def _late(rank: Rank, stage: str, first: int = 0) -> None:
-    """The last rank is later than the polls of the others. On GPUs their calls may block."""
+    """The last rank follows after the polls of the others. On GPUs their calls may block."""
     if rank.rank < rank.nranks - 1:
         return
     if rank.provider == "host" or stage == "init":
@@ -72,7 +71,7 @@ def _end(comm: nccl.Communicator) -> None:
 def test_a_whole_life(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommShrink", "ncclCommSuspend", "ncclCommRevoke")
     everyone = list(range(rank.nranks))
-    carry(rank, None)  # warms the processes up
+    carry(rank, None)  # warms up the processes
     _late(rank, "init")
     comm = _until_ready(rank, rank.communicator(1, config=_config()), "init")
     _works(rank, comm, everyone)
@@ -160,7 +159,7 @@ def test_wait_ready_has_a_timeout(rank: Rank) -> None:
 
 @on_ranks(2, ids=2)
 def test_failures_are_raised(rank: Rank) -> None:
-    """What fails in the background is raised by both, with its class."""
+    """By ready and wait_ready(), with their class."""
     comm = nccl.Communicator(
         2 + rank.rank, rank.unique_ids[1], rank.rank, config=_config(), provider="host"
     )
@@ -187,7 +186,7 @@ def _together(one: nccl.Communicator, two: nccl.Communicator, buffers: list[Any]
 
 @on_ranks(2, by="provider", ids=2)
 def test_operations_in_a_row(rank: Rank) -> None:
-    """NCCL refuses an operation while another one is in progress: the calls wait for that."""
+    """NCCL refuses an operation while another one is in progress, so each call waits for it."""
     blocking, comm = rank.communicator(0), rank.communicator(1, config=_config())
     comm.wait_ready(20)
     one, two = (rank.memory.put(np.full(8, 1.0 + rank.rank)) for _ in range(2))
@@ -214,7 +213,7 @@ def test_operations_in_a_row(rank: Rank) -> None:
 
 @on_ranks(2, by="provider", ids=3)
 def test_calls_before_it_is_ready(rank: Rank) -> None:
-    """A call that NCCL would refuse for good does not reach it; close() never destroys."""
+    """A call that NCCL would refuse for good does not reach it. close() never destroys."""
     gpu.require(rank.provider, "ncclCommSplit", "ncclCommFinalize")
     buffer = rank.memory.put(np.ones(4))
     rank.wait_event("refused", *range(rank.rank))  # the other rank comes later
@@ -242,8 +241,12 @@ def test_calls_before_it_is_ready(rank: Rank) -> None:
     comm.close()
 
 
-def _alone(rank: Rank) -> None:
-    """The first operation connects, which lasts until all ranks have called theirs."""
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda", ids=2)
+def test_the_time_limit_of_the_first_operation(rank: Rank) -> None:
+    """It connects, which lasts until all ranks have called theirs."""
+    if rank.comm.library.version < 22400:
+        pytest.skip("this NCCL connects after the call")
     config = nccl.Config(blocking=False, timeout=0.6)
     comm = rank.communicator(1, config=config)
     comm.wait_ready(20)
@@ -255,18 +258,8 @@ def _alone(rank: Rank) -> None:
     comm.abort()
 
 
-@pytest.mark.gpu
-def test_the_time_limit_of_the_first_operation(launch: Launcher) -> None:
-    if reason := gpu.missing():
-        pytest.skip(reason)
-    if gpu.require("cuda").ncclGetVersion() < 22400:
-        pytest.skip("this NCCL connects after the call")
-    launch(2, _alone, provider="cuda", ids=2)
-
-
 @on_ranks(2, by="provider", ids=2, env={"NCCL_COMM_BLOCKING": "0"})
 def test_non_blocking_by_the_environment(rank: Rank) -> None:
-    """NCCL_COMM_BLOCKING=0 makes every communicator non-blocking."""
     with rank.communicator(1) as comm:
         for _ in range(2):
             comm.all_reduce(rank.memory.put(np.ones(4)))
@@ -277,7 +270,7 @@ def test_non_blocking_by_the_environment(rank: Rank) -> None:
 
 @on_ranks(3, by="provider", ids=2)
 def test_init_timeout(rank: Rank) -> None:
-    """Config(init_timeout=) limits the creation, of children too; other calls block as usual."""
+    """Config(init_timeout=) limits the creation, even of children. Other calls block as usual."""
     with rank.communicator(1, config=nccl.Config(init_timeout=20)) as comm:
         check_works(rank, comm, [0, 1, 2])
         comm.suspend()

@@ -1,5 +1,5 @@
-"""Proves what happens besides the error when a time limit is over: nothing, the end of the process,
-or a call of the user's function, also while the main thread blocks.
+"""Proves the actions of a time limit besides the error: none, the end of the process, or a call of
+the program's function, even while the main thread blocks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from tests.support.blocking import wait_until
 from tests.support.commands import run_python
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
-
-
-def _comms(nranks: int = 2) -> list[nccl.Communicator]:
-    return nccl.Communicator.init_all(nranks, provider="host")
 
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
@@ -55,15 +51,16 @@ def test_a_function_is_called_once(rank: Rank) -> None:
     assert comm.expired
     comm.timeout = 30
     with comm.shrink([1], abort=True) as alone:
-        assert alone.on_timeout is note  # as the other settings of its parent
+        assert alone.on_timeout is note  # inherited like the other settings
     rank.set_event("done")
     comm.close()
     assert len(called) == 1
 
 
-def test_the_function_may_wait_for_the_waiters_and_use_the_communicator() -> None:
-    comms = _comms()
-    comms[0].timeout = 0.3
+def test_the_function_may_wait_for_the_error_and_use_the_communicator(
+    pair: list[nccl.Communicator],
+) -> None:
+    pair[0].timeout = 0.3
     raised, shrunk = threading.Event(), []
 
     def recover(comm: nccl.Communicator, _error: nccl.NcclError) -> None:
@@ -71,19 +68,19 @@ def test_the_function_may_wait_for_the_waiters_and_use_the_communicator() -> Non
             comm.timeout = 30
             shrunk.append(comm.shrink([1], abort=True))
 
-    comms[0].on_timeout = recover
+    pair[0].on_timeout = recover
     with pytest.raises(nccl.NcclTimeoutError):
-        comms[0].all_reduce(np.ones(4))
+        pair[0].all_reduce(np.ones(4))
     raised.set()
     wait_until(lambda: shrunk)
     assert shrunk[0].nranks == 1
-    for comm in [*comms, *shrunk]:
-        comm.abort()
+    shrunk[0].abort()
 
 
 def test_others_expire_while_a_function_runs() -> None:
-    """A function that does not return delays nobody."""
-    comms, stop = [_comms(), _comms()], threading.Event()
+    """A function that does not return delays no other communicator."""
+    comms = [nccl.Communicator.init_all(2, provider="host") for _ in range(2)]
+    stop = threading.Event()
     ended: list[bool] = []
     for pair in comms:
         pair[0].timeout = 0.3
@@ -98,7 +95,9 @@ def test_others_expire_while_a_function_runs() -> None:
             comm.abort()
 
 
-def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_raises(
+    pair: list[nccl.Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[BaseException | None] = []
     hooked = threading.Event()
 
@@ -110,39 +109,37 @@ def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("mine")
 
     monkeypatch.setattr(sys, "unraisablehook", hook)
-    comms = _comms()
-    comms[0].timeout = 0.3
-    comms[0].on_timeout = fail
+    pair[0].timeout = 0.3
+    pair[0].on_timeout = fail
     with pytest.raises(nccl.NcclTimeoutError):
-        comms[0].all_reduce(np.ones(4))
+        pair[0].all_reduce(np.ones(4))
     assert hooked.wait(20)
     assert str(seen[0]) == "mine"
-    for comm in comms:
-        comm.abort()
 
 
 @pytest.mark.parametrize(
     ("value", "error"), [("ignore", ValueError), (3, TypeError), (b"raise", TypeError)]
 )
-def test_the_policy_is_checked(value: object, error: type[Exception]) -> None:
+def test_the_policy_is_checked(
+    comm: nccl.Communicator, value: object, error: type[Exception]
+) -> None:
     with pytest.raises(error, match=r"on_timeout: .*(ignore|3|raise)"):
         nccl.Config(on_timeout=value)  # type: ignore[arg-type]
-    with _comms(1)[0] as comm, pytest.raises(error, match="on_timeout: "):
+    with pytest.raises(error, match="on_timeout: "):
         comm.on_timeout = value  # type: ignore[assignment]
 
 
-def test_children_inherit_the_attribute() -> None:
+def test_children_inherit_the_attribute(comm: nccl.Communicator) -> None:
     def note(*_: object) -> None:
         pass
 
-    with _comms(1)[0] as comm:
-        comm.on_timeout = note
-        with comm.split(0) as child:
-            assert child.on_timeout is note
-            child.on_timeout = "abort"
-            assert comm.on_timeout is note
-            with child.split(0) as grandchild:
-                assert grandchild.on_timeout == "abort"
+    comm.on_timeout = note
+    with comm.split(0) as child:
+        assert child.on_timeout is note
+        child.on_timeout = "abort"
+        assert comm.on_timeout is note
+        with child.split(0) as grandchild:
+            assert grandchild.on_timeout == "abort"
 
 
 _ABORT = """
@@ -158,7 +155,7 @@ print("survived", flush=True)
 """
 _WAITS = {
     "a call": "comms[0].all_reduce(np.ones(4))",
-    # The main thread has the GIL and never returns to Python.
+    # The main thread holds the GIL and never returns to Python.
     "the GIL": """
 threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)], daemon=True).start()
 ctypes.PyDLL(None).sleep(600)
@@ -188,7 +185,7 @@ def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         nccl.Communicator.init_all(1, provider="host")
 
 
-def test_the_end_of_a_replaced_function_may_use_the_attribute() -> None:
+def test_the_destructor_of_a_replaced_function_may_use_the_attribute() -> None:
     script = """
 from pynccl import nccl
 comm = nccl.Communicator.init_all(1, provider="host")[0]

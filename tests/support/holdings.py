@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import time
 
 _END = 5.0  # seconds for threads to end
@@ -20,6 +21,20 @@ def count() -> dict[str, int]:
         "threads": len(os.listdir("/proc/self/task")),
         "shared memory": mappings,
     }
+
+
+def resident() -> int:
+    """The memory of this process in bytes."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_in(name: str) -> int:
+    """The memory of this process in bytes in mappings whose line contains a name."""
+    with open("/proc/self/smaps") as smaps:
+        maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps.read(), flags=re.MULTILINE)
+    sizes = [re.search(r"^Rss: +(\d+) kB", one, re.M) for one in maps if name in one]
+    return sum(1024 * int(size[1]) for size in sizes if size)
 
 
 def check(before: dict[str, int]) -> None:
