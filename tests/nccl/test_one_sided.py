@@ -1,4 +1,4 @@
-"""Proves that the data of a put is in the target's memory when its signal is, for all sizes,
+"""Proves that the data of a put reaches the target's memory before its signal, for all sizes,
 directions and timings; that signals are counted per rank, index and context; that one-sided
 operations work in groups, plans and streams, in processes and threads; and that wrong arguments
 write nothing.
@@ -34,7 +34,7 @@ def _window(comm: nccl.Communicator, nbytes: int) -> tuple[np.ndarray, nccl.Wind
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
 @on_ranks(by="threads")
 def test_halo_exchange(rank: Rank) -> None:
-    """A halo exchange with both neighbours: the data is there when its signal is."""
+    """Each rank puts halves of its data to both neighbours."""
     comm = rank.comm
     following, previous = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
     data, window = _window(comm, 4 * _PAGE)
@@ -57,12 +57,12 @@ def test_halo_exchange(rank: Rank) -> None:
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 @on_ranks(by="provider")
 def test_values_on_streams(rank: Rank) -> None:
-    """On either provider, on streams: a put of each rank to the next, again and again."""
+    """Repeated puts of each rank to the next."""
     gpu.require(rank.provider, "ncclPutSignal")
     comm, memory, stream = rank.comm, rank.memory, rank.stream()
     following, previous = (rank.rank + 1) % rank.nranks, (rank.rank - 1) % rank.nranks
     own, inbox = comm.mem_alloc(1024, "int32"), comm.mem_alloc(1024, "int32")
-    source = comm.register_window(own)  # what is put must lie in a window as well
+    source = comm.register_window(own)  # the source of a put must be in a window, too
     window = comm.register_window(inbox)
     assert source.nbytes == window.nbytes == 4096
     got = memory.put(np.zeros(1024, np.int32))
@@ -83,15 +83,25 @@ def test_values_on_streams(rank: Rank) -> None:
         assert np.array_equal(memory.get(got), wanted)
 
 
-def _ordering(rank: Rank, turns: int) -> None:
-    """Random sizes in both directions at once: each message ends with its number."""
-    comm, peer = rank.comm, 1 - rank.rank
+def _piece(random: np.random.Generator, size: int) -> tuple[int, int]:
+    count = int(random.integers(1, 9 if random.integers(0, 2) else size))
+    return count, int(random.integers(0, size - count + 1))
+
+
+_SIGNALS = nccl.Config(num_rma_ctx=2, num_rma_sig=3)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(2, by="threads")
+def test_data_arrives_before_its_signal(rank: Rank) -> None:
+    """Random sizes in both directions at once."""
+    comm, peer = rank.communicator(config=_SIGNALS), 1 - rank.rank
     size = 1 << 16
     data, window = _window(comm, 2 * size)
     source, inbox = data[:size].view(np.int64), data[size:].view(np.int64)
     mine = np.random.default_rng(rank.rank)
     theirs = np.random.default_rng(peer)
-    for turn in range(1, turns):
+    for turn in range(1, 10_000 if FULL else 1000):
         count, start = _piece(mine, source.size)
         source[start : start + count] = turn
         comm.put_signal(source[start : start + count], peer, window, size + 8 * start)
@@ -100,26 +110,13 @@ def _ordering(rank: Rank, turns: int) -> None:
         assert (inbox[start : start + count] == turn).all()
         comm.signal(peer, signal=1)
         comm.wait_signal(peer, signal=1)
-
-
-def _piece(random: np.random.Generator, size: int) -> tuple[int, int]:
-    count = int(random.integers(1, 9 if random.integers(0, 2) else size))
-    return count, int(random.integers(0, size - count + 1))
+    comm.close()
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_data_is_there_before_its_signal(launch: Launcher, threads: bool) -> None:
-    launch(2, _with_signals, _ordering.__name__, 10_000 if FULL else 1000, threads=threads)
-
-
-def _with_signals(rank: Rank, name: str, *args: object) -> None:
-    config = nccl.Config(num_rma_ctx=2, num_rma_sig=3)
-    rank._comm = rank.communicator(config=config)
-    globals()[name](rank, *args)
-
-
-def _counting(rank: Rank) -> None:
-    comm = rank.comm
+@on_ranks(3, by="threads")
+def test_signals_are_counted_separately(rank: Rank) -> None:
+    comm = rank.communicator(config=_SIGNALS)
     _, window = _window(comm, _PAGE)
     peers = [peer for peer in range(rank.nranks) if peer != rank.rank]
     for peer in peers:
@@ -127,7 +124,7 @@ def _counting(rank: Rank) -> None:
             for signal in range(3):
                 for _ in range(1 + signal + context):
                     comm.signal(peer, signal=signal, context=context)
-    # In another order than they were given, and in more than one wait.
+    # In another order, and with several waits.
     comm.wait_signal(peers, 3, signal=2, context=1)
     comm.wait_signal(peers, signal=2, context=1)
     comm.wait_signal(
@@ -139,7 +136,7 @@ def _counting(rank: Rank) -> None:
             for peer in peers
         ]
     )
-    # The same descriptor twice is two signals; none are left of those before.
+    # The same descriptor twice means two signals. None of the previous ones is left.
     comm.all_reduce(np.zeros(1))
     comm.wait_signal([])
     comm.wait_signal({})
@@ -159,16 +156,12 @@ def _counting(rank: Rank) -> None:
         for call in (comm.signal, comm.wait_signal):
             with pytest.raises(nccl.NcclInvalidArgumentError, match=r"is not in \[0, [23]\)"):
                 call(peers[0], signal=signal, context=context)
-    assert window.nbytes == _PAGE
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_signals_are_counted_apart(launch: Launcher, threads: bool) -> None:
-    launch(3, _with_signals, _counting.__name__, threads=threads)
+    window.close()
+    comm.close()
 
 
 @on_ranks(2, ids=2)
-def test_ranks_agree_about_signals(rank: Rank) -> None:
+def test_ranks_must_agree_on_signals(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about numRmaCtx and numRmaSig"):
         rank.communicator(config=nccl.Config(num_rma_sig=1 + rank.rank))
     with pytest.raises(nccl.NcclInvalidArgumentError, match="is more than hostnccl's 1024"):
@@ -176,7 +169,7 @@ def test_ranks_agree_about_signals(rank: Rank) -> None:
 
 
 def test_one_thread_with_groups_and_a_plan() -> None:
-    """Three ranks in one thread, whose waits come before their puts in a group."""
+    """Three ranks in one thread, whose groups begin with their waits."""
     nranks = 3
     comms = nccl.Communicator.init_all(nranks, provider="host")
     buffers = [comm.mem_alloc(2 * _PAGE) for comm in comms]
@@ -211,8 +204,8 @@ def test_one_thread_with_groups_and_a_plan() -> None:
         comm.close()
 
 
-def test_a_group_keeps_what_a_signal_uses() -> None:
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+def test_a_group_keeps_the_objects_of_a_signal() -> None:
+    (comm,) = nccl.Communicator.init_all(1, provider="host")
     _, window = _window(comm, _PAGE)  # signals need one
     stream = nccl.Stream("host")
     users = [weakref.ref(comm), weakref.ref(stream)]
@@ -226,7 +219,7 @@ def test_a_group_keeps_what_a_signal_uses() -> None:
 
 @on_ranks(2)
 def test_waiting_on_a_stream(rank: Rank) -> None:
-    """A wait on a stream does not block the caller; it blocks the stream."""
+    """It blocks the stream, not the caller."""
     comm, peer, stream = rank.comm, 1 - rank.rank, rank.stream()
     data, window = _window(comm, 2 * _PAGE)
     event = rank.event()
@@ -264,7 +257,7 @@ def test_waiting_uses_no_cpu(launch: Launcher) -> None:
 
 
 def _after_a_put(call: Callable[[], object], put: Callable[[], object]) -> None:
-    """In a group nothing is sent of what came before the mistake either."""
+    """A mistake in a group drops the operations before it, too."""
     with nccl.group():
         put()
         call()
@@ -330,7 +323,7 @@ def test_mistakes_write_nothing(rank: Rank) -> None:
             _after_a_put(mistake, lambda: comm.put_signal(ten, peer, window))
     comm.all_reduce(np.zeros(1))
     assert (data == 9).all()
-    # All of it was refused, so these are the first signals.
+    # All calls were refused, so these are the first signals.
     comm.put_signal(ten, peer, window, room - 10)
     comm.wait_signal(peer)
     comm.signal(peer)
@@ -362,8 +355,8 @@ int ncclPutSignal(void) { return 0; }
 """
 
 
-def test_an_nccl_that_gives_no_window(tmp_path: Path) -> None:
-    """NCCL answers with success and no handle where it cannot share memory between the ranks."""
+def test_an_nccl_that_returns_no_window(tmp_path: Path) -> None:
+    """NCCL returns success and no handle if it cannot share memory between the ranks."""
     path = compile_nccl(tmp_path, 22900, _OLD_NCCL + _WINDOWS, with_communicators=True)
     with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
         buffer = comm.mem_alloc(4096)

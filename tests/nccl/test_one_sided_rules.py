@@ -1,5 +1,5 @@
-"""Proves what docs/one-sided.md says of its programs: the right ones do what they say, the wrong
-ones raise a ValueError on all ranks, or wait forever as on a GPU.
+"""Proves the programs of docs/one-sided.md: the right ones work, the wrong ones raise a ValueError
+on all ranks, or wait forever as on a GPU.
 """
 
 from __future__ import annotations

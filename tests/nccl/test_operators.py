@@ -1,5 +1,5 @@
-"""Proves that a reduction operator is a RedOp, a str or a value of torch's ReduceOp in every method
-that reduces, alone, in a group and in a plan, with the same result, and that torch is not needed.
+"""Proves that a RedOp, a str and a value of torch's ReduceOp give the same result in every reducing
+method, alone, in a group and in a plan, and that torch is not required.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _expected(name: str, nranks: int) -> int:
 
 
 def _forms(name: str, with_torch: bool) -> list[Any]:
-    """All that stands for one operator; a str also as one that is not interned."""
+    """All forms of one operator, including a str that is not interned."""
     assert sys.intern(name) is name
     made = "".join(list(name))
     assert made is not name
@@ -47,7 +47,7 @@ def _forms(name: str, with_torch: bool) -> list[Any]:
     return forms
 
 
-def _reduce_in_all_ways(rank: Rank, with_torch: bool) -> int:
+def _reduce_in_all_forms(rank: Rank, with_torch: bool) -> int:
     comm, memory, nranks, count = rank.comm, rank.memory, rank.nranks, 0
     mine = np.full(nranks, 2 * (rank.rank + 1), np.int32)
     for name in _NAMES:
@@ -72,16 +72,16 @@ def _reduce_in_all_ways(rank: Rank, with_torch: bool) -> int:
 
 
 def test_without_torch(launch: Launcher) -> None:
-    assert launch(3, _reduce_in_all_ways, False, fresh=True) == [3 * len(_NAMES)] * 3
+    assert launch(3, _reduce_in_all_forms, False, fresh=True) == [3 * len(_NAMES)] * 3
 
 
 def test_with_torch(launch: Launcher, provider: str) -> None:
     pytest.importorskip("torch")
-    counts = launch(2, _reduce_in_all_ways, True, provider=provider)
+    counts = launch(2, _reduce_in_all_forms, True, provider=provider)
     assert counts == [5 * len(_NAMES)] * 2
 
 
-def _torchs_others(rank: Rank) -> None:
+def _torchs_other_operators(rank: Rank) -> None:
     from torch._C._distributed_c10d import _make_nccl_premul_sum
     from torch.distributed import ReduceOp
 
@@ -100,6 +100,6 @@ def _torchs_others(rank: Rank) -> None:
     assert array.tolist() == [rank.nranks / 2] * 4
 
 
-def test_what_torch_has_besides(launch: Launcher) -> None:
+def test_torchs_other_operators_are_refused(launch: Launcher) -> None:
     pytest.importorskip("torch")
-    launch(2, _torchs_others)
+    launch(2, _torchs_other_operators)

@@ -1,5 +1,6 @@
-"""Proves that memory which NCCL leaves undefined is refused in groups, plans and simulations, and
-through the capsule of extensions, before anything is issued; and that what it defines is not.
+"""Proves that operations on overlapping memory that NCCL leaves undefined are refused in groups,
+plans and simulations, and through the capsule of extensions, before anything is issued; and that
+defined ones are not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Calls = Iterator[tuple[str, Callable[[nccl.Communicator], object]]]
 
 
 def _undefined(x: np.ndarray, other: int) -> _Calls:
-    """Groups of operations on 24 elements, and what the error says of them."""
+    """Groups of operations on 24 elements, and the text of their error."""
     a, b, shifted, far = x[:4], x[4:8], x[2:6], x[16:]
 
     yield (
@@ -150,21 +151,14 @@ def test_groups(rank: Rank) -> None:
     comm.barrier()
 
 
-def test_communicators_of_one_thread_in_a_group() -> None:
-    """The ranks of one thread form a group: their memory is apart, too."""
-    id_ = nccl.get_unique_id()
-    with nccl.group():
-        comms = [nccl.Communicator(2, id_, rank) for rank in range(2)]
+def test_communicators_of_one_thread_in_a_group(pair: list[nccl.Communicator]) -> None:
     x = np.ones(8, np.float32)
     with pytest.raises(ValueError, match="overlaps"):
-        _issue_in(nccl.group(), comms[0], lambda _: [comm.all_reduce(x[:4]) for comm in comms])
+        _issue_in(nccl.group(), pair[0], lambda _: [comm.all_reduce(x[:4]) for comm in pair])
     with nccl.group():
-        for comm in comms:
+        for comm in pair:
             comm.all_reduce(x[4 * comm.rank : 4 * comm.rank + 4])
     assert (x == 2).all()
-    with nccl.group():
-        for comm in comms:
-            comm.close()
 
 
 class _Operation(ctypes.Structure):  # PyncclOperation
@@ -199,7 +193,7 @@ _KINDS = (
 def _through_capsule(
     comm: nccl.Communicator, *operations: tuple[str, np.ndarray | None, np.ndarray | None, int, int]
 ) -> str:
-    """Issue operations (name, input, output, count, root or peer); the text of the error."""
+    """Issue operations (name, input, output, count, root or peer). Returns the error's text."""
     capsule = comm.__pynccl_communicator__()
     struct, pointer = open_capsule(capsule)
     issue = ctypes.cast(struct.issue, _Issue)
@@ -252,21 +246,20 @@ def test_capsule(rank: Rank) -> None:
     text = _through_capsule(comm, ("signal", None, None, 1, 2))
     assert text == "root_or_peer: rank 2 is out of range for a communicator of size 2"
     window.close()
-    # What the function does not use on this rank is ignored.
+    # Buffers that the function does not use on this rank are ignored.
     assert not _through_capsule(comm, ("reduce", x[8:], x[8 + me :], 4, 0))
     assert not _through_capsule(comm, ("scatter", x if me == 0 else x[1:], x[4 * me :], 4, 0))
     assert not _through_capsule(comm, ("all_to_all", x, x, 0, 0))
     comm.barrier()
 
 
-def test_a_rank_by_itself() -> None:
-    with nccl.Communicator(1, nccl.get_unique_id(), 0) as comm:
-        x = np.arange(4, dtype=np.float32)
-        with pytest.raises(ValueError, match="no all-to-all in place"):
-            comm.all_to_all(x, out=x)
-        assert "overlaps its input" in _through_capsule(comm, ("all_to_all", x, x, 4, 0))
-        for name in ("all_gather", "reduce_scatter"):
-            with pytest.raises(ValueError, match="out: overlaps"):
-                getattr(comm, name)(x[:3], out=x[1:])
-            getattr(comm, name)(x, out=x)
-        assert (x == np.arange(4)).all()
+def test_one_rank(comm: nccl.Communicator) -> None:
+    x = np.arange(4, dtype=np.float32)
+    with pytest.raises(ValueError, match="no all-to-all in place"):
+        comm.all_to_all(x, out=x)
+    assert "overlaps its input" in _through_capsule(comm, ("all_to_all", x, x, 4, 0))
+    for name in ("all_gather", "reduce_scatter"):
+        with pytest.raises(ValueError, match="out: overlaps"):
+            getattr(comm, name)(x[:3], out=x[1:])
+        getattr(comm, name)(x, out=x)
+    assert (x == np.arange(4)).all()

@@ -1,5 +1,5 @@
-"""Proves that a library's settings can be read: their keys, their values as they are in use, their
-types, which are never converted; by the objects and by nccl.h's functions.
+"""Proves that a library's settings can be read: their keys, their current values, and their types,
+which are never converted; by the objects and by nccl.h's functions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _python(code: str, *arguments: str, **env: str) -> str:
 
 @pytest.fixture
 def library(provider: str) -> raw.Library:
-    """Each provider's library. tests/abi/loading.py checks NCCL itself without a GPU."""
+    """Each provider's library. tests/abi/loading.py tests NCCL itself without a GPU."""
     return gpu.require(provider, "ncclParamBind")
 
 
@@ -82,7 +82,7 @@ def test_they_are_a_mapping(library: raw.Library) -> None:
 
 
 def test_every_type_is_kept(library: raw.Library) -> None:
-    """A getter gives the values of its own type, and refuses all others."""
+    """A getter returns values of its own type, and refuses all others."""
     params = nccl.params(library.path)
     seen = set()
     for key in params:
@@ -110,7 +110,7 @@ def test_every_type_is_kept(library: raw.Library) -> None:
 
 
 def _check_bytes(library: raw.Library, param: nccl.Param, handle: int) -> None:
-    """The value as it lies in memory, and a buffer that is too small for it."""
+    """The value in memory, and a buffer that is too small for it."""
     value = param.get()
     size = len(param.raw)
     if param.c_type == "const char*":
@@ -154,6 +154,9 @@ def test_the_settings_of_hostnccl() -> None:
     assert found["HOSTNCCL_ISA"][1] in ("baseline", "avx2", "avx512")
 
 
+_THRESHOLD, _WITHIN = "HOSTNCCL_DIRECT_BYTES", "HOSTNCCL_DIRECT_BYTES_IN_PROCESS"
+
+
 @pytest.mark.parametrize(
     ("given", "values"),
     [
@@ -168,6 +171,10 @@ def test_the_settings_of_hostnccl() -> None:
             [7, "FALSE", "baseline", 0, 1 << 40],
         ),
         ({"HOSTNCCL_CMA": "true", "HOSTNCCL_DIRECT_MESSAGE_BYTES": ""}, ["TRUE", 16 << 20]),
+        # The threshold within a process defaults to the general one, if that is given.
+        ({_THRESHOLD: "5", _WITHIN: ""}, [5, 5]),
+        ({_THRESHOLD: "", _WITHIN: "7"}, [16 << 20, 7]),
+        ({_THRESHOLD: "5", _WITHIN: "7"}, [5, 7]),
     ],
 )
 def test_the_environment_is_shown(given: dict[str, str], values: list[int | str]) -> None:
@@ -176,25 +183,8 @@ def test_the_environment_is_shown(given: dict[str, str], values: list[int | str]
     assert _python(code, **given) == repr(values)
 
 
-@pytest.mark.parametrize(
-    ("given", "values"),
-    [
-        ({}, (16 << 20, 16 << 10)),
-        ({"HOSTNCCL_DIRECT_BYTES": "5"}, (5, 5)),
-        ({"HOSTNCCL_DIRECT_BYTES_IN_PROCESS": "7"}, (16 << 20, 7)),
-        ({"HOSTNCCL_DIRECT_BYTES": "5", "HOSTNCCL_DIRECT_BYTES_IN_PROCESS": "7"}, (5, 7)),
-    ],
-)
-def test_a_threshold_within_a_process_is_inherited(
-    given: dict[str, str], values: tuple[int, int]
-) -> None:
-    code = "from pynccl import nccl; p = nccl.params('host'); "
-    code += "print([p.param('HOSTNCCL_DIRECT_BYTES' + s).get() for s in ('', '_IN_PROCESS')])"
-    assert _python(code, **given) == repr(list(values))
-
-
-# Most of them are read once in a process, so that each value has a process of its own: a fork,
-# before the library has read any.
+# Most of them are read once per process. Each value is tested in a fork before the library has
+# read any.
 _TRY_EACH = """
 import json, os, sys
 from pynccl import errors, nccl
@@ -248,15 +238,15 @@ _OUT_OF_RANGE = [
 ]
 
 
-def test_what_the_environment_must_not_say_is_refused() -> None:
-    """When it is read, and when a communicator is created; streams name what they refuse."""
+def test_wrong_values_in_the_environment_are_refused() -> None:
+    """By a read, the creation of a communicator, and a stream if it needs the value."""
     keys = _HOST.keys() - {"HOSTNCCL_TUNING_FILE"}  # which may be any text
     cells = [(key, given) for key in sorted(keys) for given in _GARBAGE] + _OUT_OF_RANGE
     assert _python(_TRY_EACH, json.dumps(cells)) == ""
 
 
 def test_dump(library: raw.Library) -> None:
-    """All keys and values come out where NCCL's log goes."""
+    """All keys and values are written to NCCL's log."""
     code = (
         f"from pynccl import nccl; p = nccl.params({library.path!r}); p.dump(); "
         "import sys; print(list(p), file=sys.stderr)"

@@ -1,4 +1,4 @@
-"""Proves that windows give the memory of peers as tensors and addresses, with their bounds, in
+"""Proves that windows provide the memory of peers as tensors and addresses, with their bounds, in
 processes and threads; and that symmetric memory is allocated and registered in one call.
 """
 
@@ -41,12 +41,12 @@ def test_views(rank: Rank) -> None:
             assert window.peer(peer, 16, (2, 3), "float32").shape == (2, 3)
             assert window.peer(peer, 2 * _PAGE - 1, 1).nbytes == 1
         comm.barrier()
-        # Each rank writes its own place in the memory of all ranks.
+        # Each rank writes one element in the memory of all ranks.
         for peer in range(nranks):
             np.from_dlpack(window.peer(peer, 8 * rank.rank, 1, "int64"))[0] = 1000 + rank.rank
         comm.barrier()
         assert list(own.view("int64")[:nranks]) == [1000 + i for i in range(nranks)]
-        # Collectives take it.
+        # Collectives accept it.
         first = comm.split(0 if rank.rank == 0 else None)
         if first is not None:
             first.all_reduce(window.peer(nranks - 1, 0, 1, "int64"))
@@ -121,8 +121,7 @@ def test_bounds(rank: Rank) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
-def test_a_view_keeps_the_window() -> None:
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+def test_a_view_keeps_the_window(comm: nccl.Communicator) -> None:
     buffer = comm.mem_alloc(_PAGE)
     alive = weakref.ref(buffer)
     view = np.from_dlpack(comm.register_window(buffer).peer(0))
@@ -137,31 +136,23 @@ def test_a_view_keeps_the_window() -> None:
     assert alive() is None
 
 
-def test_a_view_is_closed_alone() -> None:
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
-    with comm.register_window(comm.mem_alloc(_PAGE)) as window:
-        view = window.peer(0)
-        view.close()
-        view.close()
-        with pytest.raises(ValueError, match="buffer: it is closed"):
-            _ = view.ptr
-        np.from_dlpack(window.peer(0))[:] = 1
-    comm.close()
-
-
-def test_a_closed_view_releases_the_window() -> None:
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+def test_closing_a_view(comm: nccl.Communicator) -> None:
+    """It releases the window, which stays open."""
     buffer = comm.mem_alloc(_PAGE)
     alive = weakref.ref(buffer)
     with comm.register_window(buffer) as window:
-        view = window.peer(0)
+        first, view = window.peer(0), window.peer(0)
+        first.close()
+        first.close()
+        with pytest.raises(ValueError, match="buffer: it is closed"):
+            _ = first.ptr
+        np.from_dlpack(window.peer(0))[:] = 1
     del window, buffer
     gc.collect()
     assert alive() is not None
     view.close()
     gc.collect()
     assert alive() is None
-    comm.close()
 
 
 @pytest.mark.filterwarnings("ignore:a pynccl Window was not closed")
@@ -239,11 +230,9 @@ def test_an_nccl_without_windows(tmp_path: Path) -> None:
                 call()
 
 
-def test_deleted_memory_stays_registered() -> None:
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+def test_deleted_memory_warns(comm: nccl.Communicator) -> None:
     with pytest.warns(ResourceWarning, match="Window was not closed"):
         comm.symmetric_empty(4)
-    comm.close()
 
 
 @on_ranks(2, by="provider")

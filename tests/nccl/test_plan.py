@@ -1,6 +1,6 @@
-"""Proves that a plan gives what its operations give, as often as it is called, in its group and on
-its streams, that it keeps what it needs and nothing longer, and that no mistake in recording or
-calling one sends anything.
+"""Proves that a plan gives the results of its operations at each call, in groups and on streams,
+that it keeps its objects alive until it is closed, and that a mistake in recording or calling one
+sends nothing.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _record_and_fail(comm: nccl.Communicator, buffer: np.ndarray, plan: nccl.Pla
 
 @on_ranks(2)
 def test_an_exception_in_the_block(rank: Rank) -> None:
-    """It leaves an empty plan and usable communicators."""
+    """The plan is empty, and the communicators stay usable."""
     comm, buffer = rank.comm, np.ones(3)
     plan = nccl.plan()
     assert repr(plan).startswith("<pynccl.nccl.Plan not ready: it has no recording")
@@ -147,7 +147,7 @@ def test_an_exception_in_the_block(rank: Rank) -> None:
         plan()
     with pytest.raises(ValueError, match="recorded before"), plan:
         pass
-    # A wrong argument is refused where it is recorded.
+    # A wrong argument is refused when it is recorded.
     wrong = nccl.plan()
     with pytest.raises(ValueError, match="peer: rank 2 is out of range"), wrong:
         comm.send(buffer, 2)
@@ -158,7 +158,7 @@ def test_an_exception_in_the_block(rank: Rank) -> None:
 
 
 @on_ranks(2)
-def test_what_is_refused(rank: Rank) -> None:
+def test_wrong_uses(rank: Rank) -> None:
     comm, buffer = rank.comm, np.ones(4)
     plan = nccl.plan()
     with nccl.group(), pytest.raises(RuntimeError, match="inside a group, a plan or a simulation"):
@@ -176,7 +176,7 @@ def test_what_is_refused(rank: Rank) -> None:
         nccl.plan().__exit__(None, None, None)
     with nccl.plan() as alone:
         comm.send(buffer, rank.rank)
-    # What only the library can refuse is raised at the call, and again at the next.
+    # Errors that only the library detects are raised by each call.
     for _ in range(2):
         with pytest.raises(nccl.NcclInvalidUsageError, match="itself"):
             alone()
@@ -185,7 +185,7 @@ def test_what_is_refused(rank: Rank) -> None:
 
 
 @on_ranks(1)
-def test_what_it_keeps_alive(rank: Rank) -> None:
+def test_it_keeps_its_objects(rank: Rank) -> None:
     comm = rank.comm
 
     class Array(np.ndarray):
@@ -213,14 +213,14 @@ def test_what_it_keeps_alive(rank: Rank) -> None:
 
 @on_ranks(2)
 def test_closed_while_it_is_called(rank: Rank) -> None:
-    """The GIL is released, and another thread's close() does not pull the call's memory away."""
+    """The call releases the GIL, and another thread's close() does not free its memory."""
     comm, buffer = rank.comm, np.ones(1000)
     with nccl.plan() as plan:
         comm.all_reduce(buffer)
     if rank.rank == 0:
         closer = threading.Timer(0.2, plan.close)
         closer.start()
-        plan()  # waits for the other rank, and the timer's thread runs meanwhile
+        plan()  # waits for the other rank while the timer's thread runs
         closer.join()
         assert repr(plan).startswith("<pynccl.nccl.Plan not ready: it is closed")
     else:

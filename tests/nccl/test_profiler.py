@@ -1,6 +1,6 @@
-"""The profiler plugin, called as NCCL does through each version of its interface, and wrongly.
+"""The profiler plugin, called like NCCL does through each version of its interface, and wrongly.
 
-tests/doubles/test_profiler.py has the tests with communicators.
+tests/doubles/test_profiler.py tests it with communicators.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,8 @@ from pynccl._internal import plugin
 from pynccl.tools.trace import profiled
 from pynccl.tools.trace.model import KernelTimes
 from tests.abi import plugin_checks
+from tests.support import holdings
+from tests.support.blocking import in_threads
 
 VERSIONS = [row.number for row in plugin_checks.versions() if row.interface == "PROFILER"]
 _POINTER = ctypes.c_void_p
@@ -114,7 +117,7 @@ class Profiler:
         self._call(self._end, self.context)
 
 
-_MASK = ctypes.c_int(0)  # the plugin keeps its address, as that of NCCL's
+_MASK = ctypes.c_int(0)  # the plugin keeps its address, like that of NCCL's
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +136,7 @@ def test_an_operation_collects_its_channels_and_waits(before: int, version: int)
     task = profiler.all_reduce(launch, coll__choice__channels=2)
     profiler.stop(task)
     profiler.stop(launch)
-    numbers = (3, 5) if version >= 3 else ()  # NCCL has no such events before
+    numbers = (3, 5) if version >= 3 else ()  # NCCL has these events since version 3
     channels = [profiler.channel(task, number, 1000 + number) for number in numbers]
     proxy = profiler.proxy(task)
     step = profiler.step(proxy)
@@ -214,7 +217,7 @@ def test_wrong_handles_and_orders(before: int) -> None:
     assert (event.proxies, event.steps, event.open, list(event.waits)) == (1, 1, 0, [0] * 6)
     kernel = profiled._kernel(event)
     assert kernel is not None
-    assert kernel[:4] == (1, 2, 2, 0)  # whose times are not known
+    assert kernel[:4] == (1, 2, 2, 0)  # without times
 
 
 def test_missing_stops(before: int) -> None:
@@ -225,7 +228,7 @@ def test_missing_stops(before: int) -> None:
     profiler.close()
     began = time.monotonic()
     (event,) = plugin.stop_profile(before, ("kernel", "proxy"))
-    assert 0.05 < time.monotonic() - began < 5  # waited for them
+    assert time.monotonic() - began > 0.05  # waited for them
     assert (event.open, event.stopped) == (2, 0)
     waits = profiled._proxy(event)
     assert waits is not None
@@ -239,18 +242,13 @@ def test_events_after_the_trace_and_the_end(before: int) -> None:
     profiler.state(step, _SEND)
     profiler.close()
     plugin.stop_profile(before)
-    # NCCL stores the mask with captured operations, and launches their graph later.
+    # NCCL stores the mask with captured operations, whose graph it launches later.
     assert profiler.start(_GROUP) is None
     assert profiler.all_reduce() is None
     assert profiler.channel(None, 0, 1) is None
     profiler.stop(step)
     (event,) = plugin.stop_profile(before)
     assert (event.open, event.waits[2] > 0) == (0, True)
-
-
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_flood_needs_no_more_memory(before: int) -> None:
@@ -260,10 +258,10 @@ def test_a_flood_needs_no_more_memory(before: int) -> None:
     oldest = profiler.step(proxy)
     for _ in range(10_000):  # touches all pages of the rings
         profiler.step(proxy)
-    first = _resident()
+    first = holdings.resident()
     for _ in range(30_000):
         profiler.state(profiler.step(proxy), _SEND)
-    assert _resident() - first < 4 << 20
+    assert holdings.resident() - first < 4 << 20
     profiler.state(oldest, _SEND)  # overwritten
     profiler.stop(oldest)
     (event,) = plugin.stop_profile(before)
@@ -296,14 +294,8 @@ def test_threads_and_communicators(before: int) -> None:
             profiler.state(step, _SEND)
             profiler.stop(step)
 
-    threads = [
-        threading.Thread(target=issue, args=(one, rank))
-        for rank, one in enumerate([*profilers, *profilers])
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    ranks = enumerate([*profilers, *profilers])
+    in_threads(*(partial(issue, one, rank) for rank, one in ranks))
     found = plugin.stop_profile(before)
     assert sorted(one.sendbuff for one in found) == [
         rank * 1000 + number for rank in range(4) for number in range(count)
@@ -312,9 +304,9 @@ def test_threads_and_communicators(before: int) -> None:
 
 
 def test_a_fork_in_a_call(before: int) -> None:
-    """The child must not find the plugin's mutex locked by a thread that it lacks."""
+    """The plugin's mutex must not be locked in the child."""
     profiler = Profiler(6)
-    for _ in range(1 << 15):  # so that copying them takes most of the thread's time
+    for _ in range(1 << 15):  # the thread spends most of its time copying them
         profiler.all_reduce()
     stopped = threading.Event()
 
@@ -353,6 +345,6 @@ def test_the_selection_is_the_mask() -> None:
     assert profiler.mask.value == _GROUP | _COLL | _P2P | _KERNEL
     plugin.stop_profile(0)
     assert profiler.mask.value == 0
-    profiler.open()  # a second time
+    profiler.open()
     profiler.open(masked=False)
     assert profiler.mask.value == 0
