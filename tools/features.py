@@ -53,7 +53,7 @@ CALLS = {
     ),
     "ncclCommRevoke": (
         "Communicator.revoke",
-        "nccl/test_revoke.py::test_revoke_ends_blocked_calls",
+        "nccl/test_communicator.py::test_revoke_ends_blocked_calls",
     ),
     "ncclCommSplit": ("Communicator.split", "nccl/test_communicator.py::test_split"),
     "ncclCommShrink": (

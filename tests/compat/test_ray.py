@@ -1,5 +1,5 @@
-"""Proves that a Ray group meets through its store regardless of remains of an earlier group there,
-and the communicator of a compiled graph.
+"""Proves that the ranks of a Ray group meet through its store regardless of remains of an earlier
+group there, and the communicator of a compiled graph.
 
 tests/integrations/check_ray.py runs a cluster.
 """
@@ -7,9 +7,8 @@ tests/integrations/check_ray.py runs a cluster.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -24,6 +23,7 @@ from ray.experimental.util.types import ReduceOp
 
 from pynccl import nccl
 from pynccl.compat import ray as compat
+from tests.support.blocking import in_threads, together
 
 
 class _Store:
@@ -50,19 +50,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> _Store:
     return made
 
 
-def _together(*functions: Callable[[], Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(functions)) as pool:
-        futures = [pool.submit(function) for function in functions]
-        return [future.exception() or future.result() for future in futures]
-
-
-def _all_create(nranks: int) -> list[Any]:
-    return _together(*(lambda r=r: compat._create("group", r, nranks) for r in range(nranks)))
-
-
 def test_ranks_meet_and_leave_nothing(store: _Store) -> None:
     for _ in range(2):
-        comms = _all_create(3)
+        comms = in_threads(*(partial(compat._create, "group", rank, 3) for rank in range(3)))
         assert [comm.rank for comm in comms] == [0, 1, 2]
         assert not store.values
         for comm in comms:
@@ -86,7 +76,7 @@ def test_the_request_of_a_process_that_died(store: _Store) -> None:
 
 def test_missing_ranks(store: _Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYNCCL_TIMEOUT", "0.5")
-    first, last = _together(
+    first, last = together(
         lambda: compat._create("group", 0, 3), lambda: compat._create("other", 2, 3)
     )
     assert (first.missing_ranks, last.missing_ranks) == ([1, 2], [0])
@@ -100,13 +90,12 @@ def _empty(shape: tuple[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _graphs(nranks: int, *, streams: bool = False) -> list[compat.GraphCommunicator]:
     comm_id = compat.GraphCommunicator.generate_communicator_id()
-    create = compat.GraphCommunicator
-    return _together(
-        *(
-            lambda r=r: create(nranks, comm_id, r, ["a", "b"], nccl.Stream() if streams else None)
-            for r in range(nranks)
-        )
-    )
+
+    def create(rank: int) -> compat.GraphCommunicator:
+        stream = nccl.Stream() if streams else None
+        return compat.GraphCommunicator(nranks, comm_id, rank, ["a", "b"], stream)
+
+    return in_threads(*(partial(create, rank) for rank in range(nranks)))
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -135,7 +124,7 @@ def test_a_compiled_graph(monkeypatch: pytest.MonkeyPatch, streams: bool) -> Non
             results.append(graph.recv((4,), torch.float32, 0, _empty).tolist())
         return results
 
-    first, second = _together(lambda: run(0), lambda: run(1))
+    first, second = in_threads(lambda: run(0), lambda: run(1))
     assert first == [
         [1, 3, 5, 7], [0, 2, 6, 12], [1, 2, 3, 4], [0, 1, 2, 3], [0.5, 1.5, 2.5, 3.5],
         [0, 1, 2, 3, 1, 2, 3, 4], [1, 3],
@@ -155,12 +144,12 @@ def test_a_receive_ends_when_the_graph_is_destroyed(monkeypatch: pytest.MonkeyPa
         time.sleep(0.3)
         graphs[0].destroy()
 
-    error, _ = _together(lambda: graphs[0].recv((4,), torch.float32, 1, _empty), destroy)
+    error, _ = together(lambda: graphs[0].recv((4,), torch.float32, 1, _empty), destroy)
     assert isinstance(error, RayChannelError)
     graphs[1].destroy()
 
 
-def test_a_compiled_graph_without_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_graph_with_a_missing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYNCCL_PROVIDER", "host")
     monkeypatch.setenv("PYNCCL_TIMEOUT", "0.5")
     comm_id = compat.GraphCommunicator.generate_communicator_id()

@@ -5,7 +5,6 @@ tests/integrations/check_vllm_wrapper.py compares it with vLLM's class.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +22,7 @@ import torch
 from pynccl.compat.vllm import PyNcclCommunicator  # needs torch
 from pynccl.memory import torch_empty
 
-_TORCH = {"PYTEST_WITH_TORCH": "1"}
+TORCH = {"PYTEST_WITH_TORCH": "1"}
 
 
 class _Stateless:
@@ -39,7 +38,7 @@ class _Stateless:
 
 
 @contextmanager
-def _gloo(rank: Rank) -> Iterator[None]:
+def gloo(rank: Rank) -> Iterator[None]:
     torch.distributed.init_process_group(
         "gloo", init_method=f"{rank.init_method}.gloo", rank=rank.rank, world_size=rank.nranks
     )
@@ -50,10 +49,10 @@ def _gloo(rank: Rank) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stateless", [False, True])
-@on_ranks(3, env=_TORCH)
+@on_ranks(3, env=TORCH)
 def test_operations(rank: Rank, stateless: bool) -> None:
     r, n = rank.rank, rank.nranks
-    with _gloo(rank):
+    with gloo(rank):
         group = _Stateless(rank) if stateless else torch.distributed.group.WORLD
         comm = PyNcclCommunicator(group, "cpu")
         _check_collectives(comm, r, n)
@@ -63,57 +62,66 @@ def test_operations(rank: Rank, stateless: bool) -> None:
         assert comm.all_reduce(torch.ones(1)) is None
 
 
-def _full(comm: PyNcclCommunicator, count: int, value: float) -> torch.Tensor:
+def full(comm: Any, count: int, value: float) -> torch.Tensor:  # noqa: ANN401
     return torch.full((count,), float(value), device=comm.device)
 
 
 def _check_collectives(comm: PyNcclCommunicator, r: int, n: int) -> None:
-    device, full = comm.device, functools.partial(_full, comm)
+    device = comm.device
     assert (comm.rank, comm.world_size, comm.available, comm.disabled) == (r, n, True, False)
     assert comm.nccl_version > 20000
     total = sum(range(1, n + 1))
-    x = full(4, r + 1)
+    x = full(comm, 4, r + 1)
     assert comm.all_reduce(x).tolist() == [total] * 4
     assert x.tolist() == [r + 1] * 4
-    y = full(4, 0)
+    y = full(comm, 4, 0)
     assert comm.all_reduce(x, y, torch.distributed.ReduceOp.MAX) is y
     assert y.tolist() == [n] * 4
-    gathered = full(2 * n, 0)
-    comm.all_gather(gathered, full(2, r))
-    assert gathered.tolist() == [i // 2 for i in range(2 * n)]
-    sizes = list(range(n))  # the first rank has nothing
-    rows = torch.zeros((sum(sizes), 3), device=device)
-    comm.all_gatherv(rows, torch.full((r, 3), float(r), device=device), sizes)
-    assert rows[:, 0].tolist() == [i for i in sizes for _ in range(i)]
-    part = full(2, 0)
-    comm.reduce_scatter(part, torch.arange(2.0 * n, device=device))
-    assert part.tolist() == [n * (2 * r), n * (2 * r + 1)]
-    part = torch.zeros((r, 3), device=device)
-    comm.reduce_scatterv(part, torch.ones((sum(sizes), 3), device=device), sizes)
-    assert part.tolist() == [[n] * 3] * r
-    out = full(2, -1)
-    comm.reduce(out, full(2, r + 1), root=1)
+    check_parts(comm, r, n, comm.all_gatherv, comm.reduce_scatterv)
+    out = full(comm, 2, -1)
+    comm.reduce(out, full(comm, 2, r + 1), root=1)
     assert out.tolist() == [total if r == 1 else -1] * 2
+    sizes = list(range(n))
     rows = torch.zeros((r, 2), device=device)
     everything = torch.arange(2.0 * sum(sizes), device=device).view(-1, 2)
     comm.scatter(rows, everything, sizes, root=0)
     assert torch.equal(rows, everything.split(sizes)[r])
-    message = full(3, r)
+    message = full(comm, 3, r)
     comm.broadcast(message, src=n - 1)
     assert message.tolist() == [n - 1] * 3
 
 
+def check_parts(
+    comm: Any,  # noqa: ANN401 - a communicator for vLLM or SGLang
+    r: int,
+    n: int,
+    all_gather: Callable[..., object],
+    reduce_scatter: Callable[..., object],
+) -> None:
+    """Check gathering and scattering, by these functions if the sizes differ."""
+    gathered, part = full(comm, 2 * n, 0), full(comm, 2, 0)
+    comm.all_gather(gathered, full(comm, 2, r))
+    assert gathered.tolist() == [i // 2 for i in range(2 * n)]
+    comm.reduce_scatter(part, torch.arange(2.0 * n, device=comm.device))
+    assert part.tolist() == [n * (2 * r), n * (2 * r + 1)]
+    sizes = list(range(n))  # the first rank has nothing
+    rows, part = (torch.zeros((count, 3), device=comm.device) for count in (sum(sizes), r))
+    all_gather(rows, torch.full_like(part, r), sizes=sizes)
+    assert rows[:, 0].tolist() == [i for i in sizes for _ in range(i)]
+    reduce_scatter(part, torch.ones_like(rows), sizes=sizes)
+    assert part.tolist() == [[n] * 3] * r
+
+
 def _check_messages(comm: PyNcclCommunicator, r: int, n: int) -> None:
-    full = functools.partial(_full, comm)
-    message = full(3, r).to(torch.float8_e4m3fn)
+    message = full(comm, 3, r).to(torch.float8_e4m3fn)
     if r == 0:
         comm.send(message, 1)
     elif r == 1:
         comm.recv(message, 0)
     assert message.float().tolist() == [0 if r <= 1 else r] * 3
-    received = full(1, -1)
+    received = full(comm, 1, -1)
     comm.group_start()
-    comm.send(full(1, r), (r + 1) % n)
+    comm.send(full(comm, 1, r), (r + 1) % n)
     comm.recv(received, (r - 1) % n)
     comm.group_end()
     assert received.item() == (r - 1) % n
@@ -127,13 +135,13 @@ def _check_messages(comm: PyNcclCommunicator, r: int, n: int) -> None:
     comm.suspend()
     comm.suspend()
     comm.resume()
-    assert comm.all_reduce(full(1, 1)).item() == n
+    assert comm.all_reduce(full(comm, 1, 1)).item() == n
 
 
-@on_ranks(2, env=_TORCH)
+@on_ranks(2, env=TORCH)
 def test_batches_and_wrong_devices(rank: Rank) -> None:
     r, n = rank.rank, rank.nranks
-    with _gloo(rank):
+    with gloo(rank):
         comm = PyNcclCommunicator(torch.distributed.group.WORLD, "cpu")
         dist, received = torch.distributed, torch.empty(2)
         comm.batch_isend_irecv(
@@ -148,7 +156,7 @@ def test_batches_and_wrong_devices(rank: Rank) -> None:
         comm.destroy()
 
 
-@on_ranks(2, env=_TORCH)
+@on_ranks(2, env=TORCH)
 def test_a_unique_id(rank: Rank) -> None:
     create: Callable[..., PyNcclCommunicator] = PyNcclCommunicator.from_unique_id_bytes
     comm = create(rank.unique_ids[0], rank.rank, rank.nranks, "cpu")

@@ -1,6 +1,6 @@
-"""Proves that every collective gives what NumPy gives: every dtype and operator, small to large, in
-place and not, on the calling thread and on a stream, in worlds of 1 to 16 ranks; and that the
-results have the same bits on all ranks, in every run.
+"""Proves that every collective gives NumPy's result: every dtype and operator, small to large, in
+place and out of place, on the calling thread and on a stream, in worlds of 1 to 16 ranks; and that
+the results have the same bits on all ranks, in every run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.support.rank import Rank
 from tests.support.tier import FULL
 
 _COUNTS = (0, 1, 7, 1009)  # none, one, odd, prime
-_LONG = 20011  # past 16 KiB with every dtype, where hostnccl stops copying through shared memory
-_LARGE = 600_011  # bytes, past every internal chunk
+_LONG = 20011  # above 16 KiB with every dtype, beyond hostnccl's copies through shared memory
+_LARGE = 600_011  # bytes, above every internal chunk
 _HUGE = 8_000_003
 _LEAST_LARGE = len(dtypes.ALL) - 2  # not every NCCL and GPU has the two 8-bit floats
 
-# Every case of a reduction in each size of the world, or 1 of 5, others in each.
+# Every case of a reduction in each world size, or a different fifth in each.
 _STEP = 1 if FULL else 5
 # When hostnccl reads other processes' memory.
 _READING = {
@@ -40,7 +40,7 @@ _READING = {
 
 
 def _pairs(*values: object) -> list[tuple[str, object]]:
-    """Each collective with one of the values, which take turns; all_reduce with every one."""
+    """Each collective with one of the values in turn, all_reduce with every one."""
     return [
         (collective, value)
         for number, collective in enumerate(collectives.ALL)
@@ -63,7 +63,7 @@ def _run_small(rank: Rank, collective: str) -> int:
 
 
 def _large_cases(collective: str, nranks: int) -> Iterator[Case]:
-    """Each dtype once, and float32 with every operator; then float32 once more, huge."""
+    """Each dtype once, float32 with every operator, and float32 once more in the largest size."""
     blocks = nranks if collective in collectives.SENDS_ALL else 1
     number = 0
     for index, name in enumerate(dtypes.ALL):
@@ -127,7 +127,7 @@ def test_many_ranks(launch: Launcher, provider: str, collective: str, nranks: in
 
 
 def _digests(rank: Rank, seed: int) -> list[int]:
-    """All-reduce the same values again and again, the ranks arriving in every order."""
+    """All-reduce the same values repeatedly, with ranks arriving in any order."""
     runner, timing = Runner(rank), random.Random(seed * 100 + rank.rank)
     digests = []
     for name in ("float32", "float64", "bfloat16", "float8_e5m2", "complex64"):
@@ -158,7 +158,7 @@ def test_ranks_as_threads(launch: Launcher, provider: str, collective: str, nran
 
 @pytest.mark.parametrize(("collective", "reading"), _pairs(*_READING))
 def test_reading_of_other_processes(launch: Launcher, collective: str, reading: str) -> None:
-    """Hostnccl with and without reading other processes' memory: the same bits."""
+    """With and without it, hostnccl gives the same bits."""
     launch(3, _run_core, collective, env=_READING[reading])
 
 
@@ -167,7 +167,7 @@ def test_reading_of_other_processes(launch: Launcher, collective: str, reading: 
     [(name, isa) for name, isa in _pairs("baseline", "avx2") if name in collectives.REDUCING],
 )
 def test_code_for_older_cpus(launch: Launcher, collective: str, isa: str) -> None:
-    """Hostnccl with the kernels of other CPUs: the same bits."""
+    """With their kernels, hostnccl gives the same bits."""
     launch(2, _run_small, collective, env={"HOSTNCCL_ISA": isa})
 
 

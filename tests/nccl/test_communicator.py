@@ -1,5 +1,5 @@
-"""Proves the life of a communicator: its properties, split, finalize, close, abort, use as a
-context manager and in non-blocking mode, and the behaviour of a deleted or closed one.
+"""Proves the life of a communicator: its properties, split, finalize, close, revoke, abort, use as
+a context manager and in non-blocking mode, and the behaviour of a deleted or closed one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
+from tests.nccl.test_life import check_works
+from tests.support.blocking import Blocked
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -78,17 +80,9 @@ def test_split(rank: Rank) -> None:
     for bad in (-1, 2**31):
         with pytest.raises((ValueError, TypeError), match="color"):
             comm.split(bad)
-
-
-@on_ranks(2)
-def test_a_child_outlives_its_parent(rank: Rank) -> None:
-    comm = rank.communicator()
-    child = comm.split(0)
-    comm.close()
-    array = np.ones(3)
-    child.all_reduce(array)
-    assert (array == rank.nranks).all()
-    child.close()
+    with comm.split(0) as child:  # outlives its parent
+        comm.close()
+        assert total(child) == even + odd
 
 
 @on_ranks(2)
@@ -110,6 +104,41 @@ def test_close_waits_for_what_was_issued(rank: Rank) -> None:
     comm.all_reduce(array, stream=stream)
     comm.close()
     assert (array == rank.nranks).all()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(3, by="provider threads")
+def test_revoke_ends_blocked_calls(rank: Rank) -> None:
+    """On a GPU the kernel is ended, and the call has returned."""
+    comm, buffer = rank.comm, rank.memory.put(np.ones(1000, np.float32))
+    check_works(rank, comm, [0, 1, 2])
+    if rank.rank == 2:  # the others wait for it
+        rank.wait_event("revoked", 0, 1)
+        comm.revoke()
+    else:
+        blocked = Blocked(lambda: comm.all_reduce(buffer))
+        blocked.wait()
+        if rank.provider == "cuda":
+            time.sleep(0.2)  # until the streams of both ranks are in the operation
+        comm.revoke()
+        blocked.end("" if rank.provider == "host" else None)
+        rank.set_event("revoked")
+    assert comm.async_error() is None
+    with pytest.raises(nccl.NcclInvalidUsageError):
+        comm.all_reduce(rank.memory.put(np.ones(1)))
+    with pytest.raises(nccl.NcclInvalidUsageError):
+        comm.send(rank.memory.put(np.ones(1)), (rank.rank + 1) % 3)
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        comm.revoke()
+    with pytest.raises(nccl.NcclInvalidArgumentError):
+        comm.finalize()
+    assert comm.async_error() is None
+    for _ in range(2):
+        with comm.split(0, key=-rank.rank) as child:
+            check_works(rank, child, [2, 1, 0])
+    if rank.rank != 1:
+        with comm.shrink([1]) as child:
+            check_works(rank, child, [0, 2])
 
 
 @on_ranks(2, ids=2)

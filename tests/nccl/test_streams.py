@@ -1,6 +1,6 @@
-"""Proves the guarantees of streams: a call on a stream returns at once, the operations of one
-communicator run in the order of their calls on any streams, events order streams, and a failure in
-the background is found and reported.
+"""Proves the guarantees of streams: a call on a stream returns immediately, the operations of one
+communicator run in the order of their calls on any streams, events order streams, and failures in
+the background are reported.
 """
 
 from __future__ import annotations
@@ -10,65 +10,49 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
 from tests.support.commands import run_python
-from tests.support.launcher import Launcher
-from tests.support.rank import Rank, wait_for
+from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 
 @on_ranks(2, by="provider")
 def test_operations_run_in_the_order_of_calls(rank: Rank) -> None:
-    """Each operation reads what the one before it wrote, on another stream, without an event."""
+    """Each operation reads the result of the previous one, on another stream, without an event."""
     streams = [rank.stream() for _ in range(3)]
     a, b = (rank.memory.put(np.full(10_007, start, np.float64)) for start in (1.0, 0.0))
     for number in range(60):
         rank.comm.all_reduce(a, out=b, stream=streams[number % 3])
         rank.comm.all_reduce(b, nccl.AVG, out=a, stream=streams[(number * 7 + 1) % 3])
         rank.comm.all_reduce(a, stream=streams[(number + 2) % 3])
-        rank.comm.all_reduce(a, nccl.AVG, stream=streams[number % 2])
+        # That of the calling thread every other time.
+        rank.comm.all_reduce(a, nccl.AVG, stream=streams[number % 3] if number % 2 else None)
     for stream in streams:
         stream.synchronize()
     assert (rank.memory.get(a) == float(rank.nranks) ** 120).all()
 
 
 @on_ranks(2)
-def test_the_calling_thread_keeps_the_order_too(rank: Rank) -> None:
-    """A call on the calling thread waits for those on streams before it."""
-    stream = rank.stream()
-    array = np.ones(100_003)
-    for _ in range(20):
-        rank.comm.all_reduce(array, stream=stream)
-        rank.comm.all_reduce(array)
-        rank.comm.broadcast(array, 0)
-    assert (array == float(rank.nranks) ** 40).all()
-
-
-def _returns_at_once(rank: Rank, seen: str) -> None:
-    """The other rank comes when this one's call has returned."""
+def test_a_call_on_a_stream_returns_immediately(rank: Rank) -> None:
+    """The other rank calls it afterwards."""
     comm, stream, array = rank.comm, rank.stream(), np.ones(4)
     comm.all_reduce(array)
     if rank.rank == 1:
-        wait_for(seen)
+        rank.wait_event("returned", 0)
     comm.all_reduce(array, stream=stream)
     if rank.rank == 0:
         time.sleep(0.1)
         assert not stream.query()
-        assert (array == 2).all(), "written before the other rank has come"
-        Path(seen).touch()
+        assert (array == 2).all(), "written before the call of the other rank"
+        rank.set_event("returned")
     stream.synchronize()
     assert stream.query()
     assert (array == 4).all()
-
-
-def test_a_call_on_a_stream_returns_before_it_is_done(launch: Launcher, tmp_path: Path) -> None:
-    launch(2, _returns_at_once, str(tmp_path / "seen"))
 
 
 @on_ranks(1, by="provider")
@@ -100,7 +84,7 @@ def test_events_order_streams(rank: Rank) -> None:
     resolution = 0.001
     assert left - entered < begun.elapsed_time(ended) + resolution
     assert begun.elapsed_time(ended) < latest - earliest + resolution
-    # Waiting is for the record as it was then: a later record does not matter.
+    # A wait is for the last record at that time. A later record does not matter.
     gate = threading.Event()
     first.launch(gate.wait)
     first.launch(lambda: seen.append("gate"))
@@ -127,7 +111,7 @@ def test_launched_functions_run_in_order(rank: Rank) -> None:
     stream.synchronize()
     assert [number for number, _ in seen] == list(range(50))
     assert thread not in {ident for _, ident in seen}
-    # An exception of a function goes to the hook and to who waits; the queue continues.
+    # The hook gets an exception of a function, and a wait raises it. The queue continues.
     unraisable = []
     hook, sys.unraisablehook = sys.unraisablehook, lambda what: unraisable.append(what.exc_type)
     try:
@@ -175,19 +159,18 @@ def test_a_group_does_not_couple_streams_that_share_no_communicator(rank: Rank) 
 
 
 @pytest.mark.parametrize("gated", range(3))
-def test_a_group_couples_the_streams_of_a_communicator(gated: int) -> None:
+def test_a_group_couples_the_streams_of_a_communicator(comm: nccl.Communicator, gated: int) -> None:
     """All operations begin when every stream has reached the group, and end together."""
     streams, gate = [nccl.Stream("host") for _ in range(3)], threading.Event()
-    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
-        streams[gated].launch(lambda: gate.wait(30))
-        with nccl.group():
-            for stream in streams:
-                comm.all_reduce(np.ones(3), stream=stream)
-        time.sleep(0.05)  # in which a stream that does not wait becomes idle
-        idle = [stream.query() for stream in streams]
-        gate.set()
+    streams[gated].launch(lambda: gate.wait(30))
+    with nccl.group():
         for stream in streams:
-            stream.synchronize()
+            comm.all_reduce(np.ones(3), stream=stream)
+    time.sleep(0.05)  # a stream that does not wait becomes idle
+    idle = [stream.query() for stream in streams]
+    gate.set()
+    for stream in streams:
+        stream.synchronize()
     assert idle == [False] * 3
 
 
@@ -195,7 +178,7 @@ def test_a_group_couples_the_streams_of_a_communicator(gated: int) -> None:
 def test_closed_streams_and_events(rank: Rank) -> None:
     stream, event, done = rank.stream(), rank.event(), []
     stream.launch(lambda: (time.sleep(0.1), done.append(1)))
-    stream.close()  # lets what is queued run
+    stream.close()  # queued work still runs
     stream.close()
     deadline = time.monotonic() + 20
     while not done and time.monotonic() < deadline:
@@ -220,7 +203,7 @@ def test_closed_streams_and_events(rank: Rank) -> None:
 
 
 @on_ranks(2)
-def test_a_failure_in_the_background_is_told(rank: Rank) -> None:
+def test_a_failure_in_the_background_is_reported(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     assert comm.async_error() is None
     comm.all_reduce(np.zeros(3 + rank.rank), stream=stream)  # the counts differ
@@ -234,7 +217,7 @@ def test_a_failure_in_the_background_is_told(rank: Rank) -> None:
     assert isinstance(error, nccl.NcclInvalidUsageError)
     assert "different calls" in str(error)
     assert error.rank == rank.rank
-    stream.synchronize()  # raised once; the stream continues
+    stream.synchronize()  # it is raised once, and the stream continues
     done = []
     stream.launch(lambda: done.append(1))
     stream.synchronize()
@@ -243,8 +226,7 @@ def test_a_failure_in_the_background_is_told(rank: Rank) -> None:
 
 
 @on_ranks(2)
-def test_forgotten_streams_finish_their_work(rank: Rank) -> None:
-    """Streams without references in Python still run what was enqueued, in order."""
+def test_deleted_streams_finish_their_work(rank: Rank) -> None:
     array = np.ones(1000)
     for _ in range(10):
         rank.comm.all_reduce(array, stream=rank.stream())
@@ -263,7 +245,7 @@ stream.launch(lambda: None)
 
 
 def test_the_process_ends_while_a_function_runs(provider: str) -> None:
-    """The stream's thread asks for the GIL of an interpreter that ends."""
+    """The stream's thread needs the GIL of an interpreter that ends."""
     for _ in range(5 if FULL else 2):
         done = run_python("-W", "ignore", "-c", _AT_THE_END, provider)
         assert (done.returncode, done.stderr) == (0, "")

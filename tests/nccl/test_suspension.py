@@ -1,33 +1,24 @@
 """Proves that a suspended communicator releases its memory, that the statistics are correct, and
-that a resumed one gives right results, repeatedly, also with messages in flight.
+that a resumed one gives correct results, repeatedly, even with messages in flight.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
+from tests.support import holdings
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 ELEMENTS = 300_000
 
 _libc = ctypes.CDLL(None)
-
-
-def _resident() -> int:
-    """Bytes of hostnccl's segments that this process has in memory."""
-    with open("/proc/self/smaps") as smaps:
-        maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps.read(), flags=re.MULTILINE)
-    worlds = [entry for entry in maps if "memfd:hostnccl" in entry.partition("\n")[0]]
-    return sum(1024 * int(re.findall(r"^Rss: +(\d+) kB", entry, re.M)[0]) for entry in worlds)
 
 
 def _all_reduce(rank: Rank, comms: list[nccl.Communicator], factor: float) -> None:
@@ -45,7 +36,19 @@ def _each(comms: list[nccl.Communicator], what: str) -> None:
             getattr(comm, what)()
 
 
-def _one_process(rank: Rank) -> None:
+def _resident() -> int:
+    """Bytes of hostnccl's segments that this process has in memory."""
+    return holdings.resident_in("memfd:hostnccl")
+
+
+_DIRECT = {"HOSTNCCL_DIRECT_BYTES": "100000000"}
+
+
+@pytest.mark.parametrize(
+    "env", [_DIRECT, {**_DIRECT, "HOSTNCCL_CMA": "0"}], ids=["direct", "staged"]
+)
+@on_ranks(1, by="env", fresh=True)
+def test_memory_is_released(rank: Rank) -> None:
     comms = nccl.Communicator.init_all(4, provider=rank.provider)
     for factor in range(5):
         _all_reduce(rank, comms, factor)
@@ -75,22 +78,18 @@ def _one_process(rank: Rank) -> None:
         assert not any(comm.memory_stats().suspended for comm in comms)
     _each(comms, "suspend")
     with nccl.group():
-        children = [comm.split(0) for comm in comms]  # of a suspended one, as in NCCL
+        children = [comm.split(0) for comm in comms]  # of suspended ones, as in NCCL
     _all_reduce(rank, children, 3.0)  # type: ignore[arg-type]
     for each in [*children, *comms]:
         assert each is not None
         each.close()
 
 
-@pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=["direct", "staged"])
-def test_memory_is_released(launch: Launcher, env: dict[str, str]) -> None:
-    launch(1, _one_process, fresh=True, env={**env, "HOSTNCCL_DIRECT_BYTES": "100000000"})
-
-
-def _in_a_loop(rank: Rank, times: int) -> None:
+@pytest.mark.parametrize("threads", [False, True])
+@on_ranks(3, by="provider threads")
+def test_results_stay_right(rank: Rank) -> None:
     comm = rank.comm
-    buffer = rank.memory.put(np.zeros(ELEMENTS, np.float32))
-    for number in range(times):
+    for number in range(20):
         value = float(number + rank.rank)
         buffer = rank.memory.put(np.full(ELEMENTS if number % 3 else 7, value, np.float32))
         comm.all_reduce(buffer)
@@ -106,14 +105,9 @@ def _in_a_loop(rank: Rank, times: int) -> None:
         assert not comm.memory_stats().suspended
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_results_stay_right(launch: Launcher, provider: str, threads: bool) -> None:
-    launch(3, _in_a_loop, 20, provider=provider, threads=threads)
-
-
 @on_ranks(2)
-def test_messages_on_their_way_survive(rank: Rank) -> None:
-    """A message that was sent and not received yet is there after a suspension."""
+def test_messages_in_flight_survive(rank: Rank) -> None:
+    """A message sent before a suspension can be received after it."""
     comm = rank.comm
     sent = np.arange(1000, dtype=np.float32)
     received = np.zeros_like(sent)
@@ -134,7 +128,7 @@ def _mappings() -> list[tuple[int, int]]:
 
 
 def _pages(mappings: list[tuple[int, int]]) -> int:
-    """Number of pages that have memory, whichever process has touched them."""
+    """Number of resident pages, whichever process has touched them."""
     count = 0
     for begin, end in mappings:
         states = ctypes.create_string_buffer((end - begin) // mmap.PAGESIZE)
@@ -148,7 +142,7 @@ def test_suspend_returns_when_all_ranks_have_released_their_memory(rank: Rank) -
     comm, array = rank.comm, np.ones(ELEMENTS)
     mappings = _mappings()
     for number in range(10):
-        comm.broadcast(array, 1)  # rank 0 has nothing to release, and would return first
+        comm.broadcast(array, 1)  # rank 0 has nothing to release and would return first
         comm.suspend()
         pages = _pages(mappings)
         rank.set_event(f"suspended {number}")
@@ -161,7 +155,6 @@ def test_suspend_returns_when_all_ranks_have_released_their_memory(rank: Rank) -
 
 @on_ranks(2)
 def test_operations_on_streams_are_done_first(rank: Rank) -> None:
-    """What is queued on a stream is done before."""
     comm, stream = rank.comm, rank.stream()
     array = np.ones(ELEMENTS)
     for _ in range(10):

@@ -1,6 +1,6 @@
-"""Proves what holds for several threads of a process: operations on streams and on the calling
-thread keep one order, a stream's thread that cannot be made loses nothing, one thread at a time
-makes communicators and windows, and blocked threads do not disturb the end of the interpreter.
+"""Proves the guarantees for several threads of a process: operations on streams and on the calling
+thread keep one order, a failure to create a stream's thread loses nothing, one thread at a time
+creates communicators and windows, and blocked threads do not disturb the end of the interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAGE = 4096
 
 @on_ranks(1, timeout=120)
 def test_threads_that_share_streams(rank: Rank) -> None:
-    """Two threads use one stream and the calling thread: every operation runs, in one order."""
+    """Every operation runs, in one order."""
     comm, streams = rank.comm, [rank.stream() for _ in range(2)]
 
     def on_streams() -> None:
@@ -51,7 +51,7 @@ def test_threads_that_share_streams(rank: Rank) -> None:
 @pytest.mark.parametrize("how", ["call", "group", "two streams", "graph"])
 @on_ranks(2, timeout=30)
 def test_a_stream_without_a_thread(rank: Rank, how: str) -> None:
-    """The first call on a new stream needs a thread. Where there is none, nothing is enqueued."""
+    """The first call on a new stream creates a thread. If that fails, nothing is enqueued."""
     comm, stream, other = rank.comm, rank.stream(), rank.stream()
     array, other_array = np.ones(4), np.ones(4)
     side = rank.stream()
@@ -77,7 +77,7 @@ def test_a_stream_without_a_thread(rank: Rank, how: str) -> None:
         else:
             graph.launch(stream)
 
-    # No stack of a thread fits into the address space that is left; those that are free are used.
+    # The remaining address space is too small for a thread's stack, and free stacks are in use.
     done = threading.Event()
     idle = [threading.Thread(target=done.wait, daemon=True) for _ in range(8)]
     for thread in idle:
@@ -107,7 +107,7 @@ def test_a_stream_without_a_thread(rank: Rank, how: str) -> None:
 
 @on_ranks(1, timeout=60)
 def test_two_threads_split_one_communicator(rank: Rank) -> None:
-    """One thread at a time makes children: the other gets an error, and nothing is corrupted."""
+    """One thread at a time creates children. The other one gets an error."""
     comms = nccl.Communicator.init_all(2, provider="host")
     children: list[nccl.Communicator] = []
 
@@ -149,12 +149,12 @@ def test_two_threads_register_windows(rank: Rank) -> None:
         assert isinstance(error, ValueError)
         assert "another thread" in str(error)
     assert made
-    # A thread that was refused at close() has left its window open.
+    # A thread whose close() was refused has left its window open.
     comm.register_window(comm.mem_alloc(_PAGE)).close()
 
 
 @on_ranks(1, timeout=30)
-def test_objects_are_not_made_in_a_raw_group(rank: Rank) -> None:
+def test_objects_are_not_created_in_a_raw_group(rank: Rank) -> None:
     library = raw.load("host")
     library.ncclGroupStart()
     for make in (

@@ -1,13 +1,12 @@
 """Proves that windows are registered on all ranks or on none, in processes, threads and groups;
 that collectives give the same bits in windows and in other memory; and that wrong arguments leave
-the communicator usable. tests/hostnccl/test_interactions.py looks for leaks.
+the communicator usable. tests/hostnccl/test_interactions.py tests for leaks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import re
 import sys
 import warnings
 import weakref
@@ -17,8 +16,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support import gpu
-from tests.support.launcher import Launcher
+from tests.support import gpu, holdings
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -42,7 +40,7 @@ def test_lifecycle(rank: Rank) -> None:
     for use in (lambda: window.handle, window.user_pointer):
         with pytest.raises(ValueError, match="window: it is closed"):
             use()
-    # Sizes may differ, a part of an allocation is a window too, several are open at a time.
+    # Sizes may differ, a window may be a part of an allocation, and several may be open.
     bytes_of_rank = (rank.rank + 1) * 2048
     part = comm.register_window(
         buffer.ptr + _PAGE, symmetric=False, count=bytes_of_rank, dtype="uint8"
@@ -54,16 +52,14 @@ def test_lifecycle(rank: Rank) -> None:
     whole.close()
     part.close()
     comm.register_window(buffer).close()
-    child = comm.split(0)
-    assert child is not None
-    left_open = child.register_window(buffer)
-    child.close()
+    with comm.split(0) as child:
+        left_open = child.register_window(buffer)
     assert left_open.closed
     left_open.close()
 
 
 @on_ranks(2, by="provider")
-def test_windows_are_alike_on_all_ranks(rank: Rank) -> None:
+def test_ranks_must_have_the_same_windows(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommWindowRegister")
     comm = rank.comm
     buffers = [comm.mem_alloc(2 * _PAGE) for _ in range(3)]
@@ -80,15 +76,14 @@ def test_windows_are_alike_on_all_ranks(rank: Rank) -> None:
 
 @pytest.mark.gpu
 @on_ranks(1, provider="cuda")
-def test_memory_of_the_host_is_no_window_of_a_gpu(rank: Rank) -> None:
+def test_host_memory_is_refused_for_a_gpu(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommWindowRegister")
     with pytest.raises(ValueError, match="buffer: is on cpu"):
         rank.comm.register_window(np.zeros(2 * _PAGE, np.uint8))
 
 
-def test_a_deleted_window_stays_registered() -> None:
+def test_a_deleted_window_stays_registered(comm: nccl.Communicator) -> None:
     """Until its communicator is closed: the ranks would close their windows in different orders."""
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
     buffer = comm.mem_alloc(_PAGE)
     released = weakref.ref(buffer)
     with pytest.warns(ResourceWarning, match="Window was not closed"):
@@ -102,17 +97,17 @@ def test_a_deleted_window_stays_registered() -> None:
     assert released() is None
 
 
-def test_the_warning_of_a_deleted_window_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warning_of_a_deleted_window_as_an_error(
+    comm: nccl.Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A destructor cannot raise it."""
     reports: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(report.exc_value))
-    comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
     buffer = comm.mem_alloc(_PAGE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         comm.register_window(buffer)
     assert [type(report) for report in reports] == [ResourceWarning]
-    comm.close()
 
 
 def test_several_ranks_in_one_thread() -> None:
@@ -191,7 +186,7 @@ def test_mistakes_are_refused_on_all_ranks(rank: Rank) -> None:
 
 
 class _Data:
-    """The same numbers in two places: windows, and ordinary memory."""
+    """The same values in a window and in ordinary memory."""
 
     def __init__(self, comm: nccl.Communicator, count: int, seed: int) -> None:
         self.buffer = comm.mem_alloc(count, "float32")
@@ -204,8 +199,22 @@ class _Data:
         self.inside[:] = self.outside[:] = self.values
 
 
-def _same_bits(rank: Rank, turns: int) -> None:
-    """Collectives, each once outside of windows, then with some of the ranks inside of them."""
+_WINDOW_BYTES = {"HOSTNCCL_WINDOW_BYTES": "50000"}
+
+
+@pytest.mark.parametrize(
+    ("nranks", "threads", "env"),
+    [
+        (2, False, {**_WINDOW_BYTES, "HOSTNCCL_CMA": "0"}),
+        (3, False, _WINDOW_BYTES),
+        (3, False, {**_WINDOW_BYTES, "HOSTNCCL_DIRECT_BYTES": "100000"}),
+        (3, True, {}),
+    ],
+    ids=str,
+)
+@on_ranks(by="threads env")
+def test_collectives_give_the_same_bits(rank: Rank) -> None:
+    """Each collective runs once outside of windows, then with some of the ranks inside of them."""
     comm, nranks = rank.comm, rank.nranks
     block = 61_003
     own, other = (_Data(comm, block * nranks, seed) for seed in (rank.rank, 1000 + rank.rank))
@@ -219,7 +228,7 @@ def _same_bits(rank: Rank, turns: int) -> None:
         "reduce_scatter": lambda a, b: comm.reduce_scatter(a, nccl.AVG, out=b[:block]),
         "all_to_all": lambda a, b: comm.all_to_all(a, out=b),
     }
-    for turn in range(turns):
+    for turn in range(4):
         for name, call in calls.items():
             places = choose.integers(0, 3, nranks)  # 0: in windows, 1: not, 2: the result is not
             if turn % 2 == 0:
@@ -237,23 +246,10 @@ def _same_bits(rank: Rank, turns: int) -> None:
             assert np.array_equal(target, wanted[1]), (name, places)
 
 
-@pytest.mark.parametrize(
-    ("nranks", "env"),
-    [(2, {"HOSTNCCL_CMA": "0"}), (3, {}), (3, {"HOSTNCCL_DIRECT_BYTES": "100000"})],
-    ids=str,
-)
-def test_collectives_give_the_same_bits(launch: Launcher, nranks: int, env: dict[str, str]) -> None:
-    launch(nranks, _same_bits, 4, env={"HOSTNCCL_WINDOW_BYTES": "50000", **env})
-
-
-def test_collectives_of_threads_give_the_same_bits(launch: Launcher) -> None:
-    launch(3, _same_bits, 4, threads=True)
-
-
 @pytest.mark.parametrize("env", [{}, {"HOSTNCCL_CMA": "0"}], ids=str)
 @on_ranks(3, by="env")
-def test_a_window_that_some_have_closed(rank: Rank) -> None:
-    """A rank has closed its window, the others have not: the data takes another path."""
+def test_a_window_closed_by_some_ranks(rank: Rank) -> None:
+    """The data takes another path."""
     data = _Data(rank.comm, 500_000, rank.rank)
     for open_ranks in (3, 2, 1, 0):
         if rank.rank == open_ranks:
@@ -264,23 +260,19 @@ def test_a_window_that_some_have_closed(rank: Rank) -> None:
         assert np.array_equal(data.inside, data.outside)
 
 
-def _bytes_through_the_world() -> int:
-    """How much of the memory that the ranks share for staging has been touched."""
-    with open("/proc/self/smaps") as maps:
-        text = maps.read()
-    areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", text, flags=re.MULTILINE)
-    sizes = [re.search(r"Rss: +(\d+) kB", area) for area in areas if "memfd:hostnccl " in area]
-    return sum(1024 * int(size[1]) for size in sizes if size)
+def _staged() -> int:
+    """The touched part of the memory that the ranks share for staging."""
+    return holdings.resident_in("memfd:hostnccl ")
 
 
 @on_ranks(2, env={"HOSTNCCL_CMA": "0"})
 def test_large_data_in_windows_is_not_staged(rank: Rank) -> None:
-    """The kernel's reading of other processes is off, so the windows' mappings are the only way."""
+    """Ranks cannot read other processes, so only the windows' mappings are left."""
     data = _Data(rank.comm, 1_000_000, rank.rank)
-    before = _bytes_through_the_world()
+    before = _staged()
     data.fill()
     rank.comm.all_reduce(data.inside)
     rank.comm.broadcast(data.inside, 1)
-    assert _bytes_through_the_world() - before < 50_000
+    assert _staged() - before < 50_000
     rank.comm.all_reduce(data.outside)
-    assert _bytes_through_the_world() - before > 500_000
+    assert _staged() - before > 500_000

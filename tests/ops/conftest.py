@@ -1,5 +1,5 @@
-"""Fixtures: those of the mirror's tests."""
+"""Fixtures: that of the mirror's tests."""
 
-from tests.mirror.conftest import any_world, world
+from tests.mirror.conftest import world
 
-__all__ = ["any_world", "world"]
+__all__ = ["world"]

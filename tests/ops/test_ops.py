@@ -1,7 +1,6 @@
-"""Proves the collectives as torch operators: the same results as the mirror's functions, compiled
-without a graph break by every backend, in place and out of place, in sub-groups; gradients equal to
-those of torch.distributed.nn and to finite differences of the sum of all ranks' losses; errors for
-mistakes.
+"""Proves the collectives as torch operators: correct results, compiled without a graph break by
+every backend, in place and out of place, in sub-groups; gradients equal to those of
+torch.distributed.nn and to finite differences of the sum of all ranks' losses; errors for mistakes.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ def _inputs(size: int) -> list[Any]:
 
 
 def _functional(ops: Any, rank: int, size: int, group: Any) -> dict[str, tuple[Any, Any]]:
-    """Each functional form and its result on a rank, from the inputs of all ranks."""
+    """Each functional form and its result on a rank."""
     xs = _inputs(size)
     total, last = torch.stack(xs).sum(0), size - 1
     blocks = slice(2 * rank, 2 * rank + 2)
-    # Uneven: from rank s to rank d go 1 + (s + d) % 2 rows.
+    # Uneven: rank s sends 1 + (s + d) % 2 rows to rank d.
     sent = [[1 + (s + d) % 2 for d in range(size)] for s in range(size)]
     parts = [torch.split(xs[s][: sum(sent[s])], sent[s])[rank] for s in range(size)]
     received = [len(part) for part in parts]
@@ -71,7 +70,8 @@ def _functional(ops: Any, rank: int, size: int, group: Any) -> dict[str, tuple[A
     }  # fmt: skip
 
 
-def _check_results(dist: Any, rank: int, size: int) -> None:
+@on_ranks(2, 3, timeout=180)
+def test_results(dist: Any, rank: int, size: int) -> None:
     from pynccl import ops
 
     x = _input(rank, size)
@@ -97,18 +97,13 @@ def _check_results(dist: Any, rank: int, size: int) -> None:
     assert torch.equal(ops.all_gather(x, alone), x)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_results(world: World, size: int) -> None:
-    world(size, _check_results, timeout=180)
-
-
 def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
     from pynccl import ops
 
     group = dist.new_group(list(range(size)))
     calls = [call for call, _ in _functional(ops, rank, size, None).values()]
     calls += [call for call, _ in _functional(ops, rank, size, group).values()][::4]
-    if backend == "inductor":  # which takes time for each
+    if backend == "inductor":  # compiling each takes time
         calls = calls[:: len(calls) // 3] if FULL else calls[:1]
     weight = torch.arange(9.0, dtype=torch.float64).reshape(3, 3)
 
@@ -129,7 +124,7 @@ def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
 
     expected = run(step)
     assert expected[-1].count_nonzero()
-    if rank > 0:  # to compile takes seconds: these ranks issue the same operations
+    if rank > 0:  # compiling takes seconds, so these ranks run the same operations uncompiled
         torch.testing.assert_close(run(step), expected)
         if backend != "inductor":
             step(_input(rank, size), _input(rank, size))
@@ -158,7 +153,7 @@ def test_compiled_to_machine_code(world: World, tmp_path: Path) -> None:
 
 
 @on_ranks(1, timeout=180)
-def test_torch_finds_the_operators_sound(dist: Any, rank: int, size: int) -> None:
+def test_the_operators_pass_torchs_check(dist: Any, rank: int, size: int) -> None:
     """Schemas, fake implementations, registrations and symbolic shapes pass torch's check."""
     from pynccl import _ops
 
@@ -181,8 +176,9 @@ def test_torch_finds_the_operators_sound(dist: Any, rank: int, size: int) -> Non
         torch.library.opcheck(operator, arguments)
 
 
-def _differences(dist: Any, rank: int, size: int) -> None:
-    """Differences of the sum of all losses, for each element of each rank's input."""
+@on_ranks(2, 3, timeout=180)
+def test_gradients_are_the_derivatives(dist: Any, rank: int, size: int) -> None:
+    """Differences of the sum of all losses, for elements of each rank's input."""
     from pynccl import ops
 
     step = 1e-6
@@ -213,16 +209,9 @@ def _differences(dist: Any, rank: int, size: int) -> None:
                     )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_gradients_are_the_derivatives(world: World, size: int) -> None:
-    world(size, _differences, timeout=180)
-
-
 @pytest.mark.filterwarnings("ignore")
 @on_ranks(2, timeout=180)
-def test_gradients_are_torch_distributed_nns(
-    dist: Any, rank: int, size: int, tmp_path: Path
-) -> None:
+def test_gradients_equal_torchs(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/gloo"
     import torch.distributed as torch_dist
     import torch.distributed.nn.functional as nn

@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from pynccl.errors import (
     NcclInvalidUsageError,
 )
 from pynccl.libraries import PROVIDERS
+from tests.support.blocking import in_threads
 from tests.support.commands import run_command
 from tests.support.old_nccl import compile_nccl
 from tests.support.tier import FULL
@@ -58,15 +59,17 @@ def _names() -> tuple[set[str], Path]:
 
 
 @pytest.mark.parametrize(("names", "source"), [pytest.param(*_names(), id=_names()[1].name)])
-def test_every_function_is_there(names: set[str], source: Path) -> None:
+def test_every_function_exists(names: set[str], source: Path) -> None:
     """The test's name contains the source of the names."""
     assert len(names) > 60
     missing = {name for name in names if not callable(getattr(raw.Library, name, None))}
     assert not missing, f"of {source}"
-    assert names <= raw.load("host").functions().keys()
+    functions = raw.load("host").functions()
+    assert names <= functions.keys()
+    assert all(present for _, present in functions.values())
 
 
-def test_parameters_have_the_names_of_nccl_h() -> None:
+def test_parameters_are_named_as_in_nccl_h() -> None:
     signature = inspect.signature(raw.Library.ncclAllReduce)
     names = ["self", "sendbuff", "recvbuff", "count", "datatype", "op", "comm", "stream"]
     assert list(signature.parameters) == names
@@ -77,10 +80,6 @@ def test_parameters_have_the_names_of_nccl_h() -> None:
     ]  # fmt: skip
     for name in raw.load("host").functions():
         assert "and newer." in (getattr(raw.Library, name).__doc__ or ""), name
-
-
-def test_hostnccl_has_all() -> None:
-    assert all(present for _, present in raw.load("host").functions().values())
 
 
 def test_a_missing_function_is_named(tmp_path: Path) -> None:
@@ -122,14 +121,6 @@ def _value(function: str, parameter: str) -> object:
     if parameter in pointers:
         return None
     return 0
-
-
-def _rank(rank: int, unique_id: raw.UniqueId, failures: list[BaseException]) -> None:
-    try:
-        _call_everything(raw.load("host"), rank, unique_id)
-    except BaseException as error:
-        failures.append(error)
-        raise
 
 
 def _call_everything(lib: raw.Library, rank: int, unique_id: raw.UniqueId) -> None:  # noqa: PLR0915
@@ -215,14 +206,8 @@ def _call_everything(lib: raw.Library, rank: int, unique_id: raw.UniqueId) -> No
 
 def test_every_function_of_a_communicator_works() -> None:
     lib = raw.load("host")
-    failures: list[str] = []
     unique_id = lib.ncclGetUniqueId()
-    threads = [threading.Thread(target=_rank, args=(rank, unique_id, failures)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(*(partial(_call_everything, lib, rank, unique_id) for rank in (0, 1)))
 
 
 def test_functions_without_a_communicator() -> None:
@@ -295,7 +280,7 @@ def test_enums_have_the_values_of_nccl_h() -> None:
     assert (raw.NCCL_UNIQUE_ID_BYTES, raw.NCCL_SPLIT_NOCOLOR) == (128, -1)
 
 
-def test_structs_begin_as_nccl_initialises_them() -> None:
+def test_structs_are_initialized_like_nccls() -> None:
     config = raw.ncclConfig_t()
     assert config.magic == 0xCAFEBEEF
     assert config.version == raw.load("host").version
@@ -320,15 +305,9 @@ def test_structs_begin_as_nccl_initialises_them() -> None:
     assert (encryption.magic, encryption.mode, encryption.psk) == (0xCAFEBEEF, 0, None)
 
 
-def test_a_struct_of_a_wrong_magic_is_refused() -> None:
-    lib, config = raw.load("host"), raw.ncclConfig_t()
-    config.magic = 1
-    with pytest.raises(NcclInvalidArgumentError, match="NCCL_CONFIG_INITIALIZER"):
-        lib.ncclCommInitRankConfig(1, lib.ncclGetUniqueId(), 0, config)
-
-
-def _of_size(struct: Any, size: int) -> Any:  # noqa: ANN401 - any struct of nccl.h
-    struct.size = size
+def _changed(struct: Any, **fields: int) -> Any:  # noqa: ANN401 - any struct of nccl.h
+    for name, value in fields.items():
+        setattr(struct, name, value)
     return struct
 
 
@@ -375,7 +354,10 @@ def test_hostnccl_refuses_wrong_arguments() -> None:
             lib.ncclCommWindowRegister(comm, beside, 64, symmetric | raw.NCCL_WIN_GIN_ONLY)
         ),
         "props->size=8 is below 40": lambda: lib.ncclCommQueryProperties(
-            comm, _of_size(raw.ncclCommProperties_t(), 8)
+            comm, _changed(raw.ncclCommProperties_t(), size=8)
+        ),
+        "NCCL_CONFIG_INITIALIZER": lambda: lib.ncclCommInitRankConfig(
+            1, lib.ncclGetUniqueId(), 0, _changed(raw.ncclConfig_t(), magic=1)
         ),
         "bufferAlign=3 is not a power of two": lambda: lib.ncclDevCommCreate(comm, unaligned),
         "was not allocated by ncclMemAlloc": lambda: lib.ncclMemFree(beside),
@@ -392,8 +374,8 @@ def test_hostnccl_refuses_wrong_arguments() -> None:
     lib.ncclMemFree(memory)
 
 
-def test_the_memory_of_hostnccl() -> None:
-    """Answers to clients of the CUDA driver; pynccl asks for memory on GPUs alone."""
+def test_pointer_attributes_of_hostnccls_memory() -> None:
+    """For clients of the CUDA driver. pynccl queries memory on GPUs only."""
     driver, lib = ctypes.CDLL(raw.load("host").path), raw.load("host")
     memory, answer = lib.ncclMemAlloc(4096), ctypes.c_uint(7)
     memory_type, range_start, ordinal = 2, 11, 9  # CU_POINTER_ATTRIBUTE_*
@@ -457,7 +439,7 @@ int ncclGroupEnd() {
 
 
 def test_the_end_of_a_group_writes_handles(tmp_path: Path) -> None:
-    """Into memory that is otherwise unused by then."""
+    """Into memory that is not reused before."""
     library = raw.load(compile_nccl(tmp_path, 23200, _LATE_HANDLES))
     library.ncclGroupStart()
     assert library.ncclCommInitAll(256, None) == [0] * 256
@@ -490,7 +472,7 @@ for _ in range(int(sys.argv[1])):
 """
 
 
-def test_calls_fail_in_forks_of_a_process_in_which_others_do() -> None:
+def test_calls_fail_in_forks_while_others_fail_in_the_parent() -> None:
     count = 5000 if FULL else 300
     command = [sys.executable, "-W", "ignore", "-c", _FORK_WHILE_CALLS_FAIL, str(count)]
     done = run_command(command, Path.cwd(), os.environ, 120)

@@ -104,7 +104,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("hostnccl", "mismatch reasons worlds strict"),
         *_files(
             "nccl",
-            "nonblocking communicator revoke recover_agreement operators one_sided suspension",
+            "nonblocking communicator recover_agreement operators one_sided suspension",
         ),
         *_files("hostnccl", "deadlock interactions tuning"),
         "tests/reliability/test_kill_matrix.py",
@@ -122,7 +122,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("hostnccl", "interactions strict deadlock"),
     ),
     "csrc/hostnccl/lifecycle": (
-        *_files("nccl", "communicator revoke suspension nonblocking recover_agreement memory"),
+        *_files("nccl", "communicator suspension nonblocking recover_agreement memory"),
         "tests/hostnccl/test_strict.py",
         "tests/reliability/test_making.py",
         *_files("nccl", "leaks life recover"),
