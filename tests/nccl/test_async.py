@@ -24,7 +24,7 @@ from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 
-def _comm_stream(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
+def comm_stream_of(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
     """A communicator with its own stream, as async_op=True uses it."""
     import torch
 
@@ -41,7 +41,7 @@ def _tensor(rank: Rank, count: int, value: float = 1.0) -> Any:  # noqa: ANN401
     return torch.full((count,), value, device=device)
 
 
-def _start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
+def start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
     from pynccl.mirror.group.call import Call
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
@@ -53,10 +53,10 @@ def _start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
 @on_ranks(2, by="provider")
 def test_work_keeps_its_tensors(rank: Rank) -> None:
     """A tensor without other references lives until the wait for its work."""
-    comm_stream = _comm_stream(rank, rank.comm)
+    comm_stream = comm_stream_of(rank, rank.comm)
     tensor = _tensor(rank, 1000)
     alive = weakref.ref(tensor)
-    work = _start(comm_stream, tensor)
+    work = start(comm_stream, tensor)
     del tensor
     gc.collect()
     assert alive() is not None
@@ -74,13 +74,13 @@ def test_work_keeps_its_tensors(rank: Rank) -> None:
 
 @on_ranks(2, by="provider")
 def test_work_without_a_wait_keeps_tensors_in_flight_only(rank: Rank) -> None:
-    comm_stream = _comm_stream(rank, rank.comm)
+    comm_stream = comm_stream_of(rank, rank.comm)
     alive: deque[weakref.ref] = deque()
     most = 0
     for number in range(1000):
         tensor = _tensor(rank, 1 << 14)
         alive.append(weakref.ref(tensor))
-        _start(comm_stream, tensor)
+        start(comm_stream, tensor)
         del tensor
         oldest = comm_stream.oldest()
         in_flight = 0 if oldest is None else number + 1 - oldest
@@ -101,13 +101,13 @@ def _with_another_current_device(rank: Rank, default: int) -> None:
     """A default stream, by its handle, is that of the communicator's device."""
     import torch
 
-    comm_stream, tensor = _comm_stream(rank, rank.comm), _tensor(rank, 1000)
+    comm_stream, tensor = comm_stream_of(rank, rank.comm), _tensor(rank, 1000)
     torch.cuda.synchronize()
     ready = threading.Event()
     comm_stream.stream.launch(ready.wait)
     own, other = (torch.cuda.ExternalStream(default, device=device) for device in range(2))
     with torch.cuda.stream(own), torch.cuda.device(1):
-        work = _start(comm_stream, tensor)
+        work = start(comm_stream, tensor)
         work.wait()
         assert other.query()
     assert not own.query()
@@ -146,40 +146,40 @@ def _refused(text: str) -> contextlib.AbstractContextManager[object]:
 @on_ranks(2, by="provider")
 def test_asynchronous_work_is_captured(rank: Rank) -> None:
     """Asynchronous work inside a capture joins it and becomes part of the graph."""
-    comm_stream, stream = _comm_stream(rank, rank.comm), rank.stream()
+    comm_stream, stream = comm_stream_of(rank, rank.comm), rank.stream()
     first, second = _tensor(rank, 1000), _tensor(rank, 1000)
-    _start(comm_stream, first).wait()
+    start(comm_stream, first).wait()
     _reset(rank, first)
     with nccl.capture(stream) as graph:
-        works = [_start(comm_stream, first), _start(comm_stream, second)]
+        works = [start(comm_stream, first), start(comm_stream, second)]
         with _refused("captured into a graph"):
             works[0].is_completed()
         for work in works:
             work.wait()
         rank.comm.all_reduce(first)
     assert (_settled(rank, first) == 1).all()
-    _start(comm_stream, second).wait()  # the events of the capture are free again
+    start(comm_stream, second).wait()  # the events of the capture are free again
     _reset(rank, second)
     for replay in range(1, 4):
         graph.launch()
         stream.synchronize()
         assert (_settled(rank, first) == float(rank.nranks) ** (2 * replay)).all()
         assert (_settled(rank, second) == float(rank.nranks) ** replay).all()
-        _start(comm_stream, _tensor(rank, 10)).wait()  # between launches
+        start(comm_stream, _tensor(rank, 10)).wait()  # between launches
     graph.close()
 
 
 @on_ranks(2, by="provider")
 def test_captured_work_without_a_wait(rank: Rank) -> None:
     """On GPUs the graph runs it. hostnccl requires the join. Later captures are not affected."""
-    comm_stream, stream, tensor = _comm_stream(rank, rank.comm), rank.stream(), _tensor(rank, 10)
-    _start(comm_stream, tensor).wait()
+    comm_stream, stream, tensor = comm_stream_of(rank, rank.comm), rank.stream(), _tensor(rank, 10)
+    start(comm_stream, tensor).wait()
     for _ in range(3):
         joins: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if rank.device is None:
             joins = pytest.raises(nccl.DriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED")
         with joins, nccl.capture(stream) as graph:  # frees the graph of the iteration before
-            work = _start(comm_stream, tensor)
+            work = start(comm_stream, tensor)
         with _refused("capture has ended"):
             work.wait()
         if rank.device is not None:
@@ -188,18 +188,18 @@ def test_captured_work_without_a_wait(rank: Rank) -> None:
             stream.synchronize()
             assert (tensor == rank.nranks).all()
         _reset(rank, tensor)
-        _start(comm_stream, tensor).wait()
+        start(comm_stream, tensor).wait()
         assert (_settled(rank, tensor) == rank.nranks).all()
 
 
 @on_ranks(2, by="provider")
 def test_captured_work_needs_a_wait_in_its_capture(rank: Rank) -> None:
     """A wait elsewhere is an error that invalidates no capture."""
-    comm_stream, tensor = _comm_stream(rank, rank.comm), _tensor(rank, 10)
+    comm_stream, tensor = comm_stream_of(rank, rank.comm), _tensor(rank, 10)
     first, second = rank.stream(), rank.stream()
-    _start(comm_stream, tensor).wait()
+    start(comm_stream, tensor).wait()
     with nccl.capture(first, mode="relaxed") as outer:
-        work = _start(comm_stream, tensor)
+        work = start(comm_stream, tensor)
         with nccl.capture(second) as inner:
             with _refused("the stream is being captured into another one"):
                 work.wait()
@@ -221,7 +221,7 @@ def test_captured_work_needs_a_wait_in_its_capture(rank: Rank) -> None:
     side = torch.cuda.Stream(rank.device)
     by_torch = torch.cuda.CUDAGraph()
     with torch.cuda.graph(by_torch):
-        work = _start(comm_stream, tensor)
+        work = start(comm_stream, tensor)
         with torch.cuda.stream(side):
             work.wait()  # the stream joins the capture
         torch.cuda.current_stream().wait_stream(side)
@@ -246,7 +246,7 @@ def test_priorities(rank: Rank) -> None:
         stream.synchronize()
     assert (rank.memory.get(tensor) == rank.nranks**3).all()
     with pytest.raises(TypeError):
-        nccl.Stream(rank.provider, priority="high")  # type: ignore[arg-type]
+        nccl.Stream(rank.provider, priority="high")
 
 
 @on_ranks(2, by="provider")

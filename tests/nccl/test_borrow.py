@@ -316,7 +316,6 @@ def _borrow_from_a_group(rank: Rank, url: str) -> None:
 
     dist.init_process_group("cpu:pynccl,cuda:gloo", init_method=url, rank=rank.rank, world_size=2)
     group = dist.group.WORLD
-    assert group is not None
     with pytest.raises(ValueError, match="no communicator on this device yet"):
         nccl.Communicator.borrow(group)
     dist.all_reduce(torch.ones(1))
@@ -333,7 +332,6 @@ def _borrow_from_a_group(rank: Rank, url: str) -> None:
         nccl.Communicator.borrow(group._get_backend(torch.device("cuda")))
     lent = pynccl.c10d.communicator(group, torch.device("cpu"))
     kept = nccl.Communicator.borrow(group)
-    assert lent is not None
     assert kept.handle == lent.handle
     tensor = torch.ones(4)
     dist.all_reduce(tensor)

@@ -268,7 +268,7 @@ def test_attributes_and_representation(comm: nccl.Communicator) -> None:
     assert repr(pickle.loads(pickle.dumps(config))) == repr(config)
     assert repr(nccl.CollConfig()) == "CollConfig()"
     with pytest.raises(AttributeError):
-        config.max_ctas = 5  # type: ignore[misc]
+        config.max_ctas = 5
     with pytest.raises(TypeError, match="config: expected a CollConfig or None"):
         comm.all_reduce(np.ones(3), config=nccl.Config())
     with pytest.raises(TypeError, match=r"send\(\) got an unexpected keyword argument 'config'"):

@@ -52,7 +52,6 @@ def test_split(rank: Rank) -> None:
 
     even, odd = sum(range(0, rank.nranks, 2)), sum(range(1, rank.nranks, 2))
     with comm.split(rank.rank % 2) as half:
-        assert half is not None
         assert half.rank == rank.rank // 2
         assert total(half) == (odd if rank.rank % 2 else even)
     with comm.split(7, -rank.rank) as reversed_:
@@ -64,14 +63,12 @@ def test_split(rank: Rank) -> None:
     if rank.rank == 0:
         assert alone is None
     else:
-        assert alone is not None
         assert alone.nranks == rank.nranks - 1
         assert total(alone) == even + odd
         alone.close()
     children = [comm]
     for _ in range(4):  # of children of children
         child = children[-1].split(0)
-        assert child is not None
         children.append(child)
     assert total(children[-1]) == even + odd
     for child in children[:0:-1]:

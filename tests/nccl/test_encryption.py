@@ -73,7 +73,7 @@ def test_a_rank_with_another_key_is_refused(
 )
 def test_wrong_arguments(arguments: tuple[object, ...], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as caught:
-        nccl.set_encryption(*arguments, provider="host")  # type: ignore[arg-type]
+        nccl.set_encryption(*arguments, provider="host")
     assert "ssss" not in str(caught.value)
     assert "12345" not in str(caught.value)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.nccl.test_async import comm_stream_of, start
 from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.rank import Rank
@@ -35,37 +37,19 @@ def _connected(rank: Rank, index: int) -> nccl.Communicator:
     return comm
 
 
-def _graph_of_torch(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401 - torch has no type
+def _graph_of_torch(rank: Rank, comm: nccl.Communicator, *, async_op: bool = False) -> Any:  # noqa: ANN401
+    """With an all-reduce, by async_op on a stream of pynccl that joins the capture."""
     import torch
 
     torch.cuda.set_device(rank.device)
     x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    comm_stream = comm_stream_of(rank, comm) if async_op else None
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        comm.all_reduce(x)
-    return graph
-
-
-def _asynchronous_graph(rank: Rank, comm: nccl.Communicator) -> Any:  # noqa: ANN401
-    """On a stream of pynccl that joins torch's capture."""
-    from datetime import timedelta
-
-    import torch
-
-    from pynccl.mirror.group.call import Call
-    from pynccl.mirror.group.comm_stream import CommStream
-
-    torch.cuda.set_device(rank.device)
-    device = torch.device("cuda", rank.device)
-    comm_stream = CommStream(comm, device, timedelta(seconds=60))
-    x, graph = torch.zeros(4, device=device), torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-
-    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
-        comm.all_reduce(x, stream=stream)
-
-    with torch.cuda.graph(graph):
-        comm_stream.issue(Call("all_reduce", x, enqueue, [x], async_op=True)).wait()
+        if comm_stream:
+            start(comm_stream, x).wait()
+        else:
+            comm.all_reduce(x)
     return graph
 
 
@@ -91,7 +75,7 @@ def test_close_before_a_graph_of_torch_ends(rank: Rank) -> None:
 
 _GRAPHS: dict[str, Callable[[Rank, nccl.Communicator], Any]] = {
     "torch": _graph_of_torch,
-    "asynchronous": _asynchronous_graph,
+    "asynchronous": partial(_graph_of_torch, async_op=True),
     "pynccl": _graph_of_pynccl,
 }
 

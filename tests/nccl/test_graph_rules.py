@@ -124,7 +124,7 @@ def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     with pytest.raises(ValueError, match="nothing was captured"):
         nccl.capture(stream).launch()
     with pytest.raises(ValueError, match="mode: expected"):
-        nccl.capture(stream, mode="local")  # type: ignore[arg-type]
+        nccl.capture(stream, mode="local")
     with pytest.raises(TypeError, match="stream: expected"):
         nccl.capture("stream", "host")
     with nccl.capture(stream) as graph:

@@ -481,7 +481,7 @@ def test_without_a_store_only_hostnccl_names_the_missing_rank(rank: Rank) -> Non
 def test_the_store_is_checked() -> None:
     text = "store: expected an object with the methods of torch.distributed.Store, got 3"
     with pytest.raises(TypeError, match=text):
-        nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host", store=3)  # type: ignore[arg-type]
+        nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host", store=3)
 
 
 def test_the_thread_ends_with_the_last_communicator(tmp_path: Path) -> None:

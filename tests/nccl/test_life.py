@@ -103,9 +103,9 @@ def test_wrong_arguments_of_shrink(rank: Rank) -> None:
         (["x"], TypeError, "exclude"),
     ]:
         with pytest.raises(error, match=text):
-            comm.shrink(exclude)  # type: ignore[arg-type]
+            comm.shrink(exclude)
     with pytest.raises(TypeError, match="config"):
-        comm.shrink([1 - rank.rank], config={})  # type: ignore[arg-type]
+        comm.shrink([1 - rank.rank], config={})
     check_works(rank, comm, [0, 1])
 
 
@@ -150,7 +150,7 @@ def test_wrong_arguments_of_grow(rank: Rank) -> None:
     with pytest.raises(ValueError, match="nranks: 2 must be above the current size 2"):
         comm.grow(2)
     with pytest.raises(TypeError, match="unique_id"):
-        comm.grow(3, "id")  # type: ignore[arg-type]
+        comm.grow(3, "id")
     with pytest.raises(
         ValueError, match="rank: rank 3 is out of range for a communicator of size 3"
     ):
@@ -220,7 +220,7 @@ def test_several_ids(rank: Rank) -> None:
     with pytest.raises(ValueError, match="unique_id: 5 ids for 4 ranks"):
         nccl.Communicator(4, rank.unique_ids[:5], 0, provider=rank.provider)
     with pytest.raises(TypeError, match="unique_id"):
-        nccl.Communicator(4, [rank.unique_ids[0], 3], 0, provider=rank.provider)  # type: ignore[list-item]
+        nccl.Communicator(4, [rank.unique_ids[0], 3], 0, provider=rank.provider)
 
 
 @on_ranks(1)
@@ -272,7 +272,7 @@ def test_wrong_arguments_of_the_c_functions(rank: Rank) -> None:
         (([rank.rank], 1, None, 1), "which is this rank"),
     ]:
         with pytest.raises(wrong, match=text):
-            lib.ncclCommShrink(comm, *arguments)  # type: ignore[arg-type]
+            lib.ncclCommShrink(comm, *arguments)
     for value in (-2, 3):
         config = raw.ncclConfig_t()
         config.shrinkShare = value
@@ -296,5 +296,5 @@ def test_wrong_arguments_of_the_c_functions(rank: Rank) -> None:
         lib.ncclCommResume(comm)
     for call in (lib.ncclCommGetUniqueId, lib.ncclCommResume):
         with pytest.raises(wrong, match="comm is null"):
-            call(None)  # type: ignore[operator]
+            call(None)
     check_works(rank, rank.comm, [0, 1])

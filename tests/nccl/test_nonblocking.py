@@ -77,14 +77,11 @@ def test_a_whole_life(rank: Rank) -> None:
 
     carry(rank, None)
     _late(rank, "split")
-    split = comm.split(0, config=_config())
-    assert split is not None
-    child = _until_ready(rank, split, "split")
+    child = _until_ready(rank, comm.split(0, config=_config()), "split")
     _works(rank, child, everyone)
     _end(child)
 
     inherited = comm.split(0)
-    assert inherited is not None
     inherited.wait_ready(20)
     _works(rank, inherited, everyone)
     _end(inherited)
@@ -147,7 +144,7 @@ def test_wait_ready_has_a_timeout(rank: Rank) -> None:
         with pytest.raises(ValueError, match="timeout: -1"):
             comm.wait_ready(-1)
         with pytest.raises(TypeError):
-            comm.wait_ready("1")  # type: ignore[arg-type]
+            comm.wait_ready("1")
     carry(rank, None)
     if rank.rank == 1:
         comm = rank.communicator(1, config=_config())
@@ -257,7 +254,7 @@ def test_non_blocking_by_the_environment(rank: Rank) -> None:
     with rank.communicator(1) as comm:
         for _ in range(2):
             comm.all_reduce(rank.memory.put(np.ones(4)))
-        with comm.split(0) as child:  # type: ignore[union-attr]
+        with comm.split(0) as child:
             check_works(rank, child, [0, 1])
         check_works(rank, comm, [0, 1])
 
@@ -269,7 +266,7 @@ def test_init_timeout(rank: Rank) -> None:
         check_works(rank, comm, [0, 1, 2])
         comm.suspend()
         comm.resume()
-        with comm.split(0) as child:  # type: ignore[union-attr]
+        with comm.split(0) as child:
             check_works(rank, child, [0, 1, 2])
         if rank.rank:
             with comm.shrink([0]) as child:

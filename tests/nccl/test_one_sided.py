@@ -10,6 +10,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -102,12 +103,12 @@ def test_signals_are_counted_separately(rank: Rank) -> None:
     # In another order, and with several waits.
     comm.wait_signal(peers, 3, signal=2, context=1)
     comm.wait_signal(peers, signal=2, context=1)
+    signals = ((0, 2), (1, 1), (0, 0), (1, 0), (0, 1))
+    describe = raw.ncclWaitSignalDesc_t
     comm.wait_signal(
         [
-            raw.ncclWaitSignalDesc_t(
-                opCnt=1 + signal + context, peer=peer, sigIdx=signal, ctx=context
-            )
-            for context, signal in ((0, 2), (1, 1), (0, 0), (1, 0), (0, 1))
+            describe(opCnt=1 + signal + context, peer=peer, sigIdx=signal, ctx=context)
+            for context, signal in signals
             for peer in peers
         ]
     )
@@ -228,13 +229,6 @@ def test_waiting_uses_no_cpu(rank: Rank) -> None:
     assert time.process_time() - before < 0.2
 
 
-def _after_a_put(call: Callable[[], object], put: Callable[[], object]) -> None:
-    """A mistake in a group drops the operations before it, too."""
-    with nccl.group():
-        put()
-        call()
-
-
 _DESCRIPTOR = raw.ncclWaitSignalDesc_t(opCnt=0)
 
 
@@ -244,9 +238,8 @@ def test_mistakes_write_nothing(rank: Rank) -> None:
     comm, peer = rank.comm, 1 - rank.rank
     other = rank.communicator(1)
     for call in (comm.signal, comm.wait_signal):
-        with pytest.raises(
-            nccl.NcclInvalidUsageError, match="before a symmetric window was registered"
-        ):
+        text = "before a symmetric window was registered"
+        with pytest.raises(nccl.NcclInvalidUsageError, match=text):
             call(peer)
     buffer = comm.mem_alloc((2 if rank.rank else 1) * _PAGE)
     data = np.from_dlpack(buffer)
@@ -257,42 +250,35 @@ def test_mistakes_write_nothing(rank: Rank) -> None:
     ten, outside = data[:10], np.zeros(10, np.uint8)
     room = (1 if rank.rank else 2) * _PAGE
     wrong: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        (TypeError, "missing required argument 'window'", lambda: comm.put_signal(ten, peer)),  # type: ignore[call-arg]
-        (TypeError, "window: .*3", lambda: comm.put_signal(ten, peer, 3)),  # type: ignore[arg-type]
+        (TypeError, "missing required argument 'window'", lambda: comm.put_signal(ten, peer)),
+        (TypeError, "window: .*3", lambda: comm.put_signal(ten, peer, 3)),
         (ValueError, "window: it is closed", lambda: comm.put_signal(ten, peer, closed)),
         (ValueError, "another communicator", lambda: comm.put_signal(ten, peer, foreign)),
         (ValueError, "peer: rank 2 is out of range", lambda: comm.put_signal(ten, 2, window)),
         (ValueError, "offset: -1", lambda: comm.put_signal(ten, peer, window, -1)),
         (ValueError, "signal: -1", lambda: comm.put_signal(ten, peer, window, signal=-1)),
         (ValueError, "context: -2", lambda: comm.signal(peer, context=-2)),
-        (TypeError, "tensor", lambda: comm.put_signal("ten", peer, window)),  # type: ignore[arg-type]
-        (TypeError, "stream", lambda: comm.signal(peer, stream="s")),  # type: ignore[arg-type]
+        (TypeError, "tensor", lambda: comm.put_signal("ten", peer, window)),
+        (TypeError, "stream", lambda: comm.signal(peer, stream="s")),
         (ValueError, "peer: rank -1 is out of range", lambda: comm.signal(-1)),
         (ValueError, "peers: rank 5 is out of range", lambda: comm.wait_signal([0, 5])),
         (ValueError, "0 signals, must be at least 1", lambda: comm.wait_signal(peer, 0)),
         (ValueError, "-1 signals, must be at least 1", lambda: comm.wait_signal({peer: -1})),
-        (TypeError, "peers: .*'all'", lambda: comm.wait_signal("all")),  # type: ignore[arg-type]
-        (TypeError, "peers: .*1.5", lambda: comm.wait_signal([1.5])),  # type: ignore[list-item]
+        (TypeError, "peers: .*'all'", lambda: comm.wait_signal("all")),
+        (TypeError, "peers: .*1.5", lambda: comm.wait_signal([1.5])),
         (ValueError, "peers: a descriptor has opCnt=0", lambda: comm.wait_signal([_DESCRIPTOR])),
-    ]
-    fits_not = f"end after the window of rank {peer}, which has {room} bytes"
-    for offset in (room - 9, room, room + 1, 2**63):
-        wrong.append(
-            (
-                ValueError,
-                fits_not,
-                lambda offset=offset: comm.put_signal(ten, peer, window, offset),  # type: ignore[misc]
-            )
-        )
-    wrong += [
         (ValueError, "registered memory only", lambda: comm.put_signal(outside, peer, window)),
         (ValueError, "has no elements", lambda: comm.put_signal(data[:0], peer, window)),
     ]
+    for offset in (room - 9, room, room + 1, 2**63):
+        text = f"end after the window of rank {peer}, which has {room} bytes"
+        wrong.append((ValueError, text, partial(comm.put_signal, ten, peer, window, offset)))
     for kind, message, mistake in wrong:
         with pytest.raises(kind, match=message):
             mistake()
-        with pytest.raises(kind, match=message):
-            _after_a_put(mistake, lambda: comm.put_signal(ten, peer, window))
+        with pytest.raises(kind, match=message), nccl.group():  # noqa: PT012
+            comm.put_signal(ten, peer, window)
+            mistake()
     comm.all_reduce(np.zeros(1))
     assert (data == 9).all()
     # All calls were refused, so these are the first signals.

@@ -112,7 +112,7 @@ def test_bounds(rank: Rank) -> None:
         ):  # fmt: skip
             with pytest.raises(ValueError, match=f"{name} {peer} is out of range"):
                 use(peer)
-    for call in (lambda: window.peer("0"), lambda: window.peer(0, shape="3")):  # type: ignore[arg-type]
+    for call in (lambda: window.peer("0"), lambda: window.peer(0, shape="3")):
         with pytest.raises(TypeError, match=r"rank: |shape: "):
             call()
     with pytest.raises(ValueError, match="dtype: "):
@@ -204,7 +204,7 @@ def test_mistakes_with_symmetric_memory(rank: Rank) -> None:
         with pytest.raises(ValueError, match=message):
             call()
     with pytest.raises(TypeError, match="shape: "):
-        comm.symmetric_empty("4")  # type: ignore[arg-type]
+        comm.symmetric_empty("4")
     with nccl.group(), pytest.raises(ValueError, match="communicator: it is closed"):
         closed.symmetric_empty(4)
     with contextlib.suppress(KeyError), nccl.group():

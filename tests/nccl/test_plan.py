@@ -75,9 +75,9 @@ def test_streams(rank: Rank) -> None:
     with pytest.raises(TypeError, match="stream: expected"):
         plan(stream="fast")
     with pytest.raises(TypeError):
-        plan(other)  # type: ignore[call-arg]
+        plan(other)
     with pytest.raises(TypeError):
-        plan(streams=other)  # type: ignore[call-arg]
+        plan(streams=other)
 
 
 @on_ranks(2)

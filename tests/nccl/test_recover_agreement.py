@@ -88,7 +88,6 @@ def _in_hostnccl(rank: Rank) -> list[list[Lost | None]]:
     results = []
     for seed in range(_REPEATS):
         comm = rank.comm.split(0)
-        assert comm is not None
         _C.begin_recovery(comm)
         results.append(
             _agree_repeatedly(rank.rank, seed, lambda c=comm: _C.agree(c, _LIMIT, []) or [])

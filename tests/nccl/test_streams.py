@@ -1,6 +1,6 @@
 """Proves the guarantees of streams: a call on a stream returns immediately, the operations of one
-communicator run in the order of their calls on any streams, events order streams, and failures in
-the background are reported.
+communicator run in the order of their calls on any streams, events order streams, barriers the
+streams of all ranks, and failures in the background are reported.
 """
 
 from __future__ import annotations
@@ -232,6 +232,61 @@ def test_deleted_streams_finish_their_work(rank: Rank) -> None:
         rank.comm.all_reduce(array, stream=rank.stream())
     rank.comm.all_reduce(array)
     assert (array == float(rank.nranks) ** 11).all()
+
+
+@pytest.mark.parametrize(("nranks", "threads"), [(2, True), (4, False)])
+@on_ranks(by="threads")
+def test_barriers_order_the_streams_of_all_ranks(rank: Rank) -> None:
+    """Each rank reads what the previous one wrote late, before the barrier."""
+    comm = rank.comm
+    with comm.symmetric_empty(3, "int32") as memory:
+        own = np.from_dlpack(memory)
+        following = np.from_dlpack(memory.peer((rank.rank + 1) % rank.nranks))
+        own[:] = 0
+        comm.barrier()
+        stream, seen = rank.stream(), []
+
+        def write(turn: int) -> None:
+            time.sleep(0.01 * rank.rank)
+            following[turn] = turn + 1
+
+        stream.launch(lambda: write(0))
+        comm.barrier(stream=stream)
+        stream.launch(lambda: seen.append(own[0]))
+        stream.synchronize()
+
+        stream.launch(lambda: write(1))
+        with nccl.group():
+            comm.barrier(stream=stream)
+            comm.all_reduce(np.ones(1), stream=stream)
+        stream.launch(lambda: seen.append(own[1]))
+        stream.synchronize()
+
+        with nccl.capture(stream) as graph:
+            stream.launch(lambda: write(2))
+            comm.barrier(stream=stream)
+            stream.launch(lambda: seen.append(own[2]))
+        for _ in range(2):
+            graph.launch(stream)
+            stream.synchronize()
+            comm.barrier()
+            own[2] = 0
+            comm.barrier()
+        graph.close()
+        assert seen == [1, 2, 3, 3]
+
+
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda")
+def test_barriers_on_a_device(rank: Rank) -> None:
+    stream = rank.stream()
+    for _ in range(3):
+        rank.comm.barrier(stream=stream)
+    with nccl.capture(stream) as graph:
+        rank.comm.barrier(stream=stream)
+    graph.launch(stream)
+    stream.synchronize()
+    graph.close()
 
 
 _AT_THE_END = """

@@ -11,6 +11,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,39 +141,33 @@ def test_mistakes_are_refused_on_all_ranks(rank: Rank) -> None:
     buffer = comm.mem_alloc(2 * _PAGE)
     closed = rank.communicator(1)
     closed.close()
-    wrong: list[tuple[str, Callable[[], object]]] = [
-        ("buffer: .*None", lambda: comm.register_window(None)),  # type: ignore[arg-type]
-        ("buffer: has no elements", lambda: comm.register_window(comm.mem_alloc(0))),
-        (
-            "buffer: the address must be a multiple of 4096",
-            lambda: comm.register_window(buffer.ptr + 8, count=8, dtype="uint8"),
-        ),
+    unaligned = {"buffer": buffer.ptr + 8, "count": 8, "dtype": "uint8"}
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("buffer: .*None", {"buffer": None}),
+        ("buffer: has no elements", {"buffer": comm.mem_alloc(0)}),
+        ("buffer: the address must be a multiple of 4096", unaligned),
         (
             "symmetric: it cannot be combined",
-            lambda: comm.register_window(buffer, symmetric=True, gin_only=True),
+            {"buffer": buffer, "symmetric": True, "gin_only": True},
         ),
-        ("communicator: it is closed", lambda: closed.register_window(buffer)),
     ]
-    for message, call in wrong:
+    for message, arguments in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
-            call()
-    with nccl.group(), pytest.raises(ValueError, match="communicator: it is closed"):
-        closed.register_window(buffer)
+            comm.register_window(**arguments)
+    for context in (contextlib.nullcontext(), nccl.group()):
+        with context, pytest.raises(ValueError, match="communicator: it is closed"):
+            closed.register_window(buffer)
     # One rank's mistake is raised on all of them, and their communicator stays usable.
     ordinary = np.zeros(3 * _PAGE, np.uint8)
     aligned = ordinary[-ordinary.ctypes.data % _PAGE :][:_PAGE]
-    wrong_on_one = [
-        ("is not memory that NCCL can share", lambda: comm.register_window(aligned)),
-        ("has no elements", lambda: comm.register_window(comm.mem_alloc(0))),
-        (
-            "must be a multiple of 4096",
-            lambda: comm.register_window(buffer.ptr + 8, count=8, dtype="uint8"),
-        ),
+    wrong_on_one: list[tuple[str, dict[str, Any]]] = [
+        ("is not memory that NCCL can share", {"buffer": aligned}),
+        ("has no elements", {"buffer": comm.mem_alloc(0)}),
+        ("must be a multiple of 4096", unaligned),
     ]
-    for text, call in wrong_on_one:
-        register = call if rank.rank == 1 else lambda: comm.register_window(buffer)
+    for text, arguments in wrong_on_one:
         with pytest.raises(ValueError, match=text) as caught:
-            register()
+            comm.register_window(**arguments if rank.rank == 1 else {"buffer": buffer})
         assert (rank.rank == 1) == ("of rank 1: " not in str(caught.value))
     text = "is not within one allocation of ncclMemAlloc"
     with pytest.raises(nccl.NcclInvalidArgumentError, match=text):

@@ -369,7 +369,7 @@ def _program(arguments: list[str], base: list[str]) -> CodeType:
         if rest[0] == "-W":
             import warnings
 
-            warnings.simplefilter(rest[1])  # type: ignore[arg-type]
+            warnings.simplefilter(rest[1])
         del rest[:2]
     main = vars(sys.modules["__main__"])
     sys.argv[:] = rest[1:] if rest[0] in ("-c", "-m") else rest

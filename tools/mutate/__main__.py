@@ -104,7 +104,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("hostnccl", "mismatch reasons worlds strict"),
         *_files(
             "nccl",
-            "nonblocking communicator recover_agreement operators one_sided suspension",
+            "nonblocking communicator recover_agreement values one_sided suspension",
         ),
         *_files("hostnccl", "deadlock interactions tuning"),
         "tests/reliability/test_kill_matrix.py",
@@ -113,7 +113,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/hostnccl/operations": (
         "tests/mirror/test_mirror_collectives.py",
         *_files("hostnccl", "mismatch device_api numbers interactions strict"),
-        *_files("nccl", "operators groups one_sided windows"),
+        *_files("nccl", "values groups one_sided windows"),
         "tests/reliability/test_kill_matrix.py",
         *_files("hostnccl", "tuning death rendezvous_failures"),
     ),
@@ -131,10 +131,10 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "arguments buffers array_values streams"),
         "tests/raw",
         "tests/mirror/test_mirror_collectives.py",
-        *_files("nccl", "operators array_kinds one_sided"),
+        *_files("nccl", "values array_kinds one_sided"),
     ),
     "csrc/python/collectives": (
-        *_files("nccl", "arguments barrier plan one_sided_rules buffers graphs"),
+        *_files("nccl", "arguments plan one_sided_rules buffers streams graphs"),
         "tests/mirror/test_mirror_collectives.py",
         "tests/package/test_random_arguments.py",
         *_files("nccl", "coll_config groups one_sided"),
