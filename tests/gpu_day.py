@@ -49,7 +49,6 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "graphs": ("tests/nccl/test_graphs.py", "tests/nccl/test_borrow.py"),
     "failures": (
         "tests/nccl/test_life.py",
-        "tests/nccl/test_revoke.py",
         "tests/nccl/test_recover.py",
         "tests/nccl/test_deadlines.py",
         "tests/nccl/test_deadlines_graphs.py",

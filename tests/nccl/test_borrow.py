@@ -78,16 +78,18 @@ def test_results_and_close(rank: Rank, form: str) -> None:
     with pytest.raises(ValueError, match="closed"):
         comm.all_reduce(rank.memory.put(np.ones(1)))
     _use(rank, owner)
+    again = _FORMS[form](owner)
     owner.close()
+    assert again.closed
+    with pytest.raises(ValueError, match="closed"):
+        again.all_reduce(rank.memory.put(np.ones(1)))
 
 
-@pytest.mark.parametrize(
-    ("form", "end"), [*((form, "close") for form in _FORMS), ("object", "abort")]
-)
+@pytest.mark.parametrize("end", ["close", "abort"])
 @on_ranks(2, by="provider")
-def test_end_of_the_owner(rank: Rank, form: str, end: str) -> None:
+def test_end_of_the_owner(rank: Rank, end: str) -> None:
     owner = rank.communicator()
-    comm = _FORMS[form](owner)
+    comm = nccl.Communicator.borrow(owner)
     array = rank.memory.put(np.ones(3, np.float32))
     comm.all_reduce(array)
     assert (rank.memory.get(array) == 2).all()

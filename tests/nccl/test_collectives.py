@@ -49,9 +49,6 @@ def _pairs(*values: object) -> list[tuple[str, object]]:
     ]
 
 
-_ALONE = [(collective, 1) for collective in collectives.ALL]
-
-
 def _run_small(rank: Rank, collective: str) -> int:
     runner = Runner(rank)
     small = collectives.product(collective, rank.nranks, dtypes.ALL, _COUNTS)
@@ -104,7 +101,9 @@ def _run_core(rank: Rank, collective: str) -> int:
     return done + runner.run_all(iter([huge]))
 
 
-@pytest.mark.parametrize(("collective", "nranks"), [*_ALONE, *_pairs(4, 3, 2)])
+@pytest.mark.parametrize(
+    ("collective", "nranks"), [*((name, 1) for name in collectives.ALL), *_pairs(4, 3, 2)]
+)
 def test_small(launch: Launcher, provider: str, collective: str, nranks: int) -> None:
     gpu.spare(provider, nranks)
     counts = launch(nranks, _run_small, collective, provider=provider, timeout=120)

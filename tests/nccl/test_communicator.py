@@ -86,7 +86,7 @@ def test_split(rank: Rank) -> None:
 def test_finalize_waits_and_ends_it(rank: Rank) -> None:
     comm, stream, array = rank.communicator(), rank.stream(), np.ones(100_000)
     comm.all_reduce(array, stream=stream)
-    comm.finalize()  # waits for what was issued
+    comm.finalize()
     assert (array == rank.nranks).all()
     with pytest.raises(nccl.NcclInvalidUsageError, match="finalized"):
         comm.all_reduce(array)
@@ -219,3 +219,24 @@ def test_errors_carry_the_name_of_the_communicator(rank: Rank) -> None:
             comm.all_reduce(np.ones(3 + rank.rank))
         assert "communicator wheel" in str(comm.async_error())
         comm.abort()
+
+
+@on_ranks(2, by="provider")
+def test_children_that_share_are_not_aborted_alone(rank: Rank) -> None:
+    """NCCL has one abort flag for a parent and the children that share its resources."""
+    parent = rank.communicator(config=nccl.Config(split_share=1))
+    x = rank.memory.put(np.ones(4, np.float32))
+    for _ in range(2):
+        child = parent.split(0)
+        child.all_reduce(x)
+        with pytest.raises(ValueError, match="abort its parent"):
+            child.abort()
+        assert not child.closed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del child
+    parent.all_reduce(x)
+    assert (rank.memory.get(x) == 8).all()
+    child = parent.split(0)
+    parent.abort()
+    child.abort()

@@ -23,6 +23,10 @@ _ODD = 1
 _Call = Callable[[nccl.Communicator, Callable[[int, str], Any], nccl.Stream], object]
 
 
+def _all_reduce(count: int = 4, dtype: str = "f4", op: nccl.RedOp = nccl.SUM) -> _Call:
+    return lambda c, put, s: c.all_reduce(put(count, dtype), op, stream=s)
+
+
 def _group(comm: nccl.Communicator, put: Callable[[int, str], Any], s: nccl.Stream) -> None:
     with nccl.group():
         comm.all_reduce(put(4, "f4"), stream=s)
@@ -38,18 +42,18 @@ def _plan(comm: nccl.Communicator, put: Callable[[int, str], Any], s: nccl.Strea
 # The call of the ranks, that of rank 1 instead, and the text of the error.
 _MISMATCHES: dict[str, tuple[_Call, _Call, str]] = {
     "count": (
-        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
-        lambda c, put, s: c.all_reduce(put(5, "f4"), stream=s),
+        _all_reduce(),
+        _all_reduce(5),
         r"ranks 0, 2 all_reduce\(float32, count=4, sum\); rank 1 all_reduce\(float32, count=5, sum",
     ),
     "dtype": (
-        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
-        lambda c, put, s: c.all_reduce(put(4, "i4"), stream=s),
+        _all_reduce(),
+        _all_reduce(dtype="i4"),
         r"ranks 0, 2 all_reduce\(float32, .*rank 1 all_reduce\(int32, ",
     ),
     "op": (
-        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
-        lambda c, put, s: c.all_reduce(put(4, "f4"), nccl.MAX, stream=s),
+        _all_reduce(),
+        _all_reduce(op=nccl.MAX),
         r"ranks 0, 2 all_reduce\(.*, sum\); rank 1 all_reduce\(.*, max\)",
     ),
     "root": (
@@ -58,7 +62,7 @@ _MISMATCHES: dict[str, tuple[_Call, _Call, str]] = {
         r"ranks 0, 2 broadcast\(.*root=0\); rank 1 broadcast\(.*root=2\)",
     ),
     "collective": (
-        lambda c, put, s: c.all_reduce(put(4, "f4"), stream=s),
+        _all_reduce(),
         lambda c, put, s: c.reduce(put(4, "f4"), 0, stream=s),
         r"ranks 0, 2 all_reduce\(.*; rank 1 reduce\(",
     ),
@@ -300,7 +304,7 @@ def test_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="check: 0 is below 1"):
         nccl.Config(check=0)
     with pytest.raises(TypeError, match="check: expected 'every' or an integer, got 'some'"):
-        nccl.Config(check="some")  # type: ignore[arg-type]
+        nccl.Config(check="some")
     assert nccl.Config(check="every").check == 1
     unique_id, config = nccl.get_unique_id("host"), nccl.Config(check=2)
     with pytest.raises(ValueError, match="check: the ranks need a store to compare"):

@@ -8,7 +8,7 @@ from tests.support.commands import run_python
 from tests.support.tier import FULL
 
 _FORKS = """
-import os, signal, threading, time
+import os, signal, threading
 import numpy as np
 from pynccl import nccl
 
@@ -55,37 +55,28 @@ def expire():
         return
     raise AssertionError("not expired")
 
-def wait_for(child):
-    end = time.monotonic() + 60
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "hangs"
-        time.sleep(0.005)
-    return "ends" if ended[1] == 0 else "fails"
-
 thread = threading.Thread(target=have_deadlines_checked)
 thread.start()
 ends = []
 for _ in range(FORKS):
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # ends a child that hangs
         try:
             live()
             os._exit(0)
         finally:
             os._exit(1)
-    ends.append(wait_for(child))
+    ends.append(os.waitpid(child, 0)[1])
 blocked.set()
 thread.join()
 stream.synchronize()
 expire()  # no mutex is locked in the parent either
-print({end: ends.count(end) for end in set(ends)})
+print(ends)
 """
 
 
 def test_a_fork_while_deadlines_are_checked() -> None:
     forks = 60 if FULL else 15
     done = run_python("-c", _FORKS, FORKS=str(forks), timeout=240)
-    assert done.stdout == f"{{'ends': {forks}}}\n", done
+    assert done.stdout == f"{[0] * forks}\n", done

@@ -26,7 +26,7 @@ _ABSENT = 1
 _ATTEMPTS = 5
 
 
-class Place:
+class Member:
     """A rank with a graph of two operations, captured under the short limit."""
 
     def __init__(self, rank: Rank, index: int = 1) -> None:
@@ -99,66 +99,66 @@ def _nothing() -> None:
     pass
 
 
-def _once(place: Place) -> Acts:
-    return _nothing, place.launch
+def _once(member: Member) -> Acts:
+    return _nothing, member.launch
 
 
-def _after_others(place: Place) -> Acts:
+def _after_others(member: Member) -> Acts:
     """In a burst: only the first launch has an event."""
 
     def launch_some() -> None:
         for _ in range(20):
-            place.launch()
+            member.launch()
 
     return launch_some, launch_some
 
 
-def _on_a_handle(place: Place) -> Acts:
+def _on_a_handle(member: Member) -> Acts:
     """The stream may no longer exist when the monitor checks the launch."""
-    handle = place.stream.handle
-    return lambda: place.graph.launch(handle), lambda: place.graph.launch(handle)
+    handle = member.stream.handle
+    return lambda: member.graph.launch(handle), lambda: member.graph.launch(handle)
 
 
-def _in_a_scope(place: Place) -> Acts:
+def _in_a_scope(member: Member) -> Acts:
 
     def launch_in_scope() -> None:
-        place.comm.timeout = _LONG
-        place.launch()
+        member.comm.timeout = _LONG
+        member.launch()
         with nccl.deadline(_LIMIT):
-            place.launch()
-        place.launch()
+            member.launch()
+        member.launch()
 
     return _nothing, launch_in_scope
 
 
-def _of_two_communicators(place: Place) -> Acts:
+def _of_two_communicators(member: Member) -> Acts:
     """The stream waits for both, one after the other."""
-    other = place.communicator(2)
-    place.graph = place.capture(other, place.comm, place.comm)
-    return place.launch, place.launch
+    other = member.communicator(2)
+    member.graph = member.capture(other, member.comm, member.comm)
+    return member.launch, member.launch
 
 
-def _during_a_capture(place: Place) -> Acts:
+def _during_a_capture(member: Member) -> Acts:
     """Of another stream, in the most restrictive mode."""
 
     def launch() -> None:
-        other = place.rank.stream()
+        other = member.rank.stream()
         with nccl.capture(other, mode="global") as graph:
-            place.launch()
+            member.launch()
         graph.close()
 
     return launch, launch
 
 
-def _after_a_closed_one(place: Place) -> Acts:
+def _after_a_closed_one(member: Member) -> Acts:
     """A graph that was launched and closed."""
-    before = place.capture(place.comm)
+    before = member.capture(member.comm)
 
     def launch_and_close() -> None:
-        before.launch(place.stream)
+        before.launch(member.stream)
         before.close()
 
-    return launch_and_close, place.launch
+    return launch_and_close, member.launch
 
 
 _LAUNCHES = {
@@ -186,15 +186,15 @@ _ON_GPUS = _LAUNCHES if FULL else ("in a scope", "of two communicators")
 )
 @on_ranks(2, by="provider", ids=3, timeout=40)
 def test_a_launch_with_a_missing_rank_is_an_error(rank: Rank, what: str) -> None:
-    place = Place(rank)
-    together, alone = _LAUNCHES[what](place)
+    member = Member(rank)
+    together, alone = _LAUNCHES[what](member)
     together()
-    place.stream.synchronize()
-    if place.stays_away():
+    member.stream.synchronize()
+    if member.stays_away():
         return
     alone()
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)) as raised:
-        place.wait()
+        member.wait()
     raised.match(
         r"a graph launch with 2 operations up to all_reduce #3 \(float32, count=1000, max\)"
         if what != "of two communicators"
@@ -205,97 +205,97 @@ def test_a_launch_with_a_missing_rank_is_an_error(rank: Rank, what: str) -> None
         assert isinstance(raised.value, nccl.NcclTimeoutError)
         assert raised.value.missing_ranks == [_ABSENT]
     with pytest.raises((nccl.NcclTimeoutError, ValueError), match=r"within 0\.6 s|was closed"):
-        place.launch()
-    place.limit(_LONG)
-    with place.comm.shrink([_ABSENT], abort=True) as smaller:
+        member.launch()
+    member.limit(_LONG)
+    with member.comm.shrink([_ABSENT], abort=True) as smaller:
         check_works(rank, smaller, [0])
     rank.set_event("done")
-    place.close()
+    member.close()
 
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_a_captured_operation_has_no_limit(rank: Rank) -> None:
-    place = Place(rank)
-    assert [record.state for record in place.comm.flight_record()][-2:] == ["captured"] * 2
+    member = Member(rank)
+    assert [record.state for record in member.comm.flight_record()][-2:] == ["captured"] * 2
     if rank.rank != _ABSENT:
-        place.launch()
+        member.launch()
     with nccl.deadline(_LONG):  # wakes the monitor while the stream waits for the launch
         time.sleep(2 * _LIMIT)
     if rank.rank == _ABSENT:
-        place.launch()
-    place.wait()
-    assert place.comm.flight_record()[-1].state == "captured"
-    place.close()
+        member.launch()
+    member.wait()
+    assert member.comm.flight_record()[-1].state == "captured"
+    member.close()
 
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_an_operation_before_a_capture_has_a_limit(rank: Rank) -> None:
     """The last operation outside of graphs is watched, even without an event."""
-    place = Place(rank)
-    if place.stays_away():
+    member = Member(rank)
+    if member.stays_away():
         return
     other = rank.stream()
     for _ in range(3):
-        place.all_reduce(place.comm)
+        member.all_reduce(member.comm)
     with nccl.capture(other) as graph:
-        place.comm.all_reduce(place.buffer, nccl.MAX, stream=other)
+        member.comm.all_reduce(member.buffer, nccl.MAX, stream=other)
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError), match=r"all_reduce #[456] "):
-        place.wait()
+        member.wait()
     rank.set_event("done")
     graph.close()
-    place.close()
+    member.close()
 
 
 @on_ranks(2, ids=2, timeout=40)
 def test_a_launch_in_the_calling_thread_ends(rank: Rank) -> None:
-    place = Place(rank)
-    place.graph.launch(0)
-    if place.stays_away():
+    member = Member(rank)
+    member.graph.launch(0)
+    if member.stays_away():
         return
     with pytest.raises(nccl.NcclTimeoutError, match=r"cuGraphLaunch on rank 0 .* within 0\.6 s"):
-        place.graph.launch(0)
+        member.graph.launch(0)
     rank.set_event("done")
-    place.close()
+    member.close()
 
 
-def _launch_and_pause(place: Place, limit: float) -> None:
+def _launch_and_pause(member: Member, limit: float) -> None:
     """First with a launch pending all the time, then with pauses."""
-    rank = place.rank
-    place.comm.timeout = limit
+    rank = member.rank
+    member.comm.timeout = limit
     events = [rank.event(), rank.event()]
     end = time.monotonic() + 2.5 * limit
     turns = rank.memory.put(np.zeros(1, np.float32))
     while True:
         for event in events:
             event.synchronize()
-            place.launch()
-            event.record(place.stream)
+            member.launch()
+            event.record(member.stream)
         over = rank.memory.put(np.full(1, time.monotonic() > end, np.float32))
         rank.comm.all_reduce(over, nccl.MAX, out=turns)
         if rank.memory.get(turns)[0]:
             break
     for _ in range(2):
         time.sleep(1.5 * limit)
-        place.launch()
-    place.stream.synchronize()
+        member.launch()
+    member.stream.synchronize()
 
 
 @on_ranks(2, by="provider", ids=1 + _ATTEMPTS, timeout=300)
 def test_launches_in_time_do_not_expire(rank: Rank) -> None:
     """On a busy machine the other rank may be late, but not within each limit."""
     for attempt in range(_ATTEMPTS):
-        place = Place(rank, 1 + attempt)
+        member = Member(rank, 1 + attempt)
         with contextlib.suppress(nccl.NcclTimeoutError, nccl.NcclRemoteError):
-            _launch_and_pause(place, 2.0**attempt)
-        late = rank.memory.put(np.array([place.comm.expired], np.float32))
+            _launch_and_pause(member, 2.0**attempt)
+        late = rank.memory.put(np.array([member.comm.expired], np.float32))
         rank.comm.all_reduce(late, nccl.MAX)
         if not rank.memory.get(late)[0]:
-            records = place.comm.flight_record()
+            records = member.comm.flight_record()
             assert [record.operation for record in records] == 3 * ["all_reduce"]  # no launch
-            place.graph.close()
-            place.comm.close()
+            member.graph.close()
+            member.comm.close()
             return
-        place.comm.abort()
+        member.comm.abort()
     raise AssertionError(f"launches have expired {_ATTEMPTS} times")
 
 
@@ -303,25 +303,25 @@ def test_launches_in_time_do_not_expire(rank: Rank) -> None:
 @on_ranks(2, by="provider", ids=3, timeout=40)
 def test_the_end_of_a_communicator_after_a_launch(rank: Rank, how: str) -> None:
     """One of two communicators of a graph is ended. The limit of the other one still applies."""
-    place = Place(rank)
-    other = place.communicator(2)
-    both, alone = place.capture(place.comm, other), place.capture(other)
-    both.launch(place.stream)
-    place.stream.synchronize()
-    place.barrier()
-    getattr(place.comm, how)()
+    member = Member(rank)
+    other = member.communicator(2)
+    both, alone = member.capture(member.comm, other), member.capture(other)
+    both.launch(member.stream)
+    member.stream.synchronize()
+    member.barrier()
+    getattr(member.comm, how)()
     with pytest.raises(ValueError, match="was closed"):
-        both.launch(place.stream)
-    place.stream = rank.stream()
+        both.launch(member.stream)
+    member.stream = rank.stream()
     other.timeout = _LIMIT
     if rank.rank == _ABSENT:
         rank.wait_event("done", 0)
         other.abort()
         return
-    place.comm = other
-    alone.launch(place.stream)
+    member.comm = other
+    alone.launch(member.stream)
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError), match="a graph launch with"):
-        place.wait()
+        member.wait()
     rank.set_event("done")
     other.abort()
 

@@ -233,33 +233,19 @@ def _communicators(rank: Rank) -> list[nccl.Communicator]:
     return comms
 
 
-def _randomized_programs(rank: Rank) -> None:
-    comms = _communicators(rank)
-    for seed in range(1, min(SEEDS, gpu.most_cases(rank.provider, rank.nranks) or SEEDS) + 1):
-        with delays(rank, seed):
-            try:
-                Program(rank, comms, seed).run()
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}: {error}") from error
-    for comm in comms:
-        comm.close()
-
-
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-def test_randomized_programs_are_exact_with_every_seed(
-    launch: Launcher, provider: str, threads: bool
-) -> None:
-    # Threads share the environment, and with it the seed.
-    program = _same_seed if threads else _randomized_programs
-    launch(2, program, provider=provider, ids=COMMUNICATORS, threads=threads, timeout=120)
-
-
-def _same_seed(rank: Rank) -> None:
+@on_ranks(2, by="provider threads", ids=COMMUNICATORS, timeout=120)
+def test_random_programs_are_exact_with_every_seed(rank: Rank, threads: bool) -> None:
+    """Threads share the environment, and with it the seed."""
     comms = _communicators(rank)
-    for number in range(20):
-        if rank.rank == 0:
-            os.environ["HOSTNCCL_DELAY_SEED"] = str(number + 1)
-        Program(rank, comms, number).run()
+    count = 20 if threads else min(SEEDS, gpu.most_cases(rank.provider, rank.nranks) or SEEDS)
+    for seed in range(1, count + 1):
+        if rank.rank == 0 or not threads:
+            os.environ["HOSTNCCL_DELAY_SEED"] = str(seed)
+        try:
+            Program(rank, comms, seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
         both = rank.memory.put(np.zeros(1))
         comms[0].all_reduce(both)
         rank.memory.get(both)

@@ -169,8 +169,7 @@ def test_a_wrong_version_is_refused(rank: Rank) -> None:
     comm.barrier()
 
 
-@pytest.mark.parametrize("threads", [False, True])
-@on_ranks(2, by="threads", ids=2)
+@on_ranks(2, ids=2)
 def test_mistakes_are_refused(rank: Rank) -> None:
     comm = rank.comm
     closed = rank.communicator(1)

@@ -138,19 +138,19 @@ def test_issued_choices_have_channels() -> None:
 
 @pytest.mark.parametrize("version", [row.number for row in VERSIONS if row.number >= 3])
 def test_choice_is_the_least_of_any_costs(version: int) -> None:
-    chance = random.Random(version)
+    rng = random.Random(version)
     tuner = Tuner(version)
     kinds = [-1.0, 0.0, -5.0, math.nan, math.inf, 1e-30, 3.4028234e38]
     for _ in range(300):
-        shape = chance.choice([(6, 3), (7, 3), (1, 1), (8, 4), (9, 5)])
+        shape = rng.choice([(6, 3), (7, 3), (1, 1), (8, 4), (9, 5)])
         table = [
             [
-                chance.choice(kinds) if chance.random() < 0.4 else chance.uniform(0, 1e4)
+                rng.choice(kinds) if rng.random() < 0.4 else rng.uniform(0, 1e4)
                 for _ in range(shape[1])
             ]
             for _ in range(shape[0])
         ]
-        chosen, channels = tuner.choose(chance.randrange(1 << 40), table)
+        chosen, channels = tuner.choose(rng.randrange(1 << 40), table)
         assert channels == 0
         assert chosen == (_last().algorithm, _last().protocol)
     tuner.end()
@@ -158,13 +158,13 @@ def test_choice_is_the_least_of_any_costs(version: int) -> None:
 
 def test_forced_choices_in_any_costs() -> None:
     """A rule applies exactly if NCCL can use its algorithm and protocol."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     plugin.set_rules([Rule("all_reduce", "nvls_tree", "simple", channels=5)])
     tuner = Tuner(6)
     for _ in range(300):
         table = [
-            [chance.choice([-1.0, 0.0, math.nan, chance.random()]) for _ in range(3)]
-            for _ in range(chance.choice([4, 6, 7]))
+            [rng.choice([-1.0, 0.0, math.nan, rng.random()]) for _ in range(3)]
+            for _ in range(rng.choice([4, 6, 7]))
         ]
         usable = len(table) > 5 and table[5][2] >= 0
         chosen, channels = tuner.choose(64, table)

@@ -82,7 +82,8 @@ def _ids(communicators: list[nccl.Communicator]) -> list[str]:
     return [one["id"] for one in json.loads(text)["communicators"]]
 
 
-def _make_children(rank: Rank) -> list[str]:
+def _make_children(rank: Rank) -> tuple[list[str], list[str]]:
+    """The ids of children, and of open ones of the same ranks after another one was closed."""
     comm = rank.comm
     children = [
         comm.split(0, -rank.rank),
@@ -90,11 +91,19 @@ def _make_children(rank: Rank) -> list[str]:
         comm.split(0),
         comm.shrink([2]) if rank.rank != 2 else comm,
     ]
-    return _ids([child for child in children if child is not None])
+    ids = _ids(children)
+    if rank.rank == 2:
+        return ids, []
+    second = comm.shrink([2])
+    children[3].close()
+    with second, comm.shrink([2]) as third:
+        return ids, _ids([second, third])[-2:]
 
 
-def test_children_have_ids_that_are_equal_on_their_ranks(launch: Launcher) -> None:
-    ids = launch(3, _make_children, timeout=60)
+def test_children_have_the_same_id_on_all_ranks(launch: Launcher) -> None:
+    ids, shrunk = zip(*launch(3, _make_children, timeout=60), strict=True)
+    assert shrunk[0] == shrunk[1]
+    assert len(set(shrunk[0])) == 2
     assert ids[0][:2] == ids[1][:2] == ids[2][:2]
     assert ids[0][2] == ids[2][2] != ids[1][2]  # the colors 0, 1, 0
     assert ids[0][3:] == ids[1][3:]
@@ -116,26 +125,10 @@ def _recover(rank: Rank) -> list[list[str]]:
     return ids
 
 
-def test_recovered_communicators_have_ids_that_are_equal_on_their_ranks(launch: Launcher) -> None:
+def test_recovered_communicators_have_the_same_id_on_all_ranks(launch: Launcher) -> None:
     ids = launch(2, _recover, timeout=60)
     assert ids[0] == ids[1]
     assert ids[0][0] != ids[0][1]
-
-
-def _shrink_repeatedly(rank: Rank) -> list[str]:
-    comm = rank.comm
-    if rank.rank == 2:
-        return []
-    first, second = comm.shrink([2]), comm.shrink([2])
-    first.close()
-    with second, comm.shrink([2]) as third:
-        return _ids([second, third])
-
-
-def test_open_communicators_of_the_same_ranks_have_different_ids(launch: Launcher) -> None:
-    ids = launch(3, _shrink_repeatedly, timeout=60)
-    assert ids[0] == ids[1]
-    assert len(set(ids[0])) == len(ids[0])
 
 
 def _grow(rank: Rank, folder: str) -> None:

@@ -114,7 +114,7 @@ def test_a_blocked_call_is_seen_from_another_thread(pair: list[nccl.Communicator
     assert pair[0].flight_record()[0].state == "done"
 
 
-def test_operations_before_a_call_that_has_returned_are_done(comm: nccl.Communicator) -> None:
+def test_operations_before_a_returned_call_are_done(comm: nccl.Communicator) -> None:
     """On CPUs, where they run in order on any streams."""
     stream, array, blocked = nccl.Stream("host"), np.ones(4), threading.Event()
 

@@ -176,7 +176,7 @@ def test_collectives_and_messages_in_one_group(rank: Rank) -> None:
 def test_an_exception_inside_sends_nothing(rank: Rank) -> None:
     memory, comm, peer = rank.memory, rank.comm, 1 - rank.rank
     sent, got = memory.put(np.full(5, rank.rank, np.int32)), memory.put(np.full(5, -1, np.int32))
-    with pytest.raises(KeyError), nccl.group():  # noqa: PT012 - what comes before is the point
+    with pytest.raises(KeyError), nccl.group():  # noqa: PT012
         comm.send(sent, peer)
         comm.recv(got, peer)
         comm.all_reduce(sent)
@@ -194,7 +194,7 @@ def test_an_exception_inside_sends_nothing(rank: Rank) -> None:
             pass
         comm.send(sent, peer)
     assert (memory.get(got) == peer).all()
-    # A wrong argument is refused at its call and drops the group with it.
+    # A wrong argument is refused at its call and drops the group.
     with pytest.raises(ValueError, match="peer: rank 2 is out of range"), nccl.group():  # noqa: PT012
         comm.all_reduce(sent)
         comm.send(sent, 2)
@@ -294,7 +294,7 @@ def test_a_failure_of_the_calling_thread_is_one_of_its_streams(rank: Rank) -> No
 
 @pytest.mark.parametrize("end", ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"])
 @pytest.mark.parametrize("pending", ["ncclAllReduce", "ncclCommSplit"])
-def test_what_a_group_uses_stays_until_its_end(pending: str, end: str) -> None:
+def test_a_communicator_in_use_by_a_group_is_not_ended(pending: str, end: str) -> None:
     """Checked by hostnccl itself. The objects of pynccl.nccl refuse it before."""
     library = raw.load("host")
     comm = library.ncclCommInitRank(1, library.ncclGetUniqueId(), 0)

@@ -39,7 +39,7 @@ _LIMIT = 0.6  # seconds; a wait that ignores it ends with the launch
 _ABSENT = 1
 
 
-class _Ranks:
+class _Caller:
     """The calls of a rank, on its own buffers."""
 
     def __init__(self, rank: Rank, comm: nccl.Communicator) -> None:
@@ -71,46 +71,46 @@ class _Ranks:
             raise error
 
 
-def _loop(skipped: int) -> Callable[[_Ranks], None]:
+def _loop(skipped: int) -> Callable[[_Caller], None]:
     """Ten equal calls, of which one rank skips one."""
 
-    def act(ranks: _Ranks) -> None:
+    def act(caller: _Caller) -> None:
         for step in range(10):
-            if ranks.rank != _ABSENT or step != skipped:
-                ranks.all_reduce()
+            if caller.rank != _ABSENT or step != skipped:
+                caller.all_reduce()
 
     return act
 
 
-def _absent(act: Callable[[_Ranks], object]) -> Callable[[_Ranks], object]:
-    return lambda ranks: act(ranks) if ranks.rank != _ABSENT else None
+def _absent(act: Callable[[_Caller], object]) -> Callable[[_Caller], object]:
+    return lambda caller: act(caller) if caller.rank != _ABSENT else None
 
 
 # The calls of the ranks, and the text of the error on those that wait.
-_MISSING: dict[str, tuple[Callable[[_Ranks], object], str]] = {
+_MISSING: dict[str, tuple[Callable[[_Caller], object], str]] = {
     "collective": (
-        _absent(_Ranks.all_reduce),
+        _absent(_Caller.all_reduce),
         r"rank 1 has not issued #2 all_reduce\(float32, count=4, sum\); its last is #1, done",
     ),
     "loop": (_loop(3), r"rank 1 has not issued #11 all_reduce.*; its last is #10"),
     "recv": (
-        _absent(lambda ranks: ranks.recv(_ABSENT)),
+        _absent(lambda caller: caller.recv(_ABSENT)),
         r"recv #1\(float32, count=4, peer=1\) of rank . from rank 1 has no send",
     ),
     "group": (
-        _absent(lambda ranks: ranks.exchange(_ABSENT)),
+        _absent(lambda caller: caller.exchange(_ABSENT)),
         r"recv #1\(.*\) of rank . from rank 1 has no send: rank 1 has called 0 to rank",
     ),
     "split": (
-        _absent(lambda ranks: ranks.comm.split(0)),
+        _absent(lambda caller: caller.comm.split(0)),
         r"ranks 0, 2 are in ncclCommSplit for .*; rank 1 is not",
     ),
 }
 
 
-def _act_and_wait(act: Callable[[_Ranks], object], ranks: _Ranks) -> None:
-    act(ranks)
-    ranks.wait()
+def _act_and_wait(act: Callable[[_Caller], object], caller: _Caller) -> None:
+    act(caller)
+    caller.wait()
 
 
 def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> str:
@@ -118,18 +118,18 @@ def _wait_for_the_absent(rank: Rank, what: str, folder: str) -> str:
     if what == "split":  # an older NCCL aborts, which takes longer
         gpu.require(rank.provider, "ncclCommRevoke")
     comm = rank.communicator(0, store=FolderStore(folder))
-    ranks = _Ranks(rank, comm)
-    ranks.all_reduce()
-    ranks.wait()
+    caller = _Caller(rank, comm)
+    caller.all_reduce()
+    caller.wait()
     comm.timeout = _LIMIT
     act, text = _MISSING[what]
     if rank.rank == _ABSENT:
-        act(ranks)
+        act(caller)
         rank.wait_event("done", 0, 2)
         comm.abort()
         return ""
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)) as raised:
-        _act_and_wait(act, ranks)
+        _act_and_wait(act, caller)
     error = raised.value
     whose = "own" if isinstance(error, nccl.NcclTimeoutError) else "other's"
     if "has not answered" in str(error):
@@ -232,16 +232,16 @@ def test_an_answer_is_short() -> None:
 
 def _stopped(rank: Rank, folder: str) -> tuple[str, list[int] | None]:
     comm = rank.communicator(0, config=nccl.Config(timeout=30), store=FolderStore(folder))
-    ranks = _Ranks(rank, comm)
-    ranks.all_reduce()
-    ranks.wait()
+    caller = _Caller(rank, comm)
+    caller.all_reduce()
+    caller.wait()
     comm.timeout = _LIMIT  # the first operation of a busy machine takes longer
     rank.report("ready")
     if rank.rank == 2:
         time.sleep(600)
     wait_for(f"{folder}/../stopped")
     with pytest.raises(nccl.NcclTimeoutError) as raised:
-        _act_and_wait(_Ranks.all_reduce, ranks)
+        _act_and_wait(_Caller.all_reduce, caller)
     Path(folder, "..", "raised").touch()
     comm.abort()
     return str(raised.value), raised.value.missing_ranks
@@ -450,7 +450,7 @@ def _expire_without_a_store(folder: Path) -> float:
     seconds = time.monotonic() - began
     for comm in comms:
         comm.abort()
-    assert raised.value.missing_ranks == [1]  # the engine knows
+    assert raised.value.missing_ranks == [1]  # known by hostnccl
     return seconds
 
 
@@ -462,15 +462,15 @@ def test_a_failing_store_does_not_delay_the_error(tmp_path: Path) -> None:
 @on_ranks(2, by="provider", timeout=40)
 def test_without_a_store_only_hostnccl_names_the_missing_rank(rank: Rank) -> None:
     comm = rank.communicator(0)
-    ranks = _Ranks(rank, comm)
-    ranks.all_reduce()
-    ranks.wait()
+    caller = _Caller(rank, comm)
+    caller.all_reduce()
+    caller.wait()
     comm.timeout = _LIMIT
     if rank.rank == _ABSENT:
         rank.wait_event("done", 0)
     else:
         with pytest.raises(nccl.NcclTimeoutError) as raised:
-            _act_and_wait(_Ranks.all_reduce, ranks)
+            _act_and_wait(_Caller.all_reduce, caller)
         known = rank.provider == "host"
         assert raised.value.missing_ranks == ([_ABSENT] if known else None)
         assert ("the missing ranks are unknown" in str(raised.value)) is not known

@@ -74,7 +74,7 @@ def test_shrink_with_abort_of_a_communicator_with_an_error(rank: Rank) -> None:
 
 @on_ranks(3)
 def test_shrink_after_an_error(rank: Rank) -> None:
-    """Without abort the error stays; with it the communicator can be used again."""
+    """Only shrink(abort=True) clears the error."""
     comm = rank.comm
     with pytest.raises(nccl.NcclError):
         comm.all_reduce(np.ones(3 + (rank.rank == 2)))
@@ -180,6 +180,27 @@ def test_wrong_arguments_of_grow(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match="rank 0 passes 3, rank 1 passes 4"):
         comm.grow(3 + rank.rank, own if rank.rank == 0 else None)
     check_works(rank, comm, [0, 1])
+
+
+@on_ranks(2, by="provider")
+def test_growing_comes_first(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommGetUniqueId")
+    with rank.communicator() as comm:
+        comm.get_unique_id()
+        for call in (lambda: comm.split(0), lambda: comm.shrink([1 - rank.rank])):
+            with pytest.raises(ValueError, match=r"call grow\(\) before creating"):
+                call()
+        comm.abort()
+
+
+@on_ranks(1, by="provider", fresh=True)
+def test_grow_refuses_an_id_from_the_environment(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommGetUniqueId")
+    comm = rank.comm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NCCL_COMM_ID", "127.0.0.1:23456")
+        with pytest.raises(ValueError, match="NCCL_COMM_ID"):
+            comm.get_unique_id()
 
 
 def _join_a_dead_rank(rank: Rank) -> None:

@@ -207,7 +207,7 @@ def test_calls_before_it_is_ready(rank: Rank) -> None:
     """A call that NCCL would refuse for good does not reach it. close() never destroys."""
     gpu.require(rank.provider, "ncclCommSplit", "ncclCommFinalize")
     buffer = rank.memory.put(np.ones(4))
-    rank.wait_event("refused", *range(rank.rank))  # the other rank comes later
+    rank.wait_event("refused", *range(rank.rank))  # rank 1 is late
     comm = rank.communicator(1, config=_config())
     if rank.rank == 0:
         for call in (

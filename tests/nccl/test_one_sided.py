@@ -232,8 +232,7 @@ def test_waiting_uses_no_cpu(rank: Rank) -> None:
 _DESCRIPTOR = raw.ncclWaitSignalDesc_t(opCnt=0)
 
 
-@pytest.mark.parametrize("threads", [False, True])
-@on_ranks(2, by="threads", ids=2)
+@on_ranks(2, ids=2)
 def test_mistakes_write_nothing(rank: Rank) -> None:
     comm, peer = rank.comm, 1 - rank.rank
     other = rank.communicator(1)

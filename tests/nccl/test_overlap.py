@@ -5,9 +5,8 @@ defined ones are not.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,57 +16,44 @@ from tests.support.capsule import open_capsule
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
-_Calls = Iterator[tuple[str, Callable[[nccl.Communicator], object]]]
+_Issue = Callable[[nccl.Communicator], object]
 
 
-def _undefined(x: np.ndarray, other: int) -> _Calls:
+def _undefined(x: np.ndarray, other: int) -> list[tuple[str, _Issue]]:
     """Groups of operations on 24 elements, and the text of their error."""
     a, b, shifted, far = x[:4], x[4:8], x[2:6], x[16:]
+    first = "output of all_reduce .operation 2 of 2. overlaps the output of all_reduce .*1 of 2"
+    sent, received = "output of recv .* input of send", "output of recv .* output of recv"
+    gathered = "output of all_gather .* input of reduce_scatter"
+    exchanged = "output of all_reduce .* input of all_to_all"
 
-    yield (
-        "output of all_reduce .operation 2 of 2. overlaps the output of all_reduce .*1 of 2",
-        (lambda c: (c.all_reduce(a), c.all_reduce(shifted))),
-    )
-    yield (
-        "output of broadcast .* output of all_reduce",
-        (lambda c: (c.all_reduce(a), c.broadcast(a, c.rank))),
-    )
-    yield (
-        "output of recv .* input of send .* any order",
-        (lambda c: (c.send(a, other), c.recv(a, other))),
-    )
-    yield (
-        "output of recv .* input of send",
-        (
-            lambda c: (
-                c.recv(a, other),
-                c.send(b, other),
-                c.recv(x[12:], other),
-                c.send(x[11:12], 0),
-                c.send(x[3:5], other),
-            )
-        ),
-    )
-    yield (
-        "output of recv .* output of recv",
-        (lambda c: (c.recv(a, other), c.send(b, other), c.recv(x[3:4], other))),
-    )
-    yield (
-        "output of all_gather .* input of reduce_scatter",
-        (lambda c: (c.all_gather(a, out=far), c.reduce_scatter(x[12:20], out=b))),
-    )
-    yield (
-        "output of all_reduce .* input of all_to_all",
-        (lambda c: (c.all_to_all(a, out=b), c.all_reduce(x[:1]))),
-    )
-    # A message to itself that matches another one.
-    yield (
-        "output of recv .* input of send",
-        (lambda c: (c.send(a, c.rank), c.send(b, c.rank), c.recv(b, c.rank), c.recv(a, c.rank))),
-    )
+    def messages(c: nccl.Communicator) -> None:
+        c.recv(a, other)
+        c.send(b, other)
+        c.recv(x[12:], other)
+        c.send(x[11:12], 0)
+        c.send(x[3:5], other)
+
+    def to_itself(c: nccl.Communicator) -> None:
+        """A message to itself that matches another one."""
+        c.send(a, c.rank)
+        c.send(b, c.rank)
+        c.recv(b, c.rank)
+        c.recv(a, c.rank)
+
+    return [
+        (first, lambda c: (c.all_reduce(a), c.all_reduce(shifted))),
+        ("output of broadcast .* all_reduce", lambda c: (c.all_reduce(a), c.broadcast(a, c.rank))),
+        (f"{sent} .* any order", lambda c: (c.send(a, other), c.recv(a, other))),
+        (sent, messages),
+        (received, lambda c: (c.recv(a, other), c.send(b, other), c.recv(x[3:4], other))),
+        (gathered, lambda c: (c.all_gather(a, out=far), c.reduce_scatter(x[12:20], out=b))),
+        (exchanged, lambda c: (c.all_to_all(a, out=b), c.all_reduce(x[:1]))),
+        (sent, to_itself),
+    ]
 
 
-def _defined(x: np.ndarray, other: int) -> Iterator[Callable[[nccl.Communicator], object]]:
+def _defined(x: np.ndarray, other: int) -> list[_Issue]:
     a, b, far = x[:4], x[4:8], x[16:]
 
     def several_readers(c: nccl.Communicator) -> None:
@@ -97,20 +83,10 @@ def _defined(x: np.ndarray, other: int) -> Iterator[Callable[[nccl.Communicator]
         c.all_reduce(x[4:4])
         c.all_reduce(x[8:9])
 
-    yield from (several_readers, in_place, to_itself, one_root, neighbours)
+    return [several_readers, in_place, to_itself, one_root, neighbours]
 
 
-def _issue_in(
-    context: contextlib.AbstractContextManager[object],
-    comm: nccl.Communicator,
-    issue: Callable[[nccl.Communicator], object],
-) -> None:
-    with context:
-        issue(comm)
-
-
-@pytest.mark.parametrize("threads", [False, True])
-@on_ranks(2, by="threads")
+@on_ranks(2, threads=True)
 def test_groups(rank: Rank) -> None:
     comm, other = rank.comm, 1 - rank.rank
     x = np.arange(24, dtype=np.float32)
@@ -118,8 +94,8 @@ def test_groups(rank: Rank) -> None:
     for text, issue in _undefined(x, other):
         plan = nccl.plan()
         for context in (nccl.group(), plan, nccl.simulate()):
-            with pytest.raises(ValueError, match=text):
-                _issue_in(context, comm, issue)
+            with pytest.raises(ValueError, match=text), context:
+                issue(comm)
         with pytest.raises(ValueError, match="an exception ended its recording"):
             plan()
         assert (x == before).all()
@@ -137,9 +113,8 @@ def test_groups(rank: Rank) -> None:
         comm.all_reduce(x[3:])
 
     for issue in (replay, create):
-        with pytest.raises(ValueError, match="overlaps"):
-            _issue_in(nccl.group(), comm, issue)
-    assert made[0] is not None
+        with pytest.raises(ValueError, match="overlaps"), nccl.group():
+            issue(comm)
     assert made[0].closed
     assert (x == before).all()
     for issue in _defined(x, other):
@@ -153,8 +128,9 @@ def test_groups(rank: Rank) -> None:
 
 def test_communicators_of_one_thread_in_a_group(pair: list[nccl.Communicator]) -> None:
     x = np.ones(8, np.float32)
-    with pytest.raises(ValueError, match="overlaps"):
-        _issue_in(nccl.group(), pair[0], lambda _: [comm.all_reduce(x[:4]) for comm in pair])
+    with pytest.raises(ValueError, match="overlaps"), nccl.group():  # noqa: PT012
+        for comm in pair:
+            comm.all_reduce(x[:4])
     with nccl.group():
         for comm in pair:
             comm.all_reduce(x[4 * comm.rank : 4 * comm.rank + 4])
@@ -175,7 +151,7 @@ class _Operation(ctypes.Structure):  # PyncclOperation
 
 
 _Report = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
-_Issue = ctypes.CFUNCTYPE(
+_IssueFunction = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
     ctypes.POINTER(_Operation),
@@ -196,7 +172,7 @@ def _through_capsule(
     """Issue operations (name, input, output, count, root or peer). Returns the error's text."""
     capsule = comm.__pynccl_communicator__()
     struct, pointer = open_capsule(capsule)
-    issue = ctypes.cast(struct.issue, _Issue)
+    issue = ctypes.cast(struct.issue, _IssueFunction)
     texts: list[bytes] = []
     report = _Report(lambda _, text: texts.append(text))
 

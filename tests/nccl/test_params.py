@@ -183,8 +183,7 @@ def test_the_environment_is_shown(given: dict[str, str], values: list[int | str]
     assert _python(code, **given) == repr(values)
 
 
-# Most of them are read once per process. Each value is tested in a fork before the library has
-# read any.
+# Most of them are read once per process, so each value is tested in a fork before the first read.
 _TRY_EACH = """
 import json, os, sys
 from pynccl import errors, nccl

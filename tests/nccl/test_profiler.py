@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -140,10 +141,12 @@ def test_an_operation_collects_its_channels_and_waits(before: int, version: int)
     channels = [profiler.channel(task, number, 1000 + number) for number in numbers]
     proxy = profiler.proxy(task)
     step = profiler.step(proxy)
+    began = time.monotonic_ns()
     for state in (_SEND_GPU, _SEND_PEER, _SEND):
         profiler.state(step, state)
         time.sleep(0.002)
     profiler.stop(step)
+    elapsed = time.monotonic_ns() - began
     profiler.stop(proxy)
     for number, channel in zip(numbers, channels, strict=True):
         if version >= 4:
@@ -164,7 +167,7 @@ def test_an_operation_collects_its_channels_and_waits(before: int, version: int)
     assert waits is not None
     assert waits[:3] == (1, 1, 0)
     for wait in (waits.send_gpu, waits.send_peer, waits.send):
-        assert 2e6 <= wait < 1e9
+        assert 2e6 <= wait <= elapsed
     assert waits[6:] == (0, 0, 0)
 
 
@@ -190,7 +193,6 @@ def test_null_fields_and_unknown_events(before: int, version: int) -> None:
 def test_wrong_handles_and_orders(before: int) -> None:
     profiler = Profiler(6)
     task = profiler.all_reduce()
-    assert task is not None
     step = profiler.step(profiler.proxy(task))
     assert profiler.proxy(task, os.getpid() + 1) is None  # of a rank with another process's proxy
     for wrong in (0, 1, 7, step, task + 8, task ^ 4, 2**64 - 1):
@@ -231,7 +233,6 @@ def test_missing_stops(before: int) -> None:
     assert time.monotonic() - began > 0.05  # waited for them
     assert (event.open, event.stopped) == (2, 0)
     waits = profiled._proxy(event)
-    assert waits is not None
     assert waits.unfinished == 2
 
 
@@ -321,17 +322,10 @@ def test_a_fork_in_a_call(before: int) -> None:
         for _ in range(10):
             pid = os.fork()
             if pid == 0:
+                signal.alarm(20)  # ends a child that hangs
                 plugin._library().pynccl_plugin_profile(0)
                 os._exit(0)
-            until = time.monotonic() + 20
-            done = (0, 0)
-            while done[0] == 0 and time.monotonic() < until:
-                done = os.waitpid(pid, os.WNOHANG)
-                time.sleep(0.0005)
-            if done[0] == 0:
-                os.kill(pid, 9)
-                os.waitpid(pid, 0)
-            assert done == (pid, 0)
+            assert os.waitpid(pid, 0) == (pid, 0)
     finally:
         stopped.set()
         thread.join()

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support import holdings
+from tests.support import gpu, holdings
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -79,9 +80,8 @@ def test_memory_is_released(rank: Rank) -> None:
     _each(comms, "suspend")
     with nccl.group():
         children = [comm.split(0) for comm in comms]  # of suspended ones, as in NCCL
-    _all_reduce(rank, children, 3.0)  # type: ignore[arg-type]
+    _all_reduce(rank, children, 3.0)
     for each in [*children, *comms]:
-        assert each is not None
         each.close()
 
 
@@ -158,12 +158,12 @@ def test_operations_on_streams_are_done_first(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     array = np.ones(ELEMENTS)
     for _ in range(10):
-        comm.all_reduce(array, nccl.MAX, stream=stream)
+        comm.all_reduce(array, stream=stream)
     comm.suspend()
-    assert (array == 1).all()
+    assert (array == rank.nranks**10).all()
     comm.resume()
     comm.all_reduce(array)
-    assert (array == rank.nranks).all()
+    assert (array == rank.nranks**11).all()
 
 
 @on_ranks(1, by="provider", ids=2)
@@ -177,3 +177,46 @@ def test_one_rank(rank: Rank) -> None:
         buffer = rank.memory.put(np.ones(5))
         comm.all_reduce(buffer)
         assert (rank.memory.get(buffer) == 1).all()
+
+
+@on_ranks(2, by="provider")
+def test_a_suspended_communicator_refuses_operations(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommSuspend")
+    comm = rank.comm
+    x = rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(x)
+    with nccl.plan() as plan:
+        comm.all_reduce(x)
+    comm.suspend()
+    calls: list[Callable[[], object]] = [
+        lambda: comm.all_reduce(x),
+        lambda: comm.send(x, 1 - rank.rank),
+        lambda: comm.pre_mul_sum(2, "float32"),
+        lambda: comm.register(x),
+        plan,
+    ]
+    for call in calls:
+        with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"):
+            call()
+    with pytest.raises(nccl.NcclInvalidUsageError, match="suspended"), nccl.group():
+        comm.all_reduce(x)
+    assert comm.async_error() is None
+    assert comm.ready
+    assert comm.memory_stats().suspended
+    assert comm.handle
+    comm.resume()
+    plan()
+    assert (rank.memory.get(x) == 4).all()
+    comm.suspend()  # the end of the test closes a suspended communicator
+
+
+@on_ranks(2, by="provider")
+def test_shared_memory_is_not_suspended(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommSuspend")
+    with rank.communicator(config=nccl.Config(split_share=1)) as parent:
+        with parent.split(0) as child:
+            for comm in (parent, child):
+                with pytest.raises(ValueError, match=r"split_share"):
+                    comm.suspend()
+        parent.suspend()
+        parent.resume()

@@ -27,22 +27,25 @@ _PAGE = 4096
 def test_threads_that_share_streams(rank: Rank) -> None:
     """Every operation runs, in one order."""
     comm, streams = rank.comm, [rank.stream() for _ in range(2)]
+    double = comm.pre_mul_sum(2.0, "float64")
 
     def on_streams() -> None:
         array = np.ones(8)
         for number in range(300):
-            comm.all_reduce(array, nccl.MAX, stream=streams[number % 2])
+            comm.all_reduce(array, double, stream=streams[number % 2])
         for stream in streams:
             stream.synchronize()
+        assert (array == 2.0**300).all()
 
     def in_groups() -> None:
         arrays = [np.ones(8) for _ in range(2)]
         for _ in range(300):
             with nccl.group():
                 for array, stream in zip(arrays, streams, strict=True):
-                    comm.all_reduce(array, nccl.MAX, stream=stream)
+                    comm.all_reduce(array, double, stream=stream)
         for stream in streams:
             stream.synchronize()
+        assert (np.array(arrays) == 2.0**300).all()
 
     for _ in range(10):
         in_threads(on_streams, in_groups, on_streams)

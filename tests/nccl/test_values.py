@@ -62,7 +62,7 @@ def test_config_has_every_setting_as_keyword_and_attribute() -> None:
     assert names == set(_CONFIG)
 
 
-def test_config_prints_and_pickles_what_was_set() -> None:
+def test_config_prints_and_pickles_its_settings() -> None:
     config = nccl.Config(min_ctas=3, comm_name="x")
     assert repr(config) == "Config(min_ctas=3, comm_name='x')"
     assert repr(nccl.Config()) == "Config()"
@@ -175,8 +175,7 @@ def _expected(name: str, nranks: int) -> int:
     values = np.arange(1, nranks + 1) * 2
     if name == "avg":
         return int(values.sum()) // nranks
-    numpy_name = {"avg": "mean", "product": "prod"}.get(name, name)
-    return int(getattr(values, numpy_name)())
+    return int(getattr(values, {"product": "prod"}.get(name, name))())
 
 
 def _forms(name: str, with_torch: bool) -> list[Any]:

@@ -271,3 +271,18 @@ def test_large_data_in_windows_is_not_staged(rank: Rank) -> None:
     assert _staged() - before < 50_000
     rank.comm.all_reduce(data.outside)
     assert _staged() - before > 500_000
+
+
+@on_ranks(2, by="provider", ids=2, fresh=True)
+def test_a_failed_group_leaves_no_window(rank: Rank) -> None:
+    """The operations of a group are dropped if its communicators cannot be created."""
+    gpu.require(rank.provider, "ncclCommWindowRegister")
+    comm = rank.comm
+    buffer = comm.mem_alloc(4096)
+    if rank.rank == 0:
+        with pytest.raises(nccl.NcclTimeoutError), nccl.group():  # noqa: PT012
+            comm.register_window(buffer)
+            rank.communicator(1, config=nccl.Config(init_timeout=0.3))
+        with nccl.group():
+            pass
+    comm.register_window(buffer).close()

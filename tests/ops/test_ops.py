@@ -119,7 +119,7 @@ def _compiled(dist: Any, rank: int, size: int, backend: str) -> None:
     def run(function: Any) -> list[Any]:
         x, buffer = _input(rank, size).requires_grad_(), _input(rank, size) + 1
         loss, doubled = function(x, buffer)
-        loss.backward()  # compiled too
+        loss.backward()  # also compiled
         return [loss.detach(), doubled, buffer, x.grad]
 
     expected = run(step)

@@ -49,7 +49,7 @@ def _header() -> Path | None:
 
 
 def _names() -> tuple[set[str], Path]:
-    """The functions of nccl.h, and where they were read."""
+    """The functions of nccl.h, and the file that lists them."""
     header = _header()
     if header is None:
         names = re.findall(r"^FUNCTION\(\d+, [^,]+, (\w+)", _LIST.read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """Launches test functions with pynccl.testing: reused processes, test options, GPUs.
 
-On GPUs a test is skipped if it has more ranks than the GPUs can run, or if the loaded NCCL lacks a
-function that it calls.
+Without a GPU, tests of the cuda provider are skipped. On GPUs a test is skipped if it has more
+ranks than the GPUs can run, or if the loaded NCCL lacks a function that it calls.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Launcher(_Launcher):
         if provider == "cuda":
             from tests.support import gpu
 
-            if reason := gpu.too_many(nranks, threads=threads):
+            if reason := gpu.missing() or gpu.too_many(nranks, threads=threads):
                 pytest.skip(reason)
             environments = [
                 {**gpu.environment(nranks, rank), **variables}

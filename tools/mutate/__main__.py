@@ -118,7 +118,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("hostnccl", "tuning death rendezvous_failures"),
     ),
     "csrc/hostnccl/group": (
-        *_files("nccl", "simulate plan streams nonblocking rules groups coll_config"),
+        *_files("nccl", "simulate plan streams nonblocking windows groups coll_config"),
         *_files("hostnccl", "interactions strict deadlock"),
     ),
     "csrc/hostnccl/lifecycle": (
