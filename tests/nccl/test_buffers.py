@@ -27,22 +27,16 @@ class _OnlyCudaArrayInterface:
         self._tensor = tensor
 
 
-def _as_parameter(buffer: Any) -> Any:  # noqa: ANN401
+def _parameter(tensor: Any) -> Any:  # noqa: ANN401
     import torch
 
-    return torch.nn.Parameter(torch.as_tensor(buffer))
-
-
-def _as_tensor(buffer: Any) -> Any:  # noqa: ANN401
-    import torch
-
-    return torch.as_tensor(buffer)
+    return torch.nn.Parameter(tensor)
 
 
 # The forms in which the same memory is passed.
 _FORMS: dict[str, Callable[[Any], Any]] = {
-    "torch tensor": _as_tensor,
-    "torch parameter": _as_parameter,
+    "torch tensor": lambda tensor: tensor,
+    "torch parameter": _parameter,
     "only __dlpack__": OnlyDlpack,
     "only __cuda_array_interface__": _OnlyCudaArrayInterface,
 }

@@ -19,6 +19,10 @@ from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 
+def _comms(nranks: int = 2) -> list[nccl.Communicator]:
+    return nccl.Communicator.init_all(nranks, provider="host")
+
+
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_a_function_is_called_once(rank: Rank) -> None:
     called: list[tuple[nccl.Communicator, nccl.NcclError]] = []
@@ -79,8 +83,7 @@ def test_the_function_may_wait_for_the_error_and_use_the_communicator(
 
 def test_others_expire_while_a_function_runs() -> None:
     """A function that does not return delays no other communicator."""
-    comms = [nccl.Communicator.init_all(2, provider="host") for _ in range(2)]
-    stop = threading.Event()
+    comms, stop = [_comms(), _comms()], threading.Event()
     ended: list[bool] = []
     for pair in comms:
         pair[0].timeout = 0.3
@@ -95,9 +98,7 @@ def test_others_expire_while_a_function_runs() -> None:
             comm.abort()
 
 
-def test_a_function_that_raises(
-    pair: list[nccl.Communicator], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[BaseException | None] = []
     hooked = threading.Event()
 
@@ -109,12 +110,15 @@ def test_a_function_that_raises(
         raise RuntimeError("mine")
 
     monkeypatch.setattr(sys, "unraisablehook", hook)
-    pair[0].timeout = 0.3
-    pair[0].on_timeout = fail
+    comms = _comms()
+    comms[0].timeout = 0.3
+    comms[0].on_timeout = fail
     with pytest.raises(nccl.NcclTimeoutError):
-        pair[0].all_reduce(np.ones(4))
+        comms[0].all_reduce(np.ones(4))
     assert hooked.wait(20)
     assert str(seen[0]) == "mine"
+    for comm in comms:
+        comm.abort()
 
 
 @pytest.mark.parametrize(

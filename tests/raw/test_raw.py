@@ -305,12 +305,6 @@ def test_structs_are_initialized_like_nccls() -> None:
     assert (encryption.magic, encryption.mode, encryption.psk) == (0xCAFEBEEF, 0, None)
 
 
-def _changed(struct: Any, **fields: int) -> Any:  # noqa: ANN401 - any struct of nccl.h
-    for name, value in fields.items():
-        setattr(struct, name, value)
-    return struct
-
-
 def _requirements(alignment: int) -> tuple[raw.ncclDevCommRequirements_t, object]:
     """Requirements with one resource of an alignment, and the objects that they refer to."""
     resource, handle = raw.ncclDevResourceRequirements_t(), ctypes.c_uint32()
@@ -338,36 +332,39 @@ def test_hostnccl_refuses_wrong_arguments() -> None:
     def sum_up(count: int, stream: int) -> object:
         return lib.ncclAllReduce(memory, memory, count, dtype, raw.ncclSum, comm, stream)
 
-    for text, call in {
-        "ncclAlltoAll does not work in place": lambda: lib.ncclAlltoAll(
-            memory, memory, 1, dtype, comm, 0
+    unset, properties = raw.ncclWaitSignalDesc_t(opCnt=0, peer=0), raw.ncclCommProperties_t()
+    config, multimem = raw.ncclConfig_t(), raw.ncclMultimemHandle_t()
+    properties.size, config.magic = 8, 1
+    gin_only = symmetric | raw.NCCL_WIN_GIN_ONLY
+    create, unique_id = lib.ncclCommInitRankConfig, lib.ncclGetUniqueId()
+    wrong: list[tuple[Any, ...]] = [
+        (
+            "ncclAlltoAll does not work in place",
+            lib.ncclAlltoAll,
+            memory,
+            memory,
+            1,
+            dtype,
+            comm,
+            0,
         ),
-        "count=4611686018427387904 x float32 for 1 ranks exceeds": lambda: sum_up(2**62, 0),
-        "stream=0x3039 is not a stream of hostnccl": lambda: sum_up(1, 12345),
-        "is not a window, or was deregistered": lambda: put(memory),
-        "is a window of another communicator": lambda: put(foreign),
-        "peerWinOffset=4092 with count=2 x float32 does not fit": lambda: put(window, 4092),
-        r"signalDescs\[0\].opCnt=0 is below 1": lambda: lib.ncclWaitSignal(
-            1, [raw.ncclWaitSignalDesc_t(opCnt=0, peer=0)], comm, 0
-        ),
-        "winFlags=0x5: NCCL_WIN_COLL_SYMMETRIC cannot be combined": lambda: (
-            lib.ncclCommWindowRegister(comm, beside, 64, symmetric | raw.NCCL_WIN_GIN_ONLY)
-        ),
-        "props->size=8 is below 40": lambda: lib.ncclCommQueryProperties(
-            comm, _changed(raw.ncclCommProperties_t(), size=8)
-        ),
-        "NCCL_CONFIG_INITIALIZER": lambda: lib.ncclCommInitRankConfig(
-            1, lib.ncclGetUniqueId(), 0, _changed(raw.ncclConfig_t(), magic=1)
-        ),
-        "bufferAlign=3 is not a power of two": lambda: lib.ncclDevCommCreate(comm, unaligned),
-        "was not allocated by ncclMemAlloc": lambda: lib.ncclMemFree(beside),
-        "size=9223372036854775808 exceeds": lambda: lib.ncclMemAlloc(2**63),
-        "multimem.mcBasePtr": lambda: lib.ncclGetMultimemDevicePointer(
-            window, 0, raw.ncclMultimemHandle_t()
-        ),
-    }.items():
+        ("count=4611686018427387904 x float32 for 1 ranks exceeds", sum_up, 2**62, 0),
+        ("stream=0x3039 is not a stream of hostnccl", sum_up, 1, 12345),
+        ("is not a window, or was deregistered", put, memory),
+        ("is a window of another communicator", put, foreign),
+        ("peerWinOffset=4092 with count=2 x float32 does not fit", put, window, 4092),
+        (r"signalDescs\[0\].opCnt=0 is below 1", lib.ncclWaitSignal, 1, [unset], comm, 0),
+        ("winFlags=0x5: .* combined", lib.ncclCommWindowRegister, comm, beside, 64, gin_only),
+        ("props->size=8 is below 40", lib.ncclCommQueryProperties, comm, properties),
+        ("NCCL_CONFIG_INITIALIZER", create, 1, unique_id, 0, config),
+        ("bufferAlign=3 is not a power of two", lib.ncclDevCommCreate, comm, unaligned),
+        ("was not allocated by ncclMemAlloc", lib.ncclMemFree, beside),
+        ("size=9223372036854775808 exceeds", lib.ncclMemAlloc, 2**63),
+        ("multimem.mcBasePtr", lib.ncclGetMultimemDevicePointer, window, 0, multimem),
+    ]
+    for text, function, *arguments in wrong:
         with pytest.raises(NcclInvalidArgumentError, match=text):
-            call()
+            function(*arguments)
     for owner, win in ((comm, window), (other, foreign)):
         lib.ncclCommWindowDeregister(owner, win)
         lib.ncclCommDestroy(owner)

@@ -68,7 +68,7 @@ class Blocked:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Call functions on threads that begin together. Returns their results or exceptions."""
+    """Call functions on threads that begin together; their results, or what they raised."""
     results: list[Any] = [None] * len(calls)
     start = threading.Barrier(len(calls))
 
@@ -89,7 +89,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def in_threads(*calls: Callable[[], T]) -> list[T]:
-    """Call functions on threads that begin together. Raises an exception of any of them."""
+    """Do so, and raise what one has raised."""
     results = together(*calls)
     for result in results:
         if isinstance(result, BaseException):
