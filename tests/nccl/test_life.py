@@ -7,6 +7,7 @@ tests/hostnccl/test_interactions.py leaks.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,39 +284,33 @@ def test_one_thread_with_several_ranks(rank: Rank) -> None:
 def test_wrong_arguments_of_the_c_functions(rank: Rank) -> None:
     lib, comm = rank.comm.library, rank.comm.handle
     other = 1 - rank.rank
-    wrong = nccl.NcclInvalidArgumentError
-    for arguments, text in [
-        (([other], 1, None, 2), "shrinkFlags=2"),
-        (([other, 0], 2, None, 0), "excludeRanksCount=2"),
-        (([], 0, None, 1), "excludeRanksCount=0"),
-        ((None, 1, None, 1), "excludeRanksList"),
-        (([5], 1, None, 1), "contains 5, which is not in"),
-        (([rank.rank], 1, None, 1), "which is this rank"),
-    ]:
+    shrink, grow, wrong = lib.ncclCommShrink, lib.ncclCommGrow, nccl.NcclInvalidArgumentError
+    calls: list[tuple[Any, ...]] = [
+        ("shrinkFlags=2", shrink, comm, [other], 1, None, 2),
+        ("excludeRanksCount=2", shrink, comm, [other, 0], 2, None, 0),
+        ("excludeRanksCount=0", shrink, comm, [], 0, None, 1),
+        ("excludeRanksList", shrink, comm, None, 1, None, 1),
+        ("contains 5, which is not in", shrink, comm, [5], 1, None, 1),
+        ("which is this rank", shrink, comm, [rank.rank], 1, None, 1),
+        ("rank=0: a rank of the parent communicator", grow, comm, 3, None, 0, None),
+        ("nRanks=2", grow, comm, 2, None, -1, None),
+        ("uniqueId is null", grow, None, 2, None, 1, None),
+        ("rank=-1 is not in", grow, None, 2, None, -1, None),
+        ("revokeFlags=1", lib.ncclCommRevoke, comm, 1),
+        ("stat=4", lib.ncclCommMemStats, comm, 4),
+        ("comm is null", lib.ncclCommGetUniqueId, None),
+        ("comm is null", lib.ncclCommResume, None),
+    ]
+    for text, call, *arguments in calls:
         with pytest.raises(wrong, match=text):
-            lib.ncclCommShrink(comm, *arguments)
+            call(*arguments)
     for value in (-2, 3):
         config = raw.ncclConfig_t()
         config.shrinkShare = value
         with pytest.raises(wrong, match=f"config->shrinkShare={value}"):
-            lib.ncclCommShrink(comm, [other], 1, config, 0)
-    with pytest.raises(wrong, match="rank=0: a rank of the parent communicator"):
-        lib.ncclCommGrow(comm, 3, None, 0, None)
-    with pytest.raises(wrong, match="nRanks=2"):
-        lib.ncclCommGrow(comm, 2, None, -1, None)
-    with pytest.raises(wrong, match="uniqueId is null"):
-        lib.ncclCommGrow(None, 2, None, 1, None)
-    with pytest.raises(wrong, match="rank=-1 is not in"):
-        lib.ncclCommGrow(None, 2, None, -1, None)
-    with pytest.raises(wrong, match="revokeFlags=1"):
-        lib.ncclCommRevoke(comm, 1)
+            shrink(comm, [other], 1, config, 0)
     lib.ncclCommRevoke(None, 0)  # as in NCCL, no error
-    with pytest.raises(wrong, match="stat=4"):
-        lib.ncclCommMemStats(comm, 4)
     lib.ncclCommSuspend(comm, 0)  # nothing to suspend
     with pytest.raises(nccl.NcclInvalidUsageError, match="not suspended"):
         lib.ncclCommResume(comm)
-    for call in (lib.ncclCommGetUniqueId, lib.ncclCommResume):
-        with pytest.raises(wrong, match="comm is null"):
-            call(None)
     check_works(rank, rank.comm, [0, 1])

@@ -7,8 +7,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,29 +69,25 @@ def test_views(rank: Rank) -> None:
 def _check_bounds(window: nccl.Window, peer: int, size: int) -> None:
     assert window.peer(peer).nbytes == size
     assert window.peer_pointer(peer, size - 1) == window.peer(peer, size - 1).ptr
-    wrong: list[tuple[str, Callable[[], object]]] = [
-        (f"offset: {size} is not inside the window of rank {peer}, which has {size} bytes",
-         lambda: window.peer(peer, size)),
-        (f"offset: {size} is not inside", lambda: window.peer_pointer(peer, size)),
-        (f"offset: {size} is not inside", lambda: window.lsa_pointer(peer, size)),
-        (f"shape: its {size} bytes after offset 1 end after the window of rank {peer}",
-         lambda: window.peer(peer, 1, size)),
-        (f"shape: its {size + 4} bytes after offset 0 end",
-         lambda: window.peer(peer, 0, (size // 8 + 1,), "int64")),
-        ("offset: 4 is not a multiple of the 8 bytes of int64",
-         lambda: window.peer(peer, 4, 1, "int64")),
-        (f"dtype: the {size} bytes of the memory of rank {peer} are not a whole number of .* int64",
-         lambda: window.peer(peer, dtype="int64")),
-        (f"dtype: the {size - 8} bytes of the memory of rank {peer} are not a whole number",
-         lambda: window.peer(peer, 8, dtype="int64")),
-        ("shape: -1 is negative", lambda: window.peer(peer, 0, -1)),
-        ("shape: the size in bytes does not fit",
-         lambda: window.peer(peer, 0, (1 << 62, 8), "int64")),
-        ("offset: -1 does not fit", lambda: window.peer(peer, -1)),
-    ]  # fmt: skip
-    for message, call in wrong:
+    view, pointer, lsa_pointer = window.peer, window.peer_pointer, window.lsa_pointer
+    outside = f"offset: {size} is not inside"
+    memory = f"bytes of the memory of rank {peer} are not a whole number of .* int64"
+    wrong: list[tuple[Any, ...]] = [
+        (f"{outside} the window of rank {peer}, which has {size} bytes", view, peer, size),
+        (outside, pointer, peer, size),
+        (outside, lsa_pointer, peer, size),
+        (f"shape: its {size} bytes after offset 1 end after the window of", view, peer, 1, size),
+        (f"shape: its {size + 4} bytes after", view, peer, 0, (size // 8 + 1,), "int64"),
+        ("offset: 4 is not a multiple of the 8 bytes of int64", view, peer, 4, 1, "int64"),
+        (f"dtype: the {size} {memory}", view, peer, 0, None, "int64"),
+        (f"dtype: the {size - 8} {memory}", view, peer, 8, None, "int64"),
+        ("shape: -1 is negative", view, peer, 0, -1),
+        ("shape: the size in bytes does not fit", view, peer, 0, (1 << 62, 8), "int64"),
+        ("offset: -1 does not fit", view, peer, -1),
+    ]
+    for message, call, *arguments in wrong:
         with pytest.raises(ValueError, match=message):
-            call()
+            call(*arguments)
 
 
 @on_ranks(2)

@@ -241,24 +241,22 @@ def test_results_are_raised() -> None:
 
 def test_wrong_types_are_refused() -> None:
     lib = raw.load("host")
-    with pytest.raises(TypeError, match="comm: expected an integer, got 'x'"):
-        lib.ncclCommCount("x")
-    with pytest.raises(TypeError, match=r"ncclCommCount\(\) missing required argument 'comm'"):
-        lib.ncclCommCount()
-    with pytest.raises(TypeError, match="takes at most 1"):
-        lib.ncclCommCount(1, 2)
+    unique_id, create = lib.ncclGetUniqueId(), lib.ncclCommInitAll
+    wrong: list[tuple[Any, ...]] = [
+        (TypeError, "comm: expected an integer, got 'x'", lib.ncclCommCount, "x"),
+        (TypeError, r"ncclCommCount\(\) missing required argument 'comm'", lib.ncclCommCount),
+        (TypeError, "takes at most 1", lib.ncclCommCount, 1, 2),
+        (ValueError, "nranks: 2147483648 does not fit", lib.ncclCommInitRank, 2**31, unique_id, 0),
+        (TypeError, "config", lib.ncclCommInitRankConfig, 1, unique_id, 0, "config"),
+        (ValueError, "devlist: has 1 items, ndev is 2", create, 2, [0]),
+        (ValueError, "ndev: -1", create, -1, None),
+        (TypeError, "devlist: expected a sequence or None, got 5", create, 2, 5),
+    ]
+    for error, text, function, *arguments in wrong:
+        with pytest.raises(error, match=text):
+            function(*arguments)
     with pytest.raises(TypeError, match="unexpected keyword argument 'com'"):
         lib.ncclCommCount(com=1)
-    with pytest.raises(ValueError, match="nranks: 2147483648 does not fit"):
-        lib.ncclCommInitRank(2**31, lib.ncclGetUniqueId(), 0)
-    with pytest.raises(TypeError, match="config"):
-        lib.ncclCommInitRankConfig(1, lib.ncclGetUniqueId(), 0, "config")
-    with pytest.raises(ValueError, match="devlist: has 1 items, ndev is 2"):
-        lib.ncclCommInitAll(2, [0])
-    with pytest.raises(ValueError, match="ndev: -1"):
-        lib.ncclCommInitAll(-1, None)
-    with pytest.raises(TypeError, match="devlist: expected a sequence or None, got 5"):
-        lib.ncclCommInitAll(2, 5)
     older = raw.ncclDevCommRequirements_t()
     older.version, older.ginQueueDepth = 22902, 2
     text = r"reqs\.ginQueueDepth needs NCCL 2\.29\.7, the version of the struct is 2\.29\.2"
