@@ -425,11 +425,13 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
   const std::uint64_t id =
       FlightIdentity::mix(FlightIdentity::mix(now, static_cast<std::uint64_t>(getpid())), ++count);
   std::vector<std::shared_ptr<Communicator>> ranks;
-  for (const ncclComm_t comm : comms) {
-    const auto& rank = ranks.emplace_back(make(library, Options{}));
+  for (std::size_t i = 0; i < comms.size(); ++i) {
+    Options options;
+    options.device = devices[i];
+    const auto& rank = ranks.emplace_back(make(library, options));
     rank->creator_ = "ncclCommInitAll";
     rank->identity_.id = id;
-    *rank->created_ = comm;
+    *rank->created_ = comms[i];
     rank->finish();
   }
   return ranks;

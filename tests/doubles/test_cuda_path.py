@@ -22,7 +22,7 @@ from tests.doubles import library
 from tests.mirror.conftest import mirror_runner
 from tests.nccl.test_delays import race
 from tests.support import warm
-from tests.support.blocking import in_threads
+from tests.support.blocking import in_threads, wait_until
 from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
@@ -50,6 +50,22 @@ def test_work_in_a_group_is_waited_for(rank: Rank) -> None:
     assert x.tolist() == [3.0] * 4
     torch.cuda.synchronize()
     dist.destroy_process_group()
+
+
+def test_operations_of_init_all_are_watched_on_their_devices() -> None:
+    import torch
+
+    pair = nccl.Communicator.init_all([0, 1], provider="cuda")
+    streams = [nccl.Stream("cuda", device=device) for device in range(2)]
+    tensors = [torch.ones(4, device=f"cuda:{device}") for device in range(2)]
+    with nccl.group():
+        for comm, tensor, stream in zip(pair, tensors, streams, strict=True):
+            comm.all_reduce(tensor, stream=stream)
+    for stream in streams:
+        stream.synchronize()
+    wait_until(lambda: all(comm.flight_record()[0].state == "done" for comm in pair))
+    for comm in pair:
+        comm.abort()
 
 
 @on_ranks(2, provider="cuda")
