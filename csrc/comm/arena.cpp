@@ -125,8 +125,7 @@ bool Arena::PoolRegistration::covers(int device) const {
 void Arena::PoolRegistration::add(void* data, std::size_t bytes) {
   const Communicator::Use comm(*communicator_);
   void* handle = nullptr;
-  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommRegister,
-             (comm, data, bytes, &handle));
+  COMM_CHECK(comm, ncclCommRegister, (comm, data, bytes, &handle));
   handles_[data] = handle;
 }
 

@@ -2,26 +2,9 @@
 
 #include "comm/graph.h"
 #include "nccl/device.h"
-#include "nccl/poll.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
-namespace {
-
-// Makes the stream's device current if the stream is a default stream, whose handle denotes the
-// default stream of the current device.
-class DefaultStreamScope {
- public:
-  DefaultStreamScope(const Library& library, int device, CUstream stream) {
-    if (reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread)
-      scope_.emplace(library, device);
-  }
-
- private:
-  std::optional<DeviceScope> scope_;
-};
-
-}  // namespace
-
 AsyncOperation::AsyncOperation(PooledEvent done, std::shared_ptr<void> held, int device,
                                std::unique_ptr<const Capture> capture)
     : done_(std::move(done)),

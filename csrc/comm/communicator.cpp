@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
+#include <set>
 
 #include "abi/constants.h"
-#include "comm/open_communicators.h"
 #include "nccl/device.h"
-#include "nccl/poll.h"
-#include "nccl/run_within.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
 namespace {
@@ -320,12 +320,9 @@ void* Communicator::barrier_memory(const std::function<std::shared_ptr<void>()>&
 }
 
 void Communicator::begin_deadlines() {
-  const bool blocking_null = library_->memory() == Memory::kHost;
-  int device = options_.device;
-  if (!blocking_null) device = DeviceScope(*library_, device).device();
   const auto& seconds = options_.timeout;
   deadlines_->set_limit(seconds ? limit_from_seconds(seconds) : default_limit());
-  deadlines_->begin(library_, device, blocking_null);
+  deadlines_->begin(library_, DeviceScope(*library_, options_.device).device());
   publish_identity();
   OpenCommunicators::add(deadlines_, weak_from_this());
   Observers::created(*this);
@@ -334,9 +331,9 @@ void Communicator::begin_deadlines() {
 
 void Communicator::read_identity() {
   const Use comm(*this);
-  NCCL_CHECK(*library_, comm, rank_, ncclCommUserRank, (comm, &rank_));
-  NCCL_CHECK(*library_, comm, rank_, ncclCommCount, (comm, &nranks_));
-  NCCL_CHECK(*library_, comm, rank_, ncclCommCuDevice, (comm, &device_));
+  COMM_CHECK(comm, ncclCommUserRank, (comm, &rank_));
+  COMM_CHECK(comm, ncclCommCount, (comm, &nranks_));
+  COMM_CHECK(comm, ncclCommCuDevice, (comm, &device_));
   publish_identity();
 }
 
@@ -387,7 +384,7 @@ bool Communicator::settle() {
 ncclResult_t Communicator::read_async_error() {
   const Use comm(*this);
   ncclResult_t state = ncclSuccess;
-  NCCL_CHECK(*library_, comm, rank_, ncclCommGetAsyncError, (comm, &state));
+  COMM_CHECK(comm, ncclCommGetAsyncError, (comm, &state));
   if (!succeeded(state)) [[unlikely]]
     record_failure(state, failure_text(*library_, state, "ncclCommGetAsyncError", comm, rank_));
   return state;
@@ -439,14 +436,10 @@ std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
 
 std::uint64_t Communicator::window_fingerprint() const {
   const std::lock_guard lock(mutex_);
-  std::uint64_t identity = 0;
-  for (const auto& [address, memory] : window_memory_) {
-    std::uint64_t number = memory.number;  // mixed by the finaliser of SplitMix64
-    number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9u;
-    number = (number ^ (number >> 27)) * 0x94d049bb133111ebu;
-    identity ^= number ^ (number >> 31);
-  }
-  return identity;
+  std::set<std::uint64_t> numbers;
+  for (const auto& [address, memory] : window_memory_)
+    if (memory.number != 0) numbers.insert(memory.number);
+  return std::accumulate(numbers.begin(), numbers.end(), std::uint64_t{0}, &FlightIdentity::mix);
 }
 
 const Window& Communicator::window_at(const void* address) const {
@@ -527,7 +520,7 @@ void Communicator::check_shares_nothing() const {
 std::uint64_t Communicator::memory_stat(ncclCommMemStat_t stat) {
   const Use comm(*this);
   std::uint64_t value = 0;
-  NCCL_CHECK(*library_, comm, rank_, ncclCommMemStats, (comm, stat, &value));
+  COMM_CHECK(comm, ncclCommMemStats, (comm, stat, &value));
   return value;
 }
 
@@ -578,18 +571,18 @@ void Communicator::create(const std::vector<std::shared_ptr<Communicator>>& comm
   if (std::ranges::all_of(communicators,
                           [](const auto& one) { return LibraryLimit::supported(one->library()); }))
     return limited();
-  for (const auto& one : communicators) one->choose_device();
+  for (const auto& one : communicators)  // the thread of run_within() has no current device
+    one->options_.device = DeviceScope(one->library(), one->options_.device).device();
   const auto free = [communicators] {
-    for (const auto& one : communicators) one->free_abandoned();
+    for (const auto& one : communicators) {
+      State abandoned = State::kAbandoned;
+      one->state_.compare_exchange_strong(abandoned, State::kCreating);
+      one->discard();
+    }
   };
   if (run_within(seconds, limited, free)) return;
   for (const auto& one : communicators) one->abandon();
   first->throw_late(seconds, first->creator_);
-}
-
-// Needed because the thread of run_within() has no current device.
-void Communicator::choose_device() {
-  options_.device = DeviceScope(*library_, options_.device).device();
 }
 
 void Communicator::abandon() {
@@ -601,12 +594,6 @@ void Communicator::abandon() {
   State state = state_.load();
   while (state < State::kClosed && !state_.compare_exchange_weak(state, State::kAbandoned)) {
   }
-}
-
-void Communicator::free_abandoned() {
-  State abandoned = State::kAbandoned;
-  state_.compare_exchange_strong(abandoned, State::kCreating);
-  discard();
 }
 
 // The identity of a communicator in the flight record. Its id is derived from values that all ranks

@@ -23,7 +23,6 @@
 #include "comm/observer.h"
 #include "comm/operation.h"
 #include "nccl/barrier.h"
-#include "nccl/error.h"
 #include "nccl/library.h"
 
 namespace pynccl {
@@ -403,7 +402,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool call_within(double seconds, const std::function<void(Communicator&)>& function);
   bool finalize_within(double seconds, const char* function);
   bool revoke_within(double seconds);
-  void revoke_handle();
   void wait_for_expiry() const;
   ncclConfig_t* child_config() { return options_.inherits ? nullptr : &options_.config; }
   bool take_handle();
@@ -424,17 +422,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::optional<MissingRanks> missing;  // none: unknown
   };
   class WorkFailures;
-  // Throws the failure of the communicator whose work failed. Returns if that is unknown.
-  static void check_failed_work(const Library& library, const WorkFailure& failure);
   std::optional<NcclFailure> record_expiry(const Deadlines::Late& late, Expiry expiry);
   void record_failure(ncclResult_t result, const std::string& text) noexcept;
   Deadlines::Unfinished unfinished_on_device(double seconds = 0.05);
   void fail_unfinished(const Deadlines::Unfinished& unfinished, const NcclFailure& failure);
   void read_identity();
   ncclResult_t read_async_error();  // callable from any thread once there is a handle
-  void choose_device();
   void abandon();
-  void free_abandoned();
   bool in_use() const;
   bool captured() const;
   static void keep_forever(std::vector<std::shared_ptr<void>> memory);
@@ -503,11 +497,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<const char*> creator_ = "ncclCommInitRankConfig";
 };
 
-// The overload that NCCL_CHECK calls with a Use.
-[[noreturn]] inline void throw_nccl(const Library&, ncclResult_t result, const char* function,
-                                    const Communicator::Use& use, int, const char* file, int line) {
-  use.communicator().throw_failed(result, function, file, line);
-}
+// NCCL_CHECK for a call within a Communicator::Use.
+#define COMM_CHECK(use, function, args)                                             \
+  do {                                                                              \
+    Communicator& used_ = (use).communicator();                                     \
+    const ncclResult_t result_ = used_.library().nccl<&NcclTable::function>() args; \
+    if (!succeeded(result_)) [[unlikely]]                                           \
+      used_.throw_failed(result_, #function, __FILE__, __LINE__);                   \
+  } while (false)
 
 // Counts the open groups of raw.ncclGroupStart() on this thread. NCCL creates objects only at the
 // end of a group, so pynccl's objects cannot be created inside one.

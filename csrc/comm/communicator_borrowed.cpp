@@ -6,7 +6,6 @@
 
 #include "comm/communicator.h"
 #include "comm/observer.h"
-#include "comm/open_communicators.h"
 
 namespace pynccl {
 

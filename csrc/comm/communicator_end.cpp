@@ -20,12 +20,10 @@
 #include "comm/communicator.h"
 #include "comm/failed_streams.h"
 #include "comm/observer.h"
-#include "comm/open_communicators.h"
 #include "nccl/clock.h"
 #include "nccl/fork_lock.h"
 #include "nccl/interrupt.h"
-#include "nccl/poll.h"
-#include "nccl/run_within.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
 namespace {
@@ -375,7 +373,9 @@ void Communicator::end_expired(const std::optional<Deadlines::Entry>& call) {
   if (library_->nccl_table().ncclCommRevoke) {
     mark_revoked();  // before the calls of other threads return
     try {
-      return revoke_handle();
+      const Use comm(*this);
+      COMM_CHECK(comm, ncclCommRevoke, (comm, NCCL_REVOKE_DEFAULT));
+      return;
     } catch (const NcclFailure&) {  // it was revoked before, which ended most calls
       if (poll_until(kEndCallsSeconds, is_over)) return;
     }
@@ -418,12 +418,6 @@ void Communicator::revoke() {
     throw;
   }
   if (!in_time) throw_late(seconds, "ncclCommRevoke");
-}
-
-void Communicator::revoke_handle() {
-  const auto revoke = library_->nccl<&NcclTable::ncclCommRevoke>();
-  const Use comm(*this);
-  check(revoke(comm, NCCL_REVOKE_DEFAULT), "ncclCommRevoke");
 }
 
 // Returns false after the given seconds, while the revocation continues on its thread. Throws if

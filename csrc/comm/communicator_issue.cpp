@@ -7,7 +7,7 @@
 #include "comm/failed_streams.h"
 #include "comm/observer.h"
 #include "nccl/interrupt.h"
-#include "nccl/poll.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
 namespace {
@@ -275,20 +275,16 @@ void Communicator::record_async_failure() noexcept {
 class Communicator::WorkFailures final : public Observer {
  public:
   void work_failed(const Library& library, const WorkFailure& failure) override {
-    check_failed_work(library, failure);
+    const auto communicator =
+        find(library, reinterpret_cast<ncclComm_t>(const_cast<void*>(failure.origin)));
+    if (!communicator) return;
+    communicator->record_failure(failure.code, failure.what());
+    if (communicator->expired()) throw communicator->expiry(failure.function, failure.what());
+    throw NcclFailure(failure.code, failure.function, communicator->known_rank(), failure.what());
   }
 };
 
 void Communicator::observe() { Observers::add(*new WorkFailures); }
-
-void Communicator::check_failed_work(const Library& library, const WorkFailure& failure) {
-  const auto communicator =
-      find(library, reinterpret_cast<ncclComm_t>(const_cast<void*>(failure.origin)));
-  if (!communicator) return;
-  communicator->record_failure(failure.code, failure.what());
-  if (communicator->expired()) throw communicator->expiry(failure.function, failure.what());
-  throw NcclFailure(failure.code, failure.function, communicator->known_rank(), failure.what());
-}
 
 // Makes waits for these streams throw the failure, if the library does not track failed work
 // itself.

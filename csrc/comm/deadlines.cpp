@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/observer.h"
+#include "common/per_process.h"
 #include "nccl/device.h"
 
 namespace pynccl {
@@ -18,6 +19,13 @@ constexpr std::int64_t kSilenceLimit = 5'000'000'000;  // ns, until a driver cou
 constexpr double kDefaultSeconds = 1800;
 
 std::mutex scopes_mutex;  // guards the number of scopes and their shortest limit
+
+struct OpenList {
+  std::mutex mutex;
+  std::vector<OpenCommunicators::Entry> all;
+};
+
+OpenList& open_list() { return common::per_process<OpenList>(); }
 
 }  // namespace
 
@@ -78,14 +86,12 @@ std::int64_t DeadlineScope::applied_to(std::int64_t limit) {
   return std::min(limits.replacement.value_or(limit), limits.shortest);
 }
 
-std::int64_t DeadlineScope::shortest() { return shortest_.load(); }
-
-void Deadlines::begin(std::shared_ptr<Library> library, int device, bool blocking_null) {
+void Deadlines::begin(std::shared_ptr<Library> library, int device) {
   library_ = std::move(library);
   device_ = device;
   events_ = std::make_shared<EventPool>(library_, device_);
   // On GPUs every call only enqueues, so the handle is one that no stream has.
-  blocking_stream_ = reinterpret_cast<CUstream>(blocking_null ? std::uintptr_t{0} : UINTPTR_MAX);
+  blocking_stream_ = reinterpret_cast<CUstream>(on_gpu() ? UINTPTR_MAX : std::uintptr_t{0});
   next_event_.store(INT64_MIN, std::memory_order_relaxed);
 }
 
@@ -435,6 +441,32 @@ bool Deadlines::expire(const Late& late) {
     return false;
   expired_ = true;
   return true;
+}
+
+void OpenCommunicators::add(const std::shared_ptr<Deadlines>& deadlines,
+                            std::weak_ptr<Communicator> communicator) {
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  list.all.push_back({deadlines, std::move(communicator)});
+}
+
+void OpenCommunicators::remove(const Deadlines& deadlines) {
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  std::erase_if(list.all, [&](const Entry& one) { return one.deadlines.get() == &deadlines; });
+}
+
+std::vector<OpenCommunicators::Entry> OpenCommunicators::all() {
+  OpenList& list = open_list();
+  const std::lock_guard lock(list.mutex);
+  return list.all;
+}
+
+std::vector<std::shared_ptr<Communicator>> OpenCommunicators::communicators() {
+  std::vector<std::shared_ptr<Communicator>> open;
+  for (const Entry& one : all())
+    if (auto communicator = one.communicator.lock()) open.push_back(std::move(communicator));
+  return open;
 }
 
 }  // namespace pynccl

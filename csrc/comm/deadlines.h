@@ -1,5 +1,5 @@
 // Deadlines: the time limits of one communicator's operations and calls, and which of them are
-// late. The thread of watch/monitor polls it.
+// late. OpenCommunicators lists them for the thread of watch/monitor, which polls them.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +17,8 @@
 #include "comm/stream.h"
 
 namespace pynccl {
+
+class Communicator;
 
 // Converts a limit from seconds to nanoseconds; FlightRecord::kNoLimit for none.
 std::int64_t limit_from_seconds(std::optional<double> seconds);
@@ -42,7 +44,8 @@ class DeadlineScope {
   static bool any() { return scopes_.load(std::memory_order_relaxed) != 0; }
   static bool on_this_thread();
   [[gnu::cold]] static std::int64_t applied_to(std::int64_t limit);  // a communicator's limit
-  static std::int64_t shortest();  // a lower bound for all threads; kNoLimit without scopes
+  // A lower bound for all threads; kNoLimit without scopes.
+  static std::int64_t shortest() { return shortest_.load(); }
 
  private:
   struct Limits {
@@ -80,9 +83,7 @@ class Deadlines {
   static void set_silent_since(std::int64_t time) { silent_since_.store(time); }
   static std::int64_t silent_since() { return silent_since_.load(); }
 
-  // Called once the communicator is created. blocking_null: whether a call on the null stream
-  // returns when the operation is done.
-  void begin(std::shared_ptr<Library> library, int device, bool blocking_null);
+  void begin(std::shared_ptr<Library> library, int device);  // once the communicator is created
   void set_limit(std::int64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
   std::int64_t own_limit() const { return limit_.load(std::memory_order_relaxed); }
   [[gnu::always_inline]] std::int64_t limit() const {  // of operations that this thread issues
@@ -182,7 +183,7 @@ class Deadlines {
   // The members that an operation reads come first.
   std::atomic<std::int64_t> limit_ = FlightRecord::kNoLimit;
   std::atomic<std::int64_t> next_event_ = INT64_MAX;  // until begin()
-  CUstream blocking_stream_ = nullptr;
+  CUstream blocking_stream_ = nullptr;  // an operation on it is done when its call returns
   FlightRecorder recorder_;
   std::shared_ptr<Library> library_;
   int device_ = -1;
@@ -221,6 +222,22 @@ class Deadlines {
   };
   std::vector<Launch> launches_;
   std::list<Entry> calls_;
+};
+
+// The open communicators of the process, oldest first.
+class OpenCommunicators {
+ public:
+  struct Entry {
+    std::shared_ptr<Deadlines> deadlines;
+    std::weak_ptr<Communicator> communicator;
+  };
+
+  static void add(const std::shared_ptr<Deadlines>& deadlines,
+                  std::weak_ptr<Communicator> communicator);
+  static void remove(const Deadlines& deadlines);
+
+  static std::vector<Entry> all();
+  static std::vector<std::shared_ptr<Communicator>> communicators();
 };
 
 }  // namespace pynccl

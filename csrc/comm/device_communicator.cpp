@@ -177,7 +177,7 @@ void DeviceCommunicator::begin() {
   const Communicator::Use comm(*communicator_);
   const void* requirements = &passed_->requirements;
   if (!passed_->small_requirements.empty()) requirements = passed_->small_requirements.data();
-  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclDevCommCreate,
+  COMM_CHECK(comm, ncclDevCommCreate,
              (comm, static_cast<const ncclDevCommRequirements_t*>(requirements),
               reinterpret_cast<ncclDevComm_t*>(passed_->dev_comm.data())));
 }
@@ -217,7 +217,7 @@ void DeviceCommunicator::close() {
     throw std::invalid_argument("device communicator: it cannot be closed during a capture");
   {
     const Communicator::Use comm(*communicator_);
-    NCCL_CHECK(library, comm, communicator_->known_rank(), ncclDevCommDestroy,
+    COMM_CHECK(comm, ncclDevCommDestroy,
                (comm, reinterpret_cast<const ncclDevComm_t*>(passed_->dev_comm.data())));
   }
   release_copy();
@@ -301,8 +301,7 @@ ncclCommProperties_t query_properties(Communicator& communicator) {
     }
   properties.version = static_cast<unsigned>(version);
   const Communicator::Use comm(communicator);
-  NCCL_CHECK(communicator.library(), comm, communicator.known_rank(), ncclCommQueryProperties,
-             (comm, &properties));
+  COMM_CHECK(comm, ncclCommQueryProperties, (comm, &properties));
   if (properties.size == kFirstSize)
     properties.ginType = static_cast<ncclGinType_t>(
         reinterpret_cast<const unsigned char*>(&properties)[kFirstGinType]);

@@ -12,7 +12,7 @@
 #include "comm/stream.h"
 #include "nccl/device.h"
 #include "nccl/interrupt.h"
-#include "nccl/run_within.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
 namespace {

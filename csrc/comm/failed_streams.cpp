@@ -59,6 +59,29 @@ bool mark_failed(CUstream stream, std::int64_t since, const FailedStreams::Throw
   return true;
 }
 
+// Throws the last failure whose stream throws_now(), if any, after the lock is released.
+template <class Predicate>
+void throw_failure(const std::string& cause, Predicate&& throws_now) {
+  FailedStreams::Throw failure;
+  {
+    const std::lock_guard lock(failed_mutex);
+    for (FailedStream& one : failed_streams()) {
+      if (!throws_now(one)) continue;
+      one.thrown = std::min(one.thrown, precise_time());
+      failure = one.failure;
+    }
+  }
+  if (failure) failure(cause);
+}
+
+constexpr std::size_t kMaxFunctions = 64;
+std::mutex functions_mutex;
+
+std::deque<std::shared_ptr<const FunctionFailure>>& failed_functions() {
+  static auto& list = *new std::deque<std::shared_ptr<const FunctionFailure>>;
+  return list;
+}
+
 }  // namespace
 
 void FailedStreams::add(const std::vector<CUstream>& streams, std::int64_t since,
@@ -119,31 +142,17 @@ void FailedStreams::forget(CUstream stream) noexcept {
 }
 
 void FailedStreams::check_failed(CUstream stream, std::int64_t began, const std::string& cause) {
-  Throw failure;
-  {
-    const std::lock_guard lock(failed_mutex);
-    const std::int64_t now = precise_time();
-    for (FailedStream& one : failed_streams()) {
-      if (one.stream != stream || one.destroyed || one.thrown_by_stream < began) continue;
-      one.thrown_by_stream = std::min(one.thrown_by_stream, now);
-      one.thrown = std::min(one.thrown, now);
-      failure = one.failure;
-    }
-  }
-  if (failure) failure(cause);
+  throw_failure(cause, [&](FailedStream& one) {
+    if (one.stream != stream || one.destroyed || one.thrown_by_stream < began) return false;
+    one.thrown_by_stream = std::min(one.thrown_by_stream, precise_time());
+    return true;
+  });
 }
 
-namespace {
-
-constexpr std::size_t kMaxFunctions = 64;
-std::mutex functions_mutex;
-
-std::deque<std::shared_ptr<const FunctionFailure>>& failed_functions() {
-  static auto& list = *new std::deque<std::shared_ptr<const FunctionFailure>>;
-  return list;
+void FailedStreams::check_recorded(CUstream stream, std::int64_t at, const std::string& cause) {
+  throw_failure(cause,
+                [&](const FailedStream& one) { return one.stream == stream && one.covers(at); });
 }
-
-}  // namespace
 
 const void* FailedFunctions::add(const std::shared_ptr<const FunctionFailure>& failure) {
   std::shared_ptr<const FunctionFailure> oldest;  // released after the lock
@@ -164,19 +173,6 @@ void FailedFunctions::check(const void* origin) {
       if (one.get() == origin) found = one;
   }
   if (found) throw FunctionFailure(*found);
-}
-
-void FailedStreams::check_recorded(CUstream stream, std::int64_t at, const std::string& cause) {
-  Throw failure;
-  {
-    const std::lock_guard lock(failed_mutex);
-    for (FailedStream& one : failed_streams()) {
-      if (one.stream != stream || !one.covers(at)) continue;
-      one.thrown = std::min(one.thrown, precise_time());
-      failure = one.failure;
-    }
-  }
-  if (failure) failure(cause);
 }
 
 }  // namespace pynccl

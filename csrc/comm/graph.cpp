@@ -8,7 +8,7 @@
 
 #include "comm/observer.h"
 #include "nccl/device.h"
-#include "nccl/poll.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
 namespace {
@@ -23,6 +23,18 @@ std::vector<Graph*>& all_graphs() {
   return graphs;
 }
 
+// The executable is destroyed in relaxed mode, because otherwise that would invalidate a capture of
+// this thread, or a global capture of another thread.
+std::shared_ptr<CUgraphExec_st> instantiate(const std::shared_ptr<Library>& library,
+                                            CUgraph graph) {
+  CUgraphExec exec = nullptr;
+  DRIVER_CHECK(*library, GraphInstantiateWithFlags, (&exec, graph, 0));
+  return {exec, [library](CUgraphExec one) {
+            const RelaxedMode relaxed(*library);
+            library->driver().GraphExecDestroy(one);
+          }};
+}
+
 std::string name_of(const Communicator& communicator) {
   const int rank = communicator.known_rank();
   return rank < 0 ? "a communicator" : "the communicator of rank " + std::to_string(rank);
@@ -33,11 +45,49 @@ std::string name_of(const Communicator& communicator) {
 // Connects the graphs to the communicators that they use.
 class Graph::Uses final : public Observer {
  public:
+  // Adds the operation to the graph that its stream is captured into.
   void before_operation(const OperationEvent& event) override {
-    if (any_capture()) add_use(event.communicator, event.operation.stream);
+    if (!any_capture()) return;
+    const Library& library = event.communicator.library();
+    const std::optional<cuuint64_t> id = capture_id(library, event.operation.stream);
+    if (!id) return;
+    const std::lock_guard lock(graphs_mutex);
+    Graph* graph = captured_into(library, *id);
+    if (!graph) return;
+    auto used = find(graph->used_, event.communicator);
+    if (used == graph->used_.end())
+      used = graph->used_.insert(used, {event.communicator.shared_from_this(), {}, nullptr});
+    event.communicator.deadlines().mark_captured();
+    used->operations.push_back(event.communicator.deadlines().recorder().last() + 1);
   }
+
+  // Invalidates the graphs of the communicator. Refuses to close it during a capture that uses it.
   void before_close(const Communicator& communicator, bool aborted) override {
-    invalidate_for(communicator, aborted);
+    const auto uses = [&](std::vector<Used>& used) {
+      return find(used, communicator) != used.end();
+    };
+    std::vector<Exec> freed;  // after the lock is released
+    const std::lock_guard lock(graphs_mutex);
+    for (Graph* graph : all_graphs())
+      if (!aborted && graph->state_ == State::kCapturing && uses(graph->used_))
+        throw std::invalid_argument(
+            "communicator: a capture in progress uses it; leave the with block first");
+    for (Graph* graph : all_graphs()) {
+      if (!uses(graph->used_)) continue;
+      if (graph->closed_communicator_.empty()) graph->closed_communicator_ = name_of(communicator);
+      if (graph->state_ != State::kReady) continue;
+      graph->state_ = State::kInvalidated;
+      freed.push_back(std::move(graph->exec_));
+    }
+    for (Retired& one : retired())
+      if (one.exec && uses(one.used)) freed.push_back(std::move(one.exec));
+  }
+
+ private:
+  static std::vector<Used>::iterator find(std::vector<Used>& used,
+                                          const Communicator& communicator) {
+    return std::find_if(used.begin(), used.end(),
+                        [&](const Used& one) { return one.communicator.get() == &communicator; });
   }
 };
 
@@ -48,27 +98,6 @@ void Graph::count_capture(int change) {
   captures_.fetch_add(change);
   change > 0 ? Observers::observe_operations() : Observers::stop_operations();
 }
-
-class Graph::Exec {
- public:
-  Exec(std::shared_ptr<Library> library, CUgraph graph) : library_(std::move(library)) {
-    DRIVER_CHECK(*library_, GraphInstantiateWithFlags, (&handle_, graph, 0));
-  }
-  Exec(const Exec&) = delete;
-  Exec& operator=(const Exec&) = delete;
-  // In relaxed mode, because otherwise the destruction would invalidate a capture of this thread,
-  // or a global capture of another thread.
-  ~Exec() {
-    if (!handle_) return;
-    const RelaxedMode relaxed(*library_);
-    library_->driver().GraphExecDestroy(handle_);
-  }
-  CUgraphExec handle() const { return handle_; }
-
- private:
-  std::shared_ptr<Library> library_;
-  CUgraphExec handle_ = nullptr;
-};
 
 Graph::Graph(std::shared_ptr<Library> library, CUstream stream, int device,
              CUstreamCaptureMode mode)
@@ -118,23 +147,26 @@ void Graph::end(bool failed) {
     state_ = State::kFailed;
   }
   const DeviceScope scope(*library_, device_);
-  const Captured captured = end_capture();
+  const auto [result, graph] = end_capture();
   if (failed) return retire();
-  if (captured.result != CUDA_SUCCESS) {
-    retire();
-    throw_driver(*library_, captured.result, "cuStreamEndCapture", __FILE__, __LINE__);
-  }
   try {
+    if (result != CUDA_SUCCESS)
+      throw_driver(*library_, result, "cuStreamEndCapture", __FILE__, __LINE__);
     std::size_t size = 0;
-    DRIVER_CHECK(*library_, GraphGetNodes, (captured.graph.get(), nullptr, &size));
-    finish(std::make_shared<const Exec>(library_, captured.graph.get()), size);
+    DRIVER_CHECK(*library_, GraphGetNodes, (graph.get(), nullptr, &size));
+    Exec created = instantiate(library_, graph.get());
+    const std::lock_guard lock(graphs_mutex);
+    for (Used& used : used_) used.what = std::make_shared<const std::string>(used.text());
+    size_ = size;
+    state_ = closed_communicator_.empty() ? State::kReady : State::kInvalidated;
+    if (state_ == State::kReady) exec_ = std::move(created);
   } catch (...) {
     retire();
     throw;
   }
 }
 
-Graph::Captured Graph::end_capture() {
+std::pair<CUresult, std::shared_ptr<CUgraph_st>> Graph::end_capture() {
   CUgraph graph = nullptr;
   {
     const std::lock_guard lock(graphs_mutex);
@@ -145,17 +177,10 @@ Graph::Captured Graph::end_capture() {
   const CUresult result = library_->driver().StreamEndCapture(stream_, &graph);
   count_capture(-1);
   free_retired();
-  return {result, std::unique_ptr<CUgraph_st, Destroy>(graph, Destroy{library_.get()})};
-}
-
-void Graph::Destroy::operator()(CUgraph graph) const { library->driver().GraphDestroy(graph); }
-
-void Graph::finish(std::shared_ptr<const Exec> created, std::size_t size) {
-  const std::lock_guard lock(graphs_mutex);
-  for (Used& used : used_) used.what = std::make_shared<const std::string>(used.text());
-  size_ = size;
-  state_ = closed_communicator_.empty() ? State::kReady : State::kInvalidated;
-  if (state_ == State::kReady) exec_ = std::move(created);
+  const auto destroy = [library = library_](CUgraph captured) {
+    if (captured) library->driver().GraphDestroy(captured);
+  };
+  return {result, {graph, destroy}};
 }
 
 // "a graph launch with all_reduce #5 (float32, count=4, sum)"
@@ -182,7 +207,7 @@ std::vector<Graph::Retired>& Graph::retired() {
 // Frees the resources after the lock is released, because that may run Python code.
 void Graph::free_retired() noexcept {
   std::vector<Retired> unused;
-  std::vector<std::shared_ptr<const Exec>> execs;  // freed before the communicators
+  std::vector<Exec> execs;  // freed before the communicators
   const std::lock_guard lock(graphs_mutex);
   if (!any_capture())
     for (Retired& one : retired())
@@ -216,7 +241,7 @@ void Graph::close() {
   retire();
 }
 
-std::shared_ptr<const Graph::Exec> Graph::exec() const {
+Graph::Exec Graph::exec() const {
   const std::lock_guard lock(graphs_mutex);
   check_expired();
   if (state_ != State::kReady) throw std::invalid_argument("graph: " + why_not_ready());
@@ -225,7 +250,7 @@ std::shared_ptr<const Graph::Exec> Graph::exec() const {
 
 void Graph::launch(CUstream stream) const {
   const std::lock_guard launch_lock(launching_);
-  const std::shared_ptr<const Exec> running = exec();
+  const Exec running = exec();
   const DeviceScope scope(*library_, device_);
   const bool captured = is_capturing(*library_, stream);
   std::list<Deadlines::Call> calls;  // on CPUs the graph may run in this thread
@@ -236,7 +261,7 @@ void Graph::launch(CUstream stream) const {
   std::unique_ptr<Observation> observed;
   if (!captured) observed = Observers::launches({library_, device_, id_, stream});
   try {
-    DRIVER_CHECK(*library_, GraphLaunch, (running->handle(), stream));
+    DRIVER_CHECK(*library_, GraphLaunch, (running.get(), stream));
   } catch (const WorkFailure& failure) {
     check_failed_work(*library_, failure);
     throw NcclFailure(failure);
@@ -267,9 +292,9 @@ void Graph::watch_launch(CUstream stream) const {
 }
 
 void Graph::upload(CUstream stream) const {
-  const std::shared_ptr<const Exec> ready = exec();
+  const Exec ready = exec();
   const DeviceScope scope(*library_, device_);
-  DRIVER_CHECK(*library_, GraphUpload, (ready->handle(), stream));
+  DRIVER_CHECK(*library_, GraphUpload, (ready.get(), stream));
 }
 
 std::string Graph::why_not_ready() const {
@@ -298,22 +323,6 @@ Graph* Graph::captured_into(const Library& library, cuuint64_t id) {
     if (graph->state_ == State::kCapturing && graph->id_ == id && graph->library_.get() == &library)
       return graph;
   return nullptr;
-}
-
-void Graph::add_use(Communicator& communicator, CUstream stream) {
-  const Library& library = communicator.library();
-  const std::optional<cuuint64_t> id = capture_id(library, stream);
-  if (!id) return;
-  const std::lock_guard lock(graphs_mutex);
-  Graph* graph = captured_into(library, *id);
-  if (!graph) return;
-  auto used = std::find_if(graph->used_.begin(), graph->used_.end(), [&](const Used& one) {
-    return one.communicator.get() == &communicator;
-  });
-  if (used == graph->used_.end())
-    used = graph->used_.insert(used, {communicator.shared_from_this(), {}, nullptr});
-  communicator.deadlines().mark_captured();
-  used->operations.push_back(communicator.deadlines().recorder().last() + 1);
 }
 
 bool Graph::keep_alive(const Library& library, CUstream stream, std::shared_ptr<void> object) {
@@ -355,29 +364,6 @@ CUstream Graph::redirect(const Library& library, CUstream current) {
         (*graph)->thread_ == std::this_thread::get_id())
       return (*graph)->stream_;
   return current;
-}
-
-bool Graph::uses(const std::vector<Used>& used, const Communicator& communicator) {
-  return std::any_of(used.begin(), used.end(),
-                     [&](const Used& one) { return one.communicator.get() == &communicator; });
-}
-
-void Graph::invalidate_for(const Communicator& communicator, bool aborted) {
-  std::vector<std::shared_ptr<const Exec>> freed;  // after the lock is released
-  const std::lock_guard lock(graphs_mutex);
-  for (Graph* graph : all_graphs())
-    if (!aborted && graph->state_ == State::kCapturing && uses(graph->used_, communicator))
-      throw std::invalid_argument(
-          "communicator: a capture in progress uses it; leave the with block first");
-  for (Graph* graph : all_graphs()) {
-    if (!uses(graph->used_, communicator)) continue;
-    if (graph->closed_communicator_.empty()) graph->closed_communicator_ = name_of(communicator);
-    if (graph->state_ != State::kReady) continue;
-    graph->state_ = State::kInvalidated;
-    freed.push_back(std::move(graph->exec_));
-  }
-  for (Retired& one : retired())
-    if (one.exec && uses(one.used, communicator)) freed.push_back(std::move(one.exec));
 }
 
 }  // namespace pynccl

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -82,9 +83,8 @@ class Graph {
   enum class State { kNew, kCapturing, kReady, kFailed, kInvalidated, kClosed };
 
   class Uses;
+  using Exec = std::shared_ptr<CUgraphExec_st>;  // launches in progress share it
 
-  // Owns the CUgraphExec, which launches in progress share.
-  class Exec;
   // A communicator and its operations in the graph.
   struct Used {
     std::shared_ptr<Communicator> communicator;
@@ -99,37 +99,21 @@ class Graph {
     std::shared_ptr<const PooledEvent> launched;
     std::vector<Used> used;
     std::vector<std::shared_ptr<void>> held;
-    std::shared_ptr<const Exec> exec;
+    Exec exec;
 
     bool in_use() const noexcept;
   };
 
-  struct Destroy {
-    const Library* library;
-    void operator()(CUgraph graph) const;
-  };
-  struct Captured {
-    CUresult result;
-    std::unique_ptr<CUgraph_st, Destroy> graph;
-  };
-
-  Captured end_capture();
-  void finish(std::shared_ptr<const Exec> created, std::size_t size);
+  std::pair<CUresult, std::shared_ptr<CUgraph_st>> end_capture();
   void retire() noexcept;
-  std::shared_ptr<const Exec> exec() const;
+  Exec exec() const;
   void check_expired(const std::string& cause = {}) const;
   void watch_launch(CUstream stream) const;
-  static bool uses(const std::vector<Used>& used, const Communicator& communicator);
   std::string why_not_ready() const;
   static void free_retired() noexcept;  // frees the resources that are no longer in use
   static std::vector<Retired>& retired();
   static void count_capture(int change);
   static Graph* captured_into(const Library& library, cuuint64_t id);
-  // Adds the next operation of the communicator to the graph that the stream is captured into.
-  static void add_use(Communicator& communicator, CUstream stream);
-  // Invalidates the graphs of a communicator that is about to be freed. Throws
-  // std::invalid_argument if a capture in progress uses it, unless it is aborted.
-  static void invalidate_for(const Communicator& communicator, bool aborted);
 
   inline static std::atomic<int> captures_ = 0;
   inline static std::atomic<int> device_waits_ = 0;
@@ -148,7 +132,7 @@ class Graph {
   std::thread::id thread_;
   cuuint64_t id_ = 0;  // of the capture
   std::size_t size_ = 0;
-  std::shared_ptr<const Exec> exec_;
+  Exec exec_;
   std::vector<Used> used_;  // changed by a capture, and by retire() under launching_
   std::vector<std::shared_ptr<void>> held_;
   std::string closed_communicator_;  // the communicator whose close invalidated the graph

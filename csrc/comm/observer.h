@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -24,8 +25,7 @@ struct OperationEvent {
   OperationKind kind;  // overrides operation.kind
   const Operation& operation;
   bool in_group;
-  std::int64_t time =
-      0;  // of the call: precise_time() while times are observed, else coarse_time()
+  std::int64_t time = 0;  // of the call; a precise_time() if times are observed
 };
 
 // A wait by a stream for an event, or by the calling thread.
@@ -98,7 +98,11 @@ class Observers {
   // Adds an observer, which must live as long as the process. Operations call before_operation()
   // and called() only on the observers that request them here.
   enum Operations : unsigned { kNone = 0, kBefore = 1, kCalled = 2 };
-  static void add(Observer& observer, unsigned operations = kNone);
+  static void add(Observer& observer, unsigned operations = kNone) {
+    add_to(all_, observer);
+    if ((operations & kBefore) != 0) add_to(before_, observer);
+    if ((operations & kCalled) != 0) add_to(called_, observer);
+  }
 
   // Enables the events of operations and windows, or of times, until a matching call of stop_...().
   static void observe_operations() { operations_.fetch_add(1, std::memory_order_relaxed); }
@@ -160,7 +164,13 @@ class Observers {
   static constexpr std::size_t kMaxObservers = 8;
   using List = std::array<std::atomic<Observer*>, kMaxObservers>;
 
-  static void add_to(List& list, Observer& observer);
+  static void add_to(List& list, Observer& observer) {
+    for (std::atomic<Observer*>& slot : list) {
+      Observer* none = nullptr;
+      if (slot.compare_exchange_strong(none, &observer)) return;
+    }
+    throw std::length_error("there are too many observers");
+  }
 
   template <class Call>
   static void each(const List& list, Call&& call) {

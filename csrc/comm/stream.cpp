@@ -12,8 +12,8 @@
 #include "comm/observer.h"
 #include "nccl/clock.h"
 #include "nccl/device.h"
-#include "nccl/error.h"
 #include "nccl/interrupt.h"
+#include "nccl/library.h"
 
 namespace pynccl {
 namespace {
@@ -36,10 +36,6 @@ void in_context_nothrow(const Library& library, int device, Call&& call) noexcep
     static_cast<void>(in_context(library, device, call));
   } catch (...) {  // the device cannot be made current
   }
-}
-
-bool is_default(CUstream stream) {
-  return reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread;
 }
 
 // A Stream that has not been destroyed.
@@ -288,8 +284,7 @@ void Event::record(CUstream stream) const {
   recorded_on_.store(stream, std::memory_order_relaxed);
   const bool timed = !library_->reports_failed_work() || Observers::times();
   recorded_at_.store(timed ? precise_time() : 0, std::memory_order_relaxed);
-  std::optional<DeviceScope> scope;  // a default stream is the one of the event's device
-  if (is_default(stream)) scope.emplace(*library_, device_);
+  const DefaultStreamScope scope(*library_, device_, stream);
   CHECK_IN_CONTEXT(EventRecord, (handle(), stream));
 }
 

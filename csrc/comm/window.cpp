@@ -291,8 +291,7 @@ void Window::set_up_one_sided(const std::vector<Window*>& windows) {
 
 void Window::begin() {
   const Communicator::Use comm(*communicator_);
-  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclCommWindowRegister,
-             (comm, address_, nbytes_, handle_, flags_));
+  COMM_CHECK(comm, ncclCommWindowRegister, (comm, address_, nbytes_, handle_, flags_));
 }
 
 void Window::finish() {
@@ -308,8 +307,7 @@ void Window::close() {
   wait_for_use();
   if (window) {
     const Communicator::Use comm(*communicator_);
-    NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(),
-               ncclCommWindowDeregister, (comm, window));
+    COMM_CHECK(comm, ncclCommWindowDeregister, (comm, window));
   }
   cancel();
 }
@@ -369,8 +367,7 @@ void* Window::user_pointer() const {
   const ncclWindow_t window = handle();
   const Communicator::Use comm(*communicator_);
   void* pointer = nullptr;
-  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclWinGetUserPtr,
-             (comm, window, &pointer));
+  COMM_CHECK(comm, ncclWinGetUserPtr, (comm, window, &pointer));
   return pointer;
 }
 
@@ -394,8 +391,7 @@ void* Window::lsa_pointer(int lsa_rank, std::size_t offset) const {
   if (!window) return nullptr;
   void* pointer = nullptr;
   const Communicator::Use comm(*communicator_);
-  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclGetLsaDevicePointer,
-             (window, 0, lsa_rank, &pointer));
+  COMM_CHECK(comm, ncclGetLsaDevicePointer, (window, 0, lsa_rank, &pointer));
   return pointer ? static_cast<char*>(pointer) + offset : nullptr;
 }
 
@@ -405,8 +401,7 @@ void* Window::peer_pointer(int rank, std::size_t offset) const {
   if (!window) return nullptr;
   void* pointer = nullptr;
   const Communicator::Use comm(*communicator_);
-  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(), ncclGetPeerDevicePointer,
-             (window, 0, rank, &pointer));
+  COMM_CHECK(comm, ncclGetPeerDevicePointer, (window, 0, rank, &pointer));
   return pointer ? static_cast<char*>(pointer) + offset : nullptr;
 }
 
@@ -416,8 +411,7 @@ void* Window::multimem_pointer(std::size_t offset) const {
   if (!window) return nullptr;
   void* pointer = nullptr;
   const Communicator::Use comm(*communicator_);
-  NCCL_CHECK(communicator_->library(), comm, communicator_->known_rank(),
-             ncclGetLsaMultimemDevicePointer, (window, 0, &pointer));
+  COMM_CHECK(comm, ncclGetLsaMultimemDevicePointer, (window, 0, &pointer));
   return pointer ? static_cast<char*>(pointer) + offset : nullptr;
 }
 

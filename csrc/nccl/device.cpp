@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "nccl/error.h"
+#include "nccl/library.h"
 
 namespace pynccl {
 namespace {

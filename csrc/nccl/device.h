@@ -2,6 +2,8 @@
 // streams and allocations. It uses the device's primary context, as torch and CuPy do.
 #pragma once
 
+#include <optional>
+
 #include "nccl/library.h"
 
 namespace pynccl {
@@ -22,6 +24,19 @@ class DeviceScope {
   CUcontext previous_ = nullptr;
   bool changed_ = false;
   int device_ = 0;
+};
+
+// The scope of a call on a stream. A default stream's handle denotes the one of the current device,
+// so its device is made current.
+class DefaultStreamScope {
+ public:
+  DefaultStreamScope(const Library& library, int device, CUstream stream) {
+    if (reinterpret_cast<std::uintptr_t>(stream) <= kStreamPerThread)
+      scope_.emplace(library, device);
+  }
+
+ private:
+  std::optional<DeviceScope> scope_;
 };
 
 // The device of any stream; for a default stream, the thread's current device as in DeviceScope.

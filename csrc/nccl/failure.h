@@ -82,10 +82,4 @@ inline bool succeeded(ncclResult_t result) {
   return result == ncclSuccess || result == ncclInProgress;
 }
 
-// The end of an exception's text: the source location, with the called function if the text does
-// not begin with it.
-std::string place_text(const char* file, int line, const char* function = nullptr);
-DriverFailure driver_failure(const DriverTable& driver, CUresult result, const char* function,
-                             const char* file, int line);
-
 }  // namespace pynccl

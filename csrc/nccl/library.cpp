@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <map>
 
 #include "nccl/interrupt.h"
@@ -149,8 +150,7 @@ void Library::load_driver() const {
 int Library::driver_version() const {
   if (const int known = driver_version_.load(std::memory_order_relaxed)) return known;
   int version = 0;
-  if (const CUresult result = driver().DriverGetVersion(&version); result != CUDA_SUCCESS)
-    throw driver_failure(driver(), result, "cuDriverGetVersion", __FILE__, __LINE__);
+  DRIVER_CHECK(*this, DriverGetVersion, (&version));
   driver_version_.store(version, std::memory_order_relaxed);
   return version;
 }
@@ -232,6 +232,51 @@ std::string loaded_path(std::string_view soname) {
       },
       &search);
   return search.found;
+}
+
+std::string place_text(const char* file, int line, const char* function) {
+  const char* slash = std::strrchr(file, '/');  // the text names the file, not the build folder
+  const std::string within = function ? std::string(function) + ", " : std::string();
+  return " [" + within + (slash ? slash + 1 : file) + ":" + std::to_string(line) + "]";
+}
+
+std::string failure_text(const Library& library, ncclResult_t result, const char* function,
+                         ncclComm_t comm, int rank) {
+  const NcclTable& nccl = library.nccl_table();
+  std::string text = std::string(function) + " failed";
+  if (rank >= 0) text += " on rank " + std::to_string(rank);
+  if (nccl.ncclGetErrorString) text += std::string(": ") + nccl.ncclGetErrorString(result);
+  if (nccl.ncclGetLastError) {
+    const char* last = nccl.ncclGetLastError(comm);
+    if (last && *last) text += std::string(": ") + last;
+  }
+  return text;
+}
+
+void throw_nccl(const Library& library, ncclResult_t result, const char* function, ncclComm_t comm,
+                int rank, const char* file, int line) {
+  throw NcclFailure(result, function, rank,
+                    failure_text(library, result, function, comm, rank) + place_text(file, line));
+}
+
+void throw_driver(const Library& library, CUresult result, const char* function, const char* file,
+                  int line) {
+  if (const auto failed = result == CUDA_ERROR_UNKNOWN ? library.failed_work() : std::nullopt) {
+    const bool launched = std::strcmp(function, "cuGraphLaunch") == 0;
+    const char* what = launched ? "the launch of a graph" : "work queued on the stream";
+    throw WorkFailure(
+        failed->result, function,
+        std::string(what) + " failed: " + failed->text + place_text(file, line, function),
+        failed->origin);
+  }
+  const DriverTable& driver = library.driver();
+  std::string text = std::string(function) + " failed";
+  const char* name = nullptr;
+  const char* meaning = nullptr;
+  if (driver.GetErrorName(result, &name) == CUDA_SUCCESS && name) text += std::string(": ") + name;
+  if (driver.GetErrorString(result, &meaning) == CUDA_SUCCESS && meaning)
+    text += std::string(" (") + meaning + ")";
+  throw DriverFailure(result, function, text + place_text(file, line));
 }
 
 }  // namespace pynccl

@@ -11,10 +11,9 @@
 
 #include "comm/communicator.h"
 #include "comm/observer.h"
-#include "comm/open_communicators.h"
 #include "common/new_file.h"
 #include "common/signals_blocked.h"
-#include "nccl/run_within.h"
+#include "nccl/wait.h"
 #include "watch/json.h"
 #include "watch/process_identity.h"
 

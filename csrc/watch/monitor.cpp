@@ -21,6 +21,17 @@ constexpr std::int64_t kShortestPause = 5'000'000,
 constexpr std::int64_t kInquiring = kChecks * 20'000'000;  // while an Inquiry is open
 constexpr std::chrono::seconds kAnswer(1);  // after which a GPU driver counts as silent
 
+// The shortest limit of a communicator; none without communicators.
+std::optional<std::int64_t> shortest_limit() {
+  const ForkLock lock;  // the last references to deadlines may be released here
+  std::optional<std::int64_t> limit;
+  for (const OpenCommunicators::Entry& one : OpenCommunicators::all()) {
+    const std::int64_t own = one.deadlines->own_limit();
+    limit = std::min(limit.value_or(own), own);
+  }
+  return limit;
+}
+
 // Takes deadlines by value to release them, possibly the last reference, under the lock.
 std::optional<Deadlines::Late> late_operation(std::shared_ptr<Deadlines> deadlines) {
   const ForkLock lock;
@@ -113,7 +124,7 @@ void Monitor::run() {
   Inquiries open;
   for (bool inquires = false;;) {
     std::int64_t limit = inquires ? kInquiring : DeadlineScope::shortest();
-    const std::optional<std::int64_t> own = OpenCommunicators::shortest_limit();
+    const std::optional<std::int64_t> own = shortest_limit();
     limit = std::min(limit, own.value_or(FlightRecord::kNoLimit));
     const std::chrono::nanoseconds pause(
         std::clamp(limit / kChecks, kShortestPause, kLongestPause));

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "comm/deadlines.h"
-#include "comm/open_communicators.h"
 #include "watch/inquiry.h"
 
 namespace pynccl {

@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "nccl/clock.h"
-#include "nccl/poll.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
 namespace {

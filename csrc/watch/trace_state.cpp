@@ -14,7 +14,7 @@
 #include "common/signals_blocked.h"
 #include "common/thread_id.h"
 #include "nccl/clock.h"
-#include "nccl/poll.h"
+#include "nccl/wait.h"
 
 namespace pynccl {
 namespace {

@@ -17,9 +17,9 @@ def test_cycles_and_wrong_uses_are_found() -> None:
     assert dependencies.cycles(graph) == [["b", "c"]]
     up = {"csrc/hostnccl/base/flag.h": {"csrc/hostnccl/api/api.h", "csrc/abi/nccl_types.h"}}
     assert dependencies.wrong_uses(up) == ["csrc/hostnccl/base/flag.h uses csrc/hostnccl/api/api.h"]
-    across = {"csrc/nccl/error.h": {"csrc/hostnccl/base/error.h"}}
+    across = {"csrc/nccl/library.h": {"csrc/hostnccl/base/error.h"}}
     assert len(dependencies.wrong_uses(across)) == 1
-    inverted = {"csrc/comm/stream.cpp": {"csrc/nccl/error.h", "csrc/watch/trace.h"}}
+    inverted = {"csrc/comm/stream.cpp": {"csrc/nccl/library.h", "csrc/watch/trace.h"}}
     assert dependencies.wrong_uses(inverted) == ["csrc/comm/stream.cpp uses csrc/watch/trace.h"]
     unknown = {"csrc/new/file.h": set[str]()}
     assert "is in no order" in dependencies.wrong_uses(unknown)[0]

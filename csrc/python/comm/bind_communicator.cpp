@@ -454,8 +454,7 @@ class BufferRegistration {
     TensorView view = view_tensor(owners, "buffer", buffer.ptr());
     check_placement(view, communicator_->library(), communicator_->device());
     const Communicator::Use comm(*communicator_);
-    NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommRegister,
-               (comm, view.data, view.nbytes(), &handle_));
+    COMM_CHECK(comm, ncclCommRegister, (comm, view.data, view.nbytes(), &handle_));
     registered_ = true;
     communicator_->add_registrations(1);
     buffer_ = py::make_tuple(buffer, owners.object());
@@ -477,8 +476,7 @@ class BufferRegistration {
     communicator_->add_registrations(-1);
     if (communicator_->closed()) return;
     const Communicator::Use comm(*communicator_);
-    NCCL_CHECK(communicator_->library(), comm, communicator_->rank(), ncclCommDeregister,
-               (comm, handle_));
+    COMM_CHECK(comm, ncclCommDeregister, (comm, handle_));
     buffer_ = py::none();
   }
 

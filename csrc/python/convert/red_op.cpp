@@ -94,7 +94,7 @@ void RedOp::close() {
   closed_ = true;
   if (communicator_->closed()) return;
   const Communicator::Use comm(*communicator_);
-  NCCL_CHECK(communicator_->library(), comm, -1, ncclRedOpDestroy, (value_, comm));
+  COMM_CHECK(comm, ncclRedOpDestroy, (value_, comm));
 }
 
 void RedOp::throw_unless_valid(const DType& dtype, const Communicator& communicator) const {
@@ -135,7 +135,7 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
   if (py::isinstance(scalar, py::module_::import("numbers").attr("Real"))) {
     std::uint64_t bits = encode_scalar("scalar", scalar.ptr(), type);
     const Communicator::Use comm(*communicator);
-    NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
+    COMM_CHECK(comm, ncclRedOpCreatePreMulSum,
                (&op, &bits, type.nccl, ncclScalarHostImmediate, comm));
     return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type);
   }
@@ -145,8 +145,7 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
   if (view.count != 1 || view.dtype != &type)
     throw py::value_error("scalar: must be one element of " + std::string(type.name));
   const Communicator::Use comm(*communicator);
-  NCCL_CHECK(library, comm, communicator->rank(), ncclRedOpCreatePreMulSum,
-             (&op, view.data, type.nccl, ncclScalarDevice, comm));
+  COMM_CHECK(comm, ncclRedOpCreatePreMulSum, (&op, view.data, type.nccl, ncclScalarDevice, comm));
   return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type,
                                  hold(py::make_tuple(scalar, owners.object())));
 }

@@ -2,7 +2,7 @@
 
 #include <dlpack/dlpack.h>
 
-#include "nccl/error.h"
+#include "nccl/library.h"
 
 namespace pynccl::python {
 

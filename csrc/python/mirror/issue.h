@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "nccl/error.h"
+#include "nccl/library.h"
 #include "python/call/gil.h"
 #include "python/comm/group.h"
 #include "python/mirror/comm_stream.h"

@@ -3,7 +3,7 @@
 // Pointers in structs are integers in Python, and strings are str.
 #include <pybind11/native_enum.h>
 
-#include "nccl/error.h"
+#include "nccl/library.h"
 #include "python/call/bind.h"
 #include "python/raw/structs.h"
 

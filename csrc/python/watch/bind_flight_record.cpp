@@ -4,7 +4,6 @@
 #include <system_error>
 
 #include "comm/deadlines.h"
-#include "comm/open_communicators.h"
 #include "common/new_file.h"
 #include "python/call/bind.h"
 #include "python/call/gil.h"

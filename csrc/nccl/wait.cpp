@@ -1,12 +1,9 @@
-#include "nccl/run_within.h"
+#include "nccl/wait.h"
 
-#include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "nccl/interrupt.h"
 

@@ -1,8 +1,10 @@
-// poll_until(): waits for a condition by polling.
+// Waits with a time limit: for a condition, and for a call that may not return in time, for example
+// an NCCL call that waits for other ranks.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <thread>
 
@@ -23,5 +25,11 @@ bool poll_until(std::optional<double> seconds, Done&& done) {
   }
   return true;
 }
+
+// Calls function on a new thread, which has no current device, and waits for at most the given
+// seconds. Returns true if the function has returned, or rethrows its exception. Returns false if
+// it takes longer, or a signal handler ended the wait of the main thread (Interrupt). The function
+// then continues, and late is called on its thread afterwards, even if it throws.
+bool run_within(double seconds, std::function<void()> function, std::function<void()> late = {});
 
 }  // namespace pynccl
