@@ -9,7 +9,6 @@
 #include "comm/communicator.h"
 #include "comm/stream.h"
 #include "nccl/device.h"
-#include "watch/trace_state.h"
 
 namespace pynccl {
 namespace {
@@ -71,11 +70,7 @@ void give_times(TraceEntry& entry, std::unique_ptr<TraceTimes>& times, CUstream 
 
 // The id of the capture that the stream takes part in, or 0.
 std::uint64_t capture_of(const Library& library, CUstream stream) {
-  if (stream == nullptr && library.memory() == Memory::kHost) return 0;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuuint64_t id = 0;
-  library.driver().StreamGetCaptureInfo(stream, &status, &id, nullptr, nullptr, nullptr);
-  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : std::uint64_t{id};
+  return blocks(library, stream) ? 0 : std::uint64_t{capture_id(library, stream).value_or(0)};
 }
 
 // Marks the begin or end of a range on a stream. Its time is when the stream reaches it, unless it
@@ -105,10 +100,8 @@ void mark_on_stream(TraceEntry& entry, const std::shared_ptr<Library>& library, 
   entry.context = o.context;
 }
 
-}  // namespace
-
 template <class Fill>
-[[gnu::always_inline]] inline void Trace::append_filled(Fill&& fill) {
+[[gnu::always_inline]] inline void append_filled(Fill&& fill) {
   ThreadState& own = thread_state;
   if (!own.log || own.generation != TraceState::generation()) [[unlikely]]
     make_log();
@@ -121,83 +114,61 @@ template <class Fill>
   }
 }
 
-void Trace::append(const TraceEntry& entry) {
+void append(const TraceEntry& entry) {
   append_filled([&](TraceEntry& slot) { slot = entry; });
 }
 
-inline std::uint32_t Trace::number_of(Communicator& communicator) {
-  const std::uint64_t known = communicator.trace_number().load(std::memory_order_relaxed);
-  if (known >> 32 == TraceState::generation()) [[likely]]
-    return static_cast<std::uint32_t>(known);
-  return add_communicator(communicator);
+// Appends the signals that a wait_signal waits for. It has no other arguments.
+void append_signals(const TraceEntry& wait, const Operation& o) {
+  const auto* const signals = static_cast<const ncclWaitSignalDesc_t*>(o.sendbuff);
+  for (std::size_t i = 0; i < o.count; ++i) {
+    TraceEntry entry = wait;
+    entry.type = TraceEntry::Type::kSignal;
+    entry.count = static_cast<std::uint64_t>(signals[i].opCnt);
+    entry.root_or_peer = signals[i].peer;
+    entry.signal = signals[i].sigIdx;
+    entry.context = signals[i].ctx;
+    append(entry);
+  }
 }
 
-// Called at the communicator's first use. Also adds its open windows.
-std::uint32_t Trace::add_communicator(Communicator& communicator) {
-  const std::uint32_t number = TraceState::get().number_of(communicator);
-  const std::uint64_t generation = TraceState::generation();
-  communicator.trace_number().store(generation << 32 | number, std::memory_order_relaxed);
-  for (const auto& [address, memory] : communicator.window_memory())
-    if (memory.number != 0) open_window(communicator, {memory.number, address, memory.nbytes});
-  return number;
-}
-
-void Trace::open_window(Communicator& communicator, const WindowEvent& window) {
-  if (window.nbytes == 0) return;  // the window of a device communicator
+// An entry that describes an event of a communicator, at the present time.
+TraceEntry event_entry(TraceEntry::Type type, std::uint32_t communicator) {
   TraceEntry entry;
-  entry.type = TraceEntry::Type::kWindowOpen;
-  entry.communicator = number_of(communicator);
+  entry.type = type;
+  entry.communicator = communicator;
   entry.called = precise_time();
+  return entry;
+}
+
+void open_window(std::uint32_t communicator, const WindowEvent& window) {
+  if (window.nbytes == 0) return;  // the window of a device communicator
+  TraceEntry entry = event_entry(TraceEntry::Type::kWindowOpen, communicator);
   entry.number = window.number;
   entry.recvbuff = address(window.address);
   entry.count = window.nbytes;
   append(entry);
 }
 
-void Trace::close_window(Communicator& communicator, std::uint64_t number) {
-  TraceEntry entry;
-  entry.type = TraceEntry::Type::kWindowClose;
-  entry.communicator = number_of(communicator);
-  entry.called = precise_time();
-  entry.number = number;
-  append(entry);
+// Called at the communicator's first use. Also adds its open windows.
+[[gnu::noinline]] std::uint32_t add_communicator(Communicator& communicator) {
+  const std::uint32_t number = TraceState::get().number_of(communicator);
+  const std::uint64_t generation = TraceState::generation();
+  communicator.trace_number().store(generation << 32 | number, std::memory_order_relaxed);
+  for (const auto& [address, memory] : communicator.window_memory())
+    if (memory.number != 0) open_window(number, {memory.number, address, memory.nbytes});
+  return number;
 }
 
-class Trace::Sink final : public Observer {
- public:
-  std::unique_ptr<Observation> called(const OperationEvent& event) override {
-    if (event.in_group) {
-      if (on()) TraceGroup::add(event.communicator, event.operation);
-      return nullptr;
-    }
-    if (recorded()) record(event);
-    if (!timed()) return nullptr;
-    return std::make_unique<TraceCall>(event);
-  }
-  void operation_failed(Communicator& communicator) override {
-    if (recorded()) record_failure(communicator);
-  }
-  void window_opened(Communicator& communicator, const WindowEvent& window) override {
-    if (on()) open_window(communicator, window);
-  }
-  void window_closed(Communicator& communicator, std::uint64_t number) override {
-    if (on()) close_window(communicator, number);
-  }
-  std::unique_ptr<Observation> waits(const WaitEvent& event) override {
-    auto wait = event.library ? std::make_unique<TraceWait>(event.what, *event.library,
-                                                            event.device, event.stream)
-                              : std::make_unique<TraceWait>(event.what, event.stream);
-    if (event.event) wait->of(*event.event);
-    return wait;
-  }
-  std::unique_ptr<Observation> launches(const LaunchEvent& event) override {
-    return std::make_unique<TraceLaunch>(event);
-  }
-};
+inline std::uint32_t number_of(Communicator& communicator) {
+  const std::uint64_t known = communicator.trace_number().load(std::memory_order_relaxed);
+  if (known >> 32 == TraceState::generation()) [[likely]]
+    return static_cast<std::uint32_t>(known);
+  return add_communicator(communicator);
+}
 
-void Trace::observe() { Observers::add(*new Sink, Observers::kCalled); }
-
-void Trace::record(const OperationEvent& event) {
+// Appends an operation of a recording.
+void record_operation(const OperationEvent& event) {
   const FlightRecorder& recorder = event.communicator.deadlines().recorder();
   const std::uint32_t number = number_of(event.communicator);
   const auto fill = [&](TraceEntry& entry) {
@@ -219,26 +190,47 @@ void Trace::record(const OperationEvent& event) {
   append_filled(fill);
 }
 
-void Trace::record_failure(Communicator& communicator) {
-  TraceEntry entry;
-  entry.type = TraceEntry::Type::kFailure;
-  entry.communicator = number_of(communicator);
-  entry.called = precise_time();
-  entry.sequence = communicator.deadlines().recorder().last();
-  append(entry);
-}
+class TraceSink final : public Observer {
+ public:
+  std::unique_ptr<Observation> called(const OperationEvent& event) override {
+    if (event.in_group) {
+      if (Trace::on()) TraceGroup::add(event.communicator, event.operation);
+      return nullptr;
+    }
+    if (Trace::recorded()) record_operation(event);
+    if (!Trace::timed()) return nullptr;
+    return std::make_unique<TraceCall>(event);
+  }
+  void operation_failed(Communicator& communicator) override {
+    if (!Trace::recorded()) return;
+    TraceEntry entry = event_entry(TraceEntry::Type::kFailure, number_of(communicator));
+    entry.sequence = communicator.deadlines().recorder().last();
+    append(entry);
+  }
+  void window_opened(Communicator& communicator, const WindowEvent& window) override {
+    if (Trace::on()) open_window(number_of(communicator), window);
+  }
+  void window_closed(Communicator& communicator, std::uint64_t number) override {
+    if (!Trace::on()) return;
+    TraceEntry entry = event_entry(TraceEntry::Type::kWindowClose, number_of(communicator));
+    entry.number = number;
+    append(entry);
+  }
+  std::unique_ptr<Observation> waits(const WaitEvent& event) override {
+    auto wait = event.library ? std::make_unique<TraceWait>(event.what, *event.library,
+                                                            event.device, event.stream)
+                              : std::make_unique<TraceWait>(event.what, event.stream);
+    if (event.event) wait->of(*event.event);
+    return wait;
+  }
+  std::unique_ptr<Observation> launches(const LaunchEvent& event) override {
+    return std::make_unique<TraceLaunch>(event);
+  }
+};
 
-void Trace::start(std::uint64_t operations, bool graphs) {
-  TraceState::get().start(operations, graphs);
-}
+}  // namespace
 
-std::string Trace::stop(double seconds) { return TraceState::get().stop(seconds); }
-
-void Trace::start_recording(const std::string& path, std::uint64_t bytes) {
-  TraceState::get().start_recording(path, bytes);
-}
-
-std::string Trace::stop_recording() { return TraceState::get().stop_recording(); }
+void Trace::observe() { Observers::add(*new TraceSink, Observers::kCalled); }
 
 std::uint64_t Trace::begin_range(const std::string& name, bool compute,
                                  const std::shared_ptr<Library>& library, CUstream stream) {
@@ -249,12 +241,11 @@ std::uint64_t Trace::begin_range(const std::string& name, bool compute,
   entry.sequence = ++ranges;
   entry.count = TraceState::get().name(name);
   if (compute) entry.flags |= TraceEntry::kCompute;
-  const std::uint64_t number = entry.sequence;
   entry.stream = address(stream);
   entry.called = precise_time();
   mark_on_stream(entry, library, stream);
   append(entry);
-  return number;
+  return entry.sequence;
 }
 
 void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& library,
@@ -267,20 +258,6 @@ void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& libr
   entry.called = precise_time();
   mark_on_stream(entry, library, stream);
   append(entry);
-}
-
-// Appends the signals that a wait_signal waits for. It has no other arguments.
-void Trace::append_signals(const TraceEntry& wait, const Operation& o) {
-  const auto* const signals = static_cast<const ncclWaitSignalDesc_t*>(o.sendbuff);
-  for (std::size_t i = 0; i < o.count; ++i) {
-    TraceEntry entry = wait;
-    entry.type = TraceEntry::Type::kSignal;
-    entry.count = static_cast<std::uint64_t>(signals[i].opCnt);
-    entry.root_or_peer = signals[i].peer;
-    entry.signal = signals[i].sigIdx;
-    entry.context = signals[i].ctx;
-    append(entry);
-  }
 }
 
 TraceCall::TraceCall(const OperationEvent& event)
@@ -301,14 +278,14 @@ TraceCall::TraceCall(const OperationEvent& event)
   if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
     TraceEntry entry;
     fill(entry);
-    Trace::append_signals(entry, operation_);
+    append_signals(entry, operation_);
   }
 }
 
 void TraceCall::fill(TraceEntry& entry) const {
   describe(entry, kind_, operation_);
   entry.flags = flags_;
-  entry.communicator = Trace::number_of(communicator_);
+  entry.communicator = number_of(communicator_);
   entry.group = 0;
   entry.called = now_;
   entry.returned = entry.began = entry.ended = 0;
@@ -338,7 +315,7 @@ TraceCall::~TraceCall() {
   fill(entry);
   if ((flags_ & TraceEntry::kFailed) == 0) give_times(entry, times_, operation_.stream);
   entry.returned = precise_time();
-  Trace::append(entry);
+  append(entry);
 }
 
 TraceGroup::TraceGroup()
@@ -369,7 +346,7 @@ void TraceGroup::add(Communicator& communicator, const Operation& o) {
   if (!group) return;
   TraceEntry entry;
   describe(entry, o.kind, o);
-  entry.communicator = Trace::number_of(communicator);
+  entry.communicator = number_of(communicator);
   entry.called = group->called_;
   entry.group = group->number_;
   entry.sequence = communicator.deadlines().recorder().last();
@@ -378,9 +355,9 @@ void TraceGroup::add(Communicator& communicator, const Operation& o) {
     entry.flags |= TraceEntry::kOnDevice;
     entry.graph = capture_of(communicator.library(), o.stream);
   }
-  if (plain(o.kind) == OperationKind::kWaitSignal) Trace::append_signals(entry, o);
+  if (plain(o.kind) == OperationKind::kWaitSignal) append_signals(entry, o);
   if (entry.graph != 0 && Trace::times_graphs()) TraceState::get().add_captured(entry, nullptr);
-  Trace::append(entry);
+  append(entry);
 }
 
 TraceGroup::~TraceGroup() {
@@ -397,9 +374,9 @@ TraceGroup::~TraceGroup() {
     if (!used.blocks) of_stream.flags |= TraceEntry::kOnDevice;
     of_stream.graph = used.graph;
     give_times(of_stream, used.times, used.stream);
-    Trace::append(of_stream);
+    append(of_stream);
   }
-  if (used_.empty()) Trace::append(entry);
+  if (used_.empty()) append(entry);
 }
 
 TraceLaunch::TraceLaunch(const LaunchEvent& event) : stream_(event.stream) {
@@ -418,7 +395,7 @@ TraceLaunch::~TraceLaunch() {
     TraceState::get().after_launch(entry_, times_->clock, stream_);
   give_times(entry_, times_, stream_);
   entry_.returned = precise_time();
-  Trace::append(entry_);
+  append(entry_);
 }
 
 TraceWait::TraceWait(What what, CUstream waited_for) : on_(Trace::timed()) {
@@ -445,7 +422,7 @@ TraceWait::TraceWait(What what, const std::shared_ptr<Library>& library, int dev
 
 void TraceWait::of(Communicator& communicator, std::uint64_t sequence) {
   if (!on_) return;
-  entry_.communicator = Trace::number_of(communicator);
+  entry_.communicator = number_of(communicator);
   entry_.sequence = sequence;
 }
 
@@ -461,7 +438,7 @@ TraceWait::~TraceWait() {
   if (times_ && capture_of(*library_, stream_) != 0) return;
   give_times(entry_, times_, stream_);
   entry_.returned = precise_time();
-  Trace::append(entry_);
+  append(entry_);
 }
 
 }  // namespace pynccl

@@ -3,7 +3,6 @@
 // recording is a file without device times (docs/trace.md).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,31 +10,13 @@
 
 #include "comm/observer.h"
 #include "comm/operation.h"
-#include "watch/trace_entry.h"
-#include "watch/trace_modes.h"
+#include "watch/trace_state.h"
 
 namespace pynccl {
-
-struct TraceTimes;  // the events of an entry
 
 class Trace : public TraceModes {
  public:
   static void observe();
-
-  // Starts a trace in memory of at most this many operations. Further operations are only counted.
-  // With graphs, operations captured from now on are timed in each launch. Throws
-  // std::invalid_argument if a trace is already on.
-  static void start(std::uint64_t operations, bool graphs);
-  // Waits up to the limit for the traced work to finish, and returns the trace in the format of a
-  // recording.
-  static std::string stop(double seconds);
-
-  // Starts a recording of at most this many bytes. The file is created at the first operation. Its
-  // name is the path with the rank of the process, or "pid" and its process id, before the suffix.
-  static void start_recording(const std::string& path, std::uint64_t bytes);
-  // Returns the name of the file, empty if nothing was recorded. Throws std::system_error if
-  // writing failed.
-  static std::string stop_recording();
 
   // Begins a user range. With a library, its times are those of the stream. Returns its number, or
   // 0 if no trace is on.
@@ -43,26 +24,6 @@ class Trace : public TraceModes {
                                    const std::shared_ptr<Library>& library, CUstream stream);
   static void end_range(std::uint64_t number, const std::shared_ptr<Library>& library,
                         CUstream stream);
-
- private:
-  friend class TraceCall;
-  friend class TraceGroup;
-  friend class TraceLaunch;
-  friend class TraceWait;
-
-  class Sink;
-
-  // An operation of a recording.
-  static void record(const OperationEvent& event);
-  static void record_failure(Communicator& communicator);  // of its last operation
-  static void open_window(Communicator& communicator, const WindowEvent& window);
-  static void close_window(Communicator& communicator, std::uint64_t number);
-  template <class Fill>
-  static void append_filled(Fill&& fill);
-  static void append(const TraceEntry& entry);
-  static std::uint32_t number_of(Communicator& communicator);
-  static std::uint32_t add_communicator(Communicator& communicator);
-  static void append_signals(const TraceEntry& wait, const Operation& o);
 };
 
 // An operation outside a group, from before its call to after it.

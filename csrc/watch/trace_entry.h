@@ -13,8 +13,9 @@ struct TraceEntry {
     kGroupEnd,  // one for each stream of a group, with the times of its operations
     kSignal,    // a signal that the following kWaitSignal waits for
     kLaunch,    // of a graph
-    kWait,  // of a thread or stream; kind is a TraceWait::What. For an event: number is when it was
-            // recorded, recvbuff its stream
+    // Of a thread or stream; kind is a TraceWait::What. For an event: number is when it was
+    // recorded, recvbuff its stream.
+    kWait,
     kRangeBegin,  // of the user; sequence numbers the range, count its name
     kRangeEnd,
     kFailure,     // in a recording: an operation failed, whose entry was appended before the call

@@ -66,30 +66,38 @@ CUstream stream_of(std::uintptr_t stream) { return reinterpret_cast<CUstream>(st
 }  // namespace
 
 void bind_trace(py::module_& m) {
-  m.def("start_trace", &Trace::start, py::arg("operations"), py::arg("graphs"), Release(),
-        "Start a trace of at most this many operations, with or without the times of operations in "
-        "graphs. Raises ValueError if a trace is active.");
+  m.def(
+      "start_trace",
+      [](std::uint64_t operations, bool graphs) { TraceState::get().start(operations, graphs); },
+      py::arg("operations"), py::arg("graphs"), Release(),
+      "Start a trace of at most this many operations, with or without the times of operations in "
+      "graphs. Raises ValueError if a trace is active.");
   m.def(
       "stop_trace",
       [](double seconds) {
         std::string bytes;
         {
           const GilReleased released;
-          bytes = Trace::stop(seconds);
+          bytes = TraceState::get().stop(seconds);
         }
         return py::bytes(bytes);
       },
       py::arg("seconds"),
       "Stop the trace: wait for its operations, at most this many seconds, and return it in the "
       "format of a recording.");
-  m.def("start_recording", &Trace::start_recording, py::arg("path"), py::arg("bytes"), Release(),
-        "Start a recording of at most this many bytes. Raises ValueError if one is active.");
+  m.def(
+      "start_recording",
+      [](const std::string& path, std::uint64_t bytes) {
+        TraceState::get().start_recording(path, bytes);
+      },
+      py::arg("path"), py::arg("bytes"), Release(),
+      "Start a recording of at most this many bytes. Raises ValueError if one is active.");
   m.def(
       "stop_recording",
       [] {
         try {
           const GilReleased released;
-          return Trace::stop_recording();
+          return TraceState::get().stop_recording();
         } catch (const std::system_error& error) {
           errno = error.code().value();
           PyErr_SetFromErrnoWithFilename(PyExc_OSError, error.what());
