@@ -26,49 +26,36 @@ using PluginLogger = void (*)(unsigned level, unsigned long subsystems, const ch
 // A tuner. NCCL calls init for each communicator, getCollInfo for each collective, and then destroy
 // or finalize. The cost table of getCollInfo is float[algorithms][protocols], in microseconds.
 // Whatever costs least afterwards is what NCCL uses, with channels, unless they stay 0.
-struct TunerV2 {
+template <class Init, class GetCollInfo>
+struct Tuner {
   const char* name;
-  ncclResult_t (*init)(std::size_t nranks, std::size_t nodes, PluginLogger, void** context);
-  ncclResult_t (*getCollInfo)(void* context, int function, std::size_t nbytes, int collnet,
-                              int nvls, int operations, int* algorithm, int* protocol,
-                              int* channels);
-  ncclResult_t (*destroy)(void* context);
+  Init init;
+  GetCollInfo getCollInfo;
+  ncclResult_t (*finalize)(void* context);  // destroy before version 5
 };
-
-struct TunerV3 {
-  const char* name;
-  ncclResult_t (*init)(std::size_t nranks, std::size_t nodes, PluginLogger, void** context);
-  ncclResult_t (*getCollInfo)(void* context, int function, std::size_t nbytes, int operations,
-                              float** costs, int algorithms, int protocols, int* channels);
-  ncclResult_t (*destroy)(void* context);
-};
-
-struct TunerV4 {
-  const char* name;
-  ncclResult_t (*init)(std::size_t nranks, std::size_t nodes, PluginLogger, void** context);
-  ncclResult_t (*getCollInfo)(void* context, int function, std::size_t nbytes, int operations,
-                              float** costs, int algorithms, int protocols, int registered,
-                              int* channels);
-  ncclResult_t (*destroy)(void* context);
-};
-
-struct TunerV5 {
-  const char* name;
-  ncclResult_t (*init)(void** context, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
-                       PluginLogger, void* nvlink_domains, void* constants);
-  ncclResult_t (*getCollInfo)(void* context, int function, std::size_t nbytes, int operations,
-                              float** costs, int algorithms, int protocols, int registered,
-                              int* channels);
-  ncclResult_t (*finalize)(void* context);
-};
+using TunerInitV2 = ncclResult_t (*)(std::size_t nranks, std::size_t nodes, PluginLogger,
+                                     void** context);
+using TunerInitV5 = ncclResult_t (*)(void** context, std::uint64_t comm_id, std::size_t nranks,
+                                     std::size_t nodes, PluginLogger, void* nvlink_domains,
+                                     void* constants);
+using TunerInfoV2 = ncclResult_t (*)(void* context, int function, std::size_t nbytes, int collnet,
+                                     int nvls, int operations, int* algorithm, int* protocol,
+                                     int* channels);
+using TunerInfoV3 = ncclResult_t (*)(void* context, int function, std::size_t nbytes,
+                                     int operations, float** costs, int algorithms, int protocols,
+                                     int* channels);
+using TunerInfoV4 = ncclResult_t (*)(void* context, int function, std::size_t nbytes,
+                                     int operations, float** costs, int algorithms, int protocols,
+                                     int registered, int* channels);
+using TunerV2 = Tuner<TunerInitV2, TunerInfoV2>;
+using TunerV3 = Tuner<TunerInitV2, TunerInfoV3>;
+using TunerV4 = Tuner<TunerInitV2, TunerInfoV4>;
+using TunerV5 = Tuner<TunerInitV5, TunerInfoV4>;
 
 struct TunerV6 {
   const char* name;
-  ncclResult_t (*init)(void** context, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
-                       PluginLogger, void* nvlink_domains, void* constants);
-  ncclResult_t (*getCollInfo)(void* context, int function, std::size_t nbytes, int operations,
-                              float** costs, int algorithms, int protocols, int registered,
-                              int* channels);
+  TunerInitV5 init;
+  TunerInfoV4 getCollInfo;
   ncclResult_t (*finalize)(void* context);
   // Called when NCCL issues the collective, which it does not in a simulation.
   ncclResult_t (*getChunkSize)(void* context, int function, std::size_t nbytes, int algorithm,

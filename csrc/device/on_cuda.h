@@ -1,4 +1,5 @@
 // The CUDA side of <pynccl/device.h>, on NCCL's nccl_device.h. Grids and blocks have one dimension.
+// on_host.h describes the functions; the comments here add what differs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,11 +48,8 @@ __device__ inline int loadConst(const int* p) {
 #include <string>
 #endif
 
-// Precedes a function that kernels call.
 #define PYNCCL_DEVICE __device__
 
-// Defines a kernel: PYNCCL_KERNEL(name, Arguments, block, a) { body }. The body gets the block as
-// `block` and the arguments as `a`, a constant reference.
 #define PYNCCL_KERNEL(name, Arguments, block, a)                                                \
   static __device__ void name##_body(const ::pynccl::device::Block& block, const Arguments& a); \
   extern "C" __global__ void name(const __grid_constant__ Arguments arguments) {                \
@@ -71,14 +69,13 @@ namespace pynccl::device {
 
 inline constexpr int kVersion = NCCL_VERSION_CODE;
 
-// A block of cooperating threads.
 class Block {
  public:
-  __device__ int index() const { return static_cast<int>(blockIdx.x); }    // of this block
-  __device__ int count() const { return static_cast<int>(gridDim.x); }     // blocks of the grid
-  __device__ int thread() const { return static_cast<int>(threadIdx.x); }  // of this thread
-  __device__ int threads() const { return static_cast<int>(blockDim.x); }  // of the block
-  __device__ void sync() const { __syncthreads(); }                        // all threads
+  __device__ int index() const { return static_cast<int>(blockIdx.x); }
+  __device__ int count() const { return static_cast<int>(gridDim.x); }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ int threads() const { return static_cast<int>(blockDim.x); }
+  __device__ void sync() const { __syncthreads(); }
 };
 
 namespace detail {
@@ -96,7 +93,6 @@ using Word = cuda::atomic_ref<T, cuda::thread_scope_system>;
 template <typename T>
 inline constexpr bool is_word = T(-1) > T(0) && (sizeof(T) == 4 || sizeof(T) == 8);
 
-// Correct even after a wrap-around.
 template <typename T>
 __device__ inline bool reached(const T* word, T least) {
   const T value = Word<T>(*const_cast<T*>(word)).load(cuda::memory_order_acquire);
@@ -120,7 +116,7 @@ __device__ inline uint64_t nanoseconds_now() {
   return time;
 }
 
-constexpr int kSpins = 1024;  // between two looks at the abort flag, which may be in host memory
+constexpr int kSpins = 1024;  // between two reads of the abort flag, which may be in host memory
 
 template <typename T>
 __device__ inline bool wait(const ncclDevComm& comm, const T* word, T least) {
@@ -152,9 +148,8 @@ __device__ inline bool wait_until(const ncclDevComm& comm, const T* word, T leas
 inline void check_version(const ncclDevComm& comm) {
   constexpr unsigned kMagic = 0xcafebeef;
   const auto version = static_cast<int>(comm.version);
-  const auto layout = [](int v) {
-    return v / 100 == 232 ? 231 : v / 100;
-  };  // 2.31 and 2.32 are one
+  // 2.31 and 2.32 have the same layout.
+  const auto layout = [](int v) { return v / 100 == 232 ? 231 : v / 100; };
   if (comm.magic == kMagic && layout(version) == layout(kVersion)) return;
   const std::string found = comm.magic == kMagic ? std::to_string(version) : "before 23000";
   throw std::runtime_error("the kernel was compiled with nccl_device.h of NCCL " +
@@ -163,19 +158,16 @@ inline void check_version(const ncclDevComm& comm) {
 }
 #endif
 
-// The address of `offset` bytes in this rank's memory of the window.
 template <typename T = void>
 __device__ inline T* local(ncclWindow_t window, size_t offset) {
   return static_cast<T*>(ncclGetLocalPointer(window, offset));
 }
 
-// The same in the memory of a rank of the LSA team.
 template <typename T = void>
 __device__ inline T* lsa(ncclWindow_t window, size_t offset, int rank) {
   return static_cast<T*>(ncclGetLsaPointer(window, offset, rank));
 }
 
-// The same in the memory of a rank of the communicator, which must be in the LSA team.
 template <typename T = void>
 __device__ inline T* peer(ncclWindow_t window, size_t offset, int world_rank) {
   return static_cast<T*>(ncclGetPeerPointer(window, offset, world_rank));
@@ -203,8 +195,8 @@ __device__ inline size_t copy_units(const Block& block, char* target, const char
 }
 }  // namespace detail
 
-// Copies bytes between memory of any ranks, using the threads of a block; the ranges must not
-// overlap. Copies 16 bytes at a time if both addresses are multiples of 16, else 4 or 1.
+// All threads of the block copy: 16 bytes at a time if both addresses are multiples of 16, else 4
+// or 1.
 __device__ inline void copy(const Block& block, void* target, const void* source, size_t bytes) {
   auto* to = static_cast<char*>(target);
   const auto* from = static_cast<const char*>(source);
@@ -213,8 +205,6 @@ __device__ inline void copy(const Block& block, void* target, const void* source
   detail::copy_units<char>(block, to + done, from + done, bytes - done);
 }
 
-// Sets a word in the memory of an LSA rank: uint32_t or uint64_t, aligned. Release: earlier writes
-// of this block are visible to a rank that waits for the value.
 template <typename T>
 __device__ inline void signal(const Block& block, const ncclDevComm&, int, T* word,
                               detail::Given<T> value) {
@@ -223,7 +213,6 @@ __device__ inline void signal(const Block& block, const ncclDevComm&, int, T* wo
   if (block.thread() == 0) detail::Word<T>(*word).store(value, cuda::memory_order_release);
 }
 
-// The same by an atomic addition: several blocks or ranks may signal in one word.
 template <typename T>
 __device__ inline void add_signal(const Block& block, const ncclDevComm&, int, T* word,
                                   detail::Given<T> value = 1) {
@@ -232,9 +221,6 @@ __device__ inline void add_signal(const Block& block, const ncclDevComm&, int, T
   if (block.thread() == 0) detail::Word<T>(*word).fetch_add(value, cuda::memory_order_release);
 }
 
-// Waits until a word in this rank's memory is at least a value, even after a wrap-around. Acquire.
-// Use it only for words that are set by signal() and add_signal(): on CPUs a plain store does not
-// wake the waiting rank.
 template <typename T>
 [[nodiscard]] __device__ inline bool wait(const Block& block, const ncclDevComm& comm,
                                           const T* word, detail::Given<T> least) {
@@ -242,7 +228,6 @@ template <typename T>
   return __syncthreads_and(block.thread() != 0 || detail::wait(comm, word, least)) != 0;
 }
 
-// The same with a time limit in nanoseconds: also returns false when the time is over.
 template <typename T>
 [[nodiscard]] __device__ inline bool wait_for(const Block& block, const ncclDevComm& comm,
                                               const T* word, detail::Given<T> least,
@@ -252,10 +237,8 @@ template <typename T>
   return __syncthreads_and(block.thread() != 0 || detail::wait_until(comm, word, least, end)) != 0;
 }
 
-// A barrier of the LSA team: ncclLsaBarrierSession. arrive() releases, wait() acquires, and they
-// must be called alternately. `index` numbers the barriers of the device communicator; blocks with
-// the same index on all ranks meet. One session at a time uses a barrier. wait() and sync() end
-// when all ranks have arrived, and do not detect that the communicator was aborted.
+// wait() and sync() return when all ranks have arrived, and do not detect an abort of the
+// communicator.
 class LsaBarrier {
  public:
   __device__ LsaBarrier(const Block&, const ncclDevComm& comm, int index)
@@ -263,7 +246,6 @@ class LsaBarrier {
   LsaBarrier(const LsaBarrier&) = delete;
   LsaBarrier& operator=(const LsaBarrier&) = delete;
 
-  // Alternates between 0 and 1 with each barrier; the same on all ranks.
   __device__ int phase() const { return static_cast<int>(session_.epoch % 2); }
 
   __device__ void arrive() { session_.arrive(ncclCoopCta(), cuda::memory_order_release); }
@@ -336,10 +318,7 @@ __device__ inline void sum_of(const Block& block, int ranks, ncclWindow_t window
 
 }  // namespace detail
 
-// out[i] = sum over the LSA ranks, in their order, of element i at `offset` of their windows. `out`
-// must not overlap any of them. Processes 16 bytes at a time if `offset` and `out` are multiples of
-// 16.
-//   offset: bytes; count: elements. It does not synchronize: the peers' writes must be visible.
+// Processes 16 bytes at a time if `offset` and `out` are multiples of 16.
 template <typename T>
 __device__ inline void sum(const Block& block, const ncclDevComm& comm, ncclWindow_t window,
                            size_t offset, T* out, size_t count) {

@@ -124,12 +124,12 @@ inline bool reached(const T* word, T least) {
 }
 
 inline constexpr int kSpins = 64;               // between two yields
-inline constexpr int kSpinsOversubscribed = 4;  // where a yield lets a peer run
+inline constexpr int kSpinsOversubscribed = 4;  // if a yield lets a peer run
 inline constexpr auto kOtherThreadRan = std::chrono::microseconds(1);
 inline constexpr auto kSpinTime = std::chrono::microseconds(200);
 inline thread_local int spins = kSpins;
 
-// Spins, and yields now and then, until the word is reached or the time is over.
+// Spins, and yields now and then, until the word reaches the value or the time has passed.
 template <typename T>
 [[gnu::noinline]] inline bool spin_until(const T* word, T least, std::chrono::nanoseconds time) {
   using Clock = std::chrono::steady_clock;
@@ -258,8 +258,8 @@ template <typename T>
   return detail::wait(detail::fields(comm), word, least);
 }
 
-// The same with a time limit in nanoseconds: also returns false when the time is over. It does not
-// sleep, and on CPUs it does not detect failures.
+// The same with a time limit in nanoseconds, after which it returns false. It does not sleep, and
+// on CPUs it does not detect failures.
 template <typename T>
 [[nodiscard]] inline bool wait_for(const Block&, const ncclDevComm&, const T* word,
                                    std::type_identity_t<T> least, uint64_t nanoseconds) {
@@ -276,7 +276,7 @@ inline int checked_barrier(const abi::ncclDevComm& comm, int index) {
     return index;
   throw std::out_of_range("LsaBarrier: index " + std::to_string(index) +
                           " is out of range, the device communicator has " +
-                          std::to_string(barriers) + " barriers: ask for more by lsa_barriers");
+                          std::to_string(barriers) + " barriers; request more with lsa_barriers");
 }
 }  // namespace detail
 

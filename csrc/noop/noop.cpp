@@ -11,7 +11,7 @@ namespace pynccl::abi {
 namespace {
 
 // The target of all handles.
-alignas(std::max_align_t) char handleTarget[64];
+alignas(std::max_align_t) char handle_target[64];
 
 template <class Result>
 Result done() {
@@ -28,14 +28,14 @@ void fill(T* out) {
   if constexpr (std::is_same_v<T, const char*>) {
     *out = "";
   } else if constexpr (std::is_pointer_v<T>) {
-    *out = reinterpret_cast<T>(handleTarget);
+    *out = reinterpret_cast<T>(handle_target);
   } else {
     *out = T();
   }
 }
 
 template <class T>
-void fillArray(T* out, int count) {
+void fill_array(T* out, int count) {
   if (out == nullptr) return;
   for (int i = 0; i < count; ++i) fill(out + i);
 }
@@ -46,7 +46,7 @@ void fillArray(T* out, int count) {
 #define FILL(parameter) FILL_##parameter
 #define FILL_IN(T, name) static_cast<void>(name)
 #define FILL_OUT(T, name) fill(name)
-#define FILL_OUTS(T, name, n) fillArray(name, n)
+#define FILL_OUTS(T, name, n) fill_array(name, n)
 #define FILL_ARRAY(T, name, n) static_cast<void>(name)
 #define FILL_STRUCT(T, name) static_cast<void>(name)
 #define FILL_INOUT(T, name) static_cast<void>(name)

@@ -15,8 +15,8 @@ namespace {
 
 using namespace abi;
 
-constexpr std::size_t kMostEvents = 1 << 15, kMostOpen = 1 << 13, kMostMasks = 16;
-constexpr int kMostChannels = 64;
+constexpr std::size_t kMaxEvents = 1 << 15, kMaxOpen = 1 << 13, kMaxMasks = 16;
+constexpr int kMaxChannels = 64;
 
 // A channel or a proxy step that has not ended.
 struct Open {
@@ -26,23 +26,23 @@ struct Open {
   int wait;  // of a step; kWaits before the first one
 };
 
-Ring<ProfilerRecord, kMostEvents> records;
-Ring<Open, kMostOpen> opened;
+Ring<ProfilerRecord, kMaxEvents> records;
+Ring<Open, kMaxOpen> opened;
 std::atomic<std::uint64_t> launches{0};
 
-// The event masks of the loaded NCCLs. NCCL asks for nothing while its mask is 0.
-std::array<int*, kMostMasks> masks{};
+// The event masks of the loaded NCCLs. NCCL reports nothing while its mask is 0.
+std::array<int*, kMaxMasks> masks{};
 std::atomic<int> wanted{0};
 std::atomic<int> used_version{0};
 
 void set(int* mask) { std::atomic_ref(*mask).store(wanted.load()); }
 
-// A fork waits for the calls of other threads: the child would find the mutex locked for good.
+// A fork waits for the calls of other threads; otherwise the child could inherit a locked mutex.
 [[maybe_unused]] const int registered =
     pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
 
-ncclResult_t open(int version, void** context, int* mask) {
-  *context = &records;  // NCCL takes null for no context
+ncclResult_t init(int version, void** context, int* mask) {
+  *context = &records;  // not null, which NCCL treats as no context
   used_version.store(version);
   if (mask == nullptr) return ncclSuccess;
   const std::lock_guard lock(mutex);
@@ -63,8 +63,8 @@ std::uint64_t now() {
          static_cast<std::uint64_t>(time.tv_nsec);
 }
 
-// A handle is a number and the kind of what it numbers. NCCL may pass a handle long after its
-// event, and, as a parent, one of another process.
+// A handle consists of a number and its kind. NCCL may pass a handle long after its event, and as a
+// parent one of another process.
 enum Kind : std::uint64_t { kLaunch = 1, kTask, kProxy, kStep, kChannel };
 constexpr int kKindBits = 3;
 
@@ -85,7 +85,7 @@ void copy_text(char (&to)[kSize], const char* from) {
   for (std::size_t i = 0; from != nullptr && from[i] != 0 && i + 1 < kSize; ++i) to[i] = from[i];
 }
 
-// Version 1 has numbers.
+// Version 1 has numbers in place of names.
 template <std::size_t kNames>
 const char* name_of(std::uint8_t number, const char* const (&names)[kNames]) {
   return number < kNames ? names[number] : nullptr;
@@ -142,19 +142,19 @@ void* open_channel(std::uint64_t record, int channel, std::uint64_t time) {
     one.started |= std::uint64_t{1} << channel;
     ++one.open;
   };
-  if (channel >= kMostChannels || !records.update(record, add)) return nullptr;
+  if (channel >= kMaxChannels || !records.update(record, add)) return nullptr;
   return handle_of(kChannel, opened.add({0, record, time, kWaits}));
 }
 
 template <class Event>
-ncclResult_t start(void*, void** handle, Event* event) {
+ncclResult_t start_event(void*, void** handle, Event* event) {
   *handle = nullptr;  // so that NCCL does not report the states and the end of the event
   switch (event->type) {
     case kProfileGroup:
       if (wanted.load()) *handle = handle_of(kLaunch, ++launches);
       break;
     case kProfileColl:
-    case kProfileP2p:  // a captured operation comes in each launch of its graph
+    case kProfileP2p:  // a captured operation is reported in each launch of its graph
       if (wanted.load()) *handle = handle_of(kTask, records.add(record_of(*event)));
       break;
     case kProfileProxyOp: {
@@ -176,7 +176,7 @@ ncclResult_t start(void*, void** handle, Event* event) {
       *handle = open_channel(number_of(event->parent, kTask), event->kernel.channel, time);
       break;
     }
-    default:  // a call of the API, and what later versions may add
+    default:  // calls of the API, and events of later versions
       break;
   }
   return ncclSuccess;
@@ -201,7 +201,7 @@ int wait_of(int state) {
   }
 }
 
-// Ends the present wait of a step, and begins the next one unless the step ends.
+// Ends the current wait of a step, and begins the next one unless the step ends.
 void change_step(std::uint64_t number, int next, bool ends) {
   const std::uint64_t time = now();
   Open before{};
@@ -217,7 +217,7 @@ void change_step(std::uint64_t number, int next, bool ends) {
   });
 }
 
-// Ends a channel; 0: its end is not known.
+// Ends a channel. time: of its end; 0 if unknown.
 void end_channel(std::uint64_t number, std::uint64_t time) {
   Open before{};
   opened.update(number, [&](Open& one) {
@@ -236,7 +236,7 @@ void end_channel(std::uint64_t number, std::uint64_t time) {
   });
 }
 
-ncclResult_t change(void* handle, int state, void* arguments) {
+ncclResult_t record_event_state(void* handle, int state, void* arguments) {
   if (const std::uint64_t step = number_of(handle, kStep); step != 0 && wait_of(state) != kWaits)
     change_step(step, wait_of(state), false);
   if (const std::uint64_t channel = number_of(handle, kChannel);
@@ -247,7 +247,7 @@ ncclResult_t change(void* handle, int state, void* arguments) {
 
 // From version 4 on, the end of a channel was a state.
 template <int version>
-ncclResult_t stop(void* handle) {
+ncclResult_t stop_event(void* handle) {
   if (const std::uint64_t step = number_of(handle, kStep)) change_step(step, kWaits, true);
   if (const std::uint64_t channel = number_of(handle, kChannel))
     end_channel(channel, version < 4 ? now() : 0);
@@ -255,22 +255,22 @@ ncclResult_t stop(void* handle) {
 }
 
 template <int version>
-ncclResult_t open_v1(void** context, int* mask) {
-  return open(version, context, mask);
+ncclResult_t init_v1(void** context, int* mask) {
+  return init(version, context, mask);
 }
 
-ncclResult_t open_v4(void** context, int* mask, const char*, std::uint64_t, int, int, int,
+ncclResult_t init_v4(void** context, int* mask, const char*, std::uint64_t, int, int, int,
                      PluginLogger) {
-  return open(4, context, mask);
+  return init(4, context, mask);
 }
 
 template <int version>
-ncclResult_t open_v5(void** context, std::uint64_t, int* mask, const char*, int, int, int,
+ncclResult_t init_v5(void** context, std::uint64_t, int* mask, const char*, int, int, int,
                      PluginLogger) {
-  return open(version, context, mask);
+  return init(version, context, mask);
 }
 
-ncclResult_t close(void*) { return ncclSuccess; }
+ncclResult_t finalize(void*) { return ncclSuccess; }
 
 constexpr char kName[] = "pynccl";
 
@@ -286,15 +286,18 @@ using namespace pynccl::plugin;
 #define PROFILER(since, version, symbol) extern const pynccl::abi::ProfilerV##version symbol;
 #include "abi/nccl_plugin_versions.inc"
 
-const pynccl::abi::ProfilerV1 ncclProfiler_v1 = {kName, open_v1<1>, start, stop<1>, change, close};
-const pynccl::abi::ProfilerV2 ncclProfiler_v2 = {kName, open_v1<2>, start, stop<2>, change, close};
-const pynccl::abi::ProfilerV3 ncclProfiler_v3 = {kName, open_v1<3>, start, stop<3>, change, close};
-const pynccl::abi::ProfilerV4 ncclProfiler_v4 = {kName, open_v4, start, stop<4>, change, close};
-const pynccl::abi::ProfilerV5 ncclProfiler_v5 = {kName, open_v5<5>, start, stop<5>, change, close};
-const pynccl::abi::ProfilerV6 ncclProfiler_v6 = {kName, open_v5<6>, start, stop<6>, change, close};
+#define CALLBACKS(version, init) \
+  {kName, init, start_event, stop_event<version>, record_event_state, finalize}
 
-std::uint64_t pynccl_plugin_events(std::uint64_t after, ProfilerRecord* out, std::uint64_t most) {
-  return records.copy(after, out, most);
+const pynccl::abi::ProfilerV1 ncclProfiler_v1 = CALLBACKS(1, init_v1<1>);
+const pynccl::abi::ProfilerV2 ncclProfiler_v2 = CALLBACKS(2, init_v1<2>);
+const pynccl::abi::ProfilerV3 ncclProfiler_v3 = CALLBACKS(3, init_v1<3>);
+const pynccl::abi::ProfilerV4 ncclProfiler_v4 = CALLBACKS(4, init_v4);
+const pynccl::abi::ProfilerV5 ncclProfiler_v5 = CALLBACKS(5, init_v5<5>);
+const pynccl::abi::ProfilerV6 ncclProfiler_v6 = CALLBACKS(6, init_v5<6>);
+
+std::uint64_t pynccl_plugin_events(std::uint64_t after, ProfilerRecord* out, std::uint64_t size) {
+  return records.copy(after, out, size);
 }
 
 std::uint64_t pynccl_plugin_profile(int events) {

@@ -1,12 +1,13 @@
-// What the plugin records and how pynccl/_internal/plugin.py, which declares the same structs,
-// reads it. The records are rings: the oldest are overwritten. All calls are thread-safe.
+// The plugin's records, and the functions by which pynccl/_internal/plugin.py reads them. It
+// declares the same structs. The records are rings: the oldest are overwritten. All functions are
+// thread-safe.
 #pragma once
 
 #include <cstdint>
 
 namespace pynccl::plugin {
 
-// A communicator, from NCCL's init of the tuner to its end.
+// A communicator, from init to finalize of the tuner.
 struct TunerContext {
   std::uint64_t number;   // from 1
   std::uint64_t comm_id;  // 0 before version 5
@@ -16,26 +17,25 @@ struct TunerContext {
   std::int32_t open;
 };
 
-// A collective for which NCCL asked the tuner.
+// A collective for which NCCL called the tuner's getCollInfo.
 struct TunerChoice {
-  static constexpr int kMostAlgorithms = 8, kMostProtocols = 4;
+  static constexpr int kMaxAlgorithms = 8, kMaxProtocols = 4;
 
   std::uint64_t number;   // from 1
   std::uint64_t context;  // of its communicator
   std::uint64_t nbytes;
   std::uint64_t chunk;  // bytes; 0 if unknown
-  std::int64_t thread;  // the kernel's id of the thread that asked
+  std::int64_t thread;  // the kernel's id of the calling thread
   std::int32_t function;
   std::int32_t operations;  // of the group
   std::int32_t registered;  // -1 if unknown
-  std::int32_t algorithms;  // the shape of NCCL's table; 0 if NCCL gave none
+  std::int32_t algorithms;  // the shape of NCCL's table; 0 without one
   std::int32_t protocols;
   std::int32_t algorithm;  // the choice; -1 if unknown
   std::int32_t protocol;
   std::int32_t channels;  // 0 if unknown
-  std::int32_t rule;      // the rule that forced the choice, from 1; 0: none; -1: not possible here
-  float costs[kMostAlgorithms]
-             [kMostProtocols];  // microseconds, as NCCL gave them; below 0: unusable
+  std::int32_t rule;  // the rule that forced the choice, from 1; 0: none; -1: NCCL cannot apply it
+  float costs[kMaxAlgorithms][kMaxProtocols];  // NCCL's, in microseconds; below 0: unusable
 };
 
 // Forces a choice for a function and a range of bytes. The first rule that matches applies.
@@ -46,7 +46,7 @@ struct TunerRule {
   std::int32_t nranks;  // 0: any
   std::int32_t algorithm;
   std::int32_t protocol;
-  std::int32_t channels;  // 0: NCCL's
+  std::int32_t channels;  // 0: NCCL's choice
 };
 
 // What a proxy waits for, and the index of the sum in ProfilerRecord.
@@ -82,19 +82,19 @@ struct ProfilerRecord {
 
 extern "C" {
 
-// Copy the records after a number, oldest first, and return how many were copied.
+// Copy up to `size` records after a number, oldest first, and return how many were copied.
 std::uint64_t pynccl_plugin_choices(std::uint64_t after, pynccl::plugin::TunerChoice* out,
-                                    std::uint64_t most);
+                                    std::uint64_t size);
 std::uint64_t pynccl_plugin_contexts(std::uint64_t after, pynccl::plugin::TunerContext* out,
-                                     std::uint64_t most);
-// Replaces the rules. Returns how many are kept, which is fewer than count if there are too many.
+                                     std::uint64_t size);
+// Replaces the rules. Returns how many were stored: fewer than count if there are too many.
 std::uint64_t pynccl_plugin_rules(const pynccl::plugin::TunerRule* rules, std::uint64_t count);
 
-// Has NCCL tell the profiler of these events, abi::ProfilerEvent. With 0, NCCL asks it for nothing.
-// Returns the number of the last record before.
+// Requests these events (abi::ProfilerEvent) from NCCL; 0 turns the profiler off. Returns the
+// number of the newest record.
 std::uint64_t pynccl_plugin_profile(int events);
 std::uint64_t pynccl_plugin_events(std::uint64_t after, pynccl::plugin::ProfilerRecord* out,
-                                   std::uint64_t most);
-// The version of the interface that NCCL used last to open the profiler; 0 if none has.
+                                   std::uint64_t size);
+// The interface version with which NCCL last initialized the profiler; 0 if it has not.
 int pynccl_plugin_profiler_version();
 }

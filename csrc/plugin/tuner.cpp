@@ -11,18 +11,18 @@ namespace {
 
 using namespace abi;
 
-constexpr std::size_t kMostChoices = 4096, kMostContexts = 1024, kMostRules = 256;
+constexpr std::size_t kMaxChoices = 4096, kMaxContexts = 1024, kMaxRules = 256;
 
-Ring<TunerChoice, kMostChoices> choices;
-Ring<TunerContext, kMostContexts> contexts;
+Ring<TunerChoice, kMaxChoices> choices;
+Ring<TunerContext, kMaxContexts> contexts;
 
-std::array<TunerRule, kMostRules> rules;
+std::array<TunerRule, kMaxRules> rules;
 std::size_t rule_count = 0;
 
 // NCCL's handle of a context is its number.
 std::uint64_t number_of(void* context) { return reinterpret_cast<std::uintptr_t>(context); }
 
-ncclResult_t open(int version, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
+ncclResult_t init(int version, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
                   void** context) {
   TunerContext opened{};
   opened.comm_id = comm_id;
@@ -34,7 +34,7 @@ ncclResult_t open(int version, std::uint64_t comm_id, std::size_t nranks, std::s
   return ncclSuccess;
 }
 
-ncclResult_t close(void* context) {
+ncclResult_t finalize(void* context) {
   contexts.update(number_of(context), [](TunerContext& one) { one.open = 0; });
   return ncclSuccess;
 }
@@ -45,7 +45,7 @@ int nranks_of(std::uint64_t context) {
   return nranks;
 }
 
-// The first of the least costs, which is what NCCL chooses.
+// Selects what NCCL does: the first of the lowest costs.
 void choose(const float* costs, TunerChoice& choice) {
   choice.algorithm = choice.protocol = kNoChoice;
   float least = FLT_MAX;
@@ -57,7 +57,7 @@ void choose(const float* costs, TunerChoice& choice) {
   }
 }
 
-// Applies the first rule that matches, unless NCCL cannot use its algorithm and protocol here.
+// Applies the first matching rule, unless NCCL cannot use its algorithm and protocol.
 void force(float* costs, TunerChoice& choice, int* channels) {
   const int nranks = nranks_of(choice.context);
   const std::lock_guard lock(mutex);
@@ -80,8 +80,9 @@ void force(float* costs, TunerChoice& choice, int* channels) {
   }
 }
 
-ncclResult_t note(void* context, int function, std::size_t nbytes, int operations, float** table,
-                  int algorithms, int protocols, int registered, int* channels) {
+ncclResult_t get_coll_info(void* context, int function, std::size_t nbytes, int operations,
+                           float** table, int algorithms, int protocols, int registered,
+                           int* channels) {
   float* const costs = reinterpret_cast<float*>(table);
   TunerChoice choice{};
   choice.context = number_of(context);
@@ -95,8 +96,8 @@ ncclResult_t note(void* context, int function, std::size_t nbytes, int operation
   if (costs != nullptr && algorithms > 0 && protocols > 0) {
     choice.algorithms = algorithms;
     choice.protocols = protocols;
-    for (int a = 0; a < std::min(algorithms, TunerChoice::kMostAlgorithms); ++a)
-      for (int p = 0; p < std::min(protocols, TunerChoice::kMostProtocols); ++p)
+    for (int a = 0; a < std::min(algorithms, TunerChoice::kMaxAlgorithms); ++a)
+      for (int p = 0; p < std::min(protocols, TunerChoice::kMaxProtocols); ++p)
         choice.costs[a][p] = costs[a * protocols + p];
     force(costs, choice, channels);
     choose(costs, choice);
@@ -106,29 +107,30 @@ ncclResult_t note(void* context, int function, std::size_t nbytes, int operation
 }
 
 template <int version>
-ncclResult_t open_v2(std::size_t nranks, std::size_t nodes, PluginLogger, void** context) {
-  return open(version, 0, nranks, nodes, context);
+ncclResult_t init_v2(std::size_t nranks, std::size_t nodes, PluginLogger, void** context) {
+  return init(version, 0, nranks, nodes, context);
 }
 
 template <int version>
-ncclResult_t open_v5(void** context, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
+ncclResult_t init_v5(void** context, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
                      PluginLogger, void*, void*) {
-  return open(version, comm_id, nranks, nodes, context);
+  return init(version, comm_id, nranks, nodes, context);
 }
 
-// NCCL 2.21 gives no table, so that a rule could name what it cannot use. Rules do not apply.
-ncclResult_t note_v2(void* context, int function, std::size_t nbytes, int, int, int operations,
-                     int*, int*, int* channels) {
-  return note(context, function, nbytes, operations, nullptr, 0, 0, -1, channels);
+// NCCL 2.21 passes no cost table, so a rule could select what it cannot use. Rules do not apply.
+ncclResult_t get_coll_info_v2(void* context, int function, std::size_t nbytes, int, int,
+                              int operations, int*, int*, int* channels) {
+  return get_coll_info(context, function, nbytes, operations, nullptr, 0, 0, -1, channels);
 }
 
-ncclResult_t note_v3(void* context, int function, std::size_t nbytes, int operations, float** costs,
-                     int algorithms, int protocols, int* channels) {
-  return note(context, function, nbytes, operations, costs, algorithms, protocols, -1, channels);
+ncclResult_t get_coll_info_v3(void* context, int function, std::size_t nbytes, int operations,
+                              float** costs, int algorithms, int protocols, int* channels) {
+  return get_coll_info(context, function, nbytes, operations, costs, algorithms, protocols, -1,
+                       channels);
 }
 
-ncclResult_t note_chunk(void* context, int function, std::size_t nbytes, int algorithm,
-                        int protocol, int channels, std::size_t* chunk) {
+ncclResult_t get_chunk_size(void* context, int function, std::size_t nbytes, int algorithm,
+                            int protocol, int channels, std::size_t* chunk) {
   choices.find([&](TunerChoice& choice) {
     if (choice.context != number_of(context) || choice.function != function ||
         choice.nbytes != nbytes || choice.algorithm != algorithm || choice.protocol != protocol)
@@ -154,23 +156,24 @@ using namespace pynccl::plugin;
 #define PROFILER(since, version, symbol)
 #include "abi/nccl_plugin_versions.inc"
 
-const pynccl::abi::TunerV2 ncclTunerPlugin_v2 = {kName, open_v2<2>, note_v2, close};
-const pynccl::abi::TunerV3 ncclTunerPlugin_v3 = {kName, open_v2<3>, note_v3, close};
-const pynccl::abi::TunerV4 ncclTunerPlugin_v4 = {kName, open_v2<4>, note, close};
-const pynccl::abi::TunerV5 ncclTunerPlugin_v5 = {kName, open_v5<5>, note, close};
-const pynccl::abi::TunerV6 ncclTunerPlugin_v6 = {kName, open_v5<6>, note, close, note_chunk};
+const pynccl::abi::TunerV2 ncclTunerPlugin_v2 = {kName, init_v2<2>, get_coll_info_v2, finalize};
+const pynccl::abi::TunerV3 ncclTunerPlugin_v3 = {kName, init_v2<3>, get_coll_info_v3, finalize};
+const pynccl::abi::TunerV4 ncclTunerPlugin_v4 = {kName, init_v2<4>, get_coll_info, finalize};
+const pynccl::abi::TunerV5 ncclTunerPlugin_v5 = {kName, init_v5<5>, get_coll_info, finalize};
+const pynccl::abi::TunerV6 ncclTunerPlugin_v6 = {kName, init_v5<6>, get_coll_info, finalize,
+                                                 get_chunk_size};
 
-std::uint64_t pynccl_plugin_choices(std::uint64_t after, TunerChoice* out, std::uint64_t most) {
-  return choices.copy(after, out, most);
+std::uint64_t pynccl_plugin_choices(std::uint64_t after, TunerChoice* out, std::uint64_t size) {
+  return choices.copy(after, out, size);
 }
 
-std::uint64_t pynccl_plugin_contexts(std::uint64_t after, TunerContext* out, std::uint64_t most) {
-  return contexts.copy(after, out, most);
+std::uint64_t pynccl_plugin_contexts(std::uint64_t after, TunerContext* out, std::uint64_t size) {
+  return contexts.copy(after, out, size);
 }
 
 std::uint64_t pynccl_plugin_rules(const TunerRule* given, std::uint64_t count) {
   const std::lock_guard lock(mutex);
-  rule_count = std::min<std::uint64_t>(count, kMostRules);
+  rule_count = std::min<std::uint64_t>(count, kMaxRules);
   std::copy_n(given, rule_count, rules.begin());
   return rule_count;
 }

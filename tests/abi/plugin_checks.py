@@ -17,7 +17,7 @@ from tests.abi.static_checks import Source
 
 __all__ = ["Version", "check_symbols", "layout_source", "versions"]
 
-_TUNER = "name=0 init=8 getCollInfo=16"
+_TUNER = "name=0 init=8 getCollInfo=16 finalize=24"
 _PROFILER = "name=0 init=8 startEvent=16 stopEvent=24 recordEventState=32 finalize=40"
 _EVENT = "type=0 parent=8 rank=16"
 # Of all versions from 1, 3 and 4 on.
@@ -56,11 +56,11 @@ _CHOICE_3 = (
 
 # By struct: the tag, NCCL's name, the size, and the offset of each field.
 LAYOUTS = {
-    "TunerV2": ("v2.21.5-1", "ncclTuner_v2_t", 32, f"{_TUNER} destroy=24"),
-    "TunerV3": ("v2.22.3-1", "ncclTuner_v3_t", 32, f"{_TUNER} destroy=24"),
-    "TunerV4": ("v2.24.3-1", "ncclTuner_v4_t", 32, f"{_TUNER} destroy=24"),
-    "TunerV5": ("v2.28.9-1", "ncclTuner_v5_t", 32, f"{_TUNER} finalize=24"),
-    "TunerV6": ("v2.30.7-1", "ncclTuner_v6_t", 40, f"{_TUNER} finalize=24 getChunkSize=32"),
+    "TunerV2": ("v2.21.5-1", "ncclTuner_v2_t", 32, _TUNER),
+    "TunerV3": ("v2.22.3-1", "ncclTuner_v3_t", 32, _TUNER),
+    "TunerV4": ("v2.24.3-1", "ncclTuner_v4_t", 32, _TUNER),
+    "TunerV5": ("v2.28.9-1", "ncclTuner_v5_t", 32, _TUNER),
+    "TunerV6": ("v2.30.7-1", "ncclTuner_v6_t", 40, f"{_TUNER} getChunkSize=32"),
     "ProfilerV1": ("v2.23.4-1", "ncclProfiler_v1_t", 48, _PROFILER),
     "ProfilerV2": ("v2.24.3-1", "ncclProfiler_v2_t", 48, _PROFILER),
     "ProfilerV3": ("v2.26.6-1", "ncclProfiler_v3_t", 48, _PROFILER),

@@ -314,12 +314,7 @@ void Plugins::close() {
   Loaded& p = profilers();
   const std::scoped_lock load_lock(t.mutex, p.mutex);
   if (tuned_) {
-    need(t.version == 2   ? t.as<TunerV2>().destroy(tuner_)
-         : t.version == 3 ? t.as<TunerV3>().destroy(tuner_)
-         : t.version == 4 ? t.as<TunerV4>().destroy(tuner_)
-         : t.version == 5 ? t.as<TunerV5>().finalize(tuner_)
-                          : t.as<TunerV6>().finalize(tuner_),
-         "end");
+    need(t.as<TunerV6>().finalize(tuner_), "finalize");  // at one offset in all versions
     t.unload();
   }
   if (profiled_) {
