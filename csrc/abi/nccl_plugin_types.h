@@ -63,8 +63,8 @@ struct TunerV6 {
 };
 
 // A profiler. init receives the address of NCCL's event mask, which the plugin may change at any
-// time. NCCL asks for no events of a kind that is not in the mask, except for the parents of those
-// that are, and stores the mask with an operation when it is called. A captured operation keeps it.
+// time. NCCL reports the kinds of events in the mask, and their parents. It stores the mask with an
+// operation when it is called. A captured operation keeps it.
 enum ProfilerEvent : int {
   kProfileGroup = 1 << 0,  // a kernel launch, with the operations in it
   kProfileColl = 1 << 1,
@@ -155,22 +155,17 @@ struct ProfiledCollV5 {
   ProfiledChoice choice;
   void* group;  // the parent is a call of the API
 };
-struct ProfiledP2pV1 {
+template <class Name>
+struct ProfiledP2p {
   ProfiledComm comm;
-  std::uint8_t function;
+  Name function;
   void* buffer;
-  std::uint8_t dtype;
+  Name dtype;
   std::size_t count;
   int peer;
 };
-struct ProfiledP2pV2 {
-  ProfiledComm comm;
-  const char* function;
-  void* buffer;
-  const char* dtype;
-  std::size_t count;
-  int peer;
-};
+using ProfiledP2pV1 = ProfiledP2p<std::uint8_t>;
+using ProfiledP2pV2 = ProfiledP2p<const char*>;
 struct ProfiledP2pV4 {
   const char* function;
   void* buffer;

@@ -18,33 +18,28 @@ namespace {
 
 constexpr double kExpirySeconds = 2;  // the limit of waits for an expiry, or after one
 
-// The scope of a time limit that the library itself enforces on creations by this thread, if it
-// supports that.
-class LibraryLimit {
- public:
-  LibraryLimit(const std::vector<std::shared_ptr<Communicator>>& communicators, double seconds)
-      : communicators_(communicators) {
+// hostSetInitTimeout: makes a library limit the creations by this thread itself. Negative: no
+// limit.
+using SetInitTimeout = void (*)(double seconds);
+
+SetInitTimeout init_timeout_of(const Library& library) {
+  return reinterpret_cast<SetInitTimeout>(library.symbol("hostSetInitTimeout"));
+}
+
+// The scope of such a limit, for the libraries that have one.
+struct LibraryLimit {
+  LibraryLimit(const std::vector<std::shared_ptr<Communicator>>& limited, double seconds)
+      : communicators(limited) {
     set(seconds);
   }
-  LibraryLimit(const LibraryLimit&) = delete;
-  LibraryLimit& operator=(const LibraryLimit&) = delete;
   ~LibraryLimit() { set(-1); }
 
-  static bool supported(const Library& library) { return function_of(library) != nullptr; }
-
- private:
-  using SetInitTimeout = void (*)(double seconds);
-
-  static SetInitTimeout function_of(const Library& library) {
-    return reinterpret_cast<SetInitTimeout>(library.symbol("hostSetInitTimeout"));
-  }
-
   void set(double seconds) const {
-    for (const auto& one : communicators_)
-      if (const auto function = function_of(one->library())) function(seconds);
+    for (const auto& one : communicators)
+      if (const auto function = init_timeout_of(one->library())) function(seconds);
   }
 
-  const std::vector<std::shared_ptr<Communicator>>& communicators_;
+  const std::vector<std::shared_ptr<Communicator>>& communicators;
 };
 
 std::uint64_t id_of(const std::vector<ncclUniqueId>& ids) {
@@ -568,9 +563,8 @@ void Communicator::create(const std::vector<std::shared_ptr<Communicator>>& comm
     const LibraryLimit limit(communicators, seconds);
     steps();
   };
-  if (std::ranges::all_of(communicators,
-                          [](const auto& one) { return LibraryLimit::supported(one->library()); }))
-    return limited();
+  const auto limits_itself = [](const auto& one) { return init_timeout_of(one->library()); };
+  if (std::ranges::all_of(communicators, limits_itself)) return limited();
   for (const auto& one : communicators)  // the thread of run_within() has no current device
     one->options_.device = DeviceScope(one->library(), one->options_.device).device();
   const auto free = [communicators] {

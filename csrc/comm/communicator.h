@@ -357,8 +357,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   }
   void check_unfinished(ncclResult_t result, const char* function, const char* hint,
                         std::source_location where);
-  [[noreturn]] void throw_operation_failed(ncclResult_t result, const char* function,
-                                           const char* hint, std::source_location where);
   // The scope of an NCCL call that waits for the other ranks. On a communicator that had already
   // expired, an error of the call is not reported as the expiry: shrink() serves that case.
   class Waiting {
@@ -424,8 +422,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   class WorkFailures;
   std::optional<NcclFailure> record_expiry(const Deadlines::Late& late, Expiry expiry);
   void record_failure(ncclResult_t result, const std::string& text) noexcept;
-  Deadlines::Unfinished unfinished_on_device(double seconds = 0.05);
-  void fail_unfinished(const Deadlines::Unfinished& unfinished, const NcclFailure& failure);
+  void fail_queued_work(ncclResult_t result, const char* function, const std::string& reason,
+                        double seconds = 0.05);
   void read_identity();
   ncclResult_t read_async_error();  // callable from any thread once there is a handle
   void abandon();
@@ -439,6 +437,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   [[gnu::noinline]] void issue_in_group_observed(const Operation& operation);
   void call_nccl(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_configured(const Operation& operation);
+  // Defined in window.cpp.
+  void issue_one_sided(OperationKind kind, ncclComm_t comm, const Operation& operation);
   void issue_as_messages(const Operation& operation, int nranks);
 
   // The members that an operation reads come first.
@@ -580,16 +580,10 @@ void create_together(const std::vector<Object*>& objects, const char* function, 
 [[gnu::always_inline]] inline void Communicator::call_nccl(OperationKind kind, ncclComm_t comm,
                                                            const Operation& o) {
   const NcclTable& nccl = library_->nccl_table();
-#define CALL(entry, function, ...)                                  \
-  check_operation((entry)(__VA_ARGS__, comm, o.stream), #function); \
+#define PRESENT(function, ...)                                            \
+  check_operation(nccl.function(__VA_ARGS__, comm, o.stream), #function); \
   return
-#define PRESENT(function, ...) CALL(nccl.function, function, __VA_ARGS__)
-#define ONE_SIDED(function, ...)                                                                  \
-  check_operation(library_->nccl<&NcclTable::function>()(__VA_ARGS__, comm, o.stream), #function, \
-                  kOneSidedHint);                                                                 \
-  return
-  // PRESENT: a function of every library from 2.18 on, or one that sends and receives replace.
-  // ONE_SIDED: a missing function is an error.
+  // A function of every library from 2.18 on, or one that sends and receives replace.
   switch (kind) {
     case OperationKind::kAllReduce:
       PRESENT(ncclAllReduce, o.sendbuff, o.recvbuff, o.count, o.dtype, o.op);
@@ -615,20 +609,13 @@ void create_together(const std::vector<Object*>& objects, const char* function, 
     case OperationKind::kRecv:
       PRESENT(ncclRecv, o.recvbuff, o.count, o.dtype, o.root_or_peer);
     case OperationKind::kPutSignal:
-      o.window->record_put(o.stream);
-      ONE_SIDED(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(),
-                o.offset, o.signal, o.context, 0);
     case OperationKind::kSignal:
-      ONE_SIDED(ncclSignal, o.root_or_peer, o.signal, o.context, 0);
     case OperationKind::kWaitSignal:
-      ONE_SIDED(ncclWaitSignal, static_cast<int>(o.count),
-                static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
+      return issue_one_sided(kind, comm, o);
     default:
       issue_configured(o);
   }
-#undef ONE_SIDED
 #undef PRESENT
-#undef CALL
 }
 
 }  // namespace pynccl

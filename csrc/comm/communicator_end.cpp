@@ -50,12 +50,6 @@ bool free_within(double seconds, const std::shared_ptr<Library>& library, ncclCo
   });
 }
 
-[[noreturn]] void abort_process(const std::string& text) {
-  std::fputs((text + "\n").c_str(), stderr);
-  std::fflush(stderr);
-  std::abort();
-}
-
 }  // namespace
 
 TimeoutPolicy default_policy() {
@@ -196,19 +190,6 @@ void Communicator::discard() noexcept {
   }
 }
 
-// The work that ends without a result when the communicator is aborted or revoked, after waiting up
-// to the given seconds for its completion. Empty if the library tracks failed work itself, or if
-// the communicator has expired, which already recorded it.
-Deadlines::Unfinished Communicator::unfinished_on_device(double seconds) {
-  if (library_->reports_failed_work() || expired() || closed() || borrowed_) return {};
-  Deadlines::Unfinished unfinished;
-  poll_until(seconds, [&] {
-    unfinished = deadlines_->unfinished();
-    return unfinished.streams.empty();
-  });
-  return unfinished;
-}
-
 // Whether it shares resources with its parent, and the parent is open.
 bool Communicator::shares() const {
   const auto parent = shared_parent_.lock();
@@ -217,10 +198,7 @@ bool Communicator::shares() const {
 
 void Communicator::abort_alone() {
   notify_observers(true);
-  const Deadlines::Unfinished unfinished = unfinished_on_device();
-  if (!closed())
-    fail_unfinished(unfinished, {ncclInvalidUsage, "ncclCommAbort", rank_,
-                                 "work queued on the stream failed: its communicator was aborted"});
+  fail_queued_work(ncclInvalidUsage, "ncclCommAbort", "its communicator was aborted");
   free_handle(true, kAbortSeconds);
 }
 
@@ -307,9 +285,11 @@ void Communicator::expire(const Deadlines::Late& late, const std::string& answer
   if (!recorded) return;
   const NcclFailure& failure = *recorded;
   const TimeoutPolicy policy = this->policy();
-  if (policy.abort)
-    abort_process(std::string("pynccl: ") + failure.what() +
-                  "; the process is aborted (on_timeout)");
+  if (policy.abort) {
+    std::fprintf(stderr, "pynccl: %s; the process is aborted (on_timeout)\n", failure.what());
+    std::fflush(stderr);
+    std::abort();
+  }
   // On a separate thread, because the revocation of this communicator may have to wait for that of
   // another one, whose operation precedes this one's on a stream.
   std::thread([self = shared_from_this(), call = late.call, callback = policy.callback, failure] {
@@ -390,10 +370,9 @@ void Communicator::end_interrupted() noexcept {
   ask_owner();
   if (!library_->nccl_table().ncclCommRevoke || closed() || revoked_.exchange(true)) return;
   try {
-    fail_unfinished(unfinished_on_device(0),
-                    {ncclRemoteError, "ncclCommRevoke", rank_,
-                     "work queued on the stream failed: rank " + std::to_string(rank_) +
-                         " was interrupted by a signal while it waited"});
+    fail_queued_work(
+        ncclRemoteError, "ncclCommRevoke",
+        "rank " + std::to_string(rank_) + " was interrupted by a signal while it waited", 0);
     mark_revoked();
     revoke_within(kEndCallsSeconds);
   } catch (const std::exception&) {  // the interrupted wait throws anyway
@@ -403,10 +382,8 @@ void Communicator::end_interrupted() noexcept {
 void Communicator::revoke() {
   const Use comm(*this);
   library_->nccl<&NcclTable::ncclCommRevoke>();
-  // Must come first: the revocation ends operations, which other threads must not take for done.
-  fail_unfinished(unfinished_on_device(),
-                  {ncclInvalidUsage, "ncclCommRevoke", rank_,
-                   "work queued on the stream failed: its communicator was revoked"});
+  // Must come first: other threads must not consider the operations that the revocation ends done.
+  fail_queued_work(ncclInvalidUsage, "ncclCommRevoke", "its communicator was revoked");
   const bool before = revoked_;
   mark_revoked();
   const double seconds = seconds_from_limit(deadlines_->limit());
@@ -440,9 +417,7 @@ void Communicator::begin_recovery() {
   deadlines_->set_limit(FlightRecord::kNoLimit);
   if (!library_->nccl_table().ncclCommRevoke) return;
   // Must come first, as in revoke().
-  fail_unfinished(unfinished_on_device(),
-                  {ncclInvalidUsage, "ncclCommRevoke", rank_,
-                   "work queued on the stream failed: its communicator was revoked by recover()"});
+  fail_queued_work(ncclInvalidUsage, "ncclCommRevoke", "its communicator was revoked by recover()");
   mark_revoked();
   // revoked_ alone does not mean that NCCL was called: an expiry may be about to call it.
   try {

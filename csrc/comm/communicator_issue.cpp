@@ -1,5 +1,6 @@
-// Issuing operations, except for the fast path of issue() in communicator.h, and the exceptions of
-// a communicator: NCCL's failures, a communicator that is not open, and exceeded time limits.
+// Issuing operations, except for the fast path of issue() in communicator.h and the one-sided
+// operations in window.cpp, and the exceptions of a communicator: NCCL's failures, a communicator
+// that is not open, and exceeded time limits.
 #include <cstdio>
 #include <string_view>
 
@@ -36,7 +37,7 @@ void visit_entry(const Operation& o, Visit&& visit) {
     case OperationKind::kScatter:
       return ENTRY(ncclScatterConfig, o.root_or_peer);
     default:
-      throw std::invalid_argument("config: send and recv take none");
+      throw std::invalid_argument("config: send and recv have no configuration");
   }
 #undef ENTRY
 }
@@ -224,19 +225,16 @@ void Communicator::throw_failed(ncclResult_t result, const char* function, const
 // Handles a result of NCCL other than ncclSuccess.
 void Communicator::check_unfinished(ncclResult_t result, const char* function, const char* hint,
                                     std::source_location where) {
-  if (!succeeded(result)) throw_operation_failed(result, function, hint, where);
-  try {
-    wait_issued(function);
-  } catch (const std::exception&) {
-    deadlines_->recorder().fail();
-    Observers::operation_failed(*this);
-    throw;
-  }
-}
-
-void Communicator::throw_operation_failed(ncclResult_t result, const char* function,
-                                          const char* hint, std::source_location where) {
   FlightRecorder& recorder = deadlines_->recorder();
+  if (succeeded(result)) {
+    try {
+      return wait_issued(function);
+    } catch (const std::exception&) {
+      recorder.fail();
+      Observers::operation_failed(*this);
+      throw;
+    }
+  }
   const auto record = recorder.read(recorder.last());
   recorder.fail();
   Observers::operation_failed(*this);
@@ -286,11 +284,19 @@ class Communicator::WorkFailures final : public Observer {
 
 void Communicator::observe() { Observers::add(*new WorkFailures); }
 
-// Makes waits for these streams throw the failure, if the library does not track failed work
-// itself.
-void Communicator::fail_unfinished(const Deadlines::Unfinished& unfinished,
-                                   const NcclFailure& failure) {
-  if (library_->reports_failed_work() || unfinished.streams.empty()) return;
+// Called before an abort or a revocation: makes waits for the work that it ends without a result
+// throw. Waits up to the given seconds for the work to complete. Does nothing if the library tracks
+// failed work itself, or if the communicator has expired, which already recorded it.
+void Communicator::fail_queued_work(ncclResult_t result, const char* function,
+                                    const std::string& reason, double seconds) {
+  if (library_->reports_failed_work() || expired() || closed() || borrowed_) return;
+  Deadlines::Unfinished unfinished;
+  poll_until(seconds, [&] {
+    unfinished = deadlines_->unfinished();
+    return unfinished.streams.empty();
+  });
+  if (unfinished.streams.empty() || closed()) return;
+  const NcclFailure failure(result, function, rank_, "work queued on the stream failed: " + reason);
   FailedStreams::add(unfinished.streams, unfinished.since, [failure](const std::string& cause) {
     if (cause.empty()) throw NcclFailure(failure);
     throw NcclFailure(failure.code, failure.function, failure.rank,

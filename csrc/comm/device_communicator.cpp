@@ -50,10 +50,6 @@ const DeviceLayout* layout_of(int version) {
   return found;
 }
 
-bool in_first_requirements(std::string_view field) {
-  return field == "lsaMultimem" || field == "lsaBarrierCount";
-}
-
 template <class T>
 T read(const std::vector<std::byte>& bytes, std::size_t offset) {
   T value;
@@ -117,8 +113,9 @@ void DeviceCommunicator::choose_layout() {
 void DeviceCommunicator::check_fields(const ncclDevCommRequirements_t& fields) const {
   const ncclDevCommRequirements_t defaults;
   const auto check = [&](int since, std::string_view field, const char* argument, bool is_set) {
-    // 2.28 has only these fields, in different layouts.
-    if (since == kVersioned) since = in_first_requirements(field) ? kOldest : 22807;
+    // 2.28 has only these fields, in different layouts; the first 2.28 only two of them.
+    const bool in_first = field == "lsaMultimem" || field == "lsaBarrierCount";
+    if (since == kVersioned) since = in_first ? kOldest : 22807;
     if (is_set && version_ < since)
       throw std::invalid_argument(std::string(argument) + ": needs NCCL " + version_text(since) +
                                   "; the device communicator is for kernels compiled with " +

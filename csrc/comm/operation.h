@@ -27,28 +27,9 @@ constexpr OperationKind plain(OperationKind kind) {
                                     ~static_cast<unsigned char>(OperationKind::kConfigured));
 }
 
-class Communicator;
-
-// The destination window of a put.
-class PutTarget {
- public:
-  // Throws std::invalid_argument if it is closed or not registered yet. Null if NCCL cannot share
-  // the memory between these ranks.
-  virtual ncclWindow_t handle() const = 0;
-  virtual std::uint64_t number() const = 0;  // within its communicator; equal on all ranks
-  virtual bool closed() const = 0;
-  virtual void record_put(cudaStream_t stream) const = 0;
-
- protected:
-  ~PutTarget() = default;
-};
+class Window;
 
 constexpr int kOneSidedDriver = 12050;  // the first CUDA driver that supports one-sided operations
-
-// NCCL refuses valid one-sided operations without a reason.
-constexpr char kOneSidedHint[] =
-    "; NCCL supports one-sided operations if all ranks can map each other's memory (one LSA team), "
-    "or if its RMA proxy connects them";
 
 struct Operation {
   OperationKind kind;
@@ -61,8 +42,8 @@ struct Operation {
   cudaStream_t stream;
   const ncclCollConfig_t* config = nullptr;  // kConfigured only; owned by the CollConfig
   // One-sided operations only:
-  const PutTarget* window = nullptr;
-  std::size_t offset = 0;  // bytes
+  const Window* window = nullptr;  // the destination of a put
+  std::size_t offset = 0;          // bytes
   int signal = 0;
   int context = 0;
 };

@@ -355,7 +355,7 @@ void Event::close() {
   CHECK_IN_CONTEXT(EventDestroy, (event));
 }
 
-EventPool::EventPool(std::shared_ptr<Library> library, int device, Timing timing)
+EventPool::EventPool(std::shared_ptr<Library> library, int device, bool timing)
     : library_(std::move(library)), device_(device), timing_(timing) {}
 
 PooledEvent::~PooledEvent() {
@@ -371,7 +371,7 @@ PooledEvent EventPool::acquire() {
       free_.pop_back();
     }
   }
-  if (!event) event = std::make_unique<Event>(library_, device_, timing_ == Timing::kOn);
+  if (!event) event = std::make_unique<Event>(library_, device_, timing_);
   return {shared_from_this(), std::move(event)};
 }
 

@@ -145,9 +145,7 @@ class PooledEvent {
 
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  enum class Timing { kOff, kOn };
-
-  EventPool(std::shared_ptr<Library> library, int device, Timing timing = Timing::kOff);
+  EventPool(std::shared_ptr<Library> library, int device, bool timing = false);
 
   // The event may have been recorded before.
   PooledEvent acquire();
@@ -156,7 +154,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
  private:
   std::shared_ptr<Library> library_;
   int device_;
-  Timing timing_;
+  bool timing_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Event>> free_;
 };

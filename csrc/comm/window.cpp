@@ -10,7 +10,6 @@
 #include "nccl/device.h"
 
 namespace pynccl {
-
 namespace {
 
 // From this version on, NCCL sets up one-sided operations when a symmetric window is registered.
@@ -413,6 +412,28 @@ void* Window::multimem_pointer(std::size_t offset) const {
   const Communicator::Use comm(*communicator_);
   COMM_CHECK(comm, ncclGetLsaMultimemDevicePointer, (window, 0, &pointer));
   return pointer ? static_cast<char*>(pointer) + offset : nullptr;
+}
+
+// Here, because a put needs its window. A missing function is an error.
+void Communicator::issue_one_sided(OperationKind kind, ncclComm_t comm, const Operation& o) {
+  const auto call = [&]<auto Entry>(const char* name, auto... arguments) {
+    // NCCL refuses valid operations without a reason.
+    check_operation(library_->nccl<Entry>()(arguments..., comm, o.stream), name,
+                    "; NCCL supports one-sided operations if all ranks can map each other's memory "
+                    "(one LSA team), or if its RMA proxy connects them");
+  };
+#define CALL(name, ...) call.operator()<&NcclTable::name>(#name, __VA_ARGS__)
+  if (kind == OperationKind::kPutSignal) {
+    o.window->record_put(o.stream);
+    CALL(ncclPutSignal, o.sendbuff, o.count, o.dtype, o.root_or_peer, o.window->handle(), o.offset,
+         o.signal, o.context, 0u);
+  } else if (kind == OperationKind::kSignal) {
+    CALL(ncclSignal, o.root_or_peer, o.signal, o.context, 0u);
+  } else {
+    CALL(ncclWaitSignal, static_cast<int>(o.count),
+         static_cast<ncclWaitSignalDesc_t*>(const_cast<void*>(o.sendbuff)));
+  }
+#undef CALL
 }
 
 }  // namespace pynccl

@@ -14,7 +14,7 @@
 
 namespace pynccl {
 
-class Window final : public PutTarget {
+class Window {
  public:
   // A pending window, which register_all() registers. memory: the owner of the memory.
   Window(std::shared_ptr<Communicator> communicator, void* address, std::size_t nbytes, int flags,
@@ -34,13 +34,15 @@ class Window final : public PutTarget {
   // Waits for work that uses the window. Closing twice is allowed.
   void close();
 
-  ncclWindow_t handle() const override;
+  // Throws std::invalid_argument if it is closed or not registered yet. Null if NCCL cannot share
+  // the memory between these ranks.
+  ncclWindow_t handle() const;
   void* user_pointer() const;
   // The size of a rank's memory in bytes; with a non-blocking communicator, the local size.
   std::size_t nbytes_of(int rank) const;
   // Throws std::invalid_argument if the range or the source of a put is invalid.
   void check_put(const Operation& put) const;
-  void record_put(cudaStream_t stream) const override;
+  void record_put(cudaStream_t stream) const;
 
   // The address at which this rank can load from and store to the memory of a rank of its LSA team,
   // or of any rank; null if it cannot. Throw std::invalid_argument if the rank or offset is out of
@@ -53,9 +55,9 @@ class Window final : public PutTarget {
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   void* address() const { return address_; }
   std::size_t nbytes() const { return nbytes_; }
-  std::uint64_t number() const override { return number_; }
+  std::uint64_t number() const { return number_; }  // within its communicator; equal on all ranks
   bool is_open() const { return state_ == State::kOpen && !closed(); }
-  bool closed() const override { return state_ == State::kClosed || communicator_->closed(); }
+  bool closed() const { return state_ == State::kClosed || communicator_->closed(); }
 
  private:
   enum class State { kPending, kOpen, kClosed };

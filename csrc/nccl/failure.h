@@ -13,7 +13,8 @@
 
 namespace pynccl {
 
-// The ranks that have not taken part in an operation, and who knows: "engine", "store" or "RAS".
+// The ranks missing from an operation, and the source of that information: "engine", "store" or
+// "RAS".
 struct MissingRanks {
   std::vector<int> ranks;
   std::string source;

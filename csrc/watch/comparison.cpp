@@ -32,24 +32,10 @@ std::vector<std::pair<std::uint64_t, std::string>> since_last(Communicator& comm
   return before;
 }
 
-}  // namespace
-
-// Compares operations outside groups. A group compares its operations together.
-class Comparison::Sink final : public Observer {
- public:
-  void before_operation(const OperationEvent& event) override {
-    if (event.in_group || event.communicator.check() == 0) return;
-    Operation compared = event.operation;
-    compared.kind = event.kind;
-    run({{&event.communicator, &compared}});
-  }
-};
-
-void Comparison::observe() { Observers::add(*new Sink, Observers::kBefore); }
-
-std::vector<Comparison::Item> Comparison::collectives(const Operations& operations) {
+// The comparisons of collectives that are due.
+std::vector<Comparison::Item> due_collectives(const Comparison::Operations& operations) {
   struct Part {
-    Item item;
+    Comparison::Item item;
     std::uint64_t last;
   };
   std::vector<Part> parts;
@@ -67,7 +53,7 @@ std::vector<Comparison::Item> Comparison::collectives(const Operations& operatio
       ++part->last;
     }
   }
-  std::vector<Item> items;
+  std::vector<Comparison::Item> items;
   for (Part& part : parts) {
     const std::uint64_t every = part.item.communicator->check();
     if (part.last / every == (part.item.number - 1) / every) continue;
@@ -77,9 +63,9 @@ std::vector<Comparison::Item> Comparison::collectives(const Operations& operatio
   return items;
 }
 
-std::vector<Comparison::Message> Comparison::messages(const Operations& operations) {
+std::vector<Comparison::Message> due_messages(const Comparison::Operations& operations) {
   std::map<std::tuple<Communicator*, OperationKind, int>, std::uint64_t> numbers;
-  std::vector<Message> messages;
+  std::vector<Comparison::Message> messages;
   for (const auto& [communicator, operation] : operations) {
     const OperationKind kind = plain(operation->kind);
     if (communicator->check() == 0 || !is_message(kind)) continue;
@@ -94,9 +80,24 @@ std::vector<Comparison::Message> Comparison::messages(const Operations& operatio
   return messages;
 }
 
+}  // namespace
+
+// Compares operations outside groups. A group compares its operations together.
+class Comparison::Sink final : public Observer {
+ public:
+  void before_operation(const OperationEvent& event) override {
+    if (event.in_group || event.communicator.check() == 0) return;
+    Operation compared = event.operation;
+    compared.kind = event.kind;
+    run({{&event.communicator, &compared}});
+  }
+};
+
+void Comparison::observe() { Observers::add(*new Sink, Observers::kBefore); }
+
 void Comparison::run(const Operations& operations) {
-  const std::vector<Item> items = collectives(operations);
-  const std::vector<Message> messages = Comparison::messages(operations);
+  const std::vector<Item> items = due_collectives(operations);
+  const std::vector<Message> messages = due_messages(operations);
   if (exchange_ && !(items.empty() && messages.empty())) exchange_(items, messages);
 }
 

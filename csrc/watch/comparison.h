@@ -12,6 +12,8 @@
 
 namespace pynccl {
 
+class Communicator;
+
 class Comparison {
  public:
   // The collectives that a rank of a communicator is about to issue.
@@ -43,8 +45,6 @@ class Comparison {
  private:
   class Sink;
 
-  static std::vector<Item> collectives(const Operations& operations);
-  static std::vector<Message> messages(const Operations& operations);
   inline static Exchange exchange_ = nullptr;
 };
 

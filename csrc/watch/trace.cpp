@@ -8,10 +8,13 @@
 
 #include "comm/communicator.h"
 #include "comm/stream.h"
+#include "comm/window.h"
 #include "nccl/device.h"
 
 namespace pynccl {
 namespace {
+
+constexpr std::size_t kCallBytes = 128;  // at least sizeof(TraceCall)
 
 // The thread-local state that a call reads.
 struct ThreadState {
@@ -19,7 +22,7 @@ struct ThreadState {
   std::uint32_t generation = 0;  // of the log
   TraceGroup* group = nullptr;
   bool uses_room = false;
-  alignas(std::max_align_t) std::byte room[sizeof(TraceCall)]{};
+  alignas(std::max_align_t) std::byte room[kCallBytes]{};
 };
 constinit thread_local ThreadState thread_state;
 
@@ -57,7 +60,8 @@ std::unique_ptr<TraceTimes> times_of(const std::shared_ptr<Library>& library, in
   }
 }
 
-void give_times(TraceEntry& entry, std::unique_ptr<TraceTimes>& times, CUstream stream) noexcept {
+// Records the second event of an entry, and stores both events in the entry.
+void record_end(TraceEntry& entry, std::unique_ptr<TraceTimes>& times, CUstream stream) noexcept {
   if (!times) return;
   try {
     times->end(stream);
@@ -190,6 +194,104 @@ void record_operation(const OperationEvent& event) {
   append_filled(fill);
 }
 
+// An operation outside a group, from before its call to after it.
+class TraceCall final : public Observation {
+ public:
+  explicit TraceCall(const OperationEvent& event)
+      : communicator_(event.communicator),
+        operation_(event.operation),
+        now_(event.time),
+        kind_(event.kind) {
+    const FlightRecorder& recorder = communicator_.deadlines().recorder();
+    sequence_ = recorder.last();
+    number_ = recorder.number_of_last();
+    if (!blocks(communicator_.library(), operation_.stream)) {
+      flags_ |= TraceEntry::kOnDevice;
+      graph_ = capture_of(communicator_.library(), operation_.stream);
+      if (graph_ == 0 || Trace::times_graphs())
+        times_ = times_of(communicator_.shared_library(), communicator_.device(), operation_.stream,
+                          graph_ != 0);
+    }
+    if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
+      TraceEntry entry;
+      fill(entry);
+      append_signals(entry, operation_);
+    }
+  }
+  // The operation failed unless succeeded() was called.
+  ~TraceCall() override {
+    TraceEntry entry;
+    fill(entry);
+    if ((flags_ & TraceEntry::kFailed) == 0) record_end(entry, times_, operation_.stream);
+    entry.returned = precise_time();
+    append(entry);
+  }
+
+  void succeeded() override { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }
+
+  // In thread-local memory. A nested operation, called by a signal handler, uses separate memory.
+  static void* operator new(std::size_t bytes) {
+    ThreadState& own = thread_state;
+    if (std::exchange(own.uses_room, true)) [[unlikely]]
+      return ::operator new(bytes);
+    return own.room;
+  }
+  static void operator delete(void* memory) {
+    ThreadState& own = thread_state;
+    if (memory != own.room) return ::operator delete(memory);
+    own.uses_room = false;
+  }
+
+ private:
+  void fill(TraceEntry& entry) const {
+    describe(entry, kind_, operation_);
+    entry.flags = flags_;
+    entry.communicator = number_of(communicator_);
+    entry.group = 0;
+    entry.called = now_;
+    entry.returned = entry.began = entry.ended = 0;
+    entry.sequence = sequence_;
+    entry.number = number_;
+    entry.graph = graph_;
+  }
+
+  Communicator& communicator_;
+  const Operation& operation_;
+  const std::int64_t now_;
+  const OperationKind kind_;
+  std::uint8_t flags_ = TraceEntry::kFailed;
+  std::uint64_t sequence_ = 0, number_ = 0, graph_ = 0;
+  std::unique_ptr<TraceTimes> times_;
+};
+static_assert(sizeof(TraceCall) <= kCallBytes);
+
+// A graph launch outside a capture.
+class TraceLaunch final : public Observation {
+ public:
+  explicit TraceLaunch(const LaunchEvent& event) : stream_(event.stream) {
+    entry_.type = TraceEntry::Type::kLaunch;
+    entry_.graph = event.graph;
+    entry_.stream = address(stream_);
+    entry_.called = precise_time();
+    if (blocks(*event.library, stream_)) return;
+    entry_.flags |= TraceEntry::kOnDevice;
+    if (Trace::times_graphs()) TraceState::get().before_launch(event.graph);
+    times_ = times_of(event.library, event.device, stream_);
+  }
+  ~TraceLaunch() override {
+    if (times_ && Trace::times_graphs())
+      TraceState::get().after_launch(entry_, times_->clock, stream_);
+    record_end(entry_, times_, stream_);
+    entry_.returned = precise_time();
+    append(entry_);
+  }
+
+ private:
+  CUstream stream_;
+  std::unique_ptr<TraceTimes> times_;
+  TraceEntry entry_;
+};
+
 class TraceSink final : public Observer {
  public:
   std::unique_ptr<Observation> called(const OperationEvent& event) override {
@@ -260,64 +362,6 @@ void Trace::end_range(std::uint64_t number, const std::shared_ptr<Library>& libr
   append(entry);
 }
 
-TraceCall::TraceCall(const OperationEvent& event)
-    : communicator_(event.communicator),
-      operation_(event.operation),
-      now_(event.time),
-      kind_(event.kind) {
-  const FlightRecorder& recorder = communicator_.deadlines().recorder();
-  sequence_ = recorder.last();
-  number_ = recorder.number_of_last();
-  if (!blocks(communicator_.library(), operation_.stream)) {
-    flags_ |= TraceEntry::kOnDevice;
-    graph_ = capture_of(communicator_.library(), operation_.stream);
-    if (graph_ == 0 || Trace::times_graphs())
-      times_ = times_of(communicator_.shared_library(), communicator_.device(), operation_.stream,
-                        graph_ != 0);
-  }
-  if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
-    TraceEntry entry;
-    fill(entry);
-    append_signals(entry, operation_);
-  }
-}
-
-void TraceCall::fill(TraceEntry& entry) const {
-  describe(entry, kind_, operation_);
-  entry.flags = flags_;
-  entry.communicator = number_of(communicator_);
-  entry.group = 0;
-  entry.called = now_;
-  entry.returned = entry.began = entry.ended = 0;
-  entry.sequence = sequence_;
-  entry.number = number_;
-  entry.graph = graph_;
-}
-
-// A nested operation, called by a signal handler, uses separate memory.
-void* TraceCall::operator new(std::size_t bytes) {
-  ThreadState& own = thread_state;
-  if (std::exchange(own.uses_room, true)) [[unlikely]]
-    return ::operator new(bytes);
-  return own.room;
-}
-
-void TraceCall::operator delete(void* memory) {
-  ThreadState& own = thread_state;
-  if (memory != own.room) return ::operator delete(memory);
-  own.uses_room = false;
-}
-
-void TraceCall::succeeded() { flags_ &= static_cast<std::uint8_t>(~TraceEntry::kFailed); }
-
-TraceCall::~TraceCall() {
-  TraceEntry entry;
-  fill(entry);
-  if ((flags_ & TraceEntry::kFailed) == 0) give_times(entry, times_, operation_.stream);
-  entry.returned = precise_time();
-  append(entry);
-}
-
 TraceGroup::TraceGroup()
     : number_([] {
         static std::atomic<std::uint32_t> groups = 0;
@@ -373,29 +417,10 @@ TraceGroup::~TraceGroup() {
     of_stream.stream = address(used.stream);
     if (!used.blocks) of_stream.flags |= TraceEntry::kOnDevice;
     of_stream.graph = used.graph;
-    give_times(of_stream, used.times, used.stream);
+    record_end(of_stream, used.times, used.stream);
     append(of_stream);
   }
   if (used_.empty()) append(entry);
-}
-
-TraceLaunch::TraceLaunch(const LaunchEvent& event) : stream_(event.stream) {
-  entry_.type = TraceEntry::Type::kLaunch;
-  entry_.graph = event.graph;
-  entry_.stream = address(stream_);
-  entry_.called = precise_time();
-  if (blocks(*event.library, stream_)) return;
-  entry_.flags |= TraceEntry::kOnDevice;
-  if (Trace::times_graphs()) TraceState::get().before_launch(event.graph);
-  times_ = times_of(event.library, event.device, stream_);
-}
-
-TraceLaunch::~TraceLaunch() {
-  if (times_ && Trace::times_graphs())
-    TraceState::get().after_launch(entry_, times_->clock, stream_);
-  give_times(entry_, times_, stream_);
-  entry_.returned = precise_time();
-  append(entry_);
 }
 
 TraceWait::TraceWait(What what, CUstream waited_for) : on_(Trace::timed()) {
@@ -436,7 +461,7 @@ TraceWait::~TraceWait() {
   if (!on_ || entry_.called == 0) return;
   // Waiting for an event of a capture joined that capture, so the wait runs in each graph launch.
   if (times_ && capture_of(*library_, stream_) != 0) return;
-  give_times(entry_, times_, stream_);
+  record_end(entry_, times_, stream_);
   entry_.returned = precise_time();
   append(entry_);
 }

@@ -26,30 +26,6 @@ class Trace : public TraceModes {
                         CUstream stream);
 };
 
-// An operation outside a group, from before its call to after it.
-class TraceCall final : public Observation {
- public:
-  explicit TraceCall(const OperationEvent& event);
-  ~TraceCall() override;  // the operation failed unless succeeded() was called
-
-  void succeeded() override;
-
-  // In thread-local memory.
-  static void* operator new(std::size_t bytes);
-  static void operator delete(void* memory);
-
- private:
-  void fill(TraceEntry& entry) const;
-
-  Communicator& communicator_;
-  const Operation& operation_;
-  const std::int64_t now_;
-  const OperationKind kind_;
-  std::uint8_t flags_ = TraceEntry::kFailed;
-  std::uint64_t sequence_ = 0, number_ = 0, graph_ = 0;
-  std::unique_ptr<TraceTimes> times_;
-};
-
 // The operations that this thread issues as a group, from before ncclGroupStart to after
 // ncclGroupEnd.
 class TraceGroup {
@@ -60,7 +36,7 @@ class TraceGroup {
   TraceGroup& operator=(const TraceGroup&) = delete;
 
   void use(Communicator& communicator, CUstream stream);  // for an operation to be issued
-  // Adds an operation of the group, instead of a TraceCall.
+  // Adds an operation to the open group of this thread, if any.
   static void add(Communicator& communicator, const Operation& o);
   void succeeded() { flags_ = 0; }
 
@@ -79,18 +55,6 @@ class TraceGroup {
   std::uint8_t flags_ = TraceEntry::kFailed;
   std::vector<Used> used_;
   TraceGroup* const outer_;
-};
-
-// A graph launch outside a capture.
-class TraceLaunch final : public Observation {
- public:
-  explicit TraceLaunch(const LaunchEvent& event);
-  ~TraceLaunch() override;
-
- private:
-  CUstream stream_ = nullptr;
-  std::unique_ptr<TraceTimes> times_;
-  TraceEntry entry_;
 };
 
 // A wait, from before its call to after it.

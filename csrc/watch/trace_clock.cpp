@@ -19,7 +19,7 @@ constexpr int kTries = 5;                              // per base, of which the
 TraceClock::TraceClock(std::shared_ptr<Library> library, int device)
     : library_(std::move(library)),
       device_(device),
-      events_(std::make_shared<EventPool>(library_, device, EventPool::Timing::kOn)) {
+      events_(std::make_shared<EventPool>(library_, device, true)) {
   if (library_->memory() == Memory::kDevice) stream_.emplace(library_, device, 0);
   add_base();
 }

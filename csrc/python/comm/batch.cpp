@@ -57,7 +57,7 @@ Batch Batch::on_stream(PyObject* stream) const {
 
 void Batch::check_open() const {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const PutTarget* window = entries_[i].operation.window;
+    const Window* window = entries_[i].operation.window;
     const char* closed = entries_[i].communicator->closed() ? "communicator"
                          : window && window->closed()       ? "window"
                                                             : nullptr;
