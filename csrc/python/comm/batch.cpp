@@ -186,7 +186,7 @@ void Batch::compare() const {
 
 void Batch::issue() const {
   compare();
-  std::optional<ProfilerRange> range;
+  std::optional<ProfilerRanges::Range> range;
   if (ProfilerRanges::on()) [[unlikely]] {
     std::uint64_t nbytes = 0;
     for (const Entry& entry : entries_) nbytes += profiled_bytes(entry.operation);
