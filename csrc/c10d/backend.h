@@ -26,7 +26,6 @@ inline constexpr const char* kNotConfigured =
 
 class PyncclBackend final : public c10d::Backend {
  public:
-  // connector: creates the communicators, see pynccl/c10d/connector.py.
   PyncclBackend(py::object connector, int rank, int size,
                 c10::intrusive_ptr<PyncclOptions> options);
   ~PyncclBackend() override;
@@ -139,6 +138,8 @@ class PyncclBackend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // Creates the communicators, see pynccl/c10d/connector.py.
+  Held connector() const;
   // Returns the communicator of the group for a device, None if not created yet. Requires the GIL.
   py::object communicator(const at::Device& device);
 
@@ -186,7 +187,6 @@ class PyncclBackend final : public c10d::Backend {
   at::Device device_of_collectives();
   std::vector<Lane*> lanes();               // valid for the lifetime of the backend
   std::vector<py::object> communicators();  // created so far; requires the GIL
-  Held connector() const;
   // The options of a group derived from this one.
   c10::intrusive_ptr<PyncclOptions> derived(
       const c10::intrusive_ptr<c10d::Backend::Options>& options) const;

@@ -45,6 +45,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<py::object, int, int, c10::intrusive_ptr<PyncclOptions>>(),
            py::arg("connector"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def_property_readonly("options", &PyncclBackend::getBackendOptions, "Its Options.")
+      .def_property_readonly("_connector", [](const PyncclBackend& b) { return *b.connector(); })
       .def("communicator", &PyncclBackend::communicator, py::arg("device"),
            "Return the group's communicator for a device, or None if not created yet.")
       .def("_start_time_estimate", &PyncclBackend::startTimeEstimate,

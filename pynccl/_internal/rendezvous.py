@@ -40,17 +40,23 @@ class Rendezvous:
         store: a store shared by the ranks of the group.
         rank: this rank.
         gone: returns why a rank no longer takes part, or "" if it does or if unknown.
+        name_of: returns the name of a rank in the error of an exchange that is late.
 
     Attributes:
         rank: as given.
     """
 
     def __init__(
-        self, store: Store, rank: int, gone: Callable[[int], str] = lambda _rank: ""
+        self,
+        store: Store,
+        rank: int,
+        gone: Callable[[int], str] = lambda _rank: "",
+        name_of: Callable[[int], str] = str,
     ) -> None:
         self._store = store
         self.rank = rank
         self._gone = gone
+        self._name_of = name_of
         self._cancelled = False
         self._pending: set[Future[object]] = set()
 
@@ -75,7 +81,7 @@ class Rendezvous:
         Raises:
             NcclRemoteError: a rank no longer takes part.
         """
-        own, keys = str(self.rank), {str(rank): str(rank) for rank in ranks}
+        own, keys = str(self.rank), {str(rank): rank for rank in ranks}
         value = create() if self.rank == ranks[0] else b""
 
         def exchange(answer: Future[bytes]) -> bytes:
@@ -92,18 +98,18 @@ class Rendezvous:
 
     def gather(self, name: str, ranks: Sequence[int], value: bytes, timeout: float) -> list[bytes]:
         """Do the same, but return the values of all ranks, in order."""
-        keys = {str(rank): str(rank) for rank in ranks}
+        keys = {str(rank): rank for rank in ranks}
         return self.gather_by_key(name, (str(self.rank), value), keys, timeout)
 
     def gather_by_key(
-        self, name: str, own: tuple[str, bytes], keys: Mapping[str, str], timeout: float
+        self, name: str, own: tuple[str, bytes], keys: Mapping[str, int], timeout: float
     ) -> list[bytes]:
         """Do the same for processes that are identified by keys instead of ranks.
 
         Args:
             name: a unique name of the exchange.
             own: the key and the value of this process.
-            keys: the keys of all processes, with their ranks and descriptions for errors.
+            keys: the keys of all processes, with their ranks.
             timeout: the time limit in seconds.
         """
 
@@ -118,7 +124,7 @@ class Rendezvous:
         answer: Future[_T],
         name: str,
         own: tuple[str, bytes],
-        keys: Mapping[str, str],
+        keys: Mapping[str, int],
         timeout: float,
     ) -> Store:
         """Set this process's value, wait for the values of all keys, and return their store."""
@@ -137,25 +143,21 @@ class Rendezvous:
                 raise CancelledError
             now = time.monotonic()
             if now >= look:
-                missing = [key for key in keys if not store.check([key])]
+                missing = [rank for key, rank in keys.items() if not store.check([key])]
                 if not missing:  # a process ended between its value and the count
                     break
-                self._check_missing(missing, name, keys)
+                for rank in missing:
+                    self.check_present(rank, name)
                 if now >= began + timeout:
                     names = "rank" if len(missing) == 1 else "ranks"
                     raise DistStoreError(
                         f"rank {self.rank} Timed out waiting {timeout:g} seconds for {names} "
-                        f"{', '.join(keys[key] for key in missing)} of {len(keys)} in {name!r}"
+                        f"{', '.join(map(self._name_of, missing))} of {len(keys)} in {name!r}"
                     )
                 look = min(now + _PATIENCE, began + timeout)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
         return store
-
-    def _check_missing(self, missing: list[str], name: str, keys: Mapping[str, str]) -> None:
-        for key in missing:
-            if key == keys[key]:  # a rank
-                self.check_present(int(key), name)
 
     def check_present(self, rank: int, name: str) -> None:
         """Raise NcclRemoteError if a rank of an exchange no longer takes part."""

@@ -69,6 +69,17 @@ def _module() -> ModuleType:
     return module
 
 
+def _default_connector() -> Connector | None:
+    """Return the connector of the default group, which knows the processes of all ranks."""
+    default: Any = dist.group.WORLD
+    for device in default._device_types if default else []:
+        backend = default._get_backend(device)
+        if isinstance(backend, _module().PyncclBackend):
+            connector: Connector = backend._connector
+            return connector
+    return None
+
+
 def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
     """Create the backend of a group. Called by torch."""
     module = _module()
@@ -82,6 +93,7 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
     chosen.global_ranks_in_group = given.global_ranks_in_group
     if getattr(given, "enable_reconfigure", False):  # since torch 2.14
         chosen.enable_reconfigure = True
+    default = _default_connector()
     connector = Connector(
         given.store,
         given.group_rank,
@@ -89,6 +101,7 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
         name=given.group_id,
         timeout=given.timeout.total_seconds(),
         config=chosen.config,
+        gone=default.gone_among(given.global_ranks_in_group) if default else None,
     )
     return module.PyncclBackend(connector, given.group_rank, given.group_size, chosen)
 

@@ -8,14 +8,13 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import secrets
 import socket
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from pynccl import _C, memory, nccl
 from pynccl._internal import membership
+from pynccl._internal.processes import Process, publish
 from pynccl._internal.rendezvous import Rendezvous
 from pynccl.libraries import load
 
@@ -61,10 +61,22 @@ def _device_pool() -> torch.cuda.MemPool:
     return memory.torch_pool()
 
 
-def _decode_handle(handle: str) -> list[Any]:
-    host, process, token = json.loads(handle)
-    bytes.fromhex(token)
-    return [host, process, token]
+@dataclasses.dataclass
+class _Handle:
+    """A process in a reconfiguration."""
+
+    host: str
+    process: Process
+    token: str
+
+    @classmethod
+    def decode(cls, text: str) -> _Handle:
+        host, process, token = json.loads(text)
+        bytes.fromhex(token)
+        return cls(host, Process(*process), token)
+
+    def __str__(self) -> str:
+        return f"(process {self.process.pid} on {self.host})"
 
 
 class Connector:
@@ -77,8 +89,12 @@ class Connector:
         name: the name of the group in the flight record.
         timeout: the time limit in seconds for the id exchange and for each operation.
         config: the configuration of the communicators.
+        gone: returns why a rank no longer takes part, or "" if it does or if that is unknown. None:
+            the ranks publish their processes in the store.
+        name_of: returns the name of a rank in the errors of late exchanges.
 
     Attributes:
+        gone: as given.
         timeout: as given.
         handle: identifies this rank in a reconfiguration.
     """
@@ -92,9 +108,11 @@ class Connector:
         name: str,
         timeout: float,
         config: nccl.Config | None,
+        gone: Callable[[int], str] | None = None,
+        name_of: Callable[[int], str] = str,
     ) -> None:
         self.timeout = timeout
-        self.handle = json.dumps([socket.gethostname(), os.getpid(), secrets.token_hex(16)])
+        self.handle = json.dumps([socket.gethostname(), Process.own(), secrets.token_hex(16)])
         self._store = store
         self._base = store  # the store of the first configuration
         self._members = [self.handle]  # the handles of a reconfigured group, by rank
@@ -106,7 +124,10 @@ class Connector:
         self._config = config
         self._pairs: dict[tuple[str, int | None, int], _Pair] = {}
         self._group_counts: collections.Counter[str] = collections.Counter()  # count by device type
-        self._rendezvous = Rendezvous(PrefixStore("pynccl", store), rank)
+        if gone is None:
+            gone = publish(PrefixStore("pynccl/processes", store), rank)
+        self.gone = gone
+        self._rendezvous = Rendezvous(PrefixStore("pynccl", store), rank, gone, name_of)
         self._cancelled = False
         _connectors.add(self)
 
@@ -190,8 +211,20 @@ class Connector:
         child = comm.split(None if rank < 0 else min(ranks), rank, config=config)
         if child is None:
             return None
-        connector = Connector(store, rank, len(ranks), name=name, timeout=timeout, config=config)
+        connector = Connector(
+            store,
+            rank,
+            len(ranks),
+            name=name,
+            timeout=timeout,
+            config=config,
+            gone=self.gone_among(ranks),
+        )
         return connector, connector._set_up(child)
+
+    def gone_among(self, ranks: Sequence[int]) -> Callable[[int], str]:
+        """Return the function gone() of a group of some of this group's ranks."""
+        return lambda rank: self.gone(ranks[rank])
 
     def can_allocate(self, device: torch.device) -> bool:
         """Return whether :meth:`allocate` supports a device."""
@@ -277,8 +310,16 @@ class Connector:
         """
         self._shrinks += 1
         store = PrefixStore(f"pynccl/shrunk/{self._shrinks}", self._store)
-        size = self._size - len(excluded)
-        return Connector(store, rank, size, name=name, timeout=timeout, config=config)
+        left = [old for old in range(self._size) if old not in excluded]
+        return Connector(
+            store,
+            rank,
+            len(left),
+            name=name,
+            timeout=timeout,
+            config=config,
+            gone=self.gone_among(left),
+        )
 
     def shrink(
         self, comm: nccl.Communicator, excluded: list[int], *, aborts: bool, to: Connector
@@ -317,9 +358,16 @@ class Connector:
         members = self._ordered_members(uuid, handles, hints)
         self._uuids.add(uuid)
         rank, size = members.index(self.handle), len(members)
-        store = PrefixStore(f"pynccl/reconfigured/{uuid}", self._base)
+        decoded = [_Handle.decode(member) for member in members]
         connector = Connector(
-            store, rank, size, name=self._name, timeout=self.timeout, config=self._config
+            PrefixStore(f"pynccl/reconfigured/{uuid}", self._base),
+            rank,
+            size,
+            name=self._name,
+            timeout=self.timeout,
+            config=self._config,
+            gone=lambda rank: decoded[rank].process.end(),
+            name_of=lambda rank: f"{rank} {decoded[rank]}",
         )
         connector.handle, connector._base, connector._uuids = self.handle, self._base, self._uuids
         connector._members = members
@@ -339,7 +387,7 @@ class Connector:
             if not isinstance(handle, str):
                 raise TypeError(f"handles: expected strings, got {handle!r}")
             try:
-                _decode_handle(handle)
+                _Handle.decode(handle)
             except (TypeError, ValueError):
                 raise ValueError(f"handles: {handle!r} is not a handle of pynccl") from None
         ordered = handles if isinstance(handles, list) else sorted(handles)
@@ -357,11 +405,8 @@ class Connector:
         """
         ordered = hashlib.sha256("\n".join(self._members).encode()).hexdigest().encode()
         # By token, because processes with different handles can have the same rank.
-        keys = {}
-        for rank, handle in enumerate(self._members):
-            host, process, token = _decode_handle(handle)
-            keys[token] = f"{rank} (process {process} on {host})"
-        own = _decode_handle(self.handle)[-1]
+        keys = {_Handle.decode(member).token: rank for rank, member in enumerate(self._members)}
+        own = _Handle.decode(self.handle).token
         values = self._rendezvous.gather_by_key("members", (own, ordered), keys, self.timeout)
         for rank, value in enumerate(values):
             if value != ordered:

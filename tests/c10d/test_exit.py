@@ -30,8 +30,11 @@ class Silent(Store):
         threading.Event().wait()
     add = set = get = check = wait_for_ever
 
+connectors = []
+
 def connect(rank):
     connector = Connector(Silent(), rank, 2, name="x", timeout=600.0, config=None)
+    connectors.append(connector)
     try:
         connector.connect(torch.device("cpu"), -1, False)
     except RuntimeError as error:
@@ -39,7 +42,8 @@ def connect(rank):
 
 for rank in (0, 1):
     threading.Thread(target=connect, args=[rank], daemon=True).start()
-time.sleep(0.3)
+while sum(connector.is_in_store for connector in connectors) < 2:
+    time.sleep(0.01)
 atexit.register(leave_stores)
 """
 

@@ -427,7 +427,7 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
     thread = threading.Timer(0.3, reconfigure_too)
     thread.start()
     began = time.monotonic()
-    nobody = '["elsewhere", 12345, "0123"]'
+    nobody = '["elsewhere", ["", 12345, ""], "0123"]'
     with pytest.raises(dist.DistBackendError) as missing:
         api._reconfigure(1, [*every, nobody], timeout=timedelta(seconds=1))
     assert 0.9 < time.monotonic() - began < 15  # the timeout of the group is 30 s

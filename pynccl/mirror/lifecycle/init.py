@@ -16,11 +16,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pynccl import _C
+from pynccl._internal.processes import Process
 from pynccl._internal.rendezvous import Rendezvous
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.base.errors import translated
-from pynccl.mirror.base.job import Job, Process
+from pynccl.mirror.base.job import Job
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.group.profiling import show_operations
 from pynccl.mirror.lifecycle.destroy import end_all
@@ -83,7 +84,7 @@ def init_process_group(
         store.set_timeout(limit)
     store = _job_store(store, rank, world_size, limit)
     pg = ProcessGroup(
-        Job(store, Process.own(rank)),
+        Job(store, rank, range(world_size)),
         list(range(world_size)),
         rank,
         name=world.hashed_name(_ranks) if _ranks else world.next_name(),
@@ -130,7 +131,7 @@ def _connect(pg: ProcessGroup) -> None:
         pg.provider(device)  # raises on every rank without a backend for the device
         if pg.rank() == 0:
             ids = pg.new_ids(device).hex()
-    own = json.dumps([pg.job.own, ids]).encode()
+    own = json.dumps([Process.own(), ids]).encode()
     values = pg.rendezvous.gather(
         "init_process_group", range(pg.size()), own, pg.timeout.total_seconds()
     )
