@@ -12,15 +12,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kGrace{2000};  // for operations that were not waited for
 
-// A captured operation has no state of its own.
-bool is_over(c10d::Work& work) {
-  try {
-    return work.isCompleted();
-  } catch (const c10::ValueError&) {
-    return true;
-  }
-}
-
 }  // namespace
 
 PyncclBackend::PyncclBackend(py::object connector, int rank, int size,
@@ -55,18 +46,17 @@ void PyncclBackend::check_usable() const {
 Lane& PyncclBackend::lane(Route route) {
   const std::scoped_lock lock(mutex_);
   check_usable();
-  const bool of_group = route.peer < 0;
-  auto& found = lanes_[{route.device.type(), of_group ? -1 : std::min(rank_, route.peer),
-                        of_group ? -1 : std::max(rank_, route.peer),
-                        !of_group && route.sends == (rank_ < route.peer), route.device.index()}];
+  const bool pair = route.is_pair();
+  auto& found = lanes_[{route.device.type(), pair ? std::min(rank_, route.peer) : -1,
+                        pair ? std::max(rank_, route.peer) : -1,
+                        pair && route.sends == (rank_ < route.peer), route.device.index()}];
   if (!found) {
     auto connection = std::make_shared<Connection>(connector_, route);
     found = route.device.is_cpu()
                 ? make_host_lane(std::move(connection), hooks_)
                 : make_device_lane(std::move(connection), hooks_, options_->high_priority);
   }
-  if (route.peer < 0 && route.device.is_cpu())
-    host_lane_.store(found.get(), std::memory_order_release);
+  if (!pair && route.device.is_cpu()) host_lane_.store(found.get(), std::memory_order_release);
   return *found;
 }
 
@@ -118,7 +108,7 @@ WorkPtr PyncclBackend::issue(Lane& lane, Operation operation) {
   const bool extended = extended_.load(std::memory_order_relaxed);
   if (extended) extend(operation);
   const auto timeout = timeout_of(operation);
-  WorkPtr work = lane.issue(std::move(operation), rank_, timeout);
+  auto work = lane.issue(std::move(operation), rank_, timeout);
   if (!extended) return work;
   const std::scoped_lock lock(mutex_);
   for (Extension& extension : extensions_)
@@ -141,7 +131,7 @@ void PyncclBackend::extend(Operation& operation) {
   const std::scoped_lock lock(mutex_);
   const auto begin =
       std::partition(extensions_.begin(), extensions_.end(),
-                     [](const Extension& one) { return !one.first || !is_over(*one.first); });
+                     [](const Extension& one) { return !one.first || !one.first->is_over(); });
   over.assign(std::make_move_iterator(begin), std::make_move_iterator(extensions_.end()));
   extensions_.erase(begin, extensions_.end());
   extended_ = !extensions_.empty();
@@ -278,7 +268,7 @@ at::Device PyncclBackend::device_of_collectives() {
   const std::scoped_lock lock(mutex_);
   for (const auto& [route, lane] : lanes_) {
     const Connection& connection = lane->connection();
-    if (!connection.device().is_cpu() && connection.of_group() && connection.connected())
+    if (!connection.device().is_cpu() && !connection.is_pair() && connection.connected())
       return connection.device();
   }
   return at::Device(at::kCPU);

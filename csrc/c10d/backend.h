@@ -149,7 +149,7 @@ class PyncclBackend final : public c10d::Backend {
   // Extends the timeout of the next operation, and of those issued before that is complete.
   struct Extension {
     std::chrono::milliseconds by;
-    WorkPtr first;
+    c10::intrusive_ptr<PyncclWork> first;
   };
 
   struct Coalesced {

@@ -26,6 +26,8 @@ struct Route {
   at::Device device;
   int peer = -1;  // negative: the group's communicator
   bool sends = false;
+
+  bool is_pair() const { return peer >= 0; }
 };
 
 class Connection {
@@ -79,7 +81,7 @@ class Connection {
   CommunicatorRef& get();
   // Takes ownership of an existing communicator. Requires the GIL.
   void adopt(py::object communicator);
-  bool of_group() const { return route_.peer < 0; }
+  bool is_pair() const { return route_.is_pair(); }
   bool connected() const { return connected_.load(std::memory_order_acquire); }
   // Returns the pynccl.nccl.Communicator, null if not created yet. Requires the GIL.
   py::object communicator() const;

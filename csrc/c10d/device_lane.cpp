@@ -28,7 +28,7 @@ class FlatCall {
                         parts_.front().options());
       memory = static_cast<char*>(flat_.data_ptr());
       if (!gathers_)
-        copy([](const at::Tensor& of_flat, const at::Tensor& part) { of_flat.copy_(part, true); });
+        copy([](const at::Tensor& slice, const at::Tensor& part) { slice.copy_(part, true); });
     }
     PyncclOperation one = operation.calls[static_cast<std::size_t>(rank)];
     one.kind = gathers_ ? PYNCCL_ALL_GATHER : PYNCCL_REDUCE_SCATTER;
@@ -42,7 +42,7 @@ class FlatCall {
   }
   void finish() {
     if (gathers_ && flat_.defined())
-      copy([](const at::Tensor& of_flat, const at::Tensor& part) { part.copy_(of_flat, true); });
+      copy([](const at::Tensor& slice, const at::Tensor& part) { part.copy_(slice, true); });
   }
 
  private:
@@ -53,7 +53,7 @@ class FlatCall {
     }
     return true;
   }
-  // Calls function with each part of the flat buffer and the tensor, both as dense vectors.
+  // Calls function with each slice of the flat buffer and its part, both as dense vectors.
   template <class Function>
   void copy(Function&& function) const {
     const at::AutoDispatchBelowAutograd without_autograd;
@@ -75,7 +75,7 @@ class DeviceLane final : public Lane {
         stream_(impl_.getStreamFromGlobalPool(device(), high_priority)),
         ready_(device().type()) {}
 
-  c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
+  c10::intrusive_ptr<PyncclWork> issue(Operation operation, int rank,
                                        std::chrono::milliseconds timeout) override {
     const c10::DeviceGuard guard(device());
     const c10::Stream current = impl_.getStream(device());
@@ -95,7 +95,7 @@ class DeviceLane final : public Lane {
     return work(std::move(operation), rank, timeout, stream_, std::move(done), std::move(times));
   }
 
-  c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
+  c10::intrusive_ptr<PyncclWork> work_without_issue(Operation operation, int rank,
                                                     std::chrono::milliseconds timeout) override {
     return work(std::move(operation), rank, timeout, impl_.getStream(device()), std::nullopt,
                 std::nullopt);
@@ -147,7 +147,7 @@ class DeviceLane final : public Lane {
 
   c10::Event timed_event() const { return {device().type(), c10::EventFlag::BACKEND_DEFAULT}; }
 
-  c10::intrusive_ptr<c10d::Work> work(Operation operation, int rank,
+  c10::intrusive_ptr<PyncclWork> work(Operation operation, int rank,
                                       std::chrono::milliseconds timeout, c10::Stream stream,
                                       std::optional<LaneEvent> done, std::optional<Times> times) {
     auto work = c10::make_intrusive<DeviceWork>(rank, std::move(operation), timeout, connection_,

@@ -48,7 +48,7 @@ class HostLane final : public Lane {
       thread_.join();
   }
 
-  c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
+  c10::intrusive_ptr<PyncclWork> issue(Operation operation, int rank,
                                        std::chrono::milliseconds timeout) override {
     if (queue_->is_forked()) [[unlikely]]
       throw_forked();
@@ -68,7 +68,7 @@ class HostLane final : public Lane {
     return work;
   }
 
-  c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
+  c10::intrusive_ptr<PyncclWork> work_without_issue(Operation operation, int rank,
                                                     std::chrono::milliseconds timeout) override {
     auto work = c10::make_intrusive<HostWork>(rank, operation, timeout, connection_);
     work->settle(nullptr);

@@ -7,6 +7,7 @@
 
 #include "connection.h"
 #include "hooks.h"
+#include "work.h"
 
 namespace pynccl::dist {
 
@@ -22,10 +23,10 @@ class Lane {
 
   // A synchronous operation is ordered with the device's current stream; on a CPU it is complete
   // when issue() returns.
-  virtual c10::intrusive_ptr<c10d::Work> issue(Operation operation, int rank,
+  virtual c10::intrusive_ptr<PyncclWork> issue(Operation operation, int rank,
                                                std::chrono::milliseconds timeout) = 0;
   // Returns a completed work for an operation that is not issued.
-  virtual c10::intrusive_ptr<c10d::Work> work_without_issue(Operation operation, int rank,
+  virtual c10::intrusive_ptr<PyncclWork> work_without_issue(Operation operation, int rank,
                                                             std::chrono::milliseconds timeout) = 0;
   // Calls body, which uses the communicator, on this thread and ordered with issued operations.
   virtual void run(const std::function<void()>& body) = 0;

@@ -33,6 +33,8 @@ class PyncclWork : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return number_; }
   int sourceRank() const override { return peer_; }
   std::uint64_t completion_key() const { return key_; }
+  // Whether it has completed, or was captured and so has no state of its own.
+  virtual bool is_over() { return isCompleted(); }
 #if PYNCCL_TORCH_SINCE(2, 14)
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
 #endif
@@ -124,6 +126,7 @@ class DeviceWork final : public PyncclWork {
   ~DeviceWork() override;
 
   bool isCompleted() override;
+  bool is_over() override { return capture_ != 0 || isCompleted(); }
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
