@@ -400,8 +400,10 @@ WorkPtr PyncclBackend::recv(Tensors& tensors, int peer, int /*tag*/) {
 
 // NCCL cannot receive from any source, but in a group of two there is only one.
 WorkPtr PyncclBackend::recvAnysource(Tensors& tensors, int /*tag*/) {
-  TORCH_CHECK_VALUE(size_ == 2, "src: NCCL cannot receive from any of ", size_ - 1,
-                    " ranks; pass the source");
+  TORCH_CHECK_VALUE(size_ == 2,
+                    "src: NCCL cannot receive from any source; pass src or group_src, which can be "
+                    "omitted only in a group of two ranks; this group has ",
+                    size_);
   return message(tensors, 1 - rank_, false);
 }
 
@@ -411,11 +413,11 @@ WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
   TORCH_CHECK_VALUE(peer != rank_, sends ? "dst" : "src", ": ", peer, " is this rank");
   auto operation = sends ? create_operation(OpType::SEND, "pynccl:send", {tensor}, {})
                          : create_operation(OpType::RECV, "pynccl:recv", {}, {tensor});
-  const bool of_group = sends_on_group(tensor.device());
-  const int rank = of_group ? peer : static_cast<int>(peer > rank_);
+  const bool on_group = sends_on_group(tensor.device());
+  const int rank = on_group ? peer : static_cast<int>(peer > rank_);
   operation.calls.push_back(sends ? send_to(rank, tensor) : receive_from(rank, tensor));
   operation.peer = peer;
-  if (of_group || estimating_) return issue(tensor.device(), std::move(operation));
+  if (on_group || estimating_) return issue(tensor.device(), std::move(operation));
   return issue(lane({tensor.device(), peer, sends}), std::move(operation));
 }
 
