@@ -1,12 +1,11 @@
-"""Counts instructions with valgrind's callgrind: a figure that the load of the machine does not
-change.
+"""Counts instructions with valgrind's callgrind, independently of the load of the machine.
 
     python -m benchmarks.callgrind pynccl
 
-The measured process runs under valgrind and turns the counting on when everything is imported and
-warm. Between the parts it calls ncclResetDebugInit of the no-op library, at which callgrind writes
-down what it has counted and begins anew. Each statement runs n times and then 2n times; the
-difference is n times the statement without anything around it, the loop's own instructions aside.
+The measured process runs under valgrind, and starts counting after its imports and a warm-up. It
+marks parts by calling ncclResetDebugInit of the no-op library, at which callgrind writes its counts
+and resets them. Each statement runs n times, then 2n times; the difference is that of n iterations,
+without the start of the loop.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ def count(libraries: Sequence[str] = (), timeout: float = 600) -> dict[str, floa
     """Instructions of the rows of benchmarks.calls_rows, in a process of its own.
 
     Args:
-        libraries: whose rows; all of them where empty.
-        timeout: seconds.
+        libraries: the libraries whose rows to count; all if empty.
+        timeout: the time limit in seconds.
 
     Returns:
-        Instructions of one call by the row's name, less those of the empty loop.
+        The instructions per call by the row's name, minus those of the empty loop.
     """
     with tempfile.TemporaryDirectory(prefix="pynccl-callgrind-") as folder:
         profile, names = Path(folder, "profile"), Path(folder, "names.json")
@@ -64,7 +63,7 @@ def count(libraries: Sequence[str] = (), timeout: float = 600) -> dict[str, floa
             raise RuntimeError(f"under valgrind: {result.stdout}{result.stderr}"[-4000:])
         totals = [_total(Path(f"{profile}.{part}{_MAIN}")) for part in _parts(profile)]
         rows: list[str] = json.loads(names.read_text())
-    # Before a row's first mark, its n, its 2n.
+    # Each row has three parts: before its first mark, n iterations, and 2n.
     once, twice = totals[1::3], totals[2::3]
     counts = [(b - a) / _REPEATS for a, b in zip(once, twice, strict=True)]
     loop = counts[0]
@@ -72,7 +71,7 @@ def count(libraries: Sequence[str] = (), timeout: float = 600) -> dict[str, floa
 
 
 def _parts(profile: Path) -> list[int]:
-    """The dumps of the main thread at the marks, in order; that of the end has no number."""
+    """Return the numbers of the main thread's dumps at the marks; the last dump has none."""
     files = profile.parent.glob(f"{profile.name}.*{_MAIN}")
     return sorted(int(path.suffix[1:].removesuffix(_MAIN)) for path in files)
 
@@ -85,7 +84,7 @@ def _total(path: Path) -> int:
 
 
 def _child(names: Path, libraries: Sequence[str]) -> None:
-    """What runs under valgrind."""
+    """Run the rows under valgrind."""
     from benchmarks import calls_rows
     from pynccl import raw
 

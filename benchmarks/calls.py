@@ -2,12 +2,11 @@
 
     python -m benchmarks.calls --instructions
 
-All libraries call the no-op NCCL, so what is timed is the binding: parsing, checks, the tensor, the
-GIL. They are in one process and take turns; a sample is the mean over as many calls as fill its
-time, and the table shows the least of the samples, because a disturbance only makes a call longer.
-The loop around the call, a row of its own, is part of every figure. A library that is not installed
-is left out with a line that says how to install it. The table is printed; JSON and a plot go to a
-folder.
+All libraries call the no-op NCCL, so only the binding is timed: parsing, checks, the tensor, the
+GIL. They are in one process and take turns. A sample is the mean over as many calls as fit into its
+time. The table shows the minimum of the samples, because disturbances only lengthen a call. The
+loop around the call, measured as a row, is part of every figure. A missing library is reported with
+the command that installs it. The table is printed, JSON and a plot are written to a folder.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 
 from benchmarks import callgrind, calls_rows, report, timing
 from benchmarks.calls_rows import ALL_REDUCE, ASYNC, EXCHANGE, LOOP, PROFILER, Row
-from benchmarks.machine import cpu
+from benchmarks.machine import describe, inspect
 from benchmarks.timing import Figure
 from tools import noop
 
@@ -38,10 +35,9 @@ _BASELINES = {
     EXCHANGE: "torch.distributed",
 }
 _CALL = "pynccl Communicator, tensor"
-_ADDED = {"a recording is on": 30, "a trace is on": 150}  # nanoseconds at most, of one call
-_PACKAGES = ("pynccl", "torch", "cupy-cuda13x", "nccl4py")
+_ADDED = {"a recording is on": 30, "a trace is on": 150}  # maximum nanoseconds per call
 _WARM_UP = 200  # calls
-_FOLDER = "PYNCCL_BENCH_NCCL"  # set where the search path is set
+_FOLDER = "PYNCCL_BENCH_NCCL"  # set when the search path is set
 
 
 def main() -> int:
@@ -49,7 +45,8 @@ def main() -> int:
     options = _parse()
     with _nccl_in_search_path():
         rows, missing = calls_rows.rows()
-        print(f"{cpu()}\n{', '.join(_versions())}\n")
+        machine = describe(inspect(None))
+        print(f"{machine}\n")
         samples = _measure(rows, options.repeats, options.budget)
         counts = _count(options.instructions)
     results = [
@@ -58,7 +55,7 @@ def main() -> int:
             "library": row.name,
             "seconds": min(samples[row.name]),
             "samples": samples[row.name],
-            "instructions": counts.get(row.name),  # of one call without the loop
+            "instructions": counts.get(row.name),  # of one call, without the loop
         }
         for row in rows
     ]
@@ -67,7 +64,7 @@ def main() -> int:
         print(line)
     for name, reason in missing.items():
         print(f"{name} is left out: {reason}")
-    _write(options.out, results, missing)
+    _write(options.out, results, machine, missing)
     return 0
 
 
@@ -86,9 +83,9 @@ def _parse() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _nccl_in_search_path() -> Iterator[None]:
-    """Have the no-op library found as libnccl.so.2 by all libraries that link it.
+    """Make the no-op library the libnccl.so.2 of all libraries that link it.
 
-    The search path is read when a process starts, so this one starts again.
+    The search path is read when a process starts, so this process restarts itself.
     """
     if folder := os.environ.get(_FOLDER):
         try:
@@ -105,7 +102,7 @@ def _nccl_in_search_path() -> Iterator[None]:
 
 
 def _measure(rows: list[Row], repeats: int, budget: float) -> dict[str, list[float]]:
-    """Samples of each row, in seconds of one call."""
+    """Return the samples of each row, in seconds per call."""
     timers = {}
     for row in rows:
         row.timer.timeit(100)
@@ -117,7 +114,7 @@ def _measure(rows: list[Row], repeats: int, budget: float) -> dict[str, list[flo
 
 def _sample(row: Row, number: int) -> timing.Elapsed:
     with row.around():
-        if number == row.most:  # a short sample: the caches are those of another row
+        if number == row.most:  # a short sample: the caches still hold another row's data
             row.timer.timeit(_WARM_UP)
         return timing.Elapsed(row.timer.timeit(number) / number)
 
@@ -132,7 +129,7 @@ def _count(wanted: bool) -> dict[str, float]:
 
 
 def table(results: list[Figure]) -> str:
-    """A table in Markdown: nanoseconds, the ratio to the first peer, instructions."""
+    """Return a table in Markdown: nanoseconds, the ratio to the first peer, instructions."""
     rows: list[Figure] = []
     for operation in (LOOP, ALL_REDUCE, ASYNC, EXCHANGE, PROFILER):
         chosen = [result for result in results if result["operation"] == operation]
@@ -155,7 +152,7 @@ def table(results: list[Figure]) -> str:
 
 
 def of_traces(results: list[Figure]) -> list[str]:
-    """Lines with what a recording and a trace add to a call, and the bounds of docs/trace.md."""
+    """Compare the cost that a recording and a trace add to a call with docs/trace.md."""
     seconds = {result["library"]: result["seconds"] for result in results}
     lines = []
     for name, most in _ADDED.items():
@@ -166,24 +163,16 @@ def of_traces(results: list[Figure]) -> list[str]:
     return lines
 
 
-def _write(folder: Path, results: list[Figure], missing: dict[str, str]) -> None:
+def _write(folder: Path, results: list[Figure], machine: str, missing: dict[str, str]) -> None:
     from benchmarks.plot import bars  # takes a second to import
 
     path = folder / "calls.json"
-    report.write_json(path, results, machine=cpu(), versions=_versions(), missing=missing)
+    report.write_json(path, results, machine=machine, missing=missing)
     bars(
         path.with_suffix(".png"),
         [(r["library"], r["operation"], r["seconds"]) for r in results if r["operation"] != LOOP],
-        f"{cpu()}\n{', '.join(_versions())}",
+        machine,
     )
-
-
-def _versions() -> list[str]:
-    versions = [f"Python {platform.python_version()}"]
-    for package in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions.append(f"{package} {metadata.version(package)}")
-    return versions
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What benchmarks.calls measures: a statement for each library, all of them against the no-op NCCL.
+"""The rows of benchmarks.calls: a statement for each library, over the no-op NCCL.
 
-A row has everything that its statement needs made beforehand, so that the statement is what a user
-writes in a loop: the call, without a Python function around it.
+All objects are created beforehand, so the statement is what a user writes in a loop: the call,
+without a Python function around it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _STORE = _Store()  # C++ keeps no reference to the Python object
 
 
 class CannotMeasureError(Exception):
-    """A library that cannot be measured here; the text says why, or how to install it."""
+    """The library cannot be measured here, for the reason in the text."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Row:
     Attributes:
         name: the library and its call.
         operation: ALL_REDUCE, ASYNC, EXCHANGE, PROFILER or LOOP.
-        timer: runs it.
-        around: what is on during a sample.
-        most: calls of a sample.
+        timer: runs the statement.
+        around: the context of a sample.
+        most: the maximum number of calls of a sample.
     """
 
     name: str
@@ -122,8 +122,7 @@ def _recording() -> Iterator[None]:
             _C.stop_recording()
 
 
-# As many calls as a thread makes, after some to warm up, before those of a recording or trace have
-# to be taken from it.
+# Calls that fit into a thread's buffer of a recording or trace, after the warm-up.
 _UNTIL_TAKEN = 800
 
 
@@ -166,7 +165,7 @@ with group():
 
 
 class _OnlyDlpack:
-    """An object with no other protocol than DLPack's."""
+    """An object with DLPack's protocol only."""
 
     def __init__(self, array: Any) -> None:  # noqa: ANN401
         self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
@@ -197,15 +196,15 @@ def _jax() -> Iterator[Row]:
     import numpy as np
 
     array = jax.device_put(np.zeros(8, np.float32), jax.devices("cpu")[0])
-    # Arrays of JAX do not change: the result goes elsewhere.
+    # Arrays of JAX are immutable.
     out = np.zeros(8, np.float32)
     yield _all_reduce_of("pynccl Communicator, JAX array, out=", array, out=out)
 
 
 def _cupy_array() -> Iterator[Row]:
-    """An array at an address that nobody reads: over a no-op driver in the place of CUDA's.
+    """An array at an address that is not accessed, over a no-op driver in place of CUDA's.
 
-    CuPy itself has no device then and no current stream, so that the row passes one.
+    CuPy then has no device and no current stream, so the row passes a stream.
     """
     import cupy
 
@@ -224,7 +223,7 @@ def _cupy_array() -> Iterator[Row]:
 
 
 def _mpi4py() -> Iterator[Row]:
-    """MPI has no library that does nothing: a world of one rank does the least."""
+    """A world of one rank, because there is no no-op MPI."""
     import numpy as np
     from mpi4py import MPI
 
@@ -279,7 +278,7 @@ def _profiling() -> Iterator[None]:
 
 
 def _profiler() -> Iterator[Row]:
-    """The no-op library loads no plugins, and NCCL needs a GPU: this makes NCCL's calls itself."""
+    """NCCL's calls of the plugin, because the no-op library loads none and NCCL needs a GPU."""
     from pynccl._internal import plugin
 
     compiler = os.environ.get("CXX", "c++")
@@ -297,8 +296,6 @@ def _profiler() -> Iterator[Row]:
 
 
 def _mirror() -> Iterator[Row]:
-    # Its provider for CPU tensors, to be the no-op library; a provider is looked for once.
-    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(noop.library())
     import pynccl
 
     pynccl.init_process_group(
@@ -314,7 +311,6 @@ def _fake() -> Iterator[Row]:
 
 def _backend() -> Iterator[Row]:
     """The backend of torch.distributed, in a group beside torch's fake one."""
-    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(noop.library())  # as for the mirror
     import pynccl.c10d  # noqa: F401 - it registers the backend
 
     _begin_with_fake()
@@ -397,7 +393,7 @@ def _nccl4py() -> Iterator[Row]:
 
 
 def _ctypes() -> Iterator[Row]:
-    """As a project that needs a few of NCCL's functions calls them."""
+    """As in a project that needs a few of NCCL's functions."""
     function, pointer = ctypes.CDLL(str(noop.library())).ncclAllReduce, ctypes.c_void_p
     numbers = [ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
     function.argtypes = [pointer, pointer, *numbers, pointer, pointer]
@@ -422,7 +418,6 @@ def _ctypes() -> Iterator[Row]:
 
 def _wrapper() -> Iterator[Row]:
     """The class of vLLM's wrapper over pynccl, in place of ctypes."""
-    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(noop.library())  # as for the mirror
     from pynccl.compat.vllm import PyNcclCommunicator
 
     comm = PyNcclCommunicator.from_unique_id_bytes(bytes(128), 0, _NRANKS, "cpu")
@@ -452,8 +447,8 @@ def _vllm() -> Iterator[Row]:
     )
 
 
-# What makes the rows, the module that it needs, and how to install that. "cupy arrays" comes last,
-# because it loads a driver.
+# The function that creates the rows, its module, and the command that installs it. "cupy arrays" is
+# last, because it loads a driver.
 _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
     "pynccl": (_pynccl, "pynccl", "make"),
     "arrays": (_arrays, "numpy", "pip install numpy"),
@@ -476,14 +471,16 @@ LIBRARIES = tuple(_PEERS)
 
 
 def rows(libraries: Collection[str] = LIBRARIES) -> tuple[list[Row], dict[str, str]]:
-    """Make everything that can be measured here.
+    """Create the rows that can be measured here.
 
     Args:
-        libraries: of LIBRARIES.
+        libraries: a subset of LIBRARIES.
 
     Returns:
-        The rows, and for each library without one the reason.
+        The rows, and the reason for each library without rows.
     """
+    # The provider for CPU tensors, which is loaded once per process.
+    os.environ["PYNCCL_HOSTNCCL_LIBRARY"] = str(noop.library())
     found = [_row("(the empty loop)", LOOP, "pass")]
     missing: dict[str, str] = {}
     for name, (make, module, install) in _PEERS.items():
@@ -496,6 +493,6 @@ def rows(libraries: Collection[str] = LIBRARIES) -> tuple[list[Row], dict[str, s
             found += make()
         except CannotMeasureError as reason:
             missing[name] = str(reason)
-        except Exception as error:  # a peer that does not work here must not hide the others
+        except Exception as error:  # the other peers can still be measured
             missing[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
     return found, missing

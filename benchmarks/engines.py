@@ -1,7 +1,7 @@
-"""The engines of torch.distributed: which one was measured, and others to measure beside it.
+"""The engines of torch.distributed: their names, and those to compare with the default one.
 
-A backend's name does not say it: "nccl" is ProcessGroupNCCL up to torch 2.14 and ProcessGroupNCCL2
-from 2.15 on, where "nccl-legacy" is the other one, and a variable of the environment changes that.
+A backend's name is ambiguous: "nccl" is ProcessGroupNCCL up to torch 2.14 and ProcessGroupNCCL2
+from 2.15 on, where "nccl-legacy" is the former, unless an environment variable selects another one.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch.distributed.distributed_c10d import Backend
 __all__ = ["OTHERS", "engine", "register"]
 
 _OF_TORCH = ("nccl", "nccl-legacy", "nccl2")
-# By device. Those that this torch or this machine lacks give the reason when a group is made.
+# By device. Creating a group of one that this torch or machine lacks raises the reason.
 OTHERS = {"cpu": ("pynccl",), "cuda": ("nccl-legacy", "nccl2", "nccl4py", "pynccl")}
 
 
 def engine(group: dist.ProcessGroup | None, device: torch.device) -> str:
-    """The engine of a process group, as tables name it.
+    """Return the name of a process group's engine.
 
     Args:
-        group: None is the default group.
-        device: of the tensors.
+        group: the group; None is the default group.
+        device: the device of the tensors.
 
     Returns:
-        ``"gloo"``, ``"nccl (ProcessGroupNCCL2)"`` and the like: the backend, with the class where
-        torch has several for NCCL.
+        The backend, with the class if torch has several for NCCL: ``"gloo"``, ``"nccl
+        (ProcessGroupNCCL2)"``.
     """
     found = group or dist.group.WORLD
     assert found is not None
@@ -41,7 +41,7 @@ def engine(group: dist.ProcessGroup | None, device: torch.device) -> str:
 
 
 def register(backend: str) -> None:
-    """Have torch.distributed know a backend that is not found by its name everywhere."""
+    """Register a backend that some versions of torch do not find by its name."""
     if backend == "pynccl":
         import pynccl.c10d  # noqa: F401 - it registers the backend: torch up to 2.13 needs that
     elif backend == "nccl4py" and backend not in Backend.backend_list:

@@ -4,14 +4,13 @@
     python -m benchmarks.gpu --device cpu      # the same over hostnccl and gloo, to build/results
     python -m benchmarks.gpu --sections kernels,lab
 
-One run for each number of ranks, which are processes. In each: the host's time in one call and
-what of it is NCCL's own, a sequence of operations called and replayed as a CUDA graph, a matrix
-product beside an all_reduce, and every collective over sizes. Each section has a JSON file and a
-table of its own, which are written when it is done or has failed. The calls and the collectives are
-also those of `import pynccl as dist`, of pynccl's backend of torch.distributed, and of the other
-NCCL engines that torch has; what cannot be measured is in the report, with the reason. Results are
-checked before they are timed, libraries take turns, and what was measured when the time is up is in
-the files.
+There is one run for each number of ranks, which are processes. It measures the host time of a call
+and NCCL's share of it, a sequence of operations called and replayed as a CUDA graph, a matrix
+product beside an all_reduce, and every collective at several sizes. Each section writes a JSON file
+and a table when it has completed or failed. Calls and collectives are also measured with `import
+pynccl as dist`, pynccl's backend of torch.distributed, and torch's other NCCL engines. The report
+lists what could not be measured, with the reason. Results are checked before they are timed, and
+libraries take turns. When the time is up, the figures so far are written.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import collectives, gpu_sections, report
+from benchmarks import gpu_sections, report
 from benchmarks.machine import ROOT, Machine, inspect, rows, scrub, slug
 from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
@@ -58,12 +57,12 @@ SECTIONS = {
 
 
 class Start(NamedTuple):
-    """A world has come up.
+    """The report of a world that has started.
 
     Attributes:
-        gpus: how many GPUs its ranks have.
-        engine: of torch.distributed, to which the others are compared.
-        absent: the libraries that cannot be measured, and why.
+        gpus: the number of GPUs of its ranks.
+        engine: the engine of torch.distributed, the baseline.
+        absent: why libraries cannot be measured, by name.
     """
 
     gpus: int
@@ -72,24 +71,24 @@ class Start(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The next section is complete, after so many seconds."""
+    """The next section is complete, after a number of seconds."""
 
     seconds: float
 
 
 @dataclasses.dataclass
 class Section:
-    """What one section of one world has found, for its two files.
+    """The results of one section in one world, for its two files.
 
     Attributes:
-        name: of SECTIONS.
-        nranks: the world's size.
-        machine: where it runs.
-        start: the world; None while it has not come up.
-        seconds: what it took; 0 while it is not done.
-        figures: a repeated measurement replaces the earlier one.
-        notes: for the reader.
-        failures: why it ended before it was done.
+        name: a key of SECTIONS.
+        nranks: the size of the world.
+        machine: the machine.
+        start: the report of the world; None until it has started.
+        seconds: its duration; 0 until it is complete.
+        figures: the figures; a repeated measurement replaces the earlier one.
+        notes: notes for the reader.
+        failures: the errors that ended it early.
     """
 
     name: str
@@ -102,7 +101,7 @@ class Section:
     failures: list[str] = dataclasses.field(default_factory=list)
 
     def take(self, message: object) -> None:
-        """Keep what the ranks report: notes, figures, and the end."""
+        """Store a report of the ranks: a note, a figure, or the end."""
         match message:
             case str():
                 self.notes.append(message)
@@ -162,7 +161,7 @@ the host. Their times show that it works and how the libraries compare, not what
 
 
 def main() -> int:
-    """Run the benchmark; the exit status."""
+    """Run the benchmark, and return the exit status."""
     options = _parse()
     machine = inspect("cuda" if options.device == "cuda" else "host")
     if not options.out:
@@ -180,7 +179,7 @@ def main() -> int:
 
 
 def _measure(machine: Machine, options: argparse.Namespace, nranks: int, seconds: float) -> bool:
-    """Run one world; where a section of it fails, another one for the sections that are left.
+    """Run one world. If a section fails, run another world for the remaining sections.
 
     Returns:
         Whether any section failed.
@@ -214,7 +213,7 @@ def _measure(machine: Machine, options: argparse.Namespace, nranks: int, seconds
 def _run(
     sections: list[Section], options: argparse.Namespace, *, deadline: float, others: bool
 ) -> None:
-    """Run a world; the files of a section are written when it is done."""
+    """Run a world, and write the files of each completed section."""
     nranks, gpus = sections[0].nranks, len(sections[0].machine.gpus)
     settings = Settings(
         device=options.device,
@@ -264,13 +263,13 @@ def _rank(rank: Rank, settings: Settings, names: list[str], quick: bool) -> None
         started = time.monotonic()
         for found in _found(name, world, settings, quick):
             say(found)
-        gc.collect()  # graphs go before the communicators that they use
+        gc.collect()  # frees graphs before the communicators that they use
         say(Done(time.monotonic() - started))
     world.close()
 
 
 def _found(name: str, world: World, settings: Settings, quick: bool) -> Iterable[object]:
-    """Measure one section: the notes and the figures."""
+    """Measure one section, and yield notes and figures."""
     repeats = settings.repeats
     replays = 1 if world.shares else 2 if quick else 10
     side, nbytes = (128, 1 << 18) if quick else (512, 16 << 20)
@@ -287,8 +286,7 @@ def _found(name: str, world: World, settings: Settings, quick: bool) -> Iterable
             sizes = (nbytes,) if quick else (1 << 16, nbytes)
             return gpu_sections.sweep(world, repeats, sizes, side)
         case "collectives":
-            found = collectives.measure(world, settings)
-            return (one for each in found for one in ([each] if isinstance(each, str) else each))
+            return gpu_sections.collectives(world, settings)
     return gpu_sections.sequences(world, repeats, replays)
 
 

@@ -1,15 +1,18 @@
-"""The sections of benchmarks.gpu but that of the collectives, which all ranks of a world measure.
+"""The sections of benchmarks.gpu, measured by all ranks of a world.
 
-Each way is checked before it is timed, and ways take turns. Of each there are so many repeats: of a
-number of calls or replays, or of as many as last for the budget of seconds.
+Each way is checked before it is timed, and the ways take turns. A sample is the mean over a fixed
+number of calls or replays, or over as many as fit into the budget of seconds, and the maximum over
+the ranks.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import struct
+import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -28,15 +31,17 @@ from benchmarks.kernels import (
     compile_for_cpus,
     shared_library,
 )
-from benchmarks.libraries import Call, all_gather_of
+from benchmarks.libraries import Call, Library, all_gather_of
+from benchmarks.operations import Buffers, exact_row
 from benchmarks.ranks import BenchmarkError
 from benchmarks.timing import Elapsed, Figure, Timer
-from benchmarks.world import World
+from benchmarks.world import Settings, World
 from pynccl import nccl, raw
 from pynccl.errors import LibraryNotFoundError, MissingFunctionError, NcclError
 from pynccl.tools import lab
+from pynccl.tools.trace.bandwidth import BUS_FACTORS, bandwidth
 
-__all__ = ["calls", "kernels", "overlap", "sequences", "sweep"]
+__all__ = ["calls", "collectives", "kernels", "overlap", "sequences", "sweep"]
 
 _WARM_UP = 2
 _BARE = "NCCL's C function, from C"
@@ -58,10 +63,10 @@ _MOST_PRODUCTS = 2000
 
 
 def calls(world: World, repeats: int, number: int | None = None) -> Iterator[Figure | str]:
-    """Measure how long the host is in one all_reduce: in C, through pynccl's layers, torch's.
+    """Measure the host time of one all_reduce: in C, and through the layers of pynccl and torch.
 
     All ways call the same NCCL on the same tensor, in turns. The bare C call is a loop in C over
-    the function of the loaded library; what a way takes beyond it is the cost of that way.
+    the function of the loaded library. The difference to it is the cost of a way.
     """
     number = number or (_CALLS_SHARED if world.shares else _CALLS)
     tensor = torch.zeros(_ELEMENTS, device=world.device)
@@ -72,7 +77,7 @@ def calls(world: World, repeats: int, number: int | None = None) -> Iterator[Fig
     for timer in ways.values():
         timer(_WARM_UP)
         world.synchronize()
-    # A call that is waited for is compared with one that is.
+    # Ways that wait for the operation are compared with torch.distributed and a wait.
     figures = world.compare(
         {way: world.sampler(timer) for way, timer in ways.items()},
         number,
@@ -135,7 +140,7 @@ def _statement(statement: str, **names: object) -> Timer:
 
 
 def _loops(world: World) -> ctypes.CDLL | None:
-    """loop.c, compiled by rank 0; None where some rank has no compiler. All ranks call it."""
+    """Return loop.c, compiled by rank 0; None if a rank has no compiler. All ranks call it."""
     if world.maximum([float(not c_compiler())]) != [0.0]:
         return None
     if world.rank == 0:
@@ -174,8 +179,8 @@ def _bare(
 def sequences(world: World, repeats: int, replays: int) -> Iterator[Figure]:
     """Measure a sequence of operations: called one by one, as a recorded plan, as a CUDA graph.
 
-    Every operation has a tensor of its own, because NCCL may run at the same time what is grouped,
-    as the operations of a plan are.
+    Every operation has its own tensor, because NCCL may run the operations of a group, and so of a
+    plan, concurrently.
     """
     for nbytes in _SEQUENCE_SIZES:
         whole = torch.zeros(_LENGTH, nbytes // 4, device=world.device)
@@ -195,7 +200,7 @@ def sequences(world: World, repeats: int, replays: int) -> Iterator[Figure]:
 
 
 def _ways_of_sequences(world: World, whole: torch.Tensor) -> Iterator[tuple[str, Call]]:
-    """The ways and their calls; a row of the tensor is an operation's."""
+    """Yield the ways and their calls; each operation uses a row of the tensor."""
     rows, comm = whole.unbind(), world.comm
     if world.nranks > 1:
         ours = _for_each(comm.all_reduce, rows)
@@ -226,14 +231,14 @@ def _for_each(function: Callable[[Any], Any], arguments: Iterable[Any]) -> Call:
 
 
 def _captured(call: Call) -> Call:
-    """Capture a call, which has been made before, and give its replay."""
+    """Capture a call into a CUDA graph, and return its replay."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        call()  # NCCL connects in the first call of a kind, which cannot be captured
+        call()  # NCCL connects in the first operation of a kind, which cannot be captured
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # torch's watchdog asks events from a thread of its own at any time.
+    # torch's watchdog thread queries events at any time.
     with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         call()
     return graph.replay
@@ -268,7 +273,7 @@ def kernels(world: World, repeats: int, budget: float) -> Iterator[Figure | str]
         return
     argument = device_comm.as_argument(compiled.version).tobytes()
     whole = from_dlpack(memory)
-    # On CPUs a kernel is a call, whose time is that of Python if Python makes it.
+    # On CPUs a kernel is a function call, which Python would dominate.
     loops = None if isinstance(compiled, GpuKernels) else _loops(world)
     for nbytes in _KERNEL_SIZES:
         count = nbytes // 4
@@ -337,33 +342,24 @@ def _check_kernel(
 
 
 def overlap(world: World, repeats: int, nbytes: int, side: int) -> Iterator[Figure]:
-    """Measure how much of a collective a matrix product hides: through the mirror, torch, and the
-    communicator on a stream. The product is repeated until it takes about as long.
+    """Measure how much of a collective a matrix product hides, through the mirror and through
+    torch. The product is repeated until it takes about as long. The lab measures the communicator.
     """
     product = _Product(world, side)
     send = torch.zeros(nbytes // 4, device=world.device)
     recv = send if world.nranks > 1 else torch.empty_like(send)
-    stream = nccl.Stream(world.provider, device=world.device)
 
     def start(module: Any) -> Call:  # noqa: ANN401 two modules alike
-        """Start the collective; gives what waits for it."""
+        """Start the collective, and return the wait for it."""
         if recv is send:
             work = module.all_reduce(send, async_op=True)
         else:
             work = all_gather_of(module)(recv, send, async_op=True)
         return work.wait  # type: ignore[no-any-return]
 
-    def start_on_stream() -> Call:
-        if recv is send:
-            world.comm.all_reduce(send, stream=stream)
-        else:
-            world.comm.all_gather(send, out=recv, stream=stream)
-        return stream.synchronize
-
     ways: dict[str, Callable[[], Call]] = {"pynccl as dist": partial(start, world.mirror)}
     if world.torch:
         ways["torch.distributed"] = partial(start, dist)
-    ways["pynccl Communicator"] = start_on_stream
     for way, begin in ways.items():
         seconds = _measure(world, begin, product, repeats)
         hidden = seconds["collective"] + seconds["product"] - seconds["together"]
@@ -377,8 +373,8 @@ def overlap(world: World, repeats: int, nbytes: int, side: int) -> Iterator[Figu
 
 
 def sweep(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iterator[Figure]:
-    """Measure the same by the overlap lab, which says why the rest is exposed, for NCCL's choice of
-    CTAs and for given ones; at least three rounds.
+    """Measure the same by the overlap lab, which explains what is exposed, for NCCL's
+    number of CTAs and for given ones; at least three rounds.
     """
     ctas = ["default", *map(str, _ctas_to_try())] if world.provider == "cuda" else ["default"]
     choices = {
@@ -410,9 +406,8 @@ def _collective(world: World) -> str:
 
 
 def _ctas_to_try() -> tuple[int, ...]:
-    """The numbers of CTAs to measure with: that of NCCL's environment, else few and more.
-
-    NCCL_MAX_CTAS, which is set where ranks share a GPU, overrides every configuration.
+    """Return the numbers of CTAs to measure: NCCL_MAX_CTAS, which overrides every configuration and
+    is set if ranks share a GPU, else _CTAS.
     """
     text = os.environ.get("NCCL_MAX_CTAS", "")
     return (int(text),) if text.isdigit() and int(text) else _CTAS
@@ -461,3 +456,69 @@ def _medians(world: World, calls: dict[str, Call], repeats: int) -> dict[str, fl
     timers = {name: world.timer(call) for name, call in calls.items()}
     figures = world.compare(timers, 1, repeats, lambda _: "")
     return {figure["way"]: figure["seconds"] for figure in figures}
+
+
+def collectives(world: World, settings: Settings) -> Iterator[Figure | str]:
+    """Measure every collective at every size: the figures of each library, with the bandwidths that
+    nccl-tests defines, in GB/s. The results of each row are checked before it is timed.
+    """
+    if world.refusal:
+        yield world.refusal
+    # A collection inside a sample would be measured, on every rank that waits for this one.
+    gc.disable()
+    gc.freeze()
+    stop = time.monotonic() + settings.seconds
+    rows = [
+        exact_row(collective, "float32", world.nranks, nbytes)
+        for collective in BUS_FACTORS
+        for nbytes in settings.sizes
+    ]
+    baseline = world.torch.name if world.torch else ""
+    missing: set[tuple[str, str]] = set()  # libraries without a collective
+    for number, row in enumerate(rows := list(dict.fromkeys(rows))):
+        if world.maximum([float(time.monotonic() > stop)]) != [0.0]:
+            left = ", ".join(f"{one.operation} of {one.nbytes}" for one in rows[number:])
+            yield f"not measured, the time was up: {left} bytes"
+            return
+        gc.collect()
+        buffers = Buffers(row, world.rank, in_place=True, device=world.device)
+        calls: dict[str, Call | None] = {}
+        for library in world.libraries:
+            if (library.name, row.operation) in missing:
+                continue
+            if reason := _check_library(world, library, buffers):
+                missing.add((library.name, row.operation))
+                yield f"{row.operation} by {library.name}: {reason}"
+            else:
+                calls[library.name] = library.call(buffers)
+        buffers.clear()
+        measured = timing.samples(
+            {name: world.timer(call) for name, call in calls.items() if call},
+            settings.repeats,
+            settings.budget,
+            world.clock.limit,
+        )
+        figures = timing.figures(
+            measured, lambda _: baseline, collective=row.operation, bytes=row.nbytes
+        )
+        for figure in figures:
+            widths = bandwidth(row.operation, row.nbytes, figure["seconds"], row.nranks)
+            yield {**figure, **widths._asdict()}
+
+
+def _check_library(world: World, library: Library, buffers: Buffers) -> str:
+    """Run a library once and compare the result. Return why it cannot run, or ''."""
+    reason, row = "", buffers.row
+    try:
+        buffers.fill()
+        call = library.call(buffers)
+        assert call
+        call()
+        world.synchronize()
+    except Exception as error:  # of another library, which is reported as missing
+        if library is world.pynccl:
+            raise
+        reason = str(error) or type(error).__name__
+    if not (reason := world.agree(reason)) and (wrong := buffers.wrong()):
+        raise BenchmarkError(f"{row.operation} of {row.nbytes} bytes by {library.name}: {wrong}")
+    return reason

@@ -2,18 +2,18 @@
 
     python -m benchmarks.host --ranks 2,4 [--beside 2]
 
-Every library has its own processes as ranks, which sleep while it is not their turn. For each
-operation and size the results are checked; then the libraries are timed in turns, so that other
-load of the machine affects all of them alike. A sample is the mean over as many calls as fill its
-time, and the maximum over the ranks; the table shows the medians of the samples, those of all
-passes. "copy" is one memcpy of the same number of bytes between the samples: the floor of every
-implementation that moves the bytes once. A table is printed; JSON and a plot go to a folder. A
-wrong result ends the run. --beside starts CPU-bound processes, as on a laptop or a shared machine.
-The last column is the ninth decile of hostnccl's samples over their median.
+Each library has its own processes as ranks, which sleep while another library is timed. For each
+operation and size, the results are checked. The libraries are then timed in turns, so other load of
+the machine affects them equally. A sample is the mean over as many calls as fit into its time, and
+the maximum over the ranks. The table shows the medians over the samples of all passes. "copy" is a
+memcpy of the same number of bytes: the floor of every implementation that moves the bytes once. The
+last column is the ninth decile of hostnccl's samples over their median. The table is printed, JSON
+and a plot are written to a folder. A wrong result ends the run. --beside starts CPU-bound
+processes, as on a laptop or a shared machine.
 
-hostnccl is called through pynccl.raw, with addresses; "numpy" and "torch" are hostnccl through
-pynccl.nccl, with arrays of these, which every call reads. MPICH needs the packages mpi4py and
-mpich, gloo needs torch; what is missing is left out.
+hostnccl is called through pynccl.raw, with addresses. "numpy" and "torch" are hostnccl through
+pynccl.nccl, with arrays, which every call reads. MPICH needs the packages mpi4py and mpich, gloo
+needs torch. Missing libraries are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import importlib.util
 import itertools
-import platform
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -34,7 +33,7 @@ import numpy as np
 
 from benchmarks import report, timing
 from benchmarks.host_ranks import World, find_mpiexec, world
-from benchmarks.machine import cpu
+from benchmarks.machine import describe, inspect
 from benchmarks.operations import OPERATIONS, Row, exact_row
 from benchmarks.options import positive, size, tuple_of
 from benchmarks.ranks import BenchmarkError, busy_processes
@@ -52,7 +51,7 @@ _RENAMED = {"send_recv": "ring"}
 _OPERATIONS = tuple(
     _RENAMED.get(name, name) for name in OPERATIONS if name not in ("gather", "scatter")
 )
-# Three of them are hostnccl: with addresses, and with the arrays of NumPy and torch.
+# The first three are hostnccl: with addresses, and with arrays of NumPy and torch.
 _LIBRARIES = ("hostnccl", "numpy", "torch", "mpich", "gloo")
 _COMPARED = ("mpich", "gloo")
 _NEEDS = {"torch": ("torch",), "mpich": ("mpi4py",), "gloo": ("torch",)}
@@ -61,6 +60,7 @@ _NEEDS = {"torch": ("torch",), "mpich": ("mpi4py",), "gloo": ("torch",)}
 def main() -> int:
     """Run the benchmark; the exit status."""
     options = _parse()
+    print(options.machine)
     rows: list[list[Figure]] = []
     try:
         with busy_processes(options.beside):
@@ -88,10 +88,9 @@ def _parse() -> argparse.Namespace:
         default=_OPERATIONS,
         help="default: all",
     )
-    add("--dtypes", type=tuple_of(str, _DTYPES), help="default: float32; full: all")
+    add("--dtypes", type=tuple_of(str, _DTYPES), default=("float32",), help="default: float32")
     add("--sizes", type=tuple_of(size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
     add("--quick", action="store_true", help="five sizes, shorter samples")
-    add("--full", action="store_true", help="all dtypes")
     add("--libraries", type=tuple_of(str, _LIBRARIES), help="default: all")
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
@@ -101,10 +100,10 @@ def _parse() -> argparse.Namespace:
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     options = parser.parse_args()
     options.sizes = options.sizes or (_QUICK_SIZES if options.quick else _FULL_SIZES)
-    options.dtypes = options.dtypes or (_DTYPES if options.full else ["float32"])
     options.repeats = options.repeats or (5 if options.quick else 9)
     options.budget = options.budget or (0.005 if options.quick else 0.02)
     options.libraries = _installed(options.libraries or _LIBRARIES)
+    options.machine = describe(inspect("host"))
     return options
 
 
@@ -122,14 +121,14 @@ def _installed(libraries: Iterable[str]) -> list[str]:
 
 
 def _run(options: argparse.Namespace, nranks: int) -> list[list[Figure]]:
-    """The rows of one number of ranks."""
+    """Measure with one number of ranks, and return the figures of each row."""
     with contextlib.ExitStack() as stack:
         worlds = [
             stack.enter_context(world(library, nranks, bind=options.bind))
             for library in options.libraries
         ]
         known = ", ".join(f"{one.library} ({one.version})" for one in worlds)
-        print(f"\n{nranks} ranks on {cpu()}: {known}", flush=True)
+        print(f"\n{nranks} ranks: {known}", flush=True)
         compared = [name for name in _COMPARED if name in options.libraries]
         rows = _rows(options, nranks)
         measured: dict[Row, dict[str, list[Elapsed]]] = {row: defaultdict(list) for row in rows}
@@ -173,13 +172,12 @@ def _measure(
 
 
 def _write(options: argparse.Namespace, rows: list[list[Figure]]) -> None:
-    """Write the JSON file, and the plots of the first dtype where matplotlib is installed."""
+    """Write the JSON file, and the plots of the first dtype if matplotlib is installed."""
     found = [figure for row in rows for figure in row]
     report.write_json(
         options.out / "host.json",
         found,
-        machine=cpu(),
-        system=platform.platform(),
+        machine=options.machine,
         beside=options.beside,
     )
     try:
@@ -191,7 +189,7 @@ def _write(options: argparse.Namespace, rows: list[list[Figure]]) -> None:
     busy = f", beside {options.beside} busy processes" if options.beside else ""
     for nranks in options.ranks:
         chosen = [one for one in found if (one["ranks"], one["dtype"]) == (nranks, dtype)]
-        title = f"{nranks} ranks, {dtype}, {cpu()}{busy}"
+        title = f"{nranks} ranks, {dtype}{busy}\n{options.machine}"
         lines(options.out / f"host-{nranks}ranks.png", chosen, title)
 
 

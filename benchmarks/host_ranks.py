@@ -1,10 +1,10 @@
-"""The ranks of one library, which follow the orders of the process that runs the benchmark.
+"""The ranks of one library, which execute the orders of the process that runs the benchmark.
 
     python -m benchmarks.host_ranks FOLDER bind|free     # a rank of MPICH, from mpiexec
 
-pynccl.testing launches the ranks; only those of MPICH must come from mpiexec. Orders and answers
-pass a socket: a Row is to be prepared, a number of calls is a sample of it. A rank that waits for
-its next order sleeps in a read, so that the library that is timed has the machine for itself.
+pynccl.testing launches the ranks, except those of MPICH, which mpiexec launches. Orders and answers
+pass through a socket: a Row is prepared, a number of calls is sampled. A rank sleeps in a read
+until its next order, so it does not disturb the library that is timed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def find_mpiexec() -> str | None:
-    """The mpiexec of this environment, else that of the path."""
+    """Return the mpiexec next to this Python, else that of PATH."""
     own = Path(sys.executable).with_name("mpiexec")
     return str(own) if own.exists() else shutil.which("mpiexec")
 
@@ -48,7 +48,7 @@ def world(library: str, nranks: int, *, bind: bool) -> Iterator[World]:
 
     Args:
         library: a key of benchmarks.libraries.HOST, or ``"mpich"``.
-        nranks: how many to start.
+        nranks: the number of ranks.
         bind: whether to bind them to CPUs in turn.
     """
     with contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ def world(library: str, nranks: int, *, bind: bool) -> Iterator[World]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for MPICH's ranks, which end with their connections, and kill them if they do not."""
+    """Wait for MPICH's ranks, which end when their connections close, or kill them."""
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
@@ -83,11 +83,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class World:
-    """One library's ranks. They run only between an order and its answers.
+    """One library's ranks, which run only between an order and its answers.
 
     Attributes:
-        library: its name.
-        version: of the library.
+        library: the name of the library.
+        version: its version.
     """
 
     def __init__(self, library: str, ranks: list[Connection], run: testing.Run | None) -> None:
@@ -97,7 +97,7 @@ class World:
         self.version = str(self._answers()[0])
 
     def prepare(self, row: Row) -> bool:
-        """Check a row; false where the library has no such operation.
+        """Check a row. Return False if the library lacks the operation.
 
         Raises:
             BenchmarkError: the result was wrong.
@@ -110,7 +110,7 @@ class World:
         return True
 
     def sample(self, calls: int) -> Elapsed:
-        """The mean over so many calls, the maximum over ranks."""
+        """Return the mean over a number of calls, the maximum over the ranks."""
         return Elapsed(max(float(str(answer)) for answer in self._ask(calls)))
 
     def _ask(self, order: Row | int) -> list[object]:
@@ -138,7 +138,7 @@ class World:
         return answers
 
     def _why(self) -> str:
-        """The tracebacks of the ranks that have failed."""
+        """Return the tracebacks of the failed ranks."""
         outcomes = self._run.outcomes(timeout=1) if self._run else []
         return "".join(f"\nrank {o.rank}: {o.died}\n{o.trace}" for o in outcomes if not o.ok)
 
@@ -151,7 +151,7 @@ class _Rank:
         self._share = 1.0
 
     def prepare(self, row: Row) -> str | None:
-        """Make the buffers and check one call on them; what is wrong, or '', or None: no call."""
+        """Check one call on new buffers. Return what is wrong, '', or None without a call."""
         self._call = None
         gc.collect()
         buffers = Buffers(row, self._rank)
@@ -168,7 +168,7 @@ class _Rank:
         return wrong
 
     def sample(self, calls: int) -> float:
-        """Seconds of one call on average; where there are several, after one that is not timed."""
+        """Return the mean seconds of a call; several calls follow one that is not timed."""
         assert self._call is not None
         if calls > 1:
             self._call()

@@ -31,21 +31,21 @@ _COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR a
 
 
 def c_compiler() -> str:
-    """The C compiler's command; empty where there is none."""
+    """Return the command of the C compiler, empty if there is none."""
     return next(filter(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang")), "")
 
 
 def shared_library(source: Path, folder: Path, *options: str, compiler: str = "") -> Path:
-    """Compile a file, in C unless a compiler is given.
+    """Compile a file as a shared library.
 
     Args:
         source: the file.
-        folder: where the library goes, under the same name with another suffix.
-        *options: of the compiler.
-        compiler: its command.
+        folder: the folder of the library, which has the name of the file.
+        *options: options of the compiler.
+        compiler: the command of the compiler; empty is the C compiler.
 
     Returns:
-        The library.
+        The path of the library.
     """
     target = (folder / source.name).with_suffix(".so")
     command = [compiler or c_compiler(), "-O3", "-shared", "-fPIC", *options, str(source)]
@@ -54,12 +54,12 @@ def shared_library(source: Path, folder: Path, *options: str, compiler: str = ""
 
 
 def source() -> str:
-    """One file with all of them."""
+    """Return a source that includes all kernels."""
     return "".join(f'#include "{path.name}"\n' for path in sorted(FOLDER.glob("*.cu")))
 
 
 def compile_for_cpus(folder: Path) -> Path:
-    """Compile them as a shared library.
+    """Compile the kernels as a shared library.
 
     Raises:
         subprocess.CalledProcessError: they do not compile.
@@ -79,15 +79,15 @@ class Nvrtc:
         self._library = ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
 
     def compile(self, source: str, architecture: int, *options: str) -> bytes:
-        """Machine code for an architecture.
+        """Return machine code (a cubin) for an architecture.
 
         Args:
             source: the program.
             architecture: 90 for sm_90.
-            *options: of the compiler.
+            *options: options of the compiler.
 
         Raises:
-            ValueError: the source does not compile; the text is the compiler's.
+            ValueError: the source does not compile; the text is the compiler's log.
         """
         program, lib = ctypes.c_void_p(), self._library
         code = lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
@@ -110,10 +110,10 @@ class Nvrtc:
 
 
 class CpuKernels:
-    """Those of a shared library: a launch is a call.
+    """The kernels of a shared library, called as functions.
 
     Attributes:
-        version: of the layouts that they are compiled with.
+        version: the version of the layouts that they are compiled with.
     """
 
     def __init__(self, library: Path) -> None:
@@ -121,12 +121,12 @@ class CpuKernels:
         self.version = ctypes.c_int.in_dll(self._library, "pynccl_device_version").value
 
     def launch(self, name: str, arguments: bytes, blocks: int, stream: int) -> None:
-        """Run a kernel; it is one block, and the stream is not used."""
+        """Run a kernel as one block. The stream is not used."""
         del blocks, stream
         self._library[name](ctypes.create_string_buffer(arguments, len(arguments)))
 
     def loop(self, loops: ctypes.CDLL, name: str, arguments: bytes) -> Timer:
-        """What times a kernel by the loop of loop.c."""
+        """Return a timer of a kernel by the loop of loop.c."""
         kernel = ctypes.cast(self._library[name], ctypes.c_void_p)
         content = ctypes.create_string_buffer(arguments, len(arguments))
         loops.loop_kernel.restype = ctypes.c_double
@@ -136,10 +136,10 @@ class CpuKernels:
 
 
 class GpuKernels:
-    """Those of a cubin, in the current context.
+    """The kernels of a cubin, in the current context.
 
     Attributes:
-        version: of the NCCL whose headers they are compiled with.
+        version: the version of the NCCL headers that they are compiled with.
     """
 
     threads = 256  # of a block
@@ -168,7 +168,7 @@ class GpuKernels:
         self.version = version.value
 
     def launch(self, name: str, arguments: bytes, blocks: int, stream: int) -> None:
-        """Enqueue a kernel that takes one struct."""
+        """Enqueue a kernel, whose argument is one struct."""
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = ctypes.c_void_p()

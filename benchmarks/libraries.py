@@ -1,8 +1,7 @@
-"""The compared libraries: each gives the call for a row on given buffers.
+"""The compared libraries, which return the call of a row on given buffers.
 
-A call does the whole operation as a user would write it; what can be made beforehand and used again
-(lists of chunks, P2POps) is made beforehand. Every library is imported only by the ranks that run
-it.
+A call is the whole operation as a user would write it. Reusable objects (lists of chunks, P2POps)
+are created beforehand. A library is imported only by the ranks that run it.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from pynccl.testing import Rank
 __all__ = ["HOST", "Call", "Distributed", "Library", "Mpich", "Pynccl", "all_gather_of"]
 
 Call = Callable[[], object]
-# Each has a name for tables, a version for reports, barrier(), and call(): the call that runs a row
-# once, or None if there is no such operation.
+# Each has a name for tables, a version for reports, barrier(), and call(), which returns the call
+# that runs a row once, or None if it lacks the operation.
 Library: TypeAlias = "_Raw | Pynccl | Mpich | Distributed"
 
 
@@ -180,10 +179,10 @@ class Distributed:
     """The functions of torch.distributed, or of pynccl in its place, on buffers in place.
 
     Args:
-        name: of the library.
-        module: with the functions.
+        name: the name of the library.
+        module: the module with the functions.
         group: a process group of torch.distributed with all ranks; None is the default group.
-        version: as reports name it.
+        version: the version in reports.
     """
 
     def __init__(self, name: str, module: Any, group: Any = None, version: str = "") -> None:  # noqa: ANN401 two modules alike
@@ -236,7 +235,7 @@ class Distributed:
 
 
 def _ping_pong(rank: int, send: Callable[[int], Call], recv: Callable[[int], Call]) -> Call:
-    """A message from rank 0 to rank 1 and one back, from what makes the calls for a peer."""
+    """Return a call that sends from rank 0 to rank 1 and back, given the calls for a peer."""
     if rank > 1:
         return lambda: None
     first, second = (send(1), recv(1)) if rank == 0 else (recv(0), send(0))
@@ -249,12 +248,12 @@ def _ping_pong(rank: int, send: Callable[[int], Call], recv: Callable[[int], Cal
 
 
 def all_gather_of(module: ModuleType) -> Callable[..., Any]:
-    """``all_gather(output, input)`` of one tensor each, of torch.distributed or of the mirror."""
+    """Return ``all_gather(output, input)`` of single tensors, of torch or of the mirror."""
     return _first_of(module, "all_gather_single", "all_gather_into_tensor")
 
 
 def _first_of(module: ModuleType, *names: str) -> Callable[..., Any]:
-    # torch 2.13 gave them new names, and warns at every call of the old ones.
+    # torch 2.13 renamed them, and warns at every call of the old names.
     for name in names:
         if function := getattr(module, name, None):
             return function  # type: ignore[no-any-return]
@@ -276,7 +275,7 @@ def _gloo(rank: Rank) -> Library:
     return Distributed("gloo", dist, version=version)
 
 
-# The libraries of benchmarks.host but MPICH, whose ranks mpiexec starts.
+# The libraries of benchmarks.host, except MPICH, whose ranks mpiexec starts.
 HOST: dict[str, Callable[[Rank], Library]] = {
     "hostnccl": lambda rank: _Raw(rank.comm),
     "numpy": lambda rank: Pynccl("numpy", rank.comm, "numpy"),

@@ -1,4 +1,4 @@
-"""The machine and the versions that a report names, and what a report must not name.
+"""The facts about the machine for reports, and the removal of names that reports must not contain.
 
     python -m benchmarks.machine --device cuda
 
@@ -21,17 +21,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ROOT", "Machine", "cpu", "describe", "inspect", "rows", "scrub", "slug"]
+__all__ = ["ROOT", "Machine", "describe", "inspect", "rows", "scrub", "slug"]
 
 ROOT = Path(__file__).parents[1]
 
 _PACKAGES = ("torch", "numpy", "cupy-cuda13x", "cupy-cuda12x", "triton", "nccl4py")
-_TIMEOUT = 20.0  # seconds for a command that asks about the machine
+_TIMEOUT = 20.0  # seconds for a command
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it ran and with what."""
+    """The hardware and the versions of a run."""
 
     cpu: str
     cores: int
@@ -40,11 +40,11 @@ class Machine:
     versions: dict[str, str]
 
 
-def inspect(provider: str) -> Machine:
-    """Look at this machine.
+def inspect(provider: str | None) -> Machine:
+    """Return the facts about this machine.
 
     Args:
-        provider: ``"cuda"`` or ``"host"``: whose library and devices to name.
+        provider: ``"cuda"`` or ``"host"``: whose library and devices to name; None names none.
 
     Raises:
         LibraryNotFoundError, DriverError: the provider cannot be used here.
@@ -61,15 +61,16 @@ def inspect(provider: str) -> Machine:
     if provider == "cuda":
         import torch
 
-        # torch is imported first: it may bring the NCCL that is used.
+        # First torch, which may contain the NCCL that is used.
         versions["CUDA of torch"] = str(torch.version.cuda)
         torch.cuda.is_available()
     versions["pynccl"] = pynccl.__version__ + _commit()
-    library = libraries.load(provider)
-    name = "NCCL" if provider == "cuda" else "hostnccl"
-    versions[name] = ".".join(map(str, nccl.get_version(provider)))
+    if provider:
+        name = "NCCL" if provider == "cuda" else "hostnccl"
+        versions[name] = ".".join(map(str, nccl.get_version(provider)))
     gpus: tuple[str, ...] = ()
     if provider == "cuda":
+        library = libraries.load(provider)
         driver = library.driver_version()
         versions["CUDA of the driver"] = f"{driver // 1000}.{driver % 1000 // 10}"
         versions["driver"] = _driver()
@@ -84,7 +85,7 @@ def inspect(provider: str) -> Machine:
 
 
 def rows(machine: Machine) -> list[tuple[str, str]]:
-    """The facts as (what, which), for a table."""
+    """Return the facts as rows (what, which) of a table."""
     gpus = ", ".join(f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus))
     return [
         ("GPU", gpus or "none: CPUs, over hostnccl"),
@@ -95,7 +96,7 @@ def rows(machine: Machine) -> list[tuple[str, str]]:
 
 
 def describe(machine: Machine) -> str:
-    """The facts in two lines."""
+    """Return the facts in two lines."""
     gpus = ""
     if machine.gpus:
         gpus = f", {len(machine.gpus)} GPU ({', '.join(sorted(set(machine.gpus)))})"
@@ -104,7 +105,7 @@ def describe(machine: Machine) -> str:
 
 
 def slug(machine: Machine) -> str:
-    """The machine's part of a file name: ``"h200"`` for an NVIDIA H200, ``"cpu"`` without a GPU."""
+    """Return a part of file names: ``"h200"`` for an NVIDIA H200, ``"cpu"`` without a GPU."""
     if not machine.gpus:
         return "cpu"
     name = machine.gpus[0].removeprefix("NVIDIA ").lower()
@@ -112,14 +113,14 @@ def slug(machine: Machine) -> str:
 
 
 def scrub(text: str) -> str:
-    """Take out of a text where this machine keeps its files and what it is called."""
+    """Remove folders and the name of this machine from a text."""
     text = re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", "", text.replace(f"{ROOT}/", ""))
     host = socket.gethostname()
     return re.sub(rf"\b{re.escape(host)}\b", "HOST", text) if len(host) > 3 else text
 
 
 def _ask(*command: str) -> str:
-    """What a command prints; '' where it is missing or fails."""
+    """Return the output of a command, '' if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:
@@ -137,7 +138,7 @@ def _driver() -> str:
 
 
 def _commit() -> str:
-    """The commit of the sources, where there is git."""
+    """Return the commit of the sources, if known."""
     commit = _ask("git", "describe", "--always", "--dirty", "--exclude=*")
     return f" ({commit})" if commit else ""
 
@@ -145,11 +146,6 @@ def _commit() -> str:
 def _system() -> str:
     kernel = ".".join(platform.release().split(".")[:2])
     return f"{platform.system()} {kernel}, {' '.join(platform.libc_ver())}".rstrip(", ")
-
-
-def cpu() -> str:
-    """The processor and its cores that this process may use."""
-    return f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _cpu_model() -> str:

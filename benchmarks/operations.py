@@ -1,8 +1,8 @@
 """The operations: the buffers of a rank, its input, and the expected output.
 
-Sizes are those of the larger buffer, as in nccl-tests. The values are small whole numbers, exact in
-every dtype whichever way they are summed (bfloat16: up to 36 ranks), and another sequence on each
-rank, so that a block in the wrong place or a rank counted twice shows.
+Sizes are those of the larger buffer, as in nccl-tests. The values are small integers, exact in
+every dtype in any order of summation (bfloat16: up to 36 ranks), in a different sequence on each
+rank, so a misplaced block or a rank that is counted twice is detected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODULUS = 8  # of the values
 
 
 class _Shape(NamedTuple):
-    """The buffers of one rank, in blocks; 0 is one block for each rank."""
+    """The numbers of blocks in the buffers of a rank; 0 is one block for each rank."""
 
     send: int = 1
     recv: int = 1
@@ -46,7 +46,7 @@ OPERATIONS = {
     "gather": _Shape(recv=0),
     "scatter": _Shape(send=0),
     "ping_pong": _Shape(),  # ranks 0 and 1; the time is that of one way
-    "send_recv": _Shape(),  # every rank sends to the next one and receives from the one before
+    "send_recv": _Shape(),  # every rank sends to the next rank and receives from the previous one
     "barrier": _Shape(),
 }
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # in torch.distributed
@@ -57,8 +57,8 @@ class Row:
     """One operation of one size.
 
     Attributes:
-        nbytes: of the larger buffer.
-        count: elements of one block.
+        nbytes: the size of the larger buffer.
+        count: the number of elements of a block.
     """
 
     operation: str
@@ -69,24 +69,26 @@ class Row:
 
 
 def exact_row(operation: str, dtype: str, nranks: int, nbytes: int) -> Row:
-    """The row nearest below nbytes that has whole blocks, or that of one element in each."""
+    """Return the largest row of at most nbytes with whole blocks, of at least one element each."""
     block = DTYPES[dtype] * (nranks if 0 in OPERATIONS[operation] else 1)
     count = max(1, nbytes // block)
     return Row(operation, dtype, nranks, count * block, count)
 
 
 class Buffers:
-    """One rank's memory for a row. The results are checked on filled buffers; timed are zeros,
-    which no number of operations in place can make overflow.
+    """One rank's memory for a row.
+
+    Results are checked on filled buffers. Zeros are timed, because repeated operations in place
+    would overflow other values.
 
     Args:
         row: the row.
         rank: this rank.
         in_place: whether the operations that are in place in torch.distributed have one buffer.
-        device: where torch's tensors are.
+        device: the device of torch's tensors.
 
     Attributes:
-        send, recv: the bytes, in memory of the host.
+        send, recv: the bytes in host memory.
     """
 
     def __init__(self, row: Row, rank: int, *, in_place: bool = False, device: Any = "cpu") -> None:  # noqa: ANN401
@@ -101,7 +103,7 @@ class Buffers:
             self.send = _pages((shape.send or row.nranks) * block)
 
     def arrays(self, library: str) -> tuple[Any, Any]:
-        """What is sent and what is received, as arrays of ``"numpy"`` or ``"torch"``."""
+        """Return send and recv as arrays of ``"numpy"`` or ``"torch"``."""
         dtype: Any = self.row.dtype
         if library == "numpy":
             if dtype == "bfloat16":
@@ -118,7 +120,7 @@ class Buffers:
         return self._tensors
 
     def fill(self) -> None:
-        """Write what this rank sends, and in what is received what must not be left."""
+        """Fill send with this rank's values, and recv with values that no result contains."""
         self.recv[:] = 0xFF
         count = self.send.nbytes // DTYPES[self.row.dtype]
         self.send[:] = self._bytes(_sequence(_values(self.rank), 0, count))
@@ -131,7 +133,7 @@ class Buffers:
         self._copy(to_device=True)
 
     def wrong(self) -> str:
-        """How what was received differs from what it must be; '' if it does not."""
+        """Describe how recv differs from the expected values; return '' if it does not."""
         row = self.row
         values = expected(row.operation, self.rank, row.nranks, row.count)
         if values is None:
@@ -146,7 +148,7 @@ class Buffers:
         )
 
     def _copy(self, *, to_device: bool) -> None:
-        """Copy the bytes from or to a GPU; tensors of the host are the same memory."""
+        """Copy the bytes to or from a GPU. Tensors on CPUs share the memory."""
         if self._tensors is None or self._tensors[0].device.type == "cpu":
             return
         import torch
@@ -157,14 +159,14 @@ class Buffers:
             target.copy_(source)
 
     def _bytes(self, values: NDArray[np.int16]) -> NDArray[np.uint8]:
-        """Small whole numbers in the dtype of the row."""
+        """Return the bytes of small integers in the dtype of the row."""
         if self.row.dtype == "bfloat16":  # the upper half of a float32
             return (values.astype(np.float32).view(np.uint32) >> 16).astype("<u2").view("u1")
         return values.astype(self.row.dtype).view(np.uint8)
 
 
 def _pages(nbytes: int) -> NDArray[np.uint8]:
-    """Bytes that begin on a page, so that every library and run has the same alignment."""
+    """Return bytes aligned to a page, so alignment is the same for every library and run."""
     page = 4096
     memory = np.zeros(nbytes + page, np.uint8)
     start = -memory.ctypes.data % page
@@ -172,13 +174,13 @@ def _pages(nbytes: int) -> NDArray[np.uint8]:
 
 
 def expected(operation: str, rank: int, nranks: int, count: int) -> NDArray[np.int16] | None:
-    """The values that a rank receives; None where it receives nothing.
+    """Return the values that a rank receives, None if it receives nothing.
 
     Args:
-        operation: of OPERATIONS.
+        operation: a key of OPERATIONS.
         rank: the receiver.
-        nranks: how many there are.
-        count: elements of one block.
+        nranks: the number of ranks.
+        count: the number of elements of a block.
     """
     if (
         operation == "barrier"
@@ -188,7 +190,7 @@ def expected(operation: str, rank: int, nranks: int, count: int) -> NDArray[np.i
         return None
     values = [_values(peer) for peer in range(nranks)]
     total = np.sum(values, axis=0)
-    # The sequences that the result is made of, and where in them it begins.
+    # The sequences that the result consists of, and its begin in them.
     sources, begin = {
         "all_reduce": ([total], 0),
         "reduce": ([total], 0),
@@ -205,10 +207,10 @@ def expected(operation: str, rank: int, nranks: int, count: int) -> NDArray[np.i
 
 
 def _values(rank: int) -> NDArray[np.int16]:
-    """What a rank sends, over and over."""
+    """Return the values that a rank repeats."""
     return (np.arange(1, _PERIOD + 1) * (rank + 1) % _PERIOD % _MODULUS).astype(np.int16)
 
 
 def _sequence(values: NDArray[np.int16], start: int, count: int) -> NDArray[np.int16]:
-    """Elements [start, start + count) of the endless repetition of values."""
+    """Return the elements [start, start + count) of the infinite repetition of values."""
     return np.resize(np.roll(values.astype(np.int16), -(start % _PERIOD)), count)

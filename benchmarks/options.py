@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def positive(text: str) -> int:
-    """An integer above 0."""
+    """Parse an integer above 0."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
@@ -22,7 +22,7 @@ def positive(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes, as 4, 64K or 16M."""
+    """Parse a number of bytes: 4, 64K, 16M."""
     try:
         return parse_size(text)
     except ValueError as error:
@@ -32,7 +32,7 @@ def size(text: str) -> int:
 def tuple_of(
     convert: Callable[[str], T], known: Collection[str] = ()
 ) -> Callable[[str], tuple[T, ...]]:
-    """Values separated by commas; each is one of the known ones if there are any."""
+    """Return a parser of values separated by commas, each of them in known if that is not empty."""
 
     def convert_all(text: str) -> tuple[T, ...]:
         parts = text.split(",")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 __all__ = ["bars", "lines"]
 
 _TICKS = {4: "4 B", 2**8: "256 B", 2**14: "16 KB", 2**20: "1 MB", 2**26: "64 MB"}
-_FLOOR = "copy"  # is dotted
+_FLOOR = "copy"  # the dotted line
 
 
 def lines(path: Path, figures: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -26,8 +26,8 @@ def lines(path: Path, figures: Sequence[Mapping[str, Any]], title: str) -> None:
 
     Args:
         path: the PNG file.
-        figures: at least one; the range of their samples is shaded.
-        title: stands above the panels.
+        figures: at least one figure; the range of its samples is shaded.
+        title: the title.
     """
     names = list(dict.fromkeys(figure["operation"] for figure in figures))
     libraries = list(dict.fromkeys(figure["library"] for figure in figures))
@@ -73,7 +73,7 @@ def bars(path: Path, rows: Sequence[tuple[str, str, float]], title: str) -> None
     Args:
         path: the PNG file.
         rows: name, operation and seconds of each call.
-        title: stands above the panels.
+        title: the title.
     """
     operations = list(dict.fromkeys(operation for _, operation, _ in rows))
     figure, panels = plt.subplots(

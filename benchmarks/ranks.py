@@ -1,4 +1,4 @@
-"""Launches the ranks of a benchmark by pynccl.testing and yields what they report."""
+"""Launches the ranks of a benchmark by pynccl.testing, and yields their reports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pynccl.testing import Launcher, LaunchError
 
 __all__ = ["BenchmarkError", "busy_processes", "reasons", "run_ranks"]
 
-_GRACE = 1.0  # seconds that the other ranks have when one has failed
-
+_GRACE = 1.0  # seconds for the other ranks after one has failed
 
 _BUSY = """
 import os, sys
@@ -24,16 +23,16 @@ while True: pass
 
 
 class BenchmarkError(Exception):
-    """A reason to end the run that needs no traceback."""
+    """An error that ends the run without a traceback."""
 
 
 @contextlib.contextmanager
 def busy_processes(number: int, cpus: Iterable[int] = ()) -> Iterator[None]:
-    """Run CPU-bound processes beside the block.
+    """Run CPU-bound processes during the block.
 
     Args:
-        number: how many.
-        cpus: the CPUs that they may use; all where empty.
+        number: the number of processes.
+        cpus: the CPUs that they may use; all if empty.
     """
     command = [sys.executable, "-c", _BUSY, *map(str, cpus)]
     processes = [subprocess.Popen(command) for _ in range(number)]
@@ -50,19 +49,19 @@ def run_ranks(
 ) -> Iterator[Any]:
     """Run ``fn(rank, *args)`` in a new process for each rank.
 
-    Where the iteration ends, no rank is left.
+    No rank remains when the iteration ends.
 
     Args:
-        nranks: how many ranks to start.
+        nranks: the number of ranks.
         fn: a function at the top level of a module; its first argument is a pynccl.testing.Rank.
-        args: what can be pickled.
-        silence: seconds for which all ranks may report nothing.
+        args: the other arguments, which must be picklable.
+        silence: the seconds after which missing reports are an error.
 
     Yields:
-        What the ranks report, in the order of arrival.
+        The reports of the ranks, in the order of arrival.
 
     Raises:
-        BenchmarkError: a rank raised, died, or all reported nothing for too long.
+        BenchmarkError: a rank raised or died, or no rank has reported for too long.
     """
     with (
         Launcher() as launcher,
@@ -76,7 +75,7 @@ def run_ranks(
 
 
 def reasons(error: LaunchError) -> str:
-    """The reasons of the ranks that gave one, else the tracebacks of all that failed."""
+    """Return the BenchmarkErrors of the ranks, else the tracebacks of all that failed."""
     given = [
         f"rank {outcome.rank}: {outcome.error}"
         for outcome in error.outcomes

@@ -1,14 +1,14 @@
-"""How long it takes to go on with other ranks: shrink, recover, grow, and abort with a new init.
+"""Times changes of the ranks: shrink, recover, grow, and abort followed by a new init.
 
     python -m benchmarks.recovery
     python -m benchmarks.recovery --ranks 2,4,8,16 --repeats 10
 
 Prints a table in milliseconds: medians over the repeats of the slowest rank's time. The ranks are
-processes on CPUs. After each change an all_reduce of the new communicator is checked.
+processes on CPUs, new ones for each repeat. After each change, an all_reduce of the new
+communicator is checked.
 
 ``recover`` is the call, after a rank was killed and the others have raised. ``killed to recovered``
-is from the kill to the communicator without the rank: it includes the time in which the others
-notice the death. Each of its repeats has processes of its own.
+is the time from the kill to the new communicator, and includes the detection of the death.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def medians(times: Times) -> dict[str, float | None]:
-    """The milliseconds of each column; None where there are none, as for one rank."""
+    """Return the milliseconds of each column, None if it has no samples, as with one rank."""
     return {
         column: 1e3 * statistics.median(times[column]) if times.get(column) else None
         for column in COLUMNS
@@ -66,7 +66,7 @@ def medians(times: Times) -> dict[str, float | None]:
 
 
 def _repeat(size: int, repeats: int) -> Times:
-    """The slowest rank's seconds for each repeat, by column."""
+    """Return the slowest rank's seconds in each repeat, by column."""
     slowest: Times = {}
     with testing.Launcher() as launcher:
         for _ in range(repeats):
@@ -84,7 +84,7 @@ def _repeat(size: int, repeats: int) -> Times:
 
 
 def _measure(rank: testing.Rank) -> Times:
-    """Seconds of this rank by column. The last rank of the world ends by SIGKILL.
+    """Return the seconds of this rank by column. The last rank ends by SIGKILL.
 
     Args:
         rank: this rank; its world has four unique ids.

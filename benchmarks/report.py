@@ -21,10 +21,10 @@ __all__ = ["Table", "line", "summary", "table", "write_json"]
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """A table in Markdown, with a column for each key but those of sequences.
+    """Return a table in Markdown, with a column for each key except ``samples``.
 
-    The key decides the unit: of ``seconds`` and ``..._seconds`` the cells are microseconds, of
-    ``bytes`` sizes, of ``hidden`` percents. A column that is None in all rows is left out.
+    The key determines the unit: ``seconds`` and ``..._seconds`` are printed in microseconds,
+    ``bytes`` as sizes, ``hidden`` as percentages. Columns that are None in all rows are omitted.
     """
     keys = dict.fromkeys(key for row in rows for key in row if key != "samples")
     keys = {key: None for key in keys if any(row.get(key) is not None for row in rows)}
@@ -34,16 +34,16 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 class Table:
-    """The same of rows with the same keys, printed row by row as they are found."""
+    """Prints such a table row by row; all rows have the same keys."""
 
     def __init__(self) -> None:
         self._widths: list[int] = []
 
     def add(self, row: Mapping[str, object]) -> None:
-        """Print a row, and above the first one the heads."""
+        """Print a row, after the heads if it is the first one."""
         heads = [_head(key) for key in row]
         if not self._widths:
-            # The first column has names; the longest is reduce_scatter.
+            # The longest name in the first column is reduce_scatter.
             self._widths = [14, *(max(7, len(head)) for head in heads[1:])]
             self._print(heads)
             print(f"|{'|'.join('-' * (width + 2) for width in self._widths)}|")
@@ -77,13 +77,13 @@ def line(
     compared: Sequence[str],
     columns: Iterable[str] = ("seconds",),
 ) -> Figure:
-    """The row of a table with the figures of several libraries.
+    """Return a row of a table with the figures of several libraries.
 
     Args:
-        figures: those that there are.
-        libraries: whose columns are to be shown, ours first.
-        compared: libraries whose time is divided by ours.
-        columns: of each library.
+        figures: the figures, at least one.
+        libraries: the libraries to show, ours first.
+        compared: the libraries whose time is divided by ours.
+        columns: the columns of each library.
     """
     found = {figure["library"]: figure for figure in figures}
     ours = found.get(libraries[0], {})
@@ -98,13 +98,13 @@ def line(
 
 
 def _about(figure: Figure) -> Figure:
-    """What was measured: the columns before the library's."""
+    """Return the columns before the library's."""
     return dict(itertools.takewhile(lambda item: item[0] != "library", figure.items()))
 
 
 def summary(rows: Sequence[Sequence[Figure]], ours: str, library: str) -> str:
-    """In how many rows and by how much a library is faster than another one, and where it is not;
-    '' where none has both.
+    """Describe in how many rows, and by how much, ours is faster than another library; return '' if
+    no row has both.
     """
     ratios = {}
     for row in rows:
@@ -123,12 +123,12 @@ def summary(rows: Sequence[Sequence[Figure]], ours: str, library: str) -> str:
 
 
 def write_json(path: Path, rows: Sequence[object], **about: object) -> None:
-    """Write the results of a run, with its date, its command and what is known about it.
+    """Write the results of a run, with its date and command.
 
     Args:
         path: the file; its folder is created.
-        rows: what was measured.
-        **about: other entries.
+        rows: the figures.
+        **about: further entries.
     """
     content = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -142,7 +142,7 @@ def write_json(path: Path, rows: Sequence[object], **about: object) -> None:
 
 
 def _scrubbed(value: object) -> object:
-    """A value of JSON without the paths and the name of this machine."""
+    """Return a JSON value without the paths and the name of this machine."""
     match value:
         case str():
             return scrub(value)

@@ -1,4 +1,4 @@
-"""Times libraries in turns, in samples of many calls, and gives their medians and spreads."""
+"""Times libraries in turns, in samples of many calls, and computes medians and spreads."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ __all__ = [
     "samples",
 ]
 
-_LONG = 0.1  # seconds of one call; longer ones get few samples
+_LONG = 0.1  # seconds; slower calls get few samples
 _FEW = 3
 _LEAST = 1e-9  # seconds: events on a GPU can have the same time
 
-# One library's or way's times, by column; benchmarks.report prints them and writes them to JSON.
+# The times of one library or way, by column, as benchmarks.report prints and writes them.
 Figure: TypeAlias = dict[str, Any]
 
 
 class Elapsed(NamedTuple):
-    """Seconds of one call on average; host is the time until it returns, where that is not all."""
+    """Mean seconds of one call; host is the time until an asynchronous call returns."""
 
     seconds: float
     host: float | None = None
 
 
-# Takes a sample of so many calls, a mean over the calls and a maximum over the ranks.
+# Takes a sample of a number of calls: their mean, and the maximum over the ranks.
 Timer: TypeAlias = Callable[[int], Elapsed]
 
 
 class HostClock:
-    """Measures calls that return when they are done.
+    """Measures calls that are complete when they return.
 
     Attributes:
-        limit: calls that may be measured at once.
+        limit: the maximum number of calls of a sample.
     """
 
     limit = 100_000
 
     def measure(self, call: Callable[[], object], calls: int) -> Elapsed:
-        """Make the call so many times and wait for the last one."""
+        """Repeat the call, and wait for the last one."""
         start = time.perf_counter()
         for _ in range(calls):
             call()
@@ -56,9 +56,9 @@ class HostClock:
 
 
 class CudaClock(HostClock):
-    """The same for calls that enqueue work on, or before, the current stream."""
+    """Measures calls that enqueue work on the current stream or before it."""
 
-    # A full launch queue would block the host and be counted as its time.
+    # A full launch queue would block the host, which would count as host time.
     limit = 200
 
     def __init__(self) -> None:
@@ -82,13 +82,13 @@ class CudaClock(HostClock):
 def samples(
     timers: Mapping[str, Timer], repeats: int, budget: float, limit: int = HostClock.limit
 ) -> dict[str, list[Elapsed]]:
-    """Time each in turns.
+    """Take samples of each timer, in turns.
 
     Args:
-        timers: by name.
-        repeats: samples of each; few where one call takes long.
-        budget: seconds that a sample should last.
-        limit: calls of a sample at most.
+        timers: the timers by name.
+        repeats: the number of samples of each; _FEW if a call is slow.
+        budget: the seconds that a sample should last.
+        limit: the maximum number of calls of a sample.
     """
     calls, longest = {}, 0.0
     for name, timer in timers.items():
@@ -106,7 +106,7 @@ def samples(
 
 
 def in_turns(timers: Mapping[str, Callable[[], Elapsed]], repeats: int) -> dict[str, list[Elapsed]]:
-    """Take so many samples of each, one of each in turn."""
+    """Take samples of each timer, one of each in turn."""
     rounds = [{name: timer() for name, timer in timers.items()} for _ in range(repeats)]
     return {name: [each[name] for each in rounds] for name in timers}
 
@@ -118,11 +118,11 @@ def figures(
     key: str = "library",
     **about: object,
 ) -> list[Figure]:
-    """A figure for each name: the median of its samples, and their ninth decile over the median.
+    """Return a figure for each name: the median of its samples, and their ninth decile over it.
 
     Args:
         measured: the samples by name.
-        baseline: from a name to the one that it is compared with.
+        baseline: returns the name that a name is compared with.
         key: the column of the names.
         **about: the columns before it.
     """

@@ -4,14 +4,13 @@
     python -m benchmarks.train --ranks 4 --steps 100
 
 A small transformer is trained by DistributedDataParallel and by fully_shard (FSDP2), in the same
-processes over both backends, whose steps alternate. Before each step the ranks meet. A step's time
-is the maximum over the ranks, and the table has the medians of the steps. The losses of both must
-be equal, but for rounding.
+processes over both backends, whose steps alternate. A barrier precedes each step. A step's time is
+the maximum over the ranks, and the table shows medians. The losses of both must agree within
+rounding.
 
 "Without communication" is the step over torch's fake backend, which moves no data between ranks.
-The time in communication is the difference to that: what the ranks spend on moving data and on
-waiting for it, less what they compute meanwhile.
-Prints the table in milliseconds and writes all steps to a JSON file.
+"Communication" is the difference to it: the time to move data and to wait for it, minus the compute
+that hides it. Prints the table in milliseconds, and writes all steps to a JSON file.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ COLUMNS = (
 _OUT = Path(__file__).parent / "out"
 _TIMEOUT = 600.0  # seconds for the processes of one number of ranks
 
-# torch's fake backend moves nothing between ranks: its step has the computation of the others.
+# torch's fake backend moves no data between ranks: its step is the compute of the others.
 BACKENDS = ("fake", "gloo", "pynccl")
 _REAL = BACKENDS[1:]
 _TOKENS = 64  # different ones
@@ -57,7 +56,7 @@ _RATE = 0.01
 _TOLERANCE = 1e-3  # of losses: the backends sum in different orders, which steps amplify
 
 Times = dict[str, list[float]]  # seconds of this rank's steps by backend
-# The options, and what they are.
+# The options and their descriptions.
 _NAMES = {
     "steps": "of each backend",
     "layers": "of the model",
@@ -69,15 +68,15 @@ _NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is trained.
+    """The model and the number of steps.
 
     Attributes:
-        layers: of the encoder.
-        width: elements of a token between the layers.
-        length: tokens of a sequence.
-        batch: sequences of a rank in a step.
-        steps: that are measured, of each backend.
-        warm: steps before them.
+        layers: the number of encoder layers.
+        width: the number of elements of a token between the layers.
+        length: the number of tokens of a sequence.
+        batch: the number of sequences of a rank in a step.
+        steps: the number of measured steps of each backend.
+        warm: the number of steps before them.
     """
 
     layers: int = 4
@@ -103,7 +102,7 @@ def _ddp(model: nn.Sequential, group: dist.ProcessGroup) -> nn.Module:
     ddp = nn.parallel.DistributedDataParallel(
         model, process_group=group, gradient_as_bucket_view=True
     )
-    if dist.get_backend(group) == "fake":  # whose futures have no value, which DDP reads
+    if dist.get_backend(group) == "fake":  # DDP reads values of futures, which it lacks
         ddp.register_comm_hook(None, noop_hook)
     return ddp
 
@@ -126,7 +125,7 @@ WAYS: dict[str, Callable[[nn.Sequential, dist.ProcessGroup], nn.Module]] = {
 
 
 class _Training:
-    """A model with its optimizer and its batches, which are the same for each backend."""
+    """A model with its optimizer and batches, which are the same for each backend."""
 
     def __init__(self, way: str, group: dist.ProcessGroup, settings: Settings, rank: int) -> None:
         torch.manual_seed(0)
@@ -136,13 +135,13 @@ class _Training:
         self._generator = torch.Generator().manual_seed(rank)
 
     def step(self, begin: Callable[[], None]) -> tuple[float, float]:
-        """A step.
+        """Train one step.
 
         Args:
-            begin: called before, when the batch is there.
+            begin: called before the step, after the batch is created.
 
         Returns:
-            Its seconds and its loss.
+            The seconds and the loss of the step.
         """
         shape = (self._settings.batch, self._settings.length)
         tokens = torch.randint(_TOKENS, shape, generator=self._generator)
@@ -150,7 +149,7 @@ class _Training:
         began = time.perf_counter()
         self._optimizer.zero_grad()
         logits = self._model(tokens)
-        # What to find out: the tokens in reverse.
+        # The targets are the tokens in reverse.
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flip(1).flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
@@ -184,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def row(figures: Sequence[Figure]) -> Figure:
-    """The row of a number of ranks and a way of training: milliseconds, and the ratio of the
+    """Return the row of a number of ranks and a way of training: milliseconds, and the ratio of the
     communication.
     """
     step = {figure["library"]: 1e3 * figure["seconds"] for figure in figures}
@@ -210,7 +209,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _train(nranks: int, settings: Settings) -> list[list[Figure]]:
-    """The figures of the backends for each way of training on a number of ranks."""
+    """Return the figures of the backends for each way of training."""
     from pynccl.c10d.build import build
 
     build()  # takes longer than the ranks may wait for each other
@@ -249,7 +248,7 @@ def _measure(rank: Rank, settings: Settings) -> dict[str, Times]:
     import pynccl.c10d  # noqa: F401 - it registers the backend
 
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # the fake backend leaves any numbers in its results
+    torch.set_flush_denormal(True)  # results of the fake backend are uninitialized
     dist.init_process_group(
         "gloo", init_method=rank.init_method, rank=rank.rank, world_size=rank.world_size
     )
@@ -268,7 +267,7 @@ def _measure_way(way: str, groups: dict[str, Any], settings: Settings, rank: int
         dist.barrier(groups["pynccl"])
 
     for number in range(-settings.warm, settings.steps):
-        # Another one is first in every round.
+        # The first backend changes in every round.
         names = sorted(trainings, key=lambda name: (BACKENDS.index(name) + number) % len(BACKENDS))
         losses = {}
         for name in names:

@@ -1,16 +1,16 @@
-"""Weights from a trainer to engines: tensor by tensor, and by pynccl.weights.
+"""Times weight transfers from a trainer to engines: tensor by tensor, and by pynccl.weights.
 
     python -m benchmarks.weights
     python -m benchmarks.weights --ranks 3 --models small,llama --repeats 5
 
-Rank 0 sends a model to the others, which receive in place; processes on CPUs. In each repeat all
-ways take turns, so that they meet the same load of the machine. A time is from a barrier before to
-the end of all ranks; the table has medians. The result of each way is checked before it is timed.
+Rank 0 sends a model to the others, which receive in place. The ranks are processes on CPUs. The
+ways take turns in each repeat, so other load of the machine affects them equally. A time is that
+between two barriers, and the table shows medians. Every result is checked.
 
 * gloo: torch.distributed, a broadcast for each tensor.
 * backend: the same over pynccl's backend of torch.distributed, on hostnccl.
-* broadcast: pynccl's mirror of it over hostnccl, a broadcast for each tensor: no checksums.
-* weights: pynccl.weights: with checksums, and the commit of all receivers.
+* broadcast: the same by pynccl's mirror over hostnccl, without checksums.
+* weights: pynccl.weights, with checksums and the commit of all receivers.
 
 The models are 1,000 small tensors, some large ones, and the shapes of Llama-3-8B and Qwen3-30B-A3B
 in bfloat16, with both sides of each matrix divided by --scale.
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(
     rank: Rank, model: str, scale: int, repeats: int
 ) -> tuple[dict[str, list[Elapsed]], int, int]:
-    """Samples of each way on this rank; the number of tensors, and their bytes."""
+    """Return this rank's samples of each way, the number of tensors, and their bytes."""
     url, number, size = rank.init_method, rank.rank, rank.world_size
     store = FileStore(f"{url.removeprefix('file://')}-weights", size)
     torch.distributed.init_process_group(
@@ -178,7 +178,7 @@ def _measure(
 def _timers(
     tensors: dict[str, torch.Tensor], transfer: Callable[[], object], is_sender: bool
 ) -> dict[str, Callable[[], Elapsed]]:
-    """What transfers the tensors in each way once, and checks them."""
+    """Return a timer for each way, which transfers the tensors once and checks them."""
     group = torch.distributed.new_group(backend="pynccl")
     values = itertools.cycle(range(1, 201))
 

@@ -32,11 +32,11 @@ class Settings:
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
-        sizes: bytes.
-        repeats: samples of each library in a row.
-        budget: seconds that a sample should last.
-        seconds: after which no new row begins.
-        others: whether to measure pynccl as dist and the other backends of torch.distributed, too.
+        sizes: the sizes in bytes.
+        repeats: the samples of each library in a row.
+        budget: the seconds that a sample should last.
+        seconds: the time after which no new row begins.
+        others: whether to measure pynccl as dist and the other backends of torch.distributed.
         unbuilt: why pynccl's backend cannot be measured, or ''.
     """
 
@@ -50,19 +50,19 @@ class Settings:
 
 
 class World:
-    """What one rank has to measure with.
+    """The communicators, groups and clock of one rank.
 
     Attributes:
-        rank, nranks: this rank and how many there are.
-        provider: pynccl's, ``"cuda"`` or ``"host"``.
+        rank, nranks: this rank and the number of ranks.
+        provider: pynccl's provider, ``"cuda"`` or ``"host"``.
         comm: the communicator of pynccl.
-        pynccl, torch: the libraries; torch is None where it cannot be measured.
-        engine: torch's, as benchmarks.engines names it.
+        pynccl, torch: the libraries; torch is None if it cannot be measured.
+        engine: torch's engine, as benchmarks.engines names it.
         refusal: why torch is None, or ''.
-        others: the other libraries that Settings.others asks for and that can be measured.
-        absent: those that cannot be measured, and why.
-        device: where the tensors are.
-        clock: how calls on it are timed.
+        others: the other libraries, if Settings.others.
+        absent: why other libraries cannot be measured, by name.
+        device: the device of the tensors.
+        clock: times calls on the device.
     """
 
     def __init__(self, rank: Rank, settings: Settings) -> None:
@@ -70,7 +70,7 @@ class World:
         self.nranks = rank.world_size
         self.provider = "cuda" if settings.device == "cuda" else "host"
         self._url = rank.init_method
-        # Both libraries take one thread of a rank; more would disturb the other ranks.
+        # More threads would disturb the other ranks.
         torch.set_num_threads(1)
         if settings.device == "cuda":
             self.device = _take_gpu(self.rank, self.nranks)
@@ -110,17 +110,17 @@ class World:
 
     @property
     def libraries(self) -> list[Library]:
-        """All that can be measured, pynccl's communicator first."""
+        """The libraries that can be measured, pynccl's communicator first."""
         return [self.pynccl, *([self.torch] if self.torch else []), *self.others]
 
     @property
     def folder(self) -> Path:
-        """A folder of all ranks, for files."""
+        """A folder for files, shared by the ranks."""
         return Path(self._url.removeprefix("file://")).parent
 
     @functools.cached_property
     def mirror(self) -> ModuleType:
-        """Put pynccl in the place of torch.distributed, initialised. All ranks ask for it."""
+        """The module pynccl, which all ranks initialize on first use."""
         pynccl.init_process_group(
             "nccl" if self.provider == "cuda" else "host",
             init_method=f"{self._url}-mirror",
@@ -130,7 +130,7 @@ class World:
         return pynccl
 
     def maximum(self, values: list[float]) -> list[float]:
-        """The maximum over the ranks of each value. All ranks call it; none leaves it early."""
+        """Return the maximum over the ranks of each value. All ranks call it and synchronize."""
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor.tolist()
@@ -139,12 +139,12 @@ class World:
         self.maximum([0.0])
 
     def synchronize(self) -> None:
-        """Wait until what was enqueued on the device is done."""
+        """Wait for all work enqueued on the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def timer(self, call: Call, operations: int = 1) -> Timer:
-        """What takes samples of one of a call's operations, by the clock of the device."""
+        """Return a timer of one of a call's operations, by the clock of the device."""
 
         def measure(calls: int) -> Elapsed:
             seconds, host = self.clock.measure(call, calls)
@@ -153,7 +153,7 @@ class World:
         return self.sampler(measure)
 
     def sampler(self, measure: Callable[[int], Elapsed]) -> Timer:
-        """What takes samples on all ranks at once, which all of them call: the maxima."""
+        """Return a timer that all ranks call, whose samples are the maxima over the ranks."""
 
         def sample(calls: int) -> Elapsed:
             self.barrier()
@@ -175,11 +175,11 @@ class World:
         """Sample each way in turns. All ranks call it.
 
         Args:
-            timers: by way.
-            calls: in a sample.
-            repeats: samples of each way.
-            baseline: from a way to the one that it is compared with.
-            **about: what the figures have besides.
+            timers: the timers by way.
+            calls: the calls of a sample.
+            repeats: the samples of each way.
+            baseline: returns the way that a way is compared with.
+            **about: further columns of the figures.
         """
         filled = {way: functools.partial(timer, calls) for way, timer in timers.items()}
         return figures(in_turns(filled, repeats), baseline, key="way", **about)
@@ -189,24 +189,24 @@ class World:
         if "mirror" in vars(self):
             pynccl.destroy_process_group()
         self.comm.close()
-        # A process group whose NCCL never came up does not come down either.
+        # Destroying a group whose NCCL communicator was not created blocks.
         if not self._failed:
             dist.destroy_process_group()
 
     def _first_of_torch(self, group: dist.ProcessGroup | None = None) -> str:
-        """Make the communicator of a group of torch; why that is refused, or ''."""
+        """Create the communicator of a group of torch. Return why that fails, or ''."""
         reason = ""
         try:
             dist.all_reduce(torch.zeros(1, device=self.device), group=group)
             self.synchronize()
-        except Exception as error:  # of any backend, which must not end the others
+        except Exception as error:  # the other backends can still be measured
             reason = f"torch.distributed with {engines.engine(group, self.device)}: {error}"
         reason = self.agree(reason)
         self._failed |= bool(reason)
         return reason
 
     def agree(self, reason: str) -> str:
-        """A reason where any rank has one, else ''. All ranks call it."""
+        """Return a reason if any rank has one, else ''. All ranks call it."""
         if self.maximum([float(bool(reason))]) == [0.0]:
             return ""
         return reason or "it failed on another rank"
@@ -219,7 +219,7 @@ class World:
                 self.absent[f"torch {backend}"] = reason
 
     def _add(self, backend: str) -> str:
-        """Make a group with another backend of torch.distributed; why that fails, or ''."""
+        """Create a group with another backend of torch. Return why that fails, or ''."""
         reason, name, group = "", "", None
         try:
             engines.register(backend)
@@ -227,7 +227,7 @@ class World:
             name = engines.engine(group, self.device)
             if "(" in name and name.partition("(")[2] == self.engine.partition("(")[2]:
                 reason = f"it is {name}, and {self.engine} is measured"
-        except Exception as error:  # of any backend, which must not end the others
+        except Exception as error:  # the other backends can still be measured
             reason = f"{type(error).__name__}: {error}"
         reason = self.agree(reason) or self._first_of_torch(group)
         if not reason:
@@ -236,13 +236,13 @@ class World:
 
 
 def _take_gpu(rank: int, nranks: int) -> torch.device:
-    """Choose this rank's GPU, and have NCCL accept that other ranks use it as well."""
+    """Select this rank's GPU, and let NCCL share it with other ranks if necessary."""
     if not torch.cuda.is_available():
         raise BenchmarkError("this torch sees no GPU; use --device cpu")
     gpus = torch.cuda.device_count()
     if nranks > gpus:
-        # Read by NCCL when the first communicator is made. Kernels that wait for each other must
-        # all fit on the GPU at the same time, hence few CTAs.
+        # NCCL reads this when the first communicator is created. Kernels that wait for each other
+        # must fit on the GPU together, hence few CTAs.
         os.environ.setdefault("NCCL_MAX_CTAS", "4")
         if nccl.get_version("cuda") >= (2, 30, 0):
             os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
