@@ -13,7 +13,7 @@ from pynccl import nccl
 from pynccl._C import Communicator, Config
 from pynccl._internal.rendezvous import Rendezvous
 
-__all__ = ["connect_pair", "group_config", "pair_ids", "provider_of", "shrunk", "unique_ids"]
+__all__ = ["connect_pair", "group_config", "provider_of", "shrunk", "unique_ids"]
 
 
 def group_config(given: Config | None, *, timeout: float, on_cpu: bool) -> Config:
@@ -49,66 +49,51 @@ def unique_ids(device: torch.device, count: int) -> bytes:
     return b"".join(bytes(nccl.get_unique_id(provider)) for _ in range(count))
 
 
-def pair_ids(
+def connect_pair(
     rendezvous: Rendezvous,
     peer: int,
     device: torch.device,
     timeout: float,
+    *,
+    create: Callable[[bytes, int], Communicator],
     known: bytes = b"",
-) -> bytes:
-    """Wait for another rank, and return the two unique ids for connect_pair().
+) -> dict[bool, Communicator]:
+    """Create the communicators of both directions between this rank and another one.
+
+    Both ranks call it, because the first operation of each may be a send.
 
     Args:
         rendezvous: the exchanges of the group.
         peer: the other rank.
         device: the device of the communicators.
-        timeout: the time limit in seconds.
-        known: the ids if the ranks know them already. The store is then not required, which
+        timeout: the time limit in seconds of the exchange and of operations; 0 is no limit.
+        create: creates a communicator of two ranks from a unique id and this rank in it.
+        known: two unique ids if the ranks know them already. The store is then not required, which
             disappears with the rank that hosts it.
+
+    Returns:
+        The communicators, keyed by whether this rank sends on them.
+
+    Raises:
+        NcclError: NCCL failed. See also Rendezvous.
     """
     low, high = sorted((rendezvous.rank, peer))
     name = f"{device.type}/send and receive of {low} and {high}"
     try:
-        return rendezvous.broadcast(
+        ids = rendezvous.broadcast(
             name, (low, high), lambda: known or unique_ids(device, 2), timeout, connects=True
         )
     except DistNetworkError:
         if not known:
             raise
         rendezvous.check_present(peer, name)
-        return known
-
-
-def connect_pair(
-    ids: bytes,
-    *,
-    lower: bool,
-    device: torch.device,
-    timeout: float,
-    create: Callable[[bytes, int], Communicator],
-) -> dict[bool, Communicator]:
-    """Create the communicators of both directions between two ranks.
-
-    Both ranks call it, because the first operation of each may be a send.
-
-    Args:
-        ids: two unique ids; the first is for the direction in which the lower rank sends.
-        lower: whether this is the lower rank.
-        device: the device of the communicators.
-        timeout: the time limit of their operations, in seconds; 0 is no limit.
-        create: creates a communicator of two ranks from a unique id and this rank in it.
-
-    Returns:
-        The communicators, keyed by whether this rank sends on them.
-
-    Raises:
-        NcclError: NCCL failed.
-    """
-    half = len(ids) // 2
+        ids = known
+    half = len(ids) // 2  # the first id is for the direction in which the lower rank sends
+    is_low = rendezvous.rank == low
     with nccl.group():
         comms = {
-            sends: create(unique_id, int(not lower))
-            for sends, unique_id in ((lower, ids[:half]), (not lower, ids[half:]))
+            sends: create(unique_id, int(not is_low))
+            for sends, unique_id in ((is_low, ids[:half]), (not is_low, ids[half:]))
         }
     for comm in comms.values():
         comm.timeout = timeout or None  # before the exchange, which it limits as well

@@ -164,12 +164,11 @@ class Connector:
 
     def _connect_pair(self, device: torch.device, peer: int) -> dict[bool, nccl.Communicator]:
         """Create the communicators of both directions, keyed by whether this rank sends."""
-        ids = membership.pair_ids(self._rendezvous, peer, device, self.timeout)
         comms = membership.connect_pair(
-            ids,
-            lower=self._rank < peer,
-            device=device,
-            timeout=self.timeout,
+            self._rendezvous,
+            peer,
+            device,
+            self.timeout,
             create=lambda unique_id, rank: self._create(2, unique_id, rank, device),
         )
         return {sends: self._set_up(comm) for sends, comm in comms.items()}

@@ -12,13 +12,14 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from pynccl.mirror.api.collectives import all_gather_single, broadcast
 from pynccl.mirror.api.lists import check_root_list, from_root, gather_everywhere, to_root
-from pynccl.mirror.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from pynccl.mirror.api.p2p import P2POp, batch_isend_irecv, irecv, isend
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.world import (
     check_not_self,
@@ -129,22 +130,19 @@ def broadcast_object_list(
     if member(pg, "broadcast_object_list") is None:
         return
     device = device or torch.device(pg.object_device)
-    if pg.rank() == root:
-        for tensor in reversed(_packed(object_list, device, weights_only)):
-            broadcast(tensor, group=pg, group_src=root)
+    transfer = partial(broadcast, group=pg, group_src=root)
+    if pg.rank() != root:
+        _receive_objects(object_list, device, weights_only, transfer)
         return
-
-    def receive(tensor: torch.Tensor) -> None:
-        broadcast(tensor, group=pg, group_src=root)
-
-    _receive_objects(object_list, device, weights_only, receive)
+    for tensor in reversed(_packed(object_list, device, weights_only)):
+        transfer(tensor)
 
 
 def _receive_objects(
     objects: list[Any],
     device: torch.device,
     weights_only: bool,
-    receive: Callable[[torch.Tensor], None],
+    receive: Callable[[torch.Tensor], object],
 ) -> None:
     """Receive the sizes of pickles, then the pickles, and store their values in a list."""
     sizes = torch.empty(len(objects), dtype=torch.long, device=device)
@@ -210,11 +208,18 @@ def send_object_list(
     check_not_self(pg, peer, "destination")
     pickles, sizes = _packed(object_list, device or pg.object_device, weights_only)
     for tensor in (sizes, pickles):
-        if use_batch:
-            for work in batch_isend_irecv([P2POp(isend, tensor, group_peer=peer, group=pg)]):
-                work.wait()
-        else:
-            send(tensor, group=pg, group_dst=peer)
+        _transfer(isend, tensor, pg, peer, use_batch)
+
+
+def _transfer(
+    op: Callable[..., Any], tensor: torch.Tensor, pg: ProcessGroup, peer: int, use_batch: bool
+) -> None:
+    """Send or receive a tensor; op is isend or irecv."""
+    if use_batch:
+        for work in batch_isend_irecv([P2POp(op, tensor, group_peer=peer, group=pg)]):
+            work.wait()
+    else:
+        pg.transfer(op is isend, tensor, peer)
 
 
 def recv_object_list(
@@ -235,12 +240,6 @@ def recv_object_list(
     peer = group_rank_of(pg, src, group_src)
     check_not_self(pg, peer, "source")
 
-    def receive(tensor: torch.Tensor) -> None:
-        if use_batch:
-            for work in batch_isend_irecv([P2POp(irecv, tensor, group_peer=peer, group=pg)]):
-                work.wait()
-        else:
-            recv(tensor, group=pg, group_src=peer)
-
+    receive = partial(_transfer, irecv, pg=pg, peer=peer, use_batch=use_batch)
     _receive_objects(object_list, device or torch.device(pg.object_device), weights_only, receive)
     return get_global_rank(pg, peer)

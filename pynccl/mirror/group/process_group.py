@@ -12,7 +12,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pynccl import _C, nccl
-from pynccl._internal.membership import connect_pair, group_config, pair_ids, unique_ids
+from pynccl._internal.membership import connect_pair, group_config, unique_ids
 from pynccl._internal.rendezvous import Rendezvous
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig, timeout_of
@@ -447,22 +447,18 @@ class ProcessGroup(_C.ProcessGroup):
         low, high = sorted((self.rank(), peer))
         known = self._pair_ids if device.type == "cpu" else []
         known_ids = known[high * (high - 1) // 2 + low] if known else b""
+
+        def create(unique_id: bytes, rank: int) -> nccl.Communicator:
+            return self._communicator(2, unique_id, rank, device, self._pair_config(device))
+
         with translated(NcclError):
             try:
-                ids = pair_ids(self.rendezvous, peer, device, seconds, known_ids)
+                comms = connect_pair(
+                    self.rendezvous, peer, device, seconds, create=create, known=known_ids
+                )
             except DistStoreError as error:
                 text = f"{error}: it has not called the matching operation"
                 raise BackendTimeoutError(text, _TIMEOUT, "transfer", self.rank()) from None
-            config = self._pair_config(device)
-            comms = connect_pair(
-                ids,
-                lower=self.rank() == low,
-                device=device,
-                timeout=seconds,
-                create=lambda unique_id, rank: self._communicator(
-                    2, unique_id, rank, device, config
-                ),
-            )
         return {sends: self.make_comm_stream(comm, device) for sends, comm in comms.items()}
 
     def _pair_config(self, device: torch.device) -> nccl.Config:

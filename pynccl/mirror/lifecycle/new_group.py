@@ -76,7 +76,7 @@ def new_group(
         timeout=limit,
         options=Options(pg_options) if pg_options is not None else default.options,
         desc="undefined" if group_desc is None else group_desc,
-        device_id=device_id if device_id is None or _moves(config, device_id) else None,
+        device_id=device_id if device_id and device_id.type in config.device_backend_map else None,
     )
     world.add(pg)
     try:
@@ -86,10 +86,6 @@ def new_group(
         raise
     wait_for_creation(name, pg if use_local_synchronization else default)
     return pg
-
-
-def _moves(config: BackendConfig, device: torch.device) -> bool:
-    return device.type in config.device_backend_map
 
 
 def _checked_ranks(ranks: Any, world_size: int, sort_ranks: bool) -> list[int]:
