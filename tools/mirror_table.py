@@ -1,13 +1,10 @@
 """Generates docs/mirror.md: which names of torch.distributed pynccl has, and why others are absent.
 
-python -m tools.mirror_table          # rewrite docs/mirror.md
-python -m tools.mirror_table --check  # fail if it would change
+Run it after a change: python -m tools.mirror_table
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -234,17 +231,5 @@ gloo pass with pynccl, except:
 """
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = page()
-    if arguments.check:
-        return int(not PAGE.exists() or PAGE.read_text() != text)
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page())
