@@ -30,14 +30,8 @@ _RUNNING = -1
 class _Call(ctypes.Structure):  # RecordedCall in cuda/driver/record.h
     _fields_ = (
         ("function", ctypes.c_char_p),
-        ("thread", ctypes.c_int64),
-        ("device", ctypes.c_int32),
-        ("result", ctypes.c_int32),
         ("stream", ctypes.c_uint64),
-        ("event", ctypes.c_uint64),
-        ("comm", ctypes.c_uint64),
-        ("seconds", ctypes.c_double),
-        ("has_stream", ctypes.c_int32),
+        ("result", ctypes.c_int32),
         ("arguments", ctypes.c_int32),
         ("argument", ctypes.c_uint64 * _MOST_ARGUMENTS),
     )
@@ -48,24 +42,14 @@ class Call(NamedTuple):
 
     Attributes:
         function: its name.
-        thread: the system's id of the calling thread.
-        device: the device of the thread's current context; None without one.
         result: the returned code; None while it runs.
-        stream: the stream argument; None if it takes none.
-        event: the event, or 0.
-        comm: the communicator, or 0.
-        seconds: its start, on a monotonic clock.
+        stream: the handle of its stream; 0 for the default stream, and if it takes none.
         arguments: all arguments as integers; 0 for structs.
     """
 
     function: str
-    thread: int
-    device: int | None
     result: int | None
-    stream: int | None
-    event: int
-    comm: int
-    seconds: float
+    stream: int
     arguments: tuple[int, ...]
 
 
@@ -174,13 +158,8 @@ class Record:
 def _read(call: _Call) -> Call:
     return Call(
         call.function.decode(),
-        call.thread,
-        None if call.device < 0 else call.device,
         None if call.result == _RUNNING else call.result,
-        call.stream if call.has_stream else None,
-        call.event,
-        call.comm,
-        call.seconds,
+        call.stream,
         tuple(call.argument[: call.arguments]),
     )
 

@@ -1,16 +1,12 @@
 #include "driver/control.h"
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
-#include <thread>
 
 #include "driver/cache.h"
-#include "driver/duration.h"
 #include "driver/memory.h"
+#include "driver/settings.h"
 #include "driver/stream.h"
 
 using namespace cuda_double;
@@ -112,12 +108,9 @@ void cuda_double_record_stream(int device, void* memory, CUstream stream) {
   cache_record_stream(memory, stream);
 }
 
-int cuda_double_find(const void* address, void** base, size_t* bytes) {
+int cuda_double_device_of(const void* address) {
   const RangeRef range = find_range(address);
-  if (!range) return -1;
-  if (base != nullptr) *base = range->base;
-  if (bytes != nullptr) *bytes = range->bytes;
-  return range->device;
+  return range ? range->device : -1;
 }
 
 }  // extern "C"

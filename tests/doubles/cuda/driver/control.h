@@ -20,8 +20,8 @@ void cuda_double_clear_violations();
 // Keeps the GPU busy: the stream does nothing for this time.
 int cuda_double_busy(int device, cuda_double::CUstream stream, double seconds);
 
-// The driver keeps every thread that queries a stream or an event, until this is called with 0.
-// Returns how many it keeps.
+// Blocks every thread that queries a stream or an event, until this is called with 0. Returns the
+// number of blocked threads.
 int cuda_double_keep_queries(int keep);
 
 // A kernel: calls function(data) in stream order, on device memory.
@@ -34,6 +34,6 @@ void cuda_double_stop_kernels();
 void* cuda_double_allocate(int device, cuda_double::CUstream stream, size_t bytes);
 void cuda_double_free(void* memory);
 void cuda_double_record_stream(int device, void* memory, cuda_double::CUstream stream);
-// The device of an address, or -1 if it is not device memory. base and bytes may be null.
-int cuda_double_find(const void* address, void** base, size_t* bytes);
+// The device of an address, or -1 if it is not device memory.
+int cuda_double_device_of(const void* address);
 }

@@ -1,13 +1,11 @@
 // Devices and contexts.
 #include <cstdio>
-#include <cstdlib>
 
 #include "driver/driver.h"
+#include "driver/settings.h"
 
 namespace cuda_double::driver {
 namespace {
-
-constexpr int kDriverVersion = 13000;
 
 bool is_device(CUdevice device) { return device >= 0 && device < device_count(); }
 
@@ -20,8 +18,7 @@ CUresult Init(unsigned int flags) {
 
 CUresult DriverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const char* given = std::getenv("CUDA_DOUBLE_DRIVER_VERSION");
-  *version = given && *given ? std::atoi(given) : kDriverVersion;
+  *version = static_cast<int>(setting("CUDA_DOUBLE_DRIVER_VERSION", 13000));
   return CUDA_SUCCESS;
 }
 

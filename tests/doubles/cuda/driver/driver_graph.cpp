@@ -120,16 +120,11 @@ CUresult StreamEndCapture(CUstream handle, CUgraph* graph) {
   return ended;
 }
 
-// Querying the legacy stream is an error while a blocking stream is captured.
-CUresult StreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  const auto [stream, result] = find_stream(handle);
-  if (!stream) return result;
-  if (stream->kind() == Stream::Kind::Legacy) {
-    if (const CUresult refused = stream->before_work(); refused != CUDA_SUCCESS) return refused;
-  }
-  return engine().StreamIsCapturing(stream->queue(), status);
+CUresult StreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  return StreamGetCaptureInfo(stream, status, nullptr, nullptr, nullptr, nullptr);
 }
 
+// Querying the legacy stream is an error while a blocking stream is captured.
 CUresult StreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id,
                               CUgraph* graph, const CUgraphNode** dependencies,
                               size_t* numDependencies) {

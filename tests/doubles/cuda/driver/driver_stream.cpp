@@ -5,7 +5,7 @@
 
 #include "driver/control.h"
 #include "driver/driver.h"
-#include "driver/duration.h"
+#include "driver/settings.h"
 
 namespace cuda_double::driver {
 namespace {
@@ -30,6 +30,7 @@ Keeper& keeper() {
   return instance;
 }
 
+// For cuda_double_keep_queries().
 void wait_while_kept() {
   Keeper& k = keeper();
   if (!k.keeps.load(std::memory_order_relaxed)) return;
@@ -67,7 +68,7 @@ CUresult StreamCreateWithPriority(CUstream* stream, unsigned int flags, int prio
   const StreamRef made = current()->make_stream(kind, priority);
   publish(made);
   *stream = handle_of(*made);
-  const double seconds = seconds_of("CUDA_DOUBLE_STREAM_SECONDS");
+  const double seconds = setting("CUDA_DOUBLE_STREAM_SECONDS");
   return seconds > 0 ? keep_busy(*made, seconds) : CUDA_SUCCESS;
 }
 
@@ -136,15 +137,6 @@ CUresult EventDestroy(CUevent event) {
 }
 
 // The stream must belong to the event's device.
-CUresult EventRecord(CUevent handle, CUstream stream) {
-  const EventRef event = find_event(handle);
-  if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  return on_stream(stream, [&](Stream& s) {
-    if (&s.context() != &event->context) return CUDA_ERROR_INVALID_HANDLE;
-    return engine().EventRecord(event->event, s.queue());
-  });
-}
-
 CUresult EventRecordWithFlags(CUevent handle, CUstream stream, unsigned int flags) {
   const EventRef event = find_event(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
@@ -152,6 +144,10 @@ CUresult EventRecordWithFlags(CUevent handle, CUstream stream, unsigned int flag
     if (&s.context() != &event->context) return CUDA_ERROR_INVALID_HANDLE;
     return engine().EventRecordWithFlags(event->event, s.queue(), flags);
   });
+}
+
+CUresult EventRecord(CUevent event, CUstream stream) {
+  return EventRecordWithFlags(event, stream, 0);
 }
 
 CUresult EventQuery(CUevent event) {

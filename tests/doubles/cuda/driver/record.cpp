@@ -1,22 +1,18 @@
 #include "driver/record.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <mutex>
 #include <vector>
 
 #include "driver/control.h"
-#include "driver/stream.h"
 
 namespace cuda_double {
 namespace {
 
 std::atomic<bool> on{false};
 std::mutex mutex;
-int64_t first = 0;  // the index of calls()[0]; a call that began before the last clear has none
+int64_t first = 0;  // the number of calls()[0]; a call may have begun before the last clear
 
 std::vector<RecordedCall>& calls() {
   static auto& all = *new std::vector<RecordedCall>;
@@ -27,19 +23,15 @@ std::vector<RecordedCall>& calls() {
 
 bool recording() { return on.load(std::memory_order_relaxed); }
 
-int64_t begin_call(RecordedCall call) {
-  call.thread = gettid();
-  call.device = current() ? current()->device() : -1;
-  call.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+int64_t begin_call(const RecordedCall& call) {
   const std::lock_guard lock(mutex);
   calls().push_back(call);
   return first + static_cast<int64_t>(calls().size()) - 1;
 }
 
-void end_call(int64_t place, int result) {
+void end_call(int64_t number, int result) {
   const std::lock_guard lock(mutex);
-  if (place >= first) calls()[static_cast<size_t>(place - first)].result = result;
+  if (number >= first) calls()[static_cast<size_t>(number - first)].result = result;
 }
 
 }  // namespace cuda_double

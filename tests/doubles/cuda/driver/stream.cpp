@@ -3,44 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "driver/handles.h"
+#include "driver/settings.h"
+
 namespace cuda_double {
 namespace {
-
-int number_of(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text && *text ? std::atoi(text) : otherwise;
-}
-
-template <class Object>
-struct Handles {
-  std::mutex mutex;
-  std::map<const void*, std::shared_ptr<Object>> objects;
-
-  void add(std::shared_ptr<Object> object) {
-    const std::lock_guard lock(mutex);
-    const void* handle = object.get();
-    objects[handle] = std::move(object);
-  }
-  std::shared_ptr<Object> find(const void* handle) {
-    const std::lock_guard lock(mutex);
-    const auto found = objects.find(handle);
-    return found == objects.end() ? nullptr : found->second;
-  }
-  std::shared_ptr<Object> take(const void* handle) {
-    const std::lock_guard lock(mutex);
-    const auto found = objects.find(handle);
-    if (found == objects.end()) return nullptr;
-    auto object = std::move(found->second);
-    objects.erase(found);
-    return object;
-  }
-};
 
 Handles<Stream>& stream_handles() {
   static auto& handles = *new Handles<Stream>;
@@ -186,8 +158,8 @@ std::vector<CUstream> Context::queues() {
 }
 
 int device_count() {
-  static const int count = std::clamp(number_of("CUDA_DOUBLE_DEVICES", 4), 0, kMostDevices);
-  return count;
+  static const double count = setting("CUDA_DOUBLE_DEVICES", 4);
+  return std::clamp(static_cast<int>(count), 0, kMostDevices);
 }
 
 Context& context_of(int device) {

@@ -1,5 +1,4 @@
-// Contexts, streams and events of the double, each based on a stream or event of the engine. A
-// stream's handle is the address of its object. A handle that is not in the table is an error.
+// Contexts, streams and events of the double, each based on a stream or event of the engine.
 #pragma once
 
 #include <atomic>

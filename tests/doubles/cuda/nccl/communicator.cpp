@@ -1,34 +1,24 @@
 #include "nccl/communicator.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <map>
-#include <string_view>
-#include <thread>
+
+#include "driver/handles.h"
+#include "driver/settings.h"
 
 namespace cuda_double {
 namespace {
 
-struct Communicators {
-  std::mutex mutex;
-  std::map<ncclComm_t, CommunicatorRef> open;
-};
-
-Communicators& communicators() {
-  static Communicators& all = *new Communicators;
+Handles<Communicator>& communicators() {
+  static auto& all = *new Handles<Communicator>;
   return all;
 }
 
 }  // namespace
 
-bool enabled(const char* rule) {
-  const char* text = std::getenv(rule);
-  return !text || !*text || std::atoi(text) != 0;
-}
+bool dead_peers_spin() { return setting("NCCL_DOUBLE_DEAD_PEERS_SPIN", 1) != 0; }
 
 bool may_share_gpus() {
-  const char* text = kNcclVersion < 23000 ? nullptr : std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  return text && std::atoi(text) != 0;
+  return kNcclVersion >= 23000 && setting("NCCL_MULTI_RANK_GPU_ENABLE") != 0;
 }
 
 void Communicator::enter(int size, int own_rank) {
@@ -66,6 +56,10 @@ ncclResult_t Communicator::state() const {
   return error;
 }
 
+void Communicator::wait_while_in_progress() const {
+  wait_while([this] { return state() == ncclInProgress; });
+}
+
 bool Communicator::failed() const {
   const ncclResult_t error = state();
   return error != ncclSuccess && error != ncclInProgress;
@@ -74,11 +68,11 @@ bool Communicator::failed() const {
 bool Communicator::busy() { return !blocking && (issuing.load() || connects() || makes_child()); }
 
 void Communicator::wait_for_streams() const {
-  while (pending.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  wait_while([this] { return pending.load() > 0; });
 }
 
 void Communicator::wait_for_graphs() const {
-  while (graphs.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  wait_while([this] { return graphs.load() > 0; });
 }
 
 ncclResult_t Communicator::unready() {
@@ -90,8 +84,7 @@ ncclResult_t Communicator::unready() {
 
 void Communicator::begin_collective() {
   learn();
-  const char* later = std::getenv("NCCL_RUNTIME_CONNECT");
-  if (!peers || kNcclVersion < 22400 || (later && std::string_view(later) == "0")) return;
+  if (!peers || kNcclVersion < 22400) return;
   peers->call();
   called = true;
 }
@@ -124,7 +117,7 @@ bool Communicator::connects() {
 
 bool Communicator::wait_connected() {
   if (!blocking) return true;
-  while (connects()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  wait_while([this] { return connects(); });
   return !revoked && !aborted;
 }
 
@@ -159,24 +152,10 @@ bool Communicator::makes_child() {
   return false;
 }
 
-CommunicatorRef find_communicator(ncclComm_t handle) {
-  const std::lock_guard lock(communicators().mutex);
-  const auto found = communicators().open.find(handle);
-  return found == communicators().open.end() ? nullptr : found->second;
-}
+CommunicatorRef find_communicator(ncclComm_t handle) { return communicators().find(handle); }
 
-void publish(const CommunicatorRef& communicator) {
-  const std::lock_guard lock(communicators().mutex);
-  communicators().open[communicator->handle()] = communicator;
-}
+void publish(const CommunicatorRef& communicator) { communicators().add(communicator); }
 
-CommunicatorRef withdraw(ncclComm_t handle) {
-  const std::lock_guard lock(communicators().mutex);
-  const auto found = communicators().open.find(handle);
-  if (found == communicators().open.end()) return nullptr;
-  CommunicatorRef communicator = std::move(found->second);
-  communicators().open.erase(found);
-  return communicator;
-}
+void withdraw(ncclComm_t handle) { communicators().take(handle); }
 
 }  // namespace cuda_double

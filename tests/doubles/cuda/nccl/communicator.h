@@ -33,18 +33,19 @@ struct Communicator {
   std::atomic<int> pending{0};
   std::atomic<bool> aborted{false};
   std::atomic<bool> revoked{false};
-  std::atomic<bool> finalized{false};  // finalized or revoked, which counts as finalized
+  std::atomic<bool> finalized{false};  // or revoked, which counts as finalized
   std::atomic<bool> freed{false};
   // Of a non-blocking communicator: the permanent error of a rejected call.
   std::atomic<ncclResult_t> refused{ncclSuccess};
   // Of a non-blocking communicator: an operation is in progress until the state is queried.
   std::atomic<bool> issuing{false};
-  std::atomic<bool> stuck{false};   // in progress forever, after a group with non-blocking ones
+  // In progress forever, after a group with operations of non-blocking communicators.
+  std::atomic<bool> stuck{false};
   std::atomic<bool> called{false};  // a collective was called
   std::atomic<bool> creation_failed{false};
   std::mutex mutex;                              // of begun and unanswered
-  std::vector<std::pair<int, bool>> begun;       // messages: peers, and whether it sends
-  std::vector<std::pair<int, bool>> unanswered;  // those that are connecting
+  std::vector<std::pair<int, bool>> begun;       // messages, by peer and whether this rank sends
+  std::vector<std::pair<int, bool>> unanswered;  // the messages that still connect
   bool had_messages = false;                     // a group with messages has ended
   std::atomic<int> followed{0};                  // children whose handles are not written yet
   std::weak_ptr<Communicator> child;             // the last one, of a non-blocking communicator
@@ -61,7 +62,8 @@ struct Communicator {
   void begin_message(int peer, bool sends);
   bool has_begun(int peer, bool sends);
   ncclResult_t state() const;  // the engine's
-  bool failed() const;         // has an asynchronous error in the engine
+  bool failed() const;         // whether the engine has reported an asynchronous error
+  void wait_while_in_progress() const;
   bool busy();  // non-blocking: an operation or the creation of a child is in progress
   // Non-blocking: the error of a rejected call or of a call in progress, else success.
   ncclResult_t unready();
@@ -82,8 +84,8 @@ struct Communicator {
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;
 
-// Whether a rule of NCCL is not disabled by its environment variable, which is read at each use.
-bool enabled(const char* rule);
+// Whether kernels do not notice the death of a peer, as in NCCL.
+bool dead_peers_spin();
 
 // Two ranks on one GPU are rejected unless they have different NCCL_HOSTIDs or, from 2.30 on,
 // NCCL_MULTI_RANK_GPU_ENABLE is set. ncclCommInitAll ignores NCCL_HOSTID.
@@ -91,6 +93,6 @@ bool may_share_gpus();
 
 CommunicatorRef find_communicator(ncclComm_t handle);  // null if it is not one
 void publish(const CommunicatorRef& communicator);
-CommunicatorRef withdraw(ncclComm_t handle);
+void withdraw(ncclComm_t handle);
 
 }  // namespace cuda_double

@@ -1,12 +1,11 @@
 // Creation and destruction of communicators, and memory.
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
-#include <thread>
 
+#include "driver/settings.h"
 #include "nccl/calls.h"
 
 namespace cuda_double {
@@ -72,11 +71,6 @@ ncclResult_t refuse_child(ncclComm_t* out) {
   return ncclInvalidArgument;
 }
 
-void wait_while_in_progress(const Communicator& communicator) {
-  while (communicator.state() == ncclInProgress)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
 // Creates a communicator. call receives the pointer to the engine's handle. The parent of a split
 // or shrink decides whether the call blocks. If it does not, the handle is NULL until the child is
 // ready.
@@ -132,15 +126,41 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   if (!parent && !blocking) group.created = made;
   if (later) return ncclSuccess;
   if (result == ncclInProgress && waits) {
-    wait_while_in_progress(*made);
+    made->wait_while_in_progress();
     result = made->state();
   }
   return result;
 }
 
+// Creates a communicator from an ID.
+template <class EngineCall>
+ncclResult_t create_first(ncclComm_t* out, int nranks, const ncclUniqueId* id, int rank,
+                          const ncclConfig_t* config, EngineCall&& call) {
+  CreationConfig own(config);
+  if (!own.valid()) return ncclInvalidArgument;
+  return create(
+      out, current_or_first().device(), own.blocking(true), id ? text_of(*id) : std::string(),
+      [&](ncclComm_t* made) { return call(made, own.get()); }, nullptr, false, nranks, rank);
+}
+
 std::string derived_key(const CommunicatorRef& parent, const char* how, int number) {
   if (!parent || parent->key.empty()) return {};
   return parent->key + how + std::to_string(parent->derived++) + "." + std::to_string(number);
+}
+
+// Splits or shrinks a communicator. The ranks with the same number are those of one child.
+template <class EngineCall>
+ncclResult_t create_child(ncclComm_t comm, ncclComm_t* out, const ncclConfig_t* config,
+                          const char* how, int number, EngineCall&& call) {
+  const CommunicatorRef parent = find_communicator(comm);
+  const CallGuard guard(parent);
+  const bool later = parent && !parent->blocking;
+  CreationConfig own(config);
+  if (!own.valid()) return refuse_child(out);
+  return create(
+      out, parent ? parent->device : 0, own.blocking(!parent || parent->blocking),
+      derived_key(parent, how, number),
+      [&](ncclComm_t* made) { return call(made, own.for_child(later)); }, parent, later);
 }
 
 // From 2.24 on, ncclCommDestroy waits for local peers in other processes that have connected to
@@ -176,37 +196,24 @@ const char* Call<&Table::ncclGetErrorString>::run(const char*, ncclResult_t resu
 ncclResult_t Call<&Table::ncclCommInitRank>::run(const char*, ncclComm_t* comm, int nranks,
                                                  ncclUniqueId id, int rank) {
   if (comm != nullptr && nranks < 1 && before_24()) *comm = nullptr;
-  return create(
-      comm, current_or_first().device(), true, text_of(id),
-      [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, nranks, id, rank); }, nullptr,
-      false, nranks, rank);
+  return Call<&Table::ncclCommInitRankConfig>::run("", comm, nranks, id, rank, nullptr);
 }
 
 ncclResult_t Call<&Table::ncclCommInitRankConfig>::run(const char*, ncclComm_t* comm, int nranks,
                                                        ncclUniqueId id, int rank,
                                                        ncclConfig_t* config) {
-  CreationConfig own(config);
-  if (!own.valid()) return ncclInvalidArgument;
-  return create(
-      comm, current_or_first().device(), own.blocking(true), text_of(id),
-      [&](ncclComm_t* out) {
-        return nccl().ncclCommInitRankConfig(out, nranks, id, rank, own.get());
-      },
-      nullptr, false, nranks, rank);
+  return create_first(comm, nranks, &id, rank, config, [&](ncclComm_t* out, ncclConfig_t* own) {
+    return nccl().ncclCommInitRankConfig(out, nranks, id, rank, own);
+  });
 }
 
 ncclResult_t Call<&Table::ncclCommInitRankScalable>::run(const char*, ncclComm_t* comm, int nranks,
                                                          int rank, int count, ncclUniqueId* ids,
                                                          ncclConfig_t* config) {
-  const std::string key = ids && count > 0 ? text_of(*ids) : std::string();
-  CreationConfig own(config);
-  if (!own.valid()) return ncclInvalidArgument;
-  return create(
-      comm, current_or_first().device(), own.blocking(true), key,
-      [&](ncclComm_t* out) {
-        return nccl().ncclCommInitRankScalable(out, nranks, rank, count, ids, own.get());
-      },
-      nullptr, false, nranks, rank);
+  return create_first(comm, nranks, count > 0 ? ids : nullptr, rank, config,
+                      [&](ncclComm_t* out, ncclConfig_t* own) {
+                        return nccl().ncclCommInitRankScalable(out, nranks, rank, count, ids, own);
+                      });
 }
 
 ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, int count,
@@ -221,16 +228,14 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
   }
   current_or_first();
   std::vector<ncclComm_t> made(static_cast<size_t>(count));
+  ncclUniqueId id;
+  ncclResult_t result = nccl().ncclGetUniqueId(&id);
   if (Group::of_this_thread().depth > 0) {
-    ncclUniqueId id;
-    ncclResult_t result = nccl().ncclGetUniqueId(&id);
     for (int i = 0; i < count && result == ncclSuccess; ++i)
       result = create(comms + i, devices ? devices[i] : i, true, text_of(id),
                       [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, count, id, i); });
     return result;
   }
-  ncclUniqueId id;
-  ncclResult_t result = nccl().ncclGetUniqueId(&id);
   if (result == ncclSuccess) result = nccl().ncclCommInitAll(made.data(), count, nullptr);
   for (int i = 0; i < count && result == ncclSuccess; ++i) {
     const auto communicator = std::make_shared<Communicator>();
@@ -246,37 +251,20 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
 
 ncclResult_t Call<&Table::ncclCommSplit>::run(const char*, ncclComm_t comm, int color, int key,
                                               ncclComm_t* out, ncclConfig_t* config) {
-  const CommunicatorRef parent = find_communicator(comm);
-  const CallGuard guard(parent);
-  const bool later = parent && !parent->blocking;
-  CreationConfig own(config);
-  if (!own.valid()) return refuse_child(out);
-  if (later && before_24()) parent->refused.store(ncclSuccess);
-  return create(
-      out, parent ? parent->device : 0, own.blocking(!parent || parent->blocking),
-      derived_key(parent, ":split", color),
-      [&](ncclComm_t* made) {
-        return nccl().ncclCommSplit(engine_handle(comm), color, key, made, own.for_child(later));
-      },
-      parent, later);
+  if (const CommunicatorRef parent = find_communicator(comm); parent && before_24())
+    parent->refused.store(ncclSuccess);
+  return create_child(comm, out, config, ":split", color, [&](ncclComm_t* made, ncclConfig_t* own) {
+    return nccl().ncclCommSplit(engine_handle(comm), color, key, made, own);
+  });
 }
 
 ncclResult_t Call<&Table::ncclCommShrink>::run(const char*, ncclComm_t comm, int* excluded,
                                                int count, ncclComm_t* out, ncclConfig_t* config,
                                                int flags) {
-  const CommunicatorRef parent = find_communicator(comm);
-  const CallGuard guard(parent);
-  const bool later = parent && !parent->blocking;
-  CreationConfig own(config);
-  if (!own.valid()) return refuse_child(out);
-  const ncclResult_t result = create(
-      out, parent ? parent->device : 0, own.blocking(!parent || parent->blocking),
-      derived_key(parent, ":shrink", count),
-      [&](ncclComm_t* made) {
-        return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made,
-                                     own.for_child(later), flags);
-      },
-      parent, later);
+  const ncclResult_t result =
+      create_child(comm, out, config, ":shrink", count, [&](ncclComm_t* made, ncclConfig_t* own) {
+        return nccl().ncclCommShrink(engine_handle(comm), excluded, count, made, own, flags);
+      });
   // The handle is set at the end of the group.
   if (result == ncclSuccess && Group::of_this_thread().depth > 0) *out = nullptr;
   return result;
@@ -309,7 +297,7 @@ ncclResult_t Call<&Table::ncclCommFinalize>::run(const char*, ncclComm_t comm) {
   ncclResult_t result = communicator->refuse(nccl().ncclCommFinalize(communicator->engine));
   if (result == ncclInProgress &&
       communicator->blocking) {  // the engine's communicator does not block
-    wait_while_in_progress(*communicator);
+    communicator->wait_while_in_progress();
     result = communicator->state();
   }
   const bool done = result == ncclSuccess || result == ncclInProgress;
@@ -358,8 +346,7 @@ ncclResult_t Call<&Table::ncclCommAbort>::run(const char*, ncclComm_t comm) {
   const ncclResult_t result = nccl().ncclCommAbort(communicator->engine);
   if (result != ncclSuccess) return result;
   communicator->aborted.store(true);
-  while (communicator->followed.load() > 0)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  wait_while([&] { return communicator->followed.load() > 0; });
   withdraw(comm);
   finalize_before_free(*communicator);
   if (communicator->peers) communicator->peers->close();
@@ -402,26 +389,27 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   if (*error == ncclSuccess && !communicator->blocking && communicator->revoked &&
       communicator->pending.load() > 0)
     *error = ncclInProgress;
-  if (*error == ncclRemoteError && enabled("NCCL_DOUBLE_DEAD_PEERS_SPIN")) *error = ncclSuccess;
+  if (*error == ncclRemoteError && dead_peers_spin()) *error = ncclSuccess;
   return result;
 }
 
+static ncclResult_t query(ncclResult_t (*entry)(ncclComm_t, int*), ncclComm_t comm, int* value) {
+  const CommunicatorRef communicator = find_communicator(comm);
+  if (communicator && communicator->busy()) return ncclInvalidArgument;
+  return entry(engine_handle(comm), value);
+}
+
 ncclResult_t Call<&Table::ncclCommCount>::run(const char*, ncclComm_t comm, int* count) {
-  if (const auto found = find_communicator(comm); found && found->busy())
-    return ncclInvalidArgument;
-  return nccl().ncclCommCount(engine_handle(comm), count);
+  return query(nccl().ncclCommCount, comm, count);
 }
 
 ncclResult_t Call<&Table::ncclCommUserRank>::run(const char*, ncclComm_t comm, int* rank) {
-  if (const auto found = find_communicator(comm); found && found->busy())
-    return ncclInvalidArgument;
-  return nccl().ncclCommUserRank(engine_handle(comm), rank);
+  return query(nccl().ncclCommUserRank, comm, rank);
 }
 
 ncclResult_t Call<&Table::ncclCommCuDevice>::run(const char*, ncclComm_t comm, int* device) {
+  const ncclResult_t result = query(nccl().ncclCommCuDevice, comm, device);
   const CommunicatorRef communicator = find_communicator(comm);
-  if (communicator && communicator->busy()) return ncclInvalidArgument;
-  const ncclResult_t result = nccl().ncclCommCuDevice(engine_handle(comm), device);
   if (result == ncclSuccess && communicator) *device = communicator->device;
   return result;
 }

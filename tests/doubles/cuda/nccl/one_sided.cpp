@@ -1,10 +1,9 @@
 // One-sided operations, and the windows that they need.
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "driver/driver.h"
+#include "driver/settings.h"
 #include "nccl/calls.h"
 
 namespace cuda_double {
@@ -15,7 +14,7 @@ constexpr int kManySignals = 23100;    // earlier, only signal 0 and context 0
 constexpr int kSetUpByWindow = 23100;  // earlier, the first operation sets them up on all ranks
 
 ncclResult_t check(int signal, int context) {
-  if (!enabled("NCCL_DOUBLE_ONE_SIDED")) return ncclInvalidArgument;
+  if (setting("NCCL_DOUBLE_ONE_SIDED", 1) == 0) return ncclInvalidArgument;
   int driver = 0;
   driver::DriverGetVersion(&driver);
   if (driver < kOneSidedDriver) return ncclInvalidUsage;
@@ -93,8 +92,7 @@ ncclResult_t Call<&Table::ncclCommWindowRegister>::run(const char* function, ncc
   if (result != ncclInProgress || in_group) return result;
   // NCCL's call is complete when it returns, even on a non-blocking communicator.
   const CommunicatorRef communicator = find_communicator(comm);
-  while (communicator->state() == ncclInProgress)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  communicator->wait_while_in_progress();
   return communicator->state();
 }
 

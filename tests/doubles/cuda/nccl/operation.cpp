@@ -1,24 +1,22 @@
 #include "nccl/operation.h"
 
-#include <chrono>
 #include <map>
 #include <string_view>
 #include <thread>
 
 #include "abi/nccl_plugin_types.h"
-#include "driver/duration.h"
 #include "driver/graph.h"
+#include "driver/settings.h"
 
 namespace cuda_double {
 namespace {
 
-// The number of blocks of count elements that a collective reads and writes (1, or one per rank),
-// and whether only the root does.
-// The number is that of the tuner's function, or -1.
+// Whether a function reads and writes one block of count elements or one for each rank, and whether
+// only the root does.
 struct Blocks {
   std::string_view function;
   bool send_all, recv_all, only_root_sends, only_root_receives;
-  int number = -1;
+  int number = -1;        // the tuner's, or -1
   const char* name = "";  // the profiler's
 };
 
@@ -73,9 +71,10 @@ void add_buffers(MemoryUse& use, const Communicator& communicator, const Argumen
 
 // A kernel whose peer has died spins until the communicator is aborted. NCCL does not detect it.
 void spin_for_dead_peers(const Communicator& communicator) {
-  if (!enabled("NCCL_DOUBLE_DEAD_PEERS_SPIN")) return;
-  while (!communicator.aborted.load() && !communicator.revoked.load() && communicator.failed())
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (!dead_peers_spin()) return;
+  wait_while([&] {
+    return !communicator.aborted.load() && !communicator.revoked.load() && communicator.failed();
+  });
 }
 
 // In a graph.
@@ -220,8 +219,8 @@ static void follow(const Group::Creation& creation) {
   creation.parent->followed.fetch_add(1);
   std::thread([creation] {
     Communicator& parent = *creation.parent;
-    while (!parent.aborted.load() && creation.communicator->state() == ncclInProgress)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    wait_while(
+        [&] { return !parent.aborted.load() && creation.communicator->state() == ncclInProgress; });
     if (!parent.aborted.load()) *creation.out = creation.communicator->handle();
     parent.followed.fetch_sub(1);
   }).detach();

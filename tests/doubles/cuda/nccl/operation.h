@@ -30,10 +30,10 @@ class Operation {
   const CommunicatorRef& communicator() const { return communicator_; }
   const StreamRef& stream() const { return stream_; }
   bool message() const { return message_; }  // a send or a receive
-  bool connects() const;                     // whether it is the first one
-  void connect() const;                      // records that it connects ranks, if it does
-  // Asks the tuner, tells the profiler of a kernel for each communicator, and queues what runs
-  // after the operation on its stream: it checks memory, and spins like a kernel whose peer is
+  bool connects() const;                     // whether its ranks are not connected yet
+  void connect() const;                      // records that this rank connects
+  // Asks the tuner, reports a kernel for each communicator to the profiler, and queues a function
+  // after each operation on its stream: it checks memory, and spins like a kernel whose peer is
   // dead.
   static void issue(std::span<Operation> operations);
   void cancel();
@@ -70,8 +70,8 @@ struct Group {
 
   std::weak_ptr<Communicator> created;  // the last non-blocking one outside a group
 
-  std::vector<CommunicatorRef>
-      one_sided;  // communicators that have not set up one-sided operations yet
+  // Communicators that have not set up one-sided operations yet.
+  std::vector<CommunicatorRef> one_sided;
 
   static Group& of_this_thread();
   ncclResult_t set_up_one_sided();

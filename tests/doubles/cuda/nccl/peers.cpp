@@ -4,11 +4,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <thread>
+
+#include "driver/settings.h"
 
 namespace cuda_double {
 namespace {
@@ -83,11 +83,11 @@ void Peers::close() { closed(rank_).store(1); }
 
 bool Peers::wait_set_up(const std::atomic<bool>& aborted) const {
   for (int peer = 0; peer < nranks_; ++peer) {
-    while (set_up_word(peer).load() == 0) {
-      const bool gone = closed(peer).load() != 0 || (pid(peer).load() != 0 && !in_use(peer));
-      if (aborted.load() || gone) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    const auto gone = [&] {
+      return closed(peer).load() != 0 || (pid(peer).load() != 0 && !in_use(peer));
+    };
+    wait_while([&] { return set_up_word(peer).load() == 0 && !aborted.load() && !gone(); });
+    if (set_up_word(peer).load() == 0) return false;
   }
   return true;
 }
@@ -108,8 +108,7 @@ void Peers::wait() const {
   for (int own = 0; own < nranks_; ++own) {
     if (pid(own).load() != getpid()) continue;
     for (int peer = 0; peer < nranks_; ++peer)
-      while (connected(peer, own).load() != 0 && in_use(peer))
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      wait_while([&] { return connected(peer, own).load() != 0 && in_use(peer); });
   }
 }
 

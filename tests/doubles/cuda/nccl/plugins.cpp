@@ -17,6 +17,7 @@
 #include "abi/nccl_plugin_types.h"
 #include "driver/memory.h"
 #include "driver/record.h"
+#include "driver/settings.h"
 #include "nccl/table.h"
 
 namespace cuda_double {
@@ -72,8 +73,8 @@ struct Loaded {
 
 // NCCL_DOUBLE_PLUGIN_VERSION: the only version that this NCCL knows.
 bool known(int since, int version) {
-  const char* only = std::getenv("NCCL_DOUBLE_PLUGIN_VERSION");
-  return only ? version == std::atoi(only) : since <= kNcclVersion;
+  const auto only = static_cast<int>(setting("NCCL_DOUBLE_PLUGIN_VERSION"));
+  return only ? version == only : since <= kNcclVersion;
 }
 
 // The newest is last in the list.
@@ -141,11 +142,6 @@ Costs costs_of(const PluginOperation& operation, int nranks) {
 
 void need(ncclResult_t result, const char* call) {
   if (result != ncclSuccess) report_violation(std::string("the plugin's ") + call + " has failed");
-}
-
-double setting(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text ? std::atof(text) : 0;
 }
 
 uint64_t now() {

@@ -212,7 +212,7 @@ struct Hooks final : at::CUDAHooksInterface {
     return exchangeDevice(device);
   }
   c10::Device getDeviceFromPtr(void* data) const override {
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(cuda_double_find(data, nullptr, nullptr))};
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(cuda_double_device_of(data))};
   }
 };
 
