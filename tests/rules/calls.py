@@ -43,10 +43,7 @@ CALLS: dict[str, tuple[str, Call]] = {
     ),
     "redop": ("RedOpCreatePreMulSum", Rank.make_operator),
     "register": ("CommRegister", Rank.register),
-    "split": (
-        "CommSplit",
-        lambda rank, comm: rank.nccl.CommSplit(comm, 0, 0, c.byref(rank.empty()), None),
-    ),
+    "split": ("CommSplit", lambda rank, comm: rank.split(comm)[0]),
     "suspend": ("CommSuspend", lambda rank, comm: rank.nccl.CommSuspend(comm, 1)),
     "revoke": ("CommRevoke", lambda rank, comm: rank.nccl.CommRevoke(comm, 0)),
     "finalize": ("CommFinalize", lambda rank, comm: rank.nccl.CommFinalize(comm)),

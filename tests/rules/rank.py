@@ -165,12 +165,23 @@ class Rank:
         """End the group of this thread; whether there was one."""
         return self.nccl.GroupEnd() != "invalidUsage"
 
+    def split(
+        self, comm: c.c_void_p, color: int = 0, key: int = 0, **fields: object
+    ) -> tuple[str, c.c_void_p]:
+        """Call ncclCommSplit, and return its code and the child."""
+        child, config = self.empty(), c.byref(self.config(**fields)) if fields else None
+        return self.nccl.CommSplit(comm, color, key, c.byref(child), config), child
+
     # Operations
 
-    def sum(self, comm: c.c_void_p | None, dtype: int = F32) -> str:
-        """Call ncclAllReduce on a new stream and new memory, and return its code."""
+    def start(self, comm: c.c_void_p | None, dtype: int = F32) -> tuple[str, c.c_void_p]:
+        """Call ncclAllReduce on new memory and a new stream, and return its code and the stream."""
         stream, memory = self.cuda.stream(), self.cuda.memory()
-        return self.nccl.AllReduce(memory, memory, 4, dtype, SUM, comm, stream)
+        return self.nccl.AllReduce(memory, memory, 4, dtype, SUM, comm, stream), stream
+
+    def sum(self, comm: c.c_void_p | None, dtype: int = F32) -> str:
+        """Call ncclAllReduce, and return its code."""
+        return self.start(comm, dtype)[0]
 
     def refused(self, comm: c.c_void_p) -> str:
         """Call an operation with an invalid argument, and return its code."""
@@ -180,7 +191,7 @@ class Rank:
         """Complete an all-reduce, which connects the ranks."""
         result = self.works(comm)
         if result != "works":
-            raise RuntimeError(f"the first operation ended with {result}")
+            raise RuntimeError(f"the first operation failed: {result}")
 
     def works(self, comm: c.c_void_p) -> str:
         """Try an all-reduce: "works", or the failure."""

@@ -1,27 +1,9 @@
 """The rules, by subject. Importing this package registers them."""
 
-from tests.rules.areas import (
-    arguments,
-    configuration,
-    creation,
-    derived,
-    elastic,
-    ending,
-    groups,
-    memory,
-    nonblocking,
-    queries,
-)
+from __future__ import annotations
 
-__all__ = [
-    "arguments",
-    "configuration",
-    "creation",
-    "derived",
-    "elastic",
-    "ending",
-    "groups",
-    "memory",
-    "nonblocking",
-    "queries",
-]
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

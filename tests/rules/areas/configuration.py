@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-from tests.rules.rank import Rank
+from tests.rules.rank import Rank, handle
 from tests.rules.rule import rule
 
 
@@ -149,6 +149,6 @@ def config_unchanged(rank: Rank) -> list[Any]:
     ranks=2,
 )
 def config_of_split(rank: Rank) -> list[str]:
-    comm, child, config = rank.create(), c.c_void_p(), rank.config(blocking=5)
-    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), c.byref(config))
-    return [code, "set" if child.value else "null", rank.state(comm), rank.works(comm)]
+    comm = rank.create()
+    code, child = rank.split(comm, blocking=5)
+    return [code, handle(child), rank.state(comm), rank.works(comm)]

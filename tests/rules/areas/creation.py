@@ -61,11 +61,6 @@ def init_waits(rank: Rank) -> str:
     return rank.waits(lambda: rank.nccl.CommInitRank(c.byref(comm), 2, made, rank.rank))
 
 
-@rule("CommInitRank", "Ranks may be separate processes", nccl="works", ranks=2, processes=True)
-def init_processes(rank: Rank) -> str:
-    return rank.works(rank.create())
-
-
 @rule(
     "CommInitRank",
     "A rank outside [0, nranks) is rejected, and the handle is NULL",

@@ -6,7 +6,7 @@ import ctypes as c
 from typing import Any
 
 from tests.rules.api import UniqueId
-from tests.rules.rank import F32, SUM, Rank, handle
+from tests.rules.rank import Rank, handle
 from tests.rules.rule import differs, rule, stricter
 
 _NO_COLOR = -1
@@ -15,7 +15,7 @@ _ABORT = 1  # NCCL_SHRINK_ABORT
 
 
 def _place(rank: Rank, comm: c.c_void_p) -> list[int]:
-    """The rank and the number of ranks of a communicator."""
+    """The rank in a communicator and its number of ranks."""
     number, count = c.c_int(-1), c.c_int(-1)
     rank.nccl.CommUserRank(comm, c.byref(number))
     rank.nccl.CommCount(comm, c.byref(count))
@@ -34,8 +34,7 @@ def _place(rank: Rank, comm: c.c_void_p) -> list[int]:
 def split_keys(rank: Rank) -> list[list[Any]]:
     comm, found = rank.create(), []
     for key in (3, -rank.rank):
-        child = rank.empty()
-        code = rank.nccl.CommSplit(comm, 0, key, c.byref(child), None)
+        code, child = rank.split(comm, key=key)
         found.append([code, _place(rank, child)[0] == rank.rank])
     return found
 
@@ -47,11 +46,8 @@ def split_keys(rank: Rank) -> list[list[Any]]:
     ranks=3,
 )
 def split_colors(rank: Rank) -> list[Any]:
-    comm, child = rank.create(), rank.empty()
-    return [
-        rank.nccl.CommSplit(comm, rank.rank % 2, 0, c.byref(child), None),
-        _place(rank, child),
-    ]
+    code, child = rank.split(rank.create(), rank.rank % 2)
+    return [code, _place(rank, child)]
 
 
 @rule(
@@ -61,66 +57,56 @@ def split_colors(rank: Rank) -> list[Any]:
     ranks=2,
 )
 def split_no_color(rank: Rank) -> list[str]:
-    comm, child = rank.create(), rank.empty()
-    code = rank.nccl.CommSplit(comm, _NO_COLOR if rank.rank else 0, 0, c.byref(child), None)
+    comm = rank.create()
+    code, child = rank.split(comm, _NO_COLOR if rank.rank else 0)
     return [code, handle(child), rank.works(comm)]
 
 
-@rule("CommSplit", "All ranks may pass NCCL_SPLIT_NOCOLOR", nccl=["success", "null"], ranks=2)
-def split_no_color_at_all(rank: Rank) -> list[str]:
-    comm, child = rank.create(), rank.empty()
-    return [rank.nccl.CommSplit(comm, _NO_COLOR, 0, c.byref(child), None), handle(child)]
-
-
 @rule(
     "CommSplit",
-    "A NULL pointer for the handle is rejected even with NCCL_SPLIT_NOCOLOR",
-    nccl="invalidArgument",
+    "All ranks may pass NCCL_SPLIT_NOCOLOR; any other negative color is a valid color",
+    nccl=[["success", "null"], ["success", "set"]],
     ranks=2,
 )
-def split_no_color_no_handle(rank: Rank) -> str:
-    return rank.nccl.CommSplit(rank.create(), _NO_COLOR, 0, None, None)
+def split_negative_color(rank: Rank) -> list[list[str]]:
+    comm, found = rank.create(), []
+    for color in (_NO_COLOR, -5):
+        code, child = rank.split(comm, color)
+        found.append([code, handle(child)])
+    return found
 
 
 @rule(
     "CommSplit",
-    "Any other negative color is a valid color",
-    nccl=["success", "set"],
-    ranks=2,
-)
-def split_negative_color(rank: Rank) -> list[str]:
-    comm, child = rank.create(), rank.empty()
-    return [rank.nccl.CommSplit(comm, -5, 0, c.byref(child), None), handle(child)]
-
-
-@rule(
-    "CommSplit",
-    "A NULL communicator and a NULL pointer for the handle are rejected",
-    nccl=["invalidArgument", "invalidArgument"],
+    "A NULL communicator and a NULL pointer for the handle are rejected, the latter even with "
+    "NCCL_SPLIT_NOCOLOR",
+    nccl=["invalidArgument"] * 3,
 )
 def split_arguments(rank: Rank) -> list[str]:
+    comm = rank.create()
     return [
         rank.nccl.CommSplit(None, 0, 0, c.byref(c.c_void_p()), None),
-        rank.nccl.CommSplit(rank.create(), 0, 0, None, None),
+        rank.nccl.CommSplit(comm, 0, 0, None, None),
+        rank.nccl.CommSplit(comm, _NO_COLOR, 0, None, None),
     ]
 
 
 @rule("CommSplit", "A blocking split waits for all ranks", nccl="waits success", ranks=2)
 def split_waits(rank: Rank) -> str:
-    comm, child = rank.create(), rank.empty()
-    return rank.waits(lambda: rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None))
+    comm = rank.create()
+    return rank.waits(lambda: rank.split(comm)[0])
 
 
 @rule("CommSplit", "A rank with NCCL_SPLIT_NOCOLOR also waits", nccl="waits success", ranks=2)
 def split_waits_without_color(rank: Rank) -> str:
-    comm, child = rank.create(), rank.empty()
-    return rank.waits(lambda: rank.nccl.CommSplit(comm, rank.rank - 1, 0, c.byref(child), None))
+    comm = rank.create()
+    return rank.waits(lambda: rank.split(comm, rank.rank - 1)[0])
 
 
 @rule("CommSplit", "A communicator of one rank can be split", nccl=["success", "works"])
 def split_one_rank(rank: Rank) -> list[str]:
-    comm, child = rank.create(), rank.empty()
-    return [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None), rank.works(child)]
+    code, child = rank.split(rank.create())
+    return [code, rank.works(child)]
 
 
 @rule(
@@ -130,14 +116,10 @@ def split_one_rank(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_and_operation_in_group(rank: Rank) -> list[str]:
-    comm, child = rank.create(), rank.empty()
-    stream, memory = rank.cuda.stream(), rank.cuda.memory()
+    comm = rank.create()
     rank.nccl.GroupStart()
-    codes = [
-        rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None),
-        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream),
-    ]
-    return [*codes, rank.nccl.GroupEnd(), rank.cuda.finish(stream)]
+    split, (operation, stream) = rank.split(comm)[0], rank.start(comm)
+    return [split, operation, rank.nccl.GroupEnd(), rank.cuda.finish(stream)]
 
 
 @rule(
@@ -148,9 +130,9 @@ def split_and_operation_in_group(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_non_blocking(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), rank.empty()
-    codes = [rank.nccl.CommSplit(comm, 0, rank.rank, c.byref(child), None), handle(child)]
-    codes += [rank.settle(comm), handle(child)]
+    comm = rank.create(blocking=0)
+    code, child = rank.split(comm, key=rank.rank)
+    codes = [code, handle(child), rank.settle(comm), handle(child)]
     return [*codes, rank.settle(child), rank.works(child)]
 
 
@@ -167,14 +149,13 @@ def split_non_blocking(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_non_blocking_parent(rank: Rank) -> list[list[str]] | None:
-    comm, child = rank.create(blocking=0), rank.empty()
+    comm = rank.create(blocking=0)
     rank.meet()
     if rank.rank:
         rank.hear("called")
-        rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+        rank.split(comm)
         return None
-    codes = [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None), rank.state(comm)]
-    codes += [rank.sum(comm), rank.nccl.CommCount(comm, c.byref(c.c_int()))]
+    codes = [rank.split(comm)[0], rank.state(comm), rank.sum(comm), rank.count(comm)]
     rank.tell("called")
     return [[*codes, rank.settle(comm)]]
 
@@ -186,8 +167,8 @@ def split_non_blocking_parent(rank: Rank) -> list[list[str]] | None:
     ranks=2,
 )
 def split_non_blocking_no_color(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), rank.empty()
-    code = rank.nccl.CommSplit(comm, _NO_COLOR, 0, c.byref(child), None)
+    comm = rank.create(blocking=0)
+    code, child = rank.split(comm, _NO_COLOR)
     return [code, rank.settle(comm), handle(child)]
 
 
@@ -198,10 +179,10 @@ def split_non_blocking_no_color(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_non_blocking_in_group(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), rank.empty()
+    comm = rank.create(blocking=0)
     rank.nccl.GroupStart()
-    codes = [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None), handle(child)]
-    return [*codes, rank.nccl.GroupEnd(), rank.settle(comm), handle(child)]
+    code, child = rank.split(comm)
+    return [code, handle(child), rank.nccl.GroupEnd(), rank.settle(comm), handle(child)]
 
 
 @rule(
@@ -212,8 +193,8 @@ def split_non_blocking_in_group(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_to_non_blocking(rank: Rank) -> list[str]:
-    comm, child, config = rank.create(), rank.empty(), rank.config(blocking=0)
-    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), c.byref(config))
+    comm = rank.create()
+    code, child = rank.split(comm, blocking=0)
     return [code, handle(child), rank.state(comm), rank.state(child)]
 
 
@@ -225,8 +206,8 @@ def split_to_non_blocking(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_to_blocking(rank: Rank) -> list[str]:
-    comm, child, config = rank.create(blocking=0), rank.empty(), rank.config(blocking=1)
-    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), c.byref(config))
+    comm = rank.create(blocking=0)
+    code, child = rank.split(comm, blocking=1)
     return [code, handle(child), rank.settle(comm), rank.settle(child)]
 
 
@@ -237,8 +218,8 @@ def split_to_blocking(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_inherits_blocking(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), rank.empty()
-    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+    comm = rank.create(blocking=0)
+    code, child = rank.split(comm)
     rank.settle(comm)
     rank.settle(child)
     return [code, rank.nccl.CommFinalize(child), rank.settle(child)]
@@ -251,13 +232,11 @@ def split_inherits_blocking(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_grandchild(rank: Rank) -> list[str]:
-    comm, child, grandchild = rank.create(), rank.empty(), rank.empty()
-    return [
-        rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None),
-        rank.nccl.CommDestroy(comm),
-        rank.nccl.CommSplit(child, 0, 0, c.byref(grandchild), None),
-        rank.works(grandchild),
-    ]
+    comm = rank.create()
+    first, child = rank.split(comm)
+    destroyed = rank.nccl.CommDestroy(comm)
+    second, grandchild = rank.split(child)
+    return [first, destroyed, second, rank.works(grandchild)]
 
 
 @rule(
@@ -268,8 +247,9 @@ def split_grandchild(rank: Rank) -> list[str]:
     ranks=2,
 )
 def split_share_of_child(rank: Rank) -> list[str]:
-    comm, child, config = rank.create(), rank.empty(), rank.config(splitShare=1)
-    codes = [rank.nccl.CommSplit(comm, 0, 0, c.byref(child), c.byref(config)), rank.works(child)]
+    comm = rank.create()
+    code, child = rank.split(comm, splitShare=1)
+    codes = [code, rank.works(child)]
     rank.meet()
     codes.append(rank.nccl.CommAbort(comm))
     rank.meet()
@@ -284,8 +264,9 @@ def _family(
     **options: Any,  # noqa: ANN401 - of rule()
 ) -> None:
     def probe(rank: Rank) -> list[str]:
-        parent, child = rank.create(splitShare=share), rank.empty()
-        rank.need(rank.nccl.CommSplit(parent, 0, rank.rank, c.byref(child), None))
+        parent = rank.create(splitShare=share)
+        code, child = rank.split(parent, key=rank.rank)
+        rank.need(code)
         before = rank.works(child)
         ended, left = (parent, child) if gone == "parent" else (child, parent)
         rank.meet()
@@ -323,11 +304,11 @@ _family(
 # Shrink
 
 
-def _shrink(
-    rank: Rank, comm: c.c_void_p, child: c.c_void_p, excluded: list[int], flags: int = 0
-) -> str:
-    ranks = (c.c_int * len(excluded))(*excluded)
-    return rank.nccl.CommShrink(comm, ranks, len(excluded), c.byref(child), None, flags)
+def _shrink(rank: Rank, comm: c.c_void_p, excluded: int, flags: int = 0) -> tuple[str, c.c_void_p]:
+    """Call ncclCommShrink, and return its code and the child."""
+    child = rank.empty()
+    ranks = c.byref(c.c_int(excluded))
+    return rank.nccl.CommShrink(comm, ranks, 1, c.byref(child), None, flags), child
 
 
 @rule(
@@ -337,10 +318,11 @@ def _shrink(
     ranks=3,
 )
 def shrink_default(rank: Rank) -> list[Any] | None:
-    comm, child = rank.connected(), rank.empty()
+    comm = rank.connected()
     found: list[Any] = []
     if rank.rank != 1:
-        found = [_shrink(rank, comm, child, [1]), _place(rank, child), rank.works(child)]
+        code, child = _shrink(rank, comm, 1)
+        found = [code, _place(rank, child), rank.works(child)]
     rank.meet()
     works = rank.works(comm)
     return [*found, works] if found else None
@@ -357,17 +339,14 @@ def shrink_default(rank: Rank) -> list[Any] | None:
     ),
 )
 def shrink_abort(rank: Rank) -> list[str] | None:
-    comm, child = rank.connected(), rank.empty()
-    stream, memory = rank.cuda.stream(), rank.cuda.memory()
-    rank.meet()
-    before = ""
-    if rank.rank != 2:
-        rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
-        before = rank.cuda.finish(stream, 0.3)
+    comm = rank.connected()
     rank.meet()
     if rank.rank == 2:
         return None
-    code = _shrink(rank, comm, child, [2], _ABORT)
+    started, stream = rank.start(comm)
+    rank.need(started)
+    before = rank.cuda.finish(stream, 0.3)
+    code, child = _shrink(rank, comm, 2, _ABORT)
     return [before, code, rank.cuda.finish(stream), rank.works(child), rank.state(comm)]
 
 
@@ -385,16 +364,13 @@ _GONE = stricter(
     host=_GONE,
 )
 def shrink_abort_then_parent(rank: Rank) -> list[str] | None:
-    comm, child = rank.connected(), rank.empty()
-    stream, memory = rank.cuda.stream(), rank.cuda.memory()
+    comm = rank.connected()
     rank.meet()
     if rank.rank == 2:
         return None
-    codes = [
-        _shrink(rank, comm, child, [2], _ABORT),
-        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream),
-    ]
-    return [*codes, rank.cuda.finish(stream, 2)]
+    code, _ = _shrink(rank, comm, 2, _ABORT)
+    operation, stream = rank.start(comm)
+    return [code, operation, rank.cuda.finish(stream, 2)]
 
 
 @rule(
@@ -406,15 +382,12 @@ def shrink_abort_then_parent(rank: Rank) -> list[str] | None:
     host=differs("error", _LOSS),
 )
 def shrink_leaves_operation(rank: Rank) -> str | None:
-    comm, child = rank.connected(), rank.empty()
-    stream, memory = rank.cuda.stream(), rank.cuda.memory()
-    rank.meet()
-    if rank.rank != 2:
-        rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+    comm = rank.connected()
     rank.meet()
     if rank.rank == 2:
         return None
-    _shrink(rank, comm, child, [2])  # hostnccl may reject it while the operation is pending
+    _, stream = rank.start(comm)
+    _shrink(rank, comm, 2)  # hostnccl may reject it while the operation is pending
     return rank.cuda.finish(stream, 2)
 
 
@@ -425,12 +398,12 @@ def shrink_leaves_operation(rank: Rank) -> str | None:
     ranks=3,
 )
 def shrink_in_group(rank: Rank) -> list[str] | None:
-    comm, child = rank.create(), rank.empty()
+    comm = rank.create()
     if rank.rank == 2:
         return None
     rank.nccl.GroupStart()
-    codes = [_shrink(rank, comm, child, [2]), handle(child)]
-    return [*codes, rank.nccl.GroupEnd(), handle(child)]
+    code, child = _shrink(rank, comm, 2)
+    return [code, handle(child), rank.nccl.GroupEnd(), handle(child)]
 
 
 @rule(
@@ -440,11 +413,11 @@ def shrink_in_group(rank: Rank) -> list[str] | None:
     ranks=3,
 )
 def shrink_non_blocking(rank: Rank) -> list[str] | None:
-    comm, child = rank.create(blocking=0), rank.empty()
+    comm = rank.create(blocking=0)
     if rank.rank == 2:
         return None
-    codes = [_shrink(rank, comm, child, [2]), handle(child)]
-    return [*codes, rank.settle(comm), handle(child), rank.settle(child)]
+    code, child = _shrink(rank, comm, 2)
+    return [code, handle(child), rank.settle(comm), handle(child), rank.settle(child)]
 
 
 def _refused_shrink(

@@ -35,8 +35,7 @@ def _revoked(
 
 
 def _split_revoked(rank: Rank, comm: c.c_void_p) -> list[str]:
-    child = rank.empty()
-    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+    code, child = rank.split(comm)
     found = [code, handle(child), rank.works(child)]
     return [*found, rank.sum(comm), rank.nccl.CommRevoke(comm, 0)]
 
@@ -128,7 +127,7 @@ def revoke_destroy_waits(rank: Rank) -> str:
     ranks=2,
 )
 def revoke_of_peer(rank: Rank) -> list[str] | None:
-    comm, stream, memory = rank.connected(), rank.cuda.stream(), rank.cuda.memory()
+    comm = rank.connected()
     rank.meet()
     if rank.rank == 0:
         rank.need(rank.nccl.CommRevoke(comm, 0))
@@ -137,7 +136,7 @@ def revoke_of_peer(rank: Rank) -> list[str] | None:
         return None
     rank.hear("revoked")
     state = rank.state(comm)
-    code = rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream)
+    code, stream = rank.start(comm)
     found = [state, code, rank.cuda.finish(stream, 2)]
     rank.tell("seen")
     return found
@@ -152,12 +151,13 @@ def revoke_of_peer(rank: Rank) -> list[str] | None:
     source="measured; kernels were emulated, the flag that they read is NCCL's",
 )
 def revoke_ends_operation(rank: Rank) -> list[str] | None:
-    comm, stream, memory = rank.connected(), rank.cuda.stream(), rank.cuda.memory()
+    comm = rank.connected()
     rank.meet()
     if rank.rank:
         rank.hear("revoked")
         return None
-    rank.need(rank.nccl.AllReduce(memory, memory, 4, F32, SUM, comm, stream))
+    code, stream = rank.start(comm)
+    rank.need(code)
     found = [rank.cuda.finish(stream, 0.3), rank.nccl.CommRevoke(comm, 0)]
     found.append(rank.cuda.finish(stream))
     rank.tell("revoked")

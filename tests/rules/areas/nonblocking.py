@@ -117,9 +117,9 @@ def abort_after_refused_call(rank: Rank) -> list[Any]:
     ranks=2,
 )
 def split_after_refused_call(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), rank.empty()
+    comm = rank.create(blocking=0)
     rank.refused(comm)
-    code = rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None)
+    code, child = rank.split(comm)
     return [code, rank.settle(comm), handle(child)]
 
 
@@ -130,11 +130,11 @@ def split_after_refused_call(rank: Rank) -> list[str]:
     ranks=2,
 )
 def revoke_after_refused_call(rank: Rank) -> list[str]:
-    comm, child = rank.create(blocking=0), rank.empty()
+    comm = rank.create(blocking=0)
     rank.refused(comm)
     codes = [rank.nccl.CommRevoke(comm, 0), rank.settle(comm)]
-    codes.append(rank.nccl.CommSplit(comm, 0, 0, c.byref(child), None))
-    return [*codes, rank.settle(comm), handle(child)]
+    code, child = rank.split(comm)
+    return [*codes, code, rank.settle(comm), handle(child)]
 
 
 @rule(
@@ -351,12 +351,12 @@ def blocking_by_environment(rank: Rank) -> str:
     ),
 )
 def abort_ends_operation(rank: Rank) -> list[str] | None:
-    comm, stream, memory = rank.connected(blocking=0), rank.cuda.stream(), rank.cuda.memory()
+    comm = rank.connected(blocking=0)
     rank.meet()
     if rank.rank:
         rank.hear("aborted")
         return None
-    code = rank.nccl.AllReduce(memory, memory, 4, F32, 0, comm, stream)
+    code, stream = rank.start(comm)
     codes = [code, rank.settle(comm), rank.cuda.finish(stream, 0.3)]
     codes += [rank.nccl.CommAbort(comm), rank.cuda.finish(stream)]
     rank.tell("aborted")

@@ -113,15 +113,21 @@ def _reduce(rank: Rank, comm: c.c_void_p, op: int, dtype: int = F32) -> str:
     return rank.nccl.AllReduce(memory, memory, 4, dtype, op, comm, stream)
 
 
+def _operator(rank: Rank, comm: c.c_void_p) -> c.c_int:
+    op = c.c_int(-1)
+    create = rank.nccl.RedOpCreatePreMulSum
+    rank.need(create(c.byref(op), c.byref(c.c_float(2)), F32, _HOST, comm))
+    return op
+
+
 @rule(
     "RedOpDestroy",
     "A destroyed operator is rejected and cannot be destroyed again",
     nccl=["success", "success", "invalidArgument", "invalidArgument"],
 )
 def redop_destroy(rank: Rank) -> list[str]:
-    comm, op = rank.create(), c.c_int(-1)
-    create = rank.nccl.RedOpCreatePreMulSum
-    rank.need(create(c.byref(op), c.byref(c.c_float(2)), F32, _HOST, comm))
+    comm = rank.create()
+    op = _operator(rank, comm)
     return [
         _reduce(rank, comm, op.value),
         rank.nccl.RedOpDestroy(op, comm),
@@ -143,9 +149,8 @@ def redop_destroy_others(rank: Rank) -> list[str]:
     nccl=["invalidArgument", "invalidArgument", "invalidArgument", "success"],
 )
 def redop_other(rank: Rank) -> list[str]:
-    comm, other, op = rank.create(), rank.create(), c.c_int(-1)
-    create = rank.nccl.RedOpCreatePreMulSum
-    rank.need(create(c.byref(op), c.byref(c.c_float(2)), F32, _HOST, comm))
+    comm, other = rank.create(), rank.create()
+    op = _operator(rank, comm)
     return [
         _reduce(rank, other, op.value),
         rank.nccl.RedOpDestroy(op, other),
@@ -183,10 +188,9 @@ def redop_arguments(rank: Rank) -> list[str]:
 
 @rule("RedOpCreatePreMulSum", "The number of a destroyed operator is reused", nccl=True)
 def redop_number_again(rank: Rank) -> bool:
-    comm, ops, create = rank.create(), [], rank.nccl.RedOpCreatePreMulSum
+    comm, ops = rank.create(), []
     for _ in range(2):
-        op = c.c_int(-1)
-        rank.need(create(c.byref(op), c.byref(c.c_float(2)), F32, _HOST, comm))
+        op = _operator(rank, comm)
         rank.need(rank.nccl.RedOpDestroy(op, comm))
         ops.append(op.value)
     return ops[0] == ops[1]
