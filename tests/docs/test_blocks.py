@@ -5,6 +5,7 @@ is output, or a comment before it gives the reason why it cannot run here.
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shutil
 import subprocess
@@ -34,11 +35,12 @@ _PAGES = sorted(
 # The maximum number of blocks that do not run; lower it when possible.
 _NOT_RUN = 27
 _FORKS = _ROOT / "tests" / "docs" / "forks.py"
+_MODULES = ("torch", "torch._dynamo", "torch.distributed.fsdp")  # of optimizers, and of one page
 # The commands that a page calls by name, in this interpreter.
 _COMMANDS = {
     "python": "",
     "pynccl": "-m pynccl",
-    "torchrun": "-m torch.distributed.run",
+    "torchrun": "-m tests.docs.torchrun",
     "pytest": "-m pytest",
 }
 
@@ -69,8 +71,7 @@ def _environment(folder: Path, socket: Path | None = None) -> dict[str, str]:
     for name, arguments in _COMMANDS.items():
         interpreter = f'"{sys.executable}" {arguments}'
         if socket is not None:
-            forked = "torchrun" if name == "torchrun" else f"python {arguments}"
-            interpreter = f'"{sys.executable}" -I -S "{_FORKS}" "{socket}" {forked}'
+            interpreter = f'"{sys.executable}" -I -S "{_FORKS}" "{socket}" {arguments}'
         scripts[name] = f'{interpreter} "$@"'
     for name, command in scripts.items():
         program = programs / name
@@ -112,10 +113,9 @@ def ends(
         # A command of the page has its remaining time, so that none outlives the session.
         return run_command(command, work, env, _SECONDS + 20)
 
-    server = [sys.executable, str(_FORKS), "serve", str(socket)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(_ROOT)}
     with (
-        subprocess.Popen(server, stdin=subprocess.PIPE, env=env, start_new_session=True),
+        contextlib.closing(warm.start(env, _MODULES, str(socket))),
         run_ahead(request, "page", run) as found,
     ):
         yield found

@@ -39,9 +39,11 @@ __all__ = [
     "Request",
     "Server",
     "WholePopen",
-    "become",
+    "connect",
+    "program",
     "run",
     "server_of",
+    "start",
     "start_rank",
 ]
 
@@ -120,23 +122,49 @@ class Server:
         os.waitpid(self.pid, 0)
 
 
-def _start(environment: Mapping[str, str], modules: tuple[str, ...]) -> Server:
+def start(environment: Mapping[str, str], modules: tuple[str, ...], path: str = "") -> Server:
+    """Start a process that imports modules, then forks others.
+
+    Args:
+        environment: its environment variables.
+        modules: the modules.
+        path: of a socket at which other processes connect() to it, among them its forks.
+    """
     ours, theirs = socket.socketpair()
     folder = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.insert(1, {folder!r}); from tests.support import warm; "
-    code += f"warm.run(*warm.serve({theirs.fileno()}, {modules!r}))"
-    with theirs:
+    with contextlib.ExitStack() as stack:
+        passed = [stack.enter_context(theirs).fileno()]
+        if path:
+            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(path)
+            listening.listen()
+            passed.append(listening.fileno())
+        code = f"import sys; sys.path.insert(1, {folder!r}); from tests.support import warm; "
+        code += f"warm.run(*warm.serve({modules!r}, *{passed}))"
         popen = subprocess.Popen(
             [sys.executable, "-c", code],
             env=environment,
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=passed,
         )
-    popen.returncode = 0  # the server waits for it
+    popen.returncode = 0  # Server.close() waits for it
     return Server(popen.pid, ours)
 
 
-inherited: Server | None = None  # set if this process is itself a fork
+def connect(path: str, pid: int = 0) -> None:
+    """Let the process that listens at a path fork for this one.
+
+    Args:
+        path: of its socket.
+        pid: its process id, for start_rank().
+    """
+    global inherited  # noqa: PLW0603 - of the process
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    inherited = Server(pid, connection)
+
+
+inherited: Server | None = None  # set by connect(), and in forks of a process with a path
 _gaps: list[mmap.mmap] = []
 _servers: dict[tuple[int, tuple[str, ...], frozenset[tuple[str, str]]], Server] = {}
 _lock = threading.Lock()
@@ -159,7 +187,7 @@ def server_of(environment: Mapping[str, str], modules: tuple[str, ...] = _MODULE
         if key not in _servers:
             usual = modules == _MODULES and early == _read_early(own_environment())
             first = {**environment, **_THREADS, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-            _servers[key] = server = _start(first, modules + _MORE * usual)
+            _servers[key] = server = start(first, modules + _MORE * usual)
             atexit.register(server.close)
         return _servers[key]
 
@@ -250,52 +278,87 @@ def start_rank(_launcher: object, environment: Environment, *, fresh: bool) -> P
     return Process(environment, fresh=fresh, popen=Popen, parent=server.pid)
 
 
-def serve(requests: int, modules: tuple[str, ...]) -> tuple[CodeType, bool]:
-    """Fork a process for each request, and return the program to run() in it."""
-    for module in modules:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
-    asked = socket.socket(fileno=requests)
+def serve(modules: tuple[str, ...], own: int, listening: int = -1) -> tuple[CodeType, bool]:
+    """Fork a process for each request, and return the program to run() in it.
+
+    Args:
+        modules: the modules to import first.
+        own: the connection of the process that started this one, which ends with it.
+        listening: the socket at which others connect. Their forks end with their connection.
+    """
+    _import(modules)
     woken, wakes = socket.socketpair()
     woken.setblocking(False)
     wakes.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    owner = socket.socket(fileno=own)
+    others = None if listening < 0 else socket.socket(fileno=listening)
+    server, pid = os.getpid(), -1
     statuses: dict[int, int] = {}
+    forks: dict[socket.socket, list[int]] = {}  # by connection
     with selectors.DefaultSelector() as selector:
-        selector.register(asked, selectors.EVENT_READ)
-        selector.register(woken, selectors.EVENT_READ)
-        while True:
-            ready = [key.fileobj for key, _ in selector.select()]
-            if woken in ready:
+        for one in filter(None, (woken, owner, others)):
+            selector.register(one, selectors.EVENT_READ)
+        while pid:
+            asked: Any = selector.select()[0][0].fileobj
+            if asked is woken:
                 woken.recv(4096)
                 _reap(statuses)
-            if asked not in ready:
+                continue
+            if asked is others:
+                selector.register(others.accept()[0], selectors.EVENT_READ)
                 continue
             data, descriptors, _, _ = socket.recv_fds(asked, _LENGTH.size, 64)
             if not data:
-                os._exit(0)
+                if asked is owner:
+                    os._exit(0)
+                selector.unregister(asked)
+                asked.close()
+                _kill(statuses.keys() & forks.pop(asked, []))
+                continue
             request: Request = pickle.loads(_receive(asked, _LENGTH.unpack(data)[0]))
-            server = os.getpid()
             pid = os.fork()
-            if pid == 0:
-                break
-            statuses[pid] = descriptors[0]
-            for descriptor in descriptors[1:]:
-                os.close(descriptor)
-            asked.send(_LENGTH.pack(pid))
+            if pid:
+                forks.setdefault(asked, []).append(pid)
+                statuses[pid] = descriptors[0]
+                for descriptor in descriptors[1:]:
+                    os.close(descriptor)
+                asked.send(_LENGTH.pack(pid))
+        opened: list[Any] = [wakes, *(key.fileobj for key in selector.get_map().values())]
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
-    for opened in (asked, woken, wakes):
-        opened.close()
+    if others is not None:
+        _fork_ranks(others.getsockname(), server)
+    for one in opened:
+        one.close()
     for descriptor in (descriptors[0], *statuses.values()):
         os.close(descriptor)
     return become(request, descriptors[1:])
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    for module in modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _fork_ranks(path: str, server: int) -> None:
+    """Have pynccl.testing fork the ranks that this process launches."""
+    from pynccl.testing import Launcher
+
+    connect(path, server)
+    Launcher._start_process = start_rank  # type: ignore[assignment, method-assign]
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
@@ -358,10 +421,10 @@ def become(request: Request, descriptors: list[int]) -> tuple[CodeType, bool]:
     os.chdir(request.folder)
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = request.folder  # type: ignore[attr-defined]
-    return _program(request.arguments, base), request.whole
+    return program(request.arguments, base), request.whole
 
 
-def _program(arguments: list[str], base: list[str]) -> CodeType:
+def program(arguments: list[str], base: list[str]) -> CodeType:
     """The code of ``python ARGUMENTS``, to execute as ``__main__``."""
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     rest = list(arguments)
