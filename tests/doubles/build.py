@@ -31,7 +31,7 @@ def build(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        include = _torch_include()
+        include, versions = _torch_include(), ";".join(map(str, VERSIONS.values()))
         configure = [
             "cmake",
             "-S",
@@ -42,11 +42,13 @@ def build(folder: Path) -> Path:
             "Ninja",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DTORCH_INCLUDE={include}",
+            f"-DNCCL_VERSIONS={versions}",
         ]
         if launcher := shutil.which("ccache"):
             configure.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}")
         cache = folder / "CMakeCache.txt"
-        if not cache.exists() or f"={include}\n" not in cache.read_text():
+        text = cache.read_text() if cache.exists() else ""
+        if not all(f"={value}\n" in text for value in (include, versions)):
             _run(configure)
         _run(["cmake", "--build", str(folder)])
         _copy(_hostnccl(), folder / "libengine.so")

@@ -19,7 +19,7 @@ from tests.doubles import activate, build
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-NEWEST = "2.32"
+NEWEST = [*build.VERSIONS][-1]
 # The tests marked gpu, with the reason why they need a real GPU, or "".
 COLLECTED = pytest.StashKey[dict[str, str]]()
 
@@ -28,7 +28,7 @@ def prepare(version: str = NEWEST) -> None:
     """Make this process and its children use the double.
 
     Args:
-        version: the NCCL version: 2.18, 2.24, 2.28, 2.30 or 2.32.
+        version: the NCCL version, one of build.VERSIONS.
     """
     folder = build.build(_ROOT / "build" / "cuda-double")
     _make_scratch()

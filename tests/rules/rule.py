@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from tests.doubles.build import VERSIONS
 from tests.rules.api import since
 
 if TYPE_CHECKING:
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "VERSIONS", "Difference", "Rule", "differs", "rule", "stricter"]
 
-# The releases that the table covers. Outcomes were measured with NCCL's own host code up to 2.30.7.
-# 2.32 is assumed to behave like 2.30.
-VERSIONS = {"2.18": 21805, "2.24": 22403, "2.28": 22809, "2.30": 23007, "2.32": 23203}
-
+# Outcomes were measured with NCCL's own host code up to 2.30.7; 2.32 is assumed to equal 2.30.
 Outcome = Any  # what JSON can represent
 # An outcome for all releases, or by first release: {"2.18": ..., "2.24": ...}.
 Outcomes = Any

@@ -105,11 +105,11 @@ def _probe(rule: Rule, ranks: Sequence[int], board: Board, nccl: Nccl, cuda: Dri
     return list(outcomes)
 
 
-def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Target) -> list[Any]:
+def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Target) -> None:
     """Probe rules one after another up to the first hang, and print the outcomes."""
     for name in set(os.environ):
         if name.startswith(("NCCL_", "HOSTNCCL_")) and not name.startswith(_KEPT):
-            del os.environ[name]  # it would change what NCCL does
+            del os.environ[name]  # it would change NCCL's behavior
     os.environ.update(to.env)
     if ranks and to.separates(rules[0]):
         os.environ["NCCL_HOSTID"] = f"rules-{ranks[0]}"
@@ -128,7 +128,6 @@ def _serve(rules: list[Rule], ranks: Sequence[int], boards: list[Board], to: Tar
         print(json.dumps([rule.name, outcomes]), flush=True)
         if "hang" in outcomes:
             break
-    return []
 
 
 class Process:

@@ -12,7 +12,7 @@ from tests.support.commands import run_python
 from tests.support.tier import FULL
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TARGETS = ["2.30", HOST] if not FULL else ["2.18", "2.24", "2.28", "2.30", "2.32", HOST]
+_TARGETS = [*build.VERSIONS, HOST] if FULL else ["2.30", HOST]
 
 
 @pytest.fixture(scope="module")

@@ -127,29 +127,18 @@ def argument_null_buffer(rank: Rank) -> list[str]:
     return _calls(rank, rank.create(), _UNCHECKED, s=None, r=None)
 
 
-_CHECKED = {"NCCL_CHECK_POINTERS": "1"}
-
-
 @rule(
     "AllReduce",
-    "With NCCL_CHECK_POINTERS=1 a NULL receive buffer is rejected",
-    nccl=_REFUSED,
-    env=_CHECKED,
+    "With NCCL_CHECK_POINTERS=1 a NULL receive buffer or send buffer is rejected",
+    nccl=[_REFUSED, _REFUSED],
+    env={"NCCL_CHECK_POINTERS": "1"},
 )
-def argument_null_receive_checked(rank: Rank) -> list[str]:
-    names = tuple(name for name in _CALLS if name != "Send")
-    return _calls(rank, rank.create(), names, r=None)
-
-
-@rule(
-    "AllReduce",
-    "With NCCL_CHECK_POINTERS=1 a NULL send buffer is rejected",
-    nccl=_REFUSED,
-    env=_CHECKED,
-)
-def argument_null_send_checked(rank: Rank) -> list[str]:
-    names = tuple(name for name in _CALLS if name not in {"Bcast", "Recv"})
-    return _calls(rank, rank.create(), names, s=None)
+def argument_null_buffer_checked(rank: Rank) -> list[list[str]]:
+    comm = rank.create()
+    return [
+        _calls(rank, comm, [name for name in _CALLS if name != "Send"], r=None),
+        _calls(rank, comm, [name for name in _CALLS if name not in {"Bcast", "Recv"}], s=None),
+    ]
 
 
 @rule("AllReduce", "The NULL stream is the default stream", nccl="success")

@@ -199,14 +199,13 @@ def _init_all(rank: Rank, count: int, devices: list[int] | None) -> str:
     return rank.nccl.CommInitAll(comms, count, array)
 
 
-@rule("CommInitAll", "A negative number of devices is rejected", nccl="invalidArgument")
-def init_all_negative(rank: Rank) -> str:
-    return _init_all(rank, -1, None)
-
-
-@rule("CommInitAll", "A NULL pointer for the handles is rejected", nccl="invalidArgument")
-def init_all_null(rank: Rank) -> str:
-    return rank.nccl.CommInitAll(None, 1, None)
+@rule(
+    "CommInitAll",
+    "A negative number of devices and a NULL pointer for the handles are rejected",
+    nccl=["invalidArgument"] * 2,
+)
+def init_all_arguments(rank: Rank) -> list[str]:
+    return [_init_all(rank, -1, None), rank.nccl.CommInitAll(None, 1, None)]
 
 
 @rule(

@@ -416,19 +416,15 @@ def _simulation(rank: Rank) -> SimInfo:
     return SimInfo(c.sizeof(SimInfo), _SIMULATION_MAGIC, rank.nccl.version, -1.0)
 
 
-@rule("GroupSimulateEnd", "ncclGroupSimulateEnd without a group is rejected", nccl="invalidUsage")
-def simulate_alone(rank: Rank) -> str:
-    return rank.nccl.GroupSimulateEnd(c.byref(_simulation(rank)))
-
-
 @rule(
     "GroupSimulateEnd",
-    "The output may be NULL, and the group ends",
-    nccl=["success", "invalidUsage"],
+    "ncclGroupSimulateEnd needs a group, which it ends; its output may be NULL",
+    nccl=["invalidUsage", "success", "invalidUsage"],
 )
 def simulate_null(rank: Rank) -> list[str]:
+    alone = rank.nccl.GroupSimulateEnd(c.byref(_simulation(rank)))
     rank.nccl.GroupStart()
-    return [rank.nccl.GroupSimulateEnd(None), rank.nccl.GroupEnd()]
+    return [alone, rank.nccl.GroupSimulateEnd(None), rank.nccl.GroupEnd()]
 
 
 @rule("GroupSimulateEnd", "An empty group has no estimate", nccl=["success", False])
