@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "Call",
+    "blocked_queries",
     "busy",
     "driver",
     "folder",
-    "kept_queries",
     "of_version",
     "record",
     "slow",
@@ -197,14 +197,14 @@ def busy(seconds: float, stream: int = 0, device: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def kept_queries() -> Iterator[Callable[[], int]]:
-    """Have the driver keep threads that query a stream or an event. Returns how many it keeps."""
-    keep = driver().library.cuda_double_keep_queries
-    keep(1)
+def blocked_queries() -> Iterator[Callable[[], int]]:
+    """Block threads that query a stream or an event. Yields a function that counts them."""
+    block = driver().library.cuda_double_block_queries
+    block(1)
     try:
-        yield lambda: int(keep(1))
+        yield lambda: int(block(1))
     finally:
-        keep(0)
+        block(0)
 
 
 @contextlib.contextmanager

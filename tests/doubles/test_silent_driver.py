@@ -1,4 +1,4 @@
-"""A driver that does not answer keeps the queries of the monitor; operations go on, and expire."""
+"""A driver that does not respond blocks the monitor, while operations continue and time out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LONG = 30.0  # seconds
 
 
 def _new_stream() -> int:
-    """A stream of another library."""
+    """A stream created by another library."""
     made = ctypes.c_uint64()
     library.driver()("cuStreamCreate", ctypes.byref(made), 1)
     return made.value
 
 
 @on_ranks(2, provider="cuda", timeout=90)
-def test_nothing_waits_for_a_driver_that_does_not_answer(rank: Rank) -> None:
+def test_nothing_waits_for_a_driver_that_does_not_respond(rank: Rank) -> None:
     comm, other = rank.comm, rank.comm.split(0)
     assert other is not None
     buffer = rank.memory.put(np.ones(4, np.float32))
@@ -40,9 +40,9 @@ def test_nothing_waits_for_a_driver_that_does_not_answer(rank: Rank) -> None:
     expired: queue.Queue[Exception] = queue.Queue()
     comm.on_timeout = lambda _comm, error: expired.put(error)
     comm.timeout = 0.5
-    with library.kept_queries() as kept:
+    with library.blocked_queries() as blocked:
         comm.all_reduce(buffer, stream=stream)
-        wait_until(kept, _LONG)
+        wait_until(blocked, _LONG)
         for each, on in ((comm, foreign), (other, foreign), (other, stream)):
             in_threads(lambda each=each, on=on: each.all_reduce(buffer, stream=on))
         error = expired.get(timeout=_LONG)

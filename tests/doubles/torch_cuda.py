@@ -105,11 +105,6 @@ class Stream(torch.Stream):
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
 
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
 
 class ExternalStream(Stream):
     def __new__(cls, stream_ptr: int, device: Any = None, **_: object) -> ExternalStream:  # noqa: ANN401

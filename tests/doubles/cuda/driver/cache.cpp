@@ -34,22 +34,19 @@ Cache& cache() {
   return instance;
 }
 
-// Work of the cache on a stream, in the stream's own context.
-void launch(Stream& stream, CUhostFn function, RangeRef range) {
+// Calls function(range) on a stream, in the stream's own context.
+void enqueue(Stream& stream, void (*function)(Range&), const RangeRef& range) {
   stream.before_work();
-  engine().LaunchHostFunc(stream.queue(), function, new RangeRef(std::move(range)));
+  launch(stream, [=] { function(*range); });
   stream.after_work();
 }
 
-void poison_freed(void* data) {
-  const std::unique_ptr<RangeRef> range(static_cast<RangeRef*>(data));
-  (*range)->reached.fetch_add(1);
-  poison(**range);
+void poison_freed(Range& range) {
+  range.reached.fetch_add(1);
+  poison(range);
 }
 
-void check_poison(void* data) {
-  const std::unique_ptr<RangeRef> owned(static_cast<RangeRef*>(data));
-  const Range& range = **owned;
+void check_poison(Range& range) {
   const char* const begin = range.base;
   const char* const end = begin + range.bytes;
   const char* const bad = std::find_if(
@@ -66,7 +63,7 @@ void make_free(Block block) {
   Stream& stream = *block.stream;
   if (block.captured || capturing(stream)) return;
   block.range->generation.fetch_add(1);
-  launch(stream, poison_freed, block.range);
+  enqueue(stream, poison_freed, block.range);
   block.users.clear();
   cache().free[&stream].push_front(std::move(block));
 }
@@ -106,7 +103,7 @@ void* cache_allocate(int device, CUstream handle, size_t bytes) {
   if (found != free.end()) {
     Block block = std::move(*found);
     free.erase(found);
-    launch(*stream, check_poison, block.range);
+    enqueue(*stream, check_poison, block.range);
     void* const base = block.range->base;
     cache().used[base] = std::move(block);
     return base;

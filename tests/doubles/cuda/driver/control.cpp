@@ -13,33 +13,9 @@ using namespace cuda_double;
 
 namespace {
 
-struct Kernel {
-  CUhostFn function;
-  void* data;
-  MemoryUse use;
-};
-
 std::atomic<bool> stopped{false};
 
-void run_kernel(void* data) {
-  const std::unique_ptr<Kernel> kernel(static_cast<Kernel*>(data));
-  take_time();
-  if (!stopped.load()) kernel->function(kernel->data);
-  kernel->use.end();
-}
-
-// A graph runs it repeatedly, so it is kept, and its owner manages its memory.
-struct CapturedKernel {
-  CUhostFn function;
-  void* data;
-};
-
-void run_captured(void* data) {
-  const auto* kernel = static_cast<CapturedKernel*>(data);
-  if (!stopped.load()) kernel->function(kernel->data);
-}
-
-// Like a framework's guard: a thread without a context keeps that of the device.
+// Like a framework's guard: in a thread without a context, that of the device stays current.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) : before_(current()) {
@@ -85,12 +61,14 @@ int cuda_double_launch(int device, CUstream handle, const char* name, CUhostFn f
                        int buffers, void* const* addresses, const size_t* sizes) {
   const DeviceScope scope(device);
   return on_stream(handle, [&](Stream& stream) {
-    if (capturing(stream))
-      return engine().LaunchHostFunc(stream.queue(), run_captured,
-                                     new CapturedKernel{function, data});
-    auto kernel = std::make_unique<Kernel>(Kernel{function, data, {name, device}});
-    for (int i = 0; i < buffers; ++i) kernel->use.add(addresses[i], sizes[i]);
-    return engine().LaunchHostFunc(stream.queue(), run_kernel, kernel.release());
+    const auto use = std::make_shared<MemoryUse>(name, device);
+    if (!capturing(stream))  // the owner of a graph manages its memory
+      for (int i = 0; i < buffers; ++i) use->add(addresses[i], sizes[i]);
+    return launch(stream, [=] {
+      take_time();
+      if (!stopped.load()) function(data);
+      use->end();
+    });
   });
 }
 

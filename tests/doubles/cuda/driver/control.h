@@ -22,7 +22,7 @@ int cuda_double_busy(int device, cuda_double::CUstream stream, double seconds);
 
 // Blocks every thread that queries a stream or an event, until this is called with 0. Returns the
 // number of blocked threads.
-int cuda_double_keep_queries(int keep);
+int cuda_double_block_queries(int block);
 
 // A kernel: calls function(data) in stream order, on device memory.
 int cuda_double_launch(int device, cuda_double::CUstream stream, const char* name,

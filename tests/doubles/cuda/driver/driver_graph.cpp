@@ -154,19 +154,17 @@ CUresult GraphUpload(CUgraphExec exec, CUstream handle) {
 
 CUresult GraphLaunch(CUgraphExec exec, CUstream handle) {
   return on_stream(handle, [&](Stream& s) {
-    Holds kept = get_holds(exec);
+    const Holds kept = get_holds(exec);
     if (kept.empty()) return engine().GraphLaunch(exec, s.queue());
-    constexpr auto kEnd = [](void* data) {
-      const std::unique_ptr<Holds> launched(static_cast<Holds*>(data));
-      for (const Hold& hold : *launched) hold->after_launch();
+    const auto end = [kept] {
+      for (const Hold& hold : kept) hold->after_launch();
     };
     for (const Hold& hold : kept) hold->before_launch();
     const CUresult launched = engine().GraphLaunch(exec, s.queue());
-    Holds* const data = new Holds(std::move(kept));
     if (launched == CUDA_SUCCESS)
-      engine().LaunchHostFunc(s.queue(), kEnd, data);
+      launch(s, end);
     else
-      kEnd(data);
+      end();
     return launched;
   });
 }

@@ -10,31 +10,6 @@ namespace {
 
 char* pointer(CUdeviceptr address) { return reinterpret_cast<char*>(address); }
 
-struct Copy {
-  char* to;
-  const char* from;
-  size_t bytes;
-  MemoryUse use;
-};
-
-struct Fill {
-  char* to;
-  int value;
-  size_t bytes;
-  MemoryUse use;
-};
-
-void add_device_memory(MemoryUse& use, const char* address, size_t bytes) {
-  if (find_range(address)) use.add(address, bytes);
-}
-
-int device_of(const Stream& stream, const char* a, const char* b) {
-  // A copy may be between devices.
-  for (const char* address : {a, b})
-    if (const RangeRef range = find_range(address)) return range->device;
-  return stream.context().device();
-}
-
 CUresult synchronous(CUresult enqueued) {
   return enqueued == CUDA_SUCCESS ? StreamSynchronize(nullptr) : enqueued;
 }
@@ -63,23 +38,16 @@ CUresult MemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream ha
     if (dst == 0 || src == 0) return CUDA_ERROR_INVALID_VALUE;
     // A graph copies repeatedly, and its owner manages its memory.
     if (capturing(s)) return engine().MemcpyAsync(dst, src, bytes, s.queue());
-    auto copy =
-        std::make_unique<Copy>(Copy{pointer(dst),
-                                    pointer(src),
-                                    bytes,
-                                    {"cuMemcpyAsync", device_of(s, pointer(dst), pointer(src))}});
-    const RangeRef to = find_range(copy->to), from = find_range(copy->from);
-    add_device_memory(copy->use, copy->to, bytes);
-    if (!to || !from || to->device == from->device) add_device_memory(copy->use, copy->from, bytes);
+    const RangeRef to = find_range(pointer(dst)), from = find_range(pointer(src));
+    const int device = to ? to->device : from ? from->device : s.context().device();
+    const auto use = std::make_shared<MemoryUse>("cuMemcpyAsync", device);
+    if (to) use->add(pointer(dst), bytes);
+    if (from && from->device == device) use->add(pointer(src), bytes);
     returns_when_done = from && !to;
-    return engine().LaunchHostFunc(
-        s.queue(),
-        [](void* data) {
-          const std::unique_ptr<Copy> own(static_cast<Copy*>(data));
-          std::memmove(own->to, own->from, own->bytes);
-          own->use.end();
-        },
-        copy.release());
+    return launch(s, [=] {
+      std::memmove(pointer(dst), pointer(src), bytes);
+      use->end();
+    });
   });
   if (enqueued != CUDA_SUCCESS || !returns_when_done) return enqueued;
   return StreamSynchronize(handle);
@@ -95,17 +63,12 @@ CUresult MemcpyDtoH(void* dst, CUdeviceptr src, size_t bytes) {
 
 CUresult MemsetD8Async(CUdeviceptr ptr, unsigned char value, size_t bytes, CUstream handle) {
   return on_stream(handle, [&](Stream& s) {
-    auto fill = std::make_unique<Fill>(
-        Fill{pointer(ptr), value, bytes, {"cuMemsetD8Async", s.context().device()}});
-    fill->use.add(fill->to, bytes);
-    return engine().LaunchHostFunc(
-        s.queue(),
-        [](void* data) {
-          const std::unique_ptr<Fill> own(static_cast<Fill*>(data));
-          std::memset(own->to, own->value, own->bytes);
-          own->use.end();
-        },
-        fill.release());
+    const auto use = std::make_shared<MemoryUse>("cuMemsetD8Async", s.context().device());
+    use->add(pointer(ptr), bytes);
+    return launch(s, [=] {
+      std::memset(pointer(ptr), value, bytes);
+      use->end();
+    });
   });
 }
 
@@ -120,15 +83,9 @@ CUresult MemAlloc(CUdeviceptr* ptr, size_t bytes) {
 
 CUresult MemFreeAsync(CUdeviceptr ptr, CUstream handle) {
   return on_stream(handle, [&](Stream& s) {
-    RangeRef range = take_range(pointer(ptr));
+    const RangeRef range = take_range(pointer(ptr));
     if (!range) return CUDA_ERROR_INVALID_VALUE;
-    return engine().LaunchHostFunc(
-        s.queue(),
-        [](void* data) {
-          const std::unique_ptr<RangeRef> own(static_cast<RangeRef*>(data));
-          free_range(*own, "cuMemFreeAsync");
-        },
-        new RangeRef(std::move(range)));
+    return launch(s, [range] { free_range(range, "cuMemFreeAsync"); });
   });
 }
 

@@ -1,7 +1,5 @@
 // Streams and events.
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 
 #include "driver/control.h"
 #include "driver/driver.h"
@@ -18,26 +16,15 @@ CUresult on_event(CUevent handle, Body&& body) {
   return event ? body(event->event) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-struct Keeper {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::atomic<bool> keeps = false;
-  int kept = 0;
-};
+// Of cuda_double_block_queries().
+std::atomic<bool> queries_block{false};
+std::atomic<int> blocked_queries{0};
 
-Keeper& keeper() {
-  static Keeper& instance = *new Keeper;
-  return instance;
-}
-
-// For cuda_double_keep_queries().
-void wait_while_kept() {
-  Keeper& k = keeper();
-  if (!k.keeps.load(std::memory_order_relaxed)) return;
-  std::unique_lock lock(k.mutex);
-  ++k.kept;
-  k.changed.wait(lock, [&] { return !k.keeps.load(); });
-  --k.kept;
+void wait_while_blocked() {
+  if (!queries_block.load(std::memory_order_relaxed)) return;
+  ++blocked_queries;
+  wait_while([] { return queries_block.load(); });
+  --blocked_queries;
 }
 
 // The engine's stream reports a failed NCCL operation once. On a GPU its kernel ends when the
@@ -50,12 +37,9 @@ CUresult without_failed_operations(CUresult result) {
 
 }  // namespace cuda_double::driver
 
-int cuda_double_keep_queries(int keep) {
-  auto& k = cuda_double::driver::keeper();
-  const std::lock_guard lock(k.mutex);
-  k.keeps = keep != 0;
-  k.changed.notify_all();
-  return k.kept;
+int cuda_double_block_queries(int block) {
+  cuda_double::driver::queries_block = block != 0;
+  return cuda_double::driver::blocked_queries;
 }
 
 namespace cuda_double::driver {
@@ -101,7 +85,7 @@ CUresult StreamSynchronize(CUstream handle) {
 }
 
 CUresult StreamQuery(CUstream handle) {
-  wait_while_kept();
+  wait_while_blocked();
   const auto [stream, result] = find_stream(handle);
   return stream ? without_failed_operations(stream->query()) : result;
 }
@@ -151,7 +135,7 @@ CUresult EventRecord(CUevent event, CUstream stream) {
 }
 
 CUresult EventQuery(CUevent event) {
-  wait_while_kept();
+  wait_while_blocked();
   return on_event(event,
                   [](CUevent e) { return without_failed_operations(engine().EventQuery(e)); });
 }

@@ -15,7 +15,7 @@ class Held {
 
 using Hold = std::shared_ptr<Held>;
 
-// The graph into which the stream is being captured keeps hold. False if it is not capturing.
+// Adds hold to the graph into which the stream is being captured. False if it is not capturing.
 bool hold_in_capture(const Stream& stream, Hold hold);
 
 // The work captured on the stream so far needs no join at the end of the capture. Does nothing if

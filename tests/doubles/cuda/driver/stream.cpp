@@ -34,14 +34,24 @@ bool capturing(const Stream& stream) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-CUresult keep_busy(Stream& stream, double seconds) {
+CUresult launch(const Stream& stream, std::function<void()> function) {
+  struct Launched {
+    std::function<void()> function;
+    const bool captured;  // a graph runs it again
+  };
   return engine().LaunchHostFunc(
       stream.queue(),
       [](void* data) {
-        const std::unique_ptr<double> time(static_cast<double*>(data));
-        std::this_thread::sleep_for(std::chrono::duration<double>(*time));
+        auto* const launched = static_cast<Launched*>(data);
+        launched->function();
+        if (!launched->captured) delete launched;
       },
-      new double(seconds));
+      new Launched{std::move(function), capturing(stream)});
+}
+
+CUresult keep_busy(const Stream& stream, double seconds) {
+  return launch(stream,
+                [seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
 }
 
 Stream::Stream(Context& context, Kind kind, int priority) : context_(context), kind_(kind) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -99,7 +100,8 @@ struct Found {
 };
 Found find_stream(CUstream handle);
 bool capturing(const Stream& stream);
-CUresult keep_busy(Stream& stream, double seconds);  // it does nothing for this time
+CUresult launch(const Stream& stream, std::function<void()> function);  // runs it in stream order
+CUresult keep_busy(const Stream& stream, double seconds);  // it does nothing for this time
 CUstream handle_of(const Stream& stream);
 void publish(const StreamRef& stream);
 StreamRef withdraw(CUstream handle);

@@ -28,7 +28,7 @@ class CreationConfig {
  public:
   explicit CreationConfig(const ncclConfig_t* given) {
     constexpr size_t kHeader = offsetof(ncclConfig_t, blocking);
-    // 2.18 treats one that is too small as a default one.
+    // 2.18 treats a configuration that is too small as the default.
     if (given == nullptr || (before_24() && given->size < kHeader)) return;
     given_ = true;
     size_t known = kHeader;

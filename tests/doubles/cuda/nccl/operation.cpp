@@ -105,21 +105,6 @@ class Captured final : public Held {
   std::shared_ptr<PluginTask> task_;
 };
 
-struct Finish {
-  CommunicatorRef communicator;
-  std::unique_ptr<MemoryUse> use;
-  std::shared_ptr<PluginTask> task;
-
-  void run() {
-    communicator->plugins.begin(*task);
-    spin_for_dead_peers(*communicator);
-    take_time();
-    use->end();
-    communicator->plugins.end(*task);
-    communicator->pending.fetch_sub(1);
-  }
-};
-
 }  // namespace
 
 Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Arguments& arguments)
@@ -136,7 +121,7 @@ Operation::Operation(CommunicatorRef communicator, StreamRef stream, const Argum
     hold_in_capture(*stream_, std::make_shared<Captured>(communicator_, task_));
     return;
   }
-  use_ = std::make_unique<MemoryUse>(std::string(name), communicator_->device);
+  use_ = std::make_shared<MemoryUse>(std::string(name), communicator_->device);
   use_->defer();
   add_buffers(*use_, *communicator_, arguments);
 }
@@ -161,13 +146,14 @@ void Operation::finish() {
   }
   use_->issue();
   communicator_->pending.fetch_add(1);
-  engine().LaunchHostFunc(
-      stream_->queue(),
-      [](void* data) {
-        const std::unique_ptr<Finish> finish(static_cast<Finish*>(data));
-        finish->run();
-      },
-      new Finish{communicator_, std::move(use_), task_});
+  launch(*stream_, [communicator = communicator_, use = std::move(use_), task = task_] {
+    communicator->plugins.begin(*task);
+    spin_for_dead_peers(*communicator);
+    take_time();
+    use->end();
+    communicator->plugins.end(*task);
+    communicator->pending.fetch_sub(1);
+  });
 }
 
 bool Operation::connects() const {

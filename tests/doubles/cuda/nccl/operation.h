@@ -49,7 +49,7 @@ class Operation {
   bool collective_;
   int peer_;
   std::shared_ptr<PluginTask> task_;
-  std::unique_ptr<MemoryUse> use_;  // none in a capture
+  std::shared_ptr<MemoryUse> use_;  // none in a capture
 };
 
 // The group of the calling thread.

@@ -30,8 +30,7 @@ bool alive(int pid) {
 
 }  // namespace
 
-Peers::Peers(const std::string& key, int nranks, int rank)
-    : key_(key), nranks_(nranks), rank_(rank) {
+Peers::Peers(const std::string& key, int nranks, int rank) : nranks_(nranks), rank_(rank) {
   char name[40];
   std::snprintf(name, sizeof name, "/nccl-double-%016zx", std::hash<std::string>()(key));
   path_ = folder() + name;

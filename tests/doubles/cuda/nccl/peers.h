@@ -40,8 +40,6 @@ class Peers {
     return (messages(peer, rank_).load() & (sends ? kReceived : kSent)) != 0;
   }
 
-  const std::string& key() const { return key_; }
-
  private:
   static constexpr int kSent = 1, kReceived = 2;
 
@@ -58,7 +56,6 @@ class Peers {
   }
   bool in_use(int rank) const;
 
-  const std::string key_;
   const int nranks_;
   const int rank_;
   std::string path_;

@@ -29,8 +29,8 @@ enum Protocol { kLL, kLL128, kSimple };
 
 using Costs = std::array<std::array<float, kProtocols>, kAlgorithms>;
 
-// A kind of plugin: loaded for the first communicator and closed with the last one. One that was
-// not found is not looked for again.
+// A kind of plugin: loaded for the first communicator and unloaded with the last one. After a
+// failure it is not searched again.
 struct Loaded {
   const char* variable;
   const void* (*find)(void* library, int& version);
@@ -77,7 +77,7 @@ bool known(int since, int version) {
   return only ? version == only : since <= kNcclVersion;
 }
 
-// The newest is last in the list.
+// The newest version is the last one in the list.
 #define FIND(since, number, symbol)                                                 \
   if (void* const one = known(since, number) ? dlsym(library, #symbol) : nullptr) { \
     found = one;                                                                    \
@@ -300,7 +300,7 @@ void Plugins::open(ncclComm_t comm, int nranks, int rank, int device) {
          : p.version == 4 ? p.as<ProfilerV4>().init(out, mask, "", id, 1, nranks, rank, log)
                           : p.as<ProfilerV6>().init(out, id, mask, "", 1, nranks, rank, log),
          "init");
-    if (profiler_ == nullptr) report_violation("the profiler gives no context");
+    if (profiler_ == nullptr) report_violation("the profiler returns no context");
   }
 }
 

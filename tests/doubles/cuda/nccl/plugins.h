@@ -13,8 +13,8 @@ namespace cuda_double {
 
 // An operation as the plugins see it.
 struct PluginOperation {
-  int function = -1;      // NCCL's number of a collective; -1: the tuner is not asked
-  const char* name = "";  // NCCL's name; empty: the profiler is not told
+  int function = -1;      // NCCL's number of a collective; -1: not passed to the tuner
+  const char* name = "";  // NCCL's name; empty: not passed to the profiler
   size_t nbytes = 0;      // of the larger buffer
   const void* send = nullptr;
   void* recv = nullptr;
@@ -22,7 +22,7 @@ struct PluginOperation {
   int peer = -1;  // or root
 };
 
-// An operation of a profiler, from its call to the end of its kernel.
+// An operation as the profiler sees it, from its call to the end of its kernel.
 struct PluginTask {
   PluginOperation operation;
   int mask = 0;  // of the events, when the operation was called
@@ -41,9 +41,9 @@ class Plugins {
   static int mask();
   // Chooses an algorithm, a protocol and channels.
   void choose(PluginTask& task, bool simulated);
-  // Tells the profiler of a kernel launch, and of the kernel's begin and end. The kernel uses the
-  // network if NCCL_DOUBLE_NET_STEPS is the number of transfers of a channel and direction, each of
-  // which waits NCCL_DOUBLE_NET_SECONDS.
+  // Reports the launch, begin and end of a kernel to the profiler. The kernel uses the network if
+  // NCCL_DOUBLE_NET_STEPS is set: the number of transfers per channel and direction, each of which
+  // takes NCCL_DOUBLE_NET_SECONDS.
   void launch(const std::vector<PluginTask*>& tasks);
   void begin(PluginTask& task);
   void end(PluginTask& task);
