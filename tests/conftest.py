@@ -1,4 +1,4 @@
-"""Fixtures: launch() for ranks, and the providers that every test of behaviour runs with."""
+"""Fixtures that all tests use: launch() starts ranks, and provider() is each provider in turn."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = [
     "pytest_runtest_protocol",
 ]
 
-# hostnccl is as strict as NCCL in all tests; tests/hostnccl/test_strict.py says what that means.
+# hostnccl is as strict as NCCL in all tests; see tests/hostnccl/test_strict.py.
 os.environ.setdefault("HOSTNCCL_STRICT", "1")
-# Many tests have a first operation pending. tests/rules and the double connect ranks in the call.
+# Many tests leave a first operation pending. tests/rules and the double connect ranks in the call.
 os.environ.setdefault("HOSTNCCL_CONNECT", "0")
 # The same thresholds in every run; tests/hostnccl/test_tuning.py measures them.
 os.environ.setdefault("HOSTNCCL_TUNING", "off")
@@ -47,7 +47,7 @@ def launch() -> Iterator[Launcher]:
 
 @pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
 def provider(request: pytest.FixtureRequest) -> str:
-    """Each provider in turn; cuda skips where there is no GPU."""
+    """Each provider in turn. Without a GPU, cuda is skipped."""
     name: str = request.param
     if name == "cuda" and (reason := gpu.missing()):
         pytest.skip(reason)
@@ -55,7 +55,7 @@ def provider(request: pytest.FixtureRequest) -> str:
 
 
 class _Kept(ToolLauncher):
-    """The launcher of replays, whose processes outlive each of them."""
+    """A launcher of replays that keeps its processes for the next replay."""
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -66,7 +66,7 @@ class _Kept(ToolLauncher):
 
 @pytest.fixture(scope="module")
 def kept_ranks() -> Iterator[None]:
-    """Replays keep their processes for the next replay."""
+    """Replays reuse their processes."""
     kept = _Kept()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pynccl.tools.replay.run.Launcher", lambda: kept)

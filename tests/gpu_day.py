@@ -31,13 +31,13 @@ from typing import Any
 from benchmarks import machine, report
 
 _WORKERS = max(2, (os.cpu_count() or 2) // 2)  # ranks share the GPU
-_EACH = 60  # seconds of a test
+_EACH = 60  # seconds per test
 _ON_DOUBLE = "2.28"
-_LINES = 30  # of the text of a failure, its end
-_LEAST = 5.0  # seconds for which no step begins
+_LINES = 30  # of the output of a step or a failure, from its end
+_LEAST = 5.0  # with fewer seconds left, no step starts
 _NOTHING_SELECTED = 5  # pytest's exit status
 
-# The tests, the most valuable first; what is in no group comes last.
+# The groups of tests, most valuable first. All other tests come last.
 _GROUPS: dict[str, tuple[str, ...]] = {
     "operations": (
         "tests/nccl/test_communicator.py",
@@ -66,18 +66,18 @@ _GROUPS: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class Step:
-    """One command, and the most seconds that it may take."""
+    """A command and its time limit in seconds."""
 
     name: str
     command: list[str]
     seconds: float
     env: Mapping[str, str] = field(default_factory=dict)
-    journal: Path | None = None  # of the tests
+    journal: Path | None = None  # the outcomes of its tests
 
 
 @dataclass
 class Day:
-    """The steps and what they gave."""
+    """The steps and their results."""
 
     options: argparse.Namespace
     stop: float
@@ -92,7 +92,7 @@ class Day:
         return self.stop - time.monotonic()
 
     def steps(self, scratch: Path) -> Iterator[Step]:
-        """The steps in their order; those after the first may depend on what it found."""
+        """The steps in order. Later ones depend on the result of the first."""
         python = sys.executable
         device = "cuda" if self.real else "cpu"
         yield Step("machine", [python, "-m", "benchmarks.machine", "--device", device], 120)
@@ -124,7 +124,7 @@ class Day:
         double = [] if self.real else ["-p", "tests.doubles.plugin"]
         # Not loadfile, which repeats a test that ends its worker.
         workers = ["-n", str(_WORKERS), "--dist", "load", "--max-worker-restart=30"]
-        # A test that hangs ends its worker, which prints where all threads are.
+        # A test that hangs ends its worker, which prints the stacks of all threads.
         limit = [f"faulthandler_timeout={_EACH}", "faulthandler_exit_on_timeout=true"]
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *double, "-m", "gpu"]
         command += [*workers, "-o", limit[0], "-o", limit[1], "-p", "tests.support.journal"]
@@ -137,7 +137,7 @@ class Day:
         return Step(name, command, 200, env, journal)
 
     def run(self) -> int:
-        """Run all steps for which there is time; the exit status."""
+        """Run all steps for which there is time, and return the exit status."""
         self.options.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="pynccl-day-") as scratch:
             for step in self.steps(Path(scratch)):
@@ -162,7 +162,7 @@ class Day:
         if self.real:
             where = (self.facts.get("gpus") or ["a GPU"])[0]
         else:
-            where = "the double and CPUs: a dry run, which says nothing of NCCL or GPUs"
+            where = "the double and CPUs: a dry run, which proves nothing about NCCL or GPUs"
         yield f"# A day on {where}, {date}"
         if self.facts:
             facts = {**self.facts, "gpus": tuple(self.facts["gpus"])}
@@ -187,7 +187,7 @@ class Day:
 
 
 def _run(step: Step, log: Path, left: float) -> dict[str, Any]:
-    """Run a step, with all that it prints in the log; what steps.jsonl says of it."""
+    """Run a step with its output in the log, and return its line of steps.jsonl."""
     began = time.monotonic()
     result: dict[str, Any] = {
         "step": step.name,
@@ -235,7 +235,7 @@ def _path() -> str:
 
 
 def _tests_of(journal: Path) -> tuple[dict[str, int], dict[str, str]]:
-    """The numbers of tests by outcome, and the texts of those that failed."""
+    """The number of tests by outcome, and the texts of the failures."""
     if not journal.exists():
         return {}, {}
     outcomes: dict[str, str] = {}
@@ -250,7 +250,7 @@ def _tests_of(journal: Path) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def main() -> int:
-    """Run the day; 1 if a step failed or was late."""
+    """Run all steps. Returns 1 if one failed or was late."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -258,8 +258,8 @@ def main() -> int:
     add("--out", type=Path, required=True, help="the folder of the report")
     add("--device", choices=("cuda", "double"), default="cuda", help="default: %(default)s")
     add("--seconds", type=float, default=570.0, help="for all steps (default: %(default)g)")
-    add("--steps", default="", metavar="REGEX", help="only steps with such names")
-    add("-k", default="", metavar="EXPRESSION", help="only such tests, as for pytest")
+    add("--steps", default="", metavar="REGEX", help="only steps whose name matches")
+    add("-k", default="", metavar="EXPRESSION", help="only these tests, as for pytest -k")
     options = parser.parse_args()
     options.out = options.out.resolve()
     return Day(options, time.monotonic() + options.seconds).run()

@@ -68,7 +68,7 @@ class Blocked:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Call functions on threads that begin together; their results, or what they raised."""
+    """Call functions on threads that start together, and return their results or exceptions."""
     results: list[Any] = [None] * len(calls)
     start = threading.Barrier(len(calls))
 
@@ -89,7 +89,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def in_threads(*calls: Callable[[], T]) -> list[T]:
-    """Do so, and raise what one has raised."""
+    """Call functions as together() does, and raise the first exception."""
     results = together(*calls)
     for result in results:
         if isinstance(result, BaseException):
@@ -98,7 +98,7 @@ def in_threads(*calls: Callable[[], T]) -> list[T]:
 
 
 def wait_until(condition: Callable[[], object], seconds: float = DEADLINE) -> None:
-    """Wait until a condition is true, and fail if it is not in time."""
+    """Wait until a condition is true. Fails after some seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

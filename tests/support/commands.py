@@ -71,7 +71,7 @@ def run_python(
 
 
 def python_output(code: str, *arguments: str, without: str = "", **variables: str) -> str:
-    """Run a program from the root folder, and return what it prints.
+    """Run a program from the root folder, and return its output.
 
     Args:
         code: the program.
@@ -87,7 +87,7 @@ def python_output(code: str, *arguments: str, without: str = "", **variables: st
 
 
 def free_port() -> int:
-    """A port of this machine that no one listens at; another process may take it at any time."""
+    """An unused port of this machine. Another process may take it at any time."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

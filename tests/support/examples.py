@@ -1,4 +1,4 @@
-"""Runs example programs by the command in their heads, which also have what they print."""
+"""Runs example programs by the command in their docstrings, which also list the output."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LAUNCHERS: dict[str, list[str]] = {"python": [], "torchrun": ["-m", "torch.dist
 
 @dataclass(frozen=True)
 class Example:
-    """A program, its command with this interpreter, and the lines that it prints."""
+    """A program, its command with this interpreter, and its expected output."""
 
     path: Path
     command: tuple[str, ...]
     prints: tuple[str, ...]
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        """Run it over hostnccl; on any thread."""
+        """Run it over hostnccl. May be called on any thread."""
         env = {
             **warm.own_environment(),
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -41,16 +41,16 @@ class Example:
         return run_command(self.command, ROOT, env, timeout=120, popen=popen)
 
     def check(self, done: subprocess.CompletedProcess[str], *, in_order: bool = True) -> None:
-        """Compare what it has printed with its head."""
+        """Check that it succeeded and printed the expected lines."""
         order = list if in_order else sorted
         assert done.returncode == 0, done.stdout + done.stderr
         assert order(done.stdout.splitlines()) == order(self.prints)
 
 
 def read(folder: str, *others: str) -> list[Example]:
-    """The examples of a folder of examples/, without other files there.
+    """The examples of a folder of examples/, except ``others``.
 
-    They are parsed at once: CPython 3.11 counts the depth of the nodes of all threads in one place.
+    Not to be called on several threads: the parser of CPython 3.11 is not thread-safe.
     """
     found = []
     for path in sorted((ROOT / "examples" / folder).glob("*.py")):
@@ -59,8 +59,8 @@ def read(folder: str, *others: str) -> list[Example]:
         doc = ast.get_docstring(ast.parse(path.read_text())) or ""
         head, _, prints = doc.partition("\nPrints:\n")
         line = re.search(r"^(?:Run: |    )((?:python|torchrun) .+)$", head, re.MULTILINE)
-        assert line, f"{path.name} does not say how it is run"
-        assert prints, f"{path.name} does not say what it prints"
+        assert line, f"{path.name}: the docstring has no command"
+        assert prints, f"{path.name}: the docstring has no output"
         launcher, *words = shlex.split(line[1])
         command = (sys.executable, *_LAUNCHERS[launcher], *words)
         found.append(Example(path, command, tuple(textwrap.dedent(prints).splitlines())))

@@ -24,11 +24,11 @@ def count() -> int:
 
 @functools.cache
 def missing() -> str:
-    """The reason why GPU tests cannot run, or an empty string."""
+    """The reason why GPU tests cannot run, or ""."""
     try:
         import torch  # first, so that pynccl uses torch's NCCL
     except ImportError:
-        return "no torch, which the tests on GPUs make their tensors with"
+        return "torch is not installed, which the GPU tests use"
     try:
         if not count():
             return "the CUDA driver sees no GPU"
@@ -60,7 +60,7 @@ def require(provider: str, *functions: str) -> raw.Library:
 
 
 def too_many(nranks: int, *, threads: bool) -> str:
-    """The reason why this many ranks, as processes or threads, do not fit, or an empty string."""
+    """The reason why this many ranks, as processes or threads, cannot run, or ""."""
     if nranks <= count():
         return ""
     if nranks > _MOST_ON_ONE * count():
@@ -94,9 +94,9 @@ def _is_short_double() -> bool:
 
 
 def spare(provider: str, nranks: int) -> None:
-    """Skip odd and large world sizes if ranks take turns on a GPU or on the double.
+    """Skip odd and large world sizes on the double, and 3 ranks on one GPU.
 
-    For tests that also have other sizes.
+    For tests with several world sizes.
     """
     if provider == "cuda" and _is_short_double() and (nranks == 3 or nranks > _MOST_ON_ONE):
         pytest.skip("make test-all has these sizes on the double")

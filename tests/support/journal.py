@@ -1,7 +1,7 @@
 """A plugin of pytest: appends each test's outcome to the file $PYNCCL_JOURNAL once it has ended.
 
 A line is a JSON object with ``test``, ``outcome`` ("passed", "failed" or "skipped") and ``text``,
-that of a failure. Where pytest is killed, the file has the tests up to then.
+the text of a failure. If pytest is killed, the file lists the tests that had ended.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def compile_nccl(
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
     if compiler is None:
-        pytest.skip("no C compiler to make an old NCCL with")
+        pytest.skip("no C compiler to build an old NCCL")
     text = f"int ncclGetVersion(int* version) {{ *version = {version}; return 0; }}\n{source}"
     if with_communicators:
         names = re.findall(r"^FUNCTION\(\w+, CUresult, (\w+)", _DRIVER.read_text(), re.MULTILINE)

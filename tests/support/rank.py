@@ -75,5 +75,5 @@ def wait_for(path: str, seconds: float = 30) -> None:
     """Wait until another rank, or the test, has created a file."""
     deadline = time.monotonic() + seconds
     while not os.path.exists(path):
-        assert time.monotonic() < deadline, f"{path} was not made"
+        assert time.monotonic() < deadline, f"{path} does not exist after {seconds:g} s"
         time.sleep(0.005)

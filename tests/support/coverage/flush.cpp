@@ -1,4 +1,5 @@
-// Linked into each instrumented library: tells at_exit.c how to write the library's counts.
+// Linked into each instrumented library: registers the function that writes its counts with
+// at_exit.c.
 #include <dlfcn.h>
 
 extern "C" void __gcov_dump();
