@@ -1,4 +1,4 @@
-"""Calls on a communicator that is in some state: in progress, finalized, revoked, suspended."""
+"""Rules of calls on a communicator in some state: in progress, finalized, revoked, suspended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.rules.rank import F32, Rank
+from tests.rules.rule import rule
 
-__all__ = ["CALLS", "Call"]
+__all__ = ["CALLS", "rules_of"]
 
 Call = Callable[[Rank, c.c_void_p], Any]
 
@@ -50,3 +51,42 @@ CALLS: dict[str, tuple[str, Call]] = {
     "destroy": ("CommDestroy", lambda rank, comm: rank.nccl.CommDestroy(comm)),
     "abort": ("CommAbort", lambda rank, comm: rank.nccl.CommAbort(comm)),
 }
+
+
+def rules_of(
+    state: str,
+    text: str,
+    enter: Callable[[Rank], c.c_void_p],
+    outcome: Callable[[Rank, c.c_void_p, Any], Any] = lambda rank, comm, code: code,
+    **common: Any,  # noqa: ANN401 - of rule()
+) -> Callable[..., None]:
+    """Return a function that registers the rule of a call on a communicator in some state.
+
+    Its arguments are a name in CALLS, the rest of the text, NCCL's outcomes, optionally another
+    call, and options of rule().
+
+    Args:
+        state: the first word of the rules' names.
+        text: the beginning of their texts.
+        enter: creates the communicator.
+        outcome: makes the outcome from the call's code, or codes.
+        **common: options of all rules.
+    """
+
+    def register(
+        name: str,
+        rest: str,
+        nccl: Any,  # noqa: ANN401 - outcomes
+        other: Call | None = None,
+        **options: Any,  # noqa: ANN401 - of rule()
+    ) -> None:
+        function, call = CALLS[name.removesuffix("_one_rank")]
+
+        def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
+            comm = enter(rank)
+            return outcome(rank, comm, (other or call)(rank, comm))
+
+        options = {**common, **options, "name": f"{state}_{name}"}
+        rule(function, f"{text} {rest}", nccl, **options)(probe)
+
+    return register

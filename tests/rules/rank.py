@@ -130,9 +130,10 @@ class Rank:
         return comm
 
     def connected(self, **fields: object) -> c.c_void_p:
-        """The same, whose ranks an all-reduce has connected."""
+        """A ready communicator whose ranks an all-reduce has connected."""
         comm = self.create(**fields)
-        self.connect(comm)
+        if (result := self.works(comm)) != "works":
+            raise RuntimeError(f"the first operation failed: {result}")
         return comm
 
     def unready(self) -> c.c_void_p:
@@ -186,12 +187,6 @@ class Rank:
     def refused(self, comm: c.c_void_p) -> str:
         """Call an operation with an invalid argument, and return its code."""
         return self.sum(comm, BAD_DTYPE)
-
-    def connect(self, comm: c.c_void_p) -> None:
-        """Complete an all-reduce, which connects the ranks."""
-        result = self.works(comm)
-        if result != "works":
-            raise RuntimeError(f"the first operation failed: {result}")
 
     def works(self, comm: c.c_void_p) -> str:
         """Try an all-reduce: "works", or the failure."""

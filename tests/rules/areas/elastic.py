@@ -6,32 +6,22 @@ import ctypes as c
 import threading
 from typing import Any
 
-from tests.rules.calls import CALLS, Call
+from tests.rules.calls import rules_of
 from tests.rules.rank import F32, SUM, Rank, handle
 from tests.rules.rule import differs, rule, stricter
 
 _LOSS = "hostnccl reports a lost operation on its stream"
 
 
-def _revoked(
-    name: str,
-    text: str,
-    nccl: Any,  # noqa: ANN401 - outcomes
-    call: Call | None = None,
-    *,
-    ranks: int = 2,
-) -> None:
-    function, usual = CALLS[name.removesuffix("_one_rank")]
+def _revoke(rank: Rank) -> c.c_void_p:
+    comm = rank.connected()
+    rank.meet()
+    rank.need(rank.nccl.CommRevoke(comm, 0))
+    rank.meet()
+    return comm
 
-    def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
-        comm = rank.connected()
-        rank.meet()
-        rank.need(rank.nccl.CommRevoke(comm, 0))
-        rank.meet()
-        return (call or usual)(rank, comm)
 
-    text = f"A revoked communicator {text}"
-    rule(function, text, nccl, name=f"revoked_{name}", ranks=ranks, first=22807)(probe)
+_revoked = rules_of("revoked", "A revoked communicator", _revoke, ranks=2, first=22807)
 
 
 def _split_revoked(rank: Rank, comm: c.c_void_p) -> list[str]:
@@ -73,9 +63,7 @@ _revoked(
     first=22807,
 )
 def revoked_shrink(rank: Rank) -> list[str] | None:
-    comm, child, excluded = rank.connected(), rank.empty(), (c.c_int * 1)(2)
-    rank.meet()
-    rank.need(rank.nccl.CommRevoke(comm, 0))
+    comm, child, excluded = _revoke(rank), rank.empty(), (c.c_int * 1)(2)
     if rank.rank == 2:
         return None
     code = rank.nccl.CommShrink(comm, excluded, 1, c.byref(child), None, 0)
@@ -113,9 +101,7 @@ def revoke_waits(rank: Rank) -> str:
     first=22807,
 )
 def revoke_destroy_waits(rank: Rank) -> str:
-    comm = rank.connected()
-    rank.meet()
-    rank.need(rank.nccl.CommRevoke(comm, 0))
+    comm = _revoke(rank)
     return rank.waits(lambda: rank.nccl.CommDestroy(comm))
 
 
@@ -174,9 +160,8 @@ def revoke_ends_operation(rank: Rank) -> list[str] | None:
     alone=True,
 )
 def revoke_waits_for_streams(rank: Rank) -> list[Any] | None:
-    comms, stream, memory = [rank.create(), rank.create()], rank.cuda.stream(), rank.cuda.memory()
-    for comm in comms:
-        rank.connect(comm)
+    comms = [rank.connected(), rank.connected()]
+    stream, memory = rank.cuda.stream(), rank.cuda.memory()
     rank.meet()
     if rank.rank:
         rank.hear("revoked")
@@ -213,24 +198,14 @@ def revoke_non_blocking(rank: Rank) -> list[str]:
 # Suspended communicators
 
 
-def _suspended(
-    name: str,
-    text: str,
-    nccl: Any,  # noqa: ANN401 - outcomes
-    **options: Any,  # noqa: ANN401 - of rule()
-) -> None:
-    function, call = CALLS[name]
-
-    def probe(rank: Rank) -> Any:  # noqa: ANN401 - an outcome
-        comm = rank.connected()
-        rank.need(rank.nccl.CommSuspend(comm, 1))
-        rank.meet()
-        return call(rank, comm)
-
-    text = f"A suspended communicator {text}"
-    rule(function, text, nccl, name=f"suspended_{name}", first=22907, ranks=2, **options)(probe)
+def _suspend(rank: Rank) -> c.c_void_p:
+    comm = rank.connected()
+    rank.need(rank.nccl.CommSuspend(comm, 1))
+    rank.meet()
+    return comm
 
 
+_suspended = rules_of("suspended", "A suspended communicator", _suspend, ranks=2, first=22907)
 _UNMAPPED = stricter("invalidUsage", "the kernel would use memory that is not mapped")
 _suspended("suspend", "cannot be suspended again", "invalidUsage")
 _suspended(
@@ -318,7 +293,4 @@ _AGREE = stricter(
     host=_AGREE,
 )
 def suspend_revoked(rank: Rank) -> str:
-    comm = rank.connected()
-    rank.meet()
-    rank.need(rank.nccl.CommRevoke(comm, 0))
-    return rank.nccl.CommSuspend(comm, 1)
+    return rank.nccl.CommSuspend(_revoke(rank), 1)

@@ -6,7 +6,7 @@ import ctypes as c
 import threading
 from typing import Any
 
-from tests.rules.calls import CALLS
+from tests.rules.calls import rules_of
 from tests.rules.rank import Rank
 from tests.rules.rule import differs, rule, stricter
 
@@ -58,23 +58,18 @@ def destroy_on_other_device(rank: Rank) -> list[Any]:
     return [rank.nccl.CommDestroy(comm), rank.cuda.current() == rank.peer]
 
 
-def _finalized(
-    name: str,
-    text: str,
-    nccl: Any,  # noqa: ANN401 - outcomes
-    **options: Any,  # noqa: ANN401 - of rule()
-) -> None:
-    function, call = CALLS[name]
-
-    def probe(rank: Rank) -> list[Any]:
-        comm = rank.create()
-        rank.need(rank.nccl.CommFinalize(comm))
-        return [call(rank, comm), rank.state(comm)]
-
-    text = f"A finalized communicator {text}"
-    rule(function, text, nccl, name=f"finalized_{name}", **options)(probe)
+def _finalize(rank: Rank) -> c.c_void_p:
+    comm = rank.create()
+    rank.need(rank.nccl.CommFinalize(comm))
+    return comm
 
 
+_finalized = rules_of(
+    "finalized",
+    "A finalized communicator",
+    _finalize,
+    lambda rank, comm, code: [code, rank.state(comm)],
+)
 _ACCEPTED = ["success", "success"]
 _REFUSED = ["invalidArgument", "success"]
 _LAST = "according to the documentation a finalized communicator can only be destroyed"
@@ -109,9 +104,7 @@ _finalized("memory", "has memory statistics", _ACCEPTED)
 
 def _waits(function: str, connected: bool, processes: bool) -> None:
     def probe(rank: Rank) -> str:
-        comm = rank.create()
-        if connected:
-            rank.connect(comm)
+        comm = rank.connected() if connected else rank.create()
         return rank.waits(lambda: getattr(rank.nccl, function)(comm))
 
     how = "processes" if processes else "threads"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-from tests.rules.calls import CALLS
+from tests.rules.calls import CALLS, rules_of
 from tests.rules.rank import F32, Rank, handle
 from tests.rules.rule import rule, stricter
 
@@ -231,23 +231,12 @@ def destroy_non_blocking(rank: Rank) -> str:
     return rank.nccl.CommDestroy(rank.create(blocking=0))
 
 
-def _unready(
-    name: str,
-    text: str,
-    nccl: Any,  # noqa: ANN401 - outcomes by release
-    **options: Any,  # noqa: ANN401 - of rule()
-) -> None:
-    """Register a rule about a call on a communicator in progress: [code, state, in a group]."""
-    function, call = CALLS[name]
-
-    def probe(rank: Rank) -> list[Any]:
-        comm = rank.unready()
-        code = call(rank, comm)
-        return [code, rank.state(comm), rank.in_group()]
-
-    rule(function, text, nccl, name=f"unready_{name}", **options)(probe)
-
-
+_unready = rules_of(
+    "unready",
+    "A communicator in progress",
+    Rank.unready,
+    lambda rank, comm, code: [code, rank.state(comm), rank.in_group()],
+)
 _REFUSED = ["invalidArgument", "inProgress", False]
 _POISONED = {
     "2.18": ["invalidUsage", "inProgress", False],
@@ -255,12 +244,12 @@ _POISONED = {
 }
 _unready(
     "operation",
-    "An operation on a communicator in progress is rejected, and since 2.24 fails its creation",
+    "rejects operations, which since 2.24 fail its creation",
     _POISONED,
 )
 _unready(
     "operation_in_group",
-    "A group with an operation on a communicator in progress fails, since 2.24 also its creation",
+    "rejects operations in a group, which since 2.24 fail its creation",
     {
         "2.18": [["invalidUsage", "invalidUsage", "invalidUsage"], "inProgress", False],
         "2.24": [["success", "invalidArgument", "invalidArgument"], "invalidArgument", False],
@@ -268,28 +257,20 @@ _unready(
 )
 _unready(
     "finalize",
-    "ncclCommFinalize of a communicator in progress is rejected, and since 2.24 fails its creation",
+    "rejects ncclCommFinalize, which since 2.24 fails its creation",
     _POISONED,
 )
 for _name in ("count", "rank", "device"):
-    _unready(_name, f"nccl{CALLS[_name][0]} of a communicator in progress is rejected", _REFUSED)
-_unready(
-    "redop",
-    "A communicator in progress rejects reduction operators and is not affected",
-    _REFUSED,
-)
-_unready(
-    "register",
-    "A communicator in progress accepts ncclCommRegister",
-    ["success", "inProgress", False],
-)
+    _unready(_name, f"rejects nccl{CALLS[_name][0]}", _REFUSED)
+_unready("redop", "rejects reduction operators, which do not affect it", _REFUSED)
+_unready("register", "accepts ncclCommRegister", ["success", "inProgress", False])
 _NOT_READY = stricter(
     _REFUSED,
     "NCCL's creation stays in progress forever: only an abort ends it, without a revoke",
 )
 _unready(
     "revoke",
-    "ncclCommRevoke of a communicator in progress returns inProgress",
+    "accepts ncclCommRevoke, which returns inProgress",
     ["inProgress", "inProgress", False],
     alone=True,
     double=_NOT_READY,
@@ -297,7 +278,7 @@ _unready(
 )
 _unready(
     "split",
-    "A communicator in progress cannot be split; 2.24 fails its creation",
+    "cannot be split; 2.24 fails its creation",
     {
         "2.18": ["invalidUsage", "inProgress", False],
         "2.24": ["invalidArgument", "invalidArgument", False],
