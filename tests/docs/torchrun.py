@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from tests.support import warm
 from tests.support.commands import free_port
