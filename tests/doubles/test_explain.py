@@ -60,7 +60,7 @@ def _explained_or_not(rank: Rank) -> nccl.Explanation | str:
 
 @on_ranks(2, provider="cuda", env={**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}, fresh=True)
 def test_unknown_version(rank: Rank) -> None:
-    """NCCL finds no version that it knows in the plugin, and goes on without it."""
+    """NCCL knows no version of the plugin's interface, and continues without it."""
     from pynccl._internal import plugin
 
     assert "has not asked pynccl's plugin" in str(_explained_or_not(rank))
@@ -89,7 +89,7 @@ def test_old_nccl(launch: Launcher) -> None:
 
 
 def _issued(rank: Rank, counts: list[int]) -> tuple[list[tuple[int, ...]], list[nccl.Explanation]]:
-    """What the double has chosen for operations that ran, and what is explained of them."""
+    """The choices of the double for operations that ran, and their explanations."""
     with library.record() as record:
         for count in counts:
             buffer = rank.memory.put(np.ones(count, np.float32))
@@ -105,7 +105,13 @@ def _rules(tmp_path: Path, *rules: dict[str, Any]) -> dict[str, str]:
     return {"PYNCCL_TUNING": str(file)}
 
 
-def test_forced_choices_reach_nccl(launch: Launcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "channels", "chunk"),  # NCCL reports what it issues from 2.30 on
+    [("2.28", [3, None, None], None), ("2.32", [3, 1, 16], 1 << 19)],
+)
+def test_forced_choices_reach_nccl(
+    launch: Launcher, tmp_path: Path, version: str, channels: list[int | None], chunk: int | None
+) -> None:
     tree = {"operation": "all_reduce", "algorithm": "tree", "protocol": "ll128"}
     nvls = {"operation": "all_reduce", "algorithm": "NVLS", "protocol": "Simple"}
     env = _rules(
@@ -113,22 +119,22 @@ def test_forced_choices_reach_nccl(launch: Launcher, tmp_path: Path) -> None:
         {**tree, "max_bytes": 4096, "channels": 3},
         {**nvls, "min_bytes": 1 << 20},  # which the double has only for more than 2 ranks
     )
+    env |= library.of_version(version)
     counts = [1024, 1025, 1 << 18]
     seen, explained = launch(2, _issued, counts, provider="cuda", env=env, fresh=True)[0]
     assert seen[0] == (4, 4096, 0, 1, 3)
     assert [one[2:4] for one in seen[1:]] == [(1, 0), (1, 2)]
     assert [one.rule for one in explained] == [1, None, 0]
     assert (explained[0].algorithm, explained[0].protocol) == ("Tree", "LL128")
-    # From 2.30 on, NCCL tells the channels of what it issues.
-    assert [one.channels for one in explained] == [3, 1, 16 if seen[2][4] == 16 else seen[2][4]]
-    assert explained[0].chunk == 1 << 19
+    assert [one.channels for one in explained] == channels
+    assert explained[0].chunk == chunk
     assert "forced by rule 1" in str(explained[0])
     assert "NCCL cannot use what the tuning file asks for" in str(explained[2])
 
 
 @on_ranks(1, provider="cuda", env=_ON, fresh=True)
 def test_ranks_as_threads(rank: Rank) -> None:
-    """Ranks as threads, and a second communicator: each explanation is of its own."""
+    """Ranks as threads, then a second pair of communicators: each has its own explanations."""
     import threading
 
     comms = nccl.Communicator.init_all(2, provider="cuda")
@@ -146,7 +152,7 @@ def test_ranks_as_threads(rank: Rank) -> None:
     assert [one.nbytes for one in found[0]] == _SIZES
     for comm in comms:
         comm.close()
-    # NCCL closed the plugin, and loads it again.
+    # NCCL has unloaded the plugin, and loads it again.
     comms = nccl.Communicator.init_all(2, provider="cuda")
     assert comms[0].explain("all_reduce", 64).algorithm == "Ring"
     for comm in comms:

@@ -13,12 +13,13 @@ from pynccl.tools.lab import algorithms
 from pynccl.tools.lab.algorithms import Measured
 from pynccl.tools.lab.row import Timing
 from pynccl.tools.lab.variants import Variant
+from tests.doubles import library
 from tests.support.commands import run_command
 
 
 def _command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pynccl", "explain", *arguments]
-    return run_command(command, tmp_path, os.environ, 120)
+    return run_command(command, tmp_path, {**os.environ, **library.of_version("2.32")}, 120)
 
 
 def test_command(tmp_path: Path) -> None:

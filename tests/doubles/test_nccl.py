@@ -18,6 +18,7 @@ import pytest
 
 from pynccl import nccl
 from tests.doubles import build, library
+from tests.support import gpu
 from tests.support.commands import python_output
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
@@ -168,6 +169,7 @@ def test_a_kernel_whose_peer_has_died_spins(
 
 
 def test_abort_under_a_call_is_reported(no_violations: None) -> None:
+    gpu.require("cuda", "ncclCommRevoke")  # without it, only an abort ends a call
     pair = nccl.Communicator.init_all([0, 1], provider="cuda")
     functions = ctypes.CDLL(str(build.nccl(library.folder(), os.environ["PYNCCL_DOUBLE"])))
     # Destroying waits for graphs with the communicator's operations, so the call blocks.
