@@ -8,8 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace
+from pynccl.tools.trace.model import Operation, ProcessTrace
 from pynccl.tools.trace.shape import ITEMSIZES, blocks
+from tests.support.traces import arguments, communicator
 
 __all__ = ["World", "generated"]
 
@@ -46,16 +47,8 @@ class World:
         id = id.rjust(16, "0")
         self.members[id] = processes
         for rank, process in enumerate(processes):
-            values = {"joined": None, "parent": None, "name": None, **fields}
-            self.traces[process].communicators[id, rank] = Communicator(
-                id=id,
-                creator="ncclCommInitRankConfig",
-                provider="host",
-                rank=rank,
-                nranks=len(processes),
-                device=0,
-                **values,
-            )
+            made = communicator(id, **{"rank": rank, "nranks": len(processes), **fields})
+            self.traces[process].communicators[id, rank] = made
         return id
 
     def group(self) -> int:
@@ -73,16 +66,10 @@ class World:
         comm = comm.rjust(16, "0")
         members = self.members[comm]
         values: dict[str, Any] = {
-            "dtype": "float32",
+            **arguments(kind),
             "count": 8,
-            "op": "sum" if "reduce" in kind else None,
-            "root": 0 if kind in ("broadcast", "reduce", "gather", "scatter") else None,
-            "peer": None,
             "stream": 0,
             "thread": 1,
-            "group": None,
-            "graph": None,
-            "failed": False,
             "began": None,
             "ended": None,
             **fields,

@@ -16,7 +16,7 @@ from pynccl.tools.trace.model import (
     Wait,
 )
 
-__all__ = ["CLOCKS", "MS", "STREAM", "TraceBuilder", "traced_by"]
+__all__ = ["CLOCKS", "MS", "STREAM", "TraceBuilder", "arguments", "communicator", "traced_by"]
 
 MS = 1_000_000  # nanoseconds
 STREAM = 0x7F00_0000_1000
@@ -24,6 +24,25 @@ STREAM = 0x7F00_0000_1000
 # up to 40 us on an idle machine, and larger if the process stalls while it compares the clocks.
 CLOCKS = 200 * MS
 _START = 10**13
+
+
+def communicator(id_: str, **fields: Any) -> Communicator:  # noqa: ANN401
+    """A communicator of hostnccl, created from an ID."""
+    values = {"joined": None, "parent": None, "name": None, "provider": "host", "device": 0}
+    return Communicator(**{"id": id_, "creator": "ncclCommInitRankConfig", **values, **fields})
+
+
+def arguments(kind: str) -> dict[str, Any]:
+    """The arguments and the place of an operation outside groups and graphs."""
+    return {
+        "dtype": "float32",
+        "op": "sum" if "reduce" in kind else None,
+        "root": 0 if kind in ("broadcast", "reduce", "gather", "scatter") else None,
+        "peer": None,
+        "group": None,
+        "graph": None,
+        "failed": False,
+    }
 
 
 class TraceBuilder:
@@ -61,21 +80,8 @@ class TraceBuilder:
         self._numbers: Counter[tuple[object, ...]] = Counter()
 
     def communicator(self, id_: str, **fields: Any) -> None:  # noqa: ANN401
-        communicator = Communicator(
-            **{
-                "id": id_,
-                "joined": None,
-                "parent": None,
-                "name": None,
-                "creator": "ncclCommInitRankConfig",
-                "provider": "host",
-                "rank": self.rank,
-                "nranks": self.nranks,
-                "device": 0,
-            }
-            | fields
-        )
-        self.trace.communicators[id_, communicator.rank] = communicator
+        made = communicator(id_, **{"rank": self.rank, "nranks": self.nranks, **fields})
+        self.trace.communicators[id_, made.rank] = made
 
     def time(self, ms: float | None) -> int | None:
         return None if ms is None else self.start + round(ms * MS)
@@ -105,25 +111,19 @@ class TraceBuilder:
                 "communicator": id_,
                 "sequence": self._sequences[id_],
                 "number": self._numbers[key],
-                "dtype": "float32",
                 "count": nbytes // 4,
-                "op": "sum" if "reduce" in kind else None,
-                "root": 0 if kind in ("broadcast", "reduce", "gather", "scatter") else None,
-                "peer": None,
                 "sendbuff": 0 if nowhere[1] else 0x10000,
                 "recvbuff": 0 if nowhere[0] else 0x20000,
                 "stream": STREAM,
                 "thread": 1000 + self.rank,
-                "group": None,
-                "graph": None,
                 "called": self.time(called),
                 "returned": self.time(called + 0.001 if returned is None else returned),
                 "began": self.time(began),
                 "ended": self.time(ended),
-                "failed": False,
                 "sendbytes": 0 if nowhere[1] else nbytes,
                 "recvbytes": 0 if nowhere[0] else nbytes,
             }
+            | arguments(kind)
             | fields
         )
         self.trace.operations.append(operation)
