@@ -11,10 +11,13 @@ devices, streams, events, captures and lifetimes follow CUDA's rules, and NCCL's
 modelled.
 
 Environment:
-    PYNCCL_DOUBLE: the NCCL version: 2.18, 2.24, 2.28, 2.30 or 2.32. Empty for no double.
+    PYNCCL_DOUBLE: the NCCL version, one of build.VERSIONS.
     CUDA_DOUBLE_DEVICES: the number of devices, 4 by default.
+    CUDA_DOUBLE_DRIVER_VERSION: the version of the driver, 13000 by default.
     CUDA_DOUBLE_KERNEL_SECONDS: the minimum duration of a kernel, 0 by default.
     CUDA_DOUBLE_STREAM_SECONDS: how long a new stream does nothing, 0 by default.
     NCCL_DOUBLE_DEAD_PEERS_SPIN: 0 for an NCCL that notices the death of a peer.
     NCCL_DOUBLE_ONE_SIDED: 0 for ranks that cannot map each other's memory.
+    NCCL_DOUBLE_PLUGIN_VERSION: the only version of the plugin interfaces that NCCL knows.
+    NCCL_DOUBLE_NET_STEPS, NCCL_DOUBLE_NET_SECONDS: transfers of a kernel over the network.
 """

@@ -21,8 +21,6 @@ from tests.doubles import library, torch_cuda
 
 __all__ = ["activate"]
 
-_NON_BLOCKING = 1
-
 
 class _State(threading.local):
     """The current streams by device, and the allocator."""
@@ -64,11 +62,8 @@ class Stream:
         self.ptr = 0
         self._before: list[Stream | None] = []
         if not null:
-            made = ctypes.c_uint64()
             Device(self.device_id).use()
-            flags = _NON_BLOCKING if non_blocking else 0
-            library.driver()("cuStreamCreate", ctypes.byref(made), flags)
-            self.ptr = made.value
+            self.ptr = library.driver().new("cuStreamCreate", int(non_blocking))
 
     def synchronize(self) -> None:
         library.driver()("cuStreamSynchronize", self.ptr)
@@ -77,9 +72,7 @@ class Stream:
         library.driver()("cuStreamBeginCapture_v2", self.ptr, mode)
 
     def end_capture(self) -> Graph:
-        graph = ctypes.c_uint64()
-        library.driver()("cuStreamEndCapture", self.ptr, ctypes.byref(graph))
-        return Graph(graph.value)
+        return Graph(library.driver().end_capture(self.ptr))
 
     def __enter__(self) -> Stream:
         self._before.append(_state.streams.get(self.device_id))
@@ -97,9 +90,7 @@ class Stream:
 class Graph:
     def __init__(self, graph: int) -> None:
         self._graph = graph
-        executable = ctypes.c_uint64()
-        library.driver()("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, 0)
-        self._executable = executable.value
+        self._executable = library.driver().new("cuGraphInstantiateWithFlags", graph, 0)
 
     def launch(self, stream: Stream | None = None) -> None:
         library.driver()("cuGraphLaunch", self._executable, (stream or get_current_stream()).ptr)

@@ -20,6 +20,7 @@ __all__ = [
     "record",
     "slow",
     "torch_device",
+    "use",
     "violations",
 ]
 
@@ -73,6 +74,18 @@ class Driver:
             text = name.value.decode() if name.value else str(result)
             raise RuntimeError(f"{function} failed: {text}")
 
+    def new(self, function: str, *arguments: Any) -> int:  # noqa: ANN401 - of ctypes
+        """Call a function, and return the value that it writes to its first parameter."""
+        written = ctypes.c_uint64()
+        self(function, ctypes.byref(written), *arguments)
+        return written.value
+
+    def end_capture(self, stream: int) -> int:
+        """End the capture of a stream, and return its graph."""
+        graph = ctypes.c_uint64()
+        self("cuStreamEndCapture", stream, ctypes.byref(graph))
+        return graph.value
+
     def query(self, function: str, handle: int) -> bool:
         """Whether the work of a stream, or before an event, is complete."""
         not_ready = 600
@@ -119,6 +132,11 @@ def driver() -> Driver:
         library.cuInit(0)
         _loaded = Driver(library)
     return _loaded
+
+
+def use(device: int) -> None:
+    """Make a device's primary context current."""
+    driver()("cuCtxSetCurrent", driver().new("cuDevicePrimaryCtxRetain", device))
 
 
 @functools.cache

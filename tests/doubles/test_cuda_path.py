@@ -5,7 +5,6 @@ order, memory in use, and calls that may not return.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -27,6 +26,10 @@ from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
 from tests.support.ranks import on_ranks
+
+
+def _one_rank(device: int = 0) -> nccl.Communicator:
+    return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=device)
 
 
 @on_ranks(2, provider="cuda", fresh=True)
@@ -136,7 +139,7 @@ def _closes_after_an_error(rank: Rank, seen: str) -> list[float]:
         time.sleep(0.01)
     with pytest.raises(nccl.NcclError):
         comm.close()
-    other = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
+    other = _one_rank()
     y = torch.ones(4, device="cuda")
     z = torch.zeros(4, device="cuda")
     other.all_reduce(y, out=z)
@@ -145,7 +148,7 @@ def _closes_after_an_error(rank: Rank, seen: str) -> list[float]:
     return values
 
 
-def test_collectives_go_on_after_a_failed_close(launch: Launcher, tmp_path: Path) -> None:
+def test_collectives_work_after_a_failed_close(launch: Launcher, tmp_path: Path) -> None:
     env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", **library.of_version("2.28")}
     seen = str(tmp_path / "seen")
     first, _ = launch.outcomes(2, _closes_after_an_error, seen, provider="cuda", env=env)
@@ -199,7 +202,7 @@ def _runs(program: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_graph_in_flight_lets_its_communicator_go() -> None:
+def test_close_waits_for_a_graph_in_flight() -> None:
     assert _runs(_GRAPH_THEN_CLOSE) == "closed"
 
 
@@ -241,7 +244,7 @@ def test_streams_in_a_thread_without_a_context() -> None:
 def test_the_current_stream_of_an_arrays_device() -> None:
     import cupy
 
-    comm = nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=1)
+    comm = _one_rank(device=1)
     with cupy.cuda.Device(1):
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
@@ -254,21 +257,15 @@ def test_the_current_stream_of_an_arrays_device() -> None:
     assert call.stream == stream.ptr
 
 
-def _context() -> int:
-    context = ctypes.c_uint64()
-    library.driver()("cuCtxGetCurrent", ctypes.byref(context))
-    return context.value
-
-
 def test_a_range_on_a_stream_of_another_device() -> None:
     comm, stream = _one_rank(), nccl.Stream("cuda", device=1)
 
     def trace() -> None:
         nccl.Stream("cuda", device=0).close()  # which leaves the device's context current
-        before = _context()
+        before = library.driver().new("cuCtxGetCurrent")
         with nccl.trace() as traced, nccl.range("x", stream=stream):
             library.busy(0.02, stream.handle, 1)
-        assert _context() == before
+        assert library.driver().new("cuCtxGetCurrent") == before
         (span,) = traced.process.ranges
         assert span.ended is not None
         assert span.ended - span.began > 0.01e9
@@ -298,13 +295,12 @@ def test_a_segment_is_freed_in_order(rank: Rank) -> None:
 @contextlib.contextmanager
 def _captured_by_others(flags: int = 1) -> Iterator[None]:
     """A stream captured by another library, in the most restrictive mode."""
-    driver, stream, graph = library.driver(), ctypes.c_uint64(), ctypes.c_uint64()
-    driver("cuStreamCreateWithPriority", ctypes.byref(stream), flags, ctypes.c_int(0))
-    driver("cuStreamBeginCapture_v2", stream.value, 0)
+    driver = library.driver()
+    stream = driver.new("cuStreamCreate", flags)
+    driver("cuStreamBeginCapture_v2", stream, 0)
     yield
-    driver("cuStreamEndCapture", stream.value, ctypes.byref(graph))  # raises where it failed
-    driver("cuGraphDestroy", graph.value)
-    driver("cuStreamDestroy_v2", stream.value)
+    driver("cuGraphDestroy", driver.end_capture(stream))  # raises if the capture failed
+    driver("cuStreamDestroy_v2", stream)
 
 
 @contextlib.contextmanager
@@ -327,12 +323,8 @@ def _captured_by_pynccl(_: nccl.Communicator) -> Iterator[None]:
     graph.close()
 
 
-def _one_rank() -> nccl.Communicator:
-    return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=0)
-
-
 def _is_freed(record: library.Record, memory: int) -> bool:
-    """Whether an address was freed. Memory of earlier tests may still be freed, too."""
+    """Whether an address was freed. Memory of earlier tests may also be freed meanwhile."""
     record.read()
     return any(memory in call.arguments for call in record.named("ncclMemFree"))
 
@@ -345,7 +337,7 @@ def _wait_for_free(record: library.Record, memory: int) -> None:
 
 
 def test_events_are_used_again(tmp_path: Path) -> None:
-    """Each asynchronous operation needs two."""
+    """Each asynchronous operation uses two."""
     import torch
 
     import pynccl as dist
@@ -364,18 +356,15 @@ def test_events_are_used_again(tmp_path: Path) -> None:
 
 
 def test_memory_is_freed_before_a_capture_of_others() -> None:
-    """As by torch.cuda.graph(), which collects garbage first."""
-    comm, driver, graph = _one_rank(), library.driver(), ctypes.c_uint64()
-    busy, captured = (nccl.Stream("cuda", device=0) for _ in range(2))
+    """For example by torch.cuda.graph(), which collects garbage first."""
+    comm, busy = _one_rank(), nccl.Stream("cuda", device=0)
     freed = comm.mem_alloc(4, "float32")
     memory = freed.ptr
     library.busy(0.02, busy.handle)
     with library.record() as record:
         del freed
-        driver("cuStreamBeginCapture_v2", captured.handle, 0)
-        _wait_for_free(record, memory)
-        driver("cuStreamEndCapture", captured.handle, ctypes.byref(graph))  # raises where it failed
-    driver("cuGraphDestroy", graph.value)
+        with _captured_by_others():
+            _wait_for_free(record, memory)
     comm.close()
 
 
@@ -409,7 +398,7 @@ def test_memory_is_not_freed_in_a_capture(
 
 @on_ranks(1, fresh=True, provider="cuda")
 def test_a_trace_of_a_device_that_is_busy_at_first(rank: Rank) -> None:
-    """For longer than the clock of the trace is waited for: the times are read later."""
+    """It is busy for longer than the trace waits for its clock, so the times are read later."""
     comm, stream = rank.comm, rank.stream()
     x = comm.mem_alloc(4, "float32")
     comm.all_reduce(x, stream=stream)
@@ -517,7 +506,7 @@ def test_a_child_is_ready_after_its_parent(rank: Rank) -> None:
 
 
 def _connect_while_memory_is_in_use(dist: ModuleType, rank: int, _size: int) -> None:
-    """The caching allocator gives out memory at once, to those who use it on the same stream."""
+    """The caching allocator reuses memory immediately for work on the same stream."""
     import torch
 
     tensors = [torch.ones(64) for _ in range(3)]
@@ -540,7 +529,7 @@ def test_close_does_not_wait_for_ranks_excluded_with_abort(rank: Rank) -> None:
     """As ncclCommDestroy does since NCCL 2.31.2."""
     comm = rank.comm
     if rank.rank == 1:
-        rank.wait_event("closed", 0)  # is excluded, and closes nothing before
+        rank.wait_event("closed", 0)  # excluded, and has closed nothing before
         return
     with library.record() as record:
         comm.shrink([1], abort=True).close()

@@ -59,7 +59,7 @@ def test_no_gpu() -> None:
     assert _said(found, "2 ranks over cuda") == []
 
 
-def test_info_says_what_to_do() -> None:
+def test_info_names_the_remedy() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-m", "pynccl", "info"]
     done = run_command(command, Path("/"), {**env, "CUDA_DOUBLE_DEVICES": "0"}, _DEADLINE)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.doubles import library
+from tests.doubles.library import use
 from tests.support.blocking import in_threads
 
 pytestmark = pytest.mark.violations
@@ -21,38 +22,23 @@ BUSY = 0.2  # seconds
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # CUstreamCaptureMode
 
 
-def use(device: int) -> None:
-    """Make a device's primary context current."""
-    context = ctypes.c_uint64()
-    library.driver()("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    library.driver()("cuCtxSetCurrent", context.value)
-
-
-def new(function: str, *arguments: object) -> int:
-    """The value that a function returns through its first parameter."""
-    made = ctypes.c_uint64()
-    library.driver()(function, ctypes.byref(made), *arguments)
-    return made.value
-
-
 def stream(*, blocking: bool = False) -> int:
-    return new("cuStreamCreate", 0 if blocking else 1)
+    return library.driver().new("cuStreamCreate", 0 if blocking else 1)
 
 
 @pytest.fixture
 def cuda() -> Iterator[library.Driver]:
     """The driver, with device 0 current."""
     driver = library.driver()
-    before = ctypes.c_uint64()
-    driver("cuCtxGetCurrent", ctypes.byref(before))
+    before = driver.new("cuCtxGetCurrent")
     use(0)
     yield driver
-    driver("cuCtxSetCurrent", before.value)
+    driver("cuCtxSetCurrent", before)
 
 
 def test_calls_that_need_a_context_fail_without_one() -> None:
     use(0)
-    made, event = stream(), new("cuEventCreate", 2)
+    made, event = stream(), library.driver().new("cuEventCreate", 2)
 
     def body() -> None:
         driver = library.driver()
@@ -79,7 +65,7 @@ def test_calls_that_need_a_context_fail_without_one() -> None:
 
 
 def test_events_and_streams_belong_to_a_device(cuda: library.Driver) -> None:
-    first, event = stream(), new("cuEventCreate", 2)
+    first, event = stream(), cuda.new("cuEventCreate", 2)
     use(1)
     second = stream()
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_HANDLE"):
@@ -166,9 +152,7 @@ def test_the_legacy_stream_is_not_captured(cuda: library.Driver) -> None:
     cuda("cuStreamBeginCapture_v2", blocking, 2)
     with pytest.raises(RuntimeError, match="STREAM_CAPTURE_IMPLICIT"):
         library.driver()("cuMemsetD8Async", 8, ctypes.c_ubyte(0), 0, 0)
-    graph = ctypes.c_uint64()
-    cuda("cuStreamEndCapture", blocking, ctypes.byref(graph))
-    cuda("cuGraphDestroy", graph.value)
+    cuda("cuGraphDestroy", cuda.end_capture(blocking))
 
 
 @pytest.mark.parametrize(
@@ -184,19 +168,16 @@ def test_the_legacy_stream_is_not_captured(cuda: library.Driver) -> None:
 def test_destroying_a_graph_invalidates_captures(
     cuda: library.Driver, mode: int, elsewhere: bool, allowed: bool
 ) -> None:
-    captured, graph = stream(), ctypes.c_uint64()
-
-    def end() -> None:
-        cuda("cuStreamEndCapture", captured, ctypes.byref(graph))
+    captured = stream()
 
     def destroy() -> None:
         use(0)
         cuda("cuGraphExecDestroy", executable)
 
     cuda("cuStreamBeginCapture_v2", captured, RELAXED)
-    end()
-    executable = new("cuGraphInstantiateWithFlags", graph.value, 0)
-    cuda("cuGraphDestroy", graph.value)
+    graph = cuda.end_capture(captured)
+    executable = cuda.new("cuGraphInstantiateWithFlags", graph, 0)
+    cuda("cuGraphDestroy", graph)
     cuda("cuStreamBeginCapture_v2", captured, mode)
     with (
         contextlib.nullcontext()
@@ -205,36 +186,33 @@ def test_destroying_a_graph_invalidates_captures(
     ):
         in_threads(destroy) if elsewhere else destroy()
     if allowed:
-        end()
-        cuda("cuGraphDestroy", graph.value)
+        cuda("cuGraphDestroy", cuda.end_capture(captured))
     else:
         with pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
-            end()
+            cuda.end_capture(captured)
         destroy()
 
 
 def test_an_event_of_another_capture_invalidates_a_capture(cuda: library.Driver) -> None:
-    first, second, event, graph = stream(), stream(), new("cuEventCreate", 2), ctypes.c_uint64()
+    first, second, event = stream(), stream(), cuda.new("cuEventCreate", 2)
     cuda("cuStreamBeginCapture_v2", first, RELAXED)
     cuda("cuEventRecord", event, first)
-    cuda("cuStreamEndCapture", first, ctypes.byref(graph))
-    cuda("cuGraphDestroy", graph.value)
+    cuda("cuGraphDestroy", cuda.end_capture(first))
     with pytest.raises(RuntimeError, match="CUDA_ERROR_CAPTURED_EVENT"):
         cuda("cuStreamWaitEvent", second, event, 0)
     cuda("cuStreamBeginCapture_v2", second, RELAXED)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_MERGE"):
         cuda("cuStreamWaitEvent", second, event, 0)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
-        cuda("cuStreamEndCapture", second, ctypes.byref(graph))
+        cuda.end_capture(second)
     cuda("cuStreamBeginCapture_v2", second, RELAXED)
     cuda("cuEventRecord", event, second)
     cuda("cuStreamWaitEvent", second, event, 0)
-    cuda("cuStreamEndCapture", second, ctypes.byref(graph))
-    cuda("cuGraphDestroy", graph.value)
+    cuda("cuGraphDestroy", cuda.end_capture(second))
 
 
 def test_memory_is_poisoned_when_it_is_freed(cuda: library.Driver) -> None:
-    address, seen = new("cuMemAlloc_v2", 16), []
+    address, seen = cuda.new("cuMemAlloc_v2", 16), []
     device = ctypes.c_int()
     cuda("cuPointerGetAttribute", ctypes.byref(device), 9, address)
     assert device.value == 0
@@ -256,7 +234,7 @@ def test_memory_is_poisoned_when_it_is_freed(cuda: library.Driver) -> None:
 def test_memory_that_is_used_after_its_free_is_reported(
     cuda: library.Driver, no_violations: None
 ) -> None:
-    address, first, second = new("cuMemAlloc_v2", 16), stream(), stream()
+    address, first, second = cuda.new("cuMemAlloc_v2", 16), stream(), stream()
     library.busy(BUSY, first)
     cuda("cuMemsetD8Async", address, ctypes.c_ubyte(7), 16, first)
     cuda("cuMemFreeAsync", address, second)  # does not wait for the first stream

@@ -133,7 +133,7 @@ _MISSING = {
     if FULL
     else list(zip(_VERSIONS, _MISSING, strict=True)),
 )
-def test_what_one_sided_operations_need(launch: Launcher, version: str, missing: str) -> None:
+def test_requirements_of_one_sided_operations(launch: Launcher, version: str, missing: str) -> None:
     variable, value = missing.split("=")
     env = {**library.of_version(version), variable: value}
     launch(2, _not_available, *_MISSING[missing], provider="cuda", env=env, fresh=True, timeout=30)

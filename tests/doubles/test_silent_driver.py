@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import queue
 
 import numpy as np
@@ -16,19 +15,12 @@ from tests.support.ranks import on_ranks
 _LONG = 30.0  # seconds
 
 
-def _new_stream() -> int:
-    """A stream created by another library."""
-    made = ctypes.c_uint64()
-    library.driver()("cuStreamCreate", ctypes.byref(made), 1)
-    return made.value
-
-
 @on_ranks(2, provider="cuda", timeout=90)
 def test_nothing_waits_for_a_driver_that_does_not_respond(rank: Rank) -> None:
     comm, other = rank.comm, rank.comm.split(0)
     assert other is not None
     buffer = rank.memory.put(np.ones(4, np.float32))
-    stream, foreign = rank.stream(), _new_stream()
+    stream, foreign = rank.stream(), library.driver().new("cuStreamCreate", 1)
     for one in (comm, other):
         one.all_reduce(buffer, stream=stream)
     stream.synchronize()

@@ -30,28 +30,19 @@ def ordinal_of(device: torch.device | int | str | None) -> int:
 
 
 def device_count() -> int:
-    count = ctypes.c_int()
-    library.driver()("cuDeviceGetCount", ctypes.byref(count))
-    return count.value
+    return library.driver().new("cuDeviceGetCount")
 
 
 def current_device() -> int:
     """The device of the current context, or 0 in a thread without one, as in the CUDA runtime."""
-    context, device = ctypes.c_void_p(), ctypes.c_int()
-    library.driver()("cuCtxGetCurrent", ctypes.byref(context))
-    if not context.value:
-        return 0
-    library.driver()("cuCtxGetDevice", ctypes.byref(device))
-    return device.value
+    driver = library.driver()
+    return driver.new("cuCtxGetDevice") if driver.new("cuCtxGetCurrent") else 0
 
 
 def set_device(device: Any) -> None:  # noqa: ANN401
     ordinal = ordinal_of(device)
-    if ordinal < 0:
-        return
-    context = ctypes.c_void_p()
-    library.driver()("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
-    library.driver()("cuCtxSetCurrent", context)
+    if ordinal >= 0:
+        library.use(ordinal)
 
 
 class device:  # noqa: N801 - torch's name
@@ -59,14 +50,14 @@ class device:  # noqa: N801 - torch's name
 
     def __init__(self, device: Any) -> None:  # noqa: ANN401
         self.idx = ordinal_of(device) if device is not None else -1
-        self._before = ctypes.c_void_p()
+        self._before = 0
 
     def __enter__(self) -> None:
-        library.driver()("cuCtxGetCurrent", ctypes.byref(self._before))
+        self._before = library.driver().new("cuCtxGetCurrent")
         set_device(self.idx)
 
     def __exit__(self, *_: object) -> None:
-        if self._before.value:
+        if self._before:
             library.driver()("cuCtxSetCurrent", self._before)
 
 
@@ -88,13 +79,9 @@ class Stream(torch.Stream):
     ) -> Stream:
         ordinal = ordinal_of(device)
         if cuda_stream is None:
-            made = ctypes.c_uint64()
+            arguments = _NON_BLOCKING, ctypes.c_int(priority)
             with torch.cuda.device(ordinal):
-                library.driver()(
-                    "cuStreamCreateWithPriority", ctypes.byref(made), _NON_BLOCKING,
-                    ctypes.c_int(priority),
-                )  # fmt: skip
-            cuda_stream = made.value
+                cuda_stream = library.driver().new("cuStreamCreateWithPriority", *arguments)
         cuda = torch._C._autograd.DeviceType.CUDA.value
         return super().__new__(cls, stream_id=cuda_stream, device_index=ordinal, device_type=cuda)
 
@@ -168,11 +155,10 @@ class CUDAGraph:
 
     def capture_end(self) -> None:
         assert self._stream is not None
-        graph, executable = ctypes.c_uint64(), ctypes.c_uint64()
-        library.driver()("cuStreamEndCapture", self._stream.cuda_stream, ctypes.byref(graph))
-        library.driver()("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph.value, 0)
-        library.driver()("cuGraphDestroy", graph.value)
-        self._executable = executable.value
+        driver = library.driver()
+        graph = driver.end_capture(self._stream.cuda_stream)
+        self._executable = driver.new("cuGraphInstantiateWithFlags", graph, 0)
+        driver("cuGraphDestroy", graph)
 
     def replay(self) -> None:
         library.driver()("cuGraphLaunch", self._executable, current_stream().cuda_stream)
