@@ -2,15 +2,13 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "hostnccl/api/arguments.h"
-#include "hostnccl/api/driver_api.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/operations/collective.h"
-#include "hostnccl/rendezvous/creation.h"
+#include "hostnccl/rendezvous/rendezvous.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/window.h"
 #include "hostnccl/streams/device_error.h"
@@ -21,15 +19,7 @@ namespace {
 
 constexpr double kMaxSeconds = 1e8;
 
-thread_local std::optional<Error> function_failure;
-
 }  // namespace
-
-void hostnccl::run_function(CUhostFn function, void* data) {
-  function_failure.reset();
-  function(data);
-  if (const auto failure = std::exchange(function_failure, std::nullopt)) throw Error(*failure);
-}
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -66,11 +56,6 @@ int hostWorkFailure(ncclResult_t* result, const char** text, const void** origin
   *text = failure->error.text().c_str();
   *origin = failure->error.origin();
   return 1;
-}
-
-/// Called in a host function: marks it, and the work that depends on it, as failed.
-void hostFailFunction(ncclResult_t result, const char* text, const void* origin) {
-  if (!function_failure) function_failure = Error(result, text).set_origin(origin);
 }
 
 /// Lets the surviving ranks of a communicator agree on the membership, for which NCCL requires a

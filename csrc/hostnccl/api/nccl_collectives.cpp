@@ -1,9 +1,23 @@
-// NCCL's C API: the collectives, each with and without an ncclCollConfig_t, and ncclSend and
-// ncclRecv.
+// NCCL's C API: the collectives, each with and without an ncclCollConfig_t, ncclSend and ncclRecv,
+// groups and their simulation.
+#include <cstddef>
+#include <optional>
+
 #include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 
 using namespace hostnccl;
+
+namespace {
+
+// The error of an ncclSimInfo_t that was not initialized. Null is allowed.
+std::optional<Error> check_sim_info(const ncclSimInfo_t* info) {
+  constexpr size_t kSmallest = offsetof(ncclSimInfo_t, estimatedTime) + sizeof(float);
+  if (info == nullptr || (info->magic == kSimInfoMagic && info->size >= kSmallest)) return {};
+  return Error(ncclInvalidArgument, "simInfo was not initialized with NCCL_SIM_INFO_INITIALIZER");
+}
+
+}  // namespace
 
 #define HOSTNCCL_UNPACK(...) __VA_ARGS__
 
@@ -51,6 +65,28 @@ ncclResult_t ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype, int
                       ncclComm_t comm, cudaStream_t stream) {
   const Arguments arguments{nullptr, recvbuff, count, datatype, ncclSum, peer};
   return group_guarded([&] { return submit_operation(Kind::Recv, arguments, comm, stream); });
+}
+
+ncclResult_t ncclGroupStart() {
+  return guarded([] { Group::current().start(); });
+}
+
+ncclResult_t ncclGroupEnd() {
+  return guarded([] { return Group::current().end(); });
+}
+
+// The group ends even if simInfo is invalid, as in NCCL.
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
+  return guarded([=] {
+    const std::optional<Error> info_error = check_sim_info(simInfo);
+    Group& group = Group::current();
+    if (info_error && group.active()) group.set_error(*info_error);
+    const std::optional<double> microseconds = group.end_simulated();
+    if (info_error) throw *info_error;
+    if (microseconds && simInfo != nullptr) {
+      simInfo->estimatedTime = static_cast<float>(*microseconds);
+    }
+  });
 }
 
 }  // extern "C"

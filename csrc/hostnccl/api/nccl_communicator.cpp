@@ -1,8 +1,12 @@
 // NCCL's C API: the version, unique ids, errors, encryption, and communicators from initialization
-// to destruction. Each function checks its arguments and calls the engine.
+// to destruction: split, shrink and grow, revocation and suspension. Each function checks its
+// arguments and calls the engine.
+#include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <vector>
 
+#include "abi/constants.h"
 #include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/params.h"
@@ -75,6 +79,81 @@ ncclResult_t finalize(const Ref<Communicator>& comm) {
     throw;
   }
   return ncclInProgress;
+}
+
+Ref<Communicator> parent_comm(ncclComm_t handle) {
+  Ref<Communicator> comm = open_comm(handle);
+  comm->state().check_parent();
+  return comm;
+}
+
+// Rejects a split or shrink between ncclCommGetUniqueId and ncclCommGrow, which fails or hangs in
+// NCCL.
+void check_not_growing(Communicator& comm) {
+  if (!comm.settings().strict || !comm.derivations().growing()) return;
+  fail(ncclInvalidUsage, "comm has an id of ncclCommGetUniqueId: call ncclCommGrow first");
+}
+
+// Returns a sorted copy of the list. As in NCCL, sorts the caller's list as well.
+std::vector<int> read_excluded(const Communicator& comm, int* list, int count) {
+  const int nranks = comm.nranks();
+  if (count < 1 || count >= nranks) {
+    fail(ncclInvalidArgument, "excludeRanksCount=%d is not in [1, %d)", count, nranks);
+  }
+  non_null(list, "excludeRanksList");
+  std::vector<int> excluded(list, list + count);
+  std::sort(excluded.begin(), excluded.end());
+  for (size_t i = 0; i < excluded.size(); ++i) {
+    if (excluded[i] < 0 || excluded[i] >= nranks) {
+      fail(ncclInvalidArgument, "excludeRanksList contains %d, which is not in [0, %d)",
+           excluded[i], nranks);
+    }
+    if (i > 0 && excluded[i] == excluded[i - 1]) {
+      fail(ncclInvalidArgument, "excludeRanksList contains %d twice", excluded[i]);
+    }
+    if (excluded[i] == comm.rank()) {
+      fail(ncclInvalidArgument,
+           "excludeRanksList contains %d, which is this rank: only the remaining ranks "
+           "call ncclCommShrink",
+           excluded[i]);
+    }
+  }
+  std::copy(excluded.begin(), excluded.end(), list);
+  return excluded;
+}
+
+// Submits the job. As in NCCL, returns success although the child of a non-blocking parent is not
+// ready.
+ncclResult_t submit_child(Job job) {
+  const bool late = job.late;
+  const ncclResult_t result = Group::current().submit(std::move(job));
+  return late && result == ncclInProgress ? ncclSuccess : result;
+}
+
+Job grow(ncclComm_t handle, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
+         const ncclConfig_t* config) {
+  const Ref<Communicator> parent = parent_comm(handle);
+  if (rank != -1) {
+    fail(ncclInvalidArgument,
+         "rank=%d: a rank of the parent communicator keeps its rank and passes -1", rank);
+  }
+  if (nranks <= parent->nranks() || nranks > kMaxRanks) {
+    fail(ncclInvalidArgument, "nRanks=%d is not in [%d, %d]", nranks, parent->nranks() + 1,
+         kMaxRanks);
+  }
+  std::optional<RendezvousKey> key;
+  if (id != nullptr) {
+    key = read_unique_id(*id, Purpose::Grow, "uniqueId").key;
+    parent->derivations().check_grow_id(*key);
+  }
+  return grow_job(out, parent, nranks, key, read_config(config, parent->settings()));
+}
+
+Job join(int nranks, const ncclUniqueId* unique_id, int rank, ncclComm_t* out,
+         const ncclConfig_t* config) {
+  check_size_and_rank(nranks, rank);
+  const UniqueId id = read_unique_id(*non_null(unique_id, "uniqueId"), Purpose::Grow, "uniqueId");
+  return join_job(out, nranks, rank, id, read_config(config));
 }
 
 }  // namespace
@@ -197,6 +276,125 @@ ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
 
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
   return guarded([=] { *non_null(rank, "rank") = ready_comm(comm)->rank(); });
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
+                           ncclConfig_t* config) {
+  return group_guarded([&] {
+    *non_null(newcomm, "newcomm") = nullptr;
+    const Ref<Communicator> parent = parent_comm(comm);
+    // NCCL treats any negative color the same, contrary to its documentation.
+    if (color < 0 && color != kSplitNoColor && !parent->settings().strict) {
+      fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);
+    }
+    check_not_growing(*parent);
+    const CommSettings settings = read_config(config, parent->settings());
+    return submit_child(split_job(newcomm, parent, color, key, settings));
+  });
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
+                            ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags) {
+  return group_guarded([&] {
+    non_null(newcomm, "newcomm");  // as in NCCL, written once the arguments are valid
+    if (shrinkFlags != NCCL_SHRINK_DEFAULT && shrinkFlags != NCCL_SHRINK_ABORT) {
+      fail(ncclInvalidArgument,
+           "shrinkFlags=%d is neither NCCL_SHRINK_DEFAULT nor NCCL_SHRINK_ABORT", shrinkFlags);
+    }
+    const bool aborts = shrinkFlags == NCCL_SHRINK_ABORT;
+    const Ref<Communicator> parent = aborts ? ready_comm(comm) : parent_comm(comm);
+    std::vector<int> excluded = read_excluded(*parent, excludeRanksList, excludeRanksCount);
+    if (!aborts) check_not_growing(*parent);
+    *newcomm = nullptr;
+    const CommSettings settings = read_config(config, parent->settings());
+    return submit_child(shrink_job(newcomm, parent, std::move(excluded), aborts, settings));
+  });
+}
+
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* uniqueId) {
+  return guarded([=] {
+    const Ref<Communicator> parent = parent_comm(comm);
+    if (parent->settings().strict && std::getenv("NCCL_COMM_ID") != nullptr) {
+      fail(ncclInvalidUsage,
+           "NCCL_COMM_ID is set in the environment: NCCL cannot create an id to grow comm");
+    }
+    non_null(uniqueId, "uniqueId");
+    *uniqueId = parent->derivations().make_grow_id();
+  });
+}
+
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank,
+                          ncclComm_t* newcomm, ncclConfig_t* config) {
+  return group_guarded([&] {
+    *non_null(newcomm, "newcomm") = nullptr;
+    return Group::current().submit(comm == nullptr
+                                       ? join(nRanks, uniqueId, rank, newcomm, config)
+                                       : grow(comm, nRanks, uniqueId, rank, newcomm, config));
+  });
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
+  return group_guarded([&] {
+    if (comm == nullptr) return ncclSuccess;
+    const Ref<Communicator> revoked = ready_comm(comm);
+    if (revokeFlags != NCCL_REVOKE_DEFAULT) {
+      fail(ncclInvalidArgument, "revokeFlags=%d is not NCCL_REVOKE_DEFAULT", revokeFlags);
+    }
+    if (revoked->state().revoked()) {
+      if (revoked->derivations().end(Creation::End::ParentRevoked)) return ncclSuccess;
+      fail(ncclInvalidArgument, "comm is already revoked");
+    }
+    if (revoked->settings().strict_calls && revoked->state().finalized())
+      fail(ncclInvalidArgument, "comm was finalized: it cannot be revoked, only destroyed");
+    if (Group::current().uses(revoked)) {
+      fail(ncclInvalidUsage, "ncclCommRevoke on a communicator that the open group uses");
+    }
+    revoked->revoke(CommState::RevokedBy::Revoke);
+    if (!revoked->settings().blocking) return ncclInProgress;
+    revoked->order().wait_until_idle();
+    return ncclSuccess;
+  });
+}
+
+// As in NCCL, only NCCL_SUSPEND_MEM suspends anything.
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  return group_guarded([&] {
+    const Ref<Communicator> suspended = usable_comm(comm);
+    if ((flags & NCCL_SUSPEND_MEM) == 0) return ncclSuccess;
+    if (suspended->shares()) {
+      fail(ncclInvalidUsage,
+           "comm shares its resources with another communicator (splitShare, shrinkShare): NCCL "
+           "cannot suspend them");
+    }
+    return Group::current().submit(suspend_job(suspended));
+  });
+}
+
+ncclResult_t ncclCommResume(ncclComm_t comm) {
+  return group_guarded([&] {
+    const Ref<Communicator> resumed = parent_comm(comm);
+    if (!resumed->state().suspended()) fail(ncclInvalidUsage, "comm is not suspended");
+    return Group::current().submit(resume_job(resumed));
+  });
+}
+
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
+  return guarded([=] {
+    const Ref<Communicator> target = ready_comm(comm);
+    non_null(value, "value");
+    if (stat > ncclStatGpuMemTotal) {
+      fail(ncclInvalidArgument, "stat=%u is not one of ncclCommMemStat_t",
+           static_cast<unsigned>(stat));
+    }
+    if (stat == ncclStatGpuMemSuspended) {
+      *value = target->state().suspended();
+      return;
+    }
+    const Segment::MemoryUsage held = target->memory();
+    *value = stat == ncclStatGpuMemSuspend   ? held.releasable
+             : stat == ncclStatGpuMemPersist ? held.persistent
+                                             : held.releasable + held.persistent;
+  });
 }
 
 }  // extern "C"

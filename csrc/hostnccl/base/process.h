@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 
@@ -12,7 +13,7 @@ namespace hostnccl {
 struct ProcessId {
   int32_t pid = 0;
   uint64_t start = 0;  // clock ticks since boot
-  friend bool operator==(const ProcessId&, const ProcessId&) = default;
+  friend auto operator<=>(const ProcessId&, const ProcessId&) = default;
 };
 
 ProcessId this_process();

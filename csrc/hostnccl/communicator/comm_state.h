@@ -11,7 +11,7 @@
 #include "hostnccl/base/error.h"
 #include "hostnccl/base/process.h"
 #include "hostnccl/base/task.h"
-#include "hostnccl/communicator/operation_order.h"
+#include "hostnccl/communicator/operation_state.h"
 #include "hostnccl/rendezvous/rendezvous.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/segment.h"

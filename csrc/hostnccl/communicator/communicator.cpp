@@ -7,7 +7,7 @@
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/tuning.h"
-#include "hostnccl/communicator/deadlock.h"
+#include "hostnccl/communicator/waits.h"
 #include "hostnccl/segment/calibration.h"
 
 namespace hostnccl {
@@ -53,6 +53,12 @@ void Communicator::note_failure(const Error& error) const noexcept {
     Deadlocks::note_failure(*segment_, rank_, label(), error);
   } catch (...) {  // the other ranks get no reason
   }
+}
+
+Error Communicator::fail_operation(const Error& error) {
+  state_.fail(error);
+  note_failure(state_.for_others(error));
+  return state_.operation_error();
 }
 
 void Communicator::add_user(WaitingThread& thread) {

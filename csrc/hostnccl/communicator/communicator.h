@@ -7,14 +7,11 @@
 #include <memory>
 
 #include "hostnccl/base/handle.h"
-#include "hostnccl/communicator/agreement.h"
 #include "hostnccl/communicator/comm_state.h"
 #include "hostnccl/communicator/derivations.h"
-#include "hostnccl/communicator/operation_order.h"
 #include "hostnccl/communicator/operation_state.h"
-#include "hostnccl/communicator/recovery.h"
 #include "hostnccl/communicator/resources.h"
-#include "hostnccl/communicator/thread_waits.h"
+#include "hostnccl/communicator/waits.h"
 #include "hostnccl/rendezvous/rendezvous.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/segment.h"
@@ -87,8 +84,9 @@ class Communicator final : public WaitingCommunicator {
   // The ranks whose signals an operation still awaits.
   std::vector<int> missing_in(const Wait& wait) const;
   void describe(const Wait& wait, PublishedWait& published) const override;
-  // Called when an operation of this rank has failed: see Deadlocks.
-  void note_failure(const Error& error) const noexcept;
+  // Called when an operation of this rank has failed: fails the communicator, informs Deadlocks,
+  // and returns the error of the operation.
+  Error fail_operation(const Error& error);
 
   // Bracket the operations of this rank that run together. Begin throws the communicator's error if
   // no operation may run any more.
@@ -121,6 +119,7 @@ class Communicator final : public WaitingCommunicator {
   Ref<Communicator> end_sharing();
   [[noreturn]] void fail_sharing() const;
   void note_failure() const noexcept;
+  void note_failure(const Error& error) const noexcept;
   void add_user(WaitingThread& thread);
   void end_use();
   void leave(Presence how);

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "hostnccl/base/interrupt.h"
+
 namespace hostnccl {
 namespace {
 
@@ -10,6 +12,27 @@ std::string to_text(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += format("%s%d", text.empty() ? "" : ",", rank);
   return text;
+}
+
+constexpr size_t kWordBits = 64;
+
+void store(SharedRanks& shared, const RankSet& ranks) {
+  constexpr RankSet kWord(~uint64_t{0});
+  size_t shift = 0;
+  for (auto& word : shared.words) {
+    word.store((ranks >> shift & kWord).to_ullong(), std::memory_order_relaxed);
+    shift += kWordBits;
+  }
+}
+
+RankSet load(const SharedRanks& shared) {
+  RankSet ranks;
+  size_t shift = 0;
+  for (const auto& word : shared.words) {
+    ranks |= RankSet(word.load(std::memory_order_acquire)) << shift;
+    shift += kWordBits;
+  }
+  return ranks;
 }
 
 }  // namespace
@@ -70,6 +93,145 @@ bool Derivations::growing() const {
 void Derivations::use_grow_id() {
   const std::lock_guard lock(mutex_);
   grow_key_.reset();
+}
+
+void Agreement::attach(Segment& segment, int rank) {
+  segment_ = &segment;
+  rank_ = rank;
+}
+
+void Agreement::restart(uint32_t recovery) {
+  constexpr uint32_t kAgreements = 1 << 16;  // more than occur between two recoveries
+  issued_ = recovery * kAgreements;
+  completed_.signal(issued_);
+}
+
+void Agreement::check(const Creation& creation, const std::string& awaited) const {
+  if (state_.aborted()) throw state_.error();
+  const auto reason = creation.given_up();
+  if (!reason) return;
+  throw Error(reason->code(), segment_->name_of(rank_) + " " + reason->text() + ": " + awaited);
+}
+
+// Waits until all ranks have signalled the flag: for a creation, outside the order of operations,
+// or for the suspension.
+void Agreement::await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const {
+  for (int peer = 0; peer < segment_->nranks(); ++peer) {
+    const WaitCondition condition{&(segment_->rank_state(peer).*flag), target};
+    sleep_until(condition, [&](bool check_liveness) {
+      if (creation) {
+        check(*creation,
+              segment_->name_of(peer) + " did not take part in creating another communicator");
+        segment_->check_agreement_peer(peer, condition, check_liveness);
+      } else {
+        check_interrupt();
+        if (state_.aborted() || state_.revoked() || segment_->failed()) throw state_.error();
+        segment_->check_owner(peer, condition, check_liveness);
+      }
+    });
+  }
+}
+
+std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& own, uint32_t number,
+                                                        const Creation& creation) {
+  const WaitCondition earlier{&completed_, number - 1};
+  sleep_until(earlier,
+              [&](bool) { check(creation, "an earlier communicator is still being created"); });
+  std::vector<ExchangeRecord> all;
+  try {
+    segment_->rank_state(rank_).records[number & 1] = own;
+    segment_->rank_state(rank_).agreement_step.signal(number);
+    await_all(&RankState::agreement_step, number, &creation);
+    for (int peer = 0; peer < segment_->nranks(); ++peer) {
+      all.push_back(segment_->rank_state(peer).records[number & 1]);
+    }
+  } catch (...) {
+    completed_.signal(number);  // the next agreement detects the reason itself
+    throw;
+  }
+  completed_.signal(number);
+  return all;
+}
+
+void Agreement::suspension_barrier() {
+  segment_->rank_state(rank_).suspension_step.signal(++barriers_);
+  await_all(&RankState::suspension_step, barriers_, nullptr);
+}
+
+void Recovery::attach(Segment& segment, int rank) {
+  segment_ = &segment;
+  rank_ = rank;
+  for (int member = 0; member < segment.nranks(); ++member) members_.set(size_t(member));
+}
+
+std::vector<int> Recovery::agree(const std::vector<int>& lost, Limit limit) {
+  RankSet given_up;
+  for (const int rank : lost) given_up.set(size_t(rank));
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit);
+  segment_->rank_state(rank_).recovery_step.signal(number_ + 1);
+  std::optional<RankSet> members;
+  while (!(members = decided())) {
+    const std::optional<int> peer = awaited(given_up);
+    if (!peer || Clock::now() >= end) {
+      propose();
+      continue;
+    }
+    sleep_on({&segment_->rank_state(*peer).recovery_step, number_ + 1}, kCheckInterval);
+    if (state_.aborted()) throw state_.error();
+    check_interrupt();
+  }
+  if (!members->test(size_t(rank_))) {
+    fail(abi::ncclRemoteError,
+         "%s was excluded: the other ranks continue without it, because it did not take part in "
+         "their recovery in time",
+         segment_->name_of(rank_).c_str());
+  }
+  members_ = *members;
+  ++number_;
+  std::vector<int> excluded;
+  for (int rank = 0; rank < segment_->nranks(); ++rank)
+    if (!members_.test(size_t(rank))) excluded.push_back(rank);
+  return excluded;
+}
+
+// The first rank that has not arrived but may still do so.
+std::optional<int> Recovery::awaited(const RankSet& lost) const {
+  for (int rank = 0; rank < segment_->nranks(); ++rank) {
+    const bool expected = members_.test(size_t(rank)) && !lost.test(size_t(rank));
+    if (!expected || segment_->rank_state(rank).recovery_step.reached(number_ + 1)) continue;
+    if (segment_->is_available(rank)) return rank;
+  }
+  return std::nullopt;
+}
+
+void Recovery::propose() {
+  RankSet survivors;
+  for (int rank = 0; rank < segment_->nranks(); ++rank) {
+    if (members_.test(size_t(rank)) &&
+        segment_->rank_state(rank).recovery_step.reached(number_ + 1) &&
+        segment_->is_available(rank))
+      survivors.set(size_t(rank));
+  }
+  const uint32_t number = number_ + 1;
+  store(segment_->rank_state(rank_).survivors[number & 1], survivors);
+  uint64_t last = segment_->recovery().load();
+  if (uint32_t(last >> 32) == number_)
+    segment_->recovery().compare_exchange_strong(last, uint64_t{number} << 32 | uint32_t(rank_));
+  for (int rank = 0; rank < segment_->nranks(); ++rank)
+    segment_->rank_state(rank).recovery_step.wake();
+}
+
+// The result of this recovery, or of a later one, which excludes this rank.
+std::optional<RankSet> Recovery::decided() const {
+  for (;;) {
+    const uint64_t decision = segment_->recovery().load();
+    const uint32_t number = uint32_t(decision >> 32);
+    if (number == number_) return std::nullopt;
+    const RankSet members =
+        load(segment_->rank_state(int(uint32_t(decision))).survivors[number & 1]);
+    // Else there was another recovery, and the proposal may have been overwritten.
+    if (segment_->recovery().load() == decision) return members;
+  }
 }
 
 }  // namespace hostnccl

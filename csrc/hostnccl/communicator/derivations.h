@@ -1,7 +1,8 @@
-// Derivations: the creation of other communicators from this one. It provides the rendezvous keys
-// for shrink and grow, and ends running creations if this communicator is revoked or aborted.
+// Derivation of other communicators from one: keys, agreements and the membership of survivors.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -9,10 +10,15 @@
 #include <vector>
 
 #include "hostnccl/base/unique_id.h"
-#include "hostnccl/rendezvous/creation.h"
+#include "hostnccl/communicator/comm_state.h"
+#include "hostnccl/rendezvous/messages.h"
+#include "hostnccl/rendezvous/rendezvous.h"
+#include "hostnccl/segment/segment.h"
 
 namespace hostnccl {
 
+// Provides the rendezvous keys for shrink and grow, and ends running creations if this communicator
+// is revoked or aborted.
 class Derivations {
  public:
   // A running creation, for its lifetime. Not used in the operations before the rendezvous, which
@@ -49,6 +55,73 @@ class Derivations {
   std::optional<RendezvousKey> grow_key_;  // of the unused id
   uint32_t recovery_ = 0;
   std::map<std::vector<int>, uint32_t> shrinks_;  // since the recovery, by excluded ranks
+};
+
+// An exchange of records among the ranks of a communicator, outside the order of its
+// operations. It has its own flags in the RankStates, and works even after the communicator was
+// revoked or its segment has failed, when no collective can run.
+class Agreement {
+ public:
+  explicit Agreement(const CommState& state) : state_(state) {}
+  void attach(Segment& segment, int rank);
+
+  // Called after a recovery, before which ranks may have completed different numbers of agreements.
+  // All members continue with the same number.
+  void restart(uint32_t recovery);
+
+  // Agreements have sequence numbers, like operations.
+  uint32_t take_number() { return ++issued_; }
+  // Returns the records of all ranks. Waits for the agreements with lower numbers. Throws if this
+  // rank gives up the creation.
+  std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number,
+                                               const Creation& creation);
+
+  // Returns when all ranks have called it equally often. For suspension only.
+  void suspension_barrier();
+
+ private:
+  void await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const;
+  void check(const Creation& creation, const std::string& awaited) const;
+
+  const CommState& state_;
+  Segment* segment_ = nullptr;
+  int rank_ = -1;
+  std::atomic<uint32_t> issued_{0};
+  Flag completed_;
+  uint32_t barriers_ = 0;
+};
+
+// The surviving ranks of a communicator agree on the membership before they create
+// another one without the others.
+//
+// A rank proposes the ranks that have arrived, once all others are gone or its time limit has
+// expired. The first proposal is binding for all ranks: a compare-and-swap decides. All ranks
+// therefore get the same result, whichever rank dies meanwhile. A rank that is not included gets an
+// error when it arrives.
+class Recovery {
+ public:
+  using Limit = std::chrono::duration<double>;
+
+  explicit Recovery(const CommState& state) : state_(state) {}
+  void attach(Segment& segment, int rank);
+
+  // Returns the ranks that did not survive, sorted. Waits up to the limit for ranks that are
+  // neither gone nor in lost. Throws if the others continue without this rank.
+  std::vector<int> agree(const std::vector<int>& lost, Limit limit);
+
+  // The number of the last recovery in which this rank took part.
+  uint32_t number() const { return number_; }
+
+ private:
+  std::optional<int> awaited(const RankSet& lost) const;
+  void propose();
+  std::optional<RankSet> decided() const;
+
+  const CommState& state_;
+  Segment* segment_ = nullptr;
+  int rank_ = -1;
+  RankSet members_;  // after the last recovery
+  uint32_t number_ = 0;
 };
 
 }  // namespace hostnccl

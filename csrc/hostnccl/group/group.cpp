@@ -3,11 +3,13 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <span>
+#include <string_view>
 
-#include "hostnccl/communicator/connections.h"
+#include "hostnccl/base/interrupt.h"
 
 namespace hostnccl {
 namespace {
@@ -17,8 +19,64 @@ bool is_message_to_self(const PendingOperation& pending) {
          pending.operation.root_or_peer == pending.comm->rank();
 }
 
-// In strict mode, waits until first operations have connected their ranks. All operations of a
-// group begin before any of them waits, because several ranks may belong to this thread.
+bool connects_at_creation() {
+  const char* text = std::getenv("NCCL_RUNTIME_CONNECT");
+  return text != nullptr && std::string_view(text) == "0";
+}
+
+void sleep_until_met(const Communicator& comm, const Wait& wait) {
+  SpinBackoff backoff(comm.segment().oversubscribed());
+  while (!wait.condition.met())
+    if (!backoff.wait()) break;
+  if (wait.condition.met()) return;
+  const Sleeping sleeping(wait);
+  sleep_until(wait.condition, [&](bool check_liveness) {
+    comm.state().check_wait({wait.condition, wait.peer}, check_liveness);
+    if (const auto reason = interruption())
+      throw Error(reason->code(), comm.segment().name_of(comm.rank()) + " " + reason->text());
+    if (const auto deadlock = Deadlocks::check()) throw Error(*deadlock);
+  });
+}
+
+// Publishes that this rank calls the operation. Returns the waits that connect its ranks, none if
+// an earlier operation has connected them.
+std::vector<Wait> begin_connecting(const Communicator& comm, const Operation& operation) {
+  Segment& segment = comm.segment();
+  const int rank = comm.rank();
+  const int peer = operation.root_or_peer;
+  std::vector<Wait> waits;
+  if (is_message(operation.kind)) {
+    const bool sends = operation.kind == Kind::Send;
+    PairRing& ring = sends ? segment.pair_ring(rank, peer) : segment.pair_ring(peer, rank);
+    Flag& own = sends ? ring.sender_called : ring.receiver_called;
+    Flag& other = sends ? ring.receiver_called : ring.sender_called;
+    if (peer == rank || own.load_own() != 0) return waits;
+    own.signal(1);
+    waits.push_back({{&other, 1}, &comm, peer, operation});
+  } else if (Flag& own = segment.rank_state(rank).called;
+             is_collective(operation.kind) && own.load_own() == 0) {
+    own.signal(1);
+    if (connects_at_creation()) return waits;
+    for (int other = 0; other < comm.nranks(); ++other)
+      if (other != rank)
+        waits.push_back({{&segment.rank_state(other).called, 1}, &comm, other, operation});
+  }
+  return waits;
+}
+
+// Sleeps until the waits are over, one after the other. An error is an error of the communicator.
+void wait_until_connected(Communicator& comm, const std::vector<Wait>& waits) {
+  try {
+    for (const Wait& one : waits) sleep_until_met(comm, one);
+  } catch (...) {
+    throw comm.fail_operation(current_error());
+  }
+}
+
+// In NCCL from 2.24 on, the first collective of a communicator connects all ranks, and the first
+// message in a direction its two. In strict mode, the call of such an operation of a blocking
+// communicator waits for the calls of the other ranks. All operations of a group begin before any
+// of them waits, because several ranks may belong to this thread.
 void connect_ranks(std::span<const PendingOperation> operations) {
   std::vector<std::pair<Ref<Communicator>, std::vector<Wait>>> all;
   for (const auto& [comm, operation, stream, event, window] : operations) {

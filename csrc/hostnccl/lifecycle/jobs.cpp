@@ -10,7 +10,7 @@
 
 #include "common/per_process.h"
 #include "hostnccl/operations/progress_engine.h"
-#include "hostnccl/rendezvous/refusal.h"
+#include "hostnccl/rendezvous/rendezvous.h"
 
 namespace hostnccl {
 namespace {

@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "hostnccl/base/interrupt.h"
-#include "hostnccl/communicator/deadlock.h"
-#include "hostnccl/operations/tasks.h"
+#include "hostnccl/communicator/waits.h"
 
 namespace hostnccl {
 namespace {
@@ -43,7 +42,7 @@ Task start(Communicator& comm, const Operation& operation, bool alone) {
     case Kind::Recv:
       return run_recv(comm, operation);
     case Kind::WindowRegister:
-      return static_cast<RegistrationTask*>(operation.recv)->run(comm);
+      return run_registration(comm, operation);
     case Kind::PutSignal:
     case Kind::Signal:
       return run_put(comm, operation);
@@ -199,10 +198,9 @@ void ProgressEngine::fail_work(size_t index, const Error& error) {
   CommunicatorWork& work = works_[index];
   if (!work.failed) {
     work.failed = true;
-    work.comm->state().fail(error);
-    work.comm->note_failure(work.comm->state().for_others(error));
+    const Error failure = work.comm->fail_operation(error);
     if (!error_) {
-      error_ = work.comm->state().operation_error();
+      error_ = failure;
       error_->set_origin(work.comm.slot());
     }
   }

@@ -8,7 +8,6 @@
 
 #include "abi/constants.h"
 #include "hostnccl/operations/progress_engine.h"
-#include "hostnccl/operations/tasks.h"
 #include "hostnccl/rendezvous/file_exchange.h"
 
 namespace hostnccl {
@@ -42,7 +41,7 @@ struct Contribution {
 
 // The registration of one window on one rank. It records its errors and does not throw them: the
 // rank still takes part in the second all-gather, in which all ranks get the error.
-class Registration final : public RegistrationTask {
+class Registration {
  public:
   Registration(const Ref<Communicator>& comm, void* buffer, size_t bytes, WindowUse use)
       : handle_(handle_of(comm)),
@@ -61,8 +60,6 @@ class Registration final : public RegistrationTask {
     if (window_ && !finished_) handles<Window>().close(window_);
     if (resources_ != nullptr) free_memory(resources_);  // a window keeps the allocation
   }
-
-  Task run(Communicator& comm) override;
 
   // Called in the order of operations, so all ranks take the same window number.
   Contribution contribution() {
@@ -267,33 +264,34 @@ class Registration final : public RegistrationTask {
   std::optional<Error> error_;
 };
 
-Task Registration::run(Communicator& comm) {
+}  // namespace
+
+Task run_registration(Communicator& comm, const Operation& operation) {
+  Registration& registration = *static_cast<Registration*>(operation.recv);
   const size_t nranks = static_cast<size_t>(comm.nranks());
 
   std::vector<Contribution> contributions(nranks);
-  const Contribution own = contribution();
+  const Contribution own = registration.contribution();
   const Operation gather_contributions = all_gather(Kind::WindowRegister, own, contributions);
   Task contributing = run_collective(comm, gather_contributions);
   while (!contributing.resume()) co_await Until{contributing.blocked()};
-  map(contributions);
+  registration.map(contributions);
 
   std::vector<Status> statuses(nranks);
-  const Status own_status = status();
+  const Status own_status = registration.status();
   const Operation gather_statuses = all_gather(Kind::WindowRegister, own_status, statuses);
   Task reporting = run_collective(comm, gather_statuses);
   while (!reporting.resume()) co_await Until{reporting.blocked()};
   for (int rank = 0; rank < comm.nranks(); ++rank) {
-    note_status(rank, statuses[static_cast<size_t>(rank)]);
+    registration.note_status(rank, statuses[static_cast<size_t>(rank)]);
   }
-  finish();
+  registration.finish();
 }
-
-}  // namespace
 
 Ref<Window> register_window(const Job& job, void* buffer, size_t bytes, WindowUse use) {
   Registration registration(job.parent, buffer, bytes, use);
   Operation operation{Kind::WindowRegister, abi::ncclUint8};
-  operation.recv = static_cast<RegistrationTask*>(&registration);
+  operation.recv = &registration;
   run_operation(job.parent, operation, job.sequence);
   if (registration.error()) throw *registration.error();
   return registration.window();

@@ -10,16 +10,152 @@
 #include <thread>
 #include <vector>
 
+#include "hostnccl/base/interrupt.h"
+#include "hostnccl/base/params.h"
+#include "hostnccl/base/thread.h"
 #include "hostnccl/rendezvous/handshake.h"
-#include "hostnccl/rendezvous/refusal.h"
 
 namespace hostnccl {
+namespace {
+
+thread_local std::optional<Creation::Seconds> limit_of_thread;
+
+const char* text_of(Creation::End how) {
+  switch (how) {
+    case Creation::End::Aborted:
+      return "aborted the communicator while it was being created";
+    case Creation::End::ParentAborted:
+      return "aborted its communicator while another was derived from it";
+    case Creation::End::ParentRevoked:
+      return "revoked its communicator while another was derived from it";
+    default:
+      return kInterruption;
+  }
+}
+
+}  // namespace
+
+void Creation::set_limit(std::optional<Seconds> limit) { limit_of_thread = limit; }
+
+Creation::Creation()
+    : limit_(limit_of_thread ? *limit_of_thread
+                             : std::chrono::seconds(param_number(ParamId::InitTimeout))) {}
+
+std::optional<Error> Creation::given_up() const {
+  if (auto reason = ended()) return reason;
+  if (!late()) return std::nullopt;
+  return Error(abi::ncclTimeout, format("gave up after %g s", limit()));
+}
+
+std::optional<Error> Creation::ended() const {
+  End how = end_.load(std::memory_order_relaxed);
+  if (how == End::None && interrupted()) how = End::Interrupted;
+  if (how == End::None) return std::nullopt;
+  return Error(abi::ncclRemoteError, text_of(how));
+}
+
 namespace {
 
 constexpr int kPollMs = 50;
 constexpr auto kProcessCheckInterval = std::chrono::milliseconds(200);
 constexpr auto kProgressInterval = std::chrono::milliseconds(20);  // one message for several ranks
 constexpr auto kGracePeriod = std::chrono::milliseconds(700);      // for requests after an error
+
+// For the refusal of late ranks.
+constexpr auto kRefusalTime = std::chrono::seconds(10);
+constexpr auto kReportTime = std::chrono::seconds(1);
+constexpr auto kPause = std::chrono::milliseconds(50);
+constexpr int kRefusalPollMs = 500;
+
+// Sends the reason to the listening rank. False if it did not receive it before the end.
+bool report(int connection, const RendezvousKey& key, const Failure& reason,
+            Clock::time_point end) {
+  const ConnectingSide handshake(key);
+  bool open = peer_is_same_user(connection) && handshake.send_hello(connection);
+  while (open && Clock::now() < end) {
+    pollfd wait{connection, POLLIN, 0};
+    poll(&wait, 1, int(kPause.count()));
+    Message message;
+    const Received received = receive_message(connection, message);
+    open = received != Received::Closed;
+    if (received != Received::Message) continue;
+    const auto* challenge = std::get_if<Challenge>(&message);
+    return challenge && handshake.send_answer(connection, *challenge) &&
+           send_message(connection, reason);
+  }
+  return false;
+}
+
+class Refusal {
+ public:
+  Refusal(const RendezvousKey& key, const Error& reason, std::optional<JoinListener> listener)
+      : key_(key), name_(key), reason_(Failure::of(reason)), listener_(std::move(listener)) {}
+
+  void run() {
+    while (!over()) {
+      if (!listener_) {
+        if (Fd free = try_bind(name_)) listener_.emplace(std::move(free), key_);
+      }
+      if (listener_) {
+        answer();
+      } else if (const Fd connection = try_connect(name_)) {
+        if (report(connection.get(), key_, reason_, end_)) await_close(connection.get());
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+ private:
+  bool over() const { return Clock::now() >= end_; }
+
+  // Sends the reason to all ranks that connect, until the end.
+  void answer() {
+    std::vector<Fd> refused;  // stay open until the end: an early close would discard the reason
+    while (!over() && refused.size() < kMaxRanks) {
+      std::vector<pollfd> waits;
+      listener_->add_to(waits);
+      poll(waits.data(), waits.size(), kRefusalPollMs);
+      try {
+        for (Fd& joiner : listener_->advance()) {
+          send_message(joiner.get(), reason_);
+          refused.push_back(std::move(joiner));
+        }
+      } catch (const Error&) {  // no free descriptor yet
+        std::this_thread::sleep_for(kPause);
+      }
+    }
+  }
+
+  // Waits until the listening rank stops listening.
+  void await_close(int connection) const {
+    Message message;
+    while (!over() && receive_message(connection, message) != Received::Closed) {
+      pollfd wait{connection, POLLIN, 0};
+      poll(&wait, 1, kRefusalPollMs);
+    }
+  }
+
+  const RendezvousKey key_;
+  const SocketName name_;
+  const Failure reason_;
+  std::optional<JoinListener> listener_;
+  const Clock::time_point end_ = Clock::now() + kRefusalTime;
+};
+
+// Starts a thread that reports the reason to late ranks for some seconds. Every failed rank does
+// so, except one that gave up itself, because the processes of the others may end. It listens if no
+// other rank does. If a late rank listens, as the host that waits for the others, it reports the
+// reason to that rank. listener: that of a host.
+void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
+                       std::optional<JoinListener> listener = {}) {
+  try {
+    start_thread([refusal = Refusal(key, reason, std::move(listener))]() mutable {
+      guarded([&] { refusal.run(); });
+    });
+  } catch (const std::exception&) {
+    // Without the thread, late ranks wait until their own deadlines.
+  }
+}
 
 // The segments that this process has mapped, by the keys of their rendezvous.
 struct Rendezvouses {
@@ -83,6 +219,11 @@ JoinRequest make_join_request(const RendezvousKey& key, int nranks, int rank) {
 }
 
 }  // namespace
+
+void refuse_host(const RendezvousKey& key, const Error& reason) {
+  const Fd connection = try_connect(SocketName(key));
+  if (connection) report(connection.get(), key, Failure::of(reason), Clock::now() + kReportTime);
+}
 
 // The host of a rendezvous. It collects the join requests, checks that they agree, and sends each
 // joiner the segment or the reason for a refusal.

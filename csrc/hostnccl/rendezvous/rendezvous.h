@@ -4,6 +4,8 @@
 // the reason.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,11 +13,45 @@
 #include <string>
 #include <vector>
 
-#include "hostnccl/rendezvous/creation.h"
-#include "hostnccl/rendezvous/messages.h"
+#include "hostnccl/base/error.h"
+#include "hostnccl/base/flag.h"
+#include "hostnccl/rendezvous/handshake.h"
 #include "hostnccl/segment/segment.h"
 
 namespace hostnccl {
+
+// The creation of a communicator on this rank, with its time limit and the events that
+// end it early. Every wait for another rank during a creation checks it.
+class Creation {
+ public:
+  using Seconds = std::chrono::duration<double>;
+
+  // The limit of creations that this thread begins from now on. Empty: HOSTNCCL_INIT_TIMEOUT.
+  static void set_limit(std::optional<Seconds> limit);
+
+  Creation();
+  void begin() { deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(limit_); }
+
+  // Ends the creation, from any thread.
+  enum class End { None, Aborted, Interrupted, ParentAborted, ParentRevoked };
+  void end(End how) { end_.store(how, std::memory_order_relaxed); }
+
+  // Why this rank gives up, as the predicate of its name: "gave up after 0.5 s". Empty if it does
+  // not.
+  std::optional<Error> given_up() const;
+  std::optional<Error> ended() const;  // the same without the time limit
+  bool late() const { return Clock::now() >= deadline_; }
+  double limit() const { return limit_.count(); }  // in seconds
+
+ private:
+  const Seconds limit_;
+  Clock::time_point deadline_ = Clock::time_point::max();
+  std::atomic<End> end_{End::None};
+};
+
+// Reports the reason to the ranks that are currently in the rendezvous of a key, if there are any.
+// For a rank that gives up before it has joined.
+void refuse_host(const RendezvousKey& key, const Error& reason);
 
 // The ranks that have joined a rendezvous. Any thread may query them.
 class JoinedRanks {

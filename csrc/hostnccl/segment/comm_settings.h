@@ -22,7 +22,7 @@ struct CommSettings {
   // In strict mode: a call on a non-blocking communicator is in progress when it returns, the next
   // call is refused until it is complete, and a refusal is the communicator's permanent error.
   bool strict_calls = strict && strict_calls_enabled;
-  // Whether first operations connect their ranks: see communicator/connections.h.
+  // Whether first operations connect their ranks: see group/group.cpp.
   bool connects = strict_calls && param_number(ParamId::Connect) != 0;
   bool split_share = false;   // of children created by split(), in strict mode only
   bool shrink_share = false;  // the same for shrink()

@@ -1,8 +1,8 @@
-// Graph: a captured graph. Its nodes are in the order of capture, each with the earlier nodes on
-// which it depends.
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <variant>
 #include <vector>
 
@@ -12,6 +12,8 @@
 
 namespace hostnccl {
 
+// A captured graph. Its nodes are in the order of capture, each with the earlier nodes on
+// which it depends.
 class Graph {
  public:
   struct NodeOperation {
@@ -53,6 +55,31 @@ class Graph {
   const uint32_t generation_ = fork_generation();
   std::vector<Node> nodes_;
   std::vector<size_t> final_nodes_;
+};
+
+// An instantiated graph, which can be launched any number of times. A branch is the work
+// of one captured stream. The first branch runs on the stream of the launch, the others on streams
+// that belong to the graph. Flags between the nodes replace the captured events.
+class GraphExec {
+ public:
+  explicit GraphExec(Ref<Graph> graph);
+  ~GraphExec();
+
+  // Runs the graph after the work of the stream, and after the previous launch of this graph, whose
+  // failure it inherits unless it was already reported to a caller. A null stream runs it in the
+  // calling thread and throws failures. The operations take their sequence numbers in this call.
+  void launch(const Ref<Stream>& stream);
+
+  bool is_of_this_process() const { return graph_->is_of_this_process(); }
+
+ private:
+  class Launch;
+
+  const Ref<Graph> graph_;
+  const std::vector<std::vector<size_t>> branches_;  // the nodes of each
+  std::vector<Ref<Stream>> branch_streams_;          // of every branch but the first
+  std::mutex mutex_;
+  std::shared_ptr<EventRecord> last_end_;  // the end of the last launch
 };
 
 }  // namespace hostnccl

@@ -24,7 +24,7 @@
 #include "hostnccl/base/flag.h"
 #include "hostnccl/base/handle.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/communicator/thread_waits.h"
+#include "hostnccl/communicator/waits.h"
 #include "hostnccl/streams/device_error.h"
 
 namespace hostnccl {
