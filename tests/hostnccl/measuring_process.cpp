@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "hostnccl/base/params.h"
-#include "hostnccl/base/samples.h"
 #include "hostnccl/base/tuning.h"
 
 namespace hostnccl {

@@ -27,7 +27,7 @@ extern "C" {
 /// Sets the interrupt check, for bindings of languages like Python whose signal handlers run
 /// between two instructions. Waiting threads call it.
 /// @param check returns 0 to continue, or another value to end the wait; null disables the check.
-void hostSetInterruptCheck(int (*check)()) { set_interrupt_check(check); }
+void hostSetInterruptCheck(int (*check)()) { interrupt_check = check; }
 
 /// Sets the time limit of the communicators that this thread creates from now on. In NCCL such a
 /// call waits without limit. Only that of a non-blocking communicator can be ended, by

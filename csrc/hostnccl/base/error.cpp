@@ -58,8 +58,6 @@ struct LastOfAnyThread {
   std::string text;
 };
 
-LastOfAnyThread& last_of_any_thread() { return common::per_process<LastOfAnyThread>(); }
-
 }  // namespace
 
 std::string format(const char* pattern, ...) {
@@ -107,7 +105,7 @@ Error current_error() noexcept {
 void remember_error(const std::string& text) noexcept {
   try {
     last_text() = text;
-    LastOfAnyThread& all = last_of_any_thread();
+    auto& all = common::per_process<LastOfAnyThread>();
     const std::lock_guard lock(all.mutex);
     all.text = text;
   } catch (...) {
@@ -118,7 +116,7 @@ void remember_error(const std::string& text) noexcept {
 const char* last_error(bool of_any_thread) noexcept {
   try {
     if (last_text().empty() && of_any_thread) {
-      LastOfAnyThread& all = last_of_any_thread();
+      auto& all = common::per_process<LastOfAnyThread>();
       const std::lock_guard lock(all.mutex);
       last_text() = all.text;
     }

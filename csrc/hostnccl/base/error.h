@@ -2,6 +2,10 @@
 // ncclResult_t of a C function. ncclGetLastError returns the text of a thread's last error.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <type_traits>
@@ -31,6 +35,21 @@ class Error : public std::exception {
   abi::ncclResult_t code_;
   std::string text_;
   const void* origin_ = nullptr;
+};
+
+// An error in shared memory or in a message.
+template <size_t kTextBytes>
+struct ErrorRecord {
+  uint32_t code;
+  char text[kTextBytes];  // ends with a zero
+
+  void set(const Error& error) {  // truncates the text
+    code = error.code();
+    const size_t length = std::min(error.text().size(), sizeof text - 1);
+    std::memcpy(text, error.text().data(), length);
+    text[length] = '\0';
+  }
+  Error error() const { return Error(static_cast<abi::ncclResult_t>(code), text); }
 };
 
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "hostnccl/base/error.h"
+#include "hostnccl/base/thread.h"
 
 namespace hostnccl {
 
@@ -119,11 +120,10 @@ class HandleTable {
   std::mutex mutex_;
 };
 
-// The table of a type's handles. Never destroyed: other threads may outlive main().
+// The table of a type's handles.
 template <typename T>
 HandleTable<T>& handles() {
-  static HandleTable<T>& table = *new HandleTable<T>;
-  return table;
+  return immortal<HandleTable<T>>();
 }
 
 }  // namespace hostnccl

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 
+#include "hostnccl/base/thread.h"
 #include "hostnccl/kernels/reduce.h"
 
 namespace hostnccl {
@@ -112,13 +113,8 @@ struct MeasuredTexts {
   std::optional<std::string> texts[std::size(kParams)];
 };
 
-MeasuredTexts& measured_texts() {
-  static MeasuredTexts& instance = *new MeasuredTexts;  // outlives every thread
-  return instance;
-}
-
 std::optional<std::string> measured_text(ParamId id) {
-  MeasuredTexts& all = measured_texts();
+  auto& all = immortal<MeasuredTexts>();
   const std::lock_guard lock(all.mutex);
   return all.texts[static_cast<size_t>(id)];
 }
@@ -188,7 +184,7 @@ const Param* find_param(const char* key) {
 }
 
 void set_measured(ParamId id, const std::string& text) {
-  MeasuredTexts& all = measured_texts();
+  auto& all = immortal<MeasuredTexts>();
   const std::lock_guard lock(all.mutex);
   all.texts[static_cast<size_t>(id)] = text;
 }

@@ -1,5 +1,4 @@
-// Threads of the engine. They block all signals except those of their own faults, because signals
-// belong to the user's threads.
+// Threads of the engine, and objects that outlive them.
 #pragma once
 
 #include <thread>
@@ -9,6 +8,15 @@
 
 namespace hostnccl {
 
+// The only object of a type. Never destroyed: threads may outlive main().
+template <typename T>
+T& immortal() {
+  static T& object = *new T;
+  return object;
+}
+
+// A thread that blocks all signals except those of its own faults, because signals belong to the
+// user's threads.
 template <typename Body>
 std::thread make_thread(Body&& body) {
   const common::SignalsBlocked blocked;  // inherited by the new thread

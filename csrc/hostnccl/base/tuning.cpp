@@ -16,6 +16,7 @@
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/process.h"
 #include "hostnccl/base/sha256.h"
+#include "hostnccl/base/thread.h"
 
 namespace hostnccl {
 namespace {
@@ -193,11 +194,6 @@ struct Known {
   bool has_calm() const { return measured && calm(*measured); }
 };
 
-Known& known() {
-  static Known& instance = *new Known;  // outlives every thread
-  return instance;
-}
-
 struct MeasuredParam {
   ParamId id;
   uint64_t Thresholds::* value;
@@ -246,7 +242,7 @@ bool calm(const Measurements& measured) {
 
 std::optional<Measurements> known_measurements() {
   if (!tuning_enabled()) return std::nullopt;
-  Known& all = known();
+  auto& all = immortal<Known>();
   const std::lock_guard lock(all.mutex);
   if (!all.has_calm()) {  // another process may have stored calm ones
     if (const std::optional<Measurements> found = load_measurements()) set_known(all, *found);
@@ -258,14 +254,14 @@ bool measurement_wanted() {
   constexpr int kMostAttempts = 3;
   if (!tuning_enabled()) return false;
   known_measurements();
-  Known& all = known();
+  auto& all = immortal<Known>();
   const std::lock_guard lock(all.mutex);
   return !all.has_calm() && all.attempts++ < kMostAttempts;
 }
 
 void adopt_measurements(const Measurements& measured) {
   if (!tuning_enabled()) return;
-  Known& all = known();
+  auto& all = immortal<Known>();
   const std::lock_guard lock(all.mutex);
   if (!all.measured || (!all.has_calm() && measured.spread < all.measured->spread)) {
     set_known(all, measured);

@@ -3,10 +3,12 @@
 // value, Segment agrees on one.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace hostnccl {
 
@@ -16,6 +18,21 @@ std::chrono::microseconds spin_time();
 // HOSTNCCL_CMA: whether ranks may read each other's buffers directly, with process_vm_readv or by
 // pointer. Reads through windows are always allowed.
 bool direct_reads_allowed();
+
+// Of the samples of one time. A mean would include preemptions, and operations rarely reach the
+// minimum.
+struct Summary {
+  double median;
+  double spread;  // third quartile / first quartile
+};
+
+// Of at least one sample. Sorts them.
+inline Summary summarize(std::vector<double>& samples) {
+  std::sort(samples.begin(), samples.end());
+  const size_t last = samples.size() - 1;
+  const size_t quarter = last / 4;
+  return {samples[(last + 1) / 2], samples[last - quarter] / samples[quarter]};
+}
 
 // Times between two ranks (segment/calibration.h) in ns, each the median of several.
 struct Measurements {

@@ -24,8 +24,6 @@ class Communicator final : public WaitingCommunicator {
   // shares_with: the parent whose resources it shares. Empty: none.
   Communicator(CommSettings settings, std::shared_ptr<Creation> creation,
                Ref<Communicator> shares_with = {});
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
 
   // Blocks until all ranks have joined.

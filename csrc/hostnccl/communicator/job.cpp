@@ -23,8 +23,6 @@ class RunningJob {
     parent_guard_.emplace(parent_);
     parent_->state().begin_child();
   }
-  RunningJob(const RunningJob&) = delete;
-  RunningJob& operator=(const RunningJob&) = delete;
   ~RunningJob() {
     if (changes_) comm_->state().end_suspension_change();
     if (parent_) parent_->state().end_child();

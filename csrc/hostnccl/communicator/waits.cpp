@@ -20,8 +20,6 @@ struct Registry {
   std::vector<WaitingThread*> threads;
 };
 
-Registry& registry() { return common::per_process<Registry>(); }
-
 std::atomic<uint64_t> last_number{0};
 
 }  // namespace
@@ -52,13 +50,13 @@ std::shared_ptr<WaitingThread> WaitingThread::share_current() {
 WaitingThread::WaitingThread() : number_(++last_number) { enroll(); }
 
 WaitingThread::~WaitingThread() {
-  Registry& all = registry();
+  auto& all = common::per_process<Registry>();
   const std::lock_guard lock(all.mutex);
   std::erase(all.threads, this);
 }
 
 void WaitingThread::enroll() {
-  Registry& all = registry();
+  auto& all = common::per_process<Registry>();
   const std::lock_guard lock(all.mutex);
   generation_ = fork_generation();
   all.threads.push_back(this);
@@ -99,7 +97,7 @@ void WaitingThread::wake() {
 }
 
 void WaitingThread::visit_waits(const Visitor& visit) {
-  Registry& all = registry();
+  auto& all = common::per_process<Registry>();
   const std::lock_guard lock(all.mutex);
   for (const WaitingThread* thread : all.threads) {
     const std::lock_guard thread_lock(thread->mutex_);
@@ -111,7 +109,7 @@ std::optional<int64_t> WaitingThread::all_asleep(const Visitor& visit) {
   // A thread that falls asleep later may have woken one that was already checked.
   const int64_t began = Clock::now().time_since_epoch().count();
   int64_t since = 0;
-  Registry& all = registry();
+  auto& all = common::per_process<Registry>();
   const std::lock_guard lock(all.mutex);
   for (const WaitingThread* thread : all.threads) {
     if (!thread->matters()) continue;

@@ -47,8 +47,6 @@ class WaitingThread {
   static std::shared_ptr<WaitingThread> share_current();
 
   WaitingThread();
-  WaitingThread(const WaitingThread&) = delete;
-  WaitingThread& operator=(const WaitingThread&) = delete;
   ~WaitingThread();
 
   // For a thread that is about to start, and counts as running from now on. The thread adopts it.

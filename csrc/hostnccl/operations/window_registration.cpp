@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 
 #include "abi/constants.h"
@@ -13,17 +12,13 @@
 namespace hostnccl {
 namespace {
 
-// The result of a rank's part of the registration.
-struct Status {
-  bool success;
-  abi::ncclResult_t code;
-  char text[512];
+// The result of a rank's part of the registration: ncclSuccess or its error.
+struct Status : ErrorRecord<512> {
+  bool success() const { return code == abi::ncclSuccess; }
 
   static Status of(const std::optional<Error>& error) {
-    Status status{!error, abi::ncclSuccess, {}};
-    if (!error) return status;
-    status.code = error->code();
-    std::snprintf(status.text, sizeof status.text, "%s", error->text().c_str());
+    Status status{};
+    if (error) status.set(*error);
     return status;
   }
 };
@@ -54,8 +49,6 @@ class Registration {
       check_buffer(buffer, bytes);
     });
   }
-  Registration(const Registration&) = delete;
-  Registration& operator=(const Registration&) = delete;
   ~Registration() {
     if (window_ && !finished_) handles<Window>().close(window_);
     if (resources_ != nullptr) free_memory(resources_);  // a window keeps the allocation
@@ -87,9 +80,9 @@ class Registration {
   Status status() const { return Status::of(error_); }
 
   void note_status(int rank, const Status& status) {
-    if (status.success || error_) return;
-    error_ = Error(status.code, format("%s cannot register a window: %s",
-                                       segment_.name_of(rank).c_str(), status.text));
+    if (status.success() || error_) return;
+    error_ = Error(status.error().code(), format("%s cannot register a window: %s",
+                                                 segment_.name_of(rank).c_str(), status.text));
   }
 
   // Called with the statuses of all ranks. No rank gets the window if one has failed.
@@ -147,7 +140,7 @@ class Registration {
              segment_.name_of(static_cast<int>(creator)).c_str(),
              segment_.name_of(static_cast<int>(creator == 0 ? rank : 0)).c_str());
       }
-      if (creates(all[0]) && all[rank].status.success && all[0].status.success &&
+      if (creates(all[0]) && all[rank].status.success() && all[0].status.success() &&
           all[rank].bytes != all[0].bytes) {
         fail(abi::ncclInvalidUsage,
              "the device communicator has %llu bytes of resources on %s, and %llu bytes on %s: the "
@@ -163,7 +156,8 @@ class Registration {
   // window from an allocator per rank.
   void check_alike(const std::vector<Contribution>& all) const {
     for (size_t rank = 1; rank < all.size(); ++rank) {
-      if (all[rank].status.success && all[0].status.success && all[rank].offset != all[0].offset) {
+      if (all[rank].status.success() && all[0].status.success() &&
+          all[rank].offset != all[0].offset) {
         fail(abi::ncclInvalidUsage,
              "the window begins %llu bytes after the beginning of its allocation on %s, and %llu "
              "bytes on %s",

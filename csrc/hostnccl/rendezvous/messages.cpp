@@ -71,14 +71,6 @@ Received receive_message(int socket, Message& message, Fd* passed_fd) {
   return received;
 }
 
-Failure Failure::of(const Error& error) {
-  Failure failure{};
-  failure.code = error.code();
-  const size_t length = std::min(error.text().size(), sizeof failure.text - 1);
-  std::memcpy(failure.text, error.text().data(), length);
-  return failure;
-}
-
 Proof prove(const RendezvousKey& key, Side side, const Nonce& connecting, const Nonce& listening) {
   std::array<uint8_t, 1 + 2 * sizeof(Nonce)> text;
   text[0] = static_cast<uint8_t>(side);

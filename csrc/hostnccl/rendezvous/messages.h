@@ -76,12 +76,12 @@ struct Progress : MessageHeader<MessageKind::Progress> {
 struct Accepted : MessageHeader<MessageKind::Accepted> {};
 
 // From the host: why no communicator is created. From a joiner: why it gives up.
-struct Failure : MessageHeader<MessageKind::Failure> {
-  uint32_t code;
-  char text[1020];  // ends with a zero
-
-  static Failure of(const Error& error);
-  Error error() const { return Error(static_cast<abi::ncclResult_t>(code), text); }
+struct Failure : MessageHeader<MessageKind::Failure>, ErrorRecord<1020> {
+  static Failure of(const Error& error) {
+    Failure failure{};
+    failure.set(error);
+    return failure;
+  }
 };
 
 // From a rank that registers a window. Carries the descriptor of its memory.

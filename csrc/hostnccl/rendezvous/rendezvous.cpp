@@ -163,13 +163,8 @@ struct Rendezvouses {
   std::map<RendezvousKey, std::weak_ptr<Segment>> segments;
 };
 
-Rendezvouses& rendezvouses() {
-  static Rendezvouses& instance = *new Rendezvouses;  // outlives every thread
-  return instance;
-}
-
 void forbid_second_use(const RendezvousKey& key) {
-  Rendezvouses& all = rendezvouses();
+  auto& all = immortal<Rendezvouses>();
   const std::lock_guard lock(all.mutex);
   const auto found = all.segments.find(key);
   if (found != all.segments.end() && !found->second.expired()) {
@@ -198,7 +193,7 @@ std::string name_of(const JoinRequest& request) { return name_of(request.rank, r
 
 // The segment of a rendezvous in this process. Maps the file if it is not mapped yet.
 std::shared_ptr<Segment> map_segment(const Fd& file, int nranks, const RendezvousKey& key) {
-  Rendezvouses& all = rendezvouses();
+  auto& all = immortal<Rendezvouses>();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.segments, [](const auto& item) { return item.second.expired(); });
   std::weak_ptr<Segment>& known = all.segments[key];

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/samples.h"
 #include "hostnccl/kernels/copy.h"
 
 namespace hostnccl {

@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <map>
 #include <mutex>
 
 #include "hostnccl/base/error.h"
+#include "hostnccl/base/thread.h"
 
 namespace hostnccl {
 namespace {
@@ -17,11 +19,6 @@ struct Allocations {
   std::mutex mutex;
   std::map<uintptr_t, std::shared_ptr<Allocation>> by_base;
 };
-
-Allocations& allocations() {
-  static Allocations& instance = *new Allocations;
-  return instance;
-}
 
 size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
@@ -37,6 +34,37 @@ size_t offset_in_page(size_t offset) { return offset % page_bytes(); }
 
 }  // namespace
 
+Fd make_memory_file(const char* name, size_t bytes) {
+  constexpr unsigned kNoExecSeal = 8;  // MFD_NOEXEC_SEAL, which older kernels do not have
+  Fd file(memfd_create(name, MFD_CLOEXEC | kNoExecSeal));
+  if (!file && errno == EINVAL) file = Fd(memfd_create(name, MFD_CLOEXEC));
+  if (!file) fail_errno("memfd_create");
+  if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
+    fail_errno("sizing shared memory to %zu bytes", bytes);
+  }
+  return file;
+}
+
+Mapping::Mapping(int fd, size_t offset, size_t bytes) : bytes_(bytes) {
+  // A memory file accepts any size. Reserving as much private memory first is the best test of
+  // whether the kernel can supply it.
+  void* reserved = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (reserved == MAP_FAILED) fail_errno("mmap of %zu bytes", bytes);
+  void* memory = mmap(reserved, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                      static_cast<off_t>(offset));
+  if (memory == MAP_FAILED) {
+    const int error = errno;
+    munmap(reserved, bytes);
+    errno = error;
+    fail_errno("mmap of %zu bytes of shared memory", bytes);
+  }
+  memory_ = static_cast<char*>(memory);
+}
+
+Mapping::~Mapping() {
+  if (memory_ != nullptr) munmap(memory_, bytes_);
+}
+
 Allocation::Allocation(size_t bytes)
     : file_(make_memory_file("ncclMemAlloc", whole_pages(bytes))),
       mapping_(file_.get(), 0, whole_pages(bytes)) {}
@@ -44,7 +72,7 @@ Allocation::Allocation(size_t bytes)
 void* allocate_memory(size_t bytes) {
   auto allocation = std::make_shared<Allocation>(bytes);
   char* base = allocation->base();
-  Allocations& all = allocations();
+  auto& all = immortal<Allocations>();
   const std::lock_guard lock(all.mutex);
   all.by_base[reinterpret_cast<uintptr_t>(base)] = std::move(allocation);
   return base;
@@ -52,7 +80,7 @@ void* allocate_memory(size_t bytes) {
 
 void free_memory(void* memory) {
   std::shared_ptr<Allocation> freed;  // unmapped when the lock has been released
-  Allocations& all = allocations();
+  auto& all = immortal<Allocations>();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_base.find(reinterpret_cast<uintptr_t>(memory));
   if (found == all.by_base.end()) {
@@ -64,7 +92,7 @@ void free_memory(void* memory) {
 }
 
 std::shared_ptr<Allocation> find_allocation(const void* address, size_t bytes) {
-  Allocations& all = allocations();
+  auto& all = immortal<Allocations>();
   const std::lock_guard lock(all.mutex);
   auto next = all.by_base.upper_bound(reinterpret_cast<uintptr_t>(address));
   if (next == all.by_base.begin()) return nullptr;

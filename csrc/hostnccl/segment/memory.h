@@ -1,5 +1,5 @@
-// Memory that other processes can map: allocations of ncclMemAlloc, and the memory of all ranks in
-// a window.
+// Memory that other processes can map: memory files, allocations of ncclMemAlloc, and the memory of
+// all ranks in a window.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,35 @@
 #include <memory>
 #include <utility>
 
-#include "hostnccl/base/memory_file.h"
+#include "hostnccl/base/fd.h"
 
 namespace hostnccl {
+
+// A memory file (memfd) of zeros. It has no name in the file system; name is for /proc/PID/maps.
+// The kernel frees it with its last descriptor and mapping, however the processes end.
+Fd make_memory_file(const char* name, size_t bytes);
+
+// An owned mapping.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(int fd, size_t offset, size_t bytes);  // shared; throws
+  Mapping(Mapping&& other) noexcept
+      : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+
+  char* get() const { return memory_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
 
 // An allocation of ncclMemAlloc: whole zeroed pages in a memory file. It holds one file descriptor
 // until it is freed.

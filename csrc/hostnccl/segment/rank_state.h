@@ -164,8 +164,7 @@ struct alignas(4096) Header {
   std::atomic<uint64_t> recovery;  // its number << 32 | the rank whose proposal was accepted
   enum Failure : uint32_t { None, Writing, Written };
   std::atomic<uint32_t> failure;
-  uint32_t code;
-  char text[2048];
+  ErrorRecord<2048> error;
 };
 
 }  // namespace hostnccl

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <memory>
 
-#include "hostnccl/base/memory_file.h"
+#include "hostnccl/segment/memory.h"
 
 namespace hostnccl {
 namespace {
@@ -203,16 +203,13 @@ Error Segment::failure() const {
   if (header_->failure.load(std::memory_order_acquire) != Header::Written) {
     return Error(abi::ncclRemoteError, "a rank died while it reported a failure");
   }
-  return Error(static_cast<abi::ncclResult_t>(header_->code), header_->text);
+  return header_->error.error();
 }
 
 void Segment::fail(const Error& error) {
   uint32_t none = Header::None;
   if (!header_->failure.compare_exchange_strong(none, Header::Writing)) return;
-  header_->code = error.code();
-  const size_t length = std::min(error.text().size(), sizeof header_->text - 1);
-  std::memcpy(header_->text, error.text().data(), length);
-  header_->text[length] = '\0';
+  header_->error.set(error);
   header_->failure.store(Header::Written);
   wake_all();
 }

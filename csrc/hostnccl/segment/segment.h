@@ -31,8 +31,6 @@ class Segment {
 
   // Maps the memory file. -1: private memory of this process, for a single rank.
   Segment(int fd, int nranks);
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
   ~Segment();
 
   // Known only to the ranks of this segment.

@@ -118,9 +118,6 @@ class WindowSet {
 // began.
 class Windows {
  public:
-  Windows() = default;
-  Windows(const Windows&) = delete;
-  Windows& operator=(const Windows&) = delete;
   ~Windows() { close_all(); }
 
   // An empty set with memory for the open windows and one more, for add().

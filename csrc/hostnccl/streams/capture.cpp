@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "hostnccl/base/thread.h"
 #include "hostnccl/streams/device_error.h"
 
 namespace hostnccl {
@@ -15,10 +16,7 @@ using namespace abi;
 std::mutex captures_mutex;
 uint64_t last_id = 0;
 
-std::vector<Capture*>& open_captures() {
-  static std::vector<Capture*>& captures = *new std::vector<Capture*>;
-  return captures;
-}
+std::vector<Capture*>& open_captures() { return immortal<std::vector<Capture*>>(); }
 
 std::atomic<size_t> open_count{0};
 

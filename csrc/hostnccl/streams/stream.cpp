@@ -17,14 +17,9 @@ struct Running {
   std::vector<Ref<Stream>> streams;
 };
 
-Running& running() {
-  static Running& all = *new Running;
-  return all;
-}
-
 void remove_running(const Stream* stream) {
-  const std::lock_guard lock(running().mutex);
-  std::erase_if(running().streams,
+  const std::lock_guard lock(immortal<Running>().mutex);
+  std::erase_if(immortal<Running>().streams,
                 [stream](const Ref<Stream>& other) { return other.get() == stream; });
 }
 
@@ -59,8 +54,8 @@ void Stream::add_prepared(const Ref<Stream>& self) {
   const std::lock_guard lock(mutex_);
   if (!has_thread_) {
     {
-      const std::lock_guard running_lock(running().mutex);
-      running().streams.push_back(self);
+      const std::lock_guard running_lock(immortal<Running>().mutex);
+      immortal<Running>().streams.push_back(self);
     }
     worker_ = WaitingThread::make_worker();
     try {
@@ -158,8 +153,8 @@ void Stream::synchronize_all() {
   require(!in_callback, abi::CUDA_ERROR_NOT_PERMITTED);
   std::vector<Ref<Stream>> streams;
   {
-    const std::lock_guard lock(running().mutex);
-    streams = running().streams;
+    const std::lock_guard lock(immortal<Running>().mutex);
+    streams = immortal<Running>().streams;
   }
   for (const Ref<Stream>& stream : streams)
     if (stream->is_of_this_process()) stream->synchronize();
