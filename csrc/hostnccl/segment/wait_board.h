@@ -1,5 +1,5 @@
 // WaitBoard: the waits of a process's threads, published in shared memory while all of them sleep.
-// See communicator/deadlock.h.
+// See communicator/waits.h.
 #pragma once
 
 #include <atomic>
