@@ -4,7 +4,6 @@
 #include <string_view>
 #include <vector>
 
-#include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/operations/collective.h"

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <optional>
 
-#include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 
 using namespace hostnccl;

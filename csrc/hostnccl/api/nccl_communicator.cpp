@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "abi/constants.h"
-#include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/thread.h"

@@ -2,8 +2,8 @@
 // There is no multicast memory, no GIN and no CFT.
 #include <algorithm>
 #include <cstring>
+#include <string>
 
-#include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/operations/device_communicator.h"
 
@@ -17,13 +17,9 @@ constexpr int kPropertiesSince = 22902;
 // The bytes of ncclCommProperties_t that every version has.
 constexpr size_t kLeastProperties = offsetof(ncclCommProperties_t, nLsaTeams);
 
-struct VersionText {
-  char text[16];
-  explicit VersionText(unsigned version) {
-    std::snprintf(text, sizeof text, "%u.%u.%u", version / 10000, version / 100 % 100,
-                  version % 100);
-  }
-};
+std::string version_text(unsigned version) {
+  return format("%u.%u.%u", version / 10000, version / 100 % 100, version % 100);
+}
 
 void check_head(const char* name, unsigned magic, unsigned version, unsigned oldest) {
   if (magic != kApiMagic) {
@@ -32,7 +28,8 @@ void check_head(const char* name, unsigned magic, unsigned version, unsigned old
   if (version < oldest || version > unsigned{kVersion}) {
     fail(ncclInvalidUsage,
          "the program was compiled with NCCL %s, but hostnccl supports %s from NCCL %s to NCCL %s",
-         VersionText(version).text, name, VersionText(oldest).text, VersionText(kVersion).text);
+         version_text(version).c_str(), name, version_text(oldest).c_str(),
+         version_text(kVersion).c_str());
   }
 }
 

@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/tuning.h"

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "abi/constants.h"
-#include "hostnccl/api/arguments.h"
 #include "hostnccl/api/nccl_api.h"
 #include "hostnccl/operations/window_registration.h"
 #include "hostnccl/segment/memory.h"

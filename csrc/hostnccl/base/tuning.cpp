@@ -15,7 +15,7 @@
 #include "hostnccl/base/fd.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/sha256.h"
+#include "hostnccl/base/secrets.h"
 #include "hostnccl/base/thread.h"
 
 namespace hostnccl {

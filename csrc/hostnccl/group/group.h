@@ -1,6 +1,6 @@
 // Group: the group of a thread, with the operations and jobs called between ncclGroupStart and
 // ncclGroupEnd. The outermost ncclGroupEnd starts first the jobs (several blocking ones in a thread
-// each, a single one in this thread), then the operations (dispatch.h). Outside a group, calls
+// each, a single one in this thread), then the operations. Outside a group, calls
 // start immediately.
 #pragma once
 
@@ -8,10 +8,19 @@
 #include <vector>
 
 #include "hostnccl/communicator/job.h"
-#include "hostnccl/group/dispatch.h"
 #include "hostnccl/operations/progress_engine.h"
+#include "hostnccl/streams/event.h"
 
 namespace hostnccl {
+
+// An operation of a group, or a single one, with checked arguments, before it is started.
+struct PendingOperation {
+  Ref<Communicator> comm;
+  Operation operation;
+  Ref<Stream> stream;       // null: the calling thread
+  Ref<Event> launch_event;  // recorded when the operation begins (launchCompletionEvent), or null
+  Ref<Window> window;       // the destination of a put, else null
+};
 
 class Group {
  public:

@@ -1,4 +1,4 @@
-#include "hostnccl/api/arguments.h"
+#include "hostnccl/api/nccl_api.h"
 
 #include <strings.h>
 

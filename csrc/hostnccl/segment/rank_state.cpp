@@ -1,4 +1,4 @@
-#include "hostnccl/segment/wait_board.h"
+#include "hostnccl/segment/rank_state.h"
 
 #include <algorithm>
 #include <type_traits>
