@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
 from tests.support.blocking import wait_until_blocked
+from tests.support.cpp import compile_with_parts, compiler
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -168,3 +171,14 @@ def test_a_rank_that_has_failed(launch: Launcher, nranks: int, who: str, count: 
     text = "has failed in communicator B: the ranks make different calls: "
     assert re.search(f"{who}{text}", first)
     assert count in first
+
+
+def test_a_failure_is_read_after_a_preemption_of_its_writer(tmp_path: Path) -> None:
+    program = tmp_path / "preempted_writer"
+    base = "error flag params process secrets tuning unique_id"
+    parts = [f"base/{name}.cpp" for name in base.split()]
+    parts += ["segment/memory.cpp", "segment/segment.cpp"]
+    own = [Path(__file__).with_name("preempted_writer.cpp")]
+    compile_with_parts(compiler(), program, own, parts, ["-pthread"])
+    printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
+    assert printed.stdout == "6: rank 1 (pid 2) died\n"

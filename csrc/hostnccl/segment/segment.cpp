@@ -195,13 +195,13 @@ void Segment::check_settings(int rank) const {
 }
 
 Error Segment::failure() const {
-  // The writer completes the text within moments, unless it is killed.
-  for (int i = 0; i < 1000 && header_->failure.load(std::memory_order_acquire) != Header::Written;
-       ++i) {
+  // The writer completes the text within moments, unless it is killed. It may be preempted.
+  const auto end = Clock::now() + std::chrono::seconds(1);
+  while (header_->failure.load(std::memory_order_acquire) != Header::Written) {
+    if (Clock::now() > end) {
+      return Error(abi::ncclRemoteError, "a rank died while it reported a failure");
+    }
     sched_yield();
-  }
-  if (header_->failure.load(std::memory_order_acquire) != Header::Written) {
-    return Error(abi::ncclRemoteError, "a rank died while it reported a failure");
   }
   return header_->error.error();
 }
