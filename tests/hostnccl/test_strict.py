@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -394,3 +395,20 @@ def test_all_ranks_are_strict(rank: Rank) -> None:
     os.environ["HOSTNCCL_STRICT"] = str(rank.rank)
     with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about HOSTNCCL_STRICT: rank 0"):
         rank.communicator()
+
+
+def test_a_refused_ncclCommInitAll_creates_no_communicator() -> None:  # noqa: N802
+    code = """
+import ctypes, pathlib
+from pynccl import raw
+lib = raw.load("host")
+lib.ncclGroupStart()
+config = raw.ncclConfig_t()
+config.blocking = 0
+lib.ncclCommInitRankConfig(2, lib.ncclGetUniqueId(), 0, config)
+host = ctypes.CDLL(str(pathlib.Path(raw.__file__).parent / "lib" / "libhostnccl.so"))
+comms = (ctypes.c_void_p * 3)(1, 1, 1)
+print(host.ncclCommInitAll(comms, 3, None), list(comms))
+"""
+    printed = run_python("-c", code, HOSTNCCL_STRICT="1")
+    assert printed.stdout == f"{raw.ncclInvalidArgument} [None, None, None]\n", printed.stderr

@@ -222,7 +222,13 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
     }
     Group& group = Group::current();
     if (!group.active()) return run_jobs(jobs.data(), jobs.size());
-    for (Job& job : jobs) group.submit(std::move(job));
+    auto job = jobs.begin();
+    try {
+      for (; job != jobs.end(); ++job) group.submit(std::move(*job));
+    } catch (...) {  // submit() has discarded this one
+      while (++job != jobs.end()) job->discard();
+      throw;
+    }
     return ncclSuccess;
   });
 }
