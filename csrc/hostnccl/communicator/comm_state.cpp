@@ -19,7 +19,7 @@ void CommState::check_initialized() const {
 }
 
 void CommState::check_healthy() const {
-  if (suspension_changing()) {
+  if (busy_with(Activity::Suspension)) {
     hostnccl::fail(abi::ncclInvalidArgument,
                    "comm is being suspended or resumed: wait until ncclCommGetAsyncError returns "
                    "ncclSuccess");
@@ -34,7 +34,7 @@ void CommState::check_healthy() const {
 }
 
 void CommState::check_not_in_progress() const {
-  if (!issuing() && children_ == 0) return;
+  if (!issuing() && !busy_with(Activity::Child)) return;
   hostnccl::fail(abi::ncclInvalidArgument,
                  "a call on comm is in progress: wait until ncclCommGetAsyncError returns "
                  "ncclSuccess");
@@ -42,8 +42,9 @@ void CommState::check_not_in_progress() const {
 
 void CommState::check_usable() const {
   const bool usable = of_this_process() && phase_ == Phase::Ready && !revoked() &&
-                      suspension_changes_ == 0 && children_ == 0 && !issuing() &&
-                      error_code_ == abi::ncclSuccess && !suspended() && !segment_->failed();
+                      !busy_with(Activity::Suspension) && !busy_with(Activity::Child) &&
+                      !issuing() && error_code_ == abi::ncclSuccess && !suspended() &&
+                      !segment_->failed();
   if (usable) [[likely]]
     return;
   check_initialized();
@@ -67,8 +68,8 @@ abi::ncclResult_t CommState::async_error() const {
   const Phase phase = phase_.load(std::memory_order_acquire);
   if (phase == Phase::Initializing) return abi::ncclInProgress;
   if (segment_->failed()) return error().code();
-  const bool busy = phase == Phase::Finalizing || suspension_changing() || order_.in_background() ||
-                    issuing() || children_ != 0;
+  const bool busy = phase == Phase::Finalizing || issuing() || busy_with(Activity::Suspension) ||
+                    busy_with(Activity::Child) || busy_with(Activity::Registration);
   return busy ? abi::ncclInProgress : abi::ncclSuccess;
 }
 
@@ -77,12 +78,12 @@ std::optional<std::string> CommState::error_text() const {
   if (code == abi::ncclInProgress && !revoked()) {
     const std::lock_guard lock(mutex_);
     const Phase phase = phase_;
-    std::string text = phase == Phase::Initializing ? "initialization"
-                       : phase == Phase::Finalizing ? "finalization"
-                       : suspension_changing()      ? "suspension or resumption"
-                       : issuing()                  ? "an operation"
-                       : children_ != 0             ? "creation of a child"
-                                                    : "registration of a window";
+    std::string text = phase == Phase::Initializing      ? "initialization"
+                       : phase == Phase::Finalizing      ? "finalization"
+                       : busy_with(Activity::Suspension) ? "suspension or resumption"
+                       : issuing()                       ? "an operation"
+                       : busy_with(Activity::Child)      ? "creation of a child"
+                                                         : "registration of a window";
     text += " in progress";
     if (rendezvous_ != nullptr) text += ": " + rendezvous_->progress();
     return text;

@@ -71,9 +71,12 @@ class CommState {
     Issuing until_queried = Issuing::UntilQueried;
     issuing_.compare_exchange_strong(until_queried, Issuing::None);
   }
-  // Bracket the creation of a child of a non-blocking communicator.
-  void begin_child() { children_.fetch_add(1, std::memory_order_acq_rel); }
-  void end_child() { children_.fetch_sub(1, std::memory_order_acq_rel); }
+
+  // The jobs of a non-blocking communicator during which its state is ncclInProgress: a suspension
+  // or resumption, the creation of a child, the registration of a window.
+  enum class Activity { Suspension, Child, Registration };
+  void begin(Activity what) { counter(what).fetch_add(1, std::memory_order_acq_rel); }
+  void end(Activity what) { counter(what).fetch_sub(1, std::memory_order_acq_rel); }
 
   // Throws if the awaited rank can no longer signal: after an abort, a revocation or a failure of
   // the segment, and if the rank has left or, with check_liveness, its process died.
@@ -102,9 +105,6 @@ class CommState {
   // The error of an operation of this rank, as reported to the other ranks.
   Error for_others(const Error& error) const;
 
-  // Bracket a suspension or resumption, during which the state is ncclInProgress.
-  void begin_suspension_change() { suspension_changes_.fetch_add(1, std::memory_order_acq_rel); }
-  void end_suspension_change() { suspension_changes_.fetch_sub(1, std::memory_order_acq_rel); }
   void set_suspended(bool suspended) { suspended_.store(suspended, std::memory_order_release); }
 
  private:
@@ -114,8 +114,9 @@ class CommState {
   Error error_locked(bool failed_first) const;
 
   void check_healthy() const;
-  bool suspension_changing() const {
-    return suspension_changes_.load(std::memory_order_acquire) != 0;
+  std::atomic<int>& counter(Activity what) { return activities_[static_cast<size_t>(what)]; }
+  bool busy_with(Activity what) const {
+    return activities_[static_cast<size_t>(what)].load(std::memory_order_acquire) != 0;
   }
   // The errors of this rank, and those reported to the other ranks.
   Error revocation() const;
@@ -133,9 +134,8 @@ class CommState {
   std::atomic<bool> aborted_{false};
   std::atomic<bool> revoked_{false};
   std::atomic<bool> suspended_{false};
-  std::atomic<int> suspension_changes_{0};
+  std::atomic<int> activities_[3]{};  // how many run, by Activity
   std::atomic<Issuing> issuing_{Issuing::None};
-  std::atomic<int> children_{0};
   std::atomic<abi::ncclResult_t> error_code_{abi::ncclSuccess};
 
   mutable std::mutex mutex_;  // guards the fields below and the transitions

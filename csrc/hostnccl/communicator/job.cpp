@@ -12,28 +12,22 @@
 namespace hostnccl {
 namespace {
 
-// Marks a job's communicator as busy, from before the job's thread starts until the job ends.
+// Marks a job's communicators as busy, from before the job's thread starts until the job ends.
 class RunningJob {
  public:
-  explicit RunningJob(const Job& job) : comm_(job.comm), changes_(job.changes_parent()) {
-    if (changes_) comm_->state().begin_suspension_change();
-    if (comm_) guard_.emplace(comm_);
+  explicit RunningJob(const Job& job) {
+    if (job.changes_parent()) suspension_.emplace(job.comm, CommState::Activity::Suspension);
+    if (job.comm) guard_.emplace(job.comm);
     if (!job.makes_parent_busy()) return;
-    parent_ = job.parent;
-    parent_guard_.emplace(parent_);
-    parent_->state().begin_child();
-  }
-  ~RunningJob() {
-    if (changes_) comm_->state().end_suspension_change();
-    if (parent_) parent_->state().end_child();
+    parent_guard_.emplace(job.parent);
+    child_.emplace(job.parent, CommState::Activity::Child);
   }
 
  private:
-  const Ref<Communicator> comm_;
-  const bool changes_;
   std::optional<JobGuard> guard_;
-  Ref<Communicator> parent_;
   std::optional<JobGuard> parent_guard_;
+  std::optional<ActivityGuard> suspension_;  // ends before the guards
+  std::optional<ActivityGuard> child_;
 };
 
 // Runs a job in this thread and returns its error.

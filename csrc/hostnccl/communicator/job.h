@@ -36,6 +36,22 @@ struct Job {
 // background. Throws the first error of the blocking jobs.
 abi::ncclResult_t run_jobs(Job* jobs, size_t count);
 
+// Marks an activity of a communicator.
+class ActivityGuard {
+ public:
+  ActivityGuard(const Ref<Communicator>& comm, CommState::Activity what)
+      : comm_(comm), what_(what) {
+    comm_->state().begin(what_);
+  }
+  ActivityGuard(const ActivityGuard&) = delete;
+  ActivityGuard& operator=(const ActivityGuard&) = delete;
+  ~ActivityGuard() { comm_->state().end(what_); }
+
+ private:
+  const Ref<Communicator> comm_;
+  const CommState::Activity what_;
+};
+
 // Counts a job as running on its communicator. Abort and destroy wait for it.
 class JobGuard {
  public:

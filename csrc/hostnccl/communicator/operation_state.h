@@ -44,18 +44,11 @@ class OperationOrder {
     while (running()) std::this_thread::sleep_for(kPollInterval);
   }
 
-  // Background jobs of a non-blocking communicator: ncclCommGetAsyncError reports ncclInProgress
-  // while one runs.
-  void begin_background() { background_.fetch_add(1, std::memory_order_acq_rel); }
-  void end_background() { background_.fetch_sub(1, std::memory_order_acq_rel); }
-  bool in_background() const { return background_.load(std::memory_order_acquire) != 0; }
-
  private:
   friend class EnqueueLock;
 
   std::atomic<uint32_t> issued_{0};
   std::atomic<int> running_{0};
-  std::atomic<int> background_{0};
   Flag completed_;
   std::mutex enqueuing_;
 };

@@ -295,10 +295,9 @@ Job registration_job(const Ref<Communicator>& comm, std::function<void(const Job
   Job job;
   job.parent = comm;
   job.blocking = comm->settings().blocking || comm->settings().strict_calls;
-  std::shared_ptr<void> background;  // until it is destroyed, the state of comm is ncclInProgress
+  std::shared_ptr<ActivityGuard> background;
   if (!job.blocking) {
-    comm->order().begin_background();
-    background = {nullptr, [comm](std::nullptr_t) { comm->order().end_background(); }};
+    background = std::make_shared<ActivityGuard>(comm, CommState::Activity::Registration);
   }
   job.work = [run = std::move(run), background](const Job& self) {
     // Abort and destroy wait for this job: after them the caller may free the memory to which the
