@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <string_view>
 
 namespace hostnccl {
@@ -136,41 +137,36 @@ void check_dtype(abi::ncclDataType_t datatype) {
 
 namespace {
 
-constexpr unsigned bit(Path path) { return 1U << static_cast<unsigned>(path); }
+struct Paths {
+  bool staged = false;
+  bool direct = false;
+};
 
-constexpr Path kPaths[] = {Path::Staged, Path::Direct};
-constexpr unsigned kAllPaths = bit(Path::Staged) | bit(Path::Direct);
-
-bool same_name(std::string_view a, const char* b) {
-  return a.size() == std::strlen(b) && strncasecmp(a.data(), b, a.size()) == 0;
-}
-
-// The paths that an algSelection allows, as bits: "direct", "staged,direct", or "^direct" for all
-// others. 0 if a name is unknown.
-unsigned selected_paths(std::string_view selection) {
+// The paths that an algSelection allows: "direct", "staged,direct", or "^direct" for all others.
+// None if a name is unknown.
+Paths selected_paths(std::string_view selection) {
   const bool excludes = selection.starts_with('^');
   if (excludes) selection.remove_prefix(1);
-  unsigned paths = 0;
+  Paths named;
   for (;;) {
-    const size_t comma = std::min(selection.find(','), selection.size());
-    const std::string_view name = selection.substr(0, comma);
-    const auto* found = std::find_if(std::begin(kPaths), std::end(kPaths),
-                                     [&](Path path) { return same_name(name, name_of(path)); });
-    if (found == std::end(kPaths)) return 0;
-    paths |= bit(*found);
-    if (comma == selection.size()) break;
-    selection.remove_prefix(comma + 1);
+    const std::string name(selection.substr(0, selection.find(',')));
+    bool* const path = strcasecmp(name.c_str(), "staged") == 0   ? &named.staged
+                       : strcasecmp(name.c_str(), "direct") == 0 ? &named.direct
+                                                                 : nullptr;
+    if (path == nullptr) return {};
+    *path = true;
+    if (name.size() == selection.size()) break;
+    selection.remove_prefix(name.size() + 1);
   }
-  return excludes ? kAllPaths & ~paths : paths;
+  return excludes ? Paths{!named.staged, !named.direct} : named;
 }
 
 Path select_path(const abi::ncclCollConfig_t& config, Kind kind, const Communicator& comm) {
   if (config.algSelection == nullptr || *config.algSelection == '\0') return Path::Any;
-  unsigned paths = selected_paths(config.algSelection);
-  if (comm.nranks() > 1 && !comm.segment().supports_direct()) paths &= ~bit(Path::Direct);
-  if (paths == bit(Path::Staged)) return Path::Staged;
-  if (paths == bit(Path::Direct)) return Path::Direct;
-  if (paths == 0 && config.forceAlgSelection == 1) {
+  Paths paths = selected_paths(config.algSelection);
+  if (comm.nranks() > 1 && !comm.segment().supports_direct()) paths.direct = false;
+  if (paths.staged != paths.direct) return paths.staged ? Path::Staged : Path::Direct;
+  if (!paths.staged && config.forceAlgSelection == 1) {
     fail(abi::ncclInvalidArgument,
          "config->algSelection=\"%s\" is not available for %s: hostnccl has \"staged\" and, if the "
          "ranks can read each other's memory, \"direct\"; forceAlgSelection=0 allows a fallback",

@@ -13,11 +13,6 @@ const char* dtype_name(unsigned dtype) {
   return dtype < abi::ncclNumTypes ? kNames[dtype] : "unknown type";
 }
 
-const char* name_of(Path path) {
-  static constexpr const char* kNames[] = {"any path", "staged", "direct"};
-  return kNames[static_cast<size_t>(path)];
-}
-
 Descriptor describe(const Operation& operation) {
   Descriptor call{};
   call.count = operation.count;
@@ -53,7 +48,7 @@ std::string to_text(const Descriptor& call) {
   }
   if (traits.has_root()) text += format(", root=%d", call.root);
   const Path path = static_cast<Path>(call.path);
-  if (path != Path::Any) text += format(", %s", name_of(path));
+  if (path != Path::Any) text += path == Path::Staged ? ", staged" : ", direct";
   if (call.tag != 0) text += format(", tag=%#llx", static_cast<unsigned long long>(call.tag));
   return text + ")";
 }

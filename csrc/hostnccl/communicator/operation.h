@@ -78,8 +78,6 @@ inline bool is_message(Kind kind) { return kind == Kind::Send || kind == Kind::R
 // The path of a collective's data: see operations/collective.h.
 enum class Path : uint8_t { Any, Staged, Direct };
 
-const char* name_of(Path path);
-
 // The scalar of PreMulSum: a value, or an address that is read when the operation runs.
 struct Multiplier {
   enum class From : uint8_t { None, Value, Address } from = From::None;
