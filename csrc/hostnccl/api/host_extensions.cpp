@@ -69,7 +69,8 @@ ncclResult_t hostCommAgree(ncclComm_t comm, double seconds, int* excluded, int* 
     const Ref<Communicator> parent = ready_comm(comm);
     non_null(excluded, "excluded");
     if (!(seconds >= 0)) fail(ncclInvalidArgument, "seconds=%g is below 0", seconds);
-    if (!parent->state().revoked()) fail(ncclInvalidUsage, "comm must be revoked first");
+    if (!parent->state().revoked())
+      fail(ncclInvalidUsage, "comm is not revoked: call ncclCommRevoke first");
     const std::vector<int> lost(excluded, excluded + *non_null(count, "count"));
     for (const int rank : lost) check_rank("excluded", rank, parent->nranks());
     const Recovery::Limit limit(std::min(seconds, kMaxSeconds));
@@ -82,8 +83,8 @@ ncclResult_t hostCommAgree(ncclComm_t comm, double seconds, int* excluded, int* 
   });
 }
 
-/// Describes how a collective of several ranks would run whose buffers lie in no window. The answer
-/// is the same on all ranks.
+/// Describes how a collective of several ranks would run if its buffers do not lie in windows. The
+/// answer is the same on all ranks.
 /// @param function the nccl.h function, such as "ncclAllReduce".
 /// @param block the bytes that a rank contributes, or contributes for each destination.
 /// @param direct whether the ranks read each other's buffers, instead of staging the data.
@@ -97,7 +98,9 @@ ncclResult_t hostCommExplain(ncclComm_t comm, const char* function, size_t block
     const std::string_view name = non_null(function, "function");
     int kind = 0;
     while (kind < int(Kind::Split) && name != traits_of(Kind(kind)).name) ++kind;
-    if (kind == int(Kind::Split)) fail(ncclInvalidArgument, "function=%s", function);
+    if (kind == int(Kind::Split)) {
+      fail(ncclInvalidArgument, "function=\"%s\" is not a collective of nccl.h", function);
+    }
     if (owner->nranks() == 1) fail(ncclInvalidUsage, "a single rank has no path to choose");
     Operation operation{Kind(kind), ncclUint8};
     operation.count = block;
