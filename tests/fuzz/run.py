@@ -36,8 +36,9 @@ _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
 _ENGINE = (
     "base/error.cpp",
+    "base/keys.cpp",
+    "base/process.cpp",
     "base/record_socket.cpp",
-    "base/secrets.cpp",
     "rendezvous/messages.cpp",
 )
 _NEWEST_CLANG = 25

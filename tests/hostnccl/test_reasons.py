@@ -175,7 +175,7 @@ def test_a_rank_that_has_failed(launch: Launcher, nranks: int, who: str, count: 
 
 def test_a_failure_is_read_after_a_preemption_of_its_writer(tmp_path: Path) -> None:
     program = tmp_path / "preempted_writer"
-    base = "error flag params process secrets tuning unique_id"
+    base = "error flag keys params process tuning"
     parts = [f"base/{name}.cpp" for name in base.split()]
     parts += ["segment/memory.cpp", "segment/segment.cpp"]
     own = [Path(__file__).with_name("preempted_writer.cpp")]

@@ -25,8 +25,8 @@ ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUni
   if (ids < 1 || ids > nranks)
     fail(ncclInvalidArgument, "nId=%d is not in [1, nranks=%d]", ids, nranks);
   non_null(id, "commIds");
-  const RendezvousKey key = rendezvous_key(*id);
-  for (int i = 1; i < ids; ++i) rendezvous_key(id[i]);
+  const RendezvousKey key = read_unique_id(*id, Purpose::Init, "commId").key;
+  for (int i = 1; i < ids; ++i) read_unique_id(id[i], Purpose::Init, "commId");
   const CommSettings settings = read_config(config);
   return Group::current().submit(init_job(comm, nranks, rank, key, settings));
 }

@@ -13,7 +13,7 @@
 #include <span>
 
 #include "hostnccl/base/fd.h"
-#include "hostnccl/base/unique_id.h"
+#include "hostnccl/base/keys.h"
 
 namespace hostnccl {
 

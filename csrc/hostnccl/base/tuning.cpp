@@ -13,9 +13,9 @@
 
 #include "common/new_file.h"
 #include "hostnccl/base/fd.h"
+#include "hostnccl/base/keys.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/secrets.h"
 #include "hostnccl/base/thread.h"
 
 namespace hostnccl {

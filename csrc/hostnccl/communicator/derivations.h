@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "hostnccl/base/unique_id.h"
+#include "hostnccl/base/keys.h"
 #include "hostnccl/communicator/comm_state.h"
 #include "hostnccl/rendezvous/messages.h"
 #include "hostnccl/rendezvous/rendezvous.h"

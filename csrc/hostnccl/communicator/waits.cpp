@@ -1,7 +1,6 @@
 #include "hostnccl/communicator/waits.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>

@@ -3,9 +3,8 @@
 // another key.
 #pragma once
 
+#include "hostnccl/base/keys.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/secrets.h"
-#include "hostnccl/base/unique_id.h"
 
 namespace hostnccl {
 

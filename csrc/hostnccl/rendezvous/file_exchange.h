@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "hostnccl/rendezvous/handshake.h"
+#include "hostnccl/rendezvous/messages.h"
 
 namespace hostnccl {
 

@@ -54,6 +54,11 @@ std::optional<Message> parse_any(std::span<const std::byte> bytes,
   return parsed;
 }
 
+constexpr size_t kMaxPending = 128;
+constexpr int kMaxAccepted = 64;                                // in one call
+constexpr auto kTimeToProve = std::chrono::seconds(2);          // with fewer than kMaxPending
+constexpr auto kTimeWhenFull = std::chrono::milliseconds(100);  // a rank then connects again
+
 }  // namespace
 
 std::optional<Message> parse_message(std::span<const std::byte> bytes) {
@@ -77,6 +82,79 @@ Proof prove(const RendezvousKey& key, Side side, const Nonce& connecting, const 
   std::copy(connecting.begin(), connecting.end(), text.begin() + 1);
   std::copy(listening.begin(), listening.end(), text.begin() + 1 + sizeof(Nonce));
   return hmac(key, text);
+}
+
+bool ConnectingSide::send_hello(int connection) const {
+  Hello hello{};
+  hello.nonce = nonce_;
+  return send_message(connection, hello);
+}
+
+bool ConnectingSide::send_answer(int connection, const Challenge& challenge) const {
+  if (!same_proof(challenge.proof, prove(key_, Side::Listening, nonce_, challenge.nonce))) {
+    return false;
+  }
+  Answer answer{};
+  answer.proof = prove(key_, Side::Connecting, nonce_, challenge.nonce);
+  send_message(connection, answer);  // if the other side is gone, the next receive reports it
+  return true;
+}
+
+void JoinListener::add_to(std::vector<pollfd>& waits) const {
+  for (const Pending& pending : pending_) waits.push_back({pending.connection.get(), POLLIN, 0});
+  if (pending_.size() < kMaxPending) waits.push_back({listener_.get(), POLLIN, 0});
+}
+
+std::vector<Fd> JoinListener::advance() {
+  accept_some();
+  const bool full = pending_.size() >= kMaxPending;
+  const auto oldest = Clock::now() - (full ? Clock::duration(kTimeWhenFull) : kTimeToProve);
+  std::vector<Fd> proven;
+  for (Pending& pending : pending_) {
+    advance(pending);
+    if (pending.proven) proven.push_back(std::move(pending.connection));
+  }
+  std::erase_if(pending_, [oldest](const Pending& pending) {
+    return !pending.connection || pending.since < oldest;
+  });
+  return proven;
+}
+
+void JoinListener::accept_some() {
+  for (int accepted = 0; accepted < kMaxAccepted && pending_.size() < kMaxPending; ++accepted) {
+    Fd connection = try_accept(listener_.get());
+    if (!connection) return;
+    pending_.emplace_back().connection = std::move(connection);
+  }
+}
+
+void JoinListener::advance(Pending& pending) const {
+  Message message;
+  while (pending.connection && !pending.proven) {
+    const Received received = receive_message(pending.connection.get(), message);
+    if (received == Received::Nothing) return;
+    if (received == Received::Closed || !challenge(pending, message)) pending.connection = Fd();
+  }
+}
+
+// The next step. False if the message is wrong.
+bool JoinListener::challenge(Pending& pending, const Message& message) const {
+  if (!pending.challenged) {
+    const Hello* hello = std::get_if<Hello>(&message);
+    if (hello == nullptr) return false;
+    pending.challenged = true;
+    pending.connecting = hello->nonce;
+    pending.listening = random_bytes<sizeof(Nonce)>();
+    Challenge challenge{};
+    challenge.nonce = pending.listening;
+    challenge.proof = prove(key_, Side::Listening, pending.connecting, pending.listening);
+    return send_message(pending.connection.get(), challenge);
+  }
+  const Answer* answer = std::get_if<Answer>(&message);
+  pending.proven = answer != nullptr &&
+                   same_proof(answer->proof,
+                              prove(key_, Side::Connecting, pending.connecting, pending.listening));
+  return pending.proven;
 }
 
 }  // namespace hostnccl

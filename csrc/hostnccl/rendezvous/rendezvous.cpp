@@ -13,7 +13,7 @@
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/thread.h"
-#include "hostnccl/rendezvous/handshake.h"
+#include "hostnccl/rendezvous/messages.h"
 
 namespace hostnccl {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "hostnccl/base/error.h"
 #include "hostnccl/base/flag.h"
-#include "hostnccl/rendezvous/handshake.h"
+#include "hostnccl/rendezvous/messages.h"
 #include "hostnccl/segment/segment.h"
 
 namespace hostnccl {

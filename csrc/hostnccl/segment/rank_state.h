@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "hostnccl/base/flag.h"
+#include "hostnccl/base/keys.h"
 #include "hostnccl/base/tuning.h"
-#include "hostnccl/base/unique_id.h"
 #include "hostnccl/kernels/reduce.h"
 
 namespace hostnccl {

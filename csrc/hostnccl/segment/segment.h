@@ -6,16 +6,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "hostnccl/base/error.h"
 #include "hostnccl/base/fd.h"
+#include "hostnccl/base/keys.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/secrets.h"
 #include "hostnccl/base/tuning.h"
 #include "hostnccl/segment/comm_settings.h"
 #include "hostnccl/segment/rank_state.h"

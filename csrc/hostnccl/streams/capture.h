@@ -6,7 +6,6 @@
 // work of that stream (join). The rules and their errors are CUDA's. One lock guards all captures.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>

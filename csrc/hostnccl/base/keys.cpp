@@ -1,4 +1,6 @@
-#include "hostnccl/base/unique_id.h"
+#include "hostnccl/base/keys.h"
+
+#include <sys/random.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,6 +18,29 @@ const char* function_of(Purpose purpose) {
 }
 
 }  // namespace
+
+void fill_random(std::span<uint8_t> bytes) {
+  if (getrandom(bytes.data(), bytes.size(), 0) != ssize_t(bytes.size())) fail_errno("getrandom");
+}
+
+Proof hmac(std::span<const uint8_t> key, std::span<const uint8_t> message) {
+  constexpr size_t kBlock = 64;
+  const auto keyed = [&key](uint8_t pad, std::span<const uint8_t> text) {
+    Sha256 hash;
+    for (size_t i = 0; i < kBlock; ++i) {
+      hash.add(static_cast<uint8_t>((i < key.size() ? key[i] : 0) ^ pad));
+    }
+    hash.add(text.data(), text.size());
+    return hash.finish();
+  };
+  return keyed(0x5c, keyed(0x36, message));
+}
+
+bool same_proof(const Proof& a, const Proof& b) {
+  unsigned different = 0;
+  for (size_t i = 0; i < a.size(); ++i) different |= a[i] ^ b[i];
+  return different == 0;
+}
 
 abi::ncclUniqueId make_unique_id(Purpose purpose) {
   UniqueId id{};
@@ -54,10 +79,6 @@ UniqueId read_unique_id(const abi::ncclUniqueId& given, Purpose purpose, const c
          function_of(static_cast<Purpose>(id.purpose)), function_of(purpose));
   }
   return id;
-}
-
-RendezvousKey rendezvous_key(const abi::ncclUniqueId& given) {
-  return read_unique_id(given, Purpose::Init, "commId").key;
 }
 
 RendezvousKey random_key() { return random_bytes<sizeof(RendezvousKey)>(); }

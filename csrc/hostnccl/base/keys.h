@@ -1,4 +1,5 @@
 // Secrets of a world, and proofs by which a process shows that it knows one without revealing it.
+// Also unique ids and the keys of rendezvous.
 #pragma once
 
 #include <array>
@@ -6,7 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+
+#include "abi/nccl_types.h"
+#include "hostnccl/base/process.h"
 
 namespace hostnccl {
 
@@ -111,5 +116,36 @@ bool same_proof(const Proof& a, const Proof& b);
 inline std::span<const uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
+
+// Version of the ids, the messages of a rendezvous and the layouts in shared memory.
+inline constexpr uint32_t kProtocol = 6;
+
+// The secret of a rendezvous, known only to its ranks. They find each other by its hash, and prove
+// to each other that they know it.
+using RendezvousKey = std::array<uint8_t, 16>;
+
+enum class Purpose : uint32_t { Init, Grow };
+
+// The content of an ncclUniqueId, with the random key of a rendezvous on this machine. An id owns
+// no resources. None exist for it until the first rank joins.
+struct UniqueId {
+  char magic[8];
+  uint32_t version;
+  uint32_t purpose;
+  uint64_t machine;
+  RendezvousKey key;
+  ProcessId creator;  // Grow: the joining ranks check whether it is alive
+};
+static_assert(sizeof(UniqueId) <= sizeof(pynccl::abi::ncclUniqueId));
+
+pynccl::abi::ncclUniqueId make_unique_id(Purpose purpose = Purpose::Init);
+
+// Parses an id. Throws unless it has this format, machine and purpose.
+UniqueId read_unique_id(const pynccl::abi::ncclUniqueId& id, Purpose purpose, const char* argument);
+
+RendezvousKey random_key();
+
+// A key derived from a secret and a text that need not be secret.
+RendezvousKey derive_key(const Secret& from, const std::string& text);
 
 }  // namespace hostnccl
