@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "hostnccl/base/error.h"
 #include "hostnccl/base/flag.h"
 #include "hostnccl/base/keys.h"
 #include "hostnccl/base/tuning.h"
