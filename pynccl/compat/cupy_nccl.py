@@ -80,18 +80,21 @@ class NcclConfig:
     def __init__(self, split_share: int = 0) -> None:
         self.split_share = split_share
 
-    def _as_struct(self) -> raw.ncclConfig_t:
-        config = raw.ncclConfig_t()
-        config.splitShare = self.split_share
-        return config
-
 
 def _struct(config: NcclConfig | None) -> raw.ncclConfig_t | None:
-    return None if config is None else config._as_struct()
+    if config is None:
+        return None
+    struct = raw.ncclConfig_t()
+    struct.splitShare = config.split_share
+    return struct
 
 
 class NcclCommunicator:
     """A communicator of one rank (ncclCommInitRank, ncclCommInitRankConfig).
+
+    Every method raises NcclError if NCCL fails. The operations take the addresses of their buffers,
+    a number of elements, a dtype such as ``NCCL_FLOAT32``, an operator such as ``NCCL_SUM``, ranks,
+    and a cudaStream_t as an integer: on CPUs the handle of a Stream, or 0 for the calling thread.
 
     Args:
         ndev: the number of ranks.
@@ -101,25 +104,14 @@ class NcclCommunicator:
 
     Attributes:
         comm: the ncclComm_t as an integer; 0 after it is destroyed.
-
-    Raises:
-        NcclError: NCCL failed.
     """
 
     comm: int
 
     def __init__(
-        self,
-        ndev: int,
-        commId: bytes,
-        rank: int,
-        config: NcclConfig | None = None,
+        self, ndev: int, commId: bytes, rank: int, config: NcclConfig | None = None
     ) -> None:
-        library, settings = _library(), _struct(config)
-        if settings is None:
-            self.comm = library.ncclCommInitRank(ndev, commId, rank)
-        else:
-            self.comm = library.ncclCommInitRankConfig(ndev, commId, rank, settings)
+        self.comm = _library().ncclCommInitRankConfig(ndev, commId, rank, _struct(config))
 
     @classmethod
     def _of(cls, comm: int) -> NcclCommunicator:
@@ -136,9 +128,6 @@ class NcclCommunicator:
 
         Returns:
             The communicators, by rank.
-
-        Raises:
-            NcclError: NCCL failed.
         """
         count = devices if isinstance(devices, int) else len(devices)
         chosen = None if isinstance(devices, int) else list(devices)
@@ -157,235 +146,87 @@ class NcclCommunicator:
             _library().ncclCommAbort(comm)
 
     def check_async_error(self) -> None:
-        """Raise the communicator's asynchronous error, if any (ncclCommGetAsyncError).
-
-        Raises:
-            NcclError: the communicator has an error.
-        """
+        """Raise the communicator's asynchronous error, if any (ncclCommGetAsyncError)."""
         check_status(_library().ncclCommGetAsyncError(self.comm))
 
     def device_id(self) -> int:
-        """Return the device (ncclCommCuDevice).
-
-        Returns:
-            The number of the GPU; 0 on CPUs.
-        """
+        """Return the number of the GPU; 0 on CPUs (ncclCommCuDevice)."""
         return _library().ncclCommCuDevice(self.comm)
 
     def rank_id(self) -> int:
-        """Return the rank (ncclCommUserRank).
-
-        Returns:
-            The rank, starting at 0.
-        """
+        """Return the rank (ncclCommUserRank)."""
         return _library().ncclCommUserRank(self.comm)
 
     def size(self) -> int:
-        """Return the number of ranks (ncclCommCount).
-
-        Returns:
-            The number of ranks.
-        """
+        """Return the number of ranks (ncclCommCount)."""
         return _library().ncclCommCount(self.comm)
 
     def commSplit(
         self, color: int, key: int, config: NcclConfig | None = None
     ) -> NcclCommunicator | None:
-        """Split the communicator (ncclCommSplit).
-
-        Args:
-            color: ranks with the same color form a communicator.
-            key: determines the order of its ranks.
-            config: None is NCCL's default.
-
-        Returns:
-            The new communicator, or None for color -1.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Split the communicator (ncclCommSplit). Returns None for color -1."""
         comm = _library().ncclCommSplit(self.comm, color, key, _struct(config))
         return NcclCommunicator._of(comm) if comm else None
 
     def allReduce(
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int
     ) -> None:
-        """Reduce the buffers of all ranks, on every rank (ncclAllReduce).
-
-        Args:
-            sendbuf: the address of this rank's input.
-            recvbuf: the address of the result.
-            count: the number of elements.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            op: the operator, such as ``NCCL_SUM``.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Reduce the buffers of all ranks, on every rank (ncclAllReduce)."""
         _library().ncclAllReduce(sendbuf, recvbuf, count, datatype, op, self.comm, stream)
 
     def reduce(
         self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int
     ) -> None:
-        """Reduce the buffers of all ranks, on one rank (ncclReduce).
-
-        Args:
-            sendbuf: the address of this rank's input.
-            recvbuf: the address of the result; used on the root.
-            count: the number of elements.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            op: the operator, such as ``NCCL_SUM``.
-            root: the rank that gets the result.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Reduce the buffers of all ranks, on one rank (ncclReduce)."""
         _library().ncclReduce(sendbuf, recvbuf, count, datatype, op, root, self.comm, stream)
 
     def broadcast(
         self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int
     ) -> None:
-        """Copy the buffer of one rank to every rank (ncclBroadcast).
-
-        Args:
-            sendbuff: the address of the input; used on the root.
-            recvbuff: the address of the result.
-            count: the number of elements.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            root: the rank that sends.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Copy the buffer of one rank to every rank (ncclBroadcast)."""
         _library().ncclBroadcast(sendbuff, recvbuff, count, datatype, root, self.comm, stream)
 
     def bcast(self, buff: int, count: int, datatype: int, root: int, stream: int) -> None:
-        """Copy the buffer of one rank to every rank, in place (ncclBcast).
-
-        Args:
-            buff: the address of the buffer, the input on the root and the result elsewhere.
-            count: the number of elements.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            root: the rank that sends.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Copy the buffer of one rank to every rank, in place (ncclBcast)."""
         _library().ncclBcast(buff, count, datatype, root, self.comm, stream)
 
     def reduceScatter(
         self, sendbuf: int, recvbuf: int, recvcount: int, datatype: int, op: int, stream: int
     ) -> None:
-        """Reduce the buffers of all ranks; rank i gets block i (ncclReduceScatter).
-
-        Args:
-            sendbuf: the address of one block per rank.
-            recvbuf: the address of the result.
-            recvcount: the number of elements of the result.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            op: the operator, such as ``NCCL_SUM``.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Reduce the buffers; rank i gets block i, of recvcount elements (ncclReduceScatter)."""
         _library().ncclReduceScatter(sendbuf, recvbuf, recvcount, datatype, op, self.comm, stream)
 
     def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
-        """Concatenate the buffers of all ranks, on every rank (ncclAllGather).
-
-        Args:
-            sendbuf: the address of this rank's input.
-            recvbuf: the address of the result, with room for the buffers of all ranks.
-            count: the number of elements per rank.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Concatenate the buffers of all ranks, of count elements each (ncclAllGather)."""
         _library().ncclAllGather(sendbuf, recvbuf, count, datatype, self.comm, stream)
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        """Send a buffer to a rank (ncclSend).
-
-        Args:
-            sendbuf: the address of this rank's input.
-            count: the number of elements.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            peer: the rank that receives.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Send a buffer to a rank (ncclSend)."""
         _library().ncclSend(sendbuf, count, datatype, peer, self.comm, stream)
 
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        """Receive a buffer from a rank (ncclRecv).
-
-        Args:
-            recvbuf: the address to receive into.
-            count: the number of elements.
-            datatype: the dtype, such as ``NCCL_FLOAT32``.
-            peer: the rank that sends.
-            stream: the cudaStream_t as an integer; on CPUs the handle of a Stream, or 0 for the
-                calling thread.
-
-        Raises:
-            NcclError: NCCL failed.
-        """
+        """Receive a buffer from a rank (ncclRecv)."""
         _library().ncclRecv(recvbuf, count, datatype, peer, self.comm, stream)
 
 
 def check_status(status: int) -> None:
-    """Raise NcclError unless an ncclResult_t is ncclSuccess.
-
-    Args:
-        status: the result.
-
-    Raises:
-        NcclError: it is another value.
-    """
+    """Raise NcclError unless an ncclResult_t is ncclSuccess."""
     if status != 0:
         raise NcclError(_library().ncclGetErrorString(status) or f"ncclResult_t {status}", status)
 
 
 def get_build_version() -> int:
-    """Return the version of the nccl.h that pynccl supports.
-
-    Returns:
-        A number such as 23203, for 2.32.3.
-    """
+    """Return the version of the nccl.h that pynccl supports, such as 23203 for 2.32.3."""
     return raw.ncclConfig_t().version
 
 
 def get_version() -> int:
-    """Return the version of the library (ncclGetVersion).
-
-    Returns:
-        A number such as 23203, for 2.32.3.
-    """
+    """Return the version of the library, such as 23203 for 2.32.3 (ncclGetVersion)."""
     return _library().ncclGetVersion()
 
 
 def get_unique_id() -> bytes:
-    """Create a unique id for a communicator (ncclGetUniqueId).
-
-    Returns:
-        128 bytes.
-    """
+    """Create a unique id of 128 bytes for a communicator (ncclGetUniqueId)."""
     return bytes(_library().ncclGetUniqueId())
 
 
@@ -395,9 +236,5 @@ def groupStart() -> None:
 
 
 def groupEnd() -> None:
-    """End the group and issue its operations (ncclGroupEnd).
-
-    Raises:
-        NcclError: NCCL rejects one of the operations.
-    """
+    """End the group and issue its operations (ncclGroupEnd)."""
     _library().ncclGroupEnd()
