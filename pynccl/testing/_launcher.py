@@ -98,9 +98,9 @@ class Launcher:
 
         Args:
             world_size: how many ranks to start.
-            fn: the function; its first argument is a :class:`Rank`.
-            args: positional arguments after the rank.
-            kwargs: keyword arguments.
+            fn: the function, as for :func:`pynccl.testing.launch`.
+            args: positional arguments after the rank; picklable.
+            kwargs: keyword arguments; picklable.
             **options: as for :meth:`start`.
 
         Returns:
@@ -135,13 +135,15 @@ class Launcher:
             fn: the function, as for :func:`pynccl.testing.launch`.
             args: positional arguments after the rank; picklable.
             kwargs: keyword arguments; picklable.
-            provider: the library of :attr:`Rank.comm`, ``"host"`` or ``"cuda"``.
+            provider: the provider of :attr:`Rank.comm`: ``"host"``, or ``"cuda"`` for NCCL on GPUs.
+                With "cuda", torch is imported first if it is installed, so that its NCCL is used.
             threads: run the ranks as threads of one process instead of a process each.
-            timeout: seconds for everything; None for no limit.
+            timeout: seconds for the whole launch, including process startup; None for no limit.
+                Ranks that exceed it are killed, and the error shows their stacks.
             grace: seconds for the other ranks to end after one has failed.
             unique_ids: the number of unique ids to create; 0 if ``fn`` does not use any.
             env: environment variables in addition to the caller's, or a sequence of them, one for
-                each rank.
+                each rank (with ``threads``, the first applies).
             fresh: whether to use new processes and end them with the run.
 
         Returns:
@@ -239,17 +241,12 @@ def launch(
     fn: Callable[..., T],
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
-    *,
-    provider: str = "host",
-    threads: bool = False,
-    timeout: float | None = 60.0,
-    unique_ids: int = 1,
-    env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+    **options: Unpack[Options],
 ) -> list[T]:
     """Call ``fn(rank, *args, **kwargs)`` on every rank of a new launch and wait for all ranks.
 
-    When it returns or raises, all processes have ended. If a rank fails, the others have ten
-    seconds to end before they are killed. Ranks write to the stdout and stderr of the caller.
+    When it returns or raises, all processes have ended. Ranks write to the stdout and stderr of the
+    caller.
 
     Args:
         world_size: how many ranks to start.
@@ -258,14 +255,7 @@ def launch(
             ``if __name__ == "__main__"``.
         args: positional arguments after the rank; picklable.
         kwargs: keyword arguments; picklable.
-        provider: the provider of :attr:`Rank.comm`: ``"host"``, or ``"cuda"`` for NCCL on GPUs.
-            With "cuda", torch is imported first if it is installed, so that its NCCL is used.
-        threads: run the ranks as threads of one new process instead of a process each.
-        timeout: seconds for the whole launch, including process startup; None for no limit. Ranks
-            that exceed it are killed, and the error shows their stacks.
-        unique_ids: the number of unique ids to create; 0 if ``fn`` does not use any.
-        env: environment variables in addition to the caller's, or a sequence of them, one for
-            each rank (with ``threads``, the first applies).
+        **options: provider, threads, timeout, grace, unique_ids and env of :meth:`Launcher.start`.
 
     Returns:
         What ``fn`` returned, by rank. It must be picklable.
@@ -273,22 +263,10 @@ def launch(
     Raises:
         LaunchError: a rank raised, died or timed out. The text contains the traceback of each
             failed rank.
-        TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled.
-        ValueError: ``world_size`` is less than 1, or the length of ``env`` differs from it.
+        TypeError, ValueError, RuntimeError: as for :meth:`Launcher.start`.
     """
     with Launcher() as launcher:
-        return launcher.launch(
-            world_size,
-            fn,
-            args,
-            kwargs,
-            provider=provider,
-            threads=threads,
-            timeout=timeout,
-            unique_ids=unique_ids,
-            env=env,
-            fresh=True,
-        )
+        return launcher.launch(world_size, fn, args, kwargs, **options)
 
 
 def _pickle(
