@@ -32,11 +32,16 @@ Every function raises:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from pynccl import _ops
-from pynccl._ops import Group, Operator
+from pynccl.mirror.api import collectives, lists
+from pynccl.mirror.base import operators
+from pynccl.mirror.base.operators import Operator
+from pynccl.mirror.group.process_group import ProcessGroup
+from pynccl.mirror.world import _get_default_group, world
 
 __all__ = [
     "all_gather",
@@ -53,6 +58,8 @@ __all__ = [
     "reduce_scatter_",
     "scatter",
 ]
+
+Group = ProcessGroup | str | None
 
 
 def _refuse_gradients(*tensors: Tensor) -> None:
@@ -75,11 +82,8 @@ def all_reduce(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Ten
 
     Returns:
         A new tensor of the same shape and dtype.
-
-    Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.all_reduce(tensor, _ops.op_name(op), _ops.name_of(group))
+    return _all_reduce(tensor, _op_name(op), _name_of(group))
 
 
 def all_reduce_(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
@@ -93,12 +97,9 @@ def all_reduce_(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Te
 
     Returns:
         The tensor.
-
-    Raises:
-        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
     """
     _refuse_gradients(tensor)
-    _ops.all_reduce_(tensor, _ops.op_name(op), _ops.name_of(group))
+    _all_reduce_(tensor, _op_name(op), _name_of(group))
     return tensor
 
 
@@ -112,11 +113,8 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
 
     Returns:
         A new tensor of the same shape and dtype.
-
-    Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.broadcast(tensor, src, _ops.name_of(group))
+    return _broadcast(tensor, src, _name_of(group))
 
 
 def broadcast_(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
@@ -129,12 +127,9 @@ def broadcast_(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
 
     Returns:
         The tensor.
-
-    Raises:
-        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
     """
     _refuse_gradients(tensor)
-    _ops.broadcast_(tensor, src, _ops.name_of(group))
+    _broadcast_(tensor, src, _name_of(group))
     return tensor
 
 
@@ -150,11 +145,8 @@ def reduce(tensor: Tensor, dst: int = 0, op: Operator = "sum", group: Group = No
     Returns:
         A new tensor of the same shape and dtype: the result on the destination, zeros on the
         others.
-
-    Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.reduce(tensor, dst, _ops.op_name(op), _ops.name_of(group))
+    return _reduce(tensor, dst, _op_name(op), _name_of(group))
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> Tensor:
@@ -166,11 +158,8 @@ def all_gather(tensor: Tensor, group: Group = None) -> Tensor:
 
     Returns:
         A new tensor of shape ``(n * tensor.shape[0], *tensor.shape[1:])`` for n ranks.
-
-    Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.all_gather(tensor, _ops.name_of(group))
+    return _all_gather(tensor, _name_of(group))
 
 
 def all_gather_(output: Tensor, tensor: Tensor, group: Group = None) -> Tensor:
@@ -183,12 +172,9 @@ def all_gather_(output: Tensor, tensor: Tensor, group: Group = None) -> Tensor:
 
     Returns:
         The output.
-
-    Raises:
-        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
     """
     _refuse_gradients(output, tensor)
-    _ops.all_gather_(output, tensor, _ops.name_of(group))
+    _all_gather_(output, tensor, _name_of(group))
     return output
 
 
@@ -202,11 +188,8 @@ def reduce_scatter(tensor: Tensor, op: Operator = "sum", group: Group = None) ->
 
     Returns:
         A new tensor of shape ``(tensor.shape[0] / n, *tensor.shape[1:])`` for n ranks.
-
-    Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.reduce_scatter(tensor, _ops.op_name(op), _ops.name_of(group))
+    return _reduce_scatter(tensor, _op_name(op), _name_of(group))
 
 
 def reduce_scatter_(
@@ -222,12 +205,9 @@ def reduce_scatter_(
 
     Returns:
         The output.
-
-    Raises:
-        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
     """
     _refuse_gradients(output, tensor)
-    _ops.reduce_scatter_(output, tensor, _ops.op_name(op), _ops.name_of(group))
+    _reduce_scatter_(output, tensor, _op_name(op), _name_of(group))
     return output
 
 
@@ -249,11 +229,8 @@ def all_to_all(
 
     Returns:
         A new tensor: the blocks from the ranks, in rank order.
-
-    Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.all_to_all(tensor, output_split_sizes, input_split_sizes, _ops.name_of(group))
+    return _all_to_all(tensor, output_split_sizes, input_split_sizes, _name_of(group))
 
 
 def all_to_all_(
@@ -274,12 +251,9 @@ def all_to_all_(
 
     Returns:
         The output.
-
-    Raises:
-        ValueError, DistBackendError, RuntimeError: see :mod:`pynccl.ops`.
     """
     _refuse_gradients(output, tensor)
-    _ops.all_to_all_(output, tensor, output_split_sizes, input_split_sizes, _ops.name_of(group))
+    _all_to_all_(output, tensor, output_split_sizes, input_split_sizes, _name_of(group))
     return output
 
 
@@ -294,11 +268,8 @@ def gather(tensor: Tensor, dst: int = 0, group: Group = None) -> Tensor:
     Returns:
         A new tensor of shape ``(n * tensor.shape[0], *tensor.shape[1:])`` for n ranks: the result
         on the destination, zeros on the others.
-
-    Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
     """
-    return _ops.gather(tensor, dst, _ops.name_of(group))
+    return _gather(tensor, dst, _name_of(group))
 
 
 def scatter(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
@@ -312,8 +283,327 @@ def scatter(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
 
     Returns:
         A new tensor of shape ``(tensor.shape[0] / n, *tensor.shape[1:])`` for n ranks.
+    """
+    return _scatter(tensor, src, _name_of(group))
+
+
+# The operators of torch.ops.pynccl, which take a group by its name: a compiled graph can contain a
+# string, but no object. "" is the default group.
+
+
+def _operator(op: str) -> Any:  # noqa: ANN401 - torch's enum has no type
+    operators.name_of(op)
+    return operators.torch_operator(op)
+
+
+def _name_of_constant(op: Any) -> str:  # noqa: ANN401
+    return operators.name_of(op)
+
+
+# torch.compile evaluates it while tracing and guards the identity of the argument, which lives as
+# long as the process.
+torch.compiler.assume_constant_result(_name_of_constant)
+
+
+def _op_name(op: Operator) -> str:
+    """Return the name of a reduction operator, which a compiled graph can contain.
+
+    In a compiled function, op is a str, one of torch's bare values or a RedOp.
+    """
+    if isinstance(op, str):
+        return op
+    if type(op) is operators.ReduceOp:
+        return operators.name_of(op)
+    return _name_of_constant(op)
+
+
+def _name_of(group: Group) -> str:
+    """Return the name of a group; "" is the default group."""
+    if group is None:
+        return ""
+    if isinstance(group, str):
+        return group
+    name = getattr(group, "group_name", None)
+    if name is None:
+        raise ValueError(f"group: {group!r} is not a group of this rank")
+    return str(name)
+
+
+def _group(name: str) -> ProcessGroup:
+    """Return the group with a name.
 
     Raises:
-        ValueError, DistBackendError: see :mod:`pynccl.ops`.
+        ValueError: there is no such group.
     """
-    return _ops.scatter(tensor, src, _ops.name_of(group))
+    if not name:
+        return _get_default_group()
+    for group, known in world.groups.items():
+        if known == name:
+            return group
+    raise ValueError(f"group: there is no group {name!r}; it may have been destroyed")
+
+
+def _like(tensor: Tensor, rows: int) -> Tensor:
+    """Return a new contiguous tensor with the given number of rows."""
+    return tensor.new_empty((rows, *tensor.shape[1:]))
+
+
+def _gathered(tensor: Tensor, group: str) -> Tensor:
+    if tensor.dim() == 0:
+        raise ValueError("tensor: a scalar has no first dimension to gather along")
+    return _like(tensor, tensor.shape[0] * _group(group).size())
+
+
+def _block(tensor: Tensor, group: str) -> Tensor:
+    size = _group(group).size()
+    if tensor.dim() == 0 or tensor.shape[0] % size:
+        raise ValueError(
+            f"tensor: the first dimension of shape {tuple(tensor.shape)} cannot be divided among "
+            f"{size} ranks"
+        )
+    return _like(tensor, tensor.shape[0] // size)
+
+
+def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str) -> list[int]:
+    """Return the rows for (or from) each rank: sizes, or equal parts if it is None."""
+    size = _group(group).size()
+    if sizes is None:
+        _block(tensor, group)
+        return [tensor.shape[0] // size] * size
+    if len(sizes) != size:
+        raise ValueError(f"{name}: {len(sizes)} sizes for {size} ranks")
+    return sizes
+
+
+# Schemas are inferred from the annotations, result shapes come from the fake implementations.
+
+
+@torch.library.custom_op("pynccl::all_reduce_", mutates_args=("tensor",))
+def _all_reduce_(tensor: Tensor, op: str, group: str) -> None:
+    collectives.all_reduce(tensor, _operator(op), _group(group))
+
+
+@torch.library.custom_op("pynccl::broadcast_", mutates_args=("tensor",))
+def _broadcast_(tensor: Tensor, src: int, group: str) -> None:
+    collectives.broadcast(tensor, group=_group(group), group_src=src)
+
+
+@torch.library.custom_op("pynccl::all_gather_", mutates_args=("output",))
+def _all_gather_(output: Tensor, tensor: Tensor, group: str) -> None:
+    collectives.all_gather_single(output, tensor.contiguous(), _group(group))
+
+
+@torch.library.custom_op("pynccl::reduce_scatter_", mutates_args=("output",))
+def _reduce_scatter_(output: Tensor, tensor: Tensor, op: str, group: str) -> None:
+    collectives.reduce_scatter_single(output, tensor.contiguous(), _operator(op), _group(group))
+
+
+@torch.library.custom_op("pynccl::all_to_all_", mutates_args=("output",))
+def _all_to_all_(
+    output: Tensor,
+    tensor: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: str,
+) -> None:
+    lists.all_to_all_single(
+        output, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
+    )
+
+
+@torch.library.custom_op("pynccl::all_reduce", mutates_args=())
+def _all_reduce(tensor: Tensor, op: str, group: str) -> Tensor:
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    collectives.all_reduce(result, _operator(op), _group(group))
+    return result
+
+
+@torch.library.custom_op("pynccl::broadcast", mutates_args=())
+def _broadcast(tensor: Tensor, src: int, group: str) -> Tensor:
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    collectives.broadcast(result, group=_group(group), group_src=src)
+    return result
+
+
+@torch.library.custom_op("pynccl::all_gather", mutates_args=())
+def _all_gather(tensor: Tensor, group: str) -> Tensor:
+    result = _gathered(tensor, group)
+    collectives.all_gather_single(result, tensor.contiguous(), _group(group))
+    return result
+
+
+@torch.library.custom_op("pynccl::reduce_scatter", mutates_args=())
+def _reduce_scatter(tensor: Tensor, op: str, group: str) -> Tensor:
+    result = _block(tensor, group)
+    collectives.reduce_scatter_single(result, tensor.contiguous(), _operator(op), _group(group))
+    return result
+
+
+@torch.library.custom_op("pynccl::all_to_all", mutates_args=())
+def _all_to_all(
+    tensor: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: str,
+) -> Tensor:
+    _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
+    rows = sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group))
+    result = _like(tensor, rows)
+    lists.all_to_all_single(
+        result, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
+    )
+    return result
+
+
+# The rooted operators return a tensor of the same shape on every rank, zeros on ranks without a
+# result, so that all ranks compile the same graph.
+
+
+@torch.library.custom_op("pynccl::reduce", mutates_args=())
+def _reduce(tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    collectives.reduce(result, op=_operator(op), group=_group(group), group_dst=dst)
+    return result if _group(group).rank() == dst else result.zero_()
+
+
+@torch.library.custom_op("pynccl::gather", mutates_args=())
+def _gather(tensor: Tensor, dst: int, group: str) -> Tensor:
+    pg, result = _group(group), _gathered(tensor, group)
+    blocks = list(result.chunk(pg.size())) if pg.rank() == dst else None
+    if not tensor.numel():
+        return result
+    lists.gather(tensor.contiguous(), blocks, group=pg, group_dst=dst)
+    return result if blocks else result.zero_()
+
+
+@torch.library.custom_op("pynccl::scatter", mutates_args=())
+def _scatter(tensor: Tensor, src: int, group: str) -> Tensor:
+    pg, result = _group(group), _block(tensor, group)
+    blocks = list(tensor.contiguous().chunk(pg.size())) if pg.rank() == src else None
+    if not tensor.numel():
+        return result
+    lists.scatter(result, blocks, group=pg, group_src=src)
+    return result
+
+
+for _in_place in (_all_reduce_, _broadcast_, _all_gather_, _reduce_scatter_, _all_to_all_):
+    _in_place.register_fake(lambda *_: None)
+
+
+@_all_reduce.register_fake
+def _(tensor: Tensor, op: str, group: str) -> Tensor:
+    _operator(op)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@_broadcast.register_fake
+def _(tensor: Tensor, src: int, group: str) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@_all_gather.register_fake
+def _(tensor: Tensor, group: str) -> Tensor:
+    return _gathered(tensor, group)
+
+
+@_reduce_scatter.register_fake
+def _(tensor: Tensor, op: str, group: str) -> Tensor:
+    _operator(op)
+    return _block(tensor, group)
+
+
+@_all_to_all.register_fake
+def _(
+    tensor: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: str,
+) -> Tensor:
+    _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
+    return _like(tensor, sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group)))
+
+
+@_reduce.register_fake
+def _(tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
+    _operator(op)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@_gather.register_fake
+def _(tensor: Tensor, dst: int, group: str) -> Tensor:
+    return _gathered(tensor, group)
+
+
+@_scatter.register_fake
+def _(tensor: Tensor, src: int, group: str) -> Tensor:
+    return _block(tensor, group)
+
+
+# Gradients.
+
+
+def _keep(*names: str) -> Any:  # noqa: ANN401 - torch's type for it is private
+    """Return a setup_context that saves the arguments after the tensor for the backward pass."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+        for name, value in zip(names, inputs[1:], strict=True):
+            setattr(ctx, name, value)
+
+    return setup_context
+
+
+def _check_linear(op: str) -> None:
+    if op not in ("sum", "avg"):
+        raise RuntimeError(f'op: {op!r} has no gradient; only "sum" and "avg" do')
+
+
+def _all_reduce_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    _check_linear(ctx.op)
+    return _all_reduce(grad, ctx.op, ctx.group), None, None
+
+
+def _broadcast_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    return _reduce(grad, ctx.src, "sum", ctx.group), None, None
+
+
+def _reduce_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+    _check_linear(ctx.op)
+    result = _broadcast(grad, ctx.dst, ctx.group)
+    return _scaled(result, ctx.op, ctx.group), None, None, None
+
+
+def _all_gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    return _reduce_scatter(grad, "sum", ctx.group), None
+
+
+def _reduce_scatter_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    _check_linear(ctx.op)
+    return _scaled(_all_gather(grad, ctx.group), ctx.op, ctx.group), None, None
+
+
+def _all_to_all_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+    return _all_to_all(grad, ctx.input_sizes, ctx.output_sizes, ctx.group), None, None, None
+
+
+def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    return _scatter(grad, ctx.dst, ctx.group), None, None
+
+
+def _scatter_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    return _gather(grad, ctx.src, ctx.group), None, None
+
+
+def _scaled(grad: Tensor, op: str, group: str) -> Tensor:
+    return grad / _group(group).size() if op == "avg" else grad
+
+
+_all_reduce.register_autograd(_all_reduce_backward, setup_context=_keep("op", "group"))
+_broadcast.register_autograd(_broadcast_backward, setup_context=_keep("src", "group"))
+_reduce.register_autograd(_reduce_backward, setup_context=_keep("dst", "op", "group"))
+_all_gather.register_autograd(_all_gather_backward, setup_context=_keep("group"))
+_reduce_scatter.register_autograd(_reduce_scatter_backward, setup_context=_keep("op", "group"))
+_all_to_all.register_autograd(
+    _all_to_all_backward, setup_context=_keep("output_sizes", "input_sizes", "group")
+)
+_gather.register_autograd(_gather_backward, setup_context=_keep("dst", "group"))
+_scatter.register_autograd(_scatter_backward, setup_context=_keep("src", "group"))

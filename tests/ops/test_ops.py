@@ -155,23 +155,23 @@ def test_compiled_to_machine_code(world: World, tmp_path: Path) -> None:
 @on_ranks(1, timeout=180)
 def test_the_operators_pass_torchs_check(dist: Any, rank: int, size: int) -> None:
     """Schemas, fake implementations, registrations and symbolic shapes pass torch's check."""
-    from pynccl import _ops
+    from pynccl import ops
 
     x = _input(rank, size)
     for operator, arguments in {
-        _ops.all_reduce: (x.clone().requires_grad_(), "sum", ""),
-        _ops.broadcast: (x.clone().requires_grad_(), 0, ""),
-        _ops.reduce: (x.clone().requires_grad_(), 0, "sum", ""),
-        _ops.all_gather: (x.clone().requires_grad_(), ""),
-        _ops.reduce_scatter: (x.clone().requires_grad_(), "avg", ""),
-        _ops.all_to_all: (x.clone().requires_grad_(), None, None, ""),
-        _ops.gather: (x.clone().requires_grad_(), 0, ""),
-        _ops.scatter: (x.clone().requires_grad_(), 0, ""),
-        _ops.all_reduce_: (x.clone(), "sum", ""),
-        _ops.broadcast_: (x.clone(), 0, ""),
-        _ops.all_gather_: (x.new_empty(2 * size * size, 3), x, ""),
-        _ops.reduce_scatter_: (x.new_empty(2, 3), x, "sum", ""),
-        _ops.all_to_all_: (torch.empty_like(x), x, None, None, ""),
+        ops._all_reduce: (x.clone().requires_grad_(), "sum", ""),
+        ops._broadcast: (x.clone().requires_grad_(), 0, ""),
+        ops._reduce: (x.clone().requires_grad_(), 0, "sum", ""),
+        ops._all_gather: (x.clone().requires_grad_(), ""),
+        ops._reduce_scatter: (x.clone().requires_grad_(), "avg", ""),
+        ops._all_to_all: (x.clone().requires_grad_(), None, None, ""),
+        ops._gather: (x.clone().requires_grad_(), 0, ""),
+        ops._scatter: (x.clone().requires_grad_(), 0, ""),
+        ops._all_reduce_: (x.clone(), "sum", ""),
+        ops._broadcast_: (x.clone(), 0, ""),
+        ops._all_gather_: (x.new_empty(2 * size * size, 3), x, ""),
+        ops._reduce_scatter_: (x.new_empty(2, 3), x, "sum", ""),
+        ops._all_to_all_: (torch.empty_like(x), x, None, None, ""),
     }.items():
         torch.library.opcheck(operator, arguments)
 
