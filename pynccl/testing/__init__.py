@@ -22,8 +22,7 @@ importing modules: a session of many small tests runs several times faster.
 Requires only the standard library; ranks import what their function imports.
 """
 
-from pynccl.testing._launcher import Launcher, launch
+from pynccl.testing._launcher import Launcher, LaunchError, Run, launch
 from pynccl.testing._rank import Outcome, Rank
-from pynccl.testing._run import LaunchError, Run
 
 __all__ = ["LaunchError", "Launcher", "Outcome", "Rank", "Run", "launch"]

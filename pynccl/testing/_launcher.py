@@ -4,30 +4,381 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.spawn
+import os
 import pickle
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from pynccl.testing import _worker
 from pynccl.testing._rank import Outcome, Rank
-from pynccl.testing._run import Environment, Process, Run
-from pynccl.testing._worker import Job
+from pynccl.testing._worker import Ended, Job, Joins, Reported
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Launcher", "Options", "launch"]
+__all__ = [
+    "Environment",
+    "LaunchError",
+    "Launcher",
+    "Options",
+    "Process",
+    "Run",
+    "copy_environment",
+    "launch",
+]
 
+Environment = tuple[tuple[str, str], ...]
+# Sources of compilation at run time, by file names in a traceback.
+_COMPILERS = {
+    "pynccl/c10d/build.py": "the backend of torch.distributed: python -m pynccl build-backend",
+    "torch/utils/cpp_extension.py": "an extension of torch",
+    "torch/_dynamo/convert_frame.py": "torch.compile",
+    "triton/compiler/": "Triton",
+    "numba/core/": "Numba",
+    "cupy/cuda/compiler.py": "CuPy",
+}
+_MAX_TRACE_BYTES = 8000  # reported bytes of a dead process's stack traces
 T = TypeVar("T")
 
 _GRACE = 10.0
 _MAKE_IDS = 60.0  # seconds to create unique ids, including the start of a process
 # The part of multiprocessing's preparation data that a worker requires to import the main module.
 _MAIN = ("init_main_from_name", "init_main_from_path", "sys_argv", "dir")
+
+
+class LaunchError(RuntimeError):
+    """At least one rank failed, died or timed out.
+
+    The text contains the traceback of every failed rank; ``__cause__`` is the first exception.
+
+    Attributes:
+        outcomes: the outcome of each rank, by rank.
+    """
+
+    def __init__(self, message: str, outcomes: Sequence[Outcome] = ()) -> None:
+        super().__init__(message)
+        self.outcomes = list(outcomes)
+
+
+def copy_environment() -> dict[str, str]:
+    """Return a copy of os.environ, which other threads may change meanwhile."""
+    values = {name: os.environ.get(name) for name in list(os.environ)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class Process:
+    """A worker process, the connection to it, and the file for its stack traces."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        fresh: bool,
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        parent: int | None = None,
+    ) -> None:
+        self.environment = environment
+        self.fresh = fresh  # not to be reused
+        ours, theirs = socket.socketpair()
+        self._traces: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        traces = self._traces.fileno()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from pynccl.testing import _worker; "
+        code += f"_worker.main({theirs.fileno()}, {traces}, {parent or os.getpid()})"
+        with theirs:
+            self.popen = popen(
+                [sys.executable, "-c", code],
+                env={**copy_environment(), **dict(environment)},
+                pass_fds=[theirs.fileno(), traces],
+            )
+        self.connection = Connection(ours.detach())
+
+    def send(self, job: Job) -> None:
+        self.connection.send_bytes(pickle.dumps(job))
+
+    def receive(self) -> Ended | Joins | Reported | None:
+        """Return the next message, or None if the process has died."""
+        try:
+            message: Ended | Joins | Reported = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return None
+        return message
+
+    def wait_for_death(self) -> str:
+        code = self.popen.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+    def trace(self) -> str:
+        """Return the last part of faulthandler's output."""
+        size = os.fstat(self._traces.fileno()).st_size
+        start = max(0, size - _MAX_TRACE_BYTES)
+        return os.pread(self._traces.fileno(), _MAX_TRACE_BYTES, start).decode(errors="replace")
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, at which the process ends, and kill it if it does not."""
+        self.connection.close()
+        try:
+            self.popen.wait(2)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        self._traces.close()
+
+
+class Run:
+    """A running launch, returned by :meth:`Launcher.start`.
+
+    As a context manager, it kills ranks that are still running on exit.
+
+    Args:
+        take_back: keeps the processes for other runs if all are reusable, or ends them.
+        is_reusable: whether the process of a rank with this outcome can be reused.
+        processes: the processes of the ranks.
+        hosted: the ranks of each process.
+        timeout: seconds for everything; None for no limit.
+        grace: seconds for the other ranks to end after one has failed.
+        folder: a folder to remove at the end, or None.
+
+    Attributes:
+        world_size: the number of ranks.
+    """
+
+    def __init__(
+        self,
+        take_back: Callable[[list[Process], bool], None],
+        is_reusable: Callable[[Outcome], bool],
+        processes: list[Process],
+        hosted: list[list[int]],
+        *,
+        timeout: float | None,
+        grace: float,
+        folder: str | None,
+    ) -> None:
+        self.world_size = sum(map(len, hosted))
+        self._take_back = take_back
+        self._is_reusable = is_reusable
+        self._processes = processes
+        self._hosted = hosted
+        self._limit = f"not done within {timeout:g} s" if timeout is not None else ""
+        self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        self._grace = grace
+        self._folder = folder
+        self._outcomes: dict[int, Outcome] = {}
+        self._reports: list[Reported] = []
+        # For each unique id in use, the ranks and whether they have created the communicator.
+        self._joins: dict[int, dict[int, bool]] = {}
+        self._killed: set[int] = set()  # the ranks that timed out
+        self._open = True
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the run and kill ranks that are still running."""
+        if not self._open:
+            return
+        self._open = False
+        outcomes = self._outcomes.values()
+        reusable = len(outcomes) == self.world_size
+        reusable = reusable and all(map(self._is_reusable, outcomes))
+        self._take_back(self._processes, reusable)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def gather_reports(self) -> list[Any]:
+        """Wait until every rank has reported a value.
+
+        Returns:
+            One value of each rank, by rank; later values are returned by the next call.
+
+        Raises:
+            LaunchError: a rank ended or the deadline passed before the rank had reported.
+        """
+        ranks = range(self.world_size)
+        while silent := set(ranks) - {rank for rank, _ in self._reports}:
+            ended = any(rank in self._outcomes for rank in silent)
+            if ended or not self._receive():
+                outcomes = self.outcomes()
+                raise LaunchError(self._describe("before all had reported"), outcomes)
+        first = [next(r for r in self._reports if r.rank == rank) for rank in ranks]
+        for report in first:
+            self._reports.remove(report)
+        return [report.value for report in first]
+
+    def reports(self, silence: float | None = None) -> Iterator[tuple[int, Any]]:
+        """Yield the values that ranks report, in order of arrival, until all ranks have ended.
+
+        Args:
+            silence: seconds without any report or ended rank after which the ranks are killed.
+                Replaces the deadline of the launch.
+
+        Yields:
+            Pairs of a rank and the value that it reported.
+
+        Raises:
+            LaunchError: a rank failed or died, or there were no reports for too long.
+        """
+        failed = False
+        while True:
+            while self._reports:
+                yield self._reports.pop(0)
+            if failed or len(self._outcomes) == self.world_size:
+                break
+            if silence is not None:
+                self._limit = f"no report within {silence:g} s"
+                self._deadline = time.monotonic() + silence
+            failed = not self._receive() or not all(o.ok for o in self._outcomes.values())
+        self.results()
+
+    def kill(self, rank: int, with_signal: signal.Signals = signal.SIGKILL) -> float:
+        """Send a signal to a rank's process.
+
+        Args:
+            rank: the rank.
+            with_signal: the signal.
+
+        Returns:
+            The time in seconds before sending the signal, by time.monotonic, which all processes
+            share.
+        """
+        process = next(
+            p for p, hosted in zip(self._processes, self._hosted, strict=True) if rank in hosted
+        )
+        before = time.monotonic()
+        process.popen.send_signal(with_signal)
+        return before
+
+    def outcomes(self, timeout: float | None = None) -> list[Outcome]:
+        """Wait for all ranks; at the deadline, kill ranks that are still running.
+
+        Args:
+            timeout: seconds from now; replaces the deadline of the launch.
+
+        Returns:
+            The outcome of each rank, by rank.
+        """
+        if timeout is not None:
+            self._limit = f"not done within {timeout:g} s"
+            self._deadline = time.monotonic() + timeout
+        while len(self._outcomes) < self.world_size and self._receive():
+            if any(not outcome.ok for outcome in self._outcomes.values()):
+                self._deadline = min(self._deadline, time.monotonic() + self._grace)
+        if len(self._outcomes) < self.world_size:
+            self._expire()
+        return [self._outcomes[rank] for rank in range(self.world_size)]
+
+    def results(self) -> list[Any]:
+        """Wait for all ranks.
+
+        Returns:
+            What the function returned, by rank.
+
+        Raises:
+            LaunchError: a rank failed, died or timed out.
+        """
+        outcomes = self.outcomes()
+        if all(outcome.ok for outcome in outcomes):
+            return [outcome.value for outcome in outcomes]
+        cause = next((o.error for o in outcomes if o.error is not None), None)
+        raise LaunchError(self._describe(), outcomes) from cause
+
+    def _receive(self) -> bool:
+        """Wait for messages and store them; return False when the deadline has passed."""
+        waiting = {
+            process.connection: index
+            for index, process in enumerate(self._processes)
+            if any(rank not in self._outcomes for rank in self._hosted[index])
+        }
+        left = max(self._deadline - time.monotonic(), 0)
+        ready = wait(list(waiting), left if left != float("inf") else None)
+        for connection in ready:
+            index = waiting[connection]  # type: ignore[index]
+            match self._processes[index].receive():
+                case None:
+                    self._note_death(index)
+                case Reported() as report:
+                    self._reports.append(report)
+                case Joins(rank, unique_id, done):
+                    self._joins.setdefault(unique_id, {})[rank] = done
+                case Ended(outcome):
+                    self._outcomes[outcome.rank] = outcome
+        return bool(ready)
+
+    def _note_death(self, index: int) -> None:
+        process = self._processes[index]
+        died = process.wait_for_death()
+        for rank in self._hosted[index]:
+            self._outcomes.setdefault(rank, Outcome(rank, died=died, trace=process.trace()))
+
+    def _expire(self) -> None:
+        """Make the remaining ranks dump their stacks, then kill them."""
+        left = [
+            index
+            for index, hosted in enumerate(self._hosted)
+            if any(rank not in self._outcomes for rank in hosted)
+        ]
+        for index in left:
+            self._processes[index].popen.send_signal(signal.SIGUSR1)
+        time.sleep(0.3)
+        failed = any(not outcome.ok for outcome in self._outcomes.values())
+        died = f"not done within {self._grace:g} s of a failure" if failed else self._limit
+        for index in left:
+            process = self._processes[index]
+            process.popen.kill()
+            process.popen.wait()
+            for rank in self._hosted[index]:
+                if rank not in self._outcomes:
+                    self._killed.add(rank)
+                    self._outcomes[rank] = Outcome(rank, died=died, trace=process.trace())
+
+    def _describe(self, when: str = "") -> str:
+        failed = [outcome for _, outcome in sorted(self._outcomes.items()) if not outcome.ok]
+        lines = [f"{len(failed)} of {self.world_size} ranks failed {when}".rstrip()]
+        for outcome in failed:
+            what = outcome.died or f"{type(outcome.error).__name__}: {outcome.error}"
+            lines += [f"--- rank {outcome.rank}: {what}", outcome.trace.rstrip()]
+        return "\n".join([*lines, *self._reasons()])
+
+    def _reasons(self) -> Iterator[str]:
+        """Yield the known reasons why ranks timed out."""
+        for unique_id, joins in sorted(self._joins.items()):
+            waiting = [rank for rank in sorted(joins) if not joins[rank]]
+            for rank in range(self.world_size) if waiting else ():
+                if rank not in joins:
+                    state = "was not done" if rank in self._killed else "had ended"
+                    yield (
+                        f"rank {rank} never created its communicator (unique id {unique_id}), for "
+                        f"which {' and '.join(f'rank {one}' for one in waiting)} waited; it {state}"
+                    )
+        for rank in sorted(self._killed):
+            trace = self._outcomes[rank].trace
+            compiling = [name for part, name in _COMPILERS.items() if part in trace]
+            if compiling:
+                yield (
+                    f"rank {rank} was compiling when the time was up ({compiling[0]}); compilation "
+                    "counts against the timeout: raise it, or compile before the launch"
+                )
 
 
 class Options(TypedDict, total=False):

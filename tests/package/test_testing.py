@@ -23,7 +23,7 @@ import pytest
 
 from pynccl import nccl, testing
 from pynccl.testing import LaunchError, Outcome, Run
-from pynccl.testing._run import copy_environment
+from pynccl.testing._launcher import copy_environment
 from tests.support.blocking import wait_until
 from tests.support.commands import run_ahead, run_command
 from tests.support.launcher import Launcher, skip_old, too_old

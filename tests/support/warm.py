@@ -31,7 +31,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pynccl.testing._run import Environment, Process
+    from pynccl.testing._launcher import Environment, Process
 
 __all__ = [
     "LightPopen",
@@ -172,7 +172,7 @@ _lock = threading.Lock()
 
 def own_environment() -> dict[str, str]:
     """A copy of os.environ on any thread: pytest removes PYTEST_CURRENT_TEST meanwhile."""
-    from pynccl.testing._run import copy_environment
+    from pynccl.testing._launcher import copy_environment
 
     return copy_environment()
 
@@ -272,7 +272,7 @@ class LightPopen(Popen):
 
 def start_rank(_launcher: object, environment: Environment, *, fresh: bool) -> Process:
     """Replace Launcher._start_process() of pynccl.testing: start a rank's process as a fork."""
-    from pynccl.testing._run import Process
+    from pynccl.testing._launcher import Process
 
     server = server_of({**own_environment(), **dict(environment)})
     return Process(environment, fresh=fresh, popen=Popen, parent=server.pid)
