@@ -102,10 +102,16 @@ def _version_of(folder: Path) -> str:
     header = folder / "nccl.h"
     if not header.is_file() or not (folder / "nccl_device.h").is_file():
         raise LibraryNotFoundError(f"{folder} does not contain both nccl.h and nccl_device.h")
-    parts = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH) (\d+)", header.read_text())
-    if len(parts) != 3:
+    version = header_version(header)
+    if version is None:
         raise LibraryNotFoundError(f"{header} does not define its version")
-    return ".".join(parts)
+    return version
+
+
+def header_version(header: Path) -> str | None:
+    """Return the version that an nccl.h defines, such as "2.31.2", or None."""
+    parts = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH) (\d+)", header.read_text())
+    return ".".join(parts) if len(parts) == 3 else None
 
 
 def _cuda() -> list[Path]:

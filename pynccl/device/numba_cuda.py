@@ -76,14 +76,7 @@ def pointer(typing: Any, address: Any, dtype: Any) -> Any:
 
 @intrinsic
 def load_acquire(typing: Any, address: Any) -> Any:
-    """Load the int64 at an address, with system-scope acquire semantics.
-
-    Args:
-        address: a multiple of 8.
-
-    Returns:
-        The value.
-    """
+    """See :func:`pynccl.device.numba.load_acquire`. The scope is the system."""
     code = "ld.acquire.sys.global.s64 $0, [$1];"
     generate = _assembly(code, "=l,l,~{memory}", _WORD)
     return (types.int64(address), generate) if _is_address(address) else None
@@ -91,12 +84,7 @@ def load_acquire(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def store_release(typing: Any, address: Any, value: Any) -> Any:
-    """Store an int64 at an address, with system-scope release semantics.
-
-    Args:
-        address: a multiple of 8.
-        value: the value to store.
-    """
+    """See :func:`pynccl.device.numba.store_release`. The scope is the system."""
     code = "st.release.sys.global.s64 [$0], $1;"
     generate = _assembly(code, "l,l,~{memory}", ir.VoidType())
     return (types.void(address, types.int64), generate) if _is_address(address) else None
@@ -104,15 +92,7 @@ def store_release(typing: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def fetch_add(typing: Any, address: Any, value: Any) -> Any:
-    """Atomically add to the int64 at an address, with acquire-release semantics.
-
-    Args:
-        address: a multiple of 8.
-        value: the value to add.
-
-    Returns:
-        The previous value.
-    """
+    """See :func:`pynccl.device.numba.fetch_add`. The scope is the system."""
     code = "atom.acq_rel.sys.global.add.u64 $0, [$1], $2;"
     generate = _assembly(code, "=l,l,l,~{memory}", _WORD)
     return (types.int64(address, types.int64), generate) if _is_address(address) else None
@@ -120,59 +100,25 @@ def fetch_add(typing: Any, address: Any, value: Any) -> Any:
 
 @cuda.jit(device=True)
 def peer(pointers, rank):
-    """Return the address of a peer's memory; see :func:`pynccl.device.numba.peer`.
-
-    Args:
-        pointers: the addresses of all ranks' memory, as int64.
-        rank: the peer.
-
-    Returns:
-        The address, or 0 if loads and stores cannot reach the peer.
-    """
+    """See :func:`pynccl.device.numba.peer`. 0 if loads and stores cannot reach the peer."""
     return np.int64(pointers[rank])
 
 
 @cuda.jit(device=True)
 def word(signals, rank, index):
-    """Return the address of a word in signal memory; see :func:`pynccl.device.numba.word`.
-
-    Args:
-        signals: the addresses of all ranks' signal memory.
-        rank: the rank that owns the memory.
-        index: the number of the word.
-
-    Returns:
-        The address.
-    """
+    """See :func:`pynccl.device.numba.word`."""
     return np.int64(signals[rank]) + 8 * np.int64(index)
 
 
 @cuda.jit(device=True)
 def signal(signals, rank, index, value):
-    """Signal a peer; see :func:`pynccl.device.numba.signal`. All arguments are required.
-
-    Args:
-        signals: the addresses of all ranks' signal memory.
-        rank: the peer.
-        index: the number of the word.
-        value: the value to add to the word.
-    """
+    """See :func:`pynccl.device.numba.signal`. All arguments are required."""
     fetch_add(word(signals, rank, index), np.int64(value))
 
 
 @cuda.jit(device=True)
 def wait(signals, rank, value, index):
-    """Wait for a signal; see :func:`pynccl.device.numba.wait`. There is no time limit.
-
-    Args:
-        signals: the addresses of all ranks' signal memory.
-        rank: this rank.
-        value: the minimum value to wait for.
-        index: the number of the word.
-
-    Returns:
-        The value of the word.
-    """
+    """See :func:`pynccl.device.numba.wait`. There is no time limit."""
     address = word(signals, rank, index)
     seen = load_acquire(address)
     while seen < value:
@@ -182,17 +128,7 @@ def wait(signals, rank, value, index):
 
 @cuda.jit(device=True)
 def barrier(signals, rank, nranks, index, offset):
-    """Wait until all ranks have arrived; see :func:`pynccl.device.numba.barrier`.
-
-    All threads of one block per rank take part.
-
-    Args:
-        signals: the addresses of all ranks' signal memory.
-        rank: this rank.
-        nranks: the number of ranks.
-        index: the index of the barrier; each has ``nranks + 1`` words.
-        offset: the first word of the first barrier.
-    """
+    """See :func:`pynccl.device.numba.barrier`. All threads of one block per rank take part."""
     cuda.syncthreads()
     if cuda.threadIdx.x + cuda.threadIdx.y + cuda.threadIdx.z == 0:
         first = offset + index * (nranks + 1)

@@ -13,9 +13,10 @@ must match the NCCL that created the windows and device communicators, because t
 :func:`extern_libs` rejects other versions.
 
 A window is passed as its handle (ncclWindow_t), a device communicator as the address of its
-ncclDevComm in GPU memory, both as int64. Triton cannot create NCCL's barrier sessions, which are
-C++ objects passed by value. :func:`lsa_barrier` implements a barrier in a resource buffer of the
-device communicator instead.
+ncclDevComm in GPU memory, both as int64. An offset is in bytes. The type of the elements and the
+alignment of a pointer are those of :func:`pynccl.device.triton.pointer`. Triton cannot create
+NCCL's barrier sessions, which are C++ objects passed by value. :func:`lsa_barrier` implements a
+barrier in a resource buffer of the device communicator instead.
 
 Triton's interpreter cannot call these functions. :mod:`pynccl.device.triton` works with addresses,
 both on GPUs and in the interpreter.
@@ -34,6 +35,7 @@ import triton.language as tl
 from triton.language import core
 
 from pynccl import _C, libraries
+from pynccl.device.headers import header_version
 from pynccl.device.triton import _WORD, _pause, _read, barrier_words, pointer
 from pynccl.errors import LibraryNotFoundError
 
@@ -134,10 +136,8 @@ def version_of(path: Path) -> str:
         raise LibraryNotFoundError(f"{path} does not exist")
     folder = Path(os.path.realpath(path)).parent
     for header in (folder.parent / "include/nccl.h", folder.parent.parent / "include/nccl.h"):
-        if header.exists():
-            parts = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH) (\d+)", header.read_text())
-            if len(parts) == 3:
-                return ".".join(parts)
+        if header.exists() and (version := header_version(header)):
+            return version
     shared = folder / "libnccl.so.2"
     if shared.exists():
         with (
@@ -207,17 +207,7 @@ lsa_size = _number("ncclDevComm_LsaSize", "The number of ranks in the LSA team")
 
 @triton.jit
 def local_pointer(window, offset, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """Return a pointer to this rank's memory in a window (ncclGetLocalPointer).
-
-    Args:
-        window: the handle of the window, int64.
-        offset: the offset in bytes.
-        dtype: the type of the elements.
-        alignment: the alignment of the address in bytes, which the compiler relies on.
-
-    Returns:
-        A pointer to dtype.
-    """
+    """Return a pointer to this rank's memory in a window (ncclGetLocalPointer)."""
     return pointer(_local(window, offset), dtype, alignment)
 
 
@@ -226,14 +216,7 @@ def lsa_pointer(window, offset, peer, dtype: tl.constexpr, alignment: tl.constex
     """Return a pointer to the memory of a rank of the LSA team (ncclGetLsaPointer).
 
     Args:
-        window: the handle of the window, int64.
-        offset: the offset in bytes.
         peer: its rank in the LSA team.
-        dtype: the type of the elements.
-        alignment: the alignment of the address in bytes, which the compiler relies on.
-
-    Returns:
-        A pointer to dtype.
     """
     return pointer(_lsa(window, offset, peer), dtype, alignment)
 
@@ -243,31 +226,19 @@ def peer_pointer(window, offset, peer, dtype: tl.constexpr, alignment: tl.conste
     """Return a pointer to the memory of a rank of the communicator (ncclGetPeerPointer).
 
     Args:
-        window: the handle of the window, int64.
-        offset: the offset in bytes.
         peer: its rank in the communicator; it must be in the LSA team.
-        dtype: the type of the elements.
-        alignment: the alignment of the address in bytes, which the compiler relies on.
-
-    Returns:
-        A pointer to dtype.
     """
     return pointer(_peer(window, offset, peer), dtype, alignment)
 
 
 @triton.jit
 def lsa_multimem_pointer(window, offset, comm, dtype: tl.constexpr, alignment: tl.constexpr = 16):
-    """Return the multicast pointer of the LSA team (ncclGetLsaMultimemPointer).
+    """Return the multicast pointer of the LSA team, for multimem instructions only.
+
+    Equivalent to ncclGetLsaMultimemPointer.
 
     Args:
-        window: the handle of the window, int64.
-        offset: the offset in bytes.
         comm: the address of the ncclDevComm, int64, which must have been created with lsaMultimem.
-        dtype: the type of the elements.
-        alignment: the alignment of the address in bytes, which the compiler relies on.
-
-    Returns:
-        A pointer to dtype, for multimem instructions only.
     """
     return pointer(_multimem(window, offset, comm), dtype, alignment)
 
@@ -280,11 +251,6 @@ def resource_pointer(comm, buffer, peer, dtype: tl.constexpr, alignment: tl.cons
         comm: the address of the ncclDevComm, int64.
         buffer: the handle of the buffer (ncclDevResourceHandle), from the requirements.
         peer: its rank in the LSA team.
-        dtype: the type of the elements.
-        alignment: the alignment of the address in bytes, which the compiler relies on.
-
-    Returns:
-        A pointer to dtype.
     """
     return pointer(_resource_lsa(comm, buffer, peer), dtype, alignment)
 
