@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from pynccl import raw
-from pynccl.errors import NcclError
+from pynccl.errors import NcclError, from_result
 
 __all__ = [
     "NCCL_AVG",
@@ -212,7 +212,8 @@ class NcclCommunicator:
 def check_status(status: int) -> None:
     """Raise NcclError unless an ncclResult_t is ncclSuccess."""
     if status != 0:
-        raise NcclError(_library().ncclGetErrorString(status) or f"ncclResult_t {status}", status)
+        text = _library().ncclGetErrorString(status) or f"ncclResult_t {status}"
+        raise from_result(text, status, "", -1)
 
 
 def get_build_version() -> int:

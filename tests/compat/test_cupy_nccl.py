@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pynccl.compat import cupy_nccl as nccl
+from pynccl.errors import NcclInvalidArgumentError
 from pynccl.libraries import load
 from tests.support.commands import run_python
 
@@ -70,7 +71,7 @@ def test_ranks_of_one_thread() -> None:
 
 def test_errors_and_versions() -> None:
     nccl.check_status(0)
-    with pytest.raises(nccl.NcclError, match="invalid argument") as caught:
+    with pytest.raises(NcclInvalidArgumentError, match="invalid argument") as caught:
         nccl.check_status(4)
     assert caught.value.code == 4
     with pytest.raises(nccl.NcclError):
