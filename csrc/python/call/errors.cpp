@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "comm/overlap.h"
@@ -91,6 +92,14 @@ void translate(std::exception_ptr pointer) {
 void throw_type_error(const char* argument, const char* expected, PyObject* value) {
   throw py::type_error(std::string(argument) + ": expected " + expected + ", got " +
                        std::string(py::repr(value)) + " (" + Py_TYPE(value)->tp_name + ")");
+}
+
+void throw_os_error(const std::system_error& error) {
+  const std::string text = error.what(), reason = ": " + error.code().message();
+  const std::string file = text.substr(0, text.rfind(reason));
+  errno = error.code().value();
+  PyErr_SetFromErrnoWithFilename(PyExc_OSError, file.c_str());
+  throw py::error_already_set();
 }
 
 void raise(const py::object& error) {

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include "nccl/failure.h"
 
@@ -16,6 +17,9 @@ namespace py = pybind11;
 // Throws a TypeError that names the argument, the expected type and the value.
 [[noreturn, gnu::cold]] void throw_type_error(const char* argument, const char* expected,
                                               PyObject* value);
+
+// Throws an OSError for an error about the file that its text names.
+[[noreturn, gnu::cold]] void throw_os_error(const std::system_error& error);
 
 // Sets an exception object as Python's current error.
 void raise(const py::object& error);

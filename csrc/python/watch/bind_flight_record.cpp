@@ -1,11 +1,10 @@
 // The functions that read and dump the flight record.
-#include <cerrno>
 #include <string_view>
-#include <system_error>
 
 #include "comm/deadlines.h"
 #include "common/new_file.h"
 #include "python/call/bind.h"
+#include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/comm/communicator.h"
 #include "watch/flight_dump.h"
@@ -69,9 +68,7 @@ Returns:
           file.write_all(bytes);
           file.publish();
         } catch (const std::system_error& error) {
-          errno = error.code().value();
-          PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
-          throw py::error_already_set();
+          throw_os_error(error);
         }
       },
       py::arg("path"), py::arg("data"),

@@ -1,12 +1,11 @@
 // Traces, recordings and ranges of profilers, the basis of pynccl.tools.trace.
-#include <cerrno>
-#include <system_error>
 #include <utility>
 
 #include "comm/communicator.h"
 #include "comm/flight_recorder.h"
 #include "nccl/library.h"
 #include "python/call/bind.h"
+#include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "watch/process_identity.h"
 #include "watch/profiler_ranges.h"
@@ -99,15 +98,12 @@ void bind_trace(py::module_& m) {
           const GilReleased released;
           return TraceState::get().stop_recording();
         } catch (const std::system_error& error) {
-          errno = error.code().value();
-          PyErr_SetFromErrnoWithFilename(PyExc_OSError, error.what());
-          throw py::error_already_set();
+          throw_os_error(error);
         }
       },
       "Stop the recording. Returns the name of its file; empty if nothing was recorded.");
   m.def("path_of_process", &path_of_process, py::arg("path"),
         "Insert the rank of this process, or \"pid\" and its process id, before a path's suffix.");
-  m.def("is_traced", &Trace::timed, "Whether a trace is active.");
   m.def("set_profiler", &set_profiler, py::arg("function").none(true),
         "Set the function(operation, nbytes, group) to call before each operation and group. The "
         "result is called after it. Returns the previous function.");
