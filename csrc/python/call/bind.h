@@ -32,10 +32,8 @@ void add_context(Class& type) {
     py::cast<T&>(self).enter();
     return self;
   });
-  type.def("__exit__", [](T& self, const py::object& error, const py::object&, const py::object&) {
-    self.exit(!error.is_none());
-    return false;
-  });
+  type.def("__exit__",
+           [](T& self, const py::object& error, const py::args&) { self.exit(!error.is_none()); });
 }
 
 // Makes a class a context manager that calls close() without the GIL.
@@ -66,9 +64,7 @@ std::shared_ptr<T> make_warning(const char* text, Arguments&&... arguments) {
 }
 
 // raw/
-void bind_enums(py::module_& m);
 void bind_structs(py::module_& m);
-void bind_unique_id(py::module_& m);
 void bind_library(py::module_& m);
 
 // comm/
@@ -77,18 +73,13 @@ void bind_red_op(py::module_& m);
 void bind_stream(py::module_& m);
 void bind_buffer(py::module_& m);
 void bind_communicator(py::module_& m);
-void bind_internal(py::module_& m);
 void bind_extension(py::module_& m);
 void bind_window(py::module_& m);
-void bind_arena(py::module_& m);
 void bind_group(py::module_& m);
-void bind_graph(py::module_& m);
 void bind_checksum(py::module_& m);
 
 // device/
-void bind_device_team(py::module_& m);
 void bind_device_comm(py::module_& m);
-void bind_symmetric(py::module_& m);
 
 // watch/
 void bind_deadlines(py::module_& m);

@@ -59,6 +59,7 @@ py::capsule to_dlpack(const py::object& self, const py::object&, const py::objec
 }  // namespace
 
 void bind_buffer(py::module_& m) {
+  using Release = py::call_guard<GilReleased>;
   py::class_<Buffer, std::shared_ptr<Buffer>>(
       m, "Buffer",
       R"(Memory from ncclMemAlloc with a shape and a dtype; created by Communicator.mem_alloc().
@@ -78,7 +79,7 @@ then is done. No tensor may use the memory after close().)",
           "dtype", [](const Buffer& b) { return b.dtype().name; }, "The name of the element type.")
       .def_property_readonly("nbytes", &Buffer::nbytes, "The size in bytes.")
       .def_property_readonly("device", &Buffer::device_id, "The device's ordinal.")
-      .def("close", &Buffer::close, py::call_guard<GilReleased>(),
+      .def("close", &Buffer::close, Release(),
            "Free the memory once the work on its device is done (ncclMemFree). Closing twice is "
            "allowed.")
       .def("__dlpack_device__",
@@ -86,10 +87,6 @@ then is done. No tensor may use the memory after close().)",
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none());
-}
-
-void bind_arena(py::module_& m) {
-  using Release = py::call_guard<GilReleased>;
 
   py::class_<Arena, std::unique_ptr<Arena, py::nodelete>> arena(
       m, "Arena", R"(The allocator of the segments of pynccl.memory's pools (ncclMemAlloc).)");

@@ -457,7 +457,7 @@ class BufferRegistration {
     COMM_CHECK(comm, ncclCommRegister, (comm, view.data, view.nbytes(), &handle_));
     registered_ = true;
     communicator_->add_registrations(1);
-    buffer_ = py::make_tuple(buffer, owners.object());
+    buffer_ = hold(py::make_tuple(buffer, owners.object()));
   }
   BufferRegistration(const BufferRegistration&) = delete;
   BufferRegistration& operator=(const BufferRegistration&) = delete;
@@ -477,12 +477,12 @@ class BufferRegistration {
     if (communicator_->closed()) return;
     const Communicator::Use comm(*communicator_);
     COMM_CHECK(comm, ncclCommDeregister, (comm, handle_));
-    buffer_ = py::none();
+    buffer_.reset();
   }
 
  private:
   std::shared_ptr<Communicator> communicator_;
-  py::object buffer_;
+  std::shared_ptr<void> buffer_;
   void* handle_ = nullptr;
   bool registered_ = false;
 };
@@ -490,17 +490,17 @@ class BufferRegistration {
 }  // namespace
 
 void bind_communicator(py::module_& m) {
-  py::class_<BufferRegistration>(
-      m, "Registration", "The registration of a buffer with a communicator (ncclCommRegister).")
+  py::class_<BufferRegistration> registration(
+      m, "Registration", "The registration of a buffer with a communicator (ncclCommRegister).");
+  add_closing(registration);
+  registration
       .def_property_readonly("handle", &BufferRegistration::handle,
                              "NCCL's handle of the registration as an integer.")
-      .def("close", &BufferRegistration::close,
+      .def("close", &BufferRegistration::close, Release(),
            R"(Deregister the buffer (ncclCommDeregister). Closing twice is allowed.
 
 Raises:
-    NcclError: NCCL failed.)")
-      .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](BufferRegistration& r, const py::args&) { r.close(); });
+    NcclError: NCCL failed.)");
 
   CommunicatorClass type(
       m, "Communicator",
@@ -709,6 +709,23 @@ Raises:
         py::arg("seconds"), py::arg("config"),
         "Create the communicator of the surviving ranks within a time limit and free its parent, "
         "after begin_recovery(). For pynccl._internal.recovery.");
+  m.def(
+      "check_outside_group",
+      [](const std::string& method) {
+        if (Group::active()) throw py::value_error(method + ": it cannot be called inside group()");
+      },
+      py::arg("method"), "Raise ValueError, with the name of a method, inside group().");
+  m.def(
+      "can_agree",
+      [](const Communicator& c) { return c.library().symbol("hostCommAgree") != nullptr; },
+      py::arg("communicator"), "Whether the library can agree on the surviving ranks.");
+  m.def("begin_recovery", &Communicator::begin_recovery, py::arg("communicator"),
+        py::call_guard<GilReleased>(),
+        "Revoke a communicator if NCCL supports it and it is not revoked yet.");
+  m.def("agree", &Communicator::agree, py::arg("communicator"), py::arg("seconds"), py::arg("lost"),
+        py::call_guard<GilReleased>(),
+        "Let the library agree on the surviving ranks, and wait at most these seconds for ranks "
+        "that are not in lost. Returns the lost ranks; None if the library cannot agree.");
 }
 
 }  // namespace pynccl::python

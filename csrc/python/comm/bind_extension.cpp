@@ -1,4 +1,5 @@
-// Communicator.__pynccl_communicator__(): the capsule of extension/capsule.h.
+// Communicator.__pynccl_communicator__(): the capsule of extension/capsule.h. The C++ part of
+// Communicator.borrow(), for pynccl/_internal/borrowing.py.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "extension/capsule.h"
 #include "python/call/bind.h"
 #include "python/call/gil.h"
+#include "python/call/held.h"
 #include "python/comm/batch.h"
 #include "watch/trace.h"
 
@@ -235,9 +237,58 @@ py::capsule capsule_of_communicator(const py::object& self) {
   return capsule;
 }
 
+// Wraps a Python function that returns the handle as an integer. The result is null if it raises.
+std::function<ncclComm_t()> handle_getter(const py::object& function) {
+  if (function.is_none()) return {};
+  return [function = hold(function)]() -> ncclComm_t {
+    const GilAcquired gil;
+    const py::error_scope raised;  // an exception may be set
+    try {
+      const py::object answer = py::handle(static_cast<PyObject*>(function.get()))();
+      return reinterpret_cast<ncclComm_t>(py::cast<std::uintptr_t>(answer));
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  };
+}
+
+std::shared_ptr<Communicator> borrow_from(const std::shared_ptr<Library>& library, ncclComm_t comm,
+                                          Communicator::Owner owner) {
+  const GilReleased released;
+  if (!owner.communicator) owner.communicator = Communicator::find(*library, comm);
+  if (!owner.communicator && owner.ask && owner.ask() != comm)
+    throw std::invalid_argument("borrow: the communicator is closed");
+  auto borrowed = std::make_shared<Communicator>(library, Communicator::Options{});
+  borrowed->borrow(comm, std::move(owner));
+  return borrowed;
+}
+
+std::shared_ptr<Communicator> borrow_handle(const std::shared_ptr<Library>& library,
+                                            std::uintptr_t handle, const py::object& owner,
+                                            const py::object& ask) {
+  Communicator::Owner from{nullptr, handle_getter(ask), hold(owner)};
+  if (py::isinstance<Communicator>(owner))
+    from.communicator = py::cast<std::shared_ptr<Communicator>>(owner);
+  return borrow_from(library, reinterpret_cast<ncclComm_t>(handle), std::move(from));
+}
+
+std::shared_ptr<Communicator> borrow_capsule(const py::object& capsule) {
+  void* pointer = PyCapsule_GetPointer(capsule.ptr(), PYNCCL_CAPSULE_NAME);
+  if (!pointer) throw py::error_already_set();
+  auto* target = static_cast<PyncclCommunicator*>(pointer);
+  const auto library = Library::open(target->path);
+  void* comm = target->handle(target);
+  if (!comm) throw py::value_error("borrow: the communicator is closed");
+  target->retain(target);
+  const std::shared_ptr<PyncclCommunicator> held(
+      target, [](PyncclCommunicator* released) { released->release(released); });
+  const auto ask = [held] { return static_cast<ncclComm_t>(held->handle(held.get())); };
+  return borrow_from(library, static_cast<ncclComm_t>(comm), {nullptr, ask, hold(capsule)});
+}
+
 }  // namespace
 
-void bind_extension(py::module_&) {
+void bind_extension(py::module_& m) {
   add_method<Communicator>("__pynccl_communicator__", &capsule_of_communicator,
                            R"(The communicator for C++, as a capsule that pynccl.h reads.
 
@@ -249,6 +300,12 @@ Returns:
 
 Raises:
     ValueError: the communicator is closed or not ready.)");
+  m.def("borrow_handle", &borrow_handle, py::arg("library"), py::arg("handle"), py::arg("owner"),
+        py::arg("ask"),
+        "Borrow an ncclComm_t. owner: an object to keep alive; if it is a Communicator, it owns "
+        "the handle. ask: a function that returns the handle until its owner closes it, or None.");
+  m.def("borrow_capsule", &borrow_capsule, py::arg("capsule"),
+        "Borrow the communicator of a capsule from __pynccl_communicator__().");
 }
 
 }  // namespace pynccl::python

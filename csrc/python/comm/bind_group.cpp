@@ -22,13 +22,10 @@ PyObject* enter(PyObject* self, PyObject*) {
   });
 }
 
-PyObject* exit(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+PyObject* exit(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject*) {
   return guarded([&] {
-    static const Signature<3> signature("__exit__", {"type", "value", "traceback"});
-    Signature<3>::Values values;
-    const bool failed = signature.parse(args, nargs, kwnames, values)[0] != Py_None;
-    Group::of_this_thread().exit(failed);
-    return Py_NewRef(Py_False);
+    Group::of_this_thread().exit(nargs != 0 && args[0] != Py_None);
+    return Py_NewRef(Py_None);
   });
 }
 
@@ -176,9 +173,8 @@ class Simulation : Group::Recorder {
 
 void bind_group(py::module_& m) {
   const py::class_<GroupContext> context_type(m, "GroupContext", "The context manager of group().");
-  static PyMethodDef methods[] = {
-      fast_method("__enter__", &enter, "__enter__($self)\n--\n\n"),
-      fast_method("__exit__", &exit, "__exit__($self, type, value, traceback, /)\n--\n\n")};
+  static PyMethodDef methods[] = {fast_method("__enter__", &enter, "__enter__($self)\n--\n\n"),
+                                  fast_method("__exit__", &exit, "__exit__($self, *args)\n--\n\n")};
   for (PyMethodDef& method : methods) add_method(context_type, method);
   context = py::cast(GroupContext()).release().ptr();
   static PyMethodDef functions[] = {fast_method("group", &group, kGroupDoc), {}};

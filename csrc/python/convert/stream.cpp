@@ -3,7 +3,6 @@
 #include <dlpack/dlpack.h>
 
 #include "comm/stream.h"
-#include "python/convert/cupy_array.h"
 #include "python/convert/integer.h"
 
 namespace pynccl::python {

@@ -120,6 +120,12 @@ inline bool like_last_dtype(const DLTensor& tensor) {
   fill(view, tensor);
 }
 
+// The part of the reader of CuPy arrays that finds their current stream.
+namespace cupy_array {
+bool is_type(PyTypeObject* type);  // whether it is cupy.ndarray or a subclass
+cudaStream_t current_stream(int device);
+}  // namespace cupy_array
+
 // The slow path of view_tensor(), for every other buffer.
 void view_uncached(TensorView& view, Owners& owners, PyObject* count, PyObject* dtype);
 

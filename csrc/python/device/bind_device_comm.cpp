@@ -134,7 +134,7 @@ that of the NCCL headers of dc.version. Do not pass it to kernels compiled with 
 
 }  // namespace
 
-void bind_device_team(py::module_&) {
+void bind_device_comm(py::module_& m) {
   add_method<Communicator>("team_world", &team_from<TeamKind::kWorld>,
                            R"(The team of all ranks (ncclTeamWorld, NCCL 2.28).
 
@@ -184,9 +184,7 @@ Returns:
 Raises:
     TypeError, ValueError: an invalid argument, or the communicator is closed.
     MissingFunctionError: the library is older than NCCL 2.28.)");
-}
 
-void bind_device_comm(py::module_& m) {
   py::class_<DeviceBuffer>(m, "DeviceBuffer",
                            "Resource memory of a DeviceComm, the same size on all ranks.")
       .def_property_readonly("nbytes", &DeviceBuffer::nbytes, "The size in bytes.")

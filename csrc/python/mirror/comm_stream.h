@@ -122,4 +122,29 @@ PyObject* issued(const py::object& comm_stream, PyObject* kind, Body&& body) {
   return explained(comm_stream, kind, body);
 }
 
+// Issues a synchronous operation: calls send() without the GIL, which calls NCCL on the stream.
+template <class Send>
+PyObject* issue_now(const CommStreamRef& ref, PyObject* kind, cudaStream_t stream, Send&& send) {
+  const py::object comm_stream = ref.object;  // another thread may destroy the group meanwhile
+  return issued(comm_stream, kind, [&] {
+    ref.comm_stream->release_done(reinterpret_cast<CUstream>(stream));
+    const GilReleased released;
+    send();
+    return Py_NewRef(Py_None);
+  });
+}
+
+// Issues an asynchronous operation on the communication stream of the work's CommStream.
+template <class Send>
+PyObject* issue_async(CommStream& part, Work&& work, py::object held, Send&& send) {
+  const py::object comm_stream = work.comm_stream;
+  const py::object kind = work.name;
+  return issued(comm_stream, kind.ptr(), [&] {
+    return part.start(std::move(work), std::move(held), [&](CUstream) {
+      const GilReleased released;
+      send();
+    });
+  });
+}
+
 }  // namespace pynccl::python::mirror

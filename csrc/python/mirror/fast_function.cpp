@@ -4,7 +4,6 @@
 #include <structmember.h>
 
 #include <algorithm>
-#include <map>
 
 #include "python/call/bind.h"
 #include "python/call/fastcall.h"
@@ -14,11 +13,6 @@ namespace pynccl::python::mirror {
 namespace {
 
 PyTypeObject* function_type;
-
-std::map<std::string, std::size_t>& fallback_counts() {
-  static std::map<std::string, std::size_t> counts;
-  return counts;
-}
 
 // The Python object, laid out like functools.lru_cache's.
 struct Callable {
@@ -41,7 +35,6 @@ PyObject* call_fast(PyObject* self, PyObject* const* args, std::size_t nargsf, P
     if (result != fallback()) [[likely]]
       return result;
   }
-  function.count_fallback();
   return PyObject_Vectorcall(object.wrapped, args, nargsf, kwnames);
 }
 
@@ -159,13 +152,8 @@ bool Parameters::match(PyObject* const* args, std::size_t nargs, PyObject* kwnam
   return true;
 }
 
-std::size_t& fallback_count(const std::string& name) { return fallback_counts()[name]; }
-
 FastFunction::FastFunction(const FastSpec& spec, const py::function& function)
-    : spec_(spec),
-      name_(function.attr("__name__")),
-      parameters_(function, spec.parameters),
-      fallbacks_(fallback_count(spec.name)) {}
+    : spec_(spec), name_(function.attr("__name__")), parameters_(function, spec.parameters) {}
 
 const FastFunction* FastFunction::in(PyObject* object) {
   return Py_TYPE(object) == function_type ? callable(object).function : nullptr;
@@ -200,9 +188,6 @@ calls the Python function in every other case.
 Raises:
     ValueError: there is no fast function of this name.
     TypeError: the function's parameters are not the ones that the fast function expects.)");
-  m.def("fallbacks", &fallback_counts,
-        "The number of calls of each fast function that were passed on to the Python function, by "
-        "name.");
   m.def("set_work_class", &set_work_class, py::arg("work"),
         "Set the class of asynchronous operations, a subclass of _C.Work.");
   m.def("set_group_classes", &set_group_classes, py::arg("tensor"), py::arg("group"),

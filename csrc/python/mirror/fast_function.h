@@ -8,8 +8,11 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include "nccl/failure.h"
 
 namespace pynccl::python::mirror {
 
@@ -93,8 +96,26 @@ struct FastSpec {
 // The result of a body that leaves the call to the Python function; not a reference.
 inline PyObject* fallback() { return Py_NotImplemented; }
 
-// The counter of calls of this name that were passed on to the Python function.
-std::size_t& fallback_count(const std::string& name);
+// Runs the checks of a body. Returns false if they fail or the communication stream cannot be
+// created; the Python function then repeats them and raises the right exception. Other exceptions
+// (std::bad_alloc, KeyboardInterrupt) propagate.
+template <class Checks>
+bool passes(Checks&& checks) {
+  try {
+    if (checks()) [[likely]]
+      return true;
+  } catch (const py::builtin_exception&) {
+  } catch (const std::invalid_argument&) {
+  } catch (const NcclFailure&) {
+  } catch (const DriverFailure&) {
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError) &&
+        !error.matches(PyExc_BufferError) && !error.matches(PyExc_OverflowError))
+      throw;
+  }
+  PyErr_Clear();
+  return false;
+}
 
 std::span<const FastSpec> one_tensor_specs();
 std::span<const FastSpec> p2p_specs();
@@ -108,7 +129,6 @@ class FastFunction {
   const FastSpec& spec() const { return spec_; }
   PyObject* name() const { return name_.ptr(); }
   const Parameters& parameters() const { return parameters_; }
-  void count_fallback() const { ++fallbacks_; }
 
   // The FastFunction of a callable object; nullptr for any other object.
   static const FastFunction* in(PyObject* object);
@@ -117,7 +137,6 @@ class FastFunction {
   const FastSpec& spec_;
   py::object name_;
   Parameters parameters_;
-  std::size_t& fallbacks_;
 };
 
 }  // namespace pynccl::python::mirror

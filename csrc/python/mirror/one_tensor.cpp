@@ -5,7 +5,7 @@
 #include "python/call/held.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/fast_function.h"
-#include "python/mirror/issue.h"
+#include "python/mirror/process_group.h"
 
 namespace pynccl::python::mirror {
 namespace {

@@ -8,8 +8,8 @@
 #include "python/call/fastcall.h"
 #include "python/collectives/operation_factory.h"
 #include "python/mirror/fast_function.h"
-#include "python/mirror/issue.h"
 #include "python/mirror/native.h"
+#include "python/mirror/process_group.h"
 
 namespace pynccl::python::mirror {
 namespace {
@@ -92,11 +92,8 @@ PyObject* construct(PyObject* type, PyObject* const* args, std::size_t nargsf, P
     Parameters::Values values;
     const auto nargs = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
     if (!parameters_of_p2p_op->match(args, nargs, kwnames, values) ||
-        !fill(p2p_op(self.ptr()), values)) {
-      static std::size_t& fallbacks = fallback_count("P2POp");
-      ++fallbacks;
+        !fill(p2p_op(self.ptr()), values))
       fill_from(p2p_op(self.ptr()), PyObject_Vectorcall(complete, args, nargsf, kwnames));
-    }
     return self.release().ptr();
   });
 }

@@ -79,4 +79,12 @@ class ProcessGroup {
   std::string invalid_reason_;  // empty: valid
 };
 
+// The group of an argument if its operations are issued immediately, otherwise nullptr.
+inline ProcessGroup* direct_group(PyObject* argument) {
+  ProcessGroup* group = ProcessGroup::given(argument);
+  if (!group || !group->batch.is_none() || Group::active()) [[unlikely]]
+    return nullptr;
+  return group;
+}
+
 }  // namespace pynccl::python::mirror

@@ -71,7 +71,24 @@ py::bytes bytes_of(const ncclUniqueId& id) { return py::bytes(id.internal, kUniq
 
 }  // namespace
 
-void bind_enums(py::module_& m) {
+ncclUniqueId unique_id_from_python(const char* name, PyObject* value) {
+  if (py::isinstance<ncclUniqueId>(value)) return py::cast<ncclUniqueId>(py::handle(value));
+  Py_buffer view;
+  if (PyObject_GetBuffer(value, &view, PyBUF_SIMPLE) != 0) {
+    PyErr_Clear();
+    throw_type_error(name, "a UniqueId or 128 bytes", value);
+  }
+  ncclUniqueId id;
+  const Py_ssize_t size = view.len;
+  if (size == kUniqueIdBytes) std::memcpy(id.internal, view.buf, kUniqueIdBytes);
+  PyBuffer_Release(&view);
+  if (size != kUniqueIdBytes)
+    throw py::value_error(std::string(name) + ": has " + std::to_string(size) +
+                          " bytes, a UniqueId has " + std::to_string(kUniqueIdBytes));
+  return id;
+}
+
+void bind_structs(py::module_& m) {
 #define VALUE(name) .value(#name, name)
   py::native_enum<ncclResult_t>(m, "ncclResult_t", "enum.IntEnum", "The result of every NCCL call.")
       VALUE(ncclSuccess) VALUE(ncclUnhandledCudaError) VALUE(ncclSystemError)
@@ -101,9 +118,7 @@ void bind_enums(py::module_& m) {
 #define CONSTANT(since, name, value) m.attr(#name) = value;
 #include "abi/constants.inc"
 #undef CONSTANT
-}
 
-void bind_structs(py::module_& m) {
   StructClass<ncclConfig_t> config(
       m, "ncclConfig_t",
       "The configuration of a communicator, initialized by NCCL_CONFIG_INITIALIZER.");
@@ -210,26 +225,7 @@ void bind_structs(py::module_& m) {
       .def("__bytes__", [](const ncclDevComm& comm) {
         return py::bytes(reinterpret_cast<const char*>(&comm), sizeof comm);
       });
-}
 
-ncclUniqueId unique_id_from_python(const char* name, PyObject* value) {
-  if (py::isinstance<ncclUniqueId>(value)) return py::cast<ncclUniqueId>(py::handle(value));
-  Py_buffer view;
-  if (PyObject_GetBuffer(value, &view, PyBUF_SIMPLE) != 0) {
-    PyErr_Clear();
-    throw_type_error(name, "a UniqueId or 128 bytes", value);
-  }
-  ncclUniqueId id;
-  const Py_ssize_t size = view.len;
-  if (size == kUniqueIdBytes) std::memcpy(id.internal, view.buf, kUniqueIdBytes);
-  PyBuffer_Release(&view);
-  if (size != kUniqueIdBytes)
-    throw py::value_error(std::string(name) + ": has " + std::to_string(size) +
-                          " bytes, a UniqueId has " + std::to_string(kUniqueIdBytes));
-  return id;
-}
-
-void bind_unique_id(py::module_& m) {
   py::class_<ncclUniqueId>(m, "UniqueId",
                            R"(The id of a new communicator (ncclUniqueId).
 
