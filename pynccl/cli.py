@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
-
-from pynccl._internal.parser import Parser
+from typing import Any
 
 __all__ = ["main"]
 
@@ -90,6 +90,24 @@ _COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help ends with examples. Subcommands have parsers of the same class.
+
+    Args:
+        examples: command lines.
+        options: of ArgumentParser.
+    """
+
+    def __init__(self, *, examples: tuple[str, ...] = (), **options: Any) -> None:  # noqa: ANN401
+        super().__init__(**options)
+        self.examples = examples
+
+    def format_help(self) -> str:
+        """Return the help with the examples below it."""
+        text = super().format_help()
+        return text + "\nexamples:\n" + "".join(f"  {one}\n" for one in self.examples)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
@@ -109,9 +127,9 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def _parser(words: list[str]) -> Parser:
+def _parser(words: list[str]) -> _Parser:
     """Return the parser, with the arguments of the command that words begin with."""
-    parser = Parser(prog="pynccl", description=__doc__, examples=("pynccl doctor",))
+    parser = _Parser(prog="pynccl", description=__doc__, examples=("pynccl doctor",))
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (module, text, examples) in _COMMANDS.items():
         one = commands.add_parser(name, help=text, description=text, examples=examples)

@@ -202,6 +202,3 @@ def numpy_empty(
     import numpy as np
 
     return np.from_dlpack(comm.mem_alloc(shape, dtype))
-
-
-_C.Communicator.register_pool = register_pool  # type: ignore[assignment,method-assign]

@@ -15,12 +15,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-# These modules implement methods of Communicator.
-import pynccl._internal.borrowing
-import pynccl._internal.inquiry
-import pynccl._internal.recovery
-import pynccl.memory  # noqa: F401
-from pynccl import _C
+from pynccl import _C, memory
 from pynccl._C import (
     Buffer,
     Communicator,
@@ -41,12 +36,12 @@ from pynccl._C import (
     plan,
     simulate,
 )
+from pynccl._internal import borrowing, device_comm, explanation, recovery
 from pynccl._internal.coll_config import CollConfig
 from pynccl._internal.device_comm import CommProperties
 from pynccl._internal.explanation import Explanation, explain, explain_from_environment
 from pynccl._internal.records import FlightRecord, MemoryStats
 from pynccl._internal.team import Team
-from pynccl.encryption import set_encryption
 from pynccl.errors import (
     DriverError,
     LibraryNotFoundError,
@@ -126,6 +121,18 @@ __all__ = [
     "trace",
 ]
 
+# The methods that are written in Python.
+Communicator.borrow = staticmethod(borrowing.borrow)
+Communicator.device_comm = device_comm.device_comm
+Communicator.explain = explanation.explain_collective
+Communicator.properties = device_comm.properties
+Communicator.recover = recovery.recover
+Communicator.register_pool = memory.register_pool
+DeviceComm.as_argument = device_comm.as_argument
+
+_ENCRYPTION = {"none": 0, "psk": 1}  # ncclEncryptionMode_t
+_MIN_KEY_BYTES = 32
+
 SUM = RedOp.SUM
 PROD = RedOp.PROD
 MAX = RedOp.MAX
@@ -183,6 +190,47 @@ def reset_debug(provider: str | os.PathLike[str] | None = None) -> None:
         MissingFunctionError: the library is older than NCCL 2.24.
     """
     load(provider).ncclResetDebugInit()
+
+
+def set_encryption(
+    mode: str,
+    psk: str | bytes | None = None,
+    *,
+    provider: str | os.PathLike[str] | None = None,
+) -> None:
+    """Set the encryption of NCCL's TCP sockets (ncclSetEncryption, NCCL 2.32).
+
+    Call it on every rank with the same key, before creating the first unique id and the first
+    communicator. hostnccl sends no data over a network, but creating a communicator fails if ranks
+    have different keys or only some have one, so tests catch the mistake.
+
+    Args:
+        mode: ``"none"``, or ``"psk"`` for a pre-shared key.
+        psk: the key, at least 32 bytes without a zero byte; a str is encoded as UTF-8.
+        provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
+
+    Raises:
+        TypeError, ValueError: an invalid argument; the text never contains the key.
+        LibraryNotFoundError: the provider's library was not found.
+        MissingFunctionError: the library is older than NCCL 2.32.
+        NcclError: NCCL failed.
+    """
+    if mode not in _ENCRYPTION:
+        raise ValueError(f"mode: {mode!r} is not one of {', '.join(map(repr, _ENCRYPTION))}")
+    if psk is not None and not isinstance(psk, str | bytes):
+        raise TypeError(f"psk: expected a str, bytes or None, got {type(psk).__name__}")
+    if (mode == "psk") != (psk is not None):
+        raise ValueError(f"psk: mode {mode!r} requires {'a key' if mode == 'psk' else 'psk=None'}")
+    config = _C.ncclEncryptionConfig_t()
+    config.mode = _ENCRYPTION[mode]
+    if psk is not None:
+        key = psk.encode() if isinstance(psk, str) else psk
+        if len(key) < _MIN_KEY_BYTES or b"\0" in key:
+            raise ValueError(
+                f"psk: has {len(key)} bytes, must have at least {_MIN_KEY_BYTES} and no zero byte"
+            )
+        config.psk = key
+    load(provider).ncclSetEncryption(config)
 
 
 def capture(

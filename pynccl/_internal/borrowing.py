@@ -222,6 +222,3 @@ def _check_same(library: _C.Library, provider: str | os.PathLike[str] | None) ->
         raise ValueError(
             f"provider: the communicator belongs to {library.path}, not to {load(provider).path}"
         )
-
-
-_C.Communicator.borrow = staticmethod(borrow)  # type: ignore[method-assign]

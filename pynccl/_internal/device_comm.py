@@ -278,8 +278,3 @@ def _version(value: SupportsIndex | str) -> int:
     if not found or int(found[1]) < 2:
         raise ValueError(f"version: {value!r} is not a version of NCCL such as '2.32.3'")
     return int(found[1]) * 10000 + int(found[2]) * 100 + int(found[3])
-
-
-_C.Communicator.properties = properties  # type: ignore[assignment,method-assign]
-_C.Communicator.device_comm = device_comm  # type: ignore[assignment,method-assign]
-_C.DeviceComm.as_argument = as_argument  # type: ignore[assignment,method-assign]

@@ -325,6 +325,3 @@ def _explanation(comm: Communicator, chosen: Choice) -> Explanation:
 
 def _name(names: tuple[str, ...], number: int) -> str:
     return names[number] if number < len(names) else f"#{number}"
-
-
-_C.Communicator.explain = explain_collective  # type: ignore[assignment,method-assign]

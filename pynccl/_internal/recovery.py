@@ -196,6 +196,3 @@ def _checked_ranks(comm: Communicator, exclude: Sequence[int]) -> list[int]:
         if rank == comm.rank:
             raise ValueError(f"exclude: rank {rank} is this rank")
     return sorted(set(exclude))
-
-
-_C.Communicator.recover = recover  # type: ignore[assignment,method-assign]
