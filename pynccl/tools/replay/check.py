@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.tools.replay.model import Recorded
-from pynccl.tools.replay.one_sided import excess
 from pynccl.tools.replay.recorded import counterpart
 from pynccl.tools.trace.model import Operation
 
-__all__ = ["check", "described", "located", "missing_signals"]
+__all__ = ["check", "described", "located"]
 
 
 def described(operation: Operation) -> str:
@@ -26,10 +25,7 @@ def described(operation: Operation) -> str:
 def check(recorded: Recorded) -> list[Finding]:
     """Compare the operations of all ranks by communicator and position."""
     dumps = [_dump(recorded, place) for place in range(len(recorded.processes))]
-    return [
-        *located(recorded, analyse(dumps).findings),
-        *located(recorded, missing_signals(recorded)),
-    ]
+    return located(recorded, analyse(dumps).findings)
 
 
 def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
@@ -41,22 +37,6 @@ def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
             text = f"communicator {comm.label}{recorded.places(comm)}: {finding.text}"
             found.append(dataclasses.replace(finding, text=text))
     return sorted(found, key=lambda finding: finding.kind in ("stuck", "call"))
-
-
-def missing_signals(recorded: Recorded) -> list[Finding]:
-    """Return a finding for each wait for more signals than were sent."""
-    findings = []
-    for key, waited, sent, operation in excess(recorded):
-        text = (
-            f"rank {key.receiver} waits for {waited} signals of rank {key.sender} (signal "
-            f"{key.signal}, context {key.context}), which has sent {sent}: the first wait_signal "
-            f"for more is that with sequence {operation.sequence}"
-        )
-        ranks = [key.sender], [key.receiver]
-        findings.append(
-            Finding("signals", key.communicator, *ranks, operation.sequence, None, text)
-        )
-    return findings
 
 
 def _record(operation: Operation, number: int | None, sequence: int = 0) -> flight.Record:

@@ -120,8 +120,6 @@ def _text(result: Result) -> Iterator[str]:
             f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
             f"{result.outputs} results compared"
         )
-        if result.shared:
-            yield f"{result.shared} regions of windows are written by several ranks: not compared"
         if result.checked and any(row.recorded is not None for row in result.rows):
             yield "times include waits for ranks that check data; use --no-data to measure"
     if result.findings:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from pynccl.tools.replay.contents import choose_sources, match, order
 from pynccl.tools.replay.layout import Layout
 from pynccl.tools.replay.model import Process, Recorded, ReplayError
-from pynccl.tools.replay.one_sided import ONE_SIDED, Windows, add_signals, expect_puts
 from pynccl.tools.replay.program import Member, Op, Program, Step
 from pynccl.tools.replay.recorded import counterpart
 from pynccl.tools.trace.model import Operation, Wait
@@ -39,17 +38,13 @@ def compile_programs(
                 f"communicator {comm.label}: there is no recording of its ranks "
                 f"{list(comm.missing)}; give a number of ranks to replay without them"
             )
-    windows = Windows(recorded, scale)
     compilers = [
-        _Compiler(recorded, place, windows, provider=provider, scale=scale, data=data)
+        _Compiler(recorded, place, provider=provider, scale=scale, data=data)
         for place in range(len(recorded.processes))
     ]
     programs = [compiler.compile() for compiler in compilers]
-    comms = [comm.ranks for comm in recorded.comms.values()]
-    add_signals(recorded, programs)
     if data:
-        match(programs, comms)
-        expect_puts(programs, comms)
+        match(programs, [comm.ranks for comm in recorded.comms.values()])
     return programs
 
 
@@ -85,21 +80,16 @@ class _Compiler:
         self,
         recorded: Recorded,
         place: int,
-        windows: Windows,
         *,
         provider: str,
         scale: float,
         data: bool,
     ) -> None:
         self._process: Process = recorded.processes[place]
-        self._place = place
-        self._windows = windows
         self._scale = scale
         self._data = data
         self._members = {
-            id: Member(
-                index, comm.label, len(comm.ranks), comm.ranks.index(place), *windows.indexes(id)
-            )
+            id: Member(index, comm.label, len(comm.ranks), comm.ranks.index(place))
             for index, (id, comm) in enumerate(recorded.comms.items())
             if place in comm.ranks
         }
@@ -110,7 +100,6 @@ class _Compiler:
 
     def compile(self) -> Program:
         program = Program(self._process.rank, list(self._members.values()))
-        program.windows = self._windows.sizes(self._place)
         program.steps = self._steps()
         members = {member.number: member for member in program.members}
         self._place_buffers(program, members)
@@ -192,7 +181,7 @@ class _Compiler:
             raise ReplayError(
                 f"this version of pynccl does not support the operation {operation.kind!r}"
             )
-        if operation.dtype not in ITEMSIZES and operation.kind not in ONE_SIDED - {"put_signal"}:
+        if operation.dtype not in ITEMSIZES:
             raise ReplayError(
                 f"rank {self._process.rank}: {operation.kind} with sequence {operation.sequence} "
                 f"of communicator {member.label} has the unsupported dtype {operation.dtype!r}"
@@ -224,14 +213,10 @@ class _Compiler:
         )
 
     def _place_buffers(self, program: Program, members: dict[int, Member]) -> None:
-        """Place every buffer in the arena or, of puts, in a window."""
+        """Place every buffer in the arena."""
         in_arena: list[tuple[Op, Blocks, str | None]] = []
         buffers: list[tuple[int, int, int, int]] = []
         for op in program.operations:
-            if op.kind == "put_signal":
-                self._windows.place(self._place, op)
-            if op.kind in ONE_SIDED:
-                continue
             item, recorded = op.itemsize, op.recorded
             shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
             inside = _in_place(op, shape)

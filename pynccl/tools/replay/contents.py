@@ -23,23 +23,17 @@ def _accesses(step: Step) -> list[_Access]:
     found = []
     for op in step.ops:
         if op.sent:
-            begin = op.send + _begin(op)
-            found.append(_Access(begin, begin + op.sent * op.itemsize, op, writes=False))
+            found.append(_Access(op.send, op.send + op.sent * op.itemsize, op, writes=False))
         if op.received:
             found.append(_Access(op.recv, op.recv + op.received * op.itemsize, op, writes=True))
     return sorted(found, key=lambda one: one[:2])
-
-
-def _begin(op: Op) -> int:
-    """The start of an operation's memory in the memory of a rank: windows follow the arena."""
-    return 0 if op.home is None else ((op.comm + 1) << 32 | op.home) << 64
 
 
 def choose_sources(step: Step, members: dict[int, Member]) -> None:
     """Choose the contents of a step's inputs; inputs that overlap share one sequence."""
     for op in step.ops:
         member = members[op.comm]
-        if op.kind in ("signal", "wait_signal") or not op.sent:
+        if not op.sent:
             continue
         op.source = demand(op.kind, op.op, op.dtype, member.nranks)
         if op.source is not None:

@@ -32,7 +32,7 @@ _Differ = Callable[[Op, int, float, float], None]
 
 
 class Memory(Protocol):
-    """Locates the memory of operations: the arena, or a window."""
+    """The memory of all operations."""
 
     @property
     def ptr(self) -> int: ...
@@ -155,7 +155,7 @@ class HostData:
     """The data of a replay on hosts.
 
     Args:
-        memory: locates the buffers of an operation.
+        memory: the memory of the operations.
         check: whether to fill inputs and compare outputs.
         differ: called by the worker of a stream for an output that differs.
         fail: called with an exception raised by filling or comparing.
@@ -163,7 +163,7 @@ class HostData:
 
     def __init__(
         self,
-        memory: Callable[[Op], Memory],
+        memory: Memory,
         *,
         check: bool,
         differ: _Differ,
@@ -183,7 +183,7 @@ class HostData:
         """Enqueue the filling of inputs, and a timestamp."""
         filled = [op for op in ops if self._check and op.source is not None]
         if filled:
-            self._run(stream, functools.partial(self._each, self.fill, filled))
+            self._run(stream, functools.partial(self._each, self._fill, filled))
         if stream is None:
             self._times[id(ops[0])] = time.perf_counter_ns()
         else:
@@ -198,7 +198,7 @@ class HostData:
             self._events.append((ops, self._began.pop(id(ops[0])), self._event(stream)))
         compared = [op for op in ops if self._check and op.expected is not None]
         if compared:
-            self._run(stream, functools.partial(self._each, self.compare, compared))
+            self._run(stream, functools.partial(self._each, self._compare, compared))
 
     def durations(self) -> Iterator[tuple[Op, int]]:
         """The nanoseconds of each operation, once all are done."""
@@ -231,11 +231,11 @@ class HostData:
 
     def _array(self, op: Op, offset: int, count: int) -> NDArray[Any]:
         np = self._sequences.np
-        memory = (ctypes.c_char * (count * op.itemsize)).from_address(self._memory(op).ptr + offset)
+        memory = (ctypes.c_char * (count * op.itemsize)).from_address(self._memory.ptr + offset)
         array: NDArray[Any] = np.frombuffer(memory, self._sequences.storage(op.dtype))
         return array
 
-    def fill(self, op: Op) -> None:
+    def _fill(self, op: Op) -> None:
         """Fill the input of an operation immediately."""
         assert op.source is not None
         array = self._array(op, op.send, op.sent)
@@ -244,7 +244,7 @@ class HostData:
             codes = self._sequences.codes(op.source.at(first), op.dtype, some)
             array[first : first + some] = codes
 
-    def compare(self, op: Op) -> None:
+    def _compare(self, op: Op) -> None:
         """Compare the output of a completed operation."""
         np = self._sequences.np
         array = self._array(op, op.recv, op.received)
@@ -271,26 +271,23 @@ class CudaData:
     """The data of a replay on GPUs, which is synchronised only at the end.
 
     Args:
-        memory: locates the buffers of an operation.
+        memory: the memory of the operations.
         check: whether to fill inputs and compare outputs.
         differ: called for an output that differs.
         device: index of the GPU.
     """
 
-    def __init__(
-        self, memory: Callable[[Op], nccl.Buffer], *, check: bool, differ: _Differ, device: int
-    ) -> None:
+    def __init__(self, memory: nccl.Buffer, *, check: bool, differ: _Differ, device: int) -> None:
         try:
             import torch
         except ImportError:
             raise ReplayError("a replay on GPUs needs torch, which is not installed") from None
         self._torch: Any = torch
-        self._memory = memory
         self._check = check
         self._differ = differ
         self._device = torch.device("cuda", device)
         self._tiles: dict[tuple[object, ...], Any] = {}
-        self._bytes: dict[int, Any] = {}
+        self._bytes: Any = self._torch.from_dlpack(memory).view(torch.uint8)
         self._began: dict[int, Any] = {}
         self._timed: list[tuple[Sequence[Op], Any, Any]] = []
         self._flags: list[tuple[Op, int, Any]] = []
@@ -309,7 +306,7 @@ class CudaData:
             self._timed.append((ops, self._began.pop(id(ops[0])), self._event()))
             for op in ops:
                 if self._check and op.expected is not None:
-                    self.compare(op)
+                    self._compare(op)
 
     def durations(self) -> Iterator[tuple[Op, int]]:
         """The nanoseconds of each operation, once all are done."""
@@ -332,7 +329,7 @@ class CudaData:
             numbers = self._numbers(op.source.at(first), some)
             target[first : first + some].copy_(self._encoded(numbers, op).view(bits))
 
-    def compare(self, op: Op) -> None:
+    def _compare(self, op: Op) -> None:
         """Enqueue the comparison of an operation's output on the current stream."""
         torch = self._torch
         bits = getattr(torch, _BITS[op.itemsize])
@@ -364,11 +361,7 @@ class CudaData:
         return getattr(self._torch, _TORCH_DTYPES.get(op.dtype, op.dtype))
 
     def _part(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a tensor
-        buffer = self._memory(op)
-        if buffer.ptr not in self._bytes:
-            self._bytes[buffer.ptr] = self._torch.from_dlpack(buffer).view(self._torch.uint8)
-        whole = self._bytes[buffer.ptr]
-        return whole[offset : offset + count * op.itemsize].view(self._dtype(op))
+        return self._bytes[offset : offset + count * op.itemsize].view(self._dtype(op))
 
     def _numbers(self, source: Source, count: int) -> Any:  # noqa: ANN401 - a tensor
         key = (source.mode, source.modulus, source.factor)

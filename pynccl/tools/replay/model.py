@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pynccl.tools.trace.model import Operation, ProcessTrace, Wait, Window
+from pynccl.tools.trace.model import Operation, ProcessTrace, Wait
 
-__all__ = ["EARLY", "FULL", "Comm", "Process", "Recorded", "ReplayError"]
-
-# When operations were called that other ranks did not record.
-EARLY = "before others began to record"
-FULL = "after the recordings of others were full"
+__all__ = ["Comm", "Process", "Recorded", "ReplayError"]
 
 
 class ReplayError(ValueError):
@@ -44,15 +40,10 @@ class Comm:
         """The rank of a process, given its index in Recorded.processes."""
         return self._known[self.ranks.index(place)]
 
-    def place_of(self, rank: int) -> int:
-        """The process of a rank that is not missing."""
-        return self.ranks[self._known.index(rank)]
-
     @cached_property
     def _known(self) -> list[int]:
-        missing = set(self.missing)
-        nranks = len(self.ranks) + len(missing)
-        return [rank for rank in range(nranks) if rank not in missing]
+        nranks = len(self.ranks) + len(self.missing)
+        return sorted(set(range(nranks)).difference(self.missing))
 
 
 @dataclass
@@ -65,16 +56,12 @@ class Process:
         items: operations, with ranks of the replay's communicators, and waits of threads and
             streams, in the order of their calls.
         several_threads: whether more than one thread issued operations.
-        windows: windows of the replay's communicators.
-        first: the first recorded sequence number of each communicator.
     """
 
     rank: int
     trace: ProcessTrace
     items: list[Operation | Wait] = field(default_factory=list)
     several_threads: bool = False
-    windows: list[Window] = field(default_factory=list)
-    first: dict[str, int] = field(default_factory=dict)
 
     @property
     def operations(self) -> list[Operation]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pynccl.tools.trace.model import Operation, Signal
+from pynccl.tools.trace.model import Operation
 from pynccl.tools.trace.shape import ITEMSIZES
 
 __all__ = ["SCALAR", "Member", "Op", "Program", "Source", "Step", "demand", "phase_of"]
@@ -87,8 +87,8 @@ class Op:
         position: from 1, among its counterparts in the replay; 0 if it has none.
         recorded: the recorded operation.
         op: the operator; "user-defined" is replayed as pre_mul_sum.
-        send: byte offset that it reads in the arena; for a put, in the window ``home``.
-        recv: byte offset that it writes in the arena; for a put, in its peer's window ``window``.
+        send: byte offset that it reads in the arena.
+        recv: byte offset that it writes in the arena.
         sent: number of elements that it reads.
         received: number of elements that it writes.
         source: the contents of its input; None if it is not filled.
@@ -96,9 +96,6 @@ class Op:
             that are reduced to the one block. None if it is not checked.
         settled: whether no other operation of the group writes the same memory.
         tainted: whether another operation may change its input.
-        home: for a put, the number of the local window that it reads; for the expected result of a
-            put, the number of this rank's window. None if the buffers are in the arena.
-        window: for a put, the number of the window that it writes to.
     """
 
     kind: str
@@ -120,8 +117,6 @@ class Op:
     reduced: bool = False
     settled: bool = True
     tainted: bool = False
-    home: int | None = None
-    window: int | None = None
 
     @property
     def itemsize(self) -> int:
@@ -158,16 +153,12 @@ class Member(NamedTuple):
 
     Attributes:
         number: equal on all ranks.
-        signals: number of signals per context that one-sided operations use.
-        contexts: number of contexts that they use.
     """
 
     number: int
     label: str
     nranks: int
     rank: int
-    signals: int = 1
-    contexts: int = 1
 
 
 @dataclass
@@ -179,11 +170,6 @@ class Program:
         members: its communicators, in the order of creation.
         streams: number of streams besides the default one.
         nbytes: size of its memory.
-        windows: sizes in bytes, by the numbers of the communicator and the window.
-        signals: signals that no operation waits for, by the number of the communicator.
-        regions: the parts of the windows that ranks put into.
-        shared: those that several ranks write; the sources of this rank's own puts count as writes.
-        landed: the final contents of those that are compared, as operations that receive them.
     """
 
     rank: int
@@ -191,11 +177,6 @@ class Program:
     streams: int = 0
     nbytes: int = 0
     steps: list[Step] = field(default_factory=list)
-    windows: dict[tuple[int, int], int] = field(default_factory=dict)
-    signals: dict[int, list[Signal]] = field(default_factory=dict)
-    regions: int = 0
-    shared: int = 0
-    landed: list[Op] = field(default_factory=list)
 
     @property
     def operations(self) -> list[Op]:
@@ -203,10 +184,10 @@ class Program:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of operations and regions of windows."""
-        return sum(op.received > 0 for op in self.operations) + self.regions
+        """The number of outputs of operations."""
+        return sum(op.received > 0 for op in self.operations)
 
     @property
     def checked(self) -> int:
         """The number of those that are compared."""
-        return sum(op.expected is not None for op in self.operations) + len(self.landed)
+        return sum(op.expected is not None for op in self.operations)

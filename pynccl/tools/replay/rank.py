@@ -7,7 +7,6 @@ import math
 import pickle
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ from pynccl.testing import Rank
 from pynccl.tools.replay.check import described
 from pynccl.tools.replay.data import STORAGE, CudaData, Data, HostData, Memory
 from pynccl.tools.replay.program import SCALAR, Op, Program, Step
-from pynccl.tools.trace.model import Signal
 
 __all__ = ["Difference", "Dump", "Options", "Outcome", "Timing", "run_rank"]
 
@@ -146,7 +144,6 @@ class _Player:
         self._events: dict[tuple[int, int], nccl.Event] = {}
         self._marks: deque[list[nccl.Event]] = deque()
         self._operators: dict[tuple[int, str], nccl.RedOp] = {}
-        self._windows: dict[tuple[int, int], tuple[nccl.Buffer, nccl.Window]] = {}
         self._failures: list[BaseException] = []
         self._reported = time.monotonic()
         self._arena: Memory
@@ -161,8 +158,6 @@ class _Player:
             config = nccl.Config(
                 timeout=self._options.timeout,
                 init_timeout=30 + self._options.timeout,
-                num_rma_sig=member.signals if member.signals > 1 else None,  # not in older NCCL
-                num_rma_ctx=member.contexts if member.contexts > 1 else None,
             )
             comm = nccl.Communicator(
                 member.nranks,
@@ -176,10 +171,6 @@ class _Player:
             self._comms[member.number] = comm
         for _ in range(self._program.streams):
             self._streams.append(nccl.Stream(self._rank.provider, device=device))
-        for (index, number), nbytes in self._program.windows.items():
-            buffer = self._comms[index].mem_alloc(nbytes)
-            window = self._comms[index].register_window(buffer)
-            self._windows[index, number] = buffer, window
         self._open_memory()
 
     def _open_memory(self) -> None:
@@ -188,12 +179,11 @@ class _Player:
         if self._host or not self._comms:
             self._arena = _HostMemory(nbytes)
             fail = self._failures.append
-            self._data = HostData(self._memory, check=check, differ=differ, fail=fail)
+            self._data = HostData(self._arena, check=check, differ=differ, fail=fail)
             return
-        buffers: Any = self._memory
-        self._arena = next(iter(self._comms.values())).mem_alloc(nbytes)
+        self._arena = buffer = next(iter(self._comms.values())).mem_alloc(nbytes)
         device = self._rank.device or 0
-        self._data = CudaData(buffers, check=check, differ=differ, device=device)
+        self._data = CudaData(buffer, check=check, differ=differ, device=device)
 
     def close(self, *, abort: bool) -> None:
         with contextlib.suppress(Exception):
@@ -220,7 +210,6 @@ class _Player:
             if self._failures:
                 break
         self._synchronize()
-        self._finish_windows()
         if self._failures:
             raise _FailedError(f"{type(self._failures[0]).__name__}: {self._failures[0]}")
         self._outcome.seconds = (time.monotonic_ns() - began) / 1e9
@@ -300,13 +289,10 @@ class _Player:
 
     # --- operations
 
-    def _memory(self, op: Op) -> Memory:
-        return self._arena if op.home is None else self._windows[op.comm, op.home][0]
-
     def _buffer(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a view
         dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
         interface = "__array_interface__" if self._host else "__cuda_array_interface__"
-        return _View(interface, self._memory(op).ptr + offset, count, op.itemsize, dtype)
+        return _View(interface, self._arena.ptr + offset, count, op.itemsize, dtype)
 
     def _operator(self, op: Op) -> Any:  # noqa: ANN401 - a RedOp or its name
         if op.op != "user-defined":
@@ -335,24 +321,6 @@ class _Player:
             getattr(comm, op.kind)(send, op.root or 0, out=out, stream=where)
         elif op.kind in ("send", "recv"):
             getattr(comm, op.kind)(send if op.sent else out, op.peer or 0, stream=where)
-        elif op.kind == "put_signal":
-            window = self._windows[op.comm, op.window or 0][1]
-            indexes = {"signal": op.recorded.signal or 0, "context": op.recorded.context or 0}
-            comm.put_signal(send, op.peer or 0, window, op.recv, **indexes, stream=where)
-        elif op.kind == "signal":
-            indexes = {"signal": op.recorded.signal or 0, "context": op.recorded.context or 0}
-            comm.signal(op.peer or 0, **indexes, stream=where)
-        elif op.kind == "wait_signal":
-            comm.wait_signal(_descriptors(op.recorded.signals), stream=where)
-
-    def _finish_windows(self) -> None:
-        """Wait for the remaining signals, so that all puts have arrived."""
-        for index, signals in self._program.signals.items():
-            stream = self._nccl.Stream(self._rank.provider, device=self._rank.device)
-            self._comms[index].wait_signal(_descriptors(signals), stream=stream)
-            stream.synchronize()
-        for put in self._program.landed:
-            self._data.compare(put)
 
     # --- results
 
@@ -365,8 +333,6 @@ class _Player:
             return
         member = self._ranks[op.comm]
         what = f"{described(op.recorded)} with sequence {op.recorded.sequence}"
-        if op.kind == "put_signal":  # recorded by the peer
-            what = f"window {op.home} at {op.recv}, after {what} of rank {op.peer}"
         text = (
             f"rank {member.rank} of communicator {member.label}: {what}: element {element} of the "
             "result is wrong"
@@ -387,16 +353,6 @@ class _Player:
             outcome.timings.append(
                 Timing(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration)
             )
-
-
-def _descriptors(signals: Iterable[Signal]) -> list[Any]:
-    """Convert signals for wait_signal()."""
-    from pynccl import raw
-
-    return [
-        raw.ncclWaitSignalDesc_t(opCnt=one.times, peer=one.peer, sigIdx=one.signal, ctx=one.context)
-        for one in signals
-    ]
 
 
 class _HostMemory:

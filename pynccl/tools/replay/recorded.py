@@ -8,13 +8,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from pynccl.flight.merged import ranks_text
-from pynccl.tools.replay.model import EARLY, FULL, Comm, Process, Recorded, ReplayError
-from pynccl.tools.replay.one_sided import trim
+from pynccl.tools.replay.model import Comm, Process, Recorded, ReplayError
 from pynccl.tools.trace.merge import common_ids
 from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace, Wait
 from pynccl.tools.trace.shape import COLLECTIVES, ROOTED
 
 __all__ = ["counterpart", "gather"]
+
+_ONE_SIDED = ("put_signal", "signal", "wait_signal")
+# When operations were called that other ranks did not record.
+_EARLY = "before others began to record"
+_FULL = "after the recordings of others were full"
 
 
 def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded:
@@ -45,7 +49,6 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
     for place, process in enumerate(recorded.processes):
         _fill(recorded, place, process, joined, places)
     _trim(recorded)
-    trim(recorded)
     used = {item.communicator for process in recorded.processes for item in process.operations}
     recorded.comms = {id: comm for id, comm in recorded.comms.items() if id in used}
     return recorded
@@ -111,10 +114,13 @@ def _fill(
 ) -> None:
     """Collect the items of a process, with the communicators and ranks of the replay."""
     trace = process.trace
-    excluded = failed = 0
+    excluded = failed = one_sided = 0
     captured: dict[int, list[Operation]] = defaultdict(list)
     timed: list[tuple[int, Operation | Wait]] = []
     for operation in trace.operations:
+        if operation.kind in _ONE_SIDED:
+            one_sided += 1
+            continue
         failed += operation.failed
         id = joined.get(operation.communicator, operation.communicator)
         if id not in recorded.comms or place not in recorded.comms[id].ranks:
@@ -122,7 +128,6 @@ def _fill(
                 f"rank {process.rank}: operation {operation.sequence} is on communicator {id}, "
                 "which the recording does not describe"
             )
-        process.first[id] = min(process.first.get(id, operation.sequence), operation.sequence)
         kept = _placed(dataclasses.replace(operation, communicator=id), places[id])
         if kept is None:
             excluded += 1
@@ -143,9 +148,8 @@ def _fill(
             f"rank {process.rank}: waits of its {len(threads)} threads are not replayed"
         )
     process.items = [item for _, item in timed]
-    for window in trace.windows:
-        id = joined.get(window.communicator, window.communicator)
-        process.windows.append(dataclasses.replace(window, communicator=id))
+    if one_sided:
+        recorded.notes.append(f"rank {process.rank}: {one_sided} one-sided operations are skipped")
     if excluded:
         recorded.notes.append(
             f"rank {process.rank}: {excluded} operations to or from excluded ranks are dropped"
@@ -160,16 +164,11 @@ def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
     """Map an operation to the ranks of the replay. None if its peer is not replayed."""
     if operation.peer is not None and operation.peer not in places:
         return None
-    signals = tuple(
-        one._replace(peer=places[one.peer]) for one in operation.signals if one.peer in places
-    )
-    if operation.signals and not signals:
-        return None
     peer = None if operation.peer is None else places[operation.peer]
     root = operation.root
     if operation.kind in ROOTED and root is not None:
         root = places.get(root, 0)  # the first rank replaces a root that is not replayed
-    return dataclasses.replace(operation, peer=peer, root=root, signals=signals)
+    return dataclasses.replace(operation, peer=peer, root=root)
 
 
 def _launched(
@@ -253,7 +252,6 @@ def _part(trace: ProcessTrace, members: dict[str, int], *, by_thread: bool) -> P
             for id, rank in members.items()
             if (comm := trace.communicator(id, rank)) is not None
         },
-        windows=[one for one in trace.windows if members.get(one.communicator) == one.rank],
         operations=operations,
         runs=_of(trace, trace.runs, members),
         waits=[
@@ -297,7 +295,7 @@ def _trim(recorded: Recorded) -> None:
             if isinstance(item, Operation) and item.number and key is not None:
                 first, last = limits[key]
                 if item.number < first or item.number > last:
-                    dropped[EARLY if item.number < first else FULL] += 1
+                    dropped[_EARLY if item.number < first else _FULL] += 1
                     continue
             kept.append(item)
         process.items = kept

@@ -16,7 +16,7 @@ from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.testing import Launcher, LaunchError
 from pynccl.tools.replay.check import check as compare
-from pynccl.tools.replay.check import located, missing_signals
+from pynccl.tools.replay.check import located
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.model import Recorded, ReplayError
 from pynccl.tools.replay.program import Program
@@ -70,8 +70,7 @@ class Result:
         differences: wrong results, by rank of the process.
         operations: number of operations on all ranks.
         checked: number of results that were compared.
-        outputs: number of outputs of operations and regions of windows.
-        shared: number of those regions that several ranks write, which are not compared.
+        outputs: number of outputs of operations.
         seconds: the time of the slowest rank.
     """
 
@@ -83,7 +82,6 @@ class Result:
     operations: int = 0
     checked: int = 0
     outputs: int = 0
-    shared: int = 0
     seconds: float = 0.0
 
     @property
@@ -198,20 +196,15 @@ def _result(recorded: Recorded, programs: Sequence[Program], every: Sequence[Out
     failures = {
         rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None
     }
-    findings = []
-    if failures:
-        signals = located(recorded, missing_signals(recorded))
-        findings = [*_findings(recorded, outcomes), *signals]
     return Result(
         _rows_of(timing for outcome in every for timing in outcome.timings),
         recorded.notes,
-        findings,
+        _findings(recorded, outcomes) if failures else [],
         failures,
         {rank: outcome.differences for rank, outcome in outcomes.items() if outcome.differences},
         sum(len(program.operations) for program in done),
         sum(program.checked for program in done),
         sum(program.outputs for program in done),
-        sum(program.shared for program in done),
         max((outcome.seconds for outcome in every), default=0.0),
     )
 
