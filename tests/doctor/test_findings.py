@@ -16,7 +16,7 @@ import pytest
 from pynccl.nccl import params
 from pynccl.tools.doctor import Finding, library, machine, packages, variables
 from pynccl.tools.doctor.library import Facts, advise, describe
-from pynccl.tools.doctor.variable_table import NCCL, OF_TORCH, PYNCCL
+from pynccl.tools.doctor.variables import PYNCCL
 
 _ROOT = Path(__file__).parents[2]
 _MIB = 2**20
@@ -260,13 +260,6 @@ def test_every_parameter_of_hostnccl_is_described() -> None:
     assert facts.wrong == []
 
 
-def test_the_tables() -> None:
-    assert not set(NCCL) & OF_TORCH
-    for table, prefix in ((NCCL, "NCCL_"), (PYNCCL, "PYNCCL_")):
-        assert all(re.fullmatch(prefix + "[A-Z0-9_]+", name) for name in table)
-        assert not any(re.search(r"^$|[^.]\.$", text) for text in table.values())
-
-
 def test_names_in_the_library(tmp_path: Path) -> None:
     """A variable whose name is missing from the library is not read, unlike in other versions."""
     path = tmp_path / "libnccl.so.2"
@@ -274,7 +267,8 @@ def test_names_in_the_library(tmp_path: Path) -> None:
     given = {"NCCL_DEBUG": "INFO", "NCCL_SECRET": "1", "NCCL_LL_THRESHOLD": "8", "NCCL_OTHER": "1"}
     found = list(variables.examine(given, [_cuda(path=str(path))], files=()))
     levels = {one.text.partition("=")[0]: (one.level, one.text) for one in found}
-    assert levels["NCCL_DEBUG"][0] == "ok"
+    assert levels["NCCL_DEBUG"] == ("ok", "NCCL_DEBUG=INFO - a variable of NCCL")
+    assert _about(found, "NCCL's variables are described at https://docs.nvidia.com").level == "ok"
     assert levels["NCCL_SECRET"][0] == "ok"
     assert "undocumented, and known to" in levels["NCCL_SECRET"][1]
     assert "the NCCL that was found does not read it" in levels["NCCL_LL_THRESHOLD"][1]
