@@ -28,7 +28,7 @@ _COMMANDS = {
         ),
     ),
     "explain": (
-        "pynccl.tools.explain.command",
+        "pynccl.tools.explain",
         "print the estimates and the choice of NCCL, or hostnccl, for a collective",
         ("pynccl explain", "pynccl explain all_gather --sizes 1M,64M --ranks 4"),
     ),
@@ -46,7 +46,7 @@ _COMMANDS = {
         ),
     ),
     "ras": (
-        "pynccl.tools.ras.command",
+        "pynccl.tools.ras",
         "list the communicators of a running job and its missing ranks, from NCCL's RAS service",
         ("pynccl ras", "pynccl ras --address node3:28028 --json"),
     ),

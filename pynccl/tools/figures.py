@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_matplotlib", "new_figure"]
+__all__ = ["check_matplotlib", "new_figure", "save"]
 
 
 def check_matplotlib() -> None:
@@ -42,3 +43,14 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to an image file, creating its folder.
+
+    Raises:
+        ValueError: matplotlib does not support the format.
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)

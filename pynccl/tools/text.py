@@ -1,12 +1,25 @@
-"""Tables, sizes and times as text, in one form for all tools."""
+"""Tables, sizes, times and lists as text, in one form for all tools."""
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
-__all__ = ["parse_size", "significant", "size_text", "table", "time_text"]
+__all__ = [
+    "columns",
+    "list_of",
+    "one_of",
+    "parse_size",
+    "significant",
+    "size_text",
+    "table",
+    "time_text",
+]
+
+_T = TypeVar("_T")
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -24,6 +37,16 @@ def table(
         ).rstrip()
         for line in lines
     )
+
+
+def columns(
+    rows: Sequence[_T],
+    cells: Collection[tuple[str, Callable[[_T], str]]],
+    left: Collection[int] = (0,),
+) -> str:
+    """A table of rows, from the title of each column and the function for its cells."""
+    lines = [[cell(row) for _, cell in cells] for row in rows]
+    return table([title for title, _ in cells], lines, left)
 
 
 def time_text(nanoseconds: int | None) -> str:
@@ -60,3 +83,30 @@ def parse_size(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise ValueError(f"{text!r} is not a size in bytes; write 4, 64K, 16MB")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def list_of(kind: Callable[[str], _T]) -> Callable[[str], list[_T]]:
+    """The type of an argument of a command that is a comma-separated list.
+
+    Args:
+        kind: parses one element; raises ValueError if it is invalid.
+    """
+
+    def parse(text: str) -> list[_T]:
+        try:
+            return [kind(part) for part in text.split(",") if part]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def one_of(choices: Collection[str]) -> Callable[[str], str]:
+    """A parser that accepts only these texts, for list_of()."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse

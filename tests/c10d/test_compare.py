@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from pynccl import cli
-from pynccl.tools.compare import comparison, plot, worker
+from pynccl.tools.compare import comparison, worker
 from tests.support.tier import FULL
 
 _BACKENDS = ("gloo", "pynccl")
@@ -99,7 +99,7 @@ def test_a_plot(tmp_path: Path) -> None:
         only_here=[[[], []], [[1e-6], [1e-6]]],
     )
     path = tmp_path / "plots" / "times.png"
-    plot.draw(path, comparison.read(tmp_path, _BACKENDS, 2))
+    comparison.draw(path, comparison.read(tmp_path, _BACKENDS, 2))
     assert path.read_bytes().startswith(b"\x89PNG")
 
 

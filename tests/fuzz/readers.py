@@ -22,12 +22,11 @@ from pynccl.flight import ras
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
+from pynccl.tools import ras as ras_command
 from pynccl.tools.doctor import topology
-from pynccl.tools.ras import command as ras_command
 from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.compiler import compile_programs
-from pynccl.tools.replay.model import ReplayError
-from pynccl.tools.replay.recorded import gather
+from pynccl.tools.replay.recorded import ReplayError, gather
 from pynccl.tools.trace import chrome, recording
 from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import ProcessTrace, TraceError

@@ -9,7 +9,8 @@ import random
 
 import pytest
 
-from pynccl.tools.lab import Evidence, Row, Span, Timing, Verdict, classify, output
+from pynccl.tools.lab import Evidence, Row, Span, Timing, Verdict, classify
+from pynccl.tools.lab.row import write_table
 from pynccl.tools.lab.verdict import needs_evidence
 
 _NONE = Evidence(same_stream=False)
@@ -214,7 +215,7 @@ def test_numbers_of_a_row() -> None:
 
 def test_a_table_of_rows_without_settings() -> None:
     row = dataclasses.replace(_row(10, 4, 12), setting={})
-    header, line, other = output.write_table([row, row]).splitlines()
+    header, line, other = write_table([row, row]).splitlines()
     assert header.split()[:2] == ["T_compute", "T_comm"]
     assert line.split()[0] == other.split()[0] == "10000.000"
 
@@ -237,6 +238,6 @@ def test_noise_is_neither_a_share_above_1_nor_a_verdict() -> None:
     assert row.exposed == 0.0
     assert row.exposed_interval == (0.0, 280.0)
     assert row.verdict.kind == "not certain"
-    printed = output.write_table([row])
+    printed = write_table([row])
     assert " 0-100% " in printed
     assert "0.000 (0.000-280000.000)" in printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pynccl.tools.replay.layout import Accesses, Layout
+from pynccl.tools.replay.contents import Accesses, Layout
 
 _BUFFERS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=12)
 

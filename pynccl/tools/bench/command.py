@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,23 +13,10 @@ from pathlib import Path
 from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.testing import Launcher, LaunchError
 from pynccl.tools.bench.ranks import OPERATIONS, Row, measure
-from pynccl.tools.text import parse_size, significant, size_text, table
+from pynccl.tools.lab.row import Timing
+from pynccl.tools.text import list_of, one_of, parse_size, significant, size_text, table
 
 __all__ = ["add_arguments", "run", "write"]
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        return [parse_size(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _operations(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in OPERATIONS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(OPERATIONS)}")
-    return names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
     parser.add_argument(
         "--operations",
-        type=_operations,
+        type=list_of(one_of(OPERATIONS)),
         default=list(OPERATIONS),
         help=f"comma-separated list of {', '.join(OPERATIONS)} (default: all)",
     )
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=list_of(parse_size),
         default=[2**10, 2**16, 2**22],
         help="bytes of the larger buffer of a rank (default: 1K,64K,4M)",
     )
@@ -127,8 +113,6 @@ def _median_and_spread(samples: Sequence[float]) -> tuple[float, float] | None:
     """The median, and the interquartile range as a share of it; None without samples."""
     if not samples:
         return None
-    median = statistics.median(samples)
-    if len(samples) == 1:
-        return median, 0.0
-    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return median, (high - low) / median
+    timing = Timing(tuple(samples))
+    low, high = timing.quartiles
+    return timing.median, (high - low) / timing.median

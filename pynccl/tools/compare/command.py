@@ -12,8 +12,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from pynccl.tools.compare.comparison import read
-from pynccl.tools.compare.plot import draw
+from pynccl.tools.compare.comparison import draw, read
 from pynccl.tools.figures import check_matplotlib
 
 __all__ = ["add_arguments", "run"]

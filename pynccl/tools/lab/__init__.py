@@ -11,7 +11,7 @@ overlap`` sweeps sizes, settings and loads; ``pynccl lab sweep`` compares the al
 collective. See docs/lab.md.
 
 Times are measured by events on the streams, except on the default stream of a CPU. Ranks agree on
-the number of repetitions and on the next probe by all-reducing maxima (``agreement``), so that they
+the number of repetitions and on the next probe by all-reducing maxima (``steps``), so that they
 all measure the same step. ``verdict.classify`` takes only numbers (``Evidence``) and needs no
 communicator. A gate is a host function that blocks a stream for a known time and occupies nothing
 else: an operation that starts before the gate of another stream opens does not wait for that

@@ -16,10 +16,10 @@ from pynccl._internal.typed_json import FieldError, build
 from pynccl.errors import NcclError
 from pynccl.testing import LaunchError
 from pynccl.tools.lab import world
-from pynccl.tools.lab.agreement import maximum, new_stream, timed
 from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.operations import BufferKind, Communication
 from pynccl.tools.lab.row import Timing
+from pynccl.tools.lab.steps import maximum, new_stream, timed
 from pynccl.tools.lab.variants import FUNCTIONS, Variant, environment
 from pynccl.tools.text import size_text, table
 from pynccl.tools.trace.bandwidth import bandwidth
@@ -415,7 +415,8 @@ def draw(path: Path, measured: Sequence[Measured]) -> None:
         ImportError: matplotlib is not installed.
         ValueError: nothing was measured.
     """
-    from pynccl.tools.lab.plots import panels, save
+    from pynccl.tools.figures import save
+    from pynccl.tools.lab.plots import panels
 
     ranks = list(dict.fromkeys(entry.nranks for entry in measured))
     if not ranks:

@@ -6,45 +6,40 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pynccl import nccl
 from pynccl._internal.progress import Progress
 from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.tools.figures import check_matplotlib
-from pynccl.tools.lab import algorithms, output, settings, variants, world
+from pynccl.tools.lab import algorithms, settings, variants, world
 from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
-from pynccl.tools.lab.row import Row
-from pynccl.tools.text import parse_size
+from pynccl.tools.lab.row import Row, write_json, write_table
+from pynccl.tools.lab.settings import POLICIES
+from pynccl.tools.text import list_of, one_of, parse_size
 
 __all__ = ["add_arguments", "run"]
 
-T = TypeVar("T")
 _REPEATS = 20
 _MORE = 5.0  # seconds for the rounds of a row, unless --repeats or --until-certain is given
-# The options with the names of Setting's attributes.
-_SETTINGS = ("collective", "load", "ctas", "policy", "priority", "buffer", "chunks", "form")
-
-
-def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    def parse(text: str) -> list[T]:
-        try:
-            return [kind(part) for part in text.split(",") if part]
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
-
-
-def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
-        return text
-
-    return parse
+# The options with the names of Setting's attributes: type of an element, default, and help.
+_SETTINGS: dict[str, tuple[Callable[[str], Any], object, str]] = {
+    "collective": (one_of(COLLECTIVES), "all_reduce", f"collectives: {', '.join(COLLECTIVES)}"),
+    "ctas": (str, "default", "numbers of CTAs, such as 4, or minimum and maximum, such as 1:16"),
+    "policy": (one_of(POLICIES), "default", f"NCCL's policy for CTAs: {', '.join(POLICIES)}"),
+    "priority": (int, 0, "priority of the stream"),
+    "buffer": (one_of(BUFFERS), "plain", f"memory of the communication: {', '.join(BUFFERS)}"),
+    "chunks": (int, 1, "number of calls that the communication is divided into"),
+    "load": (
+        str,
+        "gemm:256",
+        "gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function; sleep and spin "
+        "without seconds last T_comm",
+    ),
+    "form": (one_of(("eager", "graph")), "eager", "eager calls or a captured graph"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,52 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "torchrun --nproc-per-node 8 -m pynccl lab overlap --ctas 4,16 --form graph",
         ),
     )
-    strings = _list_of(str)
     overlap.add_argument(
         "--sizes",
-        type=_list_of(parse_size),
+        type=list_of(parse_size),
         help="bytes of the communication (default: 256K,1M,4M on CPUs, 64K,1M,16M on GPUs)",
     )
-    overlap.add_argument(
-        "--collective",
-        type=_list_of(_one_of(COLLECTIVES)),
-        default=["all_reduce"],
-        help=f"collectives: {', '.join(COLLECTIVES)} (default: all_reduce)",
-    )
-    overlap.add_argument(
-        "--ctas",
-        type=strings,
-        default=["default"],
-        help="numbers of CTAs, such as 4, or minimum and maximum, such as 1:16",
-    )
-    overlap.add_argument(
-        "--policy",
-        type=_list_of(_one_of(list(settings.POLICIES))),
-        default=["default"],
-        help=f"NCCL's policy for CTAs: {', '.join(settings.POLICIES)}",
-    )
-    overlap.add_argument(
-        "--priority", type=_list_of(int), default=[0], help="priority of the stream (default: 0)"
-    )
-    overlap.add_argument(
-        "--buffer",
-        type=_list_of(_one_of(BUFFERS)),
-        default=["plain"],
-        help=f"memory of the communication: {', '.join(BUFFERS)} (default: plain)",
-    )
-    overlap.add_argument(
-        "--chunks",
-        type=_list_of(int),
-        default=[1],
-        help="number of calls that the communication is divided into (default: 1)",
-    )
-    overlap.add_argument(
-        "--load",
-        type=strings,
-        default=["gemm:256"],
-        help="gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function; sleep and "
-        "spin without seconds last T_comm (default: gemm:256)",
-    )
+    for name, (kind, default, text) in _SETTINGS.items():
+        overlap.add_argument(
+            f"--{name}",
+            type=list_of(kind),
+            default=[default],
+            help=f"{text} (default: {default})",
+        )
     overlap.add_argument(
         "--load-seconds",
         type=float,
@@ -120,12 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument(
         "--limit", type=float, default=60.0, help="seconds for the rounds of a row (default: 60)"
     )
-    overlap.add_argument(
-        "--form",
-        type=_list_of(_one_of(["eager", "graph"])),
-        default=["eager"],
-        help="eager calls or a captured graph (default: eager)",
-    )
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
         "sweep",
@@ -134,29 +89,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     compared.add_argument(
         "--sizes",
-        type=_list_of(parse_size),
+        type=list_of(parse_size),
         default=[4**exponent for exponent in range(5, 13)],
         help="bytes of the communication (default: 1K,4K,...,16M)",
     )
     compared.add_argument("--collective", choices=COLLECTIVES, default="all_reduce")
     compared.add_argument(
         "--algorithms",
-        type=strings,
+        type=list_of(str),
         help="algorithms (default: ring,tree; on CPUs staged,direct,window)",
     )
     compared.add_argument(
-        "--protocols", type=strings, help="protocols (default: ll,ll128,simple on GPUs)"
+        "--protocols", type=list_of(str), help="protocols (default: ll,ll128,simple on GPUs)"
     )
     compared.add_argument(
-        "--ctas", type=strings, default=["default"], help="numbers of CTAs, such as default,1,4,16"
+        "--ctas",
+        type=list_of(str),
+        default=["default"],
+        help="numbers of CTAs, such as default,1,4,16",
     )
     compared.add_argument(
         "--write", type=Path, help="write the winners to a tuning file, for PYNCCL_TUNING"
     )
     until = f"default: {_REPEATS}, then until the verdict is certain, for up to {_MORE:g} s"
-    for command, default in ((overlap, until), (compared, f"default: {_REPEATS}")):
+    for command, repeats in ((overlap, until), (compared, f"default: {_REPEATS}")):
         command.add_argument(
-            "--ranks", type=_list_of(int), default=[2], help="numbers of ranks (default: 2)"
+            "--ranks", type=list_of(int), default=[2], help="numbers of ranks (default: 2)"
         )
         command.add_argument(
             "--provider",
@@ -164,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=default_provider(),
             help="host on CPUs, cuda on GPUs (default: %(default)s)",
         )
-        command.add_argument("--repeats", type=int, help=f"samples of each row ({default})")
+        command.add_argument("--repeats", type=int, help=f"samples of each row ({repeats})")
         command.add_argument("--json", type=Path, help="also write the rows to a JSON file")
         command.add_argument(
             "--plot", type=Path, help="draw the rows: a PNG file; needs matplotlib"
@@ -221,9 +179,9 @@ def _overlap(arguments: argparse.Namespace) -> None:
     rows = world.run(max(arguments.ranks), _sweep_in_world, args, arguments.provider)
     if not rows:
         return  # a rank of torchrun other than rank 0
-    print(output.write_table(rows))
+    print(write_table(rows))
     if arguments.json:
-        output.write_json(arguments.json, rows)
+        write_json(arguments.json, rows)
     if arguments.plot or arguments.lanes:
         from pynccl.tools.lab import plots
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from pynccl import nccl
-from pynccl.tools.lab.agreement import maximum, timed
 from pynccl.tools.lab.arrays import Arrays, arrays_of
+from pynccl.tools.lab.steps import maximum, timed
 from pynccl.tools.text import parse_size
 
 __all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "has_duration", "make_load"]

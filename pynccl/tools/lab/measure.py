@@ -8,10 +8,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pynccl import nccl
-from pynccl.tools.lab.agreement import align, maximum, new_event, new_stream
 from pynccl.tools.lab.probes import Probes
 from pynccl.tools.lab.row import Row, Span, Timing
-from pynccl.tools.lab.steps import Enqueue, Ran, Step, Steps, Together
+from pynccl.tools.lab.steps import (
+    Enqueue,
+    Ran,
+    Step,
+    Steps,
+    Together,
+    align,
+    maximum,
+    new_event,
+    new_stream,
+)
 from pynccl.tools.lab.verdict import Evidence
 
 __all__ = ["overlap"]

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pynccl.tools.figures import new_figure
-from pynccl.tools.lab.output import hidden_text, varying
-from pynccl.tools.lab.row import Row
+from pynccl.tools.figures import new_figure, save
+from pynccl.tools.lab.row import Row, hidden_text, varying
 from pynccl.tools.text import size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_exposed", "draw_lanes", "panels", "save"]
+__all__ = ["draw_exposed", "draw_lanes", "panels"]
 
 _COMPUTE, _COMMUNICATION = "tab:blue", "tab:orange"
 
@@ -30,12 +29,6 @@ def panels(columns: int) -> tuple[Figure, list[Axes]]:
     """
     drawn = new_figure(2.8 + 4.2 * columns, 3.8)
     return drawn, list(drawn.subplots(1, columns, sharex=True, sharey=True, squeeze=False).flat)
-
-
-def save(drawn: Figure, path: Path) -> None:
-    """Write the figure, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn.savefig(path, dpi=100)
 
 
 def draw_exposed(path: Path, rows: Sequence[Row]) -> None:

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pynccl import nccl
-from pynccl.tools.lab.agreement import align, maximum, new_event
 from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
-from pynccl.tools.lab.steps import Enqueue, Step, Steps, Together
+from pynccl.tools.lab.steps import Enqueue, Step, Steps, Together, align, maximum, new_event
 from pynccl.tools.lab.verdict import Evidence
 
 __all__ = ["Probes"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pynccl.tools.lab.verdict import (
@@ -16,8 +18,9 @@ from pynccl.tools.lab.verdict import (
     needs_evidence,
     rounds_to_decide,
 )
+from pynccl.tools.text import columns, size_text
 
-__all__ = ["Row", "Span", "Timing"]
+__all__ = ["Row", "Span", "Timing", "hidden_text", "varying", "write_json", "write_table"]
 
 
 @dataclass(frozen=True)
@@ -226,3 +229,54 @@ class Row:
             "evidence": dataclasses.asdict(self.evidence),
             "spans": {name: list(span) for name, span in self.spans.items()},
         }
+
+
+# --- rows as a table and JSON
+
+
+def varying(rows: Sequence[Row]) -> list[str]:
+    """The names of the settings that differ between rows, with the size last."""
+    names = sorted(rows[0].setting, key=lambda name: name == "nbytes") if rows else []
+    return [name for name in names if len({str(row.setting.get(name)) for row in rows}) > 1]
+
+
+def hidden_text(row: Row) -> str:
+    """The hidden share, or its interval if the verdict is not certain: "85%", "40-95%"."""
+    if row.verdict.kind != "not certain":
+        return f"{round(row.hidden, 2) + 0.0:.0%}"  # no "-0%"
+    low, high = (min(max(share, 0.0), 1.0) for share in row.hidden_interval)
+    return f"{low * 100:.0f}-{high:.0%}"
+
+
+def write_table(rows: Sequence[Row]) -> str:
+    """Format rows as text: times in milliseconds, preceded by the settings that differ."""
+    names = varying(rows) or [name for name in ("nbytes",) if rows and name in rows[0].setting]
+    cells: list[tuple[str, Callable[[Row], str]]] = [
+        *(("size" if name == "nbytes" else name, _setting(name)) for name in names),
+        ("T_compute", lambda row: f"{row.compute.median * 1e3:.3f}"),
+        ("T_comm", lambda row: f"{row.communication.median * 1e3:.3f}"),
+        ("T_both", lambda row: f"{row.both.median * 1e3:.3f}"),
+        ("exposed", _exposed),
+        ("hidden", hidden_text),
+        ("bound", lambda row: f"{row.bound * 1e3:.3f}"),
+        ("slower", lambda row: f"{row.compute_slowdown:.2f}/{row.communication_slowdown:.2f}"),
+        ("verdict", lambda row: str(row.verdict)),
+    ]
+    return columns(rows, cells, left=(len(cells) - 1,))
+
+
+def _setting(name: str) -> Callable[[Row], str]:
+    if name == "nbytes":
+        return lambda row: size_text(row.setting[name])
+    return lambda row: str(row.setting.get(name, ""))
+
+
+def _exposed(row: Row) -> str:
+    low, high = row.exposed_interval
+    return f"{row.exposed * 1e3:.3f} ({low * 1e3:.3f}-{high * 1e3:.3f})"
+
+
+def write_json(path: Path, rows: Sequence[Row]) -> None:
+    """Write all rows with their samples in seconds."""
+    data: dict[str, Any] = {"unit": "seconds", "rows": [row.as_dict() for row in rows]}
+    path.write_text(json.dumps(data, indent=1) + "\n")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pynccl import nccl, raw
-from pynccl.tools.lab.agreement import align, maximum, new_stream, timed
 from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.loads import Load, fit, has_duration, make_load
 from pynccl.tools.lab.measure import overlap
 from pynccl.tools.lab.operations import BufferKind, Communication
 from pynccl.tools.lab.row import Row
+from pynccl.tools.lab.steps import align, maximum, new_stream, timed
 
 __all__ = ["POLICIES", "Setting", "combinations", "sweep_overlaps"]
 

@@ -12,8 +12,7 @@ from pynccl import nccl
 from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.testing import Launcher, Rank
 from pynccl.tools.figures import check_matplotlib
-from pynccl.tools.lab import output
-from pynccl.tools.lab.row import Row
+from pynccl.tools.lab.row import Row, write_json, write_table
 
 __all__ = ["is_under_torchrun", "run", "script"]
 
@@ -116,9 +115,9 @@ def script(
     rows = run(arguments.ranks, measure, (), arguments.provider) or []
     if not rows:
         return rows
-    print(output.write_table(rows))
+    print(write_table(rows))
     if arguments.json:
-        output.write_json(arguments.json, rows)
+        write_json(arguments.json, rows)
     if arguments.plot:
         from pynccl.tools.lab import plots
 

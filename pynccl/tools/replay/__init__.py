@@ -13,7 +13,7 @@ rank and operation. The prime is small enough for a reduction over all ranks to 
 dtype. Results are thus exact and differ between operations, so wrong data is detected.
 """
 
-from pynccl.tools.replay.model import ReplayError
+from pynccl.tools.replay.recorded import ReplayError
 from pynccl.tools.replay.run import Result, Row, replay
 from pynccl.tools.trace.chrome import load
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
-from pynccl.tools.replay.model import Recorded
-from pynccl.tools.replay.recorded import counterpart
+from pynccl.tools.replay.recorded import Recorded, counterpart
 from pynccl.tools.trace.model import Operation
 
 __all__ = ["check", "described", "located"]

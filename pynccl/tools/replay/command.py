@@ -5,30 +5,30 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from pynccl.errors import LibraryNotFoundError
 from pynccl.testing import LaunchError
-from pynccl.tools.replay.model import ReplayError
+from pynccl.tools.replay.recorded import ReplayError
 from pynccl.tools.replay.run import Result, Row, replay
-from pynccl.tools.text import table
+from pynccl.tools.text import columns
 from pynccl.tools.trace.chrome import load
 from pynccl.tools.trace.model import TraceError
 
 __all__ = ["add_arguments", "run"]
 
-_HEADER = (
-    "kind",
-    "ranks",
-    "bytes",
-    "replayed",
-    "calls",
-    "recorded us",
-    "replayed us",
-    "ratio",
-    "busbw GB/s",
-)
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "kind": lambda row: row.kind,
+    "ranks": lambda row: str(row.nranks),
+    "bytes": lambda row: str(row.nbytes),
+    "replayed": lambda row: str(row.replayed_nbytes),
+    "calls": lambda row: str(row.calls),
+    "recorded us": lambda row: "-" if row.recorded is None else f"{row.recorded * 1e6:.1f}",
+    "replayed us": lambda row: f"{row.replayed * 1e6:.1f}",
+    "ratio": lambda row: "-" if row.ratio is None else f"{row.ratio:.2f}",
+    "busbw GB/s": lambda row: "-" if row.busbw is None else f"{row.busbw:.3f}",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,7 @@ def _ranks(text: str) -> int | None:
 def _text(result: Result) -> Iterator[str]:
     yield from (f"note: {note}" for note in result.notes)
     if result.rows:
-        yield table(_HEADER, [_cells(row) for row in result.rows])
+        yield columns(result.rows, _COLUMNS.items())
         yield (
             f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
             f"{result.outputs} results compared"
@@ -129,17 +129,3 @@ def _text(result: Result) -> Iterator[str]:
         yield f"process {rank} failed: {text}"
     for rank, ones in result.differences.items():
         yield from (f"process {rank}: {one.text}" for one in ones)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.kind,
-        str(row.nranks),
-        str(row.nbytes),
-        str(row.replayed_nbytes),
-        str(row.calls),
-        "-" if row.recorded is None else f"{row.recorded * 1e6:.1f}",
-        f"{row.replayed * 1e6:.1f}",
-        "-" if row.ratio is None else f"{row.ratio:.2f}",
-        "-" if row.busbw is None else f"{row.busbw:.3f}",
-    )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from pynccl.tools.replay.contents import choose_sources, match, order
-from pynccl.tools.replay.layout import Layout
-from pynccl.tools.replay.model import Process, Recorded, ReplayError
+from pynccl.tools.replay.contents import Layout, choose_sources, match, order
 from pynccl.tools.replay.program import Member, Op, Program, Step
-from pynccl.tools.replay.recorded import counterpart
+from pynccl.tools.replay.recorded import Process, Recorded, ReplayError, counterpart
 from pynccl.tools.trace.model import Operation, Wait
 from pynccl.tools.trace.shape import ITEMSIZES, KINDS, Blocks, blocks
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from pynccl.tools.replay.model import ReplayError
 from pynccl.tools.replay.program import SCALAR, Op, Source
+from pynccl.tools.replay.recorded import ReplayError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,14 +9,14 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pynccl.testing import Rank
 from pynccl.tools.replay.check import described
 from pynccl.tools.replay.data import STORAGE, CudaData, Data, HostData, Memory
 from pynccl.tools.replay.program import SCALAR, Op, Program, Step
 
-__all__ = ["Difference", "Dump", "Options", "Outcome", "Timing", "run_rank"]
+__all__ = ["Difference", "Options", "Outcome", "run_rank"]
 
 _STRIDE = 128  # steps between two marks, at most three of which are outstanding
 _MOST = 8  # differences that a rank reports
@@ -33,18 +33,6 @@ class Options:
     timeout: float = 20.0
 
 
-class Timing(NamedTuple):
-    """The kind, ranks, dtype and counts of an operation, and its nanoseconds."""
-
-    kind: str
-    nranks: int
-    dtype: str
-    recorded_count: int
-    replayed_count: int
-    recorded: int | None
-    replayed: int
-
-
 @dataclass(frozen=True)
 class Difference:
     """An output that differs from the expected one."""
@@ -54,26 +42,21 @@ class Difference:
     text: str
 
 
-class Dump(NamedTuple):
-    """The flight record of a rank that did not fail itself, after another one failed."""
-
-    text: str
-
-
 @dataclass
 class Outcome:
     """The final report of a rank.
 
     Attributes:
         failure: the error that stopped it, if any.
-        dump: its flight record at that time.
+        dump: its flight record at that time, or after another rank failed.
+        durations: the nanoseconds of the operations of its program; empty after a failure.
         seconds: its time.
     """
 
     failure: str | None = None
     dump: str = ""
     differences: list[Difference] = field(default_factory=list)
-    timings: list[Timing] = field(default_factory=list)
+    durations: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -112,7 +95,8 @@ def run_rank(rank: Rank, options: Options, folder: str) -> None:
     rank.report(outcome)
     # Communicators stay open until all ranks have ended: they may wait for this one, or query it.
     if _wait_for(folder, "end", rank) == "failed" and not outcome.dump:
-        rank.report(Dump(_C.flight_dump_json("replay")))
+        outcome.dump = _C.flight_dump_json("replay")
+        rank.report(outcome)
     player.close(abort=outcome.failure is not None)
 
 
@@ -213,7 +197,8 @@ class _Player:
         if self._failures:
             raise _FailedError(f"{type(self._failures[0]).__name__}: {self._failures[0]}")
         self._outcome.seconds = (time.monotonic_ns() - began) / 1e9
-        self._summarize()
+        durations = {id(op): duration for op, duration in self._data.durations()}
+        self._outcome.durations = [durations[id(op)] for op in self._program.operations]
 
     def _sleep_until(self, moment: int) -> None:
         while (left := moment - time.monotonic_ns()) > 0:
@@ -341,18 +326,6 @@ class _Player:
             bits = " as bits" if op.dtype in STORAGE else ""
             text += f": it is {got}, must be {expected}{bits}"
         self._outcome.differences.append(Difference(member.label, op.recorded.sequence, text))
-
-    def _summarize(self) -> None:
-        outcome = self._outcome
-        for op, duration in self._data.durations():
-            recorded = op.recorded
-            time_then = None
-            if recorded.began is not None and recorded.ended is not None:
-                time_then = recorded.ended - recorded.began
-            nranks = self._ranks[op.comm].nranks
-            outcome.timings.append(
-                Timing(op.kind, nranks, op.dtype, recorded.count, op.count, time_then, duration)
-            )
 
 
 class _HostMemory:

@@ -6,19 +6,99 @@ import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from pynccl.flight.merged import ranks_text
-from pynccl.tools.replay.model import Comm, Process, Recorded, ReplayError
 from pynccl.tools.trace.merge import common_ids
 from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace, Wait
 from pynccl.tools.trace.shape import COLLECTIVES, ROOTED
 
-__all__ = ["counterpart", "gather"]
+__all__ = ["Comm", "Process", "Recorded", "ReplayError", "counterpart", "gather"]
 
 _ONE_SIDED = ("put_signal", "signal", "wait_signal")
 # When operations were called that other ranks did not record.
 _EARLY = "before others began to record"
 _FULL = "after the recordings of others were full"
+
+
+class ReplayError(ValueError):
+    """Recordings that do not belong together or cannot be replayed, or an invalid argument."""
+
+
+@dataclass(frozen=True)
+class Comm:
+    """A communicator of the replay.
+
+    Attributes:
+        id: the recorded id.
+        name: set by the user.
+        creator: the nccl.h function that created it.
+        ranks: the process of each rank, as an index into Recorded.processes.
+        missing: the recorded ranks without a file.
+    """
+
+    id: str
+    name: str | None
+    creator: str
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.id if self.name is None else f"{self.id} ({self.name})"
+
+    def rank_of(self, place: int) -> int:
+        """The rank of a process, given its index in Recorded.processes."""
+        return self._known[self.ranks.index(place)]
+
+    @cached_property
+    def _known(self) -> list[int]:
+        nranks = len(self.ranks) + len(self.missing)
+        return sorted(set(range(nranks)).difference(self.missing))
+
+
+@dataclass
+class Process:
+    """The part of one process in a replay.
+
+    Attributes:
+        rank: the process's rank in the recording.
+        trace: the recording.
+        items: operations, with ranks of the replay's communicators, and waits of threads and
+            streams, in the order of their calls.
+        several_threads: whether more than one thread issued operations.
+    """
+
+    rank: int
+    trace: ProcessTrace
+    items: list[Operation | Wait] = field(default_factory=list)
+    several_threads: bool = False
+
+    @property
+    def operations(self) -> list[Operation]:
+        return [item for item in self.items if isinstance(item, Operation)]
+
+
+@dataclass
+class Recorded:
+    """The recordings of all processes.
+
+    Attributes:
+        comms: by id, in the order of creation.
+        notes: differences between the recordings and the replay, as text.
+    """
+
+    processes: list[Process]
+    comms: dict[str, Comm]
+    notes: list[str]
+
+    def places(self, comm: Comm) -> str:
+        """Text for the processes of a communicator's ranks, if their numbers differ."""
+        ranks = [self.processes[place].rank for place in comm.ranks]
+        if ranks == list(range(len(ranks))):
+            return ""
+        return f", whose ranks are the processes {', '.join(map(str, ranks))}"
 
 
 def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded:

@@ -7,7 +7,7 @@ import pickle
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,12 +18,11 @@ from pynccl.testing import Launcher, LaunchError
 from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.check import located
 from pynccl.tools.replay.compiler import compile_programs
-from pynccl.tools.replay.model import Recorded, ReplayError
 from pynccl.tools.replay.program import Program
-from pynccl.tools.replay.rank import Difference, Dump, Options, Outcome, Timing, run_rank
-from pynccl.tools.replay.recorded import gather
+from pynccl.tools.replay.rank import Difference, Options, Outcome, run_rank
+from pynccl.tools.replay.recorded import Recorded, ReplayError, gather
 from pynccl.tools.trace.bandwidth import bandwidth
-from pynccl.tools.trace.model import ProcessTrace
+from pynccl.tools.trace.model import Operation, ProcessTrace
 from pynccl.tools.trace.shape import total
 
 __all__ = ["Result", "Row", "replay", "run_programs"]
@@ -153,7 +152,7 @@ def run_programs(recorded: Recorded, programs: Sequence[Program], options: Optio
 
 def _run(nranks: int, comms: int, options: Options, folder: str, first: int) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
-    ready = 0
+    ready = set[int]()
     with (
         Launcher() as launcher,
         launcher.start(
@@ -167,14 +166,11 @@ def _run(nranks: int, comms: int, options: Options, folder: str, first: int) -> 
         ) as run,
     ):
         for rank, value in run.reports(silence=options.timeout + _SILENCE):
-            if value == "ready":
-                ready += 1
-            elif isinstance(value, Outcome):
+            if isinstance(value, Outcome):
                 outcomes[rank] = value
-                ready += 1
-            elif isinstance(value, Dump):
-                outcomes[rank].dump = value.text
-            if ready >= nranks and not Path(folder, "start").exists():
+            if value == "ready" or rank in outcomes:
+                ready.add(rank)
+            if len(ready) == nranks and not Path(folder, "start").exists():
                 _publish(folder, "start", str(first))
             if len(outcomes) == nranks and not Path(folder, "end").exists():
                 failed = any(outcome.failure is not None for outcome in outcomes.values())
@@ -197,7 +193,7 @@ def _result(recorded: Recorded, programs: Sequence[Program], every: Sequence[Out
         rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None
     }
     return Result(
-        _rows_of(timing for outcome in every for timing in outcome.timings),
+        _rows_of(programs, every),
         recorded.notes,
         _findings(recorded, outcomes) if failures else [],
         failures,
@@ -232,35 +228,38 @@ def _findings(recorded: Recorded, outcomes: dict[int, Outcome]) -> list[Finding]
     )
 
 
-def _rows_of(timings: Iterable[Timing]) -> list[Row]:
+def _rows_of(programs: Sequence[Program], every: Sequence[Outcome]) -> list[Row]:
     """The rows, ordered by kind and size."""
-    groups: dict[tuple[str, int, int, int], list[Timing]] = defaultdict(list)
-    for one in timings:
-        counts = (one.recorded_count, one.replayed_count)
-        sizes = [total(one.kind, one.nranks, count, one.dtype) for count in counts]
-        groups[one.kind, sizes[0], sizes[1], one.nranks].append(one)
+    groups: dict[tuple[str, int, int, int], list[tuple[Operation, int]]] = defaultdict(list)
+    for program, outcome in zip(programs, every, strict=True):
+        members = {member.number: member for member in program.members}
+        for op, duration in zip(program.operations, outcome.durations, strict=False):
+            nranks = members[op.comm].nranks
+            counts = (op.recorded.count, op.count)
+            sizes = [total(op.kind, nranks, count, op.dtype) for count in counts]
+            groups[op.kind, sizes[0], sizes[1], nranks].append((op.recorded, duration))
     rows = []
-    for (kind, nbytes, replayed_nbytes, nranks), members in sorted(groups.items()):
-        times = [one.recorded for one in members if one.recorded is not None]
+    for (kind, nbytes, replayed_nbytes, nranks), calls in sorted(groups.items()):
+        times = [
+            one.ended - one.began
+            for one, _ in calls
+            if one.began is not None and one.ended is not None
+        ]
         recorded = statistics.median(times) / 1e9 if times else None
-        replayed = statistics.median(one.replayed for one in members) / 1e9
+        replayed = statistics.median(duration for _, duration in calls) / 1e9
         rows.append(
             Row(
                 kind,
                 nranks,
                 nbytes,
                 replayed_nbytes,
-                len(members),
+                len(calls),
                 recorded,
                 replayed,
                 replayed / recorded if recorded else None,
-                _bus_bandwidth(kind, replayed_nbytes, replayed, nranks),
+                bandwidth(kind, replayed_nbytes, replayed, nranks).busbw
+                if replayed_nbytes and replayed
+                else None,
             )
         )
     return rows
-
-
-def _bus_bandwidth(kind: str, nbytes: int, seconds: float, nranks: int) -> float | None:
-    if not nbytes or not seconds:
-        return None
-    return bandwidth(kind, nbytes, seconds, nranks).busbw

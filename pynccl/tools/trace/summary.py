@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pynccl.tools.text import size_text, table, time_text
+from pynccl.tools.text import columns, size_text, time_text
 from pynccl.tools.trace.bandwidth import Bandwidth, operation_bandwidths, operation_bytes
 from pynccl.tools.trace.exposure import RANGES, WAITS, Exposed, exposed
 from pynccl.tools.trace.lanes import Lanes
@@ -22,31 +22,6 @@ _DEFINITIONS = {
     WAITS: "exposed: the time in which threads and streams waited for it "
     "(there are no ranges of compute)",
 }
-
-_ROW_HEADER = [
-    "operation",
-    "size",
-    "calls",
-    "total",
-    "median",
-    "min",
-    "max",
-    "busbw GB/s",
-    "exposed",
-    "exposed %",
-    "waits for",
-]
-_RANK_HEADER = [
-    "process",
-    "trace",
-    "calls",
-    "communication",
-    "exposed",
-    "exposed %",
-    "compute",
-    "waited",
-    "others waited",
-]
 
 
 @dataclass
@@ -150,8 +125,8 @@ class Summary:
         """
         lines = ["no operation has ended"]
         if self.rows:
-            lines = [table(_ROW_HEADER, [_row_cells(row) for row in self.rows], left=(0, 10))]
-        lines += ["", table(_RANK_HEADER, [_rank_cells(rank) for rank in self.ranks]), ""]
+            lines = [columns(self.rows, _ROW_COLUMNS.items(), left=(0, 10))]
+        lines += ["", columns(self.ranks, _RANK_COLUMNS.items()), ""]
         lines += [_DEFINITIONS[kind] for kind in sorted({r.definition for r in self.ranks})]
         return "\n".join(lines + self._notes())
 
@@ -274,43 +249,46 @@ def _fill(row: Row, samples: Sequence[_Sample]) -> None:
 # --- text
 
 
-def _row_cells(row: Row) -> list[str]:
-    busbw = (
-        "-" if row.busbw is None else f"{row.busbw:.3g}" if row.busbw < 100 else f"{row.busbw:.0f}"
-    )
+def _busbw(row: Row) -> str:
+    if row.busbw is None:
+        return "-"
+    return f"{row.busbw:.3g}" if row.busbw < 100 else f"{row.busbw:.0f}"
+
+
+def _waited_for(row: Row) -> str:
     others = [f"{label} {time_text(waited)}" for label, waited in row.waited_for.most_common(2)]
     more = len(row.waited_for) - len(others)
-    return [
-        row.kind,
-        size_text(row.bytes),
-        str(row.calls),
-        time_text(row.total),
-        time_text(row.median),
-        time_text(row.minimum),
-        time_text(row.maximum),
-        busbw,
-        time_text(row.exposed),
-        _percent(row.exposed, row.total),
-        ", ".join(others) + (f", {more} more" if more else "") or "-",
-    ]
-
-
-def _rank_cells(rank: Rank) -> list[str]:
-    return [
-        rank.label,
-        time_text(rank.duration),
-        str(rank.calls),
-        time_text(rank.communication),
-        time_text(rank.exposed),
-        _percent(rank.exposed, rank.communication),
-        time_text(rank.compute) if rank.definition == RANGES else "-",
-        time_text(rank.waited),
-        time_text(rank.waited_for),
-    ]
+    return ", ".join(others) + (f", {more} more" if more else "") or "-"
 
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}" if whole else "-"
+
+
+_ROW_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "operation": lambda row: row.kind,
+    "size": lambda row: size_text(row.bytes),
+    "calls": lambda row: str(row.calls),
+    "total": lambda row: time_text(row.total),
+    "median": lambda row: time_text(row.median),
+    "min": lambda row: time_text(row.minimum),
+    "max": lambda row: time_text(row.maximum),
+    "busbw GB/s": _busbw,
+    "exposed": lambda row: time_text(row.exposed),
+    "exposed %": lambda row: _percent(row.exposed, row.total),
+    "waits for": _waited_for,
+}
+_RANK_COLUMNS: dict[str, Callable[[Rank], str]] = {
+    "process": lambda rank: rank.label,
+    "trace": lambda rank: time_text(rank.duration),
+    "calls": lambda rank: str(rank.calls),
+    "communication": lambda rank: time_text(rank.communication),
+    "exposed": lambda rank: time_text(rank.exposed),
+    "exposed %": lambda rank: _percent(rank.exposed, rank.communication),
+    "compute": lambda rank: time_text(rank.compute) if rank.definition == RANGES else "-",
+    "waited": lambda rank: time_text(rank.waited),
+    "others waited": lambda rank: time_text(rank.waited_for),
+}
 
 
 def clock_notes(merged: Merged) -> list[str]:

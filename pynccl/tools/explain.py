@@ -1,4 +1,4 @@
-"""The command ``pynccl explain``."""
+"""``pynccl explain``: NCCL's choices for a collective over a range of sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pynccl.tools.lab import algorithms, world
 from pynccl.tools.lab.algorithms import Measured
 from pynccl.tools.lab.operations import COLLECTIVES
 from pynccl.tools.lab.variants import Variant
-from pynccl.tools.text import parse_size, size_text, table
+from pynccl.tools.text import list_of, parse_size, size_text, table
 
 __all__ = ["Times", "add_arguments", "explain_sizes", "measured_times", "run", "write_table"]
 
@@ -26,19 +26,12 @@ _SIZES = [4**exponent for exponent in range(5, 16)]  # 1 KiB to 1 GiB
 _OPERATIONS = [name for name in COLLECTIVES if name != "send_recv"]
 
 
-def _sizes(text: str) -> list[int]:
-    try:
-        return [parse_size(part) for part in text.split(",") if part]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("operation", nargs="?", choices=_OPERATIONS, default="all_reduce")
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=list_of(parse_size),
         default=_SIZES,
         help="bytes of the larger buffer (default: 1K,4K,...,1G)",
     )

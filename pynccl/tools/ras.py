@@ -1,4 +1,4 @@
-"""The command ``pynccl ras``."""
+"""``pynccl ras``: the communicators of a running job, from NCCL's RAS service."""
 
 from __future__ import annotations
 
