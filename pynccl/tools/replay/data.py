@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pynccl.tools.replay.program import SCALAR, Op, Source
 from pynccl.tools.replay.recorded import ReplayError
@@ -84,6 +83,57 @@ def _tolerance(op: Op) -> float | None:
     return 2e-3 if op.itemsize == 2 else 1e-5
 
 
+class Data:
+    """Fills the inputs of operations, times them, and compares their outputs.
+
+    Args:
+        differ: called for an output that differs.
+        device: index of the GPU; None on hosts.
+    """
+
+    def __init__(self, differ: _Differ, device: int | None = None) -> None:
+        self._differ = differ
+        self._device = device
+        self._began: dict[int, nccl.Event] = {}
+        self._timed: list[tuple[Sequence[Op], nccl.Event, nccl.Event]] = []
+
+    def before(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
+        """Enqueue the filling of inputs, and a timestamp."""
+        self._enqueue(stream, self._fill, [op for op in ops if op.source is not None])
+        self._began[id(ops[0])] = self._event(stream)
+
+    def after(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
+        """Enqueue a timestamp, and the comparison of outputs."""
+        self._timed.append((ops, self._began.pop(id(ops[0])), self._event(stream)))
+        self._enqueue(stream, self._compare, [op for op in ops if op.expected is not None])
+
+    def durations(self) -> Iterator[tuple[Op, int]]:
+        """The nanoseconds of each operation, once all are done."""
+        for ops, began, ended in self._timed:
+            duration = round(began.elapsed_time(ended) * 1e9)
+            yield from ((op, duration) for op in ops)
+
+    def _event(self, stream: nccl.Stream | None) -> nccl.Event:
+        # Functions on the stream would wait for the GIL while the thread issues operations.
+        from pynccl import nccl
+
+        provider = "host" if self._device is None else "cuda"
+        event = nccl.Event(provider, device=self._device, timing=True)
+        event.record(0 if stream is None else stream)
+        return event
+
+    def _enqueue(
+        self, stream: nccl.Stream | None, function: Callable[[Op], None], ops: Sequence[Op]
+    ) -> None:
+        raise NotImplementedError
+
+    def _fill(self, op: Op) -> None:
+        raise NotImplementedError
+
+    def _compare(self, op: Op) -> None:
+        raise NotImplementedError
+
+
 # --- on hosts
 
 
@@ -151,83 +201,37 @@ class Sequences:
         return self._encode(_reduced(self.np, op, numbers), op.dtype)
 
 
-class HostData:
+class HostData(Data):
     """The data of a replay on hosts.
 
     Args:
         memory: the memory of the operations.
-        check: whether to fill inputs and compare outputs.
         differ: called by the worker of a stream for an output that differs.
         fail: called with an exception raised by filling or comparing.
     """
 
     def __init__(
-        self,
-        memory: Memory,
-        *,
-        check: bool,
-        differ: _Differ,
-        fail: Callable[[BaseException], None],
+        self, memory: Memory, differ: _Differ, *, fail: Callable[[BaseException], None]
     ) -> None:
+        super().__init__(differ)
         self._sequences = Sequences()
         self._memory = memory
-        self._check = check
-        self._differ = differ
         self._fail = fail
-        self._times: dict[int, int] = {}  # of operations on the thread
-        self._began: dict[int, nccl.Event] = {}
-        self._events: list[tuple[Sequence[Op], nccl.Event, nccl.Event]] = []
-        self._durations: list[tuple[Op, int]] = []
 
-    def before(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
-        """Enqueue the filling of inputs, and a timestamp."""
-        filled = [op for op in ops if self._check and op.source is not None]
-        if filled:
-            self._run(stream, functools.partial(self._each, self._fill, filled))
+    def _enqueue(
+        self, stream: nccl.Stream | None, function: Callable[[Op], None], ops: Sequence[Op]
+    ) -> None:
+        def work() -> None:
+            try:
+                for op in ops:
+                    function(op)
+            except BaseException as error:  # it must not propagate into a stream's worker
+                self._fail(error)
+
         if stream is None:
-            self._times[id(ops[0])] = time.perf_counter_ns()
-        else:
-            self._began[id(ops[0])] = self._event(stream)
-
-    def after(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
-        """Enqueue a timestamp, and the comparison of outputs."""
-        if stream is None:
-            duration = time.perf_counter_ns() - self._times.pop(id(ops[0]))
-            self._durations += [(op, duration) for op in ops]
-        else:
-            self._events.append((ops, self._began.pop(id(ops[0])), self._event(stream)))
-        compared = [op for op in ops if self._check and op.expected is not None]
-        if compared:
-            self._run(stream, functools.partial(self._each, self._compare, compared))
-
-    def durations(self) -> Iterator[tuple[Op, int]]:
-        """The nanoseconds of each operation, once all are done."""
-        yield from self._durations
-        for ops, began, ended in self._events:
-            duration = round(began.elapsed_time(ended) * 1e9)
-            for op in ops:
-                yield op, duration
-
-    def _event(self, stream: nccl.Stream) -> nccl.Event:
-        # Functions on the stream would wait for the GIL while the thread issues operations.
-        from pynccl import nccl
-
-        event = nccl.Event("host", timing=True)
-        event.record(stream)
-        return event
-
-    def _run(self, stream: nccl.Stream | None, function: Callable[[], None]) -> None:
-        if stream is None:
-            function()
-        else:
-            stream.launch(function)
-
-    def _each(self, function: Callable[[Op], None], ops: Sequence[Op]) -> None:
-        try:
-            for op in ops:
-                function(op)
-        except BaseException as error:  # it must not propagate into a stream's worker
-            self._fail(error)
+            work()
+        elif ops:
+            stream.launch(work)
 
     def _array(self, op: Op, offset: int, count: int) -> NDArray[Any]:
         np = self._sequences.np
@@ -267,58 +271,49 @@ class HostData:
 # --- on GPUs
 
 
-class CudaData:
+class CudaData(Data):
     """The data of a replay on GPUs, which is synchronised only at the end.
 
     Args:
         memory: the memory of the operations.
-        check: whether to fill inputs and compare outputs.
         differ: called for an output that differs.
         device: index of the GPU.
     """
 
-    def __init__(self, memory: nccl.Buffer, *, check: bool, differ: _Differ, device: int) -> None:
+    def __init__(self, memory: nccl.Buffer, differ: _Differ, *, device: int) -> None:
+        super().__init__(differ, device)
         try:
             import torch
         except ImportError:
             raise ReplayError("a replay on GPUs needs torch, which is not installed") from None
         self._torch: Any = torch
-        self._check = check
-        self._differ = differ
-        self._device = torch.device("cuda", device)
         self._tiles: dict[tuple[object, ...], Any] = {}
         self._bytes: Any = self._torch.from_dlpack(memory).view(torch.uint8)
-        self._began: dict[int, Any] = {}
-        self._timed: list[tuple[Sequence[Op], Any, Any]] = []
         self._flags: list[tuple[Op, int, Any]] = []
 
-    def before(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
-        """Enqueue the filling of inputs, and a timestamp."""
-        with self._on(stream):
-            for op in ops:
-                if self._check and op.source is not None:
-                    self._fill(op)
-            self._began[id(ops[0])] = self._event()
-
-    def after(self, stream: nccl.Stream | None, ops: Sequence[Op]) -> None:
-        """Enqueue a timestamp, and the comparison of outputs."""
-        with self._on(stream):
-            self._timed.append((ops, self._began.pop(id(ops[0])), self._event()))
-            for op in ops:
-                if self._check and op.expected is not None:
-                    self._compare(op)
-
     def durations(self) -> Iterator[tuple[Op, int]]:
-        """The nanoseconds of each operation, once all are done."""
+        """The nanoseconds of each operation, after reporting the differences."""
         self._torch.cuda.synchronize(self._device)
         different: set[int] = set()
         for op, first, flag in self._flags:
             if bool(flag.item()) and id(op) not in different:
                 different.add(id(op))
                 self._differ(op, first, float("nan"), float("nan"))
-        for ops, begin, end in self._timed:
+        yield from super().durations()
+
+    def _enqueue(
+        self, stream: nccl.Stream | None, function: Callable[[Op], None], ops: Sequence[Op]
+    ) -> None:
+        if not ops:
+            return
+        cuda = self._torch.cuda
+        if stream is None:
+            used = cuda.default_stream(self._device)
+        else:
+            used = cuda.ExternalStream(stream.handle, device=self._device)
+        with cuda.stream(used):
             for op in ops:
-                yield op, round(begin.elapsed_time(end) * 1e6)
+                function(op)
 
     def _fill(self, op: Op) -> None:
         assert op.source is not None
@@ -346,17 +341,6 @@ class CudaData:
                 flag = (got.view(bits) != expected.view(bits)).any()
             self._flags.append((op, first, flag))
 
-    def _on(self, stream: nccl.Stream | None) -> Any:  # noqa: ANN401 - a context of torch
-        cuda = self._torch.cuda
-        if stream is None:
-            return cuda.stream(cuda.default_stream(self._device))
-        return cuda.stream(cuda.ExternalStream(stream.handle, device=self._device))
-
-    def _event(self) -> Any:  # noqa: ANN401 - an event of torch
-        event = self._torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _dtype(self, op: Op) -> Any:  # noqa: ANN401 - a dtype of torch
         return getattr(self._torch, _TORCH_DTYPES.get(op.dtype, op.dtype))
 
@@ -366,7 +350,7 @@ class CudaData:
     def _numbers(self, source: Source, count: int) -> Any:  # noqa: ANN401 - a tensor
         key = (source.mode, source.modulus, source.factor)
         if key not in self._tiles:
-            self._tiles[key] = _sequence(self._torch, source, device=self._device)
+            self._tiles[key] = _sequence(self._torch, source, device=f"cuda:{self._device}")
             self._torch.cuda.synchronize(self._device)  # other streams read it
         return self._tiles[key][source.phase : source.phase + count]
 
@@ -374,6 +358,3 @@ class CudaData:
         if op.itemsize == 1 and op.dtype.startswith("float8"):
             numbers = numbers.to(self._torch.float32)
         return numbers.to(self._dtype(op))
-
-
-Data: TypeAlias = "HostData | CudaData"

@@ -29,7 +29,6 @@ class Options:
 
     provider: str = "host"
     recorded_speed: bool = False
-    data: bool = True
     timeout: float = 20.0
 
 
@@ -158,16 +157,13 @@ class _Player:
         self._open_memory()
 
     def _open_memory(self) -> None:
-        check, differ = self._options.data, self._differ
         nbytes = max(self._program.nbytes, 1)
         if self._host or not self._comms:
             self._arena = _HostMemory(nbytes)
-            fail = self._failures.append
-            self._data = HostData(self._arena, check=check, differ=differ, fail=fail)
+            self._data = HostData(self._arena, self._differ, fail=self._failures.append)
             return
         self._arena = buffer = next(iter(self._comms.values())).mem_alloc(nbytes)
-        device = self._rank.device or 0
-        self._data = CudaData(buffer, check=check, differ=differ, device=device)
+        self._data = CudaData(buffer, self._differ, device=self._rank.device or 0)
 
     def close(self, *, abort: bool) -> None:
         with contextlib.suppress(Exception):

@@ -136,7 +136,7 @@ def replay(
         if findings:
             return Result([], recorded.notes, findings, {}, {})
     programs = compile_programs(recorded, provider=provider, scale=scale, data=data)
-    options = Options(provider, speed == "recorded", data, timeout)
+    options = Options(provider, speed == "recorded", timeout)
     return run_programs(recorded, programs, options)
 
 
