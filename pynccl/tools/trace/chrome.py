@@ -110,7 +110,7 @@ def parse(text: str) -> list[ProcessTrace]:
     for number, process in enumerate(processes):
         try:
             traces.append(rows.from_json(process))
-        except TraceError as error:
+        except (TraceError, FieldError) as error:
             raise TraceError(f"process {number}: {error}") from None
     return traces
 

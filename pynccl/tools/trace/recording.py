@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from pynccl._internal.typed_json import FieldError, build
 from pynccl.tools.trace import rows
 from pynccl.tools.trace.model import (
     Communicator,
@@ -109,8 +110,8 @@ def parse(data: bytes) -> ProcessTrace:
         raise TraceError(f"it has no {MAGIC[:-1].decode()!r}")
     try:
         return _process_trace(_contents(data))
-    except TraceError:
-        raise
+    except (TraceError, FieldError) as error:
+        raise TraceError(str(error)) from None
     except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise TraceError(f"{error!r}") from None
 
@@ -136,7 +137,7 @@ def _contents(data: bytes) -> _Contents:
             contents.entries += map(_Entry._make, _ENTRY.iter_unpack(complete))
         elif kind == b"C":
             values = _object(block)
-            contents.communicators[values["number"]] = rows.checked_communicator(values)
+            contents.communicators[values["number"]] = rows.communicator(values)
         elif kind == b"N":
             contents.names.append(bytes(block).decode())
         elif kind == b"H":
@@ -163,7 +164,7 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
     last = max((entry.called for entry in contents.entries), default=header["began"])
     rank = end.get("rank", header["rank"])
     own = {"rank": rank, "ended": end.get("ended", last), "dropped": end.get("dropped", 0)}
-    trace = rows.checked_process(header | own)
+    trace = build(ProcessTrace, header | own)
     for names in ("kinds", "dtypes", "ops"):
         if not all(isinstance(name, str) for name in header[names]):
             raise TraceError(f"{names}: {header[names]!r:.60} are not names")

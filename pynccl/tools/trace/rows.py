@@ -17,7 +17,7 @@ from pynccl.tools.trace.model import (
     Window,
 )
 
-__all__ = ["checked_communicator", "checked_process", "from_json", "to_json"]
+__all__ = ["communicator", "from_json", "to_json"]
 
 _T = TypeVar("_T")
 _TABLES: dict[str, type[Any]] = {
@@ -49,7 +49,7 @@ def from_json(value: object) -> ProcessTrace:
     """Restore a trace from to_json(). Unknown members and columns are ignored.
 
     Raises:
-        TraceError: the value is not a trace.
+        TraceError, FieldError: the value is not a trace.
     """
     if not isinstance(value, dict):
         raise TraceError(f"{value!r:.60} is not an object")
@@ -58,31 +58,16 @@ def from_json(value: object) -> ProcessTrace:
     }
     members = map(_in_range, tables["communicators"])
     tables["communicators"] = {(one.id, one.rank): one for one in members}
-    return checked_process(value, **tables)
+    return build(ProcessTrace, value, **tables)
 
 
-def checked_process(values: dict[str, Any], **tables: object) -> ProcessTrace:
-    """Build a trace from unchecked values, with these tables.
-
-    Raises:
-        TraceError: a value is missing or has the wrong type.
-    """
-    try:
-        return build(ProcessTrace, values, **tables)
-    except FieldError as error:
-        raise TraceError(str(error)) from None
-
-
-def checked_communicator(values: dict[str, Any]) -> Communicator:
+def communicator(values: dict[str, Any]) -> Communicator:
     """Build a communicator from unchecked values.
 
     Raises:
-        TraceError: a value is missing or has the wrong type.
+        TraceError, FieldError: a value is missing, has the wrong type, or is out of range.
     """
-    try:
-        return _in_range(build(Communicator, values))
-    except FieldError as error:
-        raise TraceError(f"a communicator: {error}") from None
+    return _in_range(build(Communicator, values))
 
 
 def _in_range(one: Communicator) -> Communicator:
