@@ -20,11 +20,11 @@ class Finding:
 
     Attributes:
         kind: "mismatch", "skipped", "behind", "stuck", "call", "unmatched_send", "unmatched_recv",
-            "message_mismatch" or "no_file"; of a replay also "signals".
+            "message_mismatch" or "no_file".
         communicator: its id.
         ranks: the ranks that differ, are behind, or have no file.
         waiting: the ranks that wait for them.
-        number: the number of the collective or message, or for "signals" the sequence of the wait.
+        number: the number of the collective or message.
         seconds: the longest wait.
         text: the finding as text.
     """

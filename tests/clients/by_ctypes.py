@@ -1,5 +1,4 @@
-"""A client of NCCL without pynccl: libnccl.so.2 by ctypes, as vLLM's wrapper and many
-others do it.
+"""A client of NCCL without pynccl, which calls libnccl.so.2 through ctypes, like vLLM's wrapper.
 
 Arguments: rank, number of ranks, file for the id.
 """

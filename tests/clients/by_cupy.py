@@ -1,4 +1,4 @@
-"""CuPy's own NCCL bindings over NumPy's memory.
+"""CuPy's NCCL bindings on NumPy arrays.
 
 Arguments: rank, number of ranks, file for the id.
 """

@@ -43,7 +43,7 @@ nccl.Communicator.borrow(owner)
 gc.collect()
 sum_by_cupy()
 
-# CuPy destroys a communicator that nothing refers to: the borrowed one does.
+# CuPy destroys an unreferenced communicator; the borrowed one holds a reference.
 borrowed = nccl.Communicator.borrow(owner)
 handle = owner.comm
 del owner

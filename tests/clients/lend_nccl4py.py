@@ -36,7 +36,7 @@ def sum_by_pynccl(comm: nccl.Communicator) -> None:
     assert (array == 3).all()
 
 
-# What pynccl borrows.
+# Communicators that pynccl borrows.
 borrowed = nccl.Communicator.borrow(owner)
 assert (borrowed.rank, borrowed.nranks, borrowed.borrowed) == (rank, nranks, True)
 assert borrowed.library is libraries.load(libraries.hostnccl_preload())
@@ -63,7 +63,7 @@ refused(lambda: unknown.all_reduce(np.ones(1)), nccl.NcclInvalidArgumentError, "
 unknown.close()
 refused(lambda: nccl.Communicator.borrow(owner), ValueError, "closed or not created yet")
 
-# What pynccl lends.
+# Communicators that pynccl lends.
 library = str(libraries.hostnccl_preload())
 ids = [bytes(nccl.get_unique_id(library))] if rank == 0 else None
 data = share(ids[0] if ids else None, sys.argv[3] + "2")

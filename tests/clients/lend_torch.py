@@ -1,5 +1,5 @@
-"""pynccl borrows the communicator of a backend of torch that has _comm_ptr(), as torch's nccl does,
-with hostnccl as libnccl.so.2. The backend is torch's fake one; CuPy makes the communicator.
+"""pynccl borrows the communicator of a torch backend with _comm_ptr(), like torch's nccl, with
+hostnccl as libnccl.so.2. The backend is torch's fake backend; CuPy creates the communicator.
 
 Arguments: rank, number of ranks, file for the id.
 """

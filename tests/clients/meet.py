@@ -1,4 +1,4 @@
-"""How the clients' ranks agree on an id, through a file, and how they check a refusal."""
+"""Functions of the clients: share an id through a file, and check an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def share(data: bytes | None, path: str) -> bytes:
-    """Put the id into a file on rank 0, which has it; the others pass None and read it there."""
+    """Write the id to a file on rank 0; the other ranks pass None and read the file."""
     file = Path(path)
     if data is not None:
         part = file.with_suffix(".part")
@@ -24,7 +24,7 @@ def share(data: bytes | None, path: str) -> bytes:
 
 
 def refused(call: Callable[[], object], kind: type[Exception], text: str) -> None:
-    """Call a function that must raise an exception of this kind with this text."""
+    """Check that a call raises this exception, with this text."""
     try:
         call()
     except kind as error:

@@ -54,13 +54,7 @@ class Row:
 
 
 def measure(rank: Rank, pairs: Sequence[tuple[str, int]], repeats: int) -> list[Row]:
-    """Measure pairs of an operation and its bytes; all ranks call it.
-
-    Args:
-        rank: this rank.
-        pairs: operations and bytes.
-        repeats: samples of each library, which take turns.
-    """
+    """Measure operations with their bytes, in samples of both libraries by turns, on all ranks."""
     import torch
     import torch.distributed as dist
 

@@ -51,12 +51,7 @@ class _Result:
 
 
 def find(provider: str, timeout: float) -> Facts:
-    """Run describe() in a child process, which is ended if it takes too long.
-
-    Args:
-        provider: "cuda" or "host".
-        timeout: seconds for starting Python and loading the libraries.
-    """
+    """Run describe() in a child process, which is ended after this many seconds."""
     try:
         with Launcher() as launcher:
             facts: Facts = launcher.launch(
@@ -175,7 +170,7 @@ def exchange(rank: Rank, unique_id: bytes) -> float:
         sent, got = comm.mem_alloc(_COUNT, "float32"), comm.mem_alloc(_COUNT, "float32")
         transfer = _Transfer(comm.library, stream)
         seconds = 0.0
-        for _ in range(2):  # the first makes connections
+        for _ in range(2):  # the first one establishes the connections
             transfer.write(sent, own + 1.0)
             began = time.monotonic()
             comm.all_reduce(sent, out=got, stream=stream)

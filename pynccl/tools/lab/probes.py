@@ -50,13 +50,7 @@ class _Gated(NamedTuple):
 
 
 class Probes:
-    """Runs the probes; all ranks call each method.
-
-    Args:
-        steps: runs steps.
-        longest: the seconds of the longer function.
-        first: which function is called first in a step.
-    """
+    """Runs the probes, given the seconds of the longer function; all ranks call each method."""
 
     def __init__(self, steps: Steps, longest: float, *, first: str) -> None:
         self._steps = steps
@@ -73,15 +67,7 @@ class Probes:
         *,
         together: Together | None,
     ) -> Evidence:
-        """Determine whether streams, the host or events make one function wait for the other.
-
-        Args:
-            compute: the function.
-            communicate: the function.
-            compute_seconds: T_compute.
-            communication_seconds: T_comm.
-            together: the function that enqueues both, if there is one.
-        """
+        """Determine whether streams, the host or events make one function wait for the other."""
         streams = self._steps.compute, self._steps.communication
         if streams[0].handle == streams[1].handle:
             return Evidence(first=self._first, same_stream=True)
@@ -184,7 +170,7 @@ class Probes:
         Beside the compute it is called first, so that it does not wait for the compute's events.
 
         Args:
-            evidence: the evidence found so far.
+            evidence: the results so far.
             functions: the two that enqueue the compute and the communication.
             seconds: duration of the communication alone, between its events.
             loads: the two loads; None creates them.

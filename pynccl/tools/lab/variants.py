@@ -84,15 +84,10 @@ def variants(
 
 
 def environment(variant: Variant, collective: str, version: tuple[int, int, int]) -> dict[str, str]:
-    """The environment variables for processes that run a variant with libnccl.
+    """The environment variables that select a variant's algorithm and protocol in libnccl.
 
     From NCCL 2.24 on, only this collective is restricted. All others are set to ring, since NCCL
     2.31 and later disable collectives that NCCL_ALGO does not name.
-
-    Args:
-        variant: the variant; its CTAs are not set by the environment.
-        collective: the collective.
-        version: NCCL's version.
     """
     env = {}
     function = FUNCTIONS.get(collective, "")
@@ -113,11 +108,6 @@ def warning(
     NCCL 2.31 and later disable a collective that NCCL_ALGO does not name. A list without a
     preceding function name applies to all collectives. NCCL 2.24 to 2.30 leave unnamed collectives
     unchanged.
-
-    Args:
-        environ: the environment.
-        collectives: the collectives that will run.
-        version: NCCL's version.
     """
     text = environ.get("NCCL_ALGO", "")
     if not text or version < _NAMED_ONLY:

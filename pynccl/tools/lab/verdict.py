@@ -43,7 +43,7 @@ _UNSLOWED = 1.15  # the largest slowdown, due to noise, of work that has the dev
 _SLOWED = 1.10  # the least slowdown that counts
 _NO_CORE = 1.5  # the slowdown beside a compute-bound load if there is no core for both
 _AT_BOUND = 1.05  # up to this multiple of the bound, a step counts as at the bound
-_WIDEST = 0.20  # the widest interval of the hidden share that gives a verdict
+_WIDEST = 0.20  # the widest interval of the hidden share for a verdict
 _MANY = 10_000  # rounds
 
 
@@ -347,14 +347,7 @@ def _partly(
     provider: str,
     slowdowns: tuple[float, float],
 ) -> Verdict:
-    """The verdict if the two overlap in part.
-
-    Args:
-        structure: the reason in the program itself, if there is one.
-        evidence: the results of the probes.
-        provider: "host" or "cuda".
-        slowdowns: of the compute and of the communication.
-    """
+    """The verdict if the two overlap in part, given the slowdowns of compute and communication."""
     if structure[0]:
         return Verdict("partly hidden", *structure)
     contended = _contention(evidence, provider, slowdowns[1])

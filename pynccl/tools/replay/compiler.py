@@ -34,7 +34,7 @@ def compile_programs(
         if comm.missing:
             raise ReplayError(
                 f"communicator {comm.label}: there is no recording of its ranks "
-                f"{list(comm.missing)}; give a number of ranks to replay without them"
+                f"{list(comm.missing)}; pass a number of ranks to replay without them"
             )
     compilers = [
         _Compiler(recorded, place, provider=provider, scale=scale, data=data)

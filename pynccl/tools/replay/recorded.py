@@ -222,7 +222,7 @@ def _fill(
         for wait in trace.waits:
             name = joined.get(wait.communicator or "", wait.communicator)
             timed.append((wait.called_at, dataclasses.replace(wait, communicator=name)))
-        timed.sort(key=lambda one: one[0])  # stable: operations of one time keep their order
+        timed.sort(key=lambda one: one[0])  # stable: the order of equal times is kept
     elif trace.waits:
         recorded.notes.append(
             f"rank {process.rank}: waits of its {len(threads)} threads are not replayed"
