@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,13 +96,6 @@ def test_too_many_ranks(comm: nccl.Communicator) -> None:
 def test_values(make: Callable[[], object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
-
-
-def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(ImportError, match=r"needs matplotlib \(pip install 'rawnccl\[plot\]'\)"):
-        plots.panels(1)
 
 
 @pytest.mark.parametrize(

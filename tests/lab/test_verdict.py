@@ -53,15 +53,9 @@ _CASES = [
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: f"{case[-2]}-{case[-1]}-{case[-3]}")
 def test_classify(case: tuple) -> None:
     compute, communication, both, of_compute, of_communication, evidence, provider, *expected = case
-    verdict = classify(
-        compute=compute,
-        communication=communication,
-        both=both,
-        compute_slowdown=of_compute,
-        communication_slowdown=of_communication,
-        evidence=evidence,
-        provider=provider,
-    )
+    slowdowns = {"compute_slowdown": of_compute, "communication_slowdown": of_communication}
+    numbers = {"compute": compute, "communication": communication, **slowdowns}
+    verdict = _classify(both, evidence, provider=provider, **numbers)
     assert [verdict.kind, verdict.reason] == expected
     assert bool(verdict.explanation) == (verdict.kind != "hidden")
 
@@ -74,10 +68,10 @@ def test_evidence_is_needed_only_if_the_times_leave_the_reason_open() -> None:
 
 
 def _classify(both: float, evidence: Evidence = _NONE, **options: object) -> Verdict:
-    """Classify 10 ms of each, neither of which is slowed."""
+    """Classify 10 ms of each, neither of which is slowed, unless options say otherwise."""
     numbers = {"compute": 10, "communication": 10, "both": both}
     slowdowns = {"compute_slowdown": 1, "communication_slowdown": 1}
-    return classify(**numbers, **slowdowns, evidence=evidence, **{"provider": "cuda", **options})
+    return classify(evidence=evidence, **{**numbers, **slowdowns, "provider": "cuda", **options})
 
 
 def test_an_exposed_time_within_the_spread_is_not_certain() -> None:
@@ -118,16 +112,8 @@ def test_an_interval_that_allows_two_verdicts_is_not_certain(
 
 @pytest.mark.parametrize(("high", "kind"), [(0.945, "partly hidden"), (0.99, "not certain")])
 def test_a_communication_as_long_as_the_compute_may_be_hidden(high: float, kind: str) -> None:
-    verdict = classify(
-        compute=10,
-        communication=10.4,
-        both=10.6,  # 94 % hidden
-        compute_slowdown=1,
-        communication_slowdown=1,
-        evidence=_NONE,
-        provider="host",
-        interval=(0.9, high),
-    )
+    # 94 % are hidden.
+    verdict = _classify(10.6, communication=10.4, provider="host", interval=(0.9, high))
     assert verdict.kind == kind
 
 
@@ -154,21 +140,11 @@ def test_a_reason_that_the_lanes_contradict_is_dropped(evidence: Evidence, reaso
 def test_a_shared_resource_needs_loads_that_slow_nothing() -> None:
     for slowdown, reason in ((1.0, "shared resource"), (1.3, "cores"), (1.6, "no free cores")):
         evidence = Evidence(beside_memory=slowdown, beside_arithmetic=slowdown)
-        verdict = classify(
-            compute=10,
-            communication=10,
-            both=20,
-            compute_slowdown=1,
-            communication_slowdown=2,
-            evidence=evidence,
-            provider="host",
-        )
+        verdict = _classify(20, evidence, communication_slowdown=2, provider="host")
         assert verdict.reason == reason
 
 
 def test_contention_is_named_besides_an_event_only_if_the_compute_contends() -> None:
-    numbers = {"compute": 10, "communication": 10, "both": 15}
-    slowdowns = {"compute_slowdown": 1, "communication_slowdown": 1.5}
     for beside_compute, named in ((1.0, False), (1.5, True)):
         evidence = Evidence(
             waits="communication",
@@ -176,7 +152,7 @@ def test_contention_is_named_besides_an_event_only_if_the_compute_contends() -> 
             beside_memory=2,
             beside_arithmetic=1,
         )
-        verdict = classify(**numbers, **slowdowns, evidence=evidence, provider="cuda")
+        verdict = _classify(15, evidence, communication_slowdown=1.5)
         assert ("memory bandwidth" in verdict.explanation) == named
 
 
