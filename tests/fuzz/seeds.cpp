@@ -86,6 +86,11 @@ bool accepts_failure(unsigned code, bool terminated = true) {
   return accepts(failure);
 }
 
+bool truncates_long_text() {
+  const Failure failure = Failure::of(Error(abi::ncclRemoteError, std::string(5000, 'x')));
+  return accepts(failure) && failure.error().text().size() == sizeof failure.text - 1;
+}
+
 // The limits of each field, which random bytes hardly meet.
 bool limits_hold() {
   return accepts_rank(0) && accepts_rank(kMaxRanks - 1) && !accepts_rank(-1) &&
@@ -96,7 +101,7 @@ bool limits_hold() {
          !accepts_request(4, 0, int64_t{INT32_MAX} + 1) && !accepts_failure(abi::ncclSuccess) &&
          accepts_failure(1) && accepts_failure(abi::ncclNumResults - 1) &&
          !accepts_failure(abi::ncclNumResults) && !accepts_failure(abi::ncclInProgress) &&
-         !accepts_failure(1, false);
+         !accepts_failure(1, false) && truncates_long_text();
 }
 
 int mutate(long count) {

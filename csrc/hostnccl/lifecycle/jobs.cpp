@@ -1,8 +1,9 @@
 #include "hostnccl/lifecycle/jobs.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -84,9 +85,7 @@ uint64_t mark_of(const Job& job) {
 }
 
 uint64_t mark_of(const RendezvousKey& key) {
-  uint64_t mark;
-  std::memcpy(&mark, key.data(), sizeof mark);
-  return mark;
+  return std::bit_cast<std::array<uint64_t, 2>>(key)[0];
 }
 
 // Runs a step of the creation. If it fails, marks the creation for ranks that wait in a later step.

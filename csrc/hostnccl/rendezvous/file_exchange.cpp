@@ -79,13 +79,12 @@ class Incoming {
     if (!connection_) return false;
     if (peer_ == nullptr) {
       Message message;
-      const Received received = receive_message(connection_.get(), message, &file_);
-      if (received == Received::Nothing) return false;
+      if (receive_message(connection_.get(), message, &file_) == Received::Nothing) return false;
       const auto* theirs = std::get_if<MemoryFile>(&message);
       const auto from = std::find_if(peers.begin(), peers.end(), [&](const Peer& peer) {
         return theirs != nullptr && peer.rank == theirs->rank && peer.rank > own.rank;
       });
-      if (received == Received::Closed || from == peers.end()) return close();
+      if (from == peers.end()) return close();  // or the connection was closed
       peer_ = &*from;
     }
     if (peer_->file) return false;

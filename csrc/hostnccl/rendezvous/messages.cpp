@@ -37,20 +37,18 @@ bool in_range(const MemoryFile& file) {
 }
 
 template <typename T>
-bool parse(std::span<const std::byte> bytes, std::optional<Message>& parsed) {
+void parse(std::span<const std::byte> bytes, std::optional<Message>& parsed) {
   T message;
-  if (bytes.size() != sizeof message) return false;
+  if (bytes.size() != sizeof message) return;
   std::memcpy(static_cast<void*>(&message), bytes.data(), sizeof message);
-  if (!message.has_own_kind() || !in_range(message)) return false;
-  parsed = message;
-  return true;
+  if (message.has_own_kind() && in_range(message)) parsed = message;
 }
 
 template <typename... Kinds>
 std::optional<Message> parse_any(std::span<const std::byte> bytes,
                                  const std::variant<Kinds...>* /*of*/) {
   std::optional<Message> parsed;
-  (parse<Kinds>(bytes, parsed) || ...);
+  (parse<Kinds>(bytes, parsed), ...);
   return parsed;
 }
 
