@@ -273,9 +273,10 @@ void throw_driver(const Library& library, CUresult result, const char* function,
   std::string text = std::string(function) + " failed";
   const char* name = nullptr;
   const char* meaning = nullptr;
-  if (driver.GetErrorName(result, &name) == CUDA_SUCCESS && name) text += std::string(": ") + name;
-  if (driver.GetErrorString(result, &meaning) == CUDA_SUCCESS && meaning)
-    text += std::string(" (") + meaning + ")";
+  driver.GetErrorName(result, &name);  // null if the driver does not know the error
+  driver.GetErrorString(result, &meaning);
+  if (name) text += std::string(": ") + name;
+  if (meaning) text += std::string(" (") + meaning + ")";
   throw DriverFailure(result, function, text + place_text(file, line));
 }
 
