@@ -186,7 +186,7 @@ def test_a_deadlock_is_named(launch: Launcher, what: str, threads: bool) -> None
             assert re.search(part, text), (part, text)
 
 
-def _first_calls(rank: Rank, deadlock: bool, blocking: bool) -> None:
+def _first_calls(rank: Rank, deadlock: bool, blocking: bool, grouped: bool) -> None:
     """Each rank calls a different communicator first, on a separate stream."""
     config = nccl.Config(blocking=blocking)
     together, *comms = (rank.communicator(i, config=config) for i in range(3))
@@ -196,7 +196,8 @@ def _first_calls(rank: Rank, deadlock: bool, blocking: bool) -> None:
     streams, arrays = [rank.stream(), rank.stream()], [_small(), _small()]
     with pytest.raises(nccl.NcclError, match="deadlock: ") if deadlock else nullcontext():
         for i in (rank.rank, 1 - rank.rank):
-            comms[i].all_reduce(arrays[i], stream=streams[i])
+            with nccl.group() if grouped else nullcontext():
+                comms[i].all_reduce(arrays[i], stream=streams[i])
     for comm, stream, array in zip(comms, streams, arrays, strict=True):
         if deadlock:
             comm.abort()
@@ -205,11 +206,14 @@ def _first_calls(rank: Rank, deadlock: bool, blocking: bool) -> None:
             assert (array == 2).all()
 
 
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(("strict", "blocking"), [(True, True), (True, False), (False, True)])
-def test_first_calls_wait_for_each_other(launch: Launcher, strict: bool, blocking: bool) -> None:
+def test_first_calls_wait_for_each_other(
+    launch: Launcher, strict: bool, blocking: bool, grouped: bool
+) -> None:
     """In NCCL, those of blocking communicators return when the ranks are connected."""
     env = {"HOSTNCCL_STRICT": str(int(strict)), "HOSTNCCL_CONNECT": "1"}
-    launch(2, _first_calls, strict and blocking, blocking, ids=3, env=env, timeout=20)
+    launch(2, _first_calls, strict and blocking, blocking, grouped, ids=3, env=env, timeout=20)
 
 
 def _ring_of_pairs(rank: Rank) -> str:

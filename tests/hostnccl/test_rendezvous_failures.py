@@ -145,6 +145,16 @@ def test_a_window_without_descriptors_is_no_window_on_any_rank(launch: Launcher,
     _check_same_reason(texts, "descriptor|Too many open files", may_succeed=free > 3)
 
 
+def _register_alone(rank: Rank) -> None:
+    buffer = rank.comm.mem_alloc(1 << 12)
+    with _free_descriptors(0):
+        rank.comm.register_window(buffer).close()
+
+
+def test_ranks_of_one_process_register_a_window_without_descriptors(launch: Launcher) -> None:
+    launch(1, _register_alone)
+
+
 def test_a_window_without_address_space_is_no_window_on_any_rank(launch: Launcher) -> None:
     texts = launch(3, _register_with_address_space, timeout=30)
     _check_same_reason(texts, "reserving .* of addresses")

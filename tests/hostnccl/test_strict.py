@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -330,6 +330,21 @@ def test_a_derivation_makes_its_parent_busy(launch: Launcher, strict: bool) -> N
     launch(3, _deriving, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2, timeout=30)
 
 
+def _cancelled(rank: Rank, strict: bool) -> None:
+    """In NCCL a communicator of a failed group remains until it is aborted."""
+    lib, comm = raw.load("host"), rank.comm.handle
+    x = np.ones(1, np.float32)
+    lib.ncclGroupStart()
+    created = lib.ncclCommInitRank(2, rank.unique_ids[1], rank.rank)
+    lib.ncclCommSplit(comm, raw.NCCL_SPLIT_NOCOLOR, 0, None)
+    lib.ncclSend(x.ctypes.data, 1, raw.ncclFloat32, rank.rank, comm, 0)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="more sends to itself"):
+        lib.ncclGroupEnd()
+    with nullcontext() if strict else pytest.raises(nccl.NcclInvalidArgumentError):
+        lib.ncclCommAbort(created)
+    rank.comm.all_reduce(x)
+
+
 def _growing(rank: Rank, strict: bool) -> None:
     lib = raw.load("host")
     comm = rank.comm.handle
@@ -380,6 +395,7 @@ def _refusals(rank: Rank, strict: bool) -> None:
         _operators,
         _simulations,
         _shared,
+        _cancelled,
         _growing,
         _refusals,
     ],

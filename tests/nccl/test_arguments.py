@@ -78,6 +78,12 @@ def test_wrong_tensors(rank: Rank) -> None:
         calls.refuse(TypeError, "unexpected keyword argument 'tensro'", method, good, tensro=good)
         calls.refuse(TypeError, "multiple values for argument 'tensor'", method, good, tensor=good)
         calls.refuse(TypeError, "positional argument", method, *[good] * 9)
+        with pytest.raises(TypeError, match="missing required argument 'tensor'"):
+            getattr(rank.comm, method)()
+    read_only = np.zeros(8, np.float32)
+    read_only.flags.writeable = False
+    for method in set(_METHODS) - {"all_to_all", "send"}:
+        calls.refuse(ValueError, "tensor: is read-only", method, read_only)
     rank.comm.all_reduce(good)
 
 

@@ -206,12 +206,28 @@ def test_an_exception_inside_sends_nothing(rank: Rank) -> None:
 def test_send_to_self_without_a_receive_is_an_error(rank: Rank) -> None:
     """Not a hang, and the communicator works afterwards."""
     comm, buffer = rank.comm, np.zeros(3)
-    for call in (comm.send, comm.recv):
+    for call, text in (
+        (comm.send, "1 more sends to itself than receives"),
+        (comm.recv, "1 more receives from itself than sends"),
+    ):
         with pytest.raises(nccl.NcclInvalidUsageError, match="itself"):
             call(buffer, rank.rank)
-        with pytest.raises(nccl.NcclInvalidUsageError, match="itself"), nccl.group():
+        with pytest.raises(nccl.NcclInvalidUsageError, match=text), nccl.group():
             call(buffer, rank.rank)
     comm.all_reduce(buffer)
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+def test_a_group_that_is_captured_in_part(on_thread: bool) -> None:
+    (comm,) = nccl.Communicator.init_all(1, provider="host")
+    captured, other = nccl.Stream("host"), nccl.Stream("host")
+    with nccl.plan() as both:
+        comm.all_reduce(np.ones(4), stream=captured)
+        comm.all_reduce(np.ones(4), stream=0 if on_thread else other)
+    text = "some streams of a group are capturing and others are not"
+    with nccl.capture(captured), pytest.raises(nccl.NcclInvalidUsageError, match=text):
+        both()
+    comm.close()
 
 
 def _drive(rank: Rank, comms: list[nccl.Communicator]) -> None:

@@ -8,11 +8,12 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import errors, nccl
 from tests.support.blocking import wait_until
 from tests.support.commands import run_python
 from tests.support.rank import Rank
@@ -98,7 +99,8 @@ def test_others_expire_while_a_function_runs() -> None:
             comm.abort()
 
 
-def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raises", ["function", "arguments"])
+def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch, raises: str) -> None:
     seen: list[BaseException | None] = []
     hooked = threading.Event()
 
@@ -109,7 +111,15 @@ def test_a_function_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("mine")
 
+    def create(*arguments: Any) -> nccl.NcclError:  # noqa: ANN401
+        if threading.get_ident() != caller:
+            fail()
+        return from_result(*arguments)
+
+    caller, from_result = threading.get_ident(), errors.from_result
     monkeypatch.setattr(sys, "unraisablehook", hook)
+    if raises == "arguments":
+        monkeypatch.setattr(errors, "from_result", create)
     comms = _comms()
     comms[0].timeout = 0.3
     comms[0].on_timeout = fail

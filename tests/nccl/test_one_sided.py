@@ -288,6 +288,8 @@ def test_mistakes_write_nothing(rank: Rank) -> None:
     other.close()
     with pytest.raises(ValueError, match="communicator: it is closed"):
         other.put_signal(ten, peer, window)
+    with pytest.raises(ValueError, match="communicator: it is closed"):
+        other.wait_signal([])
 
 
 @on_ranks(2)

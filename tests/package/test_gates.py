@@ -21,6 +21,7 @@ std::vector<std::vector<int>> f(int a) {
     throw Error("a < b");
   }
   if (const auto* d = h()) use(d);
+  static_assert(sizeof(a));
   log("x", a);
   total += a + 1;
   ++count;

@@ -263,6 +263,15 @@ def _abort_the_parent(member: Member) -> None:
         comm.abort()
 
 
+def _leave_before_a_shrink(member: Member) -> None:
+    comm = _init(member, 3)
+    if member.rank == 0:
+        text = r"rank 1 \(pid \d+\) aborted .* and cannot be in the new communicator"
+        with pytest.raises(nccl.NcclRemoteError, match=text):
+            comm.shrink([2])
+    comm.abort()
+
+
 def _interrupted(member: Member, create: Callable[[], object]) -> None:
     """Rank 0 is interrupted during the creation, and informs the others."""
     if member.rank == 0:
@@ -338,6 +347,7 @@ def _interrupted_group(member: Member) -> None:
         (_late_without_blocking, 1, 0),
         (_abort_in_a_group, 1, 0),
         (_abort_the_parent, 3, 1),
+        (_leave_before_a_shrink, 3, 0),
         (_interrupted_group, 1, 0),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)).strip("_"),

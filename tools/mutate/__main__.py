@@ -123,7 +123,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/hostnccl/lifecycle": (
         *_files("nccl", "communicator suspension nonblocking recover_agreement memory"),
-        "tests/hostnccl/test_strict.py",
+        *_files("hostnccl", "strict interactions"),
         "tests/reliability/test_making.py",
         *_files("nccl", "leaks life recover"),
     ),
@@ -134,7 +134,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "values array_kinds one_sided"),
     ),
     "csrc/python/collectives": (
-        *_files("nccl", "arguments plan one_sided_rules buffers streams graphs"),
+        *_files("nccl", "arguments collectives plan one_sided_rules buffers streams graphs"),
         "tests/mirror/test_mirror_collectives.py",
         "tests/package/test_random_arguments.py",
         *_files("nccl", "coll_config groups one_sided"),
