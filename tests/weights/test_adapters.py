@@ -429,12 +429,19 @@ def test_errors_beside_a_transfer(asks_here: bool) -> None:
         ) -> Report:
             return beside(sender, ask, send, finish, asks_here=asks_here)
 
+        def finish() -> None:
+            finishing.append(threading.current_thread())
+            raise RuntimeError("not finished")
+
+        finishing: list[threading.Thread] = []
         assert run(_nothing, lambda: report, _nothing) is report
         with pytest.raises(RuntimeError, match="not finished"):
-            run(_nothing, lambda: report, _failing("not finished"))
+            run(_nothing, lambda: report, finish)
         # The engine fails because the trainer's tensors do.
         with pytest.raises(RuntimeError, match="no tensors"):
-            run(_nothing, _failing("no tensors"), _failing("not finished"))
+            run(_nothing, _failing("no tensors"), finish)
+        here = threading.current_thread()
+        assert [thread is here for thread in finishing] == [True, asks_here]
 
 
 class _SGLang:

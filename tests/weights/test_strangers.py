@@ -21,16 +21,19 @@ import pytest
 from pynccl.weights import PeerLostError, WeightReceiver, WeightSender, keys
 from pynccl.weights.handshake import CONNECTING, prove
 from pynccl.weights.messages import (
+    HELLOS,
     Checked,
     Commit,
     Committed,
     Failed,
+    MessageError,
     Offer,
     SenderHello,
     Sent,
     Stop,
     Stopped,
     Welcome,
+    parse,
 )
 from tests.support.tier import FULL
 from tests.weights import peers
@@ -89,6 +92,15 @@ def test_processes_without_the_key(session: Session) -> None:
         stranger.sendall(recorded)
         assert peers.read(stranger) == b""
     assert check_version(sender, receiver) == ()
+
+
+def test_close_ends_the_thread_that_accepts_connections() -> None:
+    for _ in range(10):
+        before = threading.enumerate()
+        with WeightSender("127.0.0.1:0", key=KEY, **NUMPY):
+            pass
+        left = {thread.name for thread in set(threading.enumerate()).difference(before)}
+        assert "pynccl-weights-join" not in left
 
 
 def test_another_key(session: Session) -> None:
@@ -273,7 +285,10 @@ def test_garbage_for_a_hello(session: Session, garbage: bytes) -> None:
 )
 def test_wrong_hellos(session: Session, wrong: dict[str, Any]) -> None:
     sender, receiver = session
-    with proven(sender.address, frame(hello(**wrong))) as stranger:
+    data = frame(hello(**wrong))
+    with pytest.raises(MessageError):
+        parse(data[4:], HELLOS)
+    with proven(sender.address, data) as stranger:
         assert peers.read(stranger) == b""
     assert check_version(sender, receiver) == ()
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl.weights import WeightReceiver, WeightSender, WeightsError
+from pynccl.weights import SessionClosedError, WeightReceiver, WeightSender, WeightsError
 from pynccl.weights.target import Target
 from tests.support.tier import FULL
 from tests.weights import interrupts
@@ -142,6 +142,46 @@ def test_interrupt_of_a_sender(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
 
     results = run_numpy([lead, follow], [receive], [None])
     assert results == [2, 2, 2], results
+
+
+def test_the_end_of_a_session_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = threading.Event()
+
+    def lead(sender: WeightSender) -> None:
+        sender.send(half("a", 1))
+        assert interrupted.wait(20)
+
+    def follow(sender: WeightSender) -> None:
+        sender.send(half("b", 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(sender._session, "_take_part", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                sender.send(half("b", 2))
+        interrupted.set()
+        with pytest.raises(SessionClosedError, match="the sender has closed the session"):
+            sender.send(half("b", 2))
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    results = run_numpy([lead, follow], [lambda receiver: receiver.receive().version], [None])
+    assert results == [None, None, 1], results
+
+
+def test_versions_in_place_have_the_same_tensors() -> None:
+    def send(sender: WeightSender) -> None:
+        for version in (1, 2):
+            sender.send(half("a", version))
+
+    def receive(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        first = receiver.tensors["a"]
+        receiver.receive()
+        assert receiver.tensors["a"] is first
+        assert (first == 2).all()
+
+    options = {"commit": "in_place", "library": "numpy"}
+    assert run_numpy([send], [receive], [None], receiver_options=options) == [None, None]
 
 
 def test_interrupts_of_commits() -> None:
