@@ -192,7 +192,14 @@ elif how == "event":
 elif how == "launch":
     for _ in range(200):
         stream.launch(lambda sleep=time.sleep: sleep(0.01))
-elif how == "comparison":
+elif how in ("comparison", "import"):
+    class Finder:
+        def find_spec(self, name, *_, sleep=time.sleep):
+            if name == "pynccl._internal.comparison":
+                for _ in range(1000):
+                    sleep(0.01)
+    if how == "import":
+        sys.meta_path.insert(0, Finder())
     class Silent:
         def wait(self, *_, sleep=time.sleep):
             for _ in range(1000):
@@ -214,9 +221,11 @@ elif how == "on_timeout":
     comms[0].all_reduce(array, stream=stream)
     time.sleep(0.3)
 elif how == "time limits":
-    comms[0].timeout, comms[1].timeout = 0.01, 0.2
+    # One limit is exceeded before the end of the interpreter, the other one during it.
+    others = nccl.Communicator.init_all(2, provider="host")
+    comms[0].timeout, others[0].timeout = 0.01, 0.2
     threading.Thread(target=comms[0].all_reduce, args=[array], daemon=True).start()
-    comms[1].all_reduce(array, stream=stream)
+    others[0].all_reduce(array, stream=stream)
 elif how == "errors":
     sys.setswitchinterval(1e-6)
     def fail():
@@ -256,6 +265,7 @@ slow = Slow()
         "event",
         "launch",
         "comparison",
+        "import",
         "on_timeout",
         "time limits",
         "busy",

@@ -16,7 +16,21 @@
 namespace pynccl::python {
 namespace {
 
-py::object watcher() { return py::module_::import("pynccl._internal.inquiry").attr("watcher"); }
+// Python may end the thread during an import or a call, with no C++ object alive in or_sleep().
+py::object imported(const char* module, const char* name) {
+  PyObject* const found = gil::or_sleep([&] { return PyImport_ImportModule(module); });
+  if (!found) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(found).attr(name);
+}
+
+py::object call(const py::object& function, const py::tuple& arguments) {
+  PyObject* const result =
+      gil::or_sleep([&] { return PyObject_CallObject(function.ptr(), arguments.ptr()); });
+  if (!result) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+py::object watcher() { return imported("pynccl._internal.inquiry", "watcher"); }
 
 // The communicators with a store, protected by the GIL. Per process, since a child of fork() must
 // not use the stores of its parent.
@@ -111,9 +125,8 @@ void compare(const std::vector<Comparison::Item>& items,
   for (const Comparison::Message& message : messages)
     given_messages.append(py::make_tuple(rank_of(*message.communicator), message.sends,
                                          message.peer, message.number, message.text));
-  const py::object exchange = py::module_::import("pynccl._internal.comparison").attr("exchange");
-  py::object failure;  // initialized under or_sleep(): the call waits for the other ranks
-  gil::or_sleep([&] { failure = exchange(collectives, given_messages); });
+  const py::object exchange = imported("pynccl._internal.comparison", "exchange");
+  const py::object failure = call(exchange, py::make_tuple(collectives, given_messages));
   if (failure.is_none()) return;
   auto [rank, text, ranks] =
       py::cast<std::tuple<int, std::string, std::optional<std::vector<int>>>>(failure);
@@ -137,7 +150,7 @@ std::shared_ptr<void> store_from_python(const py::object& store) {
     if (!py::hasattr(store, method))
       throw_type_error("store", "an object with the methods of torch.distributed.Store",
                        store.ptr());
-  return hold(watcher().attr("attach")(store));
+  return hold(call(watcher().attr("attach"), py::make_tuple(store)));
 }
 
 void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator) {
@@ -145,7 +158,7 @@ void watch_missing_ranks(const std::shared_ptr<Communicator>& communicator) {
   if (!store && !ras) return;
   communicator->inquire(ras);
   if (store) watched().push_back(communicator);
-  watcher().attr("start")(store, ras);
+  call(watcher().attr("start"), py::make_tuple(store, ras));
 }
 
 void bind_inquiry(py::module_& m) {
