@@ -167,7 +167,7 @@ def test_wrong_arguments_of_grow(rank: Rank) -> None:
     own = comm.get_unique_id()
     with (
         rank.communicator(1) as other,
-        pytest.raises(nccl.NcclInvalidArgumentError, match="not created .* for this rank of comm"),
+        pytest.raises(nccl.NcclInvalidArgumentError, match=r"not created .* for this rank of comm"),
     ):
         comm.grow(3, other.get_unique_id())
     with pytest.raises(nccl.NcclInvalidUsageError, match="pass it to ncclCommGrow first"):
