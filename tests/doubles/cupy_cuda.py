@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -311,4 +312,5 @@ def activate() -> None:
         for name, member in contents.items():
             setattr(module, name, member)
     cupy.__path__ = []
+    cupy.__spec__ = ModuleSpec("cupy", None)
     sys.modules.update({"cupy": cupy, "cupy.cuda": cuda})

@@ -88,8 +88,8 @@ def test_changes_of_python() -> None:
 def test_areas(area: str) -> None:
     assert (trees.ROOT / area).is_dir()
     assert all((trees.ROOT / path).exists() for path in AREAS[area])
-    changes = chosen(area, 30, 1)
-    assert len(changes) == 30
+    changes = chosen(area, 20, 1)
+    assert len(changes) == 20
     for mutant in changes:
         source = (trees.ROOT / mutant.file).read_text()
         assert mutant.apply(source) != source
