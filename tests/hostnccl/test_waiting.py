@@ -189,3 +189,31 @@ def test_other_processes_cost_a_wait_little(launch: Launcher) -> None:
             if found["1000"] < 10 * found["0"]:
                 return
     raise AssertionError(f"seconds by HOSTNCCL_SPIN_US: {tried}")
+
+
+def _reads_directly(rank: Rank, cpus: list[int]) -> bool:
+    """Whether a message soon touches one cell of its ring only."""
+    os.sched_setaffinity(0, cpus)
+    token, message = np.zeros(1, bool), np.ones(1 << 20, np.uint8)
+    for unique_id in range(10):
+        with rank.communicator(unique_id, provider="host") as comm:
+            for _ in range(200):
+                comm.all_reduce(token, "max")
+            before = comm.memory_stats().total
+            if rank.rank == 0:
+                comm.send(message, 1)
+            else:
+                comm.recv(message, 0)
+            token[0] = comm.memory_stats().total - before < 32 << 10
+            comm.broadcast(token, root=0)
+        if token[0]:
+            return True
+    return False
+
+
+def test_messages_are_read_at_once_while_others_take_the_cpu(launch: Launcher) -> None:
+    """They are of a size that is staged otherwise."""
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    env = {"HOSTNCCL_TUNING": "off"}
+    with busy_processes(2 * len(cpus), cpus):
+        assert launch(2, _reads_directly, cpus, env=env, fresh=True, ids=10) == [True, True]

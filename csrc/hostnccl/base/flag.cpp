@@ -115,6 +115,8 @@ class Sleep {
   size_t count_;
 };
 
+bool cpus_contended() { return is_contended(Clock::now()); }
+
 void Flag::wake() { syscall(SYS_futex, &value_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
 void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanoseconds ceiling) {

@@ -67,6 +67,9 @@ void sleep_until(const WaitCondition& condition, const Check& check) {
   }
 }
 
+// Whether recent waits of this process have lost time slices to other processes.
+bool cpus_contended();
+
 // The busy wait before a sleep. It spins and occasionally yields the CPU, more often if ranks are
 // oversubscribed, and ends almost at once while other processes compete for the CPUs.
 class SpinBackoff {

@@ -48,8 +48,9 @@ constexpr Param kParams[] = {
      "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message in a group with other operations", nullptr,
      ParamId::DirectMessageBytes},
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED", ParamType::Uint64, true, 0, kMaxBytes, "49152",
-     "HOSTNCCL_DIRECT_MESSAGE_BYTES for a communicator with more ranks than CPUs", nullptr,
-     ParamId::DirectMessageBytes},
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES with more ranks than CPUs, or while other processes take the "
+     "CPUs",
+     nullptr, ParamId::DirectMessageBytes},
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "0",
      "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message between two ranks of one process", nullptr,
      ParamId::DirectMessageBytes},

@@ -290,8 +290,8 @@ Tuning tuning_from(const std::optional<Measurements>& measured, bool within_proc
   tuning.window = value(ParamId::WindowBytes);
   tuning.message = value(ParamId::DirectMessageBytes);
   tuning.exchange = value(ParamId::DirectExchangeBytes);
-  const size_t when_oversubscribed = value(ParamId::DirectMessageBytesOversubscribed);
-  if (oversubscribed) tuning.message = tuning.exchange = when_oversubscribed;
+  tuning.message_oversubscribed = value(ParamId::DirectMessageBytesOversubscribed);
+  if (oversubscribed) tuning.message = tuning.exchange = tuning.message_oversubscribed;
   tuning.message_in_process = value(ParamId::DirectMessageBytesInProcess);
   tuning.stream = value(ParamId::StreamBytes);
   return tuning;

@@ -14,7 +14,13 @@ Cell& cell_of(PairRing& ring, uint32_t number) { return ring.cells[number % kCel
 
 Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone) {
   if (bytes <= kCellBytes) return Transfer::Eager;
-  const size_t direct_from = segment.tuning().direct_message(segment.same_process(peer), alone);
+  const bool in_process = segment.same_process(peer);
+  size_t direct_from = segment.tuning().direct_message(in_process, alone);
+  // Wake-ups take long while other processes compete for the CPUs: one for a direct read, one for
+  // some pieces.
+  if (const size_t least = segment.tuning().message_oversubscribed;
+      !in_process && least <= bytes && bytes < direct_from && cpus_contended())
+    direct_from = least;
   return segment.supports_direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
 }
 
