@@ -90,7 +90,7 @@ AREAS: dict[str, tuple[str, ...]] = {
             "flight_record comparison inquiry on_timeout deadlines flight_dump deadlines_graphs",
         ),
         *_files("trace", "nvtx recorder recorder_graphs recordings"),
-        "tests/doubles/test_silent_driver.py",
+        *_files("doubles", "silent_driver trace_clock"),
     ),
     "csrc/hostnccl/rendezvous": (
         *_files("nccl", "communicator encryption nonblocking"),
