@@ -49,7 +49,7 @@ py::capsule capsule_of(py::object buffer, const char* name) {
 
 py::capsule to_dlpack(const py::object& self, const py::object&, const py::object& max_version,
                       const py::object&, const py::object& copy) {
-  if (!copy.is_none() && py::cast<bool>(copy))
+  if (py::cast<bool>(copy))  // None is false
     throw py::buffer_error("copy: a Buffer cannot be exported as a copy");
   if (!max_version.is_none() && py::cast<int>(py::cast<py::tuple>(max_version)[0]) >= 1)
     return capsule_of<DLManagedTensorVersioned>(self, "dltensor_versioned");

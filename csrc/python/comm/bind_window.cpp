@@ -114,7 +114,8 @@ std::shared_ptr<Buffer> view_peer(const std::shared_ptr<Window>& window, int ran
   const auto& communicator = window->communicator();
   const auto [data, size] = [&] {
     const GilReleased released;
-    return std::pair(window->peer_pointer(rank, offset), window->nbytes_of(rank));
+    void* const pointer = window->peer_pointer(rank, offset);  // also checks the window
+    return std::pair(pointer, window->nbytes_of(rank));
   }();
   if (!data)
     throw py::value_error("rank: this rank cannot load from and store to the memory of rank " +
@@ -142,7 +143,6 @@ std::shared_ptr<Buffer> view_peer(const std::shared_ptr<Window>& window, int ran
 std::shared_ptr<Buffer> peer(const std::shared_ptr<Window>& window, const py::object& rank,
                              const py::object& offset, const py::object& shape,
                              const py::object& dtype) {
-  window->handle();
   const int number = rank_from_python("rank", rank.ptr(), window->communicator()->nranks());
   std::optional<std::vector<std::int64_t>> extents;
   if (!shape.is_none()) extents = extents_from_python(shape);
@@ -154,7 +154,6 @@ std::shared_ptr<Buffer> peer(const std::shared_ptr<Window>& window, const py::ob
 // Returns an array of addresses in device memory.
 std::shared_ptr<Buffer> peer_pointers(const std::shared_ptr<Window>& window,
                                       const py::object& offset) {
-  window->handle();
   Communicator& communicator = *window->communicator();
   const std::size_t bytes = offset_from_python(offset);
   const DType& element = dtype_from_python("dtype", py::str("uint64").ptr());
@@ -316,7 +315,6 @@ Raises:
       .def(
           "peer_pointer",
           [](const Window& w, const py::object& rank, const py::object& offset) {
-            w.handle();
             const int number = rank_from_python("rank", rank.ptr(), w.communicator()->nranks());
             return address_or_none(w.peer_pointer(number, offset_from_python(offset)));
           },
@@ -400,7 +398,6 @@ Raises:
           "peer",
           [](const SymmetricBuffer& b, const py::object& rank) {
             const auto& window = b.window();
-            window->handle();
             return view_peer(window,
                              rank_from_python("rank", rank.ptr(), window->communicator()->nranks()),
                              0, b.shape(), b.dtype());
