@@ -415,6 +415,7 @@ void Communicator::set_timeout(std::optional<double> seconds) {
 void Communicator::begin_recovery() {
   const Use use(*this);
   deadlines_->set_limit(FlightRecord::kNoLimit);
+  growing_ = false;  // an unused id was for ranks that join the old members
   if (!library_->nccl_table().ncclCommRevoke) return;
   // Must come first, as in revoke().
   fail_queued_work(ncclInvalidUsage, "ncclCommRevoke", "its communicator was revoked by recover()");

@@ -131,6 +131,19 @@ def test_all_ranks_continue_if_none_is_lost(rank: Rank, tmp_path: Path) -> None:
     comm.close()
 
 
+def _recover_after_an_id(rank: Rank) -> None:
+    comm = rank.comm
+    if rank.rank == 0:
+        comm.get_unique_id()
+    with comm.recover(_TIMEOUT) as recovered:
+        check_works(rank, recovered, [0, 1])
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_an_unused_id_for_new_ranks_is_void(launch: Launcher, strict: str) -> None:
+    launch(2, _recover_after_an_id, env={"HOSTNCCL_STRICT": strict})
+
+
 @pytest.mark.parametrize("expires", [False, True])
 @on_ranks(3, fresh=True)
 def test_a_late_rank_is_told_that_it_was_excluded(rank: Rank, expires: bool) -> None:
