@@ -233,6 +233,7 @@ def test_wrong_memory(comm: nccl.Communicator) -> None:
     buffer = comm.mem_alloc(8, "float32")
     with pytest.raises(BufferError, match="a Buffer cannot be exported as a copy"):
         buffer.__dlpack__(copy=True)
+    assert '"dltensor"' in repr(buffer.__dlpack__(copy=False))
     for version, name in ((None, "dltensor"), ((0, 8), "dltensor"), ((1, 0), "dltensor_versioned")):
         assert f'"{name}"' in repr(buffer.__dlpack__(max_version=version))
     with pytest.raises(ValueError, match="count: 2 elements end after the last address"):

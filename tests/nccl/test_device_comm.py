@@ -69,7 +69,7 @@ def test_lifecycle(rank: Rank) -> None:
     for use in (
         lambda: bytes(dc), dc.pointer, lambda: dc.as_argument(None), lambda: dc.buffers,
         lambda: large.address, lambda: large.peer(0), lambda: small.handle,
-        lambda: dc.lsa_size, lambda: dc.multimem_pointers,
+        lambda: dc.lsa_rank, lambda: dc.lsa_size, lambda: dc.multimem_pointers,
     ):  # fmt: skip
         with pytest.raises(ValueError, match="device communicator: it is closed"):
             use()
@@ -206,6 +206,15 @@ def test_mistakes_are_refused(rank: Rank) -> None:
     with nccl.plan(), pytest.raises(RuntimeError, match="plan: a device communicator"):
         comm.device_comm()
     comm.barrier()
+    world = comm.team_world()
+    comm.suspend()
+    for use in (
+        comm.team_world, comm.team_lsa, comm.team_rail, comm.properties,
+        lambda: comm.rank_to_world(world, 0), lambda: comm.rank_to_lsa(world, 0),
+    ):  # fmt: skip
+        with pytest.raises(nccl.NcclInvalidUsageError, match="communicator: it is suspended"):
+            use()
+    comm.resume()
 
 
 @on_ranks(2)
