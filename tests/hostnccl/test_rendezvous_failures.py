@@ -19,10 +19,22 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher
+from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
 _SOON = 15.0  # seconds, on a busy machine; the deadline of a rendezvous is 300
+
+
+def _compile(folder: Path, name: str, text: str) -> Path:
+    """A library to preload."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = folder / f"{name}.c", folder / f"lib{name}.so"
+    source.write_text(text)
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
 
 
 @contextlib.contextmanager
@@ -207,16 +219,11 @@ void* malloc(size_t size) {
 
 @pytest.fixture(scope="module")
 def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
     folder: Path = tmp_path_factory.mktemp("malloc")
-    source, library = folder / "malloc.c", folder / "libmalloc.so"
-    source.write_text(_FAILING_MALLOC)
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
-    if subprocess.run(command, check=False, timeout=60).returncode != 0:
+    try:
+        return str(_compile(folder, "malloc", _FAILING_MALLOC))
+    except subprocess.CalledProcessError:
         pytest.skip("the C library has no __libc_malloc")
-    return str(library)
 
 
 def _register_without_memory(rank: Rank, library: str) -> int:
@@ -267,3 +274,50 @@ def test_a_window_without_memory_is_no_window_on_any_rank(
     )
     assert results[0] == results[1]
     assert results[0] > 5
+
+
+_STOPPING_ACCEPT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+int stops;  // whether the next call stops this process
+
+int accept4(int fd, struct sockaddr* address, socklen_t* size, int flags) {
+  if (stops) raise(SIGSTOP);
+  int (*function)(int, struct sockaddr*, socklen_t*, int) = dlsym(RTLD_NEXT, "accept4");
+  return function(fd, address, size, flags);
+}
+"""
+
+
+def _register_with_a_stopped_rank(rank: Rank, library: str) -> None:
+    comm = rank.comm
+    buffer = comm.mem_alloc(1 << 12)
+    comm.all_reduce(np.ones(1))
+    if rank.rank == 0:
+        ctypes.c_int.in_dll(ctypes.CDLL(library), "stops").value = 1
+        comm.register_window(buffer)
+    comm.timeout = 2
+    with pytest.raises(nccl.NcclTimeoutError):
+        comm.register_window(buffer)
+    comm.abort()
+    rank.report("done")
+
+
+def test_a_rank_that_stops_during_a_registration_is_not_waited_for(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    """Rank 1 is connected to rank 0, which does not answer."""
+    library = str(_compile(tmp_path, "stopping", _STOPPING_ACCEPT))
+
+    def end(run: Run) -> None:
+        next(run.reports())
+        run.kill(0)
+
+    environment = {"LD_PRELOAD": library}
+    _, other = launch.outcomes(
+        2, _register_with_a_stopped_rank, library, while_running=end, env=environment, timeout=30
+    )
+    assert other.ok, other.trace
