@@ -88,7 +88,6 @@ std::vector<ncclTeam> teams_from_python(const py::object& teams) {
 std::shared_ptr<DeviceCommunicator> create_device_comm(
     const std::shared_ptr<Communicator>& communicator, const ncclDevCommRequirements_t& fields,
     std::vector<std::size_t> buffers, const py::object& teams, int version) {
-  communicator->handle();
   const DeviceCommunicator::Request request{version, fields, std::move(buffers),
                                             teams_from_python(teams)};
   auto created = make_warning<DeviceCommunicator>(
