@@ -5,19 +5,13 @@ futures, daemon threads in a collective or in a wait.
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
-
-_ROOT = Path(__file__).parents[2]
 
 _SILENT = """
 import threading, time, torch
@@ -49,15 +43,13 @@ atexit.register(leave_stores)
 
 
 def test_exit_during_a_wait_for_a_silent_store() -> None:
-    command = [sys.executable, "-c", _SILENT]
-    done = run_command(command, _ROOT, os.environ, timeout=60, popen=warm.WholePopen)
+    done = run_python("-c", _SILENT, popen=warm.WholePopen)
     assert done.returncode == 0, done
     assert done.stdout.count("the group was closed while it connected") == 2, done
 
 
 def test_exits_are_counted() -> None:
     """Two ranks of each case."""
-    command = [sys.executable, "-m", "tests.c10d.exits", "--runs", "40" if FULL else "1"]
-    timeout = 900 if FULL else 120
-    done = run_command(command, _ROOT, os.environ, timeout, popen=warm.WholePopen)
+    arguments = ("-m", "tests.c10d.exits", "--runs", "40" if FULL else "1")
+    done = run_python(*arguments, timeout=900 if FULL else 120, popen=warm.WholePopen)
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +16,7 @@ from tests.c10d.in_torch import run_in_torch
 from tests.c10d.versions import needs_torch
 from tests.support import warm
 from tests.support.blocking import wait_until
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -56,9 +54,8 @@ def test_fr_trace_names_the_operation_and_the_missing_rank(
         "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "60000",
     }
     torch_world(2, _hang, str(tmp_path), env=env, fresh=True)
-    trace = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
-    command = [*trace, str(tmp_path), "-p", "dump_"]
-    report = run_command(command, tmp_path, os.environ, timeout=60, popen=warm.Popen)
+    module = "torch.distributed.flight_recorder.fr_trace"
+    report = run_python("-m", module, str(tmp_path), "-p", "dump_", popen=warm.Popen)
     assert report.returncode == 0, report.stderr
     assert "collective: pynccl:all_reduce" in report.stdout + report.stderr
     assert "missing ranks: {1}" in report.stdout + report.stderr

@@ -5,7 +5,6 @@ to, with any umask.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from pynccl.c10d import build, private_folder
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 
 _STRANGER = 12345
 _as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
@@ -94,9 +93,8 @@ def test_a_folder_of_another_user_at_the_path_of_the_cache(tmp_path: Path) -> No
     planted.mkdir(parents=True)
     planted.parent.chmod(0o1777)
     os.chown(planted, _STRANGER, _STRANGER)
-    command = [sys.executable, "-m", "pynccl", "build-backend"]
-    env = {**os.environ, "PYNCCL_CACHE": str(planted)}
-    done = run_command(command, tmp_path, env, timeout=120, popen=warm.Popen)
+    arguments = ("-m", "pynccl", "build-backend")
+    done = run_python(*arguments, timeout=120, popen=warm.Popen, PYNCCL_CACHE=str(planted))
     assert done.returncode != 0
     assert f"{planted} belongs to another user" in done.stderr
     assert not list(planted.iterdir())

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import ROOT, run_python
 
 _REGISTER = """
 import sys, tomllib
@@ -25,7 +21,5 @@ assert dist.Backend.backend_capability["pynccl"] == ["cpu", "cuda"]
 
 
 def test_entry_point() -> None:
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    command = [sys.executable, "-c", _REGISTER, str(project)]
-    done = run_command(command, project.parent, os.environ, timeout=60, popen=warm.Popen)
+    done = run_python("-c", _REGISTER, str(ROOT / "pyproject.toml"), popen=warm.Popen)
     assert done.returncode == 0, done.stderr

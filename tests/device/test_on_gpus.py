@@ -18,7 +18,7 @@ from benchmarks.kernels import GpuKernels
 from pynccl import nccl
 from pynccl.errors import LibraryNotFoundError
 from tests.support import gpu
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -91,9 +91,9 @@ def test_all_reduce(launch: Launcher, nranks: int) -> None:
 def test_triton(name: str, nranks: int) -> None:
     pytest.importorskip("triton")
     gpu.require("cuda", "ncclGetPeerDevicePointer")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "cuda"}
-    command = [sys.executable, str(_FOLDER / f"{name}.py"), "--ranks", str(nranks)]
-    done = run_command(command, _FOLDER.parents[1], env, timeout=240)
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "PYNCCL_PROVIDER": "cuda"}
+    arguments = (str(_FOLDER / f"{name}.py"), "--ranks", str(nranks))
+    done = run_python(*arguments, timeout=240, **variables)
     if "cannot share the memory" in done.stderr:
         pytest.skip(done.stderr[-1000:])
     assert done.returncode == 0, done.stdout + done.stderr

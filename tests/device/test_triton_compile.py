@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 
 pytest.importorskip("triton")
 
@@ -86,15 +86,10 @@ def test_kernels_compile(tmp_path: Path) -> None:
     """Our functions and the examples, and those of each available libnccl_device.bc, which NCCL
     includes from 2.30 on: `make abi` downloads three. A failure shows the failed compile() call.
     """
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "TRITON_INTERPRET": "0",
-    }
+    variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     libraries = _device_libraries()
-    command = [sys.executable, "-c", _COMPILE, str(_HERE), str(_EXAMPLES), *map(str, libraries)]
-    done = run_command(command, _HERE, env, timeout=300, popen=warm.Popen)
+    arguments = ("-c", _COMPILE, str(_HERE), str(_EXAMPLES), *map(str, libraries))
+    done = run_python(*arguments, timeout=300, popen=warm.Popen, **variables)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"compiled {len(libraries)}\n"
 

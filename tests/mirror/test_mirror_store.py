@@ -4,18 +4,12 @@ an exchange beyond its time limit nor breaks the exit of the process.
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 
 pytest.importorskip("torch")
-
-_ROOT = Path(__file__).parents[2]
 
 # The store's process is stopped; it ends, and thereby the call of the store returns, when the
 # interpreter has begun to end.
@@ -67,13 +61,7 @@ except DistStoreError as error:
 
 @pytest.mark.parametrize(("program", "name"), [(_LATE, "127.0.0.1"), (_NEVER, "Silent")])
 def test_exit_after_a_store_did_not_answer(program: str, name: str) -> None:
-    ran = run_command(
-        [sys.executable, "-W", "ignore", "-c", program],
-        _ROOT,
-        os.environ,
-        60,
-        popen=warm.WholePopen,
-    )
+    ran = run_python("-W", "ignore", "-c", program, popen=warm.WholePopen)
     assert ran.returncode == 0, ran
     assert name in ran.stdout
     assert "has not answered" in ran.stdout

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.kernels import Nvrtc
-from tests.support.commands import run_command
+from tests.support.commands import run_python
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _ARCHITECTURES = [80, 90, 100]
@@ -72,15 +71,10 @@ for kernel, scalar in (("scale_kernel", "scale"), ("bias_relu_kernel", "bias")):
 
 def test_triton_kernels_compile(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "TRITON_INTERPRET": "0",
-    }
-    command = [sys.executable, "-c", _COMPILE_TRITON, str(_EXAMPLES / "triton_kernels.py")]
-    command += map(str, _ARCHITECTURES)
-    done = run_command(command, tmp_path, environment, timeout=300)
+    arguments = ["-c", _COMPILE_TRITON, str(_EXAMPLES / "triton_kernels.py")]
+    arguments += map(str, _ARCHITECTURES)
+    variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = run_python(*arguments, timeout=300, **variables)
     assert done.returncode == 0, done.stderr
     elf = repr(b"\x7fELF")
     expected = [
