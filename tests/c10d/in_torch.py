@@ -66,6 +66,19 @@ def wait_event(name: str) -> None:
     dist.distributed_c10d._get_default_store().get(f"event {name}")
 
 
+def cpu_communicator(group: Any = None) -> Any:
+    """The communicator of a group for CPUs; None is the default group, which a barrier connects."""
+    import torch
+    import torch.distributed as dist
+
+    import pynccl.c10d
+
+    device = torch.device("cpu")
+    if pynccl.c10d.communicator(group, device) is None:
+        dist.barrier(group)
+    return pynccl.c10d.communicator(group, device)
+
+
 def backend_of(group: Any = None, device: str = "cpu") -> Any:
     """The backend of a group for a device type; None is the default group."""
     import torch

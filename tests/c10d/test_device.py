@@ -598,11 +598,10 @@ def test_a_timeout_raises_if_configured(
 @on_ranks(2, fixture="device_world")
 def test_abort(rank: int, size: int) -> None:
     x = _connected(rank + 1)
-    store = dist.distributed_c10d._get_default_store()
     if rank == 1:
-        store.set("connected", "")
+        set_event("connected")
         return
-    store.wait(["connected"])  # an abort also ends unfinished operations of the peer
+    wait_event("connected")  # an abort also ends unfinished operations of the peer
     work = dist.all_reduce(x, async_op=True)
     backend_of(device="cuda").abort()
     torch.cuda.synchronize()

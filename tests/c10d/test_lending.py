@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.c10d.in_torch import cpu_communicator
 from tests.support.ranks import on_ranks
 
 _distributed_c10d: Any = pytest.importorskip("torch._C._distributed_c10d")
@@ -24,20 +25,13 @@ needs_it = pytest.mark.skipif(
 )
 
 
-def _communicator() -> Any:
-    import pynccl.c10d
-
-    dist.barrier()
-    return pynccl.c10d.communicator(None, torch.device("cpu"))
-
-
 @needs_it
 @on_ranks(2)
 def test_torch_has_the_handle(rank: int, size: int) -> None:
     import pynccl.c10d
     from pynccl._internal import borrowing
 
-    comm, other, world = _communicator(), dist.new_group(), dist.group.WORLD
+    comm, other, world = cpu_communicator(), dist.new_group(), dist.group.WORLD
     device = torch.device("cuda", comm.device)
     begin, end = "_register_external_nccl_comm", "_unregister_external_nccl_comm"
     calls = mock.Mock()
@@ -70,7 +64,7 @@ def test_refused(rank: int, size: int) -> None:
     from pynccl import nccl
     from pynccl._internal import borrowing
 
-    comm, alone = _communicator(), nccl.Communicator(1, nccl.get_unique_id(), 0)
+    comm, alone = cpu_communicator(), nccl.Communicator(1, nccl.get_unique_id(), 0)
     with pytest.raises(TypeError, match="comm: expected a Communicator, got int"):
         pynccl.c10d.lend(comm.handle)
     with pytest.raises(ValueError, match=r"comm: uses .*hostnccl.*, but torch uses .*nccl"):
@@ -94,4 +88,4 @@ def test_torch_without_the_function(rank: int, size: int) -> None:
     import pynccl.c10d
 
     with pytest.raises(RuntimeError, match=r"lend\(\) needs torch 2\.13 or newer with CUDA"):
-        pynccl.c10d.lend(_communicator())
+        pynccl.c10d.lend(cpu_communicator())

@@ -20,15 +20,19 @@ from torch._C._distributed_c10d import ErrorType, WorkResult
 from torch.distributed.distributed_c10d import SHRINK_ABORT, SHRINK_DEFAULT
 
 from pynccl import memory, nccl
-from tests.c10d.in_torch import backend_of, run_in_torch, set_event, wait_event
+from tests.c10d.in_torch import (
+    backend_of,
+    cpu_communicator,
+    run_in_torch,
+    set_event,
+    wait_event,
+)
 from tests.c10d.versions import VERSION, needs_torch
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
-
-_CPU = torch.device("cpu")
 
 
 def _sum_is_right(group: Any = None) -> None:
@@ -162,7 +166,7 @@ def test_shrink(torch_world: World, flags: int, connects: bool) -> None:
 
 @on_ranks(3)
 def test_shrink_with_options_and_wrong_arguments(rank: int, size: int) -> None:
-    from pynccl.c10d import communicator, options
+    from pynccl.c10d import options
 
     group: Any = dist.new_group()
     _sum_is_right(group)
@@ -186,8 +190,7 @@ def test_shrink_with_options_and_wrong_arguments(rank: int, size: int) -> None:
     value = torch.tensor([float(rank)])
     pg.allreduce([value]).wait()
     assert value.item() == sum(range(size))
-    made = communicator(pg, _CPU)
-    assert made is not None
+    made = cpu_communicator(pg)
     assert (made.rank, made.nranks, made.timeout) == (rank - 1, size - 1, 7.0)
     assert dist.distributed_c10d._get_default_group().size() == size
 
@@ -213,8 +216,7 @@ def _shrunk_after_a_death(rank: int, _size: int, flags: int) -> str:
     _sum_is_right()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work is not None
+    _work = dist.all_reduce(torch.ones(1), async_op=True)  # still in progress when it shrinks
     if flags == SHRINK_DEFAULT:
         with pytest.raises(dist.DistBackendError):
             _several_sums()
@@ -317,7 +319,7 @@ def _configured_by_handles(process: Rank, size: int, folder: str) -> tuple[int, 
         assert api._get_reconfigure_handle() == own
         assert (pg.rank(), pg.size()) == (sorted(every).index(own), size - 1)
         assert backend_of()._get_sequence_number_for_group() == 0
-        assert backend_of().communicator(_CPU).timeout == 30  # not that of the reconfiguration
+        assert cpu_communicator().timeout == 30  # not that of the reconfiguration
         _sum_is_right()
     every = _exchange_handles(folder, 3, own, rank, range(1, size + 1))
     api._reconfigure(3, every)
@@ -384,12 +386,10 @@ def _reconfigured_without_one(
     every.pop(1)
     api._reconfigure(7, every)
     thread.join()
-    assert works[-1] is not None
     with pytest.raises(dist.DistBackendError):
         works[-1].wait()
     _sum_is_right()
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work is not None
     work.wait()
     assert backend_of().get_error() == ErrorType.SUCCESS
     Path(folder, f"done{rank}").touch()
@@ -471,7 +471,6 @@ def _suspended(rank: int, size: int) -> dict[str, int]:
     assert before["suspended"] == 0
     for _ in range(2):
         backend.suspend()
-        assert waiting is not None
         assert waiting.is_completed()
         during = backend.memory_stats()
         assert during["suspended"] == 1
@@ -568,14 +567,12 @@ def test_error_and_result_of_a_timeout(rank: int, size: int) -> None:
 def test_an_aborted_operation(rank: int, size: int) -> None:
     assert backend_of()._is_initialized()  # the first operation creates the communicator
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work is not None
     assert WorkResult(work.get_future_result().wait()) == WorkResult.SUCCESS
     assert backend_of()._is_initialized()
     if rank == 1:
         wait_event("aborted")
         return
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work is not None
     result = work.get_future_result()
     threading.Timer(0.2, backend_of().abort).start()
     with pytest.raises(dist.DistBackendError, match="all_reduce"):
@@ -593,7 +590,6 @@ def test_an_aborted_operation(rank: int, size: int) -> None:
 def test_durations_and_pending_works(rank: int, size: int) -> None:
     pg: Any = dist.group.WORLD
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work is not None
     work.wait()
     with pytest.raises(RuntimeError, match="getDuration: all_reduce was not timed"):
         work._get_duration()
@@ -602,7 +598,6 @@ def test_durations_and_pending_works(rank: int, size: int) -> None:
         wait_event("has not ended")
         time.sleep(0.3)
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work is not None
     if rank == 0:
         with pytest.raises(RuntimeError, match="getDuration: all_reduce has not ended"):
             work._get_duration()
@@ -647,7 +642,6 @@ def _numbered(rank: int, size: int) -> list[int]:
     numbers = [backend_of()._get_sequence_number_for_group()]
     if VERSION >= (2, 14):
         work = dist.all_reduce(torch.ones(1), async_op=True)
-        assert work is not None
         numbers.append(work._get_sequence_number())
         work.wait()
         message = dist.isend(torch.ones(1), (rank + 1) % size)
@@ -670,28 +664,21 @@ def test_messages_are_numbered_separately(torch_world: World) -> None:
 
 @on_ranks(1)
 def test_the_flight_record_contains_the_name(rank: int, size: int, tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    from pynccl import nccl
-    from pynccl.c10d import communicator
-
     group: Any = dist.new_group()
     _sum_is_right(group)
     group._set_group_name("another name")
-    nccl.dump_flight_record(f"{folder}/dump")
-    assert "another name" in Path(folder, "dump").read_text()
-    made = communicator(group, _CPU)
-    assert made is not None
+    nccl.dump_flight_record(str(tmp_path / "dump"))
+    assert "another name" in (tmp_path / "dump").read_text()
 
 
 @needs_torch(2, 14, "Backend.reconfigure")
 @on_ranks(2)
 def test_a_window_ends_with_its_configuration(rank: int, size: int, tmp_path: Path) -> None:
-    folder = str(tmp_path)
     api: Any = dist.distributed_c10d
     _sum_is_right()
     tensor = memory.torch_empty(nccl.Communicator.borrow(dist.group.WORLD), 4, torch.float32)
     window = api._new_window(tensor)
-    every = _exchange_handles(folder, 1, api._get_reconfigure_handle(), rank, range(size))
+    every = _exchange_handles(str(tmp_path), 1, api._get_reconfigure_handle(), rank, range(size))
     api._reconfigure(1, every)
     for attempt in (
         lambda: window.put(tensor, 0, 0, False),

@@ -8,18 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import pynccl.c10d
 from pynccl import nccl
-from tests.c10d.in_torch import backend_of
+from tests.c10d.in_torch import backend_of, cpu_communicator
 from tests.support.ranks import on_ranks
-
-_CPU = torch.device("cpu")
 
 
 def _records() -> int:
-    comm = pynccl.c10d.communicator(None, _CPU)
-    assert comm is not None
-    return comm.flight_record()[-1].sequence
+    sequence: int = cpu_communicator().flight_record()[-1].sequence
+    return sequence
 
 
 @on_ranks(2, 4)
@@ -61,8 +57,7 @@ def _estimated(run: Callable[[], object]) -> float:
 def test_times_are_those_of_simulate(rank: int, size: int) -> None:
     small, large = torch.zeros(10), torch.zeros(10**7)
     dist.all_reduce(small)
-    comm = pynccl.c10d.communicator(None, _CPU)
-    assert comm is not None
+    comm = cpu_communicator()
     with nccl.simulate() as simulated:
         comm.all_reduce(large)
     assert simulated.estimated_time is not None
@@ -113,8 +108,7 @@ def test_operations_without_estimates(rank: int, size: int) -> None:
 def test_a_failed_estimate_has_ended(rank: int, size: int) -> None:
     dist.barrier()
     backend = backend_of()
-    comm = pynccl.c10d.communicator(None, _CPU)
-    assert comm is not None
+    comm = cpu_communicator()
     backend._start_time_estimate()
     dist.all_reduce(torch.zeros(3))
     comm.close()

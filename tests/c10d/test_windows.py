@@ -14,40 +14,29 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import pynccl.c10d
 from pynccl import memory
+from tests.c10d.in_torch import backend_of, cpu_communicator, set_event, wait_event
 from tests.support.blocking import wait_until_blocked
 from tests.support.ranks import on_ranks
 
 _c10d: Any = pytest.importorskip("torch._C._distributed_c10d")
 _dist: Any = dist
-_CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.skipif(
     not hasattr(_c10d, "Window"), reason=f"torch {torch.__version__} has no windows"
 )
 
 
-def _communicator() -> Any:
-    if pynccl.c10d.communicator(None, _CPU) is None:
-        dist.barrier()
-    return pynccl.c10d.communicator(None, _CPU)
-
-
 def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A tensor in memory that NCCL can share between ranks."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
-    flat = memory.torch_empty(_communicator(), nbytes, "uint8").zero_()
+    flat = memory.torch_empty(cpu_communicator(), nbytes, "uint8").zero_()
     return flat.view(dtype).view(shape)
-
-
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()
 
 
 def _issued() -> int:
     """The number of operations that the communicator has issued."""
-    sequence: int = _communicator().flight_record()[-1].sequence
+    sequence: int = cpu_communicator().flight_record()[-1].sequence
     return sequence
 
 
@@ -114,10 +103,10 @@ def test_a_wait_lasts_until_its_signal(rank: int, size: int) -> None:
         with pytest.raises(dist.DistBackendError, match="Timed out waiting 50ms for wait_signal"):
             work.wait(timedelta(milliseconds=50))
         assert not work.is_completed()
-        _store().set("waited", "1")
+        set_event("waited")
         work.wait()
     else:
-        _store().get("waited")
+        wait_event("waited")
         window.signal(0, False)
     window.tensor_deregister()
 
@@ -130,8 +119,8 @@ def test_a_wait_has_its_time_limit(rank: int, size: int) -> None:
         options.timeout = timedelta(milliseconds=100)
         with pytest.raises(dist.DistBackendError, match=r"wait_signal: .*within 0\.1 s"):
             window.wait_signal(0, False, options)
-        _store().set("expired", "1")
-    _store().get("expired")
+        set_event("expired")
+    wait_event("expired")
 
 
 @on_ranks(2, 4)
@@ -203,7 +192,7 @@ def test_wrong_arguments_are_rejected_before_anything_is_sent(rank: int, size: i
 
 
 def _during(what: str, run: Callable[[], object]) -> None:
-    backend: Any = _dist.group.WORLD._get_backend(_CPU)
+    backend = backend_of()
     getattr(backend, f"_start_{what}")()
     try:
         run()
@@ -258,10 +247,10 @@ def test_two_threads_register_at_once(rank: int, size: int) -> None:
         wait_until_blocked(thread)  # for rank 1
         with pytest.raises(ValueError, match="window: another thread is changing"):
             window.tensor_register(tensor)
-        _store().set("refused", "1")
+        set_event("refused")
         thread.join()
     else:
-        _store().get("refused")
+        wait_event("refused")
         window.tensor_register(tensor)
     window.tensor_deregister()
 
@@ -302,15 +291,15 @@ def test_deregistration_waits_for_the_puts_of_others(rank: int, size: int) -> No
     window = _dist._new_window(tensor)
     if rank == 0:
         tensor[1] = 5
-        _store().get("begins")
+        wait_event("begins")
         time.sleep(0.3)
-        assert not _store().check(["ended"])
+        assert not dist.distributed_c10d._get_default_store().check(["event ended"])
         for peer in range(1, size):
             window.put(tensor[1:], peer, 0, True)
     elif rank == 1:
-        _store().set("begins", "1")
+        set_event("begins")
     window.tensor_deregister()
-    _store().set("ended", "1")
+    set_event("ended")
     assert rank == 0 or tensor[0].item() == 5
 
 
@@ -339,8 +328,7 @@ def test_the_memory_of_a_peer(rank: int, size: int) -> None:
 @pytest.mark.parametrize("owning", [True, False])
 @on_ranks(2)
 def test_lifetime_of_the_tensor(rank: int, size: int, owning: bool) -> None:
-    comm = _communicator()
-    buffer = comm.mem_alloc(8, "float32")
+    buffer = cpu_communicator().mem_alloc(8, "float32")
     memory_is_there = weakref.ref(buffer)
     tensor = torch.from_dlpack(buffer).fill_(rank)
     window = _dist._new_window()
@@ -360,7 +348,7 @@ def test_lifetime_of_the_tensor(rank: int, size: int, owning: bool) -> None:
 def test_windows_of_a_group_that_is_closed(rank: int, size: int) -> None:
     window = _dist._new_window(_zeros(1))
     unused = _dist._new_window()
-    _dist.group.WORLD._get_backend(_CPU).shutdown()
+    backend_of().shutdown()
     with pytest.raises(dist.DistBackendError, match="is closed"):
         window.signal(0, False)
     with pytest.raises(dist.DistBackendError, match="is closed"):

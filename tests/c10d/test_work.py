@@ -14,13 +14,12 @@ import torch
 import torch.distributed as dist
 
 from pynccl import nccl
-from tests.c10d.in_torch import backend_of, set_event, wait_event
+from tests.c10d.in_torch import backend_of, cpu_communicator, set_event, wait_event
 from tests.c10d.versions import needs_torch
 from tests.support.blocking import wait_until
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
-_CPU = torch.device("cpu")
 _LONG = timedelta(seconds=20)
 
 
@@ -58,6 +57,7 @@ def test_work_of_a_late_rank(dist: Any, rank: int, size: int) -> None:
         doubled = future.then(lambda done: done.value()[0] * 2)
         assert not work.is_completed()
         assert not work.is_success()
+        assert work.exception() is None
         assert not future.done()
         with pytest.raises(dist.DistBackendError, match="Timed out waiting 20ms for all_reduce"):
             work.wait(timedelta(milliseconds=20))
@@ -128,7 +128,7 @@ def test_split_after_asynchronous_operations(rank: int, size: int) -> None:
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     if rank == 1:
         time.sleep(0.3)
-    from pynccl.c10d import communicator, options
+    from pynccl.c10d import options
 
     given = options(config=nccl.Config(on_timeout="abort"))
     given._timeout = timedelta(seconds=20)
@@ -137,9 +137,7 @@ def test_split_after_asynchronous_operations(rank: int, size: int) -> None:
     for work in works:
         work.wait()
     assert [tensor.item() for tensor in tensors] == [size, size]
-    found = communicator(made, _CPU)
-    assert found is not None
-    assert found.on_timeout == "abort"  # of the options given
+    assert cpu_communicator(made).on_timeout == "abort"  # of the options given
     made.shutdown()
 
 

@@ -197,19 +197,7 @@ def test_new_group(dist: Any, rank: int, size: int) -> None:
     pg = dist.new_group([size - 1, 0])
     if rank not in (0, size - 1):
         assert pg == dist.GroupMember.NON_GROUP_MEMBER == -100
-        assert dist.get_rank(pg) == dist.get_world_size(pg) == -1
-        with pytest.raises(ValueError, match="Invalid process group"):
-            dist.get_backend(pg)
-        with pytest.warns(UserWarning, match=f"all_reduce on global rank {rank} which does not"):
-            assert dist.all_reduce(torch.ones(1), group=pg) is None
-        with pytest.warns(UserWarning, match="does not belong"):
-            assert dist.broadcast(torch.ones(1), 0, group=pg) is None
-        with pytest.raises(ValueError, match="is not part of group"):
-            dist.broadcast(torch.ones(1), rank, group=pg)
-        with pytest.warns(UserWarning, match="does not belong"):
-            assert dist.broadcast(torch.ones(1), group_src=0, group=pg) is None
-        assert dist.destroy_process_group(pg) is None
-        return
+        return  # test_mirror_outside.py calls all functions on such a rank
     expected = 0 if rank == 0 else 1
     assert dist.get_rank(pg) == expected
     assert dist.get_process_group_ranks(pg) == [0, size - 1]

@@ -102,23 +102,6 @@ def test_works_of_a_group(dist: Any, rank: int, size: int) -> None:
     assert second.tolist() == [size * 10.0 * sum(range(size))] * 4
 
 
-@on_ranks(2)
-def test_work_in_progress_has_no_error(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
-    tensor, asked = torch.ones(4), tmp_path / "asked"
-    dist.all_reduce(tensor)
-    if rank == 1:
-        wait_for(str(asked))
-    work = dist.all_reduce(tensor, async_op=True)
-    if rank == 0:
-        assert work.exception() is None
-        assert not work.is_success()
-        assert not work.is_completed()
-        asked.touch()
-    work.wait()
-    assert work.is_success()
-    assert tensor.tolist() == [size**2] * 4
-
-
 @on_ranks(2, fixture="any_world")
 def test_a_revocation_is_an_error_in_wait(dist: Any, rank: int, size: int) -> None:
     """On GPUs the operation ends as if it had completed."""
