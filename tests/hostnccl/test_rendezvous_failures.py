@@ -69,25 +69,17 @@ def _address_space(extra: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def _without_descriptor() -> contextlib.AbstractContextManager[None]:
-    return _free_descriptors(1)  # for the socket
+Limit = Callable[[int], contextlib.AbstractContextManager[None]]
 
 
-def _without_address_space() -> contextlib.AbstractContextManager[None]:
-    return _address_space(1 << 20)
-
-
-_LIMITS = {"descriptor": _without_descriptor, "address space": _without_address_space}
-
-
-def _init_with_limit(rank: Rank, limit: str, last: int) -> tuple[str, str, float]:
+def _init_with_limit(rank: Rank, limit: Limit, number: int, last: int) -> tuple[str, str, float]:
     with rank.communicator(1) as comm:  # all processes have started
         comm.all_reduce(np.ones(1))
     if rank.rank == last:
         time.sleep(0.2)  # another rank is the host
     started = time.monotonic()
     try:
-        with _LIMITS[limit]() if rank.rank == last else contextlib.nullcontext():
+        with limit(number) if rank.rank == last else contextlib.nullcontext():
             rank.communicator()
     except nccl.NcclError as error:
         return type(error).__name__, str(error), time.monotonic() - started
@@ -95,14 +87,18 @@ def _init_with_limit(rank: Rank, limit: str, last: int) -> tuple[str, str, float
 
 
 @pytest.mark.parametrize(
-    ("nranks", "limit", "reason"),
-    [(2, "descriptor", "no free file descriptor for the memory"), (4, "address space", "mmap of")],
+    ("nranks", "limit", "number", "reason"),
+    [
+        (2, _free_descriptors, 1, "no free file descriptor for the memory"),  # one for the socket
+        (4, _address_space, 1 << 20, "mmap of"),
+    ],
 )
 def test_a_rank_that_cannot_map_the_memory_is_named(
-    launch: Launcher, nranks: int, limit: str, reason: str
+    launch: Launcher, nranks: int, limit: Limit, number: int, reason: str
 ) -> None:
     last = nranks - 1
-    results = launch(nranks, _init_with_limit, limit, last, ids=2, timeout=30, fresh=True)
+    arguments = (limit, number, last)
+    results = launch(nranks, _init_with_limit, *arguments, ids=2, timeout=30, fresh=True)
     for rank, (kind, text, took) in enumerate(results):
         assert kind == ("NcclSystemError" if rank == last else "NcclRemoteError"), text
         assert reason in text
@@ -125,14 +121,14 @@ def test_an_id_is_not_called_foreign_without_a_descriptor(launch: Launcher) -> N
         assert "another machine" not in text
 
 
-def _register(rank: Rank, limit: Callable[[], contextlib.AbstractContextManager[None]]) -> str:
+def _register(rank: Rank, limit: Limit, number: int) -> str:
     """Rank 1 registers a window under a limit; return the outcome. Then all do without."""
     comm = rank.comm
     buffer = comm.mem_alloc(1 << 22)
     comm.all_reduce(np.ones(1))
     error = ""
     started = time.monotonic()
-    with limit() if rank.rank == 1 else contextlib.nullcontext():
+    with limit(number) if rank.rank == 1 else contextlib.nullcontext():
         try:
             comm.register_window(buffer).close()
         except nccl.NcclError as raised:
@@ -143,17 +139,9 @@ def _register(rank: Rank, limit: Callable[[], contextlib.AbstractContextManager[
     return error
 
 
-def _register_with_descriptors(rank: Rank, free: int) -> str:
-    return _register(rank, lambda: _free_descriptors(free))
-
-
-def _register_with_address_space(rank: Rank) -> str:
-    return _register(rank, lambda: _address_space(3 << 20))
-
-
 @pytest.mark.parametrize("free", range(8))
 def test_a_window_without_descriptors_is_no_window_on_any_rank(launch: Launcher, free: int) -> None:
-    texts = launch(3, _register_with_descriptors, free, timeout=30)
+    texts = launch(3, _register, _free_descriptors, free, timeout=30)
     _check_same_reason(texts, "descriptor|Too many open files", may_succeed=free > 3)
 
 
@@ -168,7 +156,7 @@ def test_ranks_of_one_process_register_a_window_without_descriptors(launch: Laun
 
 
 def test_a_window_without_address_space_is_no_window_on_any_rank(launch: Launcher) -> None:
-    texts = launch(3, _register_with_address_space, timeout=30)
+    texts = launch(3, _register, _address_space, 3 << 20, timeout=30)
     _check_same_reason(texts, "reserving .* of addresses")
 
 
