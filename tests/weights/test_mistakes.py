@@ -41,6 +41,7 @@ from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
 from pynccl.weights.watch import Watcher
 from pynccl.weights.wire import Link
+from tests.support import holdings
 from tests.support.tier import FULL
 from tests.weights.peers import KEY
 from tests.weights.sessions import NUMPY, TRANSPORTS, MemoryStore, run, run_numpy, together
@@ -555,25 +556,7 @@ def test_wrong_sources(
         sender.send(tensors, metadata=metadata)
 
 
-def usage() -> tuple[int, int, int]:
-    """The descriptors, threads and mappings of this process."""
-    with open("/proc/self/maps") as maps:
-        shared = sum("memfd" in line for line in maps)
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), shared
-
-
-def settled(bound: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """The usage once it is within a bound or stable, at the latest after ten seconds."""
-    end = time.monotonic() + 10
-    while True:
-        now = usage()
-        if time.monotonic() > end or (
-            bound and all(a <= b for a, b in zip(now, bound, strict=True))
-        ):
-            return now
-        time.sleep(0.1)
-        if bound is None and usage() == now:
-            return now
+_ENDS = 0.5  # seconds until the threads of closed sessions have ended
 
 
 def test_sessions_leave_nothing() -> None:
@@ -596,13 +579,11 @@ def test_sessions_leave_nothing() -> None:
     for number in range(4):
         session(bool(number % 2))
     gc.collect()  # tracebacks of the errors refer to each other
-    before = settled(None)
+    time.sleep(_ENDS)
+    before = holdings.count()
     for number in range(40 if FULL else 12):
         session(bool(number % 2))
-    gc.collect()
-    after = settled(before)
-    names = [thread.name for thread in threading.enumerate()]
-    assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after, names)
+    holdings.check(before)
 
 
 @pytest.mark.parametrize(
@@ -637,20 +618,20 @@ def test_objects_that_are_not_closed(state: str, transport: str) -> None:
     gc.collect()
     gc.freeze()  # each collection is of what is made here
     gc.disable()
+    before: dict[str, int] = {}
     try:
-        with pytest.warns(ResourceWarning, match="unclosed Weight") as caught:
-            leave()
-        before = settled(None)
-        for _ in range(5):
-            with pytest.warns(ResourceWarning, match="unclosed Weight"):
+        for _ in range(6):
+            with pytest.warns(ResourceWarning, match="unclosed Weight") as caught:
                 leave()
-        after = settled(before)
+            texts = sorted(str(warning.message).split("'")[0] for warning in caught)
+            assert texts == ["unclosed WeightReceiver ", "unclosed WeightSender 0"]
+            if not before:
+                time.sleep(_ENDS)
+                before = holdings.count()
     finally:
         gc.enable()
         gc.unfreeze()
-    texts = sorted(str(warning.message).split("'")[0] for warning in caught)
-    assert texts == ["unclosed WeightReceiver ", "unclosed WeightSender 0"]
-    assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after)
+    holdings.check(before)
 
 
 def test_closed_objects_do_not_warn() -> None:

@@ -192,8 +192,6 @@ def test_other_dtypes() -> None:
 
 
 def test_checksums_on_host_and_by_torch() -> None:
-    from pynccl import _C
-
     random = np.random.default_rng(0)
     for size in (0, 1, 7, 8, 9, 4095, 4096, 4097, 100_001, (1 << 22) + 3):
         data = torch.from_numpy(random.integers(0, 256, size + 3, np.uint8))
@@ -204,8 +202,6 @@ def test_checksums_on_host_and_by_torch() -> None:
 
 @pytest.mark.parametrize("size", [1, 8, 100, 4096, 5000])
 def test_every_flipped_bit_changes_the_checksum(size: int) -> None:
-    from pynccl import _C
-
     data = np.zeros(size, np.uint8)
     known = {_C.checksum(data)}
     for bit in range(0, 8 * size, 1 if size < 1000 else 37):
