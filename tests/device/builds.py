@@ -23,8 +23,7 @@ __all__ = [
     "source",
 ]
 
-_ROOT = Path(__file__).parents[2]
-FOLDER = _ROOT / "examples" / "device" / "kernels"
+FOLDER = ROOT / "examples" / "device" / "kernels"
 
 # The folder in which `make abi` stores real headers, one folder per wheel.
 _CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or Path(sys.prefix, "abi"))

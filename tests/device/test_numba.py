@@ -9,22 +9,14 @@ import time
 import numpy as np
 import pytest
 
-from tests.device.memory import shared
+from tests.device.memory import check_rotation_in_a_graph, shared, sizes_and_worlds
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
 numba = pytest.importorskip("numba")
 
-from pynccl import nccl  # noqa: E402
 from pynccl.device import numba as peers  # noqa: E402
-
-# Each rank that is a process compiles its kernels.
-sizes_and_worlds = pytest.mark.parametrize(
-    ("nranks", "threads"),
-    [(2, False), (4, True), *([(2, True), (4, False)] if FULL else [])],
-    ids=lambda value: ["processes", "threads"][value] if isinstance(value, bool) else str(value),
-)
 
 
 @numba.njit(nogil=True)
@@ -79,20 +71,9 @@ def test_in_a_graph_with_a_collective(rank: Rank) -> None:
     launches = 5
     memory = shared(rank, 1)
     signals = shared(rank, peers.barrier_words(rank.nranks))
-    memory.own[0] = rank.rank
-    tables = memory.pointers, signals.pointers
-    total, stream = np.zeros(1, np.int64), rank.stream()
-    with nccl.capture(stream) as graph:
-        stream.launch(lambda: _rotate(*tables, rank.rank, rank.nranks))
-        rank.comm.all_reduce(memory.own, out=total, stream=stream)
-    for launch in range(1, launches + 1):
-        graph.launch(stream)
-        stream.synchronize()
-        assert memory.own[0] == (rank.rank - launch) % rank.nranks
-        assert total[0] == sum(range(rank.nranks))
+    arguments = memory.pointers, signals.pointers, rank.rank, rank.nranks
+    check_rotation_in_a_graph(rank, memory, launches, lambda: _rotate(*arguments))
     assert signals.own[-1] == 2 * launches
-    graph.close()
-    stream.close()
 
 
 @numba.njit(nogil=True)

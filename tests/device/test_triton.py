@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.device.memory import shared
+from tests.device.memory import check_rotation_in_a_graph, shared, sizes_and_worlds
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
-from tests.support.tier import FULL
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -22,19 +21,12 @@ pytest.importorskip("triton")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from pynccl import nccl  # noqa: E402
 from pynccl.device import triton as peers  # noqa: E402
 
 _INTERPRET = {"TRITON_INTERPRET": "1"}
 _COUNT = 96
 
 worlds = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-# Each rank that is a process compiles its kernels.
-sizes_and_worlds = pytest.mark.parametrize(
-    ("nranks", "threads"),
-    [(2, False), (4, True), *([(2, True), (4, False)] if FULL else [])],
-    ids=lambda value: ["processes", "threads"][value] if isinstance(value, bool) else str(value),
-)
 
 
 @triton.jit
@@ -167,22 +159,12 @@ def _rotate(pointers, signals, rank, nranks):
 @worlds
 @on_ranks(4, by="threads", env=_INTERPRET, timeout=60)
 def test_in_a_graph_with_a_collective(rank: Rank) -> None:
-    launches = 3
     memory = shared(rank, 1)
     signals = shared(rank, peers.barrier_words(rank.nranks))
-    memory.own[0] = rank.rank
     tables = torch.from_numpy(memory.pointers), torch.from_numpy(signals.pointers)
-    total, stream = np.zeros(1, np.int64), rank.stream()
-    with nccl.capture(stream) as graph:
-        stream.launch(lambda: _rotate[(1,)](*tables, rank.rank, rank.nranks))
-        rank.comm.all_reduce(memory.own, out=total, stream=stream)
-    for launch in range(1, launches + 1):
-        graph.launch(stream)
-        stream.synchronize()
-        assert memory.own[0] == (rank.rank - launch) % rank.nranks
-        assert total[0] == sum(range(rank.nranks))
-    graph.close()
-    stream.close()
+    check_rotation_in_a_graph(
+        rank, memory, 3, lambda: _rotate[(1,)](*tables, rank.rank, rank.nranks)
+    )
 
 
 @triton.jit
