@@ -1,14 +1,13 @@
 """The adapter of OpenRLHF, with the released packages of OpenRLHF and vLLM.
 
-Real: OpenRLHF's WorkerWrap and the import in its worker, and vLLM's Worker and its check of worker
-extensions. Replaced, since there is no GPU and no engine process: the default process group is
-gloo's, torch.empty() allocates on the CPU, and the model runner and the base of the worker are
-ours.
+OpenRLHF's WorkerWrap, the import in its worker, vLLM's Worker and its check of worker extensions
+are the real ones. There is no GPU and no engine process, so the default process group uses gloo,
+torch.empty() allocates on the CPU, and the model runner and the base class of the worker are
+replaced.
 """
 
 from __future__ import annotations
 
-import socket
 import threading
 import types
 from typing import Any
@@ -21,13 +20,9 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from pynccl.weights import WeightSender
 from pynccl.weights.adapters import openrlhf
+from tests.support.commands import free_port
 from tests.weights import models
 from tests.weights.peers import KEY
-
-
-def _port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class _Loader:
@@ -66,9 +61,9 @@ def test_openrlhf_two_versions_parameter_by_parameter(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "empty", on_cpu)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{_port()}", rank=0, world_size=1
+        "gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1
     )
-    worker, port = _worker(WorkerWrap), _port()
+    worker, port = _worker(WorkerWrap), free_port()
     spec = {"a": ((100, 3), torch.bfloat16), "b": ((), torch.bfloat16)}
     versions = [models.make(version, spec) for version in (1, 2)]
 
@@ -93,7 +88,7 @@ def test_openrlhf_two_versions_parameter_by_parameter(monkeypatch: pytest.Monkey
 
 
 def test_openrlhf_sessions() -> None:
-    """Two versions, an engine that raises, a replica that leaves."""
+    """Two versions, an engine that raises, and a replica that leaves."""
     workers = [_worker(openrlhf.SessionWorker) for _ in range(2)]
     errors: list[Exception] = []
 

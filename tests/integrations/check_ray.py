@@ -1,8 +1,8 @@
-"""pynccl.compat.ray, with the released package and a cluster of this machine.
+"""pynccl.compat.ray, with the released package and a cluster on this machine.
 
-Real: all of Ray. The actors of the compiled graph are those of Ray's own tests, in its wheel. Ray
-has no compiled graphs of CPU actors that send tensors over an accelerator's communicator, so only
-collectives run there.
+Nothing of Ray is replaced. The actors of the compiled graph come from Ray's own tests, which its
+wheel contains. In compiled graphs only collectives run, because Ray does not support CPU actors
+that send tensors over the communicator of an accelerator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ray.util import collective
 
 from pynccl.compat.ray import CPUGraphCommunicator
 
-_SOON = 60  # seconds; the limit of operations is longer
+_SOON = 60  # seconds; the timeout of operations is longer
 _LIMIT = 100
 
 
@@ -196,7 +196,7 @@ def test_ray_tensor_transport() -> None:
 
 
 def test_ray_transfer_that_fails() -> None:
-    """The receiver gets an error, and Ray does not kill it, because the group can be aborted."""
+    """The receiver gets an error. Ray does not kill it, because the group can be aborted."""
     holders = [_Holder.remote() for _ in range(2)]
     group = create_collective_group(holders, backend="pynccl")
     tensors = holders[0].make.remote(10)

@@ -1,8 +1,8 @@
 """The adapter of SGLang and pynccl.compat.sglang, against the sources of the released package.
 
-SGLang does not import without its GPU packages, so nothing of it runs here. Its sources are parsed
-for the names, parameters and answers on which the adapter relies, and for those of its
-PyNcclCommunicator.
+SGLang cannot be imported without its GPU packages, so none of its code runs here. Its sources are
+parsed for the names, parameters and results on which the adapter relies, and for the signatures of
+its PyNcclCommunicator.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_sglang_calls_the_loader() -> None:
 
 
 def test_sglang_wrapper_signatures() -> None:
-    """Every public method of SGLang's class is in ours, whose parameters begin with its."""
+    """Our class has every public method of SGLang's, and its parameters begin with SGLang's."""
     methods = _methods(_WRAPPER, "PyNcclCommunicator")
     assert "change_state" in methods
     for name, method in methods.items():

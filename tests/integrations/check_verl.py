@@ -1,9 +1,9 @@
 """The adapter of verl, with the released package.
 
-Real: verl's registry, import of the backend's module, configuration, CheckpointEngineManager and
-CheckpointEngineWorker's methods. Replaced, since no Ray cluster runs: ray.get(), RayWorkerGroup
-(the workers are threads of this process), the creation of a worker, the actors' worker, and the
-server adapter that passes weights to an inference engine.
+verl's registry, its import of the backend's module, its configuration, CheckpointEngineManager and
+the methods of CheckpointEngineWorker are the real ones. No Ray cluster runs, so these are replaced:
+ray.get(), RayWorkerGroup, whose workers are threads of this process, the creation of a worker, the
+actors' worker, and the server adapter that passes weights to an inference engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SOON = 60  # seconds; the sessions' timeout is longer
 
 
 class _Server:
-    """A server adapter."""
+    """A server adapter that stores the weights."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
@@ -55,7 +55,7 @@ class _Actor:
 
 
 class _Group:
-    """A RayWorkerGroup whose calls are threads."""
+    """A RayWorkerGroup that runs its calls on threads."""
 
     def __init__(self, worker_handles: list[Any], ray_cls_with_init: object = None) -> None:
         self.workers = worker_handles
@@ -153,7 +153,7 @@ def test_verl_two_versions(world: _World) -> None:
 def test_verl_replica_that_leaves(world: _World) -> None:
     world.update(1)
     gone = world.manager.replicas[1]
-    world.manager.remove_replicas([gone])  # its process goes on
+    world.manager.remove_replicas([gone])  # its process keeps running
     began = time.monotonic()
     world.update(2)
     assert time.monotonic() - began < _SOON

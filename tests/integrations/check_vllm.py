@@ -1,10 +1,11 @@
 """The adapters of vLLM and TRL, with the released packages.
 
-Real: vLLM's factories, configuration, linear layers, weight loaders, layerwise reload, worker
-methods, AsyncLLM methods, HTTP routes, client and ModuleSource; TRL's client. Replaced, since there
-is no GPU and no engine process: torch.accelerator.synchronize(), the creation of a worker, its
-model runner and the model's configuration, the calls of AsyncLLM to its workers (threads of this
-process), and the route /health. The model's two processed layers are ours.
+vLLM's factories, configuration, linear layers, weight loaders, layerwise reload, worker methods,
+AsyncLLM methods, HTTP routes, client and ModuleSource are the real ones, and so is TRL's client.
+There is no GPU and no engine process, so these are replaced: torch.accelerator.synchronize(), the
+creation of a worker, its model runner, the configuration of the model, the calls from AsyncLLM to
+its workers, which are threads of this process, and the route /health. The model with two processed
+layers is defined here.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from pynccl.weights import PeerLostError
 from pynccl.weights.adapters import trl, vllm_engine
+from tests.support.commands import free_port
 
 _SIZE = 8
 _SOON = 60  # seconds; the sessions' timeouts are longer
 
 
 class _Transposed(UnquantizedLinearMethod):
-    """Keeps the weight as its negated transpose, as a kernel might need it."""
+    """Stores the negated transpose of the weight, as a kernel might require."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.weight = torch.nn.Parameter(-layer.weight.data.t().contiguous(), requires_grad=False)
@@ -122,7 +124,7 @@ class _Model(torch.nn.Module):
         return AutoWeightsLoader(self).load_weights(weights)
 
     def state(self) -> list[torch.Tensor]:
-        """What an inference reads: the results of both layers, and the derived weight."""
+        """The tensors that inference reads: the results of both layers, and the derived weight."""
         x = torch.eye(_SIZE)
         return [self.plain(x)[0].t(), self.packed(x)[0].t(), self.attention.derived / 2]
 
@@ -146,16 +148,14 @@ def _has(model: _Model, trained: Any) -> bool:  # noqa: ANN401
 def config() -> Iterator[VllmConfig]:
     plugins.load_general_plugins()  # the installed plugin registers the engines
     plugins.plugins_loaded = False
-    plugins.load_general_plugins()  # as in vLLM, which may load it again
+    plugins.load_general_plugins()  # vLLM may load it again
     made = VllmConfig(
         device_config=DeviceConfig(device="cpu"),
         weight_transfer_config=WeightTransferConfig(backend="pynccl"),
     )
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     with set_current_vllm_config(made):
         distributed.init_distributed_environment(
-            1, 0, f"tcp://127.0.0.1:{port}", local_rank=0, backend="gloo"
+            1, 0, f"tcp://127.0.0.1:{free_port()}", local_rank=0, backend="gloo"
         )
         distributed.initialize_model_parallel(1)
     made.model_config = types.SimpleNamespace(
@@ -197,7 +197,7 @@ class _Engine:
         self.steps: list[str] = []
 
     async def collective_rpc(self, method: str, kwargs: dict[str, Any] | None = None) -> None:
-        loop = asyncio.get_running_loop()  # a worker answers one request after the other
+        loop = asyncio.get_running_loop()  # a worker handles one request at a time
         await asyncio.gather(
             *(
                 loop.run_in_executor(
@@ -226,7 +226,7 @@ def engine(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Eng
 
 @pytest.fixture
 def url(engine: _Engine) -> Iterator[str]:
-    """A server with vLLM's routes."""
+    """The address of a server with vLLM's routes."""
     app = FastAPI()
     app.include_router(router)
     app.get("/health")(lambda: {})

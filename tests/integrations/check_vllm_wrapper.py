@@ -1,12 +1,11 @@
-"""pynccl.compat.vllm against vLLM's PyNcclCommunicator and StatelessProcessGroup, as released.
+"""pynccl.compat.vllm against vLLM's released PyNcclCommunicator and StatelessProcessGroup.
 
-vLLM's class needs GPUs, so its signatures are compared, and ours runs in vLLM's group on CPUs.
+vLLM's class requires GPUs, so only the signatures are compared. Ours runs in vLLM's group on CPUs.
 """
 
 from __future__ import annotations
 
 import inspect
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -14,6 +13,7 @@ from vllm.distributed.device_communicators import pynccl as wrapper
 from vllm.distributed.utils import StatelessProcessGroup
 
 from pynccl.compat.vllm import PyNcclCommunicator
+from tests.support.commands import free_port
 
 
 def _signatures(cls: type) -> dict[str, list[tuple[str, object, object]]]:
@@ -31,8 +31,7 @@ def test_vllm_wrapper_signatures() -> None:
 
 
 def test_vllm_wrapper_in_a_stateless_group() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
 
     def run(rank: int) -> list[float]:
         group = StatelessProcessGroup.create("127.0.0.1", port, rank, 2)

@@ -44,7 +44,7 @@ _NOTES = {"sglang": "its sources parsed, nothing ran: "}
 
 
 def _sections() -> dict[str, list[str]]:
-    """The requirements by the text of their heading."""
+    """The requirements in each section, by its heading."""
     text = (_HERE / "requirements.txt").read_text()
     parts = re.split(r"(?m)^# \[(.*)\]$", text)[1:]
     return {
@@ -54,7 +54,7 @@ def _sections() -> dict[str, list[str]]:
 
 
 def _environment(name: str, sections: dict[str, list[str]]) -> Path:
-    """Create an environment, unless one with these packages exists; return its interpreter."""
+    """Create an environment unless one with these packages exists. Return its interpreter."""
     folder = _BUILD / name
     python = folder / "bin" / "python"
     needed = sections[f"{name}: what importing them needs"]
@@ -74,7 +74,7 @@ def _install(python: Path, *packages: str) -> None:
 
 
 def _run(python: Path, check: str) -> list[tuple[str, bool]]:
-    """The names of a file's checks, and whether they passed."""
+    """Run a file. Return the names of its checks, and whether they passed."""
     report = _BUILD / f"{check}.xml"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", "--tb=short", "-W", "ignore", "-p", "no:cacheprovider"]
@@ -90,7 +90,7 @@ def _run(python: Path, check: str) -> list[tuple[str, bool]]:
 
 
 def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str, str]:
-    """The rows of the table, by their beginning: the library and its version."""
+    """The rows of the table by their first two cells, the library and its version."""
     ran: dict[str, dict[str, bool]] = {}
     for name, passed in results:
         words = name.partition("[")[0].removeprefix("test_").replace("_", " ")
@@ -111,7 +111,7 @@ def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str
 
 
 def _write(rows: dict[str, str], begins: list[str]) -> None:
-    """Replace the rows of the page that were measured, and drop those of other versions."""
+    """Replace the rows of the checks that ran, and remove those of other versions."""
     lines = _PAGE.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("|---")) + 1
     end = lines.index("", first)

@@ -1,4 +1,4 @@
-"""Runs the scripts of docs/frameworks.md on two ranks, over gloo and over pynccl."""
+"""Runs the scripts in docs/frameworks.md on two ranks, over gloo and over pynccl."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def same_as_over_gloo(
     env: Mapping[str, str] | None = None,
     launcher: Sequence[str] = _TORCHRUN,
 ) -> None:
-    """Check that the script of a section shows the same values over both backends.
+    """Check that the script in a section prints the same values over both backends.
 
     Args:
-        folder: for its files.
-        title: of the section.
-        *args: for the script.
-        env: variables for the script.
-        launcher: options of Python before the script.
+        folder: the folder for its files.
+        title: the title of the section.
+        *args: arguments of the script.
+        env: environment variables of the script.
+        launcher: options of Python that precede the script.
     """
     build()
     first = _PAGE.read_text().splitlines().index(f"## {title}")
@@ -42,7 +42,7 @@ def same_as_over_gloo(
     (folder / "toy.py").write_text(scripts[0].text)
     text = next(block.text for block in scripts if block.line > first)
     assert '"pynccl"' in text
-    shown = []
+    printed = []
     for backend in ("gloo", "pynccl"):
         path = folder / f"over_{backend}.py"
         path.write_text(text.replace('"pynccl"', f'"{backend}"'))
@@ -57,6 +57,6 @@ def same_as_over_gloo(
             timeout=_LIMIT,
         )
         assert ended.returncode == 0, ended.stdout
-        shown.append(dict(re.findall(r"rank (\d) has (\[.*?\])", ended.stdout)))
-        assert set(shown[-1]) == {"0", "1"}, ended.stdout
-    assert shown[0] == shown[1]
+        printed.append(dict(re.findall(r"rank (\d) has (\[.*?\])", ended.stdout)))
+        assert set(printed[-1]) == {"0", "1"}, ended.stdout
+    assert printed[0] == printed[1]
