@@ -1,11 +1,11 @@
-"""Calls pynccl with random arguments, well made and malformed, and fails where it crashes.
+"""Calls pynccl with random arguments, valid and malformed, and fails if it crashes.
 
     python -m tests.stress.arguments 20000 --seed 1
 
-The arguments go to the objects, the mirror, pynccl.raw and the readers of arrays, over the no-op
-library: it follows no address, so that what crashes is pynccl. Every exception is right but
-SystemError and a failed cast, which say nothing of the argument. A call depends on the seed and on
-its number only: --first n makes call n again.
+The arguments are passed to the objects, the mirror, pynccl.raw and the readers of arrays, over the
+no-op library, which dereferences no address: a crash is therefore in pynccl. Every exception is
+allowed except SystemError and a failed cast, which do not name the argument. A call depends only on
+the seed and on its number, so --first n repeats call n.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.stress.values import Values
 
 __all__ = ["WRONG", "Fuzzer"]
 
-_STUCK = 120.0  # seconds of one call
+_STUCK = 120.0  # seconds until a call is considered to hang
 WRONG = (
-    "Unable to cast",  # pybind11's, of a conversion in C++
+    "Unable to cast",  # from pybind11, for a conversion in C++
     "Unable to convert",
     "Could not convert",
 )
 
-# The parameters of each method by kind, which values.py makes.
+# The kinds of the parameters of each method; values.py generates the values.
 _COLLECTIVE = {"out": "array", "stream": "stream", "count": "integer", "dtype": "dtype"}
 _METHODS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "all_reduce": (("array", "op"), {**_COLLECTIVE, "config": "config"}),
@@ -54,7 +54,7 @@ _METHODS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "split": (("integer", "integer"), {"config": "config"}),
     "shrink": (("integers",), {"config": "config"}),
 }
-# Not send and recv, which would wait for the other rank.
+# Without send and recv, which would wait for the other rank.
 _MIRROR: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "all_reduce": (("array",), {"op": "any", "group": "any", "async_op": "flag"}),
     "broadcast": (("array", "integer"), {"group": "any", "async_op": "flag"}),
@@ -63,21 +63,21 @@ _MIRROR: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "reduce_scatter_single": (("array", "array"), {"op": "any", "async_op": "flag"}),
     "all_gather": (("arrays", "array"), {"async_op": "flag"}),
 }
-# Of pynccl.raw: they would free, or write to, the addresses that are given.
+# Functions of pynccl.raw that would free the given addresses, or write to them.
 _NOT_RAW = ("ncclMemAlloc", "ncclMemFree", "ncclParamBind")
 
 
 class Fuzzer:
-    """The objects that are called."""
+    """Makes random calls of the objects that it creates."""
 
     def __init__(self) -> None:
         from benchmarks import calls_rows
         from pynccl import nccl, raw
         from tools import noop
 
-        _, missing = calls_rows.rows(["mirror"])  # initialises it over the no-op library
+        _, missing = calls_rows.rows(["mirror"])  # initializes it over the no-op library
         if missing:
-            raise RuntimeError(f"the mirror cannot be initialised: {missing}")
+            raise RuntimeError(f"the mirror cannot be initialized: {missing}")
         path = str(noop.library())
         self._nccl, self._raw = nccl, raw
         self._comm = nccl.Communicator(8, nccl.get_unique_id(path), 0, provider=path)
@@ -90,7 +90,7 @@ class Fuzzer:
         self._makers = values.makers(nccl, raw, self._comm)
 
     def call(self, rng: random.Random) -> None:
-        """One random call."""
+        """Make one random call."""
         made = Values(rng, self._makers)
         kind = rng.choices(
             (self._object, self._in_batch, self._mirror, self._p2p, self._plain_raw, self._make),
@@ -157,7 +157,7 @@ class Fuzzer:
 def _pass(
     made: Values, function: Callable[..., Any], positional: tuple[str, ...], named: dict[str, str]
 ) -> Any:  # noqa: ANN401
-    """Call a function with values of the kinds of its parameters, mostly."""
+    """Call a function, mostly with values of the kinds of its parameters."""
     rng = made.rng
     arguments = [made.make(kind if rng.random() < 0.95 else "any") for kind in positional]
     keywords = {
@@ -173,11 +173,11 @@ def _pass(
 
 
 def main() -> int:
-    """Make the calls; the exit status."""
+    """Make the calls. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress.arguments")
-    parser.add_argument("calls", type=int, help="how many")
+    parser.add_argument("calls", type=int, help="number of calls")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first one")
+    parser.add_argument("--first", type=int, default=0, help="number of the first call")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     faulthandler.enable()
@@ -199,7 +199,7 @@ def main() -> int:
 
 
 def _watched(numbers: range) -> Iterator[int]:
-    """The numbers; a call that does not return ends the process with its traceback."""
+    """Yield the numbers. A call that hangs ends the process with its traceback."""
     for number in numbers:
         if number % 256 == 0:
             faulthandler.dump_traceback_later(_STUCK, exit=True)

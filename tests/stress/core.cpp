@@ -1,6 +1,6 @@
-// Stress program of core: flight recorder, deadlines and monitor over hostnccl, with ranks as
-// threads. Records are read and dumped while they are written; limits expire in calls, on streams,
-// in launches of graphs and in none.
+// Stress program of the core: flight recorder, deadlines and monitor over hostnccl, with ranks as
+// threads. Records are read and dumped while they are written. Limits expire in calls, on streams,
+// in launches of graphs, and outside all of them.
 //
 //     stress_core LIBHOSTNCCL
 #include <array>
@@ -77,7 +77,7 @@ void expect_timeout(const Call& call) {
   CHECK(false);
 }
 
-// A reader beside the writers: what is read is whole, and all of it ends as done.
+// A reader runs concurrently with the writers. It reads complete records, all of which end as done.
 void records(const std::shared_ptr<Library>& library) {
   const ncclUniqueId id = new_id(*library);
   std::atomic<bool> ends = false;
@@ -110,7 +110,7 @@ void records(const std::shared_ptr<Library>& library) {
   });
 }
 
-// Rank 0 does not come; the others wait in a call or for a stream.
+// Rank 0 is missing. The others wait in a call or for a stream.
 void expiries(const std::shared_ptr<Library>& library) {
   for (const bool on_stream : {false, true}) {
     const ncclUniqueId id = new_id(*library);
@@ -130,7 +130,7 @@ void expiries(const std::shared_ptr<Library>& library) {
           stream.synchronize();
           CHECK(false);
         } catch (const NcclFailure&) {
-        } catch (const DriverFailure&) {  // the other rank's limit was over first
+        } catch (const DriverFailure&) {  // the limit of another rank expired first
         }
       } else {
         expect_timeout([&] { all_reduce(*communicator, &value); });
@@ -140,8 +140,8 @@ void expiries(const std::shared_ptr<Library>& library) {
   }
 }
 
-// A graph is launched while its launches are looked at, with limits of their own and without; then
-// rank 0 does not come.
+// A graph is launched while its launches are inspected, with and without limits of their own. Then
+// rank 0 is missing.
 void launches(const std::shared_ptr<Library>& library) {
   const ncclUniqueId id = new_id(*library);
   in_ranks([&](int rank) {
@@ -174,14 +174,14 @@ void launches(const std::shared_ptr<Library>& library) {
         streams[0].synchronize();
         CHECK(false);
       } catch (const NcclFailure&) {
-      } catch (const DriverFailure&) {  // the other rank's limit was over first
+      } catch (const DriverFailure&) {  // the limit of another rank expired first
       }
     }
     communicator->discard();
   });
 }
 
-// Limits end and scopes begin and end while the monitor looks.
+// Limits expire, and scopes begin and end, while the monitor polls.
 void scopes(const std::shared_ptr<Library>& library) {
   const ncclUniqueId id = new_id(*library);
   in_ranks([&](int rank) {
@@ -200,7 +200,7 @@ void scopes(const std::shared_ptr<Library>& library) {
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
-  setenv("HOSTNCCL_DEADLOCK_MS", "0", 1);  // the limits shall end what does not come
+  setenv("HOSTNCCL_DEADLOCK_MS", "0", 1);  // only the limits must end the waits
   add_observers();
   const auto library = Library::open(argv[1]);
   for (int i = 0; i < 3; ++i) {

@@ -1,5 +1,5 @@
 // Deadlocks: ranks that wait for each other over two communicators, messages and streams all get an
-// error; ranks that pause get none.
+// error. Ranks that only pause do not.
 #include "stress.h"
 
 namespace stress {

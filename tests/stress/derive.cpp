@@ -46,7 +46,7 @@ void revoke_during_operations(bool queued) {
     ncclConfig_t config = non_blocking();
     ncclComm_t children[3];
     for (ncclComm_t& child : children) {
-      OK(ncclCommSplit(comm, 0, -rank, &child, &config));  // as its parent, which blocks
+      OK(ncclCommSplit(comm, 0, -rank, &child, &config));  // blocking, like its parent
     }
     for (const ncclComm_t child : children) {
       CHECK(state_of(child) == ncclSuccess);
@@ -170,7 +170,7 @@ void suspend_and_resume(bool blocking) {
       CHECK(stat(comm, ncclStatGpuMemSuspended) == 1);
       CHECK(stat(comm, ncclStatGpuMemSuspend) == 0);
       int32_t value = 0;
-      if (blocking)  // the error of a refused call stays, else
+      if (blocking)  // a non-blocking communicator keeps the error of a rejected call
         EXPECT(ncclInvalidUsage,
                ncclAllReduce(&value, &value, 1, ncclInt32, ncclSum, comm, nullptr));
       change(ncclCommResume(comm));
@@ -183,7 +183,7 @@ void suspend_and_resume(bool blocking) {
   });
 }
 
-// A rank does not take part in a suspension; revoking ends the others' calls.
+// A rank does not participate in a suspension. Revoking ends the calls of the others.
 void revoke_a_suspension() {
   with_communicators(3, [](int rank, ncclComm_t comm) {
     if (rank != 0) {

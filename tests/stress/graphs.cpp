@@ -71,7 +71,7 @@ void replay() {
     const CUgraphExec exec = instantiate(graph);
     int64_t expected = 1;
     const cudaStream_t targets[] = {streams.first, streams.second, nullptr};
-    for (int i = 0; i < 24; ++i) {  // launches of one graph are in order on any streams
+    for (int i = 0; i < 24; ++i) {  // launches of a graph are ordered, even across streams
       OK(hostGraphLaunch(exec, targets[i % 3]));
       expected = expected * 3 + 1;
     }
@@ -104,7 +104,7 @@ void many_threads() {
   });
 }
 
-// Several threads launch one graph: its launches run one after the other.
+// Several threads launch one graph. Its launches run sequentially.
 void one_graph_in_many_threads() {
   const Streams streams;
   int64_t count = 0;  // not atomic: ThreadSanitizer reports launches that overlap
@@ -126,7 +126,7 @@ void one_graph_in_many_threads() {
   OK(hostGraphExecDestroy(exec));
 }
 
-// Events that each launch of a graph records, while other threads look at them.
+// Events that each launch of a graph records while other threads query them.
 void events_in_graphs() {
   const Streams streams;
   int64_t count = 0;
@@ -158,7 +158,7 @@ void events_in_graphs() {
     }
   });
   CHECK(count == 50);
-  OK(hostEventDestroy(began));  // the graph still has it
+  OK(hostEventDestroy(began));  // the graph still refers to it
   OK(hostGraphLaunch(exec, streams.first));
   OK(hostStreamSynchronize(streams.first));
   CHECK(count == 51);
@@ -166,7 +166,7 @@ void events_in_graphs() {
   OK(hostEventDestroy(ended));
 }
 
-// Other threads use, invalidate and join a capture meanwhile: errors are allowed, races are not.
+// Other threads use, invalidate and join a capture. Errors are allowed, data races are not.
 void invalidated_by_other_threads() {
   const Streams streams;
   std::atomic<bool> finished{false};

@@ -25,7 +25,7 @@ void split() {
     if (rank != 0) CHECK(sum_over(none, 1) == 4);
     ncclConfig_t config = non_blocking();
     ncclComm_t pending;
-    OK(ncclCommSplit(comm, 0, 0, &pending, &config));  // as its parent, which blocks
+    OK(ncclCommSplit(comm, 0, 0, &pending, &config));  // blocking, like its parent
     CHECK(sum_over(comm, 1) == 5);                     // ordered after the split
     CHECK(state_of(pending) == ncclSuccess);
     CHECK(sum_over(pending, 2) == 10);
@@ -69,7 +69,7 @@ void non_blocking_init() {
     CHECK(state_of(comm) == ncclSuccess);
     OK(ncclCommDestroy(comm));
   });
-  // Abort ends an init whose other rank never comes.
+  // Abort ends an initialization whose other rank is missing.
   ncclConfig_t config = non_blocking();
   ncclComm_t lonely;
   EXPECT(ncclInProgress, ncclCommInitRankConfig(&lonely, 2, new_id(), 0, &config));

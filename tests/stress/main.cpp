@@ -22,8 +22,8 @@ int main(int argc, char** argv) {
       {"deadlocks", stress::deadlocks},
   };
   setenv("HOSTNCCL_INIT_TIMEOUT", "60", 1);
-  setenv("HOSTNCCL_DEADLOCK_MS", "100", 1);  // so that the detection has much to look at
-  // First, because it forks: the process has no other thread yet.
+  setenv("HOSTNCCL_DEADLOCK_MS", "100", 1);  // so that the detection runs often
+  // First, because it forks, and the process has no other thread yet.
   if (argc == 1 || std::strcmp(argv[1], "windows") == 0) stress::windows_of_processes();
   for (const char* direct : {"1", "0"}) {
     setenv("HOSTNCCL_CMA", direct, 1);

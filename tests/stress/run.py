@@ -1,9 +1,9 @@
-"""Builds and runs the stress programs of hostnccl and of core under the sanitizers:
-ThreadSanitizer, and AddressSanitizer with UBSan.
+"""Builds and runs the stress programs of hostnccl and of the core under ThreadSanitizer, and under
+AddressSanitizer with UBSan.
 
     python -m tests.stress.run [BUILD_FOLDER]
 
-Needs cmake and a C++ compiler with the sanitizers' runtimes.
+Requires cmake and a C++ compiler with the runtime libraries of the sanitizers.
 """
 
 import os
@@ -23,8 +23,14 @@ OPTIONS = {
 DEADLINE_S = 600
 
 
-def _run(command: list[str], environment: dict[str, str], timeout: float | None = None) -> str:
-    """Run a command and return its output. If it fails, this program ends with that output."""
+def environment_of_cmake() -> dict[str, str]:
+    """The environment, in which cmake may come from the virtual environment of this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path}
+
+
+def run(command: list[str], environment: dict[str, str], timeout: float | None = None) -> str:
+    """Run a command and return its output. If it fails, exit with that output."""
     result = subprocess.run(
         command,
         check=False,
@@ -40,27 +46,25 @@ def _run(command: list[str], environment: dict[str, str], timeout: float | None 
 
 
 def stress(folder: Path, sanitizer: str, environment: dict[str, str]) -> str:
-    """Build and run the programs under a sanitizer; returns what they print."""
+    """Build and run the programs under a sanitizer. Return their output."""
     jobs = str((os.cpu_count() or 1) // len(SANITIZERS) or 1)
     targets = ["--target", "stress", "stress_core", "--parallel", jobs]
-    _run(["cmake", "-S", str(SOURCES), "-B", str(folder), f"-DSANITIZER={sanitizer}"], environment)
-    _run(["cmake", "--build", str(folder), *targets], environment)
-    # What is measured under a sanitizer must not become the thresholds of this machine.
+    run(["cmake", "-S", str(SOURCES), "-B", str(folder), f"-DSANITIZER={sanitizer}"], environment)
+    run(["cmake", "--build", str(folder), *targets], environment)
+    # Measurements under a sanitizer must not become the thresholds of this machine.
     tuning = folder / "tuning"
     tuning.unlink(missing_ok=True)
     environment = {**environment, "HOSTNCCL_TUNING_FILE": str(tuning)}
     core = [str(folder / "stress_core"), str(folder / "libhostnccl_sanitized.so")]
     stress_hostnccl = [str(folder / "stress")]
-    return _run(stress_hostnccl, environment, DEADLINE_S) + _run(core, environment, DEADLINE_S)
+    return run(stress_hostnccl, environment, DEADLINE_S) + run(core, environment, DEADLINE_S)
 
 
 def main(builds: Path) -> None:
-    # cmake may be installed in the virtual environment of this Python.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, **OPTIONS, "PATH": path, "HOSTNCCL_STRICT": "1"}
-    environment["HOSTNCCL_CONNECT"] = "0"  # first operations are pending in some of its parts
+    environment = {**environment_of_cmake(), **OPTIONS, "HOSTNCCL_STRICT": "1"}
+    environment["HOSTNCCL_CONNECT"] = "0"  # some scenarios leave a first operation pending
     folders = [builds / f"stress-{sanitizer.replace(',', '-')}" for sanitizer in SANITIZERS]
-    # Side by side: one waits for deadlocks to be found while the other compiles.
+    # In parallel: one waits for the detection of deadlocks while the other compiles.
     with ThreadPoolExecutor() as pool:
         outputs = pool.map(stress, folders, SANITIZERS, repeat(environment))
         for sanitizer, output in zip(SANITIZERS, outputs, strict=True):

@@ -105,7 +105,7 @@ void groups_on_streams() {
   OK(hostStreamDestroy(streams[2]));
 }
 
-// Several threads call on one communicator. Their order is undefined, so all calls are alike.
+// Several threads use one communicator. Their order is undefined, so all calls are equal.
 void many_threads_on_one() {
   with_communicators(2, [](int, ncclComm_t comm) {
     const cudaStream_t stream = new_stream();
@@ -122,7 +122,7 @@ void many_threads_on_one() {
   });
 }
 
-// A stream is destroyed with work queued: the work still runs.
+// A stream is destroyed while work is queued. The work still runs.
 void destroy_with_work_queued() {
   std::vector<int32_t> values(2 * 5000, 1);
   with_communicators(2, [&](int rank, ncclComm_t comm) {

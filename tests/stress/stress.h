@@ -43,8 +43,8 @@ ncclUniqueId new_id();
 // Runs body in one thread per rank, and joins them.
 void in_threads(int nranks, const std::function<void(int rank)>& body);
 
-// The same, with a communicator per rank, destroyed afterwards: ncclCommDestroy returns the error
-// that the communicator has, or failure, with which an operation of body may still end.
+// Does the same with a communicator per rank, and destroys it afterwards. ncclCommDestroy must
+// return the error of the communicator, or failure, with which an operation of body may still end.
 void with_communicators(int nranks, const std::function<void(int rank, ncclComm_t comm)>& body,
                         ncclResult_t failure = ncclSuccess);
 
@@ -53,7 +53,7 @@ ncclResult_t state_of(ncclComm_t comm);
 
 // The sum of the values of all ranks.
 int32_t sum_over(ncclComm_t comm, int32_t value);
-// What an operation has returned, which a non-blocking communicator may do before it is issued.
+// Checks the result of an operation. A non-blocking communicator may return before issuing it.
 void issued(ncclComm_t comm, ncclResult_t result);
 
 void pause(int milliseconds);
@@ -61,7 +61,7 @@ void pause(int milliseconds);
 cudaStream_t new_stream();
 ncclConfig_t non_blocking();
 
-// The scenarios; each file begins with what it covers.
+// The scenarios. The comment at the top of each file describes them.
 void collectives();
 void messages();
 void streams();

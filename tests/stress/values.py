@@ -1,4 +1,4 @@
-"""Random values for tests.stress.arguments: arguments of each kind, well made and malformed."""
+"""Random values for tests.stress.arguments: arguments of each kind, valid and malformed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ERRORS = (ValueError, TypeError, AttributeError, RuntimeError, KeyError, Buffer
 
 
 class Values:
-    """The values of one call."""
+    """Generates the values of one call."""
 
     def __init__(self, rng: random.Random, known: Mapping[str, Maker]) -> None:
         self.rng = rng
         self._known = known
 
     def make(self, kind: str) -> Any:  # noqa: ANN401
-        """A value of this kind."""
+        """Return a value of this kind."""
         return self._known[kind](self)
 
     def pick(self, *things: Any) -> Any:  # noqa: ANN401
@@ -39,7 +39,7 @@ class Values:
 
 
 class _Index:
-    """Something with __index__."""
+    """An object with __index__, which may raise or have side effects."""
 
     def __init__(self, result: object, then: Callable[[], object] = lambda: None) -> None:
         self._result, self._then = result, then
@@ -52,7 +52,7 @@ class _Index:
 
 
 class _Given:
-    """An object with the attributes that it is given; a function is called, an error raised."""
+    """An object with the given attributes. Reading one that is an exception raises it."""
 
     def __init__(self, **attributes: object) -> None:
         self._attributes = attributes
@@ -114,7 +114,7 @@ def _integer(v: Values) -> Any:  # noqa: ANN401
 
 
 def _items(v: Values, kind: str) -> list[Any]:
-    """A list; some of its items empty it while they are read."""
+    """A list. Some of its items change it while they are read."""
     items: list[Any] = []
     items += [v.make(kind) for _ in range(v.rng.randrange(5))]
     if v.rng.random() < 0.15:
@@ -136,7 +136,7 @@ def _plain(v: Values) -> np.ndarray:
     return np.zeros(n, v.pick(*_DTYPES, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2))
 
 
-# What a plain array of NumPy is changed into; each of one element or more.
+# Changes of a plain NumPy array with at least one element.
 _CHANGED_ARRAYS: tuple[Callable[[np.ndarray], Any], ...] = (
     lambda a: a[::2],
     lambda a: a[::-1],
@@ -164,10 +164,10 @@ def _numpy(v: Values) -> Any:  # noqa: ANN401
 _FAKE = FakeTensorMode()
 _SPARSE = torch.eye(3).to_sparse()
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # they are deprecated
+    warnings.simplefilter("ignore")  # quantized tensors are deprecated
     _QUANTIZED = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)
 
-# The same of torch's tensors.
+# Changes of a torch tensor.
 _CHANGED_TENSORS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda t: t.conj(),
     lambda t: t._neg_view(),
@@ -194,7 +194,7 @@ def _tensor(v: Values) -> Any:  # noqa: ANN401
 
 
 def _interface(v: Values) -> Any:  # noqa: ANN401
-    """An object with an array interface, a few parts of it wrong."""
+    """An object with an array interface, of which a few parts may be wrong."""
     array = np.zeros(8, np.float32)
     interface: dict[str, Any] = {
         "shape": (8,),
@@ -283,7 +283,7 @@ def _any(v: Values) -> Any:  # noqa: ANN401
 
 
 def makers(nccl: ModuleType, raw: ModuleType, comm: Any) -> dict[str, Maker]:  # noqa: ANN401
-    """The makers of all kinds of values.
+    """The generators of all kinds of values.
 
     Args:
         nccl: pynccl.nccl.
@@ -312,7 +312,7 @@ def makers(nccl: ModuleType, raw: ModuleType, comm: Any) -> dict[str, Maker]:  #
         return v.pick(*array)(v)
 
     def small(v: Values) -> Any:  # noqa: ANN401
-        """For pynccl.raw, where a count is memory: none is large and can be had."""
+        """For pynccl.raw, which allocates memory by a count: no large count that could succeed."""
         made = v.make("integer")
         return made if not isinstance(made, int) or not 10**6 < made < 2**64 else 3
 

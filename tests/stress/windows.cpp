@@ -45,7 +45,7 @@ void wait_for(int peer, int count, ncclComm_t comm, cudaStream_t stream = nullpt
   OK(ncclWaitSignal(1, &signal, comm, stream));
 }
 
-// Every rank puts to every other, into its own part of the target's window.
+// Every rank puts to every other rank, into its own part of the target window.
 void all_put(int rank, int nranks, ncclComm_t comm, int repetitions) {
   const Registered outgoing(comm), incoming(comm);
   const size_t part = kInts / size_t(nranks);
@@ -75,7 +75,7 @@ void all_put(int rank, int nranks, ncclComm_t comm, int repetitions) {
   }
 }
 
-// The sums are the same, whichever ranks have their data in a window.
+// The sums are the same, regardless of which ranks have their data in a window.
 void sums(int rank, int nranks, ncclComm_t comm, int repetitions) {
   const Registered inside(comm);
   std::vector<int32_t> outside(kInts);
@@ -219,8 +219,8 @@ void windows() {
   non_blocking_registration();
 }
 
-// Two processes with two ranks each: windows of the other process are mapped, those of the own
-// process are used in place. Forked before the process has other threads.
+// Two processes with two ranks each. Windows of the other process are mapped, and those of this
+// process are used in place. The fork happens before the process has other threads.
 void windows_of_processes() {
   const ncclUniqueId id = new_id();
   pid_t children[2];
