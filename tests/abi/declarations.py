@@ -1,8 +1,7 @@
-"""Reads the names out of C text: our lists in csrc/abi, nccl.h, and cuda.h.
+"""Extracts the names that C text declares: our lists in csrc/abi, nccl.h, and cuda.h.
 
-This is no C parser. It knows the few forms that those files use, and the
-compiler counts again what it reads from our lists (static_checks.py), so that a declaration which
-it overlooks is an error.
+This is not a C parser. It recognizes the few forms that these files use. The compiler counts the
+entries of our lists again (static_checks.py), so an overlooked declaration is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ ABI = Path(__file__).resolve().parents[2] / "csrc" / "abi"
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a list: its first arguments, and the names of the parameters after them."""
+    """An entry of a list: its first arguments, and the names of the parameters that follow."""
 
     head: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -33,7 +32,7 @@ class Function:
 
 @dataclass(frozen=True)
 class DriverFunction:
-    """A function of driver_functions.inc; symbol is what libcuda.so.1 exports."""
+    """A function of driver_functions.inc. ``symbol`` is its name in libcuda.so.1."""
 
     symbol: str
     name: str
@@ -51,7 +50,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Constant:
-    """A macro of nccl.h with its value as C text."""
+    """A macro of nccl.h, with its value as C text."""
 
     since: int
     name: str
@@ -60,12 +59,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Declarations:
-    """What a C or C++ text declares.
+    """The declarations in a C or C++ text.
 
     Attributes:
         enums: The enumerators of each enum.
-        structs: The fields of each struct, those of nested ones as "outer.inner".
-        handles: Names of pointers to structs that are declared and not defined.
+        structs: The fields of each struct; those of nested structs as "outer.inner".
+        handles: Names of pointers to incomplete structs.
         aliases: Names of all other typedefs and using-declarations.
         constants: Names of constexpr variables.
     """
@@ -82,12 +81,12 @@ def without_comments(text: str) -> str:
 
 
 def without_macros(text: str) -> str:
-    """Drops preprocessor lines with their continuations."""
+    """Remove preprocessor directives, including continued lines."""
     return re.sub(r"^[ \t]*#(?:\\\n|[^\n])*", "", text, flags=re.MULTILINE)
 
 
 def closing(text: str, opening: int) -> int:
-    """The index of the bracket that closes the one at opening."""
+    """Return the index of the bracket that closes the bracket at ``opening``."""
     depth = 0
     for index in range(opening, len(text)):
         depth += (text[index] in "({[") - (text[index] in ")}]")
@@ -97,7 +96,7 @@ def closing(text: str, opening: int) -> int:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """Splits at separators that are in no bracket; drops empty parts."""
+    """Split at separators outside brackets, and remove empty parts."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char in "({[") - (char in ")}]")
@@ -109,7 +108,7 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def last_name(declarator: str) -> str:
-    """The name that "const char* name[8] = value" declares."""
+    """Return the name declared by a text such as "const char* name[8] = value"."""
     names = re.findall(r"\w+", re.sub(r"\[.*|=.*", "", declarator, flags=re.DOTALL))
     if not names or "," in declarator:
         raise ValueError(f"not one declaration: {declarator!r}")
@@ -117,7 +116,7 @@ def last_name(declarator: str) -> str:
 
 
 def entries(path: Path, macro: str) -> list[Entry]:
-    """Every use of a macro in a list. Parameters have the form KIND(type, name, ...)."""
+    """Return the uses of a macro in a list. Parameters have the form KIND(type, name, ...)."""
     text = without_comments(path.read_text())
     found = []
     for match in re.finditer(rf"\b{macro}\(", text):
@@ -131,19 +130,16 @@ def entries(path: Path, macro: str) -> list[Entry]:
     return found
 
 
-def nccl_functions() -> list[Function]:
+def nccl_functions(file: str = "nccl_functions.inc") -> list[Function]:
     return [
         Function(int(entry.head[0]), entry.head[2], entry.parameters)
-        for entry in entries(ABI / "nccl_functions.inc", "FUNCTION")
+        for entry in entries(ABI / file, "FUNCTION")
     ]
 
 
 def device_functions() -> list[Function]:
-    """The host functions of nccl_device/*.h."""
-    return [
-        Function(int(entry.head[0]), entry.head[2], entry.parameters)
-        for entry in entries(ABI / "nccl_device_functions.inc", "FUNCTION")
-    ]
+    """Return the host functions of nccl_device/*.h."""
+    return nccl_functions("nccl_device_functions.inc")
 
 
 def driver_functions() -> list[DriverFunction]:
@@ -168,7 +164,7 @@ def constants() -> list[Constant]:
 
 
 def struct_fields(body: str, prefix: str = "") -> tuple[str, ...]:
-    """The fields in a struct's body, in order; those of a nested struct as "outer.inner"."""
+    """Return the fields in the body of a struct, in order; nested ones as "outer.inner"."""
     names: list[str] = []
     for statement in split(re.sub(r"(= )?\{\}", "", body), ";"):  # of initializers
         if "{" in statement:
@@ -182,7 +178,7 @@ def struct_fields(body: str, prefix: str = "") -> tuple[str, ...]:
 
 
 def declarations(text: str) -> Declarations:
-    """What a header declares; of conditional parts, every branch."""
+    """Return the declarations in a header, including every branch of conditional parts."""
     text = without_macros(without_comments(text))
     enums: dict[str, tuple[str, ...]] = {}
     structs: dict[str, tuple[str, ...]] = {}
@@ -212,7 +208,7 @@ def declarations(text: str) -> Declarations:
 
 
 def header_functions(text: str) -> dict[str, tuple[str, ...]]:
-    """The functions that nccl.h declares, p-named ones too, with the names of their parameters."""
+    """Return the functions in nccl.h, including pnccl*, with the names of their parameters."""
     found = re.findall(r"\b(p?nccl\w+)\s*\(([^()]*)\)", without_macros(without_comments(text)))
     return {
         name: tuple(last_name(part) for part in split(parameters, ",") if part != "void")
@@ -221,14 +217,14 @@ def header_functions(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def header_macros(text: str) -> dict[str, str]:
-    """The macros without parameters that a header defines, with their text."""
+    """Return the object-like macros that a header defines, with their text."""
     found = re.findall(r"^[ \t]*#define[ \t]+(\w+)[ \t]+(.*)$", without_comments(text), flags=re.M)
     return {name: value.strip() for name, value in found}
 
 
 def header_version(text: str) -> int:
-    """NCCL_VERSION_CODE."""
+    """Return NCCL_VERSION_CODE."""
     code = header_macros(text).get("NCCL_VERSION_CODE")
     if code is None:
-        raise ValueError("this header defines no NCCL_VERSION_CODE")
+        raise ValueError("the header does not define NCCL_VERSION_CODE")
     return int(code)

@@ -1,8 +1,8 @@
 """Checks nccl_device_types.h and nccl_device_functions.inc of csrc/abi against NCCL's own headers.
 
-Those are C++ for two compilers; the one for hosts reads them here, and each check is a static
-assertion. A struct is compared whole with the headers that have its newest layout. Of structs with
-a list of fields older headers have those that the list says.
+Those headers are C++ for host and device compilers. The host compiler reads them here, and each
+check is a static assertion. A complete struct is compared with the headers that contain its newest
+layout. For structs with a list of fields, older headers contain those listed for their version.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ INITIALIZERS = {
     "ncclDevCommRequirements_t": "NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER",
     "ncclCommProperties_t": "NCCL_COMM_PROPERTIES_INITIALIZER",
 }
-# The first version that has the name of a type at all, if not 2.28.
+# The first version that declares the type, if it is not 2.28.
 NAMED_SINCE = {
     "ncclGinBarrierHandle": 22807,
     "ncclCftBarrierHandle": 23100,
     "ncclResourceWindow_vidmem": 23000,
     "ncclCommProperties_t": 22900,
 }
-# Headers before overload the functions of teams for kernels, so that a name has no one type.
+# Earlier headers overload the functions of teams for kernels, so their names are ambiguous.
 OVERLOADED_BEFORE = 23100
-# What kernels find in a window, in all versions.
+# The fields of a window that kernels read, the same in all versions.
 WINDOW_OF_ALL = ("winHost", "lsaFlatBase", "lsaRank", "worldRank", "stride4G", "mcOffset4K")
-# Headers name the GIN type ncclGinType_t and its values differently before.
+# Earlier headers use other names for the GIN type ncclGinType_t and its values.
 ENUMS_SINCE = {
     "ncclGinConnectionType_t": 22907,
     "ncclGinType_t": 23100,
     "ncclCftTeamMode_t": 23100,
 }
-# Enumerators that later versions added.
+# Enumerators added by later versions.
 ENUMERATOR_SINCE = {"NCCL_GIN_CONNECTION_CUSTOM_STRIDE": 23100}
 
 
@@ -68,7 +68,7 @@ def _field(source: Source, struct: str, field: str) -> None:
 
 
 def _listed(source: Source, struct: str, version: int) -> None:
-    """A struct that grows: the fields of this version, its size, and the initializer."""
+    """Check a versioned struct: the fields of this version, its size, and the initializer."""
     file, since = LISTED[struct]
     if version < since:
         return
@@ -91,7 +91,7 @@ def _listed(source: Source, struct: str, version: int) -> None:
 
 
 def _layout(source: Source, version: int) -> None:
-    """What device_layouts.inc says of this version."""
+    """Check the entry of device_layouts.inc for this version."""
     layout = next(sizes for first, *sizes in reversed(layouts()) if version >= first)
     requirements, comm, base, stride = layout
     source.check(
@@ -106,7 +106,7 @@ def _layout(source: Source, version: int) -> None:
 
 
 def device_source(header_text: str) -> Source:
-    """Our declarations against the nccl_device headers beside this nccl.h."""
+    """Return checks of our declarations against the nccl_device headers beside this nccl.h."""
     version = decl.header_version(header_text)
     ours = decl.declarations(TYPES.read_text())
     source = Source(
@@ -137,7 +137,7 @@ def device_source(header_text: str) -> Source:
             source.pair(name)
     source.function_types("nccl_functions.inc", "since")
     for function in decl.device_functions():
-        since = max(function.since, 22807)  # 2.28.3 calls the handles otherwise
+        since = max(function.since, 22807)  # 2.28.3 uses other names for the handles
         if version >= (since if "Team" not in function.name else OVERLOADED_BEFORE):
             source.signature(function.name, function.name, function.parameters)
     source.entry_count("nccl_device_functions.inc", "FUNCTION", len(decl.device_functions()))
@@ -145,7 +145,7 @@ def device_source(header_text: str) -> Source:
 
 
 def layouts() -> list[tuple[int, ...]]:
-    """LAYOUT(since, requirements, comm, base, stride) of csrc/abi/device_layouts.inc."""
+    """Return LAYOUT(since, requirements, comm, base, stride) of csrc/abi/device_layouts.inc."""
     return [
         tuple(map(int, entry.head[:5]))
         for entry in decl.entries(decl.ABI / "device_layouts.inc", "LAYOUT")

@@ -1,8 +1,8 @@
-"""Loads one real libnccl.so.2 where no GPU is to be seen, and calls what works there.
+"""Loads a real libnccl.so.2 without a visible GPU, and calls the functions that work there.
 
-Run in a process of its own: python loading.py LIBRARY VERSION RESULTS, with the NCCL_VERSION_CODE
-of its nccl.h and the number of its result codes. Prints one line for each thing that was found
-right; ends with the first that is not.
+Runs in a separate process: python loading.py LIBRARY VERSION RESULTS, with the NCCL_VERSION_CODE of
+its nccl.h and the number of its result codes. Prints a line for each successful check, and exits at
+the first failure.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import ctypes
 import sys
 
 UNIQUE_ID_BYTES = 128
-
-
 INVALID_ARGUMENT, INVALID_USAGE = 4, 5
 API_MAGIC, SIM_INFO_MAGIC = 0xCAFEBEEF, 0x74685283
 
@@ -46,12 +44,12 @@ def require(condition: bool, message: str) -> None:
     print(message)
 
 
-# What test_simulate.py, test_params.py and test_encryption.py in tests/nccl check of hostnccl,
-# checked here on the library that it follows.
+# These functions check in NCCL itself the behavior that test_simulate.py, test_params.py and
+# test_encryption.py of tests/nccl require of hostnccl.
 
 
 def check_simulation(lib: ctypes.CDLL, version: int) -> None:
-    """Where a simulated group ends, and what it leaves alone."""
+    """Check which calls end a simulated group, and that an empty group has no estimate."""
     info = SimInfo(ctypes.sizeof(SimInfo), SIM_INFO_MAGIC, version, -1.0)
     simulate = lib.ncclGroupSimulateEnd
     require(simulate(ctypes.byref(info)) == INVALID_USAGE, "a simulation needs a group")
@@ -66,7 +64,7 @@ def check_simulation(lib: ctypes.CDLL, version: int) -> None:
 
 
 def check_params(lib: ctypes.CDLL) -> None:
-    """Each parameter is read as its own type only."""
+    """Check that each parameter can be read only as its own type."""
     table, count = ctypes.POINTER(ctypes.c_char_p)(), ctypes.c_int()
     code = lib.ncclParamGetAllParameterKeys(ctypes.byref(table), ctypes.byref(count))
     keys = [table[i] for i in range(count.value)]
@@ -86,13 +84,13 @@ def check_params(lib: ctypes.CDLL) -> None:
         if set(codes) - {0, INVALID_ARGUMENT}:
             sys.exit(f"{key!r} gives {codes}")
         most = max(most, codes.count(0))
-    require(most == 1, "a parameter has one getter at most")
+    require(most == 1, "a parameter has at most one getter")
     code = lib.ncclParamBind(ctypes.byref(ctypes.c_void_p()), b"NOBODY_KNOWS_IT")
     require(code == INVALID_ARGUMENT, "an unknown parameter is refused")
 
 
 def check_encryption(lib: ctypes.CDLL, version: int) -> None:
-    """Which keys are taken."""
+    """Check which keys are accepted."""
 
     def code(mode: int, psk: bytes | None, magic: int = API_MAGIC) -> int:
         config = EncryptionConfig(ctypes.sizeof(EncryptionConfig), magic, version, mode, psk)
@@ -115,7 +113,7 @@ def main(path: str, version: int, results: int) -> None:
     code = lib.ncclGetVersion(ctypes.byref(found))
     require(code == 0 and found.value == version, f"version {found.value}, its header {version}")
 
-    # The byte after the id shows how much the library writes.
+    # The byte after the ID shows whether the library writes beyond it.
     ids = []
     for _ in range(2):
         memory = (ctypes.c_ubyte * (UNIQUE_ID_BYTES + 1))(*[0xA5] * (UNIQUE_ID_BYTES + 1))

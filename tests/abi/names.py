@@ -1,4 +1,4 @@
-"""Compares names: ours with those of a real nccl.h, both ways."""
+"""Compares our names with those of a real nccl.h, in both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER_ENUMERATORS = {
 }
 OTHER_ENUMS = {"ncclRedOp_dummy_t"}
 
-# Macros of nccl.h that are no constants of the ABI.
+# Macros of nccl.h that are not constants of the ABI.
 OTHER_MACROS = {
     "NCCL_H_",
     "NCCL_MAJOR",
@@ -34,19 +34,19 @@ OTHER_MACROS = {
 
 
 def differences(ours: Iterable[str], theirs: Iterable[str], where: str) -> list[str]:
-    """One line for each name that only one side has."""
+    """Return a line for each name that is missing on one side."""
     ours, theirs = set(ours), set(theirs)
     lines = [f"{name}: ours, but not in {where}" for name in sorted(ours - theirs)]
     return lines + [f"{name}: in {where}, but not ours" for name in sorted(theirs - ours)]
 
 
 def expected_functions(version: int) -> set[str]:
-    """The functions that NCCL has at a version, by our list."""
+    """Return the functions of an NCCL version, according to our list."""
     return {function.name for function in decl.nccl_functions() if function.since <= version}
 
 
 def expected_fields(name: str, fields: tuple[str, ...], version: int) -> tuple[str, ...]:
-    """The fields that a struct has at a version, by our lists."""
+    """Return the fields of a struct in an NCCL version, according to our lists."""
     if name not in VERSIONED:
         return fields
     listed = decl.fields(VERSIONED[name])
@@ -55,7 +55,7 @@ def expected_fields(name: str, fields: tuple[str, ...], version: int) -> tuple[s
 
 
 def check_names(report: Report, title: str, header_text: str, ours: Declarations) -> None:
-    """The header has the names that our declarations give for its version, and no others."""
+    """Check that a header declares exactly our names for its version."""
     version = decl.header_version(header_text)
     theirs = decl.declarations(header_text)
     declared = decl.header_functions(header_text)
@@ -64,7 +64,7 @@ def check_names(report: Report, title: str, header_text: str, ours: Declarations
     problems = differences(expected | profiling, declared, "nccl.h")
     newest = is_newest(version)
     for function in decl.nccl_functions():
-        # Types do not tell one int from the next, names do; releases have renamed some.
+        # Types do not distinguish parameters, names do. Some releases have renamed them.
         theirs_parameters = declared.get(function.name, function.parameters)
         if newest and function.parameters != theirs_parameters:
             problems.append(f"{function.name}: the parameters are {', '.join(theirs_parameters)}")
@@ -97,7 +97,7 @@ def check_names(report: Report, title: str, header_text: str, ours: Declarations
 
 
 def check_own(report: Report, ours: Declarations) -> None:
-    """Our own files agree with one another, and the tables of these checks know all of them."""
+    """Check that our files agree with each other, and that the tables here are complete."""
     problems = differences(NCCL_CONSTANTS, ours.constants, "nccl_types.h")
     problems += differences(INITIALIZERS, INITIALIZERS.keys() & ours.structs.keys(), "nccl_types.h")
     count = len(ours.constants)
@@ -109,5 +109,5 @@ def check_own(report: Report, ours: Declarations) -> None:
             problems.append(f"{file} and {name} differ: {listed} and {fields[3:]}")
     functions = [function.name for function in decl.nccl_functions()]
     twice = {name for name in functions if functions.count(name) > 1}
-    problems += [f"{name}: twice in nccl_functions.inc" for name in sorted(twice)]
+    problems += [f"{name}: repeated in nccl_functions.inc" for name in sorted(twice)]
     report.check("csrc/abi with itself", count + len(functions), "names", problems)

@@ -1,8 +1,8 @@
 """Checks csrc/abi's plugin structs against NCCL's layouts, and their names against real libraries.
 
-The headers of plugins are in NCCL's sources, not in its wheels. So the layouts are recorded here,
-as measured by a compiler on the headers of NVIDIA/nccl at the tags below (x86-64). Libraries name
-the symbols that they look for in a plugin.
+The headers of plugins are in NCCL's sources, not in its wheels. The layouts are therefore recorded
+here, as measured by a compiler on the headers of NVIDIA/nccl at the tags below (x86-64). Libraries
+contain the names of the symbols that they look up in a plugin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Version", "check_symbols", "layout_source", "versions"]
 _TUNER = "name=0 init=8 getCollInfo=16 finalize=24"
 _PROFILER = "name=0 init=8 startEvent=16 stopEvent=24 recordEventState=32 finalize=40"
 _EVENT = "type=0 parent=8 rank=16"
-# Of all versions from 1, 3 and 4 on.
+# Shared by all versions from 1, 3 and 4 on.
 _PROXY = """
 proxy.pid=24 proxy.channel=28 proxy.peer=32 proxy.steps=36 proxy.chunk=40 proxy.sends=44
 """
@@ -33,7 +33,7 @@ coll.choice.channels=104 coll.choice.warps=105 coll.choice.algorithm=106 coll.ch
 coll.choice.collnet=108 coll.choice.nvls=112
 p2p.function=40 p2p.buffer=48 p2p.dtype=56 p2p.count=64 p2p.peer=72
 """
-# Of versions 2 and 3, and from 4 on.
+# Shared by versions 2 and 3, and from 4 on.
 _EVENT_2 = f"""{_EVENT} {_PROXY}
 coll.call.sequence=40 coll.call.function=48 coll.call.sendbuff=56 coll.call.recvbuff=64
 coll.call.count=72 coll.call.root=80 coll.call.dtype=88
@@ -95,7 +95,7 @@ kProfileKernelChannel=64 kProfileGroupApi=256 kProfileCollApi=512 kProfileP2pApi
 kStepSendGpuWait=8 kStepSendWait=9 kStepReceiveWait=10 kStepReceiveFlushWait=11
 kStepReceiveGpuWait=12 kStepSendPeerWait=20 kKernelChannelStop=22
 """
-# Named by libraries, but not implemented: obsolete, and of NCCL 2.31, whose header is not public.
+# Used by libraries, but not implemented: obsolete, or of NCCL 2.31, whose header is not public.
 _OTHERS = {"ncclTunerPlugin_v1", "ncclProfiler_v7"}
 
 
@@ -133,7 +133,7 @@ def layout_source() -> Source:
 
 
 def check_symbols(report: Report, title: str, version: int, library: Path) -> None:
-    """Check that a library looks for the plugin symbols that the table says it knows."""
+    """Check that a library looks up exactly the plugin symbols that the table lists for it."""
     found = set(re.findall(rb"nccl(?:TunerPlugin|Profiler)_v\d+", library.read_bytes()))
     names = {name.decode() for name in found}
     rows = versions()

@@ -1,4 +1,4 @@
-"""What the checks found: a line for each on standard output, and whether all was well."""
+"""Prints the result of each check, and counts failures."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterable
 
 
 class Report:
-    """Prints the outcome of every check at once and remembers failures."""
+    """Prints the results of checks as they arrive, and counts the failures."""
 
     def __init__(self) -> None:
         self.failures = 0
 
     def check(self, title: str, count: int, noun: str, problems: Iterable[str]) -> None:
-        """One check.
+        """Print the result of a check.
 
         Args:
-            title: What was compared with what.
-            count: How many things were compared; to have compared nothing is a failure.
-            noun: What they are, in the plural.
-            problems: One line for each thing that is wrong.
+            title: The subject of the check.
+            count: The number of comparisons; zero is a failure.
+            noun: The name of the compared items, in the plural.
+            problems: A line for each difference.
         """
         problems = list(problems)
         if count == 0:

@@ -1,10 +1,10 @@
 """Checks csrc/abi against real releases of NCCL and CUDA, from names to layouts and exports.
 
-    python -m tests.abi.run                    # everything; fetches the wheels into --cache once
-    python -m tests.abi.run --header nccl.h    # names only, against one header; needs nothing else
+    python -m tests.abi.run                    # everything; downloads the wheels to --cache once
+    python -m tests.abi.run --header nccl.h    # only the names in a header; requires nothing else
 
-Needs a C++ compiler ($CXX, else c++), pip and pyelftools; no GPU, no driver, no CUDA toolkit.
-Prints a line for each check and ends with 1 if any failed.
+Requires a C++ compiler ($CXX, else c++), pip and pyelftools, but no GPU, driver or CUDA toolkit.
+Prints a line for each check, and exits with status 1 if one has failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHILD_SECONDS = 120
 
 
 def compile_source(source: Source, file: Path, include: list[Path]) -> list[str]:
-    """Compiles a file of static assertions; one line for each that failed."""
+    """Compile a file of static assertions. Return a line for each failure."""
     file.write_text(source.text())
     command = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-fsyntax-only"]
     command += ["-Wno-deprecated-declarations", f"-I{HERE}", f"-I{decl.ABI.parent}"]
@@ -39,7 +39,7 @@ def compile_source(source: Source, file: Path, include: list[Path]) -> list[str]
         return []
     errors = [line for line in done.stderr.splitlines() if "error:" in line]
     failed = [re.sub(r".*static assertion failed[^:]*: ", "", line) for line in errors]
-    return failed or done.stderr.splitlines()[:20] or [f"{command[0]} ended {done.returncode}"]
+    return failed or done.stderr.splitlines()[:20] or [f"{command[0]}: status {done.returncode}"]
 
 
 def check_compiled(report: Report, title: str, source: Source, file: Path, *cuda: Path) -> None:
@@ -48,12 +48,12 @@ def check_compiled(report: Report, title: str, source: Source, file: Path, *cuda
 
 
 def check_loading(report: Report, title: str, library: Path, header_text: str) -> None:
-    """The real library loads and answers without a driver; a crash of it is a failure here."""
+    """Check that the real library loads and answers without a driver, in a process of its own."""
     version = decl.header_version(header_text)
     results = len(decl.declarations(header_text).enums["ncclResult_t"]) - 1
     command = [sys.executable, str(HERE / "loading.py"), str(library), str(version), str(results)]
-    # Without a device to be seen, a machine with a GPU answers as one without; the loopback
-    # interface is there where no network is.
+    # Without a visible device, a machine with a GPU behaves like one without. The loopback
+    # interface exists even without a network.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "NCCL_SOCKET_IFNAME": "lo"}
     try:
         done = subprocess.run(
@@ -65,13 +65,13 @@ def check_loading(report: Report, title: str, library: Path, header_text: str) -
             check=False,
         )
     except subprocess.TimeoutExpired:
-        problems, lines = [f"no end after {CHILD_SECONDS} seconds"], []
+        problems, lines = [f"did not finish within {CHILD_SECONDS} seconds"], []
     else:
         lines = done.stdout.splitlines()
         problems = []
         if done.returncode != 0:
             last = done.stderr.splitlines()[-1:] or ["no message"]
-            problems = [f"ended {done.returncode} after {len(lines)} steps: {last[0]}"]
+            problems = [f"exited with {done.returncode} after {len(lines)} steps: {last[0]}"]
     report.check(f"{title}: the library without a driver", len(lines), "answers", problems)
     if lines and not problems:
         print(f"        {lines[-1]}", flush=True)
@@ -80,8 +80,8 @@ def check_loading(report: Report, title: str, library: Path, header_text: str) -
 def check_release(
     report: Report, cache: Path, version: str, cuda: list[Path], ours: Declarations
 ) -> None:
-    """Everything about one release of NCCL."""
-    from tests.abi.symbols import check_symbols  # the only part that needs pyelftools
+    """Check everything about a release of NCCL."""
+    from tests.abi.symbols import check_symbols  # the only part that requires pyelftools
 
     wheel = wheels.fetch(cache, wheels.NCCL, version)
     header = wheels.only(wheel, "nvidia/*/include/nccl.h")
@@ -103,7 +103,7 @@ def check_release(
 
 
 def check_driver(report: Report, cache: Path, cuda: list[Path]) -> None:
-    """The driver calls against cuda.h."""
+    """Check the driver calls against cuda.h."""
     ours = decl.declarations((decl.ABI / "driver_types.h").read_text())
     title = f"CUDA {wheels.CUDA[0][1]}"
     source = static_checks.driver_source(ours)
@@ -125,8 +125,8 @@ def check_driver(report: Report, cache: Path, cuda: list[Path]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cache", type=Path, default=decl.ABI.parents[1] / "build" / "abi")
-    parser.add_argument("--nccl", action="append", metavar="VERSION", help="only this release")
-    parser.add_argument("--header", type=Path, help="compare names with this nccl.h, nothing else")
+    parser.add_argument("--nccl", action="append", metavar="VERSION", help="the only release")
+    parser.add_argument("--header", type=Path, help="check only the names in this nccl.h")
     arguments = parser.parse_args()
 
     report = Report()
@@ -143,7 +143,7 @@ def main() -> int:
         check_compiled(report, "Plugins: layouts", layouts, arguments.cache / "plugins.cpp")
         for version in arguments.nccl or wheels.NCCL_VERSIONS:
             check_release(report, arguments.cache, version, cuda, ours)
-    print(f"{report.failures} failures" if report.failures else "csrc/abi agrees with all of it")
+    print(f"{report.failures} failures" if report.failures else "all checks of csrc/abi passed")
     return 1 if report.failures else 0
 
 

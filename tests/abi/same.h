@@ -1,7 +1,7 @@
-// When are two C declarations the same at the level of the ABI? Our types live in pynccl::abi,
-// those of the real headers at global scope, so named types are the same by declaration:
-// static_checks.py specialises Same for every pair and asserts its size, alignment and contents
-// apart from that. What is built upon them follows here.
+// Defines when two C declarations have the same ABI. Our types are in pynccl::abi, those of the
+// real headers at global scope, so named types are declared to be the same: static_checks.py
+// specializes Same for each pair, and asserts its size, alignment and contents separately. The
+// rules for derived types follow here.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct Same : std::is_same<Ours, Theirs> {};
 template <class Ours, class Theirs>
 inline constexpr bool same = Same<Ours, Theirs>::value;
 
-// Const is a promise about the pointee that both sides must give.
+// Both pointees must be const, or neither.
 template <class Ours, class Theirs>
 struct Same<const Ours, const Theirs> : Same<Ours, Theirs> {};
 
@@ -35,7 +35,7 @@ struct Signature<R(Parameters...)> {
   using Result = R;
   static constexpr std::size_t arity = sizeof...(Parameters);
 
-  // The arity is a check of its own: a parameter that one side lacks is only different here.
+  // The arity is checked separately. A parameter missing on one side is merely different here.
   struct Missing {};
   template <std::size_t i>
   using Parameter =

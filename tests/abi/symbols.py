@@ -1,4 +1,4 @@
-"""Compares our list with what a real libnccl.so.2 exports, both ways."""
+"""Compares our list with the exports of a real libnccl.so.2, in both directions."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tests.abi.declarations import header_version, without_comments
 from tests.abi.names import differences, expected_functions
 from tests.abi.report import Report
 
-# Exports that no header of the wheel declares.
+# Exports that are not declared in any header of the wheel.
 UNDECLARED = {
-    "ncclResetDebugInitInternal": "NCCL's own parts call it instead of the deprecated function",
+    "ncclResetDebugInitInternal": "NCCL calls it internally instead of the deprecated function",
     "pncclResetDebugInitInternal": "its profiling name",
     **{
-        f"{prefix}ncclGin{kind}CreateRequirement": "no header has its types"
+        f"{prefix}ncclGin{kind}CreateRequirement": "no header declares its types"
         for prefix in ("", "p")
         for kind in ("InboxA2A", "Outbox")
     },
-    "__bss_start": "of the linker",
-    "_edata": "of the linker",
-    "_end": "of the linker",
+    "__bss_start": "defined by the linker",
+    "_edata": "defined by the linker",
+    "_end": "defined by the linker",
 }
 
 
 def exported(library: Path) -> set[str]:
-    """The names of the functions and data that a shared library defines for others."""
+    """Return the names of the functions and data that a shared library exports."""
     with library.open("rb") as stream:
         table = ELFFile(stream).get_section_by_name(".dynsym")
         if not isinstance(table, SymbolTableSection):
-            raise ValueError(f"{library} has no dynamic symbols")
+            raise ValueError(f"{library} has no dynamic symbol table")
         return {
             symbol.name
             for symbol in table.iter_symbols()
@@ -44,7 +44,7 @@ def exported(library: Path) -> set[str]:
 
 
 def device_functions(include: Path) -> set[str]:
-    """What the headers of NCCL's device API declare; most of it is for kernels alone."""
+    """Return the names in the headers of NCCL's device API, most of which are for kernels only."""
     headers = [*include.glob("nccl_device*.h"), *include.glob("nccl_device/**/*.h")]
     texts = [without_comments(path.read_text(errors="replace")) for path in headers]
     names = {name for text in texts for name in re.findall(r"\bp?(nccl\w+)\s*\(", text)}
@@ -52,7 +52,7 @@ def device_functions(include: Path) -> set[str]:
 
 
 def check_symbols(report: Report, title: str, library: Path, header: Path) -> None:
-    """Every function of our list is exported, and every other export is known to be none of its."""
+    """Check that our functions are exported, and that all other exports are known."""
     version = header_version(header.read_text())
     expected = expected_functions(version)
     expected |= {function.name for function in device_list() if function.since <= version}

@@ -1,4 +1,4 @@
-"""Fetches the wheels with real headers and libraries, and keeps the files that the checks need."""
+"""Downloads wheels with real headers and libraries, and stores the files that the checks need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-# The headers that nccl.h includes, by wheel: CUDA's own with cuda.h, crt/, and nv/target.
+# The wheels with the headers that nccl.h includes: cuda.h, crt/, and nv/target.
 CUDA = (
     ("nvidia-cuda-runtime", "13.5.37"),
     ("nvidia-cuda-crt", "13.5.37"),
@@ -26,15 +26,15 @@ NEEDED = re.compile(
 
 
 def fetch(cache: Path, package: str, version: str) -> Path:
-    """The unpacked wheel, from the cache or by pip.
+    """Return the folder of an unpacked wheel, downloaded by pip unless it is in the cache.
 
     Args:
-        cache: The folder with one folder for each wheel.
+        cache: The folder that contains a folder per wheel.
         package: The name of the distribution.
         version: Its exact version.
 
     Returns:
-        The folder that has the wheel's own paths under it.
+        The folder that contains the paths of the wheel.
     """
     target = cache / f"{package}-{version}"
     if target.is_dir():
@@ -45,20 +45,20 @@ def fetch(cache: Path, package: str, version: str) -> Path:
         pip += ["--no-deps", "--only-binary=:all:", "--dest", scratch, f"{package}=={version}"]
         subprocess.run(pip, check=True)
         (wheel,) = Path(scratch).glob("*.whl")
-        print(f"      fetched {wheel.name}: {wheel.stat().st_size / 1e6:.0f} MB", flush=True)
+        print(f"      downloaded {wheel.name}: {wheel.stat().st_size / 1e6:.0f} MB", flush=True)
         unpacked = Path(scratch) / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():
                 if NEEDED.fullmatch(member.filename):
                     archive.extract(member, unpacked)
-        # A run that is interrupted leaves no half-filled folder behind.
+        # Moved at the end, so that an interrupted run leaves no incomplete folder.
         shutil.move(unpacked, target)
     return target
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one file or folder under a folder that a pattern names."""
+    """Return the only file or folder below a folder that matches a pattern."""
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
-        raise FileNotFoundError(f"{folder.name} has {len(found)} of {pattern}")
+        raise FileNotFoundError(f"{folder.name}: {len(found)} paths match {pattern}, expected 1")
     return found[0]

@@ -1,6 +1,6 @@
-"""The inputs from which tests.fuzz.readers makes others: small files as pynccl and NCCL write them.
+"""The seed inputs of tests.fuzz.readers: small files like those that pynccl and NCCL write.
 
-Recordings and traces are those of one run. This writes them again:
+Recordings and traces come from one run. To record them again:
 
     python -m tests.fuzz.corpus
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["seeds"]
 
-_FOLDER = Path(__file__).with_name("corpus")  # of recordings and traces
+_FOLDER = Path(__file__).with_name("corpus")  # recordings and traces
 _COUNT = 16
 
 
 def _program(rank: Rank) -> None:
-    """Operations of every kind, in groups, graphs, windows and ranges."""
+    """Run operations of every kind, in groups, graphs, windows and ranges."""
     comm, stream = rank.comm, nccl.Stream(rank.provider)
     peer = 1 - rank.rank
     x, y = np.ones(_COUNT, np.float32), np.zeros(2 * _COUNT, np.float32)
@@ -70,13 +70,13 @@ def _trace(rank: Rank, folder: str) -> None:
 
 
 def _own_part(path: Path) -> str:
-    """A trace without the events for viewers, which pynccl does not read."""
+    """Return a trace without the events for viewers, which pynccl does not read."""
     value = json.loads(path.read_text())
     return json.dumps({"traceEvents": [], "pynccl": value["pynccl"]}, separators=(",", ":"))
 
 
 def _anonymous(content: bytes) -> bytes:
-    """Without the name of the machine and of its start; of the same size."""
+    """Replace the host name and boot ID by zeros, without changing the size."""
     for key in (b"host", b"boot"):
         pattern = b'("%s": ?")([^"]+)"' % key
         content = re.sub(pattern, lambda found: found[1] + b"0" * len(found[2]) + b'"', content)
@@ -98,7 +98,7 @@ def _dumps() -> list[bytes]:
 
 
 def _messages() -> list[bytes]:
-    """A message of pynccl.weights of each kind."""
+    """Return a message of each kind of pynccl.weights."""
     layout = {
         "w": Part("bfloat16", (4, 6), Box((0, 2), (4, 6))),
         "b": Part("float32", (), Box((), ())),
@@ -133,7 +133,7 @@ def _messages() -> list[bytes]:
 
 
 def _reports() -> list[bytes]:
-    """Reports of NCCL's RAS service, and all that it sends to a client."""
+    """Return reports of NCCL's RAS service, and complete responses to a client."""
     ranks = [ras.rank(0), ras.rank(1), ras.rank(2, 3), ras.rank(3, abort_flag=True)]
     lost = ras.communicator(ranks[:2], [ras.lost(2), ras.lost(3, dead=True)], name="0x2")
     report = ras.report(ras.communicator(ranks), lost)
@@ -143,7 +143,7 @@ def _reports() -> list[bytes]:
 
 
 def _topology() -> list[bytes]:
-    """Two CPUs with a PCIe switch, GPUs and NICs."""
+    """Return a topology of two CPUs with a PCIe switch, GPUs and NICs."""
     nvlink = '<nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/>'
     to_gpu = '<nvlink target="0000:2c:00.0" count="4" tclass="0x030200"/><c2c count="1"/>'
     link = 'link_speed="32.0 GT/s PCIe" link_width="16"'
@@ -167,14 +167,14 @@ _BUILT = {"dump": _dumps, "weights": _messages, "ras": _reports, "topology": _to
 
 
 def seeds(target: str) -> list[bytes]:
-    """The inputs of a target, the same in every run."""
+    """Return the seed inputs of a target, the same in every run."""
     if build := _BUILT.get(target):
         return build()
     return [path.read_bytes() for path in sorted((_FOLDER / target).iterdir())]
 
 
 def main() -> None:
-    """Write the files."""
+    """Record the files again."""
     from tests.support.launcher import Launcher
 
     with tempfile.TemporaryDirectory() as name, Launcher() as launcher:

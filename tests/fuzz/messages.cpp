@@ -1,4 +1,4 @@
-// Fuzz target: the parser of the rendezvous messages, on any bytes.
+// Fuzz target: the parser of rendezvous messages, on arbitrary bytes.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// What the code that gets a message relies on.
+// Checks the properties on which the recipients of a message rely.
 template <typename T>
 void check(const T& message) {
   if constexpr (std::is_same_v<T, JoinRequest>) {

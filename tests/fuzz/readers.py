@@ -1,9 +1,9 @@
-"""What reads bytes of others: recordings, traces, flight dumps, the messages of pynccl.weights, the
-answers of NCCL's RAS service, and topology files.
+"""Fuzz targets for the readers of untrusted bytes: recordings, traces, flight dumps, messages of
+pynccl.weights, responses of NCCL's RAS service, and topology files.
 
-A target takes bytes and raises where what reads them does anything but accept them, or refuse them
-by its own error. mutate() makes other inputs of one, by its structure. Both are used by
-tests.fuzz.with_atheris, and by a test with the same inputs in every run.
+A target takes bytes. It raises an exception unless the reader accepts them or rejects them with its
+own error. mutate() changes an input according to its structure. tests.fuzz.with_atheris uses both,
+and so does a test with the same inputs in every run.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def _summarise(traces: Sequence[ProcessTrace]) -> None:
 
 
 def _prepare(traces: Sequence[ProcessTrace]) -> None:
-    """``pynccl replay`` until it starts processes."""
+    """``pynccl replay`` up to the start of its processes."""
     recorded = gather(traces)
     for finding in compare(recorded):
         str(finding.text)
-    # A program has the memory that the recording says, but nothing is allocated here.
+    # A program lists the memory in the recording, but nothing is allocated here.
     compile_programs(recorded, provider="host", scale=1.0, data=True)
 
 
@@ -110,7 +110,7 @@ _GREETING = b"SERVER PROTOCOL 2\nOK\nOK\n"
 
 
 class _Connection:
-    """A socket that receives an input, in pieces of its own choice, then its end."""
+    """A socket that receives an input in pieces of random size, then end-of-file."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -129,7 +129,7 @@ class _Connection:
 
 
 def _ras(data: bytes) -> None:
-    """``pynccl ras`` and the error of an overdue operation; an input is a report or all lines."""
+    """``pynccl ras`` and the error of an overdue operation. An input is a report or all lines."""
     if data.startswith((b"{", b"[")):
         data = _GREETING + data
     connection: Any = _Connection(data)
@@ -166,7 +166,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 
-# --- inputs made of others
+# --- mutation of inputs
 
 _VALUES: tuple[Any, ...] = (
     None,
@@ -214,7 +214,7 @@ _NUMBERS = (0, 1, 2, 3, 7, 0xFF, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1,
 
 
 def mutate(target: str, data: bytes, rng: random.Random) -> bytes:
-    """An input with a few changes, by the structure of the target's inputs."""
+    """Return an input with a few changes that follow the structure of the target's inputs."""
     if rng.random() < 0.05:
         return _bytes(data, rng)
     if data.startswith(_MAGIC):
@@ -246,7 +246,7 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def _places(value: object) -> Iterable[tuple[Any, Any]]:
-    """Every container with every key or index in it."""
+    """Yield every nested container with each of its keys or indices."""
     keys: Iterable[Any] = ()
     if isinstance(value, dict):
         keys = value.keys()
@@ -351,7 +351,7 @@ def _recording(data: bytes, rng: random.Random) -> bytes:
 
 
 def _entries(contents: bytes, rng: random.Random) -> bytes:
-    """A field of an entry with another value: of one, four or eight bytes."""
+    """Change the value of a field of one, four or eight bytes in an entry."""
     changed = bytearray(contents)
     entry = rng.randrange(len(changed) // _ENTRY) * _ENTRY
     size = rng.choice((1, 1, 4, 4, 8, 8))

@@ -1,11 +1,12 @@
-"""Fuzzes what reads bytes of others, and the calls of the Python surface, one target after another.
+"""Fuzzes the readers of untrusted bytes and the calls of the Python API, one target at a time.
 
     python -m tests.fuzz.run [--seconds 600] [--targets messages,trace] [BUILD_FOLDER]
 
-The messages of hostnccl's rendezvous are read in C++, by libFuzzer: that needs clang with its
-fuzzer runtime. The other targets are in Python, by Atheris (tests.fuzz.with_atheris). The seconds
-are those of all targets together. What was found stays in BUILD_FOLDER/fuzz/corpus for the next
-run; an input that fails is in BUILD_FOLDER/fuzz.
+The messages of hostnccl's rendezvous are parsed in C++ and fuzzed by libFuzzer, which requires
+clang with its fuzzer runtime. The other targets are in Python and fuzzed by Atheris
+(tests.fuzz.with_atheris). All targets share the given number of seconds. Inputs that increase the
+coverage remain in BUILD_FOLDER/fuzz/corpus for the next run. Failing inputs are written to
+BUILD_FOLDER/fuzz.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _NEWEST_CLANG = 25
 
 
 def compile_program(compiler: str, program: Path, own: list[str], flags: list[str]) -> None:
-    """Compile sources of this folder with the parts of hostnccl that they need."""
+    """Compile sources of this folder with the parts of hostnccl that they use."""
     compile_with_parts(compiler, program, [_HERE / name for name in own], _ENGINE, flags)
 
 
@@ -54,11 +55,11 @@ def _clang() -> str:
     for name in names:
         if found := shutil.which(name):
             return found
-    sys.exit("make fuzz needs clang++ with libFuzzer (Debian: clang), and there is none in PATH")
+    sys.exit("make fuzz needs clang++ with libFuzzer (Debian: clang); no clang++ is in PATH")
 
 
 def _messages(seconds: int, folder: Path) -> list[str]:
-    """Build the target of the messages; gives the command that fuzzes it."""
+    """Build the target of the messages. Return the command that fuzzes it."""
     clang = _clang()
     corpus = folder / "corpus" / "messages"
     corpus.mkdir(parents=True, exist_ok=True)
@@ -86,11 +87,11 @@ def fuzz(target: str, seconds: int, folder: Path) -> str:
 
     Args:
         target: one of TARGETS.
-        seconds: how long.
-        folder: for what is built and found.
+        seconds: how long to fuzz.
+        folder: the folder for programs, logs and inputs.
 
     Returns:
-        A line on what was done. The process ends where an input fails.
+        A line with the number of inputs and the coverage. If an input fails, the process exits.
     """
     corpus = str(folder / "corpus" / target)
     command = (
@@ -114,9 +115,9 @@ def fuzz(target: str, seconds: int, folder: Path) -> str:
 
 
 def main() -> None:
-    """Fuzz the targets that are asked for, each for an equal part of the time."""
+    """Fuzz the selected targets, each for an equal part of the time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seconds", type=int, default=600, help="of all targets together")
+    parser.add_argument("--seconds", type=int, default=600, help="for all targets together")
     parser.add_argument("--targets", default=",".join(TARGETS), help="separated by commas")
     parser.add_argument("folder", nargs="?", type=Path, default=_ROOT / "build")
     options = parser.parse_args()

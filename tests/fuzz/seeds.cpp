@@ -1,6 +1,6 @@
-// The seeds of the fuzz target, and a run of it without libFuzzer:
+// Generates the seeds of the fuzz target, and runs it without libFuzzer:
 //   seeds --write FOLDER     one file for each kind of message
-//   seeds --mutate COUNT     COUNT inputs made of the seeds, the same in every run
+//   seeds --mutate COUNT     COUNT mutated seeds, the same in every run
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -91,7 +91,7 @@ bool truncates_long_text() {
   return accepts(failure) && failure.error().text().size() == sizeof failure.text - 1;
 }
 
-// The limits of each field, which random bytes hardly meet.
+// Tests the limits of each field, which random bytes rarely reach.
 bool limits_hold() {
   return accepts_rank(0) && accepts_rank(kMaxRanks - 1) && !accepts_rank(-1) &&
          !accepts_rank(kMaxRanks) && accepts_request(1, 0, 1) &&
@@ -112,7 +112,7 @@ int mutate(long count) {
     Bytes input = all[random() % all.size()];
     for (unsigned changes = random() % 4; changes != 0; --changes) {
       switch (random() % 4) {
-        case 0:  // most ranges and kinds are decided by small numbers
+        case 0:  // small numbers decide most ranges and kinds
           input[random() % std::min<size_t>(input.size(), 40)] =
               static_cast<uint8_t>(random() % 16);
           break;

@@ -1,9 +1,9 @@
-"""Fuzzes what pynccl reads and is called with in Python, guided by coverage: Atheris.
+"""Fuzzes pynccl's readers and calls in Python with Atheris, guided by coverage.
 
     python -m tests.fuzz.with_atheris TARGET SECONDS CORPUS_FOLDER
 
-Targets are those of tests.fuzz.readers, and "arguments": the calls of tests.stress.arguments with
-the fuzzer's bytes as their random numbers. Atheris is in the dependency group "fuzz".
+A target is one of tests.fuzz.readers, or "arguments": the calls of tests.stress.arguments, whose
+random numbers are the bytes of the fuzzer. The dependency group "fuzz" installs Atheris.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 __all__ = ["main"]
 
-_LONGEST_S = 20  # of one input
+_LONGEST_S = 20  # seconds per input
 _MEMORY_MIB = 4096
 
 
 class _Bytes(random.Random):
-    """Random numbers that are the bytes of an input; zeros after its end."""
+    """A generator whose random numbers are the bytes of an input, followed by zeros."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(0)
@@ -37,7 +37,7 @@ class _Bytes(random.Random):
         return self.getrandbits(16) / (1 << 16)
 
     def _randbelow(self, n: int) -> int:
-        # Not by trial, which would not end with zeros.
+        # Without rejection sampling, which would not terminate on zeros.
         return self.getrandbits(max(n.bit_length(), 8)) % n
 
 
@@ -59,13 +59,13 @@ def _arguments() -> Any:  # noqa: ANN401 - a target
 
 
 def main() -> None:
-    """Run libFuzzer, which ends the process: with 0 where it has found nothing."""
+    """Run libFuzzer, which exits with status 0 if it has found nothing."""
     import atheris
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("target")
     parser.add_argument("seconds", type=int)
-    parser.add_argument("corpus", type=Path, help="what is found is added here")
+    parser.add_argument("corpus", type=Path, help="the folder to which new inputs are added")
     options = parser.parse_args()
     with atheris.instrument_imports(include=["pynccl"]):
         from tests.fuzz import corpus, readers
