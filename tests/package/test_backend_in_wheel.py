@@ -15,12 +15,11 @@ import pytest
 
 import pynccl
 from tests.support import warm
-from tests.support.commands import run_command
+from tests.support.commands import ROOT, run_command
 from tests.support.tier import FULL
 
 pytest.importorskip("torch")
 
-_ROOT = Path(__file__).parents[2]
 _CHECK = """
 import sys
 import pynccl.c10d, torch, torch.distributed as dist
@@ -37,7 +36,7 @@ def _check(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Use the backend of the package in ``site`` without a compiler, and with an empty cache."""
     for name in ("none", "cache"):
         (folder / name).mkdir()
-    others = [path for path in sys.path if path and Path(path).resolve() != _ROOT]
+    others = [path for path in sys.path if path and Path(path).resolve() != ROOT]
     env = {
         **os.environ,
         "PATH": str(folder / "none"),
@@ -65,7 +64,7 @@ def _package(site: Path) -> Path:
         if file.name != "c10d":
             (other / "include" / "pynccl" / file.name).symlink_to(file)
     # Those of the source tree, if there is one, because it may have changed since the installation.
-    sources = _ROOT / "csrc" / "c10d"
+    sources = ROOT / "csrc" / "c10d"
     (other / "include" / "pynccl" / "c10d").symlink_to(sources)
     (other / "lib").mkdir()
     for file in (this / "lib").iterdir():
@@ -109,7 +108,7 @@ def test_the_option_needs_torch(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     cmake_of_pybind11 = pytest.importorskip("pybind11").get_cmake_dir()
     options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_PREFIX_PATH={cmake_of_pybind11}"]
-    command = ["cmake", "-S", str(_ROOT), "-B", "build", "-DPYNCCL_BUILD_BACKEND=ON", *options]
+    command = ["cmake", "-S", str(ROOT), "-B", "build", "-DPYNCCL_BUILD_BACKEND=ON", *options]
     done = run_command(command, tmp_path, env, timeout=120)
     assert done.returncode != 0
     error = " ".join(done.stderr.split())
@@ -125,10 +124,10 @@ def test_a_wheel_with_the_backend(tmp_path: Path) -> None:
     tree.mkdir()
     built = shutil.ignore_patterns("__pycache__", "*.so", "include", "lib")
     for name in ("csrc", "pynccl"):
-        shutil.copytree(_ROOT / name, tree / name, ignore=built)
+        shutil.copytree(ROOT / name, tree / name, ignore=built)
     for name in ("CMakeLists.txt", "README.md", "pyproject.toml", "setup.py"):
-        shutil.copy(_ROOT / name, tree)
-    for path in _ROOT.glob("LICENSE*"):
+        shutil.copy(ROOT / name, tree)
+    for path in ROOT.glob("LICENSE*"):
         shutil.copy(path, tree)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     option = "cmake.define.PYNCCL_BUILD_BACKEND=ON"

@@ -30,14 +30,13 @@ from pynccl import nccl
 from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
 from tests.support.capsule import Capsule, open_capsule
-from tests.support.commands import python_output, run_command
+from tests.support.commands import ROOT, python_output, run_command
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
-_ROOT = Path(__file__).parents[2]
-_EXAMPLE = _ROOT / "examples" / "cpp_extension"
-_SCRATCH = _ROOT / "build" / "cpp_extension"
+_EXAMPLE = ROOT / "examples" / "cpp_extension"
+_SCRATCH = ROOT / "build" / "cpp_extension"
 
 pytest.importorskip("pybind11")
 pytest.importorskip("setuptools")
@@ -298,7 +297,7 @@ def _compile(tmp_path: Path, source: str, *flags: str) -> subprocess.CompletedPr
 def _sources() -> dict[str, str]:
     """The sources to compile, by name."""
     alone = _USER.format(include="#include <pybind11/pybind11.h>", type="pynccl::abi::ncclComm*")
-    guide = (_ROOT / "docs" / "extending.md").read_text()
+    guide = (ROOT / "docs" / "extending.md").read_text()
     (of_guide,) = re.findall(r"```cpp\n(.+?)```", guide, re.DOTALL)
     return {
         "alone": alone + of_guide,

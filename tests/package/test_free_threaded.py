@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run_command
+from tests.support.commands import ROOT, run_command
 from tests.support.tier import FULL
-
-_ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not FULL, reason="configures a build: PYNCCL_TEST_FULL=1")
@@ -30,7 +28,7 @@ def test_the_build_is_refused(tmp_path: Path) -> None:
         "_PYTHON_SYSCONFIGDATA_NAME": "no_lock",
     }
     options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_PREFIX_PATH={pybind11}"]
-    command = ["cmake", "-S", str(_ROOT), "-B", "build", *options]
+    command = ["cmake", "-S", str(ROOT), "-B", "build", *options]
     done = run_command(command, tmp_path, env, timeout=120)
     assert done.returncode != 0
     assert "pynccl does not support free-threaded builds of Python" in " ".join(done.stderr.split())

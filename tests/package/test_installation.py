@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 import pynccl
-from tests.support.commands import run_command
+from tests.support.commands import ROOT, run_command
 
-_ROOT = Path(__file__).parents[2]
 _REPAIR = "pip uninstall -y pynccl rawnccl && pip install rawnccl"
 
 
@@ -33,7 +32,7 @@ def _metadata(site: Path, name: str, version: str) -> None:
 
 
 def _python(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    others = [path for path in sys.path if path and Path(path).resolve() != _ROOT]
+    others = [path for path in sys.path if path and Path(path).resolve() != ROOT]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *others])}
     return run_command([sys.executable, *arguments], site, env, timeout=60)
 
@@ -89,13 +88,13 @@ def test_another_package_is_found_first(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('this must not run')\n")
     program = (
-        f"import sys; sys.path.append({str(_ROOT)!r}); import rawnccl; sys.exit(rawnccl.main())"
+        f"import sys; sys.path.append({str(ROOT)!r}); import rawnccl; sys.exit(rawnccl.main())"
     )
     done = _python(tmp_path, "-c", program, "doctor")
     assert (done.returncode, done.stdout) == (2, ""), done
-    assert f"pynccl: {package} shadows {_ROOT / 'pynccl'}: " in done.stderr
+    assert f"pynccl: {package} shadows {ROOT / 'pynccl'}: " in done.stderr
     assert f"remove {tmp_path} from PYTHONPATH" in done.stderr
-    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import rawnccl; rawnccl.main()"
     done = run_command([sys.executable, "-c", program], tmp_path, env, timeout=60)
     assert "uninstall it (pip uninstall pynccl)" in done.stderr
@@ -109,7 +108,7 @@ def test_another_package_is_found_first(tmp_path: Path) -> None:
 def test_the_command_reports_a_damaged_package(tmp_path: Path) -> None:
     package = _install(tmp_path)
     (package / "__init__.py").unlink()
-    (tmp_path / "rawnccl.py").symlink_to(_ROOT / "rawnccl.py")
+    (tmp_path / "rawnccl.py").symlink_to(ROOT / "rawnccl.py")
     done = _python(tmp_path, "-c", "import sys, rawnccl; sys.exit(rawnccl.main())", "info")
     assert done.returncode == 2
     (error,) = done.stderr.splitlines()

@@ -27,6 +27,18 @@ _HOST = libraries.locate("host").path
 _python = partial(python_output, without="PYNCCL_")
 
 
+def _refusal(call: str, **variables: str) -> str:
+    """The error of a call in a new process."""
+    code = f"""
+from pynccl import errors, libraries, raw
+try:
+    {call}
+except (errors.LibraryNotFoundError, ValueError) as error:
+    print(error)
+"""
+    return _python(code, **variables)
+
+
 def test_host_comes_with_the_package() -> None:
     found = _python(
         "from pynccl import libraries as l; print(*l.locate('host'), l.__file__, sep='\\n')"
@@ -51,22 +63,13 @@ def test_cuda_by_the_environment_is_not_loaded_to_locate_it() -> None:
     code = "from pynccl import libraries as l; print(*l.locate('cuda'), sep='|')"
     printed = _python(code, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2")
     assert printed == "/nowhere/libnccl.so.2|PYNCCL_NCCL_LIBRARY"
-    code = (
-        "from pynccl import errors, raw\n"
-        "try: raw.load('cuda')\n"
-        "except errors.LibraryNotFoundError as error: print(error)"
-    )
-    assert "/nowhere/libnccl.so.2" in _python(code, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+    error = _refusal("raw.load('cuda')", PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+    assert "/nowhere/libnccl.so.2" in error
 
 
 def test_a_provider_has_its_own_memory() -> None:
     """Rejected as libnccl.so.2: the buffers of hostnccl are not on a GPU."""
-    code = (
-        "from pynccl import errors, raw\n"
-        "try: raw.load('cuda')\n"
-        "except errors.LibraryNotFoundError as error: print(error)"
-    )
-    text = _python(code, PYNCCL_NCCL_LIBRARY=_HOST)
+    text = _refusal("raw.load('cuda')", PYNCCL_NCCL_LIBRARY=_HOST)
     assert f"provider 'cuda': {_HOST} (PYNCCL_NCCL_LIBRARY) is a library for host memory" in text
 
 
@@ -84,12 +87,8 @@ def test_default_provider_by_the_environment() -> None:
     assert _python(code, PYNCCL_PROVIDER="host") == "host"
     # Without a library or a driver for GPUs it is the CPUs.
     assert _python(code, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2") == "host"
-    code = (
-        "from pynccl import libraries as l\n"
-        "try: l.default_provider()\n"
-        "except ValueError as error: print(error)"
-    )
-    assert "PYNCCL_PROVIDER: 'gloo' is not one of" in _python(code, PYNCCL_PROVIDER="gloo")
+    error = _refusal("libraries.default_provider()", PYNCCL_PROVIDER="gloo")
+    assert "PYNCCL_PROVIDER: 'gloo' is not one of" in error
 
 
 def test_resolve() -> None:
@@ -235,26 +234,24 @@ def test_the_command_ends_quietly_when_nobody_reads() -> None:
 
 def test_our_provider_does_not_stand_for_a_preloaded_nccl() -> None:
     """In a process where hostnccl replaces NCCL, the cuda provider detects that it is not NCCL."""
+    preload = str(libraries.hostnccl_preload())
     code = (
-        "from pynccl import errors, raw, libraries as l\n"
-        "print(l.locate('cuda').reason, raw.load('host').path)\n"
-        "try: raw.load('cuda')\n"
-        "except errors.LibraryNotFoundError as error: print(error)"
+        "from pynccl import raw, libraries as l; "
+        "print(l.locate('cuda').reason, raw.load('host').path)"
     )
-    first, second = _python(code, LD_PRELOAD=str(libraries.hostnccl_preload())).splitlines()
+    first = _python(code, LD_PRELOAD=preload)
     assert first.startswith("already loaded in this process ")
     assert first.endswith("libhostnccl.so")
-    assert "is a library for host memory" in second
+    error = _refusal("raw.load('host'); raw.load('cuda')", LD_PRELOAD=preload)
+    assert "is a library for host memory" in error
 
 
 def test_a_process_has_one_nccl() -> None:
-    code = (
-        "from pynccl import errors, libraries as l\n"
-        "try: l.locate('cuda')\n"
-        "except errors.LibraryNotFoundError as error: print(error)"
-    )
-    preload = str(libraries.hostnccl_preload())
-    printed = _python(code, LD_PRELOAD=preload, PYNCCL_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+    variables = {
+        "LD_PRELOAD": str(libraries.hostnccl_preload()),
+        "PYNCCL_NCCL_LIBRARY": "/nowhere/libnccl.so.2",
+    }
+    printed = _refusal("libraries.locate('cuda')", **variables)
     assert printed.startswith("PYNCCL_NCCL_LIBRARY is /nowhere/libnccl.so.2, but ")
     assert printed.endswith("a process cannot use two NCCLs")
 

@@ -8,16 +8,14 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import pynccl
 from tests.support import examples
-from tests.support.commands import Run, python_output, run_ahead
+from tests.support.commands import ROOT, Run, python_output, run_ahead
 from tests.support.tier import FULL
 
-_ROOT = Path(__file__).parents[2]
 _MODULES = [
     "pynccl",
     *(module.name for module in pkgutil.walk_packages(pynccl.__path__, "pynccl.")),
@@ -42,16 +40,16 @@ def test_all_names_resolve(name: str) -> None:
 
 
 def test_version_is_that_of_pyproject() -> None:
-    found = re.search(r'^version = "(.+)"$', (_ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert found
     assert pynccl.__version__ == found[1]
-    citation = (_ROOT / "CITATION.cff").read_text()
+    citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {found[1]}\n" in citation
-    assert f"\n## {found[1]}" in (_ROOT / "CHANGELOG.md").read_text()
+    assert f"\n## {found[1]}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_pythons_are_the_same_everywhere() -> None:
-    project = (_ROOT / "pyproject.toml").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
     classifiers = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', project)
     minors = [int(minor) for minor in classifiers]
     assert minors == list(range(minors[0], minors[-1] + 1))
@@ -59,19 +57,19 @@ def test_pythons_are_the_same_everywhere() -> None:
     assert re.findall(r'"cp3(\d+)-\*"', project) == classifiers
     first_and_last = f"3.{minors[0]} to 3.{minors[-1]}"
     for document in ("README.md", "docs/compatibility.md"):
-        assert first_and_last in (_ROOT / document).read_text(), document
+        assert first_and_last in (ROOT / document).read_text(), document
 
 
 @pytest.mark.parametrize("folder", ["csrc", "pynccl"])
 def test_no_file_is_too_long(folder: str) -> None:
     """Except those listed with a reason in docs/architecture.md."""
-    excused = (_ROOT / "docs" / "architecture.md").read_text()
+    excused = (ROOT / "docs" / "architecture.md").read_text()
     long = {}
-    for path in (_ROOT / folder).rglob("*"):
+    for path in (ROOT / folder).rglob("*"):
         if path.suffix in (".h", ".cpp", ".inc", ".in", ".py", ".pyi", ".txt"):
             lines = len(path.read_text().splitlines())
             if lines > _LONGEST and path.name not in excused:
-                long[str(path.relative_to(_ROOT))] = lines
+                long[str(path.relative_to(ROOT))] = lines
     assert not long
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from pynccl import nccl
+from tests.support.commands import ROOT
 
-_ROOT = Path(__file__).parents[2]
-_PAGES = sorted((_ROOT / "docs" / "reference").glob("*.rst"))
+_PAGES = sorted((ROOT / "docs" / "reference").glob("*.rst"))
 _DIRECTIVE = re.compile(
     r"^\.\. (?P<kind>auto\w+|py:\w+|currentmodule):: (?P<name>.+)\n"
     r"(?P<more>(?: +[A-Za-z_][\w()=*, -]*\n)*)(?P<options>(?: +:.*\n)*)",
@@ -67,7 +66,7 @@ def test_every_member_of_communicator_is_in_the_reference() -> None:
 
 def test_modules_that_the_documentation_names_are_in_the_reference() -> None:
     internal = {"pynccl.cli"}
-    pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
     for name in sorted(set(re.findall(r"\bpynccl(?:\.[a-z][a-z_0-9]*)+\b(?!/)", text)) - internal):
         try:
@@ -79,11 +78,11 @@ def test_modules_that_the_documentation_names_are_in_the_reference() -> None:
 
 
 def test_every_environment_variable_is_in_the_reference() -> None:
-    page = (_ROOT / "docs" / "reference" / "environment.rst").read_text()
+    page = (ROOT / "docs" / "reference" / "environment.rst").read_text()
     read = set()
-    for path in (_ROOT / "pynccl").rglob("*.py"):
+    for path in (ROOT / "pynccl").rglob("*.py"):
         read |= set(re.findall(r"environ(?:\.get\(|\[)\"(PYNCCL_\w+)\"", path.read_text()))
-    for path in (_ROOT / "csrc").rglob("*.cpp"):
+    for path in (ROOT / "csrc").rglob("*.cpp"):
         read |= set(re.findall(r"getenv\(\"(PYNCCL_\w+)\"", path.read_text()))
     assert read
     assert {name for name in read if name not in page} == set()
