@@ -51,7 +51,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
 @pytest.mark.parametrize(
     "case", _CASES, ids=lambda c: f"{c[0]}-{c[1]}-{'threads' if c[2] else 'processes'}"
 )
-def test_kernels_give_what_collectives_give(case: Case, runs: Runs) -> None:
+def test_kernels_match_collectives(case: Case, runs: Runs) -> None:
     name, nranks, _ = case
     pytest.importorskip(name.partition("_")[0])
     done = runs[case].result()

@@ -94,7 +94,7 @@ def test_kernels_compile(tmp_path: Path) -> None:
     assert done.stdout == f"compiled {len(libraries)}\n"
 
 
-def test_defaults_are_no_plain_texts() -> None:
+def test_defaults_are_not_plain_strings() -> None:
     """Triton 3.6, the one of torch 2.11, makes numbers constants, and refuses a str."""
     checked = 0
     for name in peers.__all__:

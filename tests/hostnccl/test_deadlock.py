@@ -240,7 +240,7 @@ def test_ranks_without_a_common_communicator(launch: Launcher) -> None:
 
 
 @on_ranks(3, timeout=20)
-def test_the_other_ranks_hear_of_it(rank: Rank) -> None:
+def test_other_ranks_get_the_error(rank: Rank) -> None:
     """Rank 2 is not involved in the others' waits, and is not late."""
     comm = rank.comm
     comm.all_reduce(_small())
@@ -255,7 +255,7 @@ def test_the_other_ranks_hear_of_it(rank: Rank) -> None:
 
 
 @on_ranks(2, ids=2, timeout=20)
-def test_a_late_thread_is_none(rank: Rank) -> None:
+def test_a_late_thread_is_not_a_deadlock(rank: Rank) -> None:
     """The main threads wait for a late thread of the other rank."""
     comms = [rank.communicator(i) for i in (0, 1)]
     own, other = comms[rank.rank], comms[1 - rank.rank]
@@ -273,7 +273,7 @@ def test_a_late_thread_is_none(rank: Rank) -> None:
 
 
 @on_ranks(2, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "0"}, timeout=20)
-def test_it_can_be_switched_off(rank: Rank) -> None:
+def test_the_detection_can_be_disabled(rank: Rank) -> None:
     comm = rank.communicator(config=nccl.Config(timeout=2))
     comm.all_reduce(_small())
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):
@@ -319,7 +319,7 @@ def _pauses(rank: Rank, seed: int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3 if FULL else 1))
-def test_pauses_are_none(launch: Launcher, seed: int) -> None:
+def test_pauses_are_not_deadlocks(launch: Launcher, seed: int) -> None:
     """With 30 ms instead of a second, so that checks are frequent."""
     env = {"HOSTNCCL_DEADLOCK_MS": "30"}
     launch(3, _pauses, seed, 4.0, fresh=True, ids=2, env=env, timeout=60)

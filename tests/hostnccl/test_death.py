@@ -97,7 +97,7 @@ def _suspend_for_ever(comm: nccl.Communicator) -> None:
         comm.resume()
 
 
-def test_a_killed_rank_ends_them_all(launch: Launcher) -> None:
+def test_a_killed_rank_ends_all_waits(launch: Launcher) -> None:
     killed = 0.0
 
     def kill(run: Run) -> None:

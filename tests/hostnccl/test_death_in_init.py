@@ -39,9 +39,7 @@ def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
 @pytest.mark.parametrize(
     ("dies", "leaves"), [(0, []), (1, [0]), (1, [])], ids=["host", "joiner", "joiner, host stays"]
 )
-def test_a_rank_that_comes_late(
-    launch: Launcher, tmp_path: Path, dies: int, leaves: list[int]
-) -> None:
+def test_a_late_rank(launch: Launcher, tmp_path: Path, dies: int, leaves: list[int]) -> None:
     nranks = 4
 
     def drive(run: Run) -> None:
@@ -62,9 +60,7 @@ def test_a_rank_that_comes_late(
 
 
 @pytest.mark.parametrize("nranks", [3, 4])
-def test_a_late_rank_that_has_become_the_host(
-    launch: Launcher, tmp_path: Path, nranks: int
-) -> None:
+def test_a_late_rank_that_becomes_the_host(launch: Launcher, tmp_path: Path, nranks: int) -> None:
     """The host dies while the second rank cannot notice it, so the third binds.
 
     A fourth arrives after the third has exited.

@@ -115,7 +115,7 @@ def _meet_late(rank: Rank) -> float:
     [(_flood, _STRANGER), (_hold, _STRANGER), (_hold, 0)],
     ids=["flood", "hold", "hold as root"],
 )
-def test_a_flood_does_not_keep_ranks_apart(
+def test_a_flood_does_not_prevent_a_rendezvous(
     launch: Launcher, act: Callable[[], object], uid: int
 ) -> None:
     """Connections of the same user without a proof may come from a foreign user namespace."""
@@ -191,7 +191,7 @@ def _disagree_without_descriptors(rank: Rank) -> None:
         os.close(file)
 
 
-def test_a_late_rank_without_a_descriptor_ends_no_process(launch: Launcher) -> None:
+def test_a_late_rank_does_not_end_a_process_without_descriptors(launch: Launcher) -> None:
     outcomes = launch.outcomes(2, _disagree_without_descriptors, timeout=30)
     assert all(outcome.ok for outcome in outcomes), outcomes
 
@@ -319,7 +319,7 @@ def _in_namespace(unique_id: bytes, result: int) -> None:
         os.waitpid(second, 0)
 
 
-def test_the_user_id_of_strangers_is_no_way_in() -> None:
+def test_other_users_get_no_memory_in_a_user_namespace() -> None:
     unique_id = bytes(nccl.get_unique_id("host"))
     reading, writing = os.pipe()
     child = os.fork()

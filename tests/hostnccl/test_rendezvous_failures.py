@@ -116,7 +116,7 @@ def _id_without_descriptor(rank: Rank) -> str:
     return str(caught.value)
 
 
-def test_an_id_is_not_called_foreign_without_a_descriptor(launch: Launcher) -> None:
+def test_an_id_is_not_foreign_if_descriptors_are_exhausted(launch: Launcher) -> None:
     for text in launch(2, _id_without_descriptor, fresh=True):
         assert "another machine" not in text
 
@@ -140,7 +140,7 @@ def _register(rank: Rank, limit: Limit, number: int) -> str:
 
 
 @pytest.mark.parametrize("free", range(8))
-def test_a_window_without_descriptors_is_no_window_on_any_rank(launch: Launcher, free: int) -> None:
+def test_no_rank_has_a_window_if_one_lacks_descriptors(launch: Launcher, free: int) -> None:
     texts = launch(3, _register, _free_descriptors, free, timeout=30)
     _check_same_reason(texts, "descriptor|Too many open files", may_succeed=free > 3)
 
@@ -155,7 +155,7 @@ def test_ranks_of_one_process_register_a_window_without_descriptors(launch: Laun
     launch(1, _register_alone)
 
 
-def test_a_window_without_address_space_is_no_window_on_any_rank(launch: Launcher) -> None:
+def test_no_rank_has_a_window_if_one_lacks_address_space(launch: Launcher) -> None:
     texts = launch(3, _register, _address_space, 3 << 20, timeout=30)
     _check_same_reason(texts, "reserving .* of addresses")
 

@@ -97,7 +97,7 @@ def _explain(rank: testing.Rank) -> list[nccl.Explanation]:
 
 
 @pytest.mark.parametrize("machine", _EXPECTED, ids=["far", "near", "slow", "unreadable"])
-def test_an_explanation_has_the_path_and_the_measured_times(
+def test_an_explanation_contains_the_path_and_the_measured_times(
     tmp_path: Path, machine: tuple[Any, ...]
 ) -> None:
     """Each threshold decides, and the times are those of the faster copy."""
@@ -204,7 +204,7 @@ def test_the_environment_wins(tmp_path: Path) -> None:
         _thresholds(TUNING="perhaps")
 
 
-def test_info_says_where_values_come_from(tmp_path: Path) -> None:
+def test_info_shows_the_source_of_values(tmp_path: Path) -> None:
     file = _write(tmp_path / "file", _content(_FAR))
     code = "from pynccl.cli import main; main(['info', '--all'])"
     printed = _python(code, TUNING_FILE=file, DIRECT_BYTES=7)

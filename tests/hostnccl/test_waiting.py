@@ -92,7 +92,7 @@ def _progress() -> int:
 
 
 @pytest.mark.parametrize("what", [*_WAITS, "init"])
-def test_a_waiting_rank_uses_no_cpu_and_leaves_the_gil(
+def test_a_waiting_rank_uses_no_cpu_and_releases_the_gil(
     launch: Launcher, what: str, tmp_path: Path
 ) -> None:
     used, steps = launch(2, _while_waiting, what, str(tmp_path / "measured"))[0]
@@ -157,7 +157,7 @@ def _end_early(rank: Rank, end: str) -> str:
 
 
 @pytest.mark.parametrize("end", ["abort", "close", "revoke"])
-def test_the_others_learn_of_an_end(launch: Launcher, end: str) -> None:
+def test_other_ranks_get_an_error_that_names_the_rank(launch: Launcher, end: str) -> None:
     texts = launch(3, _end_early, end)
     assert "rank 1" in texts[0]
     assert "rank 1" in texts[2]
@@ -176,7 +176,7 @@ def _exchange(rank: Rank, cpus: list[int]) -> float:
 
 
 @pytest.mark.serial
-def test_other_processes_cost_a_wait_little(launch: Launcher) -> None:
+def test_waits_are_short_beside_busy_processes(launch: Launcher) -> None:
     """Waits that yield their CPU to these processes take 100 times as long as those that sleep."""
     cpus, tried = sorted(os.sched_getaffinity(0))[:2], []
     with busy_processes(2 * len(cpus), cpus):

@@ -55,7 +55,7 @@ def _used_again(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("strict", ["0", "1"])
-def test_an_id_makes_one_world(launch: Launcher, strict: str) -> None:
+def test_an_id_creates_one_world(launch: Launcher, strict: str) -> None:
     launch(2, _used_again, env={"HOSTNCCL_STRICT": strict})
 
 
@@ -128,13 +128,13 @@ def test_an_incomplete_world_ends_at_the_deadline_of_the_environment(launch: Lau
 
 
 @on_ranks(2, env={"HOSTNCCL_INIT_TIMEOUT": "soon"})
-def test_a_timeout_that_is_no_number_is_refused(rank: Rank) -> None:
+def test_an_invalid_timeout_is_rejected(rank: Rank) -> None:
     with pytest.raises(nccl.NcclInvalidArgumentError, match="HOSTNCCL_INIT_TIMEOUT=soon"):
         rank.communicator()
 
 
 @on_ranks(2)
-def test_a_forked_child_is_told(rank: Rank) -> None:
+def test_a_forked_child_gets_an_error(rank: Rank) -> None:
     """In a forked child, the error says that the communicator belongs to its parent."""
     comm = rank.comm
     comm.all_reduce(np.ones(3))

@@ -179,7 +179,7 @@ def test_other_threads_run_during_a_call(extension: Path) -> None:
     assert _two_threads(run) == [30.0, 30.0]
 
 
-def test_what_nccl_answers_is_pynccls_exception(extension: Path) -> None:
+def test_nccl_errors_are_pynccl_exceptions(extension: Path) -> None:
     fused = _load(str(extension))
 
     def run(comm: nccl.Communicator) -> tuple[str, int]:
@@ -209,7 +209,7 @@ def test_waits_of_an_extension_are_traced() -> None:
     assert unknown.sequence is None
 
 
-def test_capsule_is_what_its_header_says() -> None:
+def test_capsule_matches_its_header() -> None:
     comm = _communicator()
     capsule = comm.__pynccl_communicator__()
     c, self = open_capsule(capsule)

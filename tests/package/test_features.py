@@ -24,11 +24,11 @@ def _tests_in(file: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_document_is_what_the_script_writes() -> None:
+def test_the_document_is_up_to_date() -> None:
     assert features.DOCUMENT.read_text() == features.document(), "python -m tools.features"
 
 
-def test_it_has_every_function_and_what_the_library_has() -> None:
+def test_every_function_is_listed_with_its_support() -> None:
     listed = {f.name: (f.since, f.on_host) for f in features.functions()}
     assert listed == raw.load("host").functions()
 

@@ -147,7 +147,7 @@ def _options(out: Path) -> argparse.Namespace:
     return argparse.Namespace(out=out, sections=SECTIONS, **settings)
 
 
-def test_ranks_that_do_not_come_up_do_so_without_the_other_backends(
+def test_a_failed_start_is_repeated_without_the_other_backends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tried: list[bool] = []

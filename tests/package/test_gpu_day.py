@@ -86,7 +86,7 @@ def _day(out: Path, *arguments: str) -> list[str]:
     return [*command, *arguments]
 
 
-def test_a_day_that_is_cut(tmp_path: Path) -> None:
+def test_an_interrupted_day(tmp_path: Path) -> None:
     command = _day(tmp_path, "--steps", "machine|rules")
     day = subprocess.Popen(command, cwd=machine.ROOT, stdout=subprocess.PIPE, text=True)
     assert day.stdout is not None

@@ -45,7 +45,7 @@ def test_kernel_of_the_extension_compiles(nvrtc: Nvrtc, architecture: int) -> No
     assert b".text.scale_kernel" in nvrtc.compile(source, architecture)
 
 
-def test_compiler_says_what_is_wrong(nvrtc: Nvrtc) -> None:
+def test_compiler_errors_are_reported(nvrtc: Nvrtc) -> None:
     with pytest.raises(ValueError, match="factors"):
         nvrtc.compile(_cupy_source().replace("*= factor;", "*= factors;"), 90)
 

@@ -155,7 +155,7 @@ def test_an_older_library_gets_its_own_config(tmp_path: Path, version: int, size
     assert (lib.ncclCommCount(comm), lib.ncclCommUserRank(comm)) == (size, version)
 
 
-def test_a_setting_that_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_an_unsupported_setting_is_rejected(tmp_path: Path) -> None:
     lib = raw.load(compile_nccl(tmp_path, 21805, _OLD_NCCL))
     config = raw.ncclConfig_t()
     config.commName = "x"
@@ -209,7 +209,7 @@ def test_the_command_prints_the_preload_file() -> None:
     assert Path(printed).name == "libnccl.so.2"
 
 
-def test_the_command_tells_what_there_is() -> None:
+def test_info_lists_the_libraries() -> None:
     printed = _python("from pynccl.cli import main; main(['info'])")
     assert "libhostnccl.so (part of pynccl)" in printed
     assert "2.32." in printed
@@ -220,7 +220,7 @@ def test_the_command_tells_what_there_is() -> None:
     assert "  HOSTNCCL_SPIN_US=5\n" in printed
 
 
-def test_the_command_ends_quietly_when_nobody_reads() -> None:
+def test_info_with_a_closed_pipe() -> None:
     """As in `pynccl info | head`: the reader of the pipe has gone."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -232,7 +232,7 @@ def test_the_command_ends_quietly_when_nobody_reads() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_our_provider_does_not_stand_for_a_preloaded_nccl() -> None:
+def test_a_preloaded_hostnccl_is_not_the_cuda_provider() -> None:
     """In a process where hostnccl replaces NCCL, the cuda provider detects that it is not NCCL."""
     preload = str(libraries.hostnccl_preload())
     code = (

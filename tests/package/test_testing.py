@@ -68,7 +68,7 @@ def _closed(_: Rank) -> list[bool]:
     return [(left := each()) is None or left.closed for each in _left]
 
 
-def test_a_communicator_that_is_left_ends_with_its_function() -> None:
+def test_an_unclosed_communicator_is_closed_after_its_function() -> None:
     with Launcher() as launch:
         launch(2, _leave_a_communicator, threads=True)
         assert launch(2, _closed, threads=True) == [[True, True]] * 2
@@ -103,7 +103,7 @@ def test_an_error_names_its_rank_and_is_the_cause(launch: Launcher) -> None:
     assert [outcome.ok for outcome in caught.value.outcomes] == [True, False]
 
 
-def test_an_error_that_cannot_be_pickled_comes_as_text(launch: Launcher) -> None:
+def test_an_error_that_cannot_be_pickled_is_reported_as_text(launch: Launcher) -> None:
     with pytest.raises(LaunchError, match="_UnpicklableError: 1 and 2"):
         launch(2, _raise, None, threads=True)
 
@@ -117,7 +117,7 @@ def test_an_error_that_cannot_be_pickled_comes_as_text(launch: Launcher) -> None
         ("ncclX failed: internal error of NCCL 2.28.9", False),
     ],
 )
-def test_on_gpus_what_an_older_nccl_lacks_skips_the_test(text: str, lacks: bool) -> None:
+def test_a_function_missing_in_an_older_nccl_skips_the_test(text: str, lacks: bool) -> None:
     old = Outcome(0, error=ValueError(text))
     assert too_old(str(old.error)) == (text if lacks else "")
     with pytest.raises(pytest.skip.Exception) if lacks else contextlib.nullcontext():
@@ -219,7 +219,7 @@ def late(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", _LATE)
-def test_a_launch_that_is_late_says_why(late: dict[str, Any], case: str) -> None:
+def test_the_error_of_a_late_launch_explains_it(late: dict[str, Any], case: str) -> None:
     *_, well, pattern = _LATE[case]
     seconds, error = late[case].result()
     assert re.search(pattern, str(error)), error
@@ -262,7 +262,7 @@ def test_a_death_is_noticed_while_a_forked_child_lives(launch: Launcher, tmp_pat
     assert outcome.died == "killed by SIGKILL"
 
 
-def test_a_failure_does_not_spoil_the_next_test(launch: Launcher) -> None:
+def test_launches_work_after_a_failure(launch: Launcher) -> None:
     with pytest.raises(LaunchError):
         launch(2, _raise, ValueError("once"))
     assert [value[0] for value in launch(2, _identity, 0)] == [0, 1]
@@ -344,7 +344,7 @@ def _report_often(rank: testing.Rank, count: int) -> None:
         time.sleep(60)
 
 
-def test_reports_come_as_they_are_made() -> None:
+def test_reports_arrive_immediately() -> None:
     with testing.Launcher() as launcher:
         with launcher.start(2, _report_often, (2,), unique_ids=0) as run:
             reports = list(run.reports())
@@ -383,7 +383,7 @@ def test_functions_of_a_script_are_launched(tmp_path: Path, as_module: bool) -> 
     assert done.stdout == "[10, 11]\n", done.stderr
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_the_error_of_a_script_without_a_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT.format(guard="if True:"))
     done = _python(tmp_path, "script.py")
     assert done.returncode == 1

@@ -482,7 +482,7 @@ def tables(request: pytest.FixtureRequest) -> Iterator[tuple[str, Tables]]:
 
 @pytest.mark.parametrize("front", _FRONTS)
 @pytest.mark.parametrize("failure", _FAILURES)
-def test_who_waits_raises_what_has_failed(
+def test_every_wait_of_both_front_ends_raises_the_failure(
     tables: tuple[str, Tables], front: str, failure: str
 ) -> None:
     provider, results = tables

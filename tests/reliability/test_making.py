@@ -93,7 +93,7 @@ def _late_in_the_rendezvous(member: Member, gives_up: int) -> None:
 
 
 @pytest.mark.parametrize("gives_up", [0, 1, 2])
-def test_ranks_in_a_rendezvous_are_told(run: Callable[..., None], gives_up: int) -> None:
+def test_ranks_in_a_rendezvous_get_an_error(run: Callable[..., None], gives_up: int) -> None:
     run(3, _late_in_the_rendezvous, gives_up)
 
 
@@ -145,7 +145,7 @@ def _come_when_given_up(member: Member) -> None:
     comm.abort()
 
 
-def test_a_rank_that_comes_to_a_split_that_was_given_up() -> None:
+def test_a_late_rank_of_an_abandoned_split() -> None:
     with Lane() as lane, lane.world(2, _come_when_given_up) as world:
         world.gather([0], "gave up", 30)
         world.say([1], "come")
@@ -352,7 +352,7 @@ def _interrupted_group(member: Member) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)).strip("_"),
 )
-def test_a_creation_that_is_given_up(
+def test_an_abandoned_creation(
     run: Callable[..., None], function: Callable[..., None], nranks: int, away: int
 ) -> None:
     run(nranks, function, away=away)
