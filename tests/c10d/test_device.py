@@ -745,7 +745,7 @@ def test_captured_work_without_a_wait(rank: int, size: int) -> None:
 
 @on_ranks(2, fixture="device_world")
 def test_a_captured_work_is_waited_for_in_its_capture(rank: int, size: int) -> None:
-    """Later, or in another capture, an error says so and does no harm."""
+    """A later wait, or one in another capture, is an error that changes nothing."""
     x, graphs = _connected(rank + 1), [torch.cuda.CUDAGraph() for _ in range(2)]
     torch.cuda.synchronize()
     stateless = pytest.raises(ValueError, match=r"all_reduce: it was captured .*every launch")

@@ -77,7 +77,7 @@ def test_operations_of_different_groups(rank: int, size: int) -> None:
 
 @on_ranks(2, env={"HOSTNCCL_DEADLOCK_MS": "30"})
 def test_opposite_orders_of_two_groups(rank: int, size: int) -> None:
-    """What the threads of the lanes have not begun is no deadlock."""
+    """Operations that the threads of the lanes have not begun do not count as a deadlock."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     for _ in range(20):
         for group in groups:
@@ -122,7 +122,7 @@ def test_an_interrupt_of_pending_works(rank: int, size: int) -> None:
     interrupt_when_blocked()
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         works[2].wait()
-        time.sleep(0.01)  # the exception comes between two instructions
+        time.sleep(0.01)  # the exception is raised between two instructions
     ended = works[2].is_completed()
     store.set("interrupted", "the operation" if ended else "the wait")
     for work in works:

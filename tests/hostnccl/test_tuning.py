@@ -291,7 +291,7 @@ def test_a_file_of_an_earlier_format_is_replaced(tmp_path: Path, program: Path) 
 
 
 def _measure(rank: testing.Rank) -> tuple[str, list[str], int]:
-    """What HOSTNCCL_TUNING shows after two initialisations, the thresholds, and wrong elements."""
+    """Return HOSTNCCL_TUNING after two initializations, the thresholds, and wrong elements."""
     import numpy as np
 
     for unique_id in range(2):

@@ -105,7 +105,7 @@ def _abort(rank: Rank, what: str, aborted: str) -> float:
     comm.all_reduce(np.zeros(1))
     if rank.rank == 1:
         rank.report("here")
-        wait_for(aborted)  # never comes
+        wait_for(aborted)  # without the call that rank 0 waits for
         comm.abort()
         return 0.0
     moments, caller = [], threading.current_thread()

@@ -272,7 +272,7 @@ FORK = """
     pg = dist.group.WORLD
     assert in_child(lambda: use(pg)) == 0
     alone_again = torch.ones(1)
-    dist.all_reduce(alone_again)  # the parent goes on
+    dist.all_reduce(alone_again)  # the parent continues
     dist.destroy_process_group()
 """
 

@@ -83,7 +83,7 @@ def test_a_package_below_it_is_reported(tmp_path: Path) -> None:
 
 
 def test_another_package_is_found_first(tmp_path: Path) -> None:
-    """The command says which package shadows ours, and how to repair it."""
+    """The command names the package that shadows ours, and the repair."""
     package = tmp_path / "pynccl"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('this must not run')\n")

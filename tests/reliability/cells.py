@@ -241,7 +241,7 @@ class Scene:
             raise error
 
     def finish(self) -> None:
-        """What is waited for; twice, since the first one may need nothing more of a victim that is
+        """Run the step twice, because the first one may require nothing more of a victim that is
         stopped in it.
         """
         for _ in range(2):
@@ -342,7 +342,7 @@ def _replayed(scene: Scene, replay: Callable[[], object]) -> None:
         scene.member.hear("go")
     else:
         scene.ready()
-    for _ in range(2):  # the first one may need nothing more of a victim that is stopped
+    for _ in range(2):  # the first one may require nothing more of a stopped victim
         scene.began = time.monotonic()
         replay()
         scene.synchronize()
@@ -408,7 +408,7 @@ def _shrink(scene: Scene) -> None:
 
 
 def _init(scene: Scene) -> None:
-    unique_id = scene.member.share_id()  # also of a victim that is not there afterwards
+    unique_id = scene.member.share_id()  # including a victim that does not survive
     if scene.cell.notices_death and scene.member.rank != scene.late:
         return _init_with_victim(scene, unique_id)
     scene.ready()

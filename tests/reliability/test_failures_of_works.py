@@ -220,7 +220,7 @@ class _Scene:
             self.dist.irecv(self.tensor(), 1 - self.rank, group),
         ]
 
-    # What is waited for
+    # The operations that ranks wait for
 
     def all_reduce(self, group: Any, count: int = 4) -> Any:  # noqa: ANN401
         return self.dist.all_reduce(self.tensor(count), group=group, async_op=True)
@@ -258,7 +258,7 @@ class _Scene:
         }
         return lambda name: calls[name]()
 
-    # What fails
+    # The failures
 
     def fail(self) -> None:
         """Cause the failure: on this rank to test its own failure, otherwise on rank 1."""
@@ -447,7 +447,7 @@ def _expected(provider: str, front: str, failure: str, name: str) -> str:
         raised = raised.replace("Timeout", "(Timeout|InvalidUsage)")
     if failure != "Ctrl-C":
         return f"returned, then {raised}" if orders else raised
-    if orders:  # on a busy machine the signal may come before it has returned
+    if orders:  # on a busy machine the signal may arrive before it returns
         return f"KeyboardInterrupt(: $| after returned, then {raised})"
     if "future" in name and name != "future.value":
         # The wait is torch's, and ends by the limit.

@@ -55,7 +55,7 @@ def _fork_inside(member: Member, call: Callable[[], object]) -> None:
     thread = threading.Timer(_INSIDE, _fork, (member,))
     thread.start()
     call()
-    raise AssertionError("the call returned, though not all ranks have come")
+    raise AssertionError("the call returned, although ranks are missing")
 
 
 def _fails(error: Any, match: str, call: Callable[[], object]) -> None:  # noqa: ANN401
@@ -119,7 +119,7 @@ def _rendezvous(member: Member, victim: int) -> None:
     if member.rank == victim:
         _fork_inside(member, join)
     member.report("ready")
-    if member.rank == member.nranks - 1:  # comes when the victim has died
+    if member.rank == member.nranks - 1:  # joins after the death of the victim
         member.hear("go")
     _fails(nccl.NcclRemoteError, f"{victim} .*died|pid .*died", join)
 

@@ -28,7 +28,7 @@ class Member(Rank):
     _shared = 0
 
     def share(self, make: Callable[[], T] | None = None, maker: int = 0) -> T:
-        """What the maker has made, on all ranks."""
+        """Return on all ranks the value that one of them creates."""
         self._shared += 1
         path = Path(self._event("shared", self._shared))
         if make is not None and self.rank == maker:
@@ -45,7 +45,7 @@ class Member(Rank):
         return self.share(lambda: bytes(nccl.get_unique_id(self.provider)), maker)
 
     def hear(self, tag: str) -> None:
-        """Wait until the test says it."""
+        """Wait for a message of the test."""
         wait_for(self._event(tag, self.rank), _LONG)
 
     def sleep_for_ever(self) -> None:

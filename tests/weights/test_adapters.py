@@ -208,7 +208,7 @@ def test_vllm(vllm_engine: Any) -> None:  # noqa: ANN401
         assert trainer.report.version == step
     update = ["initialize", "load", "finalize, its configuration"]
     assert server.model.steps == [*update, *update]
-    # In a version that fails, the model is not touched.
+    # A failed version does not change the model.
     _, error = together(trainer._sender.abort, lambda: server.engine.receive_weights(_update(20)))
     assert isinstance(error, PeerLostError)
     assert server.model.steps == [*update, *update]
@@ -316,14 +316,14 @@ def test_verl(monkeypatch: pytest.MonkeyPatch) -> None:
             assert models.equal(loaded, expected)
         sessions = {engine.prepare()["session"] for engine in world.rollouts}
         opened |= sessions
-    assert len(opened) == 1  # the second update has used the session of the first one
-    # Another worker comes: the session is another one for all.
+    assert len(opened) == 1  # the second update reused the session of the first
+    # A new worker joins, so all members get a new session.
     world.rollouts.append(type(world.rollouts[0])(4096, timeout=20, host="127.0.0.1"))
     expected = models.make(3)
     for loaded in world.update(expected):
         assert models.equal(loaded, expected)
     assert {engine.prepare()["session"] for engine in world.rollouts}.isdisjoint(sessions)
-    # One leaves, but its process lives: the others do not wait for it.
+    # A worker leaves while its process lives. The others do not wait for it.
     gone = world.rollouts.pop()
     for loaded in world.update(expected):
         assert models.equal(loaded, expected)

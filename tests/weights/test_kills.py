@@ -139,7 +139,7 @@ def test_killed_receivers(launch: Launcher, tmp_path: Path, transport: str) -> N
             try:
                 run._processes[turn + 2].popen.wait(60)
             except subprocess.TimeoutExpired:
-                for outcome in run.outcomes(timeout=0.1):  # where all of them are
+                for outcome in run.outcomes(timeout=0.1):  # show the state of all ranks
                     print(outcome.rank, outcome.died, outcome.error, outcome.trace)
                 raise
         (tmp_path / "over").touch()
@@ -211,7 +211,7 @@ def sender_dies(rank: Rank, folder: str) -> None:
     receiver = WeightReceiver(FolderStore(folder), timeout=LIMIT, library="numpy")
     with pytest.raises(PeerLostError, match="sender"):
         list(receiver)
-    # What was committed is whole.
+    # The committed version is complete.
     version = receiver.version
     assert receiver.is_whole
     assert version is not None
@@ -232,7 +232,7 @@ def forks(rank: Rank, folder: str) -> None:
         sender = WeightSender(FolderStore(folder), timeout=60)
         while not sender.waiting():
             time.sleep(0.01)
-        if (child := os.fork()) == 0:  # what it closes is not its parent's
+        if (child := os.fork()) == 0:  # its close() does not affect its parent
             sender.close()
             os._exit(0)
         os.waitpid(child, 0)

@@ -234,7 +234,7 @@ def test_offer_of_a_version_that_could_not_begin() -> None:
     ):
         with WeightReceiver(store, **NUMPY) as guest:
             together(lambda: sender.send(first), lambda: other.send(first), guest.receive)
-        # Sender 1 has other tensors now, and there is no receiver.
+        # Sender 1 now sends other tensors, and no receiver is connected.
         results = together(lambda: sender.send(first), lambda: other.send(second))
         assert ["there are no receivers" in str(result) for result in results] == [True, True]
         with WeightReceiver(store, **NUMPY) as receiver:
