@@ -19,6 +19,7 @@ import torch
 
 from tests.support.blocking import wait_until_blocked
 from tests.support.commands import free_port
+from tests.support.in_world import init_on_host
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
 from tests.support.ranks import on_ranks
@@ -62,9 +63,7 @@ def _check_all_but(outcomes: list[Any], *lost: int) -> None:
 
 
 def _new_group_with_the_dead(rank: Rank, url: str) -> None:
-    import pynccl as dist
-
-    dist.init_process_group("host", init_method=url, rank=rank.rank, world_size=rank.nranks)
+    dist = init_on_host(rank, url)
     rank.report("ready")
     if rank.rank == 1:
         time.sleep(60)
@@ -126,9 +125,7 @@ def test_split_group_into_different_parts(dist: Any, rank: int, size: int) -> No
 
 
 def _two_threads(rank: Rank, url: str) -> None:
-    import pynccl as dist
-
-    dist.init_process_group("host", init_method=url, rank=rank.rank, world_size=rank.nranks)
+    dist = init_on_host(rank, url)
     own = rank.rank
     if own == 1:
         rank.wait_event("made", 0, 2)
@@ -167,13 +164,9 @@ def _meet(rank: Rank, folder: Path) -> None:
 
 
 def _without_the_store(rank: Rank, url: str, folder: Path) -> None:
-    import pynccl as dist
-
     _meet(rank, folder)
     limit = timedelta(seconds=_LIMIT)
-    dist.init_process_group(
-        "host", init_method=url, rank=rank.rank, world_size=rank.nranks, timeout=limit
-    )
+    dist = init_on_host(rank, url, timeout=limit)
     rank.report("ready")
     if rank.rank == 0:
         time.sleep(60)
@@ -200,17 +193,11 @@ def test_a_store_that_does_not_answer(launch: Launcher, tmp_path: Path) -> None:
 
 
 def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
-    import pynccl as dist
     from pynccl import nccl
 
     _meet(rank, folder)
     own = rank.rank
-    dist.init_process_group(
-        "host",
-        init_method=f"file://{folder}/store",
-        rank=own,
-        world_size=rank.nranks,
-    )
+    dist = init_on_host(rank, f"file://{folder}/store")
     part = dist.new_group([0, 1])
     _sum_is_right(dist, None, [0, 1, 2, 3], own)
     dist.barrier()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support.commands import free_port
+from tests.support.in_world import init_on_host
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -40,12 +41,7 @@ def _relay(rank: Rank, url: str, asynchronous: bool) -> float:
 
     The store of rank 0 is closed before rank 1 sends.
     """
-    import pynccl as dist
-
-    limit = timedelta(seconds=20)
-    dist.init_process_group(
-        "host", init_method=url, rank=rank.rank, world_size=rank.nranks, timeout=limit
-    )
+    dist = init_on_host(rank, url, timeout=timedelta(seconds=20))
     tensors = [torch.full((count,), -1.0) for count in COUNTS]
 
     def transfer(sends: bool, peer: int) -> None:
@@ -98,12 +94,7 @@ def test_a_rank_that_left_is_an_immediate_error(
 
 def _without_the_store(rank: Rank, url: str) -> None:
     """Ranks 1 and 2 create a group after rank 0 has left with the store."""
-    import pynccl as dist
-
-    limit = timedelta(seconds=20)
-    dist.init_process_group(
-        "host", init_method=url, rank=rank.rank, world_size=rank.nranks, timeout=limit
-    )
+    dist = init_on_host(rank, url, timeout=timedelta(seconds=20))
     dist.barrier()
     if rank.rank:
         time.sleep(0.3)

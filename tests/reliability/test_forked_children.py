@@ -20,6 +20,7 @@ import pytest
 from pynccl import nccl
 from tests.reliability.workers import Lane, Member
 from tests.support.blocking import wait_until
+from tests.support.in_world import init_on_host
 
 pytestmark = pytest.mark.long
 
@@ -129,15 +130,6 @@ def test_rendezvous(lane: Lane, nranks: int, victim: int) -> None:
     _run(lane, nranks, victim, _rendezvous)
 
 
-def _mirror(member: Member) -> Any:  # noqa: ANN401
-    import pynccl as dist
-
-    dist.init_process_group(
-        "host", init_method=member.init_method, rank=member.rank, world_size=member.nranks
-    )
-    return dist
-
-
 def _transfer(dist: Any, rank: int) -> Callable[[], object]:  # noqa: ANN401
     """A transfer from rank 0 to rank 1."""
     import torch
@@ -147,7 +139,7 @@ def _transfer(dist: Any, rank: int) -> Callable[[], object]:  # noqa: ANN401
 
 
 def _between_transfers(member: Member, victim: int) -> None:
-    dist = _mirror(member)
+    dist = init_on_host(member, member.init_method)
     transfer = _transfer(dist, member.rank)
     transfer()
     if member.rank == victim:
@@ -161,7 +153,7 @@ def _between_transfers(member: Member, victim: int) -> None:
 
 def _before_the_first_transfer(member: Member, victim: int) -> None:
     """The survivor connects, and the victim does not."""
-    dist = _mirror(member)
+    dist = init_on_host(member, member.init_method)
     if member.rank == victim:
         _fork_and_wait(member)
     member.report("ready")
@@ -171,7 +163,7 @@ def _before_the_first_transfer(member: Member, victim: int) -> None:
 
 def _in_the_first_transfer(member: Member, victim: int) -> None:
     """The victim connects, and the survivor does when it has died."""
-    dist = _mirror(member)
+    dist = init_on_host(member, member.init_method)
     if member.rank == victim:
         _fork_inside(member, _transfer(dist, member.rank))
     member.report("ready")
@@ -194,7 +186,7 @@ def test_mirror_transfer_with_a_rank_that_dies_slowly(lane: Lane, victim: int) -
 
 
 def _new_group(member: Member, victim: int) -> None:
-    dist = _mirror(member)
+    dist = init_on_host(member, member.init_method)
     if member.rank == victim:
         _fork_and_wait(member)
     member.report("ready")

@@ -77,3 +77,13 @@ def run_in_world(
     if dist.is_initialized():
         dist.destroy_process_group()
     return value
+
+
+def init_on_host(rank: Rank, url: str, **options: Any) -> Any:  # noqa: ANN401
+    """Initialize the mirror on CPUs in a rank, and return its module."""
+    import pynccl as dist
+
+    dist.init_process_group(
+        "host", init_method=url, rank=rank.rank, world_size=rank.nranks, **options
+    )
+    return dist
