@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of, cpu_communicator, set_event, wait_event
 from tests.c10d.versions import needs_torch
-from tests.support.blocking import wait_until
+from tests.support.blocking import in_threads, together, wait_until
 from tests.support.ranks import on_ranks
 from tests.support.tier import FULL
 
@@ -252,13 +252,7 @@ def test_operations_begin_without_a_wait(rank: int, size: int) -> None:
         assert dist.all_reduce(x, async_op=True).get_future().wait()
         assert dist.all_reduce(x, async_op=True).wait(timedelta(seconds=20))
     works = [dist.all_reduce(x, async_op=True) for _ in range(8)]
-    threads = [threading.Thread(target=work.wait) for work in reversed(works)]
-    for thread in threads:
-        thread.start()
-    for work in works[::3]:
-        work.wait()
-    for thread in threads:
-        thread.join()
+    in_threads(*(work.wait for work in [*reversed(works), *works[::3]]))
     assert all(work.is_success() for work in works)
 
 
@@ -289,20 +283,7 @@ def test_every_waiter_of_a_failed_operation_raises(rank: int, size: int) -> None
     options = dist.AllreduceOptions()
     options.timeout = timedelta(seconds=0.5)
     work = backend_of().allreduce([torch.ones(1)], options)
-    raised: list[BaseException] = []
-
-    def wait(*limit: timedelta) -> None:
-        try:
-            work.wait(*limit)
-        except dist.DistBackendError as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=wait), threading.Thread(target=wait, args=[_LONG])]
-    for thread in threads:
-        thread.start()
-    wait()
-    for thread in threads:
-        thread.join()
-    assert len(raised) == 3
-    assert all("all_reduce" in str(error) for error in raised)
+    for error in together(work.wait, work.wait, lambda: work.wait(_LONG)):
+        assert isinstance(error, dist.DistBackendError)
+        assert "all_reduce" in str(error)
     set_event("raised")

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,7 @@ import pynccl
 from pynccl import nccl
 from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
+from tests.support.blocking import in_threads
 from tests.support.capsule import Capsule, open_capsule
 from tests.support.commands import ROOT, python_output, run_command
 from tests.support.rank import Rank
@@ -163,8 +165,7 @@ def _two_threads(run: Callable[[nccl.Communicator], object]) -> list[object]:
         with nccl.Communicator(2, unique_id, rank, provider="host") as comm:
             return run(comm)
 
-    with ThreadPoolExecutor(2) as threads:
-        return [future.result(60) for future in [threads.submit(start, r) for r in range(2)]]
+    return in_threads(partial(start, 0), partial(start, 1))
 
 
 def test_other_threads_run_during_a_call(extension: Path) -> None:

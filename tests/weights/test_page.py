@@ -14,8 +14,8 @@ import torch
 from pynccl.weights import WeightReceiver, WeightSender
 from pynccl.weights.float8 import float8
 from tests.docs.blocks import read
+from tests.support.blocking import in_threads
 from tests.support.commands import free_port
-from tests.weights.sessions import together
 
 _PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
 _ENGINES = 2
@@ -23,12 +23,6 @@ _ENGINES = 2
 
 def _blocks() -> list[str]:
     return [block.text for block in read(_PAGE).blocks if "test_page" in str(block.marks)]
-
-
-def _run(*functions: Callable[[], Any]) -> None:
-    for result in together(*functions):
-        if isinstance(result, BaseException):
-            raise result
 
 
 def _model(value: float) -> torch.nn.Module:
@@ -68,7 +62,7 @@ def test_the_first_program(tmp_path: Path) -> None:
 
         return run
 
-    _run(part(trainer, _model(3)), *(part(engine, model) for model in engines))
+    in_threads(part(trainer, _model(3)), *(part(engine, model) for model in engines))
     for model in engines:
         assert all((parameter == 3).all() for parameter in model.parameters())
 
@@ -92,7 +86,7 @@ def test_the_program_with_two_trainers(tmp_path: Path) -> None:
             assert hasattr(report, attribute)
 
     assert len(parts) == 3
-    _run(*(functools.partial(run, part) for part in parts))
+    in_threads(*(functools.partial(run, part) for part in parts))
 
 
 @pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="torch has no float8")
