@@ -230,15 +230,20 @@ def _shrunk_with_abort_while_waiting(rank: Rank, comm: nccl.Communicator) -> Non
     comm.abort()
 
 
-def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
-    """One rank makes a collective call alone, and its own abort ends it."""
-    area = Area(comm)
-    calls: list[Callable[[nccl.Communicator], object]] = [
+def _collective_calls(area: Area) -> list[Callable[[nccl.Communicator], object]]:
+    """Calls that wait for the other rank, other than operations."""
+    return [
         lambda child: child.register_window(area.buffer),
         lambda child: child.suspend(),
         lambda child: child.split(0),
         lambda child: child.grow(3),
     ]
+
+
+def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
+    """One rank makes a collective call alone, and its own abort ends it."""
+    area = Area(comm)
+    calls = _collective_calls(area)
     children = [comm.split(0) for _ in calls]
     if rank.rank == 0:
         blocked = [
@@ -282,13 +287,7 @@ def _aborted_in_the_background(rank: Rank, comm: nccl.Communicator) -> None:
 def _different_calls(rank: Rank, comm: nccl.Communicator) -> None:
     area = Area(comm)
     x = np.ones(4, np.float32)
-    calls: list[Callable[[nccl.Communicator], object]] = [
-        lambda child: child.register_window(area.buffer),
-        lambda child: child.suspend(),
-        lambda child: child.split(0),
-        lambda child: child.grow(3),
-        lambda child: child.all_reduce(x),
-    ]
+    calls = [*_collective_calls(area), lambda child: child.all_reduce(x)]
     for number, mine in enumerate(calls):
         child = comm.split(0)
         assert child is not None

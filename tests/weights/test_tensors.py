@@ -112,23 +112,13 @@ def test_tied_tensors(commit: Any, transport: Any, delta: bool, size: int) -> No
     assert results == [None, None], results
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (torch.complex64, torch.float32),
-        (torch.int64, torch.int8),
-        (torch.int64, torch.float32),
-        (torch.float32, torch.int32),
-        (torch.int8, torch.uint8),
-        (torch.float32, torch.bool),
-    ],
-)
-def test_conversions_that_lose_values_are_rejected(source: Any, target: Any) -> None:  # noqa: ANN401
-    into = {"w": torch.zeros(3, dtype=target)}
+def test_conversions_that_lose_values_are_rejected() -> None:
+    """test_conversions_of_the_page lists them."""
+    into = {"w": torch.zeros(3, dtype=torch.int8)}
 
     def send(sender: WeightSender) -> None:
         with pytest.raises(ValueError, match=r"w: .* of the senders would lose values"):
-            sender.send({"w": torch.full((3,), 7, dtype=source)})
+            sender.send({"w": torch.full((3,), 7, dtype=torch.int64)})
 
     def receive(receiver: WeightReceiver) -> None:
         with pytest.raises(WeightsError, match=r"w: .* would lose values"):
@@ -155,9 +145,15 @@ def test_conversions_of_the_page() -> None:
     ):
         assert converts(source, target), (source, target)
     for source, target in (
+        ("complex64", "float32"),
+        ("int64", "int8"),
+        ("int64", "float32"),
+        ("float32", "int32"),
+        ("int8", "uint8"),
         ("uint8", "int8"),
         ("int32", "float32"),
         ("float32", "float8_e8m0fnu"),
+        ("float32", "bool"),
         ("int16", "bool"),
         ("float4_e2m1fn_x2", "float32"),
         ("float32", "float4_e2m1fn_x2"),
