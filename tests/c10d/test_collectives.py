@@ -188,17 +188,6 @@ def test_unequal_parts(dist: Any, rank: int, size: int, async_op: bool) -> None:
     assert mine.tolist() == [sum(range(size))] * (rank + 1)
 
 
-@on_ranks(2, 3, fixture="each_world")
-def test_lists_are_used_in_place(dist: Any, rank: int, size: int) -> None:
-    """Results arrive in the passed tensors themselves: views of one buffer, and the input."""
-    buffer = torch.zeros(size, 3)
-    buffer[rank] = rank
-    before = buffer.data_ptr()
-    dist.all_gather(list(buffer.unbind()), buffer[rank])
-    assert buffer.data_ptr() == before
-    assert torch.equal(buffer, torch.arange(size).repeat_interleave(3).reshape(size, 3).float())
-
-
 @pytest.mark.parametrize("async_ops", [False, True])
 @on_ranks(2, 3, fixture="each_world")
 def test_coalescing(dist: Any, rank: int, size: int, async_ops: bool) -> None:

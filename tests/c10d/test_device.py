@@ -80,7 +80,6 @@ _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "roots": (collectives.test_roots, ()),
     "unequal parts": (collectives.test_unequal_parts, (False,)),
     "unequal parts, asynchronous": (collectives.test_unequal_parts, (True,)),
-    "lists in place": (collectives.test_lists_are_used_in_place, ()),
     "coalesced": (collectives.test_coalescing, (False,)),
     "coalesced, asynchronous": (collectives.test_coalescing, (True,)),
     "operators": (collectives.test_operators_of_nccl, ()),

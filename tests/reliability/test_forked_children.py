@@ -190,7 +190,11 @@ def _new_group(member: Member, victim: int) -> None:
     if member.rank == victim:
         _fork_and_wait(member)
     member.report("ready")
-    _fails(dist.DistBackendError, f"rank {victim} has died", dist.new_group)
+    gone = f"rank {victim} has died or has left the job"
+    for _ in range(2):
+        _fails(dist.DistBackendError, gone, dist.new_group)
+    survivors = [rank for rank in range(member.nranks) if rank != victim]
+    dist.barrier(dist.new_group(survivors))
     dist.destroy_process_group()
 
 
