@@ -208,8 +208,3 @@ def test_arguments(launch: Launcher) -> None:
     launch(1, _wrong, env=_INTERPRET, timeout=60)
     with pytest.raises(ValueError, match="seconds: 0 is not positive"):
         peers.set_timeout(0)
-    with pytest.raises(ValueError, match="nranks: 0 is not positive"):
-        peers.barrier_words(0)
-    with pytest.raises(ValueError, match="barriers: -1 is not positive"):
-        peers.barrier_words(2, -1)
-    assert peers.barrier_words(4, 3) == 15
