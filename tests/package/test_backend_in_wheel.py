@@ -48,11 +48,13 @@ def _check(site: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return run_command(command, folder, env, timeout=60, popen=warm.Popen)
 
 
-def _package(site: Path) -> Path:
-    """A package like a wheel's, without sources, made of links to this one's files.
+def _create_package(site: Path, built: Path, folder: str) -> None:
+    """Create a package like that of a wheel, without sources, from links to the files of this one.
 
-    Returns:
-        Its folder for the backend, which is empty.
+    Args:
+        site: the folder for the package.
+        built: the library of the backend.
+        folder: the name of its folder, which identifies the torch that it was built for.
     """
     this, other = Path(pynccl.__file__).parent, site / "pynccl"
     other.mkdir(parents=True)
@@ -63,24 +65,22 @@ def _package(site: Path) -> Path:
     for file in Path(pynccl.get_include(), "pynccl").iterdir():
         if file.name != "c10d":
             (other / "include" / "pynccl" / file.name).symlink_to(file)
-    # Those of the source tree, if there is one, because it may have changed since the installation.
+    # The sources of the tree, because they may have changed since the installation.
     sources = ROOT / "csrc" / "c10d"
     (other / "include" / "pynccl" / "c10d").symlink_to(sources)
     (other / "lib").mkdir()
     for file in (this / "lib").iterdir():
         if file.name != "c10d":
             (other / "lib" / file.name).symlink_to(file)
-    (other / "lib" / "c10d").mkdir()
-    return other / "lib" / "c10d"
+    (other / "lib" / "c10d" / folder).mkdir(parents=True)
+    (other / "lib" / "c10d" / folder / built.name).symlink_to(built)
 
 
 def test_the_backend_of_the_package_is_used(tmp_path: Path) -> None:
     from pynccl.c10d.build import build
 
     built = build()
-    folder = _package(tmp_path / "site") / built.parent.name
-    folder.mkdir()
-    (folder / built.name).symlink_to(built)
+    _create_package(tmp_path / "site", built, built.parent.name)
     done = _check(tmp_path / "site", tmp_path)
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "cache").iterdir())
@@ -90,9 +90,8 @@ def test_a_backend_for_another_torch_is_not_used(tmp_path: Path) -> None:
     from pynccl.c10d.build import build
 
     built = build()
-    folder = _package(tmp_path / "site") / built.parent.name.replace("torch-", "torch-0.", 1)
-    folder.mkdir()
-    (folder / built.name).symlink_to(built)
+    other_torch = built.parent.name.replace("torch-", "torch-0.", 1)
+    _create_package(tmp_path / "site", built, other_torch)
     done = _check(tmp_path / "site", tmp_path)
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
