@@ -153,8 +153,9 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("trace", "nvtx recorder recordings"),
     ),
     "csrc/c10d": (
-        *_files("c10d", "collectives messages against_torch windows lending registration"),
-        *_files("c10d", "time_estimates allocation interrupts errors hooks work membership exit"),
+        *_files("c10d", "collectives messages overlaps against_torch windows lending"),
+        *_files("c10d", "registration time_estimates allocation interrupts errors hooks"),
+        *_files("c10d", "work membership exit"),
         "tests/c10d/test_device.py",
     ),
     "pynccl/mirror": (
@@ -162,7 +163,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("mirror", "mirror_operators mirror_outside mirror_lazy"),
         *_files("mirror", "mirror_groups mirror_p2p mirror_since mirror_work"),
         *_files("mirror", "mirror_store mirror_relay mirror_lost_ranks"),
-        *_files("c10d", "collectives messages against_torch work errors"),
+        *_files("c10d", "collectives messages overlaps against_torch work errors"),
     ),
     "pynccl/weights": (
         *_files("weights", "float8 adapters progress page tensors trust versions"),
