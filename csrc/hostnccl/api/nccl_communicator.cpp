@@ -17,8 +17,8 @@ using namespace hostnccl;
 
 namespace {
 
-ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
-                  const ncclConfig_t* config) {
+Job checked_init_job(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
+                     const ncclConfig_t* config) {
   non_null(comm, "comm");
   if (nranks >= 1) *comm = nullptr;  // as in NCCL
   check_size_and_rank(nranks, rank);
@@ -27,8 +27,12 @@ ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUni
   non_null(id, "commIds");
   const RendezvousKey key = read_unique_id(*id, Purpose::Init, "commId").key;
   for (int i = 1; i < ids; ++i) read_unique_id(id[i], Purpose::Init, "commId");
-  const CommSettings settings = read_config(config);
-  return Group::current().submit(init_job(comm, nranks, rank, key, settings));
+  return init_job(comm, nranks, rank, key, read_config(config));
+}
+
+ncclResult_t init(ncclComm_t* comm, int nranks, int rank, int ids, const ncclUniqueId* id,
+                  const ncclConfig_t* config) {
+  return Group::current().submit(checked_init_job(comm, nranks, rank, ids, id, config));
 }
 
 // Closes the handle of a communicator. Calls in progress keep it alive by their references.
@@ -188,7 +192,13 @@ ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
 void ncclResetDebugInit() {}
 
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
-  return group_guarded([&] { return init(comm, nranks, rank, 1, &commId, nullptr); });
+  return group_guarded([&] {
+    Group& group = Group::current();
+    Job job = checked_init_job(comm, nranks, rank, 1, &commId, nullptr);
+    // As in NCCL, the call waits even if NCCL_COMM_BLOCKING=0 makes the communicator non-blocking.
+    if (!group.active()) job.blocking = true;
+    return group.submit(std::move(job));
+  });
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
@@ -215,10 +225,11 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
       }
     }
     const RendezvousKey key = random_key();
+    const CommSettings settings = read_config(nullptr);
     std::vector<Job> jobs;
     jobs.reserve(static_cast<size_t>(ndev));
     for (int rank = 0; rank < ndev; ++rank) {
-      jobs.push_back(init_job(comm + rank, ndev, rank, key, CommSettings()));
+      jobs.push_back(init_job(comm + rank, ndev, rank, key, settings));
     }
     Group& group = Group::current();
     if (!group.active()) return run_jobs(jobs.data(), jobs.size());

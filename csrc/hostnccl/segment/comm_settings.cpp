@@ -58,10 +58,23 @@ void check_ignored(const abi::ncclConfig_t& config) {
   }
 }
 
+// As in NCCL, NCCL_COMM_BLOCKING overrides any configuration, the default one and that of a parent
+// included.
+void read_environment(CommSettings& settings) {
+  const char* environment = std::getenv("NCCL_COMM_BLOCKING");
+  if (!settings.strict_calls || environment == nullptr) return;
+  if (std::strcmp(environment, "0") == 0) settings.blocking = false;
+  if (std::strcmp(environment, "1") == 0) settings.blocking = true;
+}
+
 }  // namespace
 
 CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inherited) {
-  if (given == nullptr) return inherited;
+  if (given == nullptr) {
+    CommSettings settings = inherited;
+    read_environment(settings);
+    return settings;
+  }
   constexpr size_t kSmallest = offsetof(abi::ncclConfig_t, blocking);
   constexpr size_t kLargest = size_t{1} << 16;  // a larger size is uninitialized memory
   if (given->magic != abi::kApiMagic) {
@@ -77,9 +90,7 @@ CommSettings read_config(const abi::ncclConfig_t* given, const CommSettings& inh
   CommSettings settings;  // the config of a split replaces the parent's completely
   check_flag("blocking", config.blocking);
   if (config.blocking != abi::kUndefInt) settings.blocking = config.blocking == 1;
-  const char* environment = std::getenv("NCCL_COMM_BLOCKING");
-  if (settings.strict_calls && environment != nullptr && std::strcmp(environment, "0") == 0)
-    settings.blocking = false;
+  read_environment(settings);
   check_flag("splitShare", config.splitShare);
   check_flag("shrinkShare", config.shrinkShare);
   settings.split_share = config.splitShare == 1;

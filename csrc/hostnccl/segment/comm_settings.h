@@ -32,7 +32,7 @@ struct CommSettings {
 };
 
 // Checks and reads a config, which may be of an older or newer version of the struct. Null: returns
-// inherited.
+// inherited. In strict mode NCCL_COMM_BLOCKING overrides either.
 CommSettings read_config(const pynccl::abi::ncclConfig_t* config,
                          const CommSettings& inherited = {});
 

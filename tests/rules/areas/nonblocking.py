@@ -319,6 +319,58 @@ def blocking_by_environment(rank: Rank) -> str:
 
 
 @rule(
+    "CommInitRankConfig",
+    "NCCL_COMM_BLOCKING=0 makes a communicator without a configuration non-blocking",
+    nccl="inProgress",
+    source="read: init.cc:1999 (2.30.7)",
+    env={"NCCL_COMM_BLOCKING": "0"},
+)
+def blocking_by_environment_without_configuration(rank: Rank) -> str:
+    return rank.init(c.c_void_p())
+
+
+@rule(
+    "CommInitRankConfig",
+    "NCCL_COMM_BLOCKING=1 overrides the configuration and makes a communicator blocking",
+    nccl=["success", "success"],
+    source="read: init.cc:1999 (2.30.7)",
+    env={"NCCL_COMM_BLOCKING": "1"},
+)
+def blocking_again_by_environment(rank: Rank) -> list[str]:
+    comm = rank.empty()
+    return [rank.init(comm, blocking=0), rank.state(comm)]
+
+
+@rule(
+    "CommInitRank",
+    "With NCCL_COMM_BLOCKING=0, ncclCommInitRank still waits for its peers and returns success",
+    nccl=["waits success", "success"],
+    source="read: group.cc:40 (2.30.7); the code was measured for one rank",
+    ranks=2,
+    env={"NCCL_COMM_BLOCKING": "0"},
+)
+def init_rank_by_environment(rank: Rank) -> list[str]:
+    comm, unique_id = rank.empty(), rank.id()
+    code = rank.waits(lambda: rank.nccl.CommInitRank(c.byref(comm), 2, unique_id, rank.rank))
+    return [code, rank.state(comm)]
+
+
+@rule(
+    "CommInitRank",
+    "With NCCL_COMM_BLOCKING=0, ncclGroupEnd after ncclCommInitRank returns inProgress",
+    nccl=["success", "inProgress", "success"],
+    source="read: init.cc:1999, group.cc:826 (2.30.7)",
+    ranks=2,
+    env={"NCCL_COMM_BLOCKING": "0"},
+)
+def init_rank_in_group_by_environment(rank: Rank) -> list[str]:
+    comm, unique_id = rank.empty(), rank.id()
+    rank.nccl.GroupStart()
+    code = rank.nccl.CommInitRank(c.byref(comm), 2, unique_id, rank.rank)
+    return [code, rank.nccl.GroupEnd(), rank.settle(comm)]
+
+
+@rule(
     "CommAbort",
     "ncclCommAbort of a non-blocking communicator ends its pending operation",
     nccl={

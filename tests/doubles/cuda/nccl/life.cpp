@@ -41,9 +41,9 @@ class CreationConfig {
       std::memcpy(static_cast<void*>(&config_), given, std::min(given->size, known));
     if (config_.size > known) config_.size = known;
     const char* environment = std::getenv("NCCL_COMM_BLOCKING");
-    if (environment && std::string_view(environment) == "0" &&
-        config_.size >= kHeader + sizeof(int))
-      config_.blocking = 0;
+    const std::string_view blocking = environment ? environment : "";
+    if ((blocking == "0" || blocking == "1") && config_.size >= kHeader + sizeof(int))
+      config_.blocking = blocking == "1";
   }
   // The engine checks the others.
   bool valid() const {
@@ -136,7 +136,8 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
 template <class EngineCall>
 ncclResult_t create_first(ncclComm_t* out, int nranks, const ncclUniqueId* id, int rank,
                           const ncclConfig_t* config, EngineCall&& call) {
-  CreationConfig own(config);
+  const ncclConfig_t defaults{};  // which the environment overrides as well
+  CreationConfig own(config ? config : &defaults);
   if (!own.valid()) return ncclInvalidArgument;
   return create(
       out, current_or_first().device(), own.blocking(true), id ? text_of(*id) : std::string(),
@@ -196,7 +197,13 @@ const char* Call<&Table::ncclGetErrorString>::run(const char*, ncclResult_t resu
 ncclResult_t Call<&Table::ncclCommInitRank>::run(const char*, ncclComm_t* comm, int nranks,
                                                  ncclUniqueId id, int rank) {
   if (comm != nullptr && nranks < 1 && before_24()) *comm = nullptr;
-  return Call<&Table::ncclCommInitRankConfig>::run("", comm, nranks, id, rank, nullptr);
+  const ncclResult_t result =
+      Call<&Table::ncclCommInitRankConfig>::run("", comm, nranks, id, rank, nullptr);
+  if (result != ncclInProgress) return result;
+  // The call waits even if the environment makes the communicator non-blocking.
+  const CommunicatorRef made = find_communicator(*comm);
+  made->wait_while_in_progress();
+  return made->state();
 }
 
 ncclResult_t Call<&Table::ncclCommInitRankConfig>::run(const char*, ncclComm_t* comm, int nranks,
