@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pynccl.errors import NcclRemoteError
 from pynccl.store import ask
 
-__all__ = ["Rendezvous"]
+__all__ = ["Rendezvous", "without_prefix"]
 
 _REMOTE_ERROR = 6  # ncclRemoteError
 _SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between polls of the store
@@ -224,9 +224,15 @@ class Rendezvous:
         return bool(self._pending)
 
 
-def _description(store: Store) -> str:
+def without_prefix(store: Store) -> Store:
+    """Return the store below the prefixes of a store."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
+    return store
+
+
+def _description(store: Store) -> str:
+    store = without_prefix(store)
     if isinstance(store, TCPStore):
         return f"the job's store at {store.host}:{store.port}"
     return f"the job's {type(store).__name__}"

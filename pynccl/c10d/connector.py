@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from pynccl import _C, memory, nccl
 from pynccl._internal import membership
 from pynccl._internal.processes import Process, publish
-from pynccl._internal.rendezvous import Rendezvous
+from pynccl._internal.rendezvous import Rendezvous, without_prefix
 from pynccl.libraries import load
 
 __all__ = ["Connector", "leave_stores"]
@@ -114,6 +114,7 @@ class Connector:
         self.timeout = timeout
         self.handle = json.dumps([socket.gethostname(), Process.own(), secrets.token_hex(16)])
         self._store = store
+        self._job_store = without_prefix(store)  # one for all groups, because a thread polls it
         self._base = store  # the store of the first configuration
         self._members = [self.handle]  # the handles of a reconfigured group, by rank
         self._uuids: set[int] = set()  # the reconfigurations so far
@@ -179,7 +180,9 @@ class Connector:
         config = membership.group_config(
             self._config, timeout=self.timeout, on_cpu=device.type == "cpu"
         )
-        return nccl.Communicator(size, unique_id, rank, config=config, device=device)
+        return nccl.Communicator(
+            size, unique_id, rank, config=config, device=device, store=self._job_store
+        )
 
     def split(
         self,

@@ -75,6 +75,18 @@ def test_operations_of_different_groups(rank: int, size: int) -> None:
         assert part in text
 
 
+@on_ranks(2, env={"HOSTNCCL_DEADLOCK_MS": "10000"})
+def test_a_timeout_names_the_missing_ranks(rank: int, size: int) -> None:
+    group: Any = dist.new_group(timeout=timedelta(seconds=1))
+    dist.all_reduce(torch.ones(1), group=group)
+    if rank == 0:
+        text = _fails(_sum(group).wait)
+        assert "rank 1 has not issued #2 all_reduce" in text, text
+        set_event("raised")
+    else:
+        wait_event("raised")
+
+
 @on_ranks(2, env={"HOSTNCCL_DEADLOCK_MS": "30"})
 def test_opposite_orders_of_two_groups(rank: int, size: int) -> None:
     """Operations that the threads of the lanes have not begun do not count as a deadlock."""
