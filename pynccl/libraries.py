@@ -26,6 +26,7 @@ __all__ = [
     "PROVIDERS",
     "Location",
     "default_provider",
+    "device_of_rank",
     "hostnccl_preload",
     "load",
     "locate",
@@ -224,6 +225,25 @@ def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
     return load(provider if provider is not None else implied), ordinal
 
 
+def device_of_rank(library: _C.Library, rank: int) -> int:
+    """Return the device of a rank if the ranks are distributed over all devices.
+
+    Args:
+        library: the library of the ranks.
+        rank: the rank.
+
+    Returns:
+        The device's ordinal.
+
+    Raises:
+        ValueError: there is no device.
+    """
+    available = len(library.device_names())
+    if available == 0:
+        raise ValueError(f"devices: {library.driver_path} reports no GPU; run `pynccl doctor`")
+    return rank % available
+
+
 def resolve_all(
     provider: str | None, devices: SupportsIndex | Sequence[object]
 ) -> tuple[_C.Library, list[int]]:
@@ -238,7 +258,7 @@ def resolve_all(
         The Library and the ordinal of each rank's device.
 
     Raises:
-        TypeError, ValueError: an invalid argument, or devices of different providers.
+        TypeError, ValueError: an invalid argument, devices of different providers, or no device.
         LibraryNotFoundError: the provider's library was not found.
     """
     if isinstance(devices, SupportsIndex):
@@ -248,8 +268,7 @@ def resolve_all(
         if count > _MOST_RANKS:
             raise ValueError(f"devices: {count} is above {_MOST_RANKS}")
         library = load(provider)
-        available = len(library.device_names())
-        return library, [rank % available for rank in range(count)]
+        return library, [device_of_rank(library, rank) for rank in range(count)]
     if not devices:
         raise ValueError("devices: the sequence is empty")
     libraries, ordinals = zip(*(resolve(provider, device) for device in devices), strict=True)

@@ -73,7 +73,7 @@ class Rank:
 
         if self.provider != "cuda":
             return None
-        return self.rank % len(libraries.load("cuda").device_names())
+        return libraries.device_of_rank(libraries.load("cuda"), self.rank)
 
     def communicator(self, unique_id: int = 0, **options: Any) -> nccl.Communicator:  # noqa: ANN401
         """Create a communicator of all ranks; every rank must call it.

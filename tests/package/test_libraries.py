@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pynccl import _C, errors, libraries, nccl, raw
+from pynccl import _C, errors, libraries, nccl, raw, testing
 from tests.support.commands import python_output
 from tests.support.old_nccl import compile_nccl
 from tools import noop
@@ -106,6 +106,21 @@ def test_resolve() -> None:
     assert libraries.resolve_all("host", 3) == (host, [0, 0, 0])
     assert libraries.resolve_all(None, ["cpu", Device()]) == (host, [0, 0])
     assert libraries.resolve_all(_HOST, ["cpu", "cpu"]) == (host, [0, 0])
+
+
+def test_a_driver_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        driver_path = "libcuda.so.1"
+
+        def device_names(self) -> list[str]:
+            return []
+
+    monkeypatch.setattr(libraries, "load", lambda _: Library())
+    with pytest.raises(ValueError, match=r"devices: libcuda.so.1 reports no GPU"):
+        libraries.resolve_all("cuda", 2)
+    rank = testing.Rank(0, 2, "cuda", [], "", print)
+    with pytest.raises(ValueError, match=r"devices: libcuda.so.1 reports no GPU"):
+        _ = rank.device
 
 
 def test_two_libraries_side_by_side() -> None:
