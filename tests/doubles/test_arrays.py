@@ -62,6 +62,15 @@ def test_memory_is_used_again_in_stream_order(no_violations: None) -> None:
     assert library.violations() == []
 
 
+def test_freed_memory_invalidates_no_capture() -> None:
+    """The allocator checks whether the work of its other streams is done."""
+    side, tensor = torch.cuda.Stream(), torch.ones(1000, device="cuda")
+    tensor.record_stream(side)
+    del tensor
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.empty(1000, device="cuda").fill_(0)
+
+
 @pytest.mark.violations
 def test_memory_that_another_stream_uses_needs_record_stream(no_violations: None) -> None:
     for record in (True, False):

@@ -193,6 +193,15 @@ def test_destroying_a_graph_invalidates_captures(
         destroy()
 
 
+def test_destroying_a_stream_invalidates_no_capture(cuda: library.Driver) -> None:
+    """The double itself then queries whether the work of destroyed streams is done."""
+    captured, first, second = stream(), stream(), stream()
+    cuda("cuStreamDestroy_v2", first)
+    cuda("cuStreamBeginCapture_v2", captured, GLOBAL)
+    cuda("cuStreamDestroy_v2", second)
+    cuda("cuGraphDestroy", cuda.end_capture(captured))
+
+
 def test_an_event_of_another_capture_invalidates_a_capture(cuda: library.Driver) -> None:
     first, second, event = stream(), stream(), cuda.new("cuEventCreate", 2)
     cuda("cuStreamBeginCapture_v2", first, RELAXED)

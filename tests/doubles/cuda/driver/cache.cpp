@@ -73,7 +73,7 @@ void collect_waiting() {
   for (auto next = waiting.begin(); next != waiting.end();) {
     auto& events = next->waited;
     std::erase_if(events, [](CUevent event) {
-      if (engine().EventQuery(event) == CUDA_ERROR_NOT_READY) return false;
+      if (!is_reached(event)) return false;
       engine().EventDestroy(event);
       return true;
     });

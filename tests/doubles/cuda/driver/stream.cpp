@@ -34,6 +34,14 @@ bool capturing(const Stream& stream) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+bool is_reached(CUevent event) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  engine().ThreadExchangeStreamCaptureMode(&mode);
+  const bool reached = engine().EventQuery(event) != CUDA_ERROR_NOT_READY;
+  engine().ThreadExchangeStreamCaptureMode(&mode);
+  return reached;
+}
+
 CUresult launch(const Stream& stream, std::function<void()> function) {
   struct Launched {
     std::function<void()> function;
@@ -147,7 +155,7 @@ void Context::remove(Stream* stream) {
   const std::lock_guard lock(mutex_);
   streams_.erase(stream);
   std::erase_if(destroyed_, [](const std::shared_ptr<void>& event) {
-    return engine().EventQuery(static_cast<CUevent>(event.get())) != CUDA_ERROR_NOT_READY;
+    return is_reached(static_cast<CUevent>(event.get()));
   });
   if (capturing(*stream)) return;
   engine().EventRecord(stream->last_, stream->queue_);

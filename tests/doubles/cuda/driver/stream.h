@@ -100,6 +100,8 @@ struct Found {
 };
 Found find_stream(CUstream handle);
 bool capturing(const Stream& stream);
+// Whether the engine's event is reached. A query by the double itself invalidates no capture.
+bool is_reached(CUevent event);
 CUresult launch(const Stream& stream, std::function<void()> function);  // runs it in stream order
 CUresult keep_busy(const Stream& stream, double seconds);  // it does nothing for this time
 CUstream handle_of(const Stream& stream);
