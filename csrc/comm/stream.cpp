@@ -343,6 +343,7 @@ bool Event::is_done(CUevent event) const {
 }
 
 double Event::elapsed_seconds(const Event& end) const {
+  const RelaxedMode relaxed(*library_);
   float milliseconds = 0;
   CHECK_IN_CONTEXT(EventElapsedTime, (&milliseconds, handle(), end.handle()));
   return static_cast<double>(milliseconds) / 1e3;

@@ -202,6 +202,18 @@ def test_closed_streams_and_events(rank: Rank) -> None:
     rank.comm.all_reduce(array)
 
 
+@on_ranks(1, by="provider")
+def test_an_elapsed_time_can_be_read_during_a_capture(rank: Rank) -> None:
+    stream, began, ended = rank.stream(), rank.event(timing=True), rank.event(timing=True)
+    began.record(stream)
+    ended.record(stream)
+    stream.synchronize()
+    data = rank.memory.put(np.ones(4, np.float32))
+    with nccl.capture(stream, mode="global"):
+        rank.comm.all_reduce(data, stream=stream)
+        assert began.elapsed_time(ended) >= 0
+
+
 @on_ranks(2)
 def test_a_failure_in_the_background_is_reported(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
