@@ -223,12 +223,21 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
   const Use use(parent);
   begin_child(parent, "ncclCommShrink", flags == 0 && parent.options_.config.shrinkShare == 1);
   identify_shrunk(parent, excluded);
+  const bool was_revoked = parent.revoked_;
   if (flags != 0) parent.mark_revoked();
   const Waiting waiting(parent, creator_);
-  waiting.check(call_parent(parent, [=, this](ncclComm_t comm) mutable {
-    return shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
-                  child_config(), flags);
-  }));
+  try {
+    waiting.check(call_parent(parent, [=, this](ncclComm_t comm) mutable {
+      return shrink(comm, excluded.data(), static_cast<int>(excluded.size()), created_.get(),
+                    child_config(), flags);
+    }));
+  } catch (const NcclFailure& failure) {
+    // hostnccl checks the arguments first. NCCL ends the operations even if it then refuses the
+    // call (init.cc:3184 of 2.30.7).
+    if (failure.code == ncclInvalidArgument && library_->reports_failed_work())
+      parent.mark_revoked(was_revoked);
+    throw;
+  }
   if (flags != 0) parent.mark_shrunk();
 }
 

@@ -90,6 +90,17 @@ def test_shrink_after_an_error(rank: Rank) -> None:
     comm.close()
 
 
+@on_ranks(2)
+def test_a_refused_shrink_with_abort_changes_nothing(rank: Rank) -> None:
+    """On hosts, the configuration is checked before the operations are ended."""
+    comm = rank.comm
+    config = nccl.Config(num_rma_ctx=64, num_rma_sig=1024)
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="signals"):
+        comm.shrink([1 - rank.rank], abort=True, config=config)
+    assert not comm.revoked
+    check_works(rank, comm, [0, 1])
+
+
 @on_ranks(2, by="provider")
 def test_wrong_arguments_of_shrink(rank: Rank) -> None:
     comm = rank.comm
