@@ -312,8 +312,14 @@ bool Communicator::take_handle() {
   if (!created) return false;
   comm_.store(created, std::memory_order_release);
   begin_deadlines();
-  State creating = State::kCreating;  // another thread may have aborted it meanwhile
-  state_.compare_exchange_strong(creating, blocking() ? State::kOpen : State::kUnready);
+  State before = State::kCreating;
+  if (state_.compare_exchange_strong(before, blocking() ? State::kOpen : State::kUnready) ||
+      before < State::kClosed)
+    return true;
+  // Another thread has aborted it meanwhile and freed the handle, but did not see it listed.
+  OpenCommunicators::remove(*deadlines_);
+  if (check() != 0) Observers::stop_operations();
+  comm_.store(nullptr);
   return true;
 }
 

@@ -5,14 +5,18 @@ are raised; for creating, splitting, shrinking, growing, suspending, revoking an
 
 from __future__ import annotations
 
+import ctypes
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import _C, nccl
 from tests.nccl.test_life import carry, check_works
 from tests.support import gpu
+from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -247,6 +251,43 @@ def test_the_time_limit_of_the_first_operation(rank: Rank) -> None:
         rank.set_event("expired")
     rank.wait_event("expired", 0)
     comm.abort()
+
+
+_LATE_CHILD = """
+static void (*hook)(void);
+static void** written;
+void set_hook(void (*function)(void)) { hook = function; }
+void write_child(void) { static int child; *written = &child; }
+int ncclCommSplit(void* comm, int color, int key, void** child, void* config) {
+  written = child;
+  return 0;
+}
+int hostCtxGetCurrent(void** context) {
+  void (*function)(void) = hook;
+  hook = 0;
+  if (function) function();
+  return 0;
+}
+#define hostCtxGetCurrent hostCtxGetCurrent_of_the_compiler
+"""
+
+
+def test_an_abort_while_a_child_gets_its_handle(tmp_path: Path) -> None:
+    """The monitor forgets the child, which polls the handle that it has just received."""
+    path = compile_nccl(tmp_path, 23200, _LATE_CHILD, with_communicators=True)
+    library = ctypes.CDLL(path)
+    with nccl.Communicator(1, bytes(128), 0, provider=path, config=_config()) as comm:
+        comm.wait_ready(0)
+        child = comm.split(0)
+        assert child is not None
+        aborts = ctypes.CFUNCTYPE(None)(child.abort)
+        library.write_child()
+        library.set_hook(aborts)
+        with pytest.raises(ValueError, match="closed"):
+            child.wait_ready(0)
+        assert child.closed
+        opened = json.loads(_C.flight_dump_json(""))["communicators"]
+        assert len(opened) == 1
 
 
 @on_ranks(2, by="provider", ids=2, env={"NCCL_COMM_BLOCKING": "0"})
