@@ -2,6 +2,7 @@
 // all of them. It is always on. One thread at a time writes, any thread reads.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -144,9 +145,9 @@ class FlightRecorder {
   // The part of a call that must be equal on all ranks. The numbers of user-defined operators may
   // differ.
   static std::uint64_t call_word(OperationKind kind, const Operation& o) {
-    const auto op = static_cast<unsigned>(o.op) < 0xff ? static_cast<unsigned>(o.op) : 0xffu;
+    const auto op = std::min<std::uint64_t>(static_cast<unsigned>(o.op), ncclNumOps);
     return std::uint64_t{static_cast<unsigned char>(plain(kind))} |
-           std::uint64_t{static_cast<unsigned char>(o.dtype)} << 8 | std::uint64_t{op} << 16 |
+           std::uint64_t{static_cast<unsigned char>(o.dtype)} << 8 | op << 16 |
            std::uint64_t{static_cast<std::uint32_t>(o.root_or_peer)} << 32;
   }
 

@@ -188,6 +188,19 @@ def test_messages_in_a_group(launch: Launcher, provider: str, tmp_path: Path) ->
     assert any(launch(2, _messages_in_a_group, tmp_path, provider=provider, timeout=40))
 
 
+@on_ranks(2, timeout=40)
+def test_numbers_of_operators_may_differ(rank: Rank, tmp_path: Path) -> None:
+    config = nccl.Config(check="every", timeout=20)
+    comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
+    for _ in range(1 + rank.rank):  # hostnccl numbers the operators of a process
+        op = comm.pre_mul_sum(0.5, "float32")
+    x = np.ones(4, np.float32)
+    for _ in range(2):
+        comm.all_reduce(x, op)
+    assert (x == 1).all()
+    comm.close()
+
+
 @on_ranks(3, ids=2, timeout=40)
 def test_a_grown_communicator(rank: Rank, tmp_path: Path) -> None:
     store, config = FolderStore(tmp_path), nccl.Config(check="every", timeout=20)
