@@ -17,7 +17,7 @@ _EVENTS = 5  # per comparison
 
 @on_ranks(1, provider="cuda")
 def test_comparisons_of_clocks(rank: Rank) -> None:
-    """The operation is over, so only the comparisons record events."""
+    """The operation is over, so nearly all events are those of comparisons."""
     buffer, stream = rank.memory.put(np.ones(4, np.float32)), rank.stream()
     with nccl.trace():
         rank.comm.all_reduce(buffer, stream=stream)
@@ -29,7 +29,7 @@ def test_comparisons_of_clocks(rank: Rank) -> None:
                 record.read()
                 return len(record.named("cuEventRecord"))
 
-            wait_until(lambda: compared() >= 2 * _EVENTS)
+            wait_until(lambda: compared() >= 4 * _EVENTS)
             found = compared()
             took = time.monotonic() - began
-    assert found <= _EVENTS * (took + 1.5)
+    assert found <= _EVENTS * (took + 2.5), (found, took)  # others record one now and then
