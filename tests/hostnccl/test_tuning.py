@@ -325,31 +325,29 @@ def test_the_first_world_measures(tmp_path: Path, nranks: int) -> None:
     assert file.read_bytes() == before
 
 
-def _first_initialisation(rank: testing.Rank, folder: str) -> tuple[float, bool]:
-    """The seconds of the first initialization, once all are ready, and whether it measured."""
+def _first_initialisation(rank: testing.Rank, folder: str) -> float:
+    """The seconds of the first initialization, once all ranks are ready."""
     nccl.get_version("host")
     Path(folder, str(rank.rank)).touch()
     while len(list(Path(folder).iterdir())) < rank.world_size:
         time.sleep(0.001)
     start = time.perf_counter()
     rank.communicator(0, provider="host")
-    seconds = time.perf_counter() - start
-    return seconds, nccl.params("host")["HOSTNCCL_TUNING"].startswith("measured ")
+    return time.perf_counter() - start
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a measurement needs two CPUs")
 def test_measuring_is_bounded(tmp_path: Path) -> None:
     """It takes a few milliseconds; the limit is for a busy machine. /dev/null stores no result."""
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": "/dev/null"}
-    limit = 0.2
-    measured: list[float] = []
-    found: list[list[tuple[float, bool]]] = []
-    while len(found) < 10 and not (measured and min(measured) < limit):
-        folder = tmp_path / str(len(found))
+    fastest, limit = 1.0, 0.2
+    for run in range(10):
+        folder = tmp_path / str(run)
         folder.mkdir()
-        found.append(testing.launch(2, _first_initialisation, (str(folder),), env=env, timeout=60))
-        measured += [seconds for seconds, measures in found[-1] if measures]
-    assert min(measured, default=limit) < limit, found
+        times = testing.launch(2, _first_initialisation, (str(folder),), env=env, timeout=60)
+        fastest = min(fastest, *times)
+        if fastest < limit:
+            break
+    assert fastest < limit
     assert Path("/dev/null").is_char_device()
 
 
