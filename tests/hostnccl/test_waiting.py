@@ -191,11 +191,15 @@ def test_waits_are_short_beside_busy_processes(launch: Launcher) -> None:
     raise AssertionError(f"seconds by HOSTNCCL_SPIN_US: {tried}")
 
 
-def _reads_directly(rank: Rank, cpus: list[int]) -> bool:
-    """Whether a message soon touches one cell of its ring only."""
+def _reads_directly(rank: Rank, cpus: list[int]) -> bool | None:
+    """Whether a message soon touches one cell of its ring only; None if ranks cannot read others'
+    memory.
+    """
+    if rank.comm.explain("broadcast", 1 << 30).algorithm != "direct":
+        return None
     os.sched_setaffinity(0, cpus)
     token, message = np.zeros(1, bool), np.ones(1 << 20, np.uint8)
-    for unique_id in range(10):
+    for unique_id in range(1, 10):
         with rank.communicator(unique_id, provider="host") as comm:
             for _ in range(200):
                 comm.all_reduce(token, "max")
@@ -216,4 +220,7 @@ def test_messages_are_read_at_once_while_others_take_the_cpu(launch: Launcher) -
     cpus = sorted(os.sched_getaffinity(0))[:2]
     env = {"HOSTNCCL_TUNING": "off"}
     with busy_processes(2 * len(cpus), cpus):
-        assert launch(2, _reads_directly, cpus, env=env, fresh=True, ids=10) == [True, True]
+        found = launch(2, _reads_directly, cpus, env=env, fresh=True, ids=10)
+    if found == [None, None]:
+        pytest.skip("ranks cannot read each other's memory here")
+    assert found == [True, True]
