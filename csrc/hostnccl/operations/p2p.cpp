@@ -14,14 +14,15 @@ Cell& cell_of(PairRing& ring, uint32_t number) { return ring.cells[number % kCel
 
 Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone) {
   if (bytes <= kCellBytes) return Transfer::Eager;
+  if (!segment.supports_direct()) return Transfer::Pieces;
+  const Tuning& tuning = segment.tuning();
   const bool in_process = segment.same_process(peer);
-  size_t direct_from = segment.tuning().direct_message(in_process, alone);
-  // Wake-ups take long while other processes compete for the CPUs: one for a direct read, one for
-  // some pieces.
-  if (const size_t least = segment.tuning().message_oversubscribed;
-      !in_process && least <= bytes && bytes < direct_from && cpus_contended())
-    direct_from = least;
-  return segment.supports_direct() && bytes >= direct_from ? Transfer::Direct : Transfer::Pieces;
+  if (bytes >= tuning.direct_message(in_process, alone)) return Transfer::Direct;
+  // While other processes compete for the CPUs, each wake-up takes long. A direct read needs one,
+  // pieces need many.
+  const bool avoids_wakeups =
+      !in_process && bytes >= tuning.message_oversubscribed && cpus_contended();
+  return avoids_wakeups ? Transfer::Direct : Transfer::Pieces;
 }
 
 void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {
