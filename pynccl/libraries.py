@@ -26,7 +26,7 @@ __all__ = [
     "PROVIDERS",
     "Location",
     "default_provider",
-    "device_of_rank",
+    "device_count",
     "hostnccl_preload",
     "load",
     "locate",
@@ -225,23 +225,19 @@ def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
     return load(provider if provider is not None else implied), ordinal
 
 
-def device_of_rank(library: _C.Library, rank: int) -> int:
-    """Return the device of a rank if the ranks are distributed over all devices.
+def device_count(library: _C.Library) -> int:
+    """Return the number of devices of a library's driver.
 
     Args:
-        library: the library of the ranks.
-        rank: the rank.
-
-    Returns:
-        The device's ordinal.
+        library: the library.
 
     Raises:
         ValueError: there is no device.
     """
-    available = len(library.device_names())
-    if available == 0:
+    count = len(library.device_names())
+    if count == 0:
         raise ValueError(f"devices: {library.driver_path} reports no GPU; run `pynccl doctor`")
-    return rank % available
+    return count
 
 
 def resolve_all(
@@ -268,7 +264,8 @@ def resolve_all(
         if count > _MOST_RANKS:
             raise ValueError(f"devices: {count} is above {_MOST_RANKS}")
         library = load(provider)
-        return library, [device_of_rank(library, rank) for rank in range(count)]
+        available = device_count(library)
+        return library, [rank % available for rank in range(count)]
     if not devices:
         raise ValueError("devices: the sequence is empty")
     libraries, ordinals = zip(*(resolve(provider, device) for device in devices), strict=True)

@@ -73,7 +73,7 @@ class Rank:
 
         if self.provider != "cuda":
             return None
-        return libraries.device_of_rank(libraries.load("cuda"), self.rank)
+        return self.rank % libraries.device_count(libraries.load("cuda"))
 
     def communicator(self, unique_id: int = 0, **options: Any) -> nccl.Communicator:  # noqa: ANN401
         """Create a communicator of all ranks; every rank must call it.
