@@ -340,7 +340,9 @@ def _group(name: str) -> ProcessGroup:
     for group, known in world.groups.items():
         if known == name:
             return group
-    raise ValueError(f"group: there is no group {name!r}; it may have been destroyed")
+    raise ValueError(
+        f"group: no group {name!r} is registered: it was not created here or has been destroyed"
+    )
 
 
 def _like(tensor: Tensor, rows: int) -> Tensor:
@@ -373,6 +375,13 @@ def _split_sizes(tensor: Tensor, sizes: list[int] | None, name: str, group: str)
     if len(sizes) != size:
         raise ValueError(f"{name}: {len(sizes)} sizes for {size} ranks")
     return sizes
+
+
+def _all_to_all_result(
+    tensor: Tensor, output_sizes: list[int] | None, input_sizes: list[int] | None, group: str
+) -> Tensor:
+    _split_sizes(tensor, input_sizes, "input_split_sizes", group)
+    return _like(tensor, sum(_split_sizes(tensor, output_sizes, "output_split_sizes", group)))
 
 
 # Schemas are inferred from the annotations, result shapes come from the fake implementations.
@@ -446,9 +455,7 @@ def _all_to_all(
     input_split_sizes: list[int] | None,
     group: str,
 ) -> Tensor:
-    _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
-    rows = sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group))
-    result = _like(tensor, rows)
+    result = _all_to_all_result(tensor, output_split_sizes, input_split_sizes, group)
     lists.all_to_all_single(
         result, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
     )
@@ -519,8 +526,7 @@ def _(
     input_split_sizes: list[int] | None,
     group: str,
 ) -> Tensor:
-    _split_sizes(tensor, input_split_sizes, "input_split_sizes", group)
-    return _like(tensor, sum(_split_sizes(tensor, output_split_sizes, "output_split_sizes", group)))
+    return _all_to_all_result(tensor, output_split_sizes, input_split_sizes, group)
 
 
 @_reduce.register_fake
