@@ -94,9 +94,8 @@ class Connector:
         name_of: returns the name of a rank in the errors of late exchanges.
 
     Attributes:
-        gone: as given.
+        gone: returns why a rank no longer takes part, as for the argument.
         timeout: as given.
-        handle: identifies this rank in a reconfiguration.
     """
 
     def __init__(
@@ -112,11 +111,10 @@ class Connector:
         name_of: Callable[[int], str] = str,
     ) -> None:
         self.timeout = timeout
-        self.handle = json.dumps([socket.gethostname(), Process.own(), secrets.token_hex(16)])
         self._store = store
         self._job_store = without_prefix(store)  # one for all groups, because a thread polls it
         self._base = store  # the store of the first configuration
-        self._members = [self.handle]  # the handles of a reconfigured group, by rank
+        self._members: list[str] = []  # the handles of a reconfigured group, by rank
         self._uuids: set[int] = set()  # the reconfigurations so far
         self._shrinks = 0
         self._rank = rank
@@ -131,6 +129,11 @@ class Connector:
         self._rendezvous = Rendezvous(PrefixStore("pynccl", store), rank, gone, name_of)
         self._cancelled = False
         _connectors.add(self)
+
+    @functools.cached_property
+    def handle(self) -> str:
+        """Identifies this rank in a reconfiguration."""
+        return json.dumps([socket.gethostname(), Process.own(), secrets.token_hex(16)])
 
     def connect(self, device: torch.device, peer: int, sends: bool) -> nccl.Communicator:
         """Create a communicator, waiting for its other ranks.
