@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,7 +84,7 @@ def _tolerance(op: Op) -> float | None:
     return 2e-3 if op.itemsize == 2 else 1e-5
 
 
-class Data:
+class Data(ABC):
     """Fills the inputs of operations, times them, and compares their outputs.
 
     Args:
@@ -122,16 +123,19 @@ class Data:
         event.record(0 if stream is None else stream)
         return event
 
+    @abstractmethod
     def _enqueue(
         self, stream: nccl.Stream | None, function: Callable[[Op], None], ops: Sequence[Op]
     ) -> None:
-        raise NotImplementedError
+        """Enqueue the calls of a function with operations."""
 
+    @abstractmethod
     def _fill(self, op: Op) -> None:
-        raise NotImplementedError
+        """Fill the input of an operation."""
 
+    @abstractmethod
     def _compare(self, op: Op) -> None:
-        raise NotImplementedError
+        """Report the differences of an operation's output."""
 
 
 # --- on hosts
