@@ -176,7 +176,7 @@ _WITH_NEWER_TORCH = {"csrc/c10d": _files("c10d", "windows hooks work membership 
 
 @dataclass
 class Outcome:
-    """The outcome of a mutant: "noticed", "late", "survived" or "invalid"."""
+    """The outcome of a mutant: "noticed", "late", "survived", "invalid" or "no effect"."""
 
     area: str
     seed: int
@@ -343,20 +343,7 @@ def main() -> int:
                 print(f"{area}: {one.file}:{one.line}: {one.text}")
         return 0
     equal = without_effect(_DOCUMENT.read_text())
-    outcomes = [
-        Outcome(area, options.seed, one, "no effect", 0, "")
-        for area, plan in plans.items()
-        for one in plan
-        if (one.file, one.text) in equal
-    ]
-    for known in _earlier() if options.keep or options.again else []:
-        if known.area in plans and known.seed == options.seed:
-            tries_again = options.again and known.status == "survived"
-            file_has_changed = known.mutant not in plans[known.area]
-            now_listed = known.mutant in [one.mutant for one in outcomes]
-            if tries_again or file_has_changed or now_listed or known.status == "no effect":
-                continue
-        outcomes.append(known)
+    outcomes = _kept(plans, equal, options) if options.keep or options.again else []
     done = [known.mutant for known in outcomes]
     _prepare()
     for area, plan in plans.items():
@@ -369,7 +356,10 @@ def main() -> int:
         for one in plan:
             if one in done:
                 continue
-            outcome = _try(area, options.seed, one, 4 * seconds + 60)
+            if (one.file, one.text) in equal:
+                outcome = Outcome(area, options.seed, one, "no effect", 0, "")
+            else:
+                outcome = _try(area, options.seed, one, 4 * seconds + 60)
             outcomes.append(outcome)
             what = f"{outcome.status:8} {outcome.seconds:4.0f} s"
             by = f" ({outcome.noticed_by})" if outcome.noticed_by else ""
@@ -381,6 +371,22 @@ def main() -> int:
     trees.replace_between(_DOCUMENT, "mutants", lines)
     print("\n".join(lines))
     return 0
+
+
+def _kept(
+    plans: dict[str, list[Mutant]], equal: set[tuple[str, str]], options: argparse.Namespace
+) -> list[Outcome]:
+    """The outcomes of earlier runs, without those of these plans that this run finds again."""
+    kept = []
+    for known in _earlier():
+        if known.area in plans and known.seed == options.seed:
+            tries_again = options.again and known.status == "survived"
+            file_has_changed = known.mutant not in plans[known.area]
+            listed = (known.mutant.file, known.mutant.text) in equal
+            if tries_again or file_has_changed or listed or known.status == "no effect":
+                continue
+        kept.append(known)
+    return kept
 
 
 def _prepare() -> None:
