@@ -263,8 +263,8 @@ Args:
     peer: the rank to signal.
     signal: the index of the signal, from 0 to Config.num_rma_sig - 1.
     context: the index of the context, from 0 to Config.num_rma_ctx - 1.
-    stream: as for put_signal(). Required on GPUs outside capture(), since there is no tensor to
-        determine the current stream.
+    stream: as for put_signal(). Required on GPUs outside capture(): without a tensor, the current
+        stream is unknown.
 
 Raises:
     TypeError, ValueError: an invalid argument, or the communicator is closed; nothing was issued.
@@ -291,8 +291,8 @@ Args:
     count: the number of signals to wait for from each rank.
     signal: the index of the signal, from 0 to Config.num_rma_sig - 1.
     context: the index of the context, from 0 to Config.num_rma_ctx - 1.
-    stream: the stream that waits, as for put_signal(). Required on GPUs outside capture(), since
-        there is no tensor to determine the current stream.
+    stream: the stream that waits, as for put_signal(). Required on GPUs outside capture(): without
+        a tensor, the current stream is unknown.
 
 Raises:
     TypeError, ValueError: an invalid argument, or the communicator is closed; nothing was issued.
