@@ -342,10 +342,12 @@ def shrink_abort(rank: Rank) -> list[str] | None:
     comm = rank.connected()
     rank.meet()
     if rank.rank == 2:
+        rank.meet()
         return None
     started, stream = rank.start(comm)
     rank.need(started)
     before = rank.cuda.finish(stream, 0.3)
+    rank.meet()  # the shrink of one rank ends the operations of the others
     code, child = _shrink(rank, comm, 2, _ABORT)
     return [before, code, rank.cuda.finish(stream), rank.works(child), rank.state(comm)]
 
@@ -385,8 +387,10 @@ def shrink_leaves_operation(rank: Rank) -> str | None:
     comm = rank.connected()
     rank.meet()
     if rank.rank == 2:
+        rank.meet()
         return None
     _, stream = rank.start(comm)
+    rank.meet()
     _shrink(rank, comm, 2)  # hostnccl may reject it while the operation is pending
     return rank.cuda.finish(stream, 2)
 
