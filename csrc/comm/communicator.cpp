@@ -236,7 +236,12 @@ void Communicator::begin_shrink(Communicator& parent, std::vector<int> excluded,
     // call (init.cc:3184 of 2.30.7).
     if (failure.code == ncclInvalidArgument && library_->reports_failed_work())
       parent.mark_revoked(was_revoked);
-    throw;
+    if (failure.code != ncclRemoteError || library_->reports_failed_work()) throw;
+    throw NcclFailure(failure.code, failure.function, failure.rank,
+                      std::string(failure.what()) +
+                          "; NCCL does not shrink a communicator whose network has noticed that a "
+                          "rank died: use recover(store=...)",
+                      failure.missing);
   }
   if (flags != 0) parent.mark_shrunk();
 }
@@ -248,6 +253,7 @@ void Communicator::clear_error() {
   if (library_->reports_failed_work() || revoked_ || !library_->nccl_table().ncclCommRevoke) return;
   if (const ncclResult_t error = async_error(); succeeded(error)) return;
   revoke();
+  poll_until(options_.timeout, [this] { return async_error() != ncclInProgress; });
 }
 
 void Communicator::begin_grow(Communicator& parent, int nranks,

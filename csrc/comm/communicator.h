@@ -215,8 +215,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // The lost ranks, as agreed by the surviving ones (hostCommAgree). Waits for ranks that are not
   // known to be lost. None if the library lacks the function.
   std::optional<std::vector<int>> agree(double seconds, std::vector<int> lost);
-  // Creates the communicator of the surviving ranks.
-  void begin_recovered(Communicator& parent, const std::vector<int>& lost);
+  // Creates the communicator of the surviving ranks from an id, or by a shrink or a split.
+  void begin_recovered(Communicator& parent, const std::vector<int>& lost,
+                       const std::optional<ncclUniqueId>& id);
   void set_init_timeout(std::optional<double> seconds) { options_.init_timeout = seconds; }
   void set_timeout(std::optional<double> seconds);  // of later operations
 

@@ -441,7 +441,14 @@ std::optional<std::vector<int>> Communicator::agree(double seconds, std::vector<
   return lost;
 }
 
-void Communicator::begin_recovered(Communicator& parent, const std::vector<int>& lost) {
+void Communicator::begin_recovered(Communicator& parent, const std::vector<int>& lost,
+                                   const std::optional<ncclUniqueId>& id) {
+  if (id) {
+    const auto before = [rank = parent.rank()](int other) { return other < rank; };
+    const auto lower = static_cast<int>(std::count_if(lost.begin(), lost.end(), before));
+    return begin_init(parent.nranks() - static_cast<int>(lost.size()), {*id},
+                      parent.rank() - lower);
+  }
   if (lost.empty())
     begin_split(parent, 0, parent.rank());
   else

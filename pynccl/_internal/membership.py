@@ -149,10 +149,11 @@ def shrunk(
         config: the new communicator's configuration; None inherits.
 
     Returns:
-        The new communicator, or None if NCCL lacks ncclCommShrink or the communicator was closed
-        after a timeout. The ranks then need a new unique id.
+        The new communicator, or None if NCCL lacks ncclCommShrink, the communicator was closed
+        after a timeout, or NCCL's network may have noticed that a rank died, after which NCCL
+        refuses to shrink. The ranks then need a new unique id.
     """
     _, can_shrink = comm.library.functions()["ncclCommShrink"]
-    if comm.closed or not can_shrink:
+    if comm.closed or not can_shrink or (aborts and comm.provider == "cuda"):
         return None
     return comm.shrink(excluded, abort=aborts, config=config)

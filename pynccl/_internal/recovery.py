@@ -1,7 +1,9 @@
 """Communicator.recover(): a communicator of the surviving ranks.
 
 The ranks agree on the surviving ranks, which then create the new communicator. A library whose
-ranks share memory provides an agreement of its own; otherwise the ranks agree through a store.
+ranks share memory provides an agreement of its own; otherwise the ranks agree through a store, and
+create the communicator from a new id: once its network has noticed that a rank died, NCCL refuses
+to shrink or split a communicator, even after a revocation (init.cc:2711 of 2.28.9).
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pynccl import _C
 from pynccl._internal.arguments import wrong_type
-from pynccl.errors import NcclRemoteError
+from pynccl.errors import NcclRemoteError, NcclTimeoutError
 
 if TYPE_CHECKING:
     import pynccl.store
@@ -97,6 +100,38 @@ class Rounds:
         self.members = members
         return [member for member in range(self.nranks) if member not in members]
 
+    def share_id(
+        self, store: pynccl.store.Store, rank: int, timeout: float, create: Callable[[], bytes]
+    ) -> bytes:
+        """Share a unique id among the members of the last agreement.
+
+        Args:
+            store: the store.
+            rank: this rank.
+            timeout: seconds to wait for the first member.
+            create: creates the id, on the first member.
+
+        Returns:
+            The id.
+
+        Raises:
+            NcclTimeoutError: the first member did not share it in time.
+        """
+        end, first = time.monotonic() + timeout, self.members[0]
+        key = f"{self.path}/{self.number}/id"
+        if rank == first:
+            store.set(key, create().hex())
+        while not store.check([key]):
+            if time.monotonic() >= end:
+                raise NcclTimeoutError(
+                    f"recover: rank {first} did not share the new id within {timeout:g} s",
+                    function="recover",
+                    rank=rank,
+                    missing=([first], "store"),
+                )
+            time.sleep(_PAUSE)
+        return bytes.fromhex(store.get(key).decode())
+
 
 _rounds: weakref.WeakKeyDictionary[Communicator, Rounds] = weakref.WeakKeyDictionary()
 
@@ -115,14 +150,16 @@ def recover(
 
     All surviving ranks call it, after a rank died or was stopped, or after this communicator
     expired or failed. It revokes the communicator, so that ranks waiting for this one raise. The
-    ranks then agree on the surviving ranks and create a new communicator by shrink(abort=True), or
-    by split() if no rank is lost. Ranks keep their order and, without config, the configuration and
+    ranks then agree on the surviving ranks and create a new communicator, with a store from a new
+    unique id, otherwise by shrink(abort=True) or split(). Ranks keep their order and, without
+    config, the configuration and
     time limits. All get a communicator of the same ranks, or all raise. This communicator is then
     aborted, with its windows, registrations and operators; the output of its unfinished operations
     is undefined.
 
     On CPUs, the ranks detect dead ranks and wait only for live ones. NCCL cannot, so on GPUs a
-    store or exclude is required.
+    store or exclude is required. If ranks on several hosts may die, it must be a store: NCCL
+    refuses to shrink a communicator whose network has noticed that a rank died.
 
     Args:
         comm: the communicator.
@@ -142,7 +179,7 @@ def recover(
     Raises:
         TypeError, ValueError: an invalid argument, or this communicator is closed; on GPUs, neither
             store nor exclude is given.
-        MissingFunctionError: the library is older than NCCL 2.27.
+        MissingFunctionError: without a store, the library is older than NCCL 2.27.
         NcclRemoteError: this rank was excluded.
         NcclTimeoutError: a rank took part in the agreement but not in creating the communicator.
             All ranks raise; the next call excludes it. NCCL before 2.28.7 cannot revoke: there a
@@ -166,8 +203,11 @@ def recover(
         else:
             agreed = _C.agree(comm, limit, known)
         lost = known if agreed is None else agreed
+        unique_id = None
+        if store is not None:
+            unique_id = rounds.share_id(store, comm.rank, limit, partial(_new_id, comm))
         try:
-            recovered = _C.create_recovered(comm, lost, limit, config)
+            recovered = _C.create_recovered(comm, lost, limit, config, unique_id)
             break
         except NcclRemoteError:
             # Another rank has died in the meantime. All survivors raise this, and agree again.
@@ -175,6 +215,10 @@ def recover(
                 raise
     _rounds[recovered] = Rounds(f"{rounds.path}/{rounds.number}/next", nranks - len(lost))
     return recovered
+
+
+def _new_id(comm: Communicator) -> bytes:
+    return bytes(_C.get_unique_id(comm.library))
 
 
 def _checked_timeout(timeout: float) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from pynccl import nccl
@@ -154,6 +155,43 @@ def test_collectives_work_after_a_failed_close(launch: Launcher, tmp_path: Path)
     first, _ = launch.outcomes(2, _closes_after_an_error, seen, provider="cuda", env=env)
     assert first.ok, first.trace
     assert first.value == [1.0] * 4
+
+
+def _recovers_after_an_error(rank: Rank, folder: Path) -> list[float]:
+    from torch.distributed import FileStore
+
+    comm = rank.communicator()
+    x = rank.memory.put(np.ones(4, np.float32))
+    stream = rank.stream()
+    comm.all_reduce(x, stream=stream)
+    stream.synchronize()
+    (folder / str(rank.rank)).touch()
+    if rank.rank == 2:
+        for survivor in ("0", "1"):
+            wait_for(str(folder / survivor))
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.all_reduce(x, stream=stream)
+    wait_until(lambda: comm.async_error() is not None)
+    text = r"ncclCommShrink failed on rank \d.*use recover\(store=...\)"
+    with pytest.raises(nccl.NcclRemoteError, match=text):
+        comm.shrink([2], abort=True)
+    store = FileStore(str(folder / "store"), -1)
+    with comm.recover(2, store=store) as smaller:
+        y = rank.memory.put(np.ones(4, np.float32))
+        smaller.all_reduce(y)
+        values: list[float] = rank.memory.get(y).tolist()
+    return values
+
+
+def test_the_ranks_recover_after_the_network_noticed_a_death(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    """NCCL then refuses to shrink or split the communicator, even after a revocation."""
+    env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", **library.of_version("2.28")}
+    *survivors, _ = launch.outcomes(3, _recovers_after_an_error, tmp_path, provider="cuda", env=env)
+    for outcome in survivors:
+        assert outcome.ok, outcome.trace
+        assert outcome.value == [2.0] * 4
 
 
 @pytest.mark.violations

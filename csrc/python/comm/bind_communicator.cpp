@@ -162,11 +162,14 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
 // Creates the communicator of the surviving ranks and frees the parent.
 std::shared_ptr<Communicator> create_recovered(const std::shared_ptr<Communicator>& parent,
                                                const std::vector<int>& lost, double seconds,
-                                               const py::object& config) {
+                                               const py::object& config,
+                                               const py::object& unique_id) {
+  std::optional<ncclUniqueId> id;
+  if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
   Communicator::Options options = child_options(*parent, config);
   const auto limit = std::exchange(options.init_timeout, seconds);
   const auto child = create(parent->shared_library(), options, config,
-                            [=](Communicator& c) { c.begin_recovered(*parent, lost); });
+                            [=](Communicator& c) { c.begin_recovered(*parent, lost, id); });
   const GilReleased released;
   constexpr double kGrace = 1;  // lets the library end a non-blocking creation by itself
   child->wait_ready(seconds + kGrace);
@@ -706,9 +709,10 @@ Raises:
                (c.borrowed() ? ", borrowed>" : ">");
       });
   m.def("create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"),
-        py::arg("seconds"), py::arg("config"),
+        py::arg("seconds"), py::arg("config"), py::arg("unique_id") = py::none(),
         "Create the communicator of the surviving ranks within a time limit and free its parent, "
-        "after begin_recovery(). For pynccl._internal.recovery.");
+        "after begin_recovery(); without an id, by a shrink or a split. For "
+        "pynccl._internal.recovery.");
   m.def(
       "check_outside_group",
       [](const std::string& method) {

@@ -76,6 +76,7 @@ void Communicator::wait_for_graphs() const {
 }
 
 ncclResult_t Communicator::unready() {
+  if (const ncclResult_t noticed = network.load(); noticed != ncclSuccess) return noticed;
   if (blocking) return ncclSuccess;
   if (const ncclResult_t error = refused.load(); error != ncclSuccess) return error;
   if (!busy()) return ncclSuccess;

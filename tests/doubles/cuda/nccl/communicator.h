@@ -35,6 +35,8 @@ struct Communicator {
   std::atomic<bool> revoked{false};
   std::atomic<bool> finalized{false};  // or revoked, which counts as finalized
   std::atomic<bool> freed{false};
+  // The error that its network has noticed, which nothing clears (NCCL 2.28.9, init.cc:2711).
+  std::atomic<ncclResult_t> network{ncclSuccess};
   // Of a non-blocking communicator: the permanent error of a rejected call.
   std::atomic<ncclResult_t> refused{ncclSuccess};
   // Of a non-blocking communicator: an operation is in progress until the state is queried.
