@@ -84,6 +84,7 @@ class Sources:
                     NAME,
                     [str(unit)],
                     extra_cflags=_FLAGS,
+                    extra_ldflags=_cxx_library(),
                     extra_include_paths=[str(self._include.resolve())],
                     build_directory=folder,
                     is_python_module=False,
@@ -100,6 +101,16 @@ class Sources:
             os.replace(built, file)
         if verbose:
             print(f"pynccl: built in {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+
+def _cxx_library() -> list[str]:
+    """The C++ library that torch has loaded, to link with.
+
+    Some compilers link their own statically, and the first number that a module with a second copy
+    formats ends the process.
+    """
+    with open("/proc/self/maps") as maps:
+        return list({word for word in maps.read().split() if "/libstdc++.so.6" in word})
 
 
 def _find_tools(folder: Path) -> None:

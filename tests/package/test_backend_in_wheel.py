@@ -1,6 +1,7 @@
 """Proves that a package with a built-in backend for the installed torch works without a compiler
-and with an empty cache, and that the error of any other package says how to get the backend; in the
-full tests also that a wheel built with PYNCCL_BUILD_BACKEND has a built-in backend.
+and with an empty cache, that the error of any other package says how to get the backend, and that
+the backend uses the C++ library of torch; in the full tests also that a wheel built with
+PYNCCL_BUILD_BACKEND has a built-in backend.
 """
 
 from __future__ import annotations
@@ -97,6 +98,35 @@ def test_a_backend_for_another_torch_is_not_used(tmp_path: Path) -> None:
     error = done.stderr.splitlines()[-1]
     for part in ("no-compiler", "`python -m pynccl build-backend`", "PYNCCL_BUILD_BACKEND=ON"):
         assert part in error
+
+
+_FORMATS_A_NUMBER = """
+#include <sstream>
+extern "C" std::size_t digits(int number) {
+  std::ostringstream text;
+  text << number;
+  return text.str().size();
+}
+"""
+
+
+def test_the_backend_has_no_cxx_library_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from a compiler that links its own statically: two of them end the process (SIGSEGV)."""
+    from pynccl.c10d.compile import Sources
+
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nexec c++ -static-libstdc++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    (tmp_path / "digits.cpp").write_text(_FORMATS_A_NUMBER)
+    (tmp_path / "built").mkdir()
+    built = tmp_path / "built" / "digits.so"
+    Sources(tmp_path, tmp_path, "0").compile(built, verbose=False)
+    defined = subprocess.check_output(["nm", "-C", "--defined-only", str(built)], text=True)
+    assert " digits" in defined
+    assert "std::locale" not in defined
 
 
 @pytest.mark.skipif(not FULL, reason="configures a build: PYNCCL_TEST_FULL=1")
