@@ -169,7 +169,8 @@ class Runner:
             if case.dtype in self._without:
                 continue
             number += 1
-            if gpu.rejects(self.rank.provider, self.rank.nranks, case.dtype, case.op):
+            nranks = self.rank.nranks
+            if gpu.rejects(self.rank.provider, nranks, case.dtype, case.op, case.count):
                 with pytest.raises(nccl.NcclInvalidArgumentError, match="8-bit floats"):
                     self.run(case)
                 continue

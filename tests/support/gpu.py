@@ -119,9 +119,9 @@ def without(provider: str) -> frozenset[str]:
     return frozenset() if new and capable else FLOAT8
 
 
-def rejects(provider: str, nranks: int, dtype: str, op: str) -> bool:
+def rejects(provider: str, nranks: int, dtype: str, op: str, count: int) -> bool:
     """Whether the provider rejects a reduction: NCCL cannot scale 8-bit floats for one rank."""
-    scales = op == "AVG" or op.startswith("PRE_MUL_SUM")
+    scales = count > 0 and (op == "AVG" or op.startswith("PRE_MUL_SUM"))
     return provider == "cuda" and nranks == 1 and dtype in FLOAT8 and scales
 
 

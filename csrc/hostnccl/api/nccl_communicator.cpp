@@ -297,8 +297,9 @@ ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
                            ncclConfig_t* config) {
   return group_guarded([&] {
-    *non_null(newcomm, "newcomm") = nullptr;
+    non_null(newcomm, "newcomm");  // as in NCCL, written once the parent is ready
     const Ref<Communicator> parent = parent_comm(comm);
+    *newcomm = nullptr;
     // NCCL treats any negative color the same, contrary to its documentation.
     if (color < 0 && color != kSplitNoColor && !parent->settings().strict) {
       fail(ncclInvalidArgument, "color=%d is neither NCCL_SPLIT_NOCOLOR nor at least 0", color);

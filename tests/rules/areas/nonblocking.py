@@ -113,6 +113,7 @@ def abort_after_refused_call(rank: Rank) -> list[Any]:
     nccl={
         "2.18": ["success", "success", "set"],
         "2.24": ["invalidArgument", "invalidArgument", "null"],
+        "2.28": ["invalidArgument", "invalidArgument", "untouched"],
     },
     ranks=2,
 )

@@ -72,7 +72,8 @@ ncclResult_t begin_operation(const Arguments& arguments, ncclComm_t handle, cuda
     return refused;
   }
   const bool float8 = arguments.dtype == ncclFloat8e4m3 || arguments.dtype == ncclFloat8e5m2;
-  if (communicator->nranks == 1 && float8 && arguments.op >= ncclAvg) {  // there is no kernel
+  const bool alone = communicator->nranks == 1 && arguments.count != 0;
+  if (alone && float8 && arguments.op >= ncclAvg) {  // there is no kernel
     if (group.depth > 0) Group::fail();
     return ncclInvalidArgument;
   }

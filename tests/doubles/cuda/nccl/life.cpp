@@ -81,7 +81,7 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   if (out == nullptr) return ncclInvalidArgument;
   Group& group = Group::of_this_thread();
   if (parent && !before_24() && parent->unready() != ncclSuccess) {
-    *out = nullptr;
+    if (kNcclVersion < 22800) *out = nullptr;
     if (group.depth > 0) Group::fail();
     return parent->unready();
   }
@@ -370,7 +370,7 @@ ncclResult_t Call<&Table::ncclCommRevoke>::run(const char*, ncclComm_t comm, int
   const ncclResult_t result = nccl().ncclCommRevoke(communicator->engine, flags);
   if (result == ncclSuccess || result == ncclInProgress) {
     communicator->revoked = true;
-    communicator->issuing.store(false);
+    communicator->issuing.store(!communicator->blocking);
     communicator->finalized = true;
     communicator->refused.store(ncclSuccess);
     // Of NCCL's streams (init.cc:2942), which are ordered after all earlier work of the users'.
@@ -385,6 +385,7 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
   const ncclResult_t result = nccl().ncclCommGetAsyncError(engine_handle(comm), error);
   if (!communicator || result != ncclSuccess) return result;
   if (*error == ncclSuccess) communicator->learn();
+  if (*error == ncclSuccess) *error = communicator->network.load();
   if (const ncclResult_t kept = communicator->refused.load(); kept != ncclSuccess) {
     *error = kept;
     return ncclSuccess;
@@ -397,6 +398,7 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
       communicator->pending.load() > 0)
     *error = ncclInProgress;
   if (*error == ncclRemoteError && dead_peers_spin()) *error = ncclSuccess;
+  if (*error == ncclRemoteError) communicator->network.store(*error);
   return result;
 }
 
