@@ -321,7 +321,8 @@ Raises:
 Inside capture(), every launch of the graph calls it.
 
 Args:
-    function: called without arguments. It must not call CUDA or a collective. An exception goes to
+    function: called without arguments. It must not call CUDA or a collective, nor wait for the
+        function of another stream: CUDA may call them one after another. An exception goes to
         sys.unraisablehook and is raised again by calls that wait for the function: those of the
         stream, events and graphs.
 
