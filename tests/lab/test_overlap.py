@@ -13,6 +13,7 @@ from benchmarks.ranks import busy_processes
 from pynccl import nccl
 from pynccl.tools import lab
 from tests.lab import planted, verdicts
+from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
@@ -31,6 +32,8 @@ def _measure(
     **options: object,
 ) -> lab.Row:
     """A row, measured again with more rounds if it is not as planted."""
+    if provider == "cuda":
+        gpu.require_devices(2)  # kernels of processes that share a GPU take turns
     for attempt, seconds in enumerate(_TRIES, 1):
         given = {"repeats": 7 * min(attempt, 3), **options}
         rows = launch(2, planted.measure, make, args, given, seconds, provider=provider)

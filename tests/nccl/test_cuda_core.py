@@ -71,7 +71,8 @@ def test_streams_graph_builders_and_buffers(rank: Rank) -> None:
     builder.begin_building()
     comm.all_reduce(tensor, stream=builder)
     graph = builder.end_building().complete()
-    comm.broadcast(tensor, 0, stream=core.Stream.from_handle(rank.stream().handle))
+    other = rank.stream()
+    comm.broadcast(tensor, 0, stream=core.Stream.from_handle(other.handle))
     for _ in range(2):
         graph.launch(stream)
     stream.sync()

@@ -40,6 +40,7 @@ _FAILURES: dict[str, type[nccl.NcclError]] = {
 # caller's wait there.
 _LATE_ON_GPUS = tuple(set(_FAILURES) - {"aborted", "revoked"})
 _PARTS = ("streams", "events", "waiting_streams", "graphs", "groups")
+_STREAMS = 40  # at most, for all parts
 _PROCESSES = ("peer died", "deadlock", "Ctrl-C")  # the others run in threads
 
 Wait = Callable[[], object]
@@ -56,10 +57,13 @@ class _Waits:
         self.rank = rank
         self.comm = comm
         self.waits: dict[str, Wait] = {}
-        self.streams: list[nccl.Stream] = []  # kept: CUDA forgets the failures of destroyed ones
+        # Kept: CUDA forgets the failures of destroyed ones. And created first: CUDA can block while
+        # it creates a stream, until the operations of about 25 other streams end (seen on an H100).
+        self.streams = [rank.stream() for _ in range(_STREAMS)]
+        self.free = iter(self.streams)
         self.array = rank.memory.put(np.ones(4, np.float32))
         self.arrays = [rank.memory.put(np.ones(4, np.float32)) for _ in range(3)]  # of a group
-        graph_stream = rank.stream()
+        graph_stream = self.stream()
         with nccl.capture(graph_stream) as self.graph:
             self.issue(graph_stream)
         with nccl.plan() as self.plan:
@@ -72,10 +76,7 @@ class _Waits:
         return stream
 
     def stream(self) -> nccl.Stream:
-        stream = self.rank.stream()
-        if self.rank.provider == "cuda":
-            self.streams.append(stream)
-        return stream
+        return next(self.free)
 
     def work(self) -> nccl.Stream:
         """A stream with an operation."""
@@ -217,7 +218,7 @@ def _fail_others(
         comm.revoke()
     elif rank.provider == "cuda" and failure in ("mismatch", "deadlock"):
         if failure == "mismatch":
-            comm.all_reduce(array)
+            comm.broadcast(array, 0)  # which ends: NCCL compares nothing
         else:
             other.recv(array, 0)
         rank.wait_event("done", 0)

@@ -26,7 +26,7 @@ from pynccl.flight.missing import Missing, find_missing, shortened
 from tests.nccl.test_life import check_works
 from tests.support import gpu, warm
 from tests.support.blocking import in_threads, wait_until
-from tests.support.commands import run_python
+from tests.support.commands import free_port, run_python
 from tests.support.flight_dumps import communicator, dump, dump_json, record
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank, wait_for
@@ -459,23 +459,41 @@ def test_a_failing_store_does_not_delay_the_error(tmp_path: Path) -> None:
     assert any(_expire_without_a_store(tmp_path / str(attempt)) < 1.2 for attempt in range(10))
 
 
-@on_ranks(2, by="provider", timeout=40)
-def test_without_a_store_only_hostnccl_names_the_missing_rank(rank: Rank) -> None:
+def _reduce_without(rank: Rank, known: bool) -> nccl.NcclTimeoutError | None:
+    """Raise the error of an operation that a rank does not call, on a communicator without a store.
+
+    ``known`` is whether the error names this rank.
+    """
     comm = rank.communicator(0)
     caller = _Caller(rank, comm)
     caller.all_reduce()
     caller.wait()
     comm.timeout = _LIMIT
+    error = None
     if rank.rank == _ABSENT:
         rank.wait_event("done", 0)
     else:
         with pytest.raises(nccl.NcclTimeoutError) as raised:
             _act_and_wait(_Caller.all_reduce, caller)
-        known = rank.provider == "host"
-        assert raised.value.missing_ranks == ([_ABSENT] if known else None)
-        assert ("the missing ranks are unknown" in str(raised.value)) is not known
         rank.set_event("done")
+        error = raised.value
+        assert error.missing_ranks == ([_ABSENT] if known else None), error
+        assert ("the missing ranks are unknown" in str(error)) is not known
     comm.abort()
+    return error
+
+
+@on_ranks(2, by="provider", timeout=40, env={"NCCL_RAS_ENABLE": "0"})
+def test_without_a_store_only_hostnccl_names_the_missing_rank(rank: Rank) -> None:
+    _reduce_without(rank, known=rank.provider == "host")
+
+
+@pytest.mark.gpu
+@pytest.mark.needs_gpu("NCCL's RAS service answers")
+def test_ras_names_the_missing_rank(launch: Launcher) -> None:
+    env = {"NCCL_RAS_ADDR": f"localhost:{free_port()}"}  # other jobs run beside this one
+    error, _ = launch(2, _reduce_without, True, provider="cuda", timeout=40, env=env)
+    assert error.missing_source == "RAS", error
 
 
 def test_the_store_is_checked() -> None:

@@ -208,9 +208,9 @@ def test_an_elapsed_time_can_be_read_during_a_capture(rank: Rank) -> None:
     began.record(stream)
     ended.record(stream)
     stream.synchronize()
-    data = rank.memory.put(np.ones(4, np.float32))
+    comm, data = rank.comm, rank.memory.put(np.ones(4, np.float32))
     with nccl.capture(stream, mode="global"):
-        rank.comm.all_reduce(data, stream=stream)
+        comm.all_reduce(data, stream=stream)
         assert began.elapsed_time(ended) >= 0
 
 

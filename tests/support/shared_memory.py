@@ -9,7 +9,8 @@ from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
 _OTHERS = 5.0  # seconds for other programs that are creating or removing entries
-_OF_OTHERS = ("sem.mp-", "mpich_shm_", "torch_")  # multiprocessing, MPICH, torch
+# Of multiprocessing, MPICH, torch, and NCCL, which leaves those of a killed rank.
+_OF_OTHERS = ("sem.mp-", "mpich_shm_", "torch_", "nccl-")
 
 
 def entries() -> set[str]:

@@ -24,7 +24,7 @@ from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
 from pynccl.tools.trace.order import check
 from tests.support import gpu
-from tests.support.blocking import in_threads
+from tests.support.blocking import in_threads, wait_until
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -147,7 +147,7 @@ def test_waits_and_ranges_of_streams(rank: Rank) -> None:
     """A stream that waits for another stream's event waits in the trace."""
     comm = rank.comm
     stream, other = rank.stream(), rank.stream()
-    event = rank.event()
+    event, started = rank.event(), rank.event()
     x = rank.memory.put(np.ones(COUNT, np.float32))
     opened = done = 0
 
@@ -156,13 +156,12 @@ def test_waits_and_ranges_of_streams(rank: Rank) -> None:
         gate = threading.Event()
         stream.launch(lambda: gate.wait(60))
         event.record(stream)
-        reached = threading.Event()
-        other.launch(reached.set)
+        started.record(other)  # a function would wait for that of the other stream, on GPUs
         other.wait(event)
         with nccl.range("rest", compute=True, stream=other):
             comm.all_reduce(x, stream=other)
         event.record(other)
-        assert reached.wait(60)
+        wait_until(started.query)
         time.sleep(0.5)  # until it waits
         opened = time.monotonic_ns()
         gate.set()
