@@ -50,12 +50,7 @@ only_on_the_double = pytest.mark.skipif(not _DOUBLE, reason="it reads the double
 
 def _keep_busy(seconds: float = _LATE) -> None:
     """Keep the current stream busy."""
-    if not _DOUBLE:
-        torch.cuda._sleep(int(seconds * 1.5e9))  # cycles
-        return
-    from tests.doubles import library
-
-    library.busy(seconds, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
+    gpu.keep_busy(seconds, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
 
 
 def _full(value: float, count: int = _COUNT) -> torch.Tensor:

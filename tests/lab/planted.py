@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pynccl import nccl
 from pynccl.tools import lab
+from tests.support import gpu
 from tests.support.rank import Rank
 
 
@@ -22,6 +23,13 @@ class Load:
 Enqueue = Callable[[Any], object]
 
 
+def sleep(rank: Rank, seconds: float) -> Enqueue:
+    """A sleep, on GPUs a kernel: CUDA runs the host functions of all streams one after another."""
+    if rank.provider == "host":
+        return lab.Sleep(seconds)
+    return lambda stream: gpu.keep_busy(seconds, stream.handle, rank.device)
+
+
 class Planted(NamedTuple):
     """Arguments of lab.overlap()."""
 
@@ -32,7 +40,7 @@ class Planted(NamedTuple):
 
 def independent(rank: Rank, share: float = 1.0, **options: Any) -> Planted:  # noqa: ANN401
     """A communication that takes this share of the compute's time, concurrently."""
-    return Planted(lab.Sleep(Load.seconds), lab.Sleep(Load.seconds * share), options)
+    return Planted(sleep(rank, Load.seconds), sleep(rank, Load.seconds * share), options)
 
 
 def by_event(rank: Rank, hidden: float, **options: Any) -> Planted:  # noqa: ANN401
@@ -45,14 +53,14 @@ def by_event(rank: Rank, hidden: float, **options: Any) -> Planted:  # noqa: ANN
 
     def compute(stream: nccl.Stream) -> None:
         if hidden < 1:
-            lab.Sleep(Load.seconds * (1 - hidden))(stream)
+            sleep(rank, Load.seconds * (1 - hidden))(stream)
         ready.record(stream)
         if hidden > 0:
-            lab.Sleep(Load.seconds * hidden)(stream)
+            sleep(rank, Load.seconds * hidden)(stream)
 
     def communicate(stream: nccl.Stream) -> None:
         stream.wait(ready)
-        lab.Sleep(Load.seconds * 0.99)(stream)
+        sleep(rank, Load.seconds * 0.99)(stream)
         rank.comm.all_reduce(data, nccl.MAX, stream=stream)
 
     return Planted(compute, communicate, options)
@@ -67,25 +75,25 @@ def stream_of_the_other(rank: Rank) -> Planted:
     """A communication that ignores the stream that it is called with."""
     stream = rank.stream()
     return Planted(
-        lab.Sleep(Load.seconds),
-        lambda _: lab.Sleep(Load.seconds)(stream),
+        sleep(rank, Load.seconds),
+        lambda _: sleep(rank, Load.seconds)(stream),
         {"compute_stream": stream},
     )
 
 
 def default_stream(rank: Rank) -> Planted:
     """A compute on CPUs' default stream, which is the thread."""
-    return Planted(lambda _: time.sleep(Load.seconds), lab.Sleep(Load.seconds), {})
+    return Planted(lambda _: time.sleep(Load.seconds), sleep(rank, Load.seconds), {})
 
 
 def synchronising(rank: Rank, which: str) -> Planted:
     """One function, called first, waits on the host for its stream."""
 
     def waiting(stream: nccl.Stream) -> None:
-        lab.Sleep(Load.seconds)(stream)
+        sleep(rank, Load.seconds)(stream)
         stream.synchronize()
 
-    functions: list[Enqueue] = [lab.Sleep(Load.seconds), lab.Sleep(Load.seconds)]
+    functions: list[Enqueue] = [sleep(rank, Load.seconds), sleep(rank, Load.seconds)]
     functions[which == "communication"] = waiting
     return Planted(*functions, {"first": which})
 

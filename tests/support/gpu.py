@@ -125,6 +125,20 @@ def rejects(provider: str, nranks: int, dtype: str, op: str, count: int) -> bool
     return provider == "cuda" and nranks == 1 and dtype in FLOAT8 and scales
 
 
+def keep_busy(seconds: float, stream: int, device: int) -> None:
+    """Enqueue a kernel of this duration on a stream."""
+    if "CUDA_DOUBLE_LIBRARIES" in os.environ:
+        from tests.doubles import library
+
+        library.busy(seconds, stream, device)
+        return
+    import torch
+
+    khz = getattr(torch.cuda.get_device_properties(device), "clock_rate", 1_500_000)
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream, device)):
+        torch.cuda._sleep(int(seconds * 1e3 * khz))
+
+
 def environment(nranks: int, rank: int) -> dict[str, str]:
     """The environment variables for a rank's process if ranks share a GPU."""
     if nranks <= count():

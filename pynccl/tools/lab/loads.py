@@ -57,6 +57,7 @@ class Sleep(_Timed):
     """Blocks a stream for a known time and occupies nothing else.
 
     It is a host function on the stream, on GPUs as well: it uses no SM, no bandwidth and no GIL.
+    CUDA runs such functions of all streams one after another, so two of these do not overlap there.
 
     Args:
         seconds: duration, rounded to microseconds; the system may add about 0.1 ms.

@@ -1,5 +1,6 @@
 // Streams and events.
 #include <atomic>
+#include <mutex>
 
 #include "driver/control.h"
 #include "driver/driver.h"
@@ -98,9 +99,15 @@ CUresult StreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
       handle, [&](Stream& s) { return engine().StreamWaitEvent(s.queue(), waited->event, flags); });
 }
 
+// CUDA calls the functions of all streams one after another, as seen on an H100.
 CUresult LaunchHostFunc(CUstream handle, CUhostFn function, void* userData) {
-  return on_stream(
-      handle, [&](Stream& s) { return engine().LaunchHostFunc(s.queue(), function, userData); });
+  static std::mutex calls;
+  return on_stream(handle, [&](Stream& s) {
+    return launch(s, [function, userData] {
+      const std::lock_guard lock(calls);
+      function(userData);
+    });
+  });
 }
 
 CUresult EventCreate(CUevent* event, unsigned int flags) {
