@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,6 +190,55 @@ def test_the_ranks_recover_after_the_network_noticed_a_death(
     """NCCL then refuses to shrink or split the communicator, even after a revocation."""
     env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", **library.of_version("2.28")}
     *survivors, _ = launch.outcomes(3, _recovers_after_an_error, tmp_path, provider="cuda", env=env)
+    for outcome in survivors:
+        assert outcome.ok, outcome.trace
+        assert outcome.value == [2.0] * 4
+
+
+def _shrinks_after_an_error(rank: Rank, folder: Path, front: str) -> list[float]:
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    if front == "mirror":
+        import pynccl as dist
+        from pynccl.mirror.lifecycle.shrink import SHRINK_ABORT
+    else:
+        import torch.distributed as dist  # type: ignore[no-redef]
+        from torch.distributed.distributed_c10d import SHRINK_ABORT
+
+        import pynccl.c10d  # noqa: F401
+    backend = "nccl" if front == "mirror" else "pynccl"
+    store = torch.distributed.FileStore(str(folder / "store"), -1)
+    world: dict[str, Any] = {"rank": rank.rank, "world_size": rank.nranks}
+    device = torch.device("cuda", rank.device)  # which torch's shrink_group needs
+    dist.init_process_group(backend, store=store, device_id=device, **world)
+    x = torch.ones(4, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    (folder / str(rank.rank)).touch()
+    if rank.rank == 2:
+        for survivor in ("0", "1"):
+            wait_for(str(folder / survivor))
+        os.kill(os.getpid(), signal.SIGKILL)
+    _work = dist.all_reduce(x, async_op=True)
+    (comm,) = nccl.flight_record()
+    wait_until(lambda: comm.async_error() is not None)
+    dist.shrink_group([2], shrink_flags=SHRINK_ABORT)
+    y = torch.ones(4, device="cuda")
+    dist.all_reduce(y)
+    values: list[float] = y.tolist()
+    dist.destroy_process_group()
+    return values
+
+
+@pytest.mark.parametrize("front", ["mirror", "backend"])
+def test_groups_shrink_after_the_network_noticed_a_death(
+    launch: Launcher, tmp_path: Path, front: str
+) -> None:
+    env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", "PYNCCL_ON_TIMEOUT": "raise"}
+    *survivors, _ = launch.outcomes(
+        3, _shrinks_after_an_error, tmp_path, front, provider="cuda", env=env
+    )
     for outcome in survivors:
         assert outcome.ok, outcome.trace
         assert outcome.value == [2.0] * 4
