@@ -271,6 +271,8 @@ Raises:
     MissingFunctionError: the library is older than NCCL 2.27.
     NcclError: a rank that is not excluded is dead, or the communicator has failed and abort is
         False.
+    NcclRemoteError: also with abort, if NCCL's network has noticed that a rank died: use
+        recover(store=...).
     NcclTimeoutError: not all ranks joined within config.init_timeout.)")
       .def("grow", &grow, py::arg("nranks"), py::arg("unique_id") = py::none(), py::kw_only(),
            py::arg("config") = py::none(),
