@@ -39,7 +39,6 @@ def overlap(
     first: Literal["compute", "communication"] = "compute",
     compute_stream: nccl.Stream | None = None,
     communication_stream: nccl.Stream | None = None,
-    priority: int = 0,
     form: Literal["eager", "graph"] = "eager",
     repeats: int = 20,
     warmup: int = 3,
@@ -74,8 +73,7 @@ def overlap(
             communication stream. None calls the two functions one after the other.
         first: which of the two is called first in a step without ``together``.
         compute_stream: None creates a stream.
-        communication_stream: None creates a stream with the given priority.
-        priority: priority of the new communication stream; lower numbers come first.
+        communication_stream: None creates a stream.
         form: ``"graph"`` captures each of the two functions as a graph, and ``together`` as one,
             and measures their launches. ``together`` as a graph has no separate lanes.
         repeats: number of rounds.
@@ -106,7 +104,7 @@ def overlap(
     steps = Steps(
         comm,
         compute_stream or new_stream(comm),
-        communication_stream or new_stream(comm, priority),
+        communication_stream or new_stream(comm),
     )
     with contextlib.ExitStack() as stack:
         if form == "graph":

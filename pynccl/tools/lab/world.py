@@ -80,10 +80,7 @@ def run(
 
 
 def script(
-    measure: Callable[[nccl.Communicator], list[Row]],
-    argv: Sequence[str] | None = None,
-    *,
-    ranks: int = 2,
+    measure: Callable[[nccl.Communicator], list[Row]], argv: Sequence[str] | None = None
 ) -> list[Row]:
     """Run a function on all ranks, print a table of its rows, and draw their lanes.
 
@@ -95,7 +92,6 @@ def script(
         measure: called with the communicator on each rank; returns rows. It must be at the top
             level of the script.
         argv: the arguments; None uses those of the process.
-        ranks: the default of --ranks.
 
     Returns:
         The rows; empty on ranks of torchrun other than rank 0.
@@ -105,7 +101,7 @@ def script(
         ImportError: matplotlib is not installed, and --plot was given.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, default=ranks)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--provider", choices=PROVIDERS, default=default_provider())
     parser.add_argument("--plot", type=Path, help="draw the lanes of the rows: a PNG file")
     parser.add_argument("--json", type=Path)
