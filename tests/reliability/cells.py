@@ -510,7 +510,7 @@ def _recover(scene: Scene, *, ended: bool) -> None:
         if member.provider == "host":
             smaller = comm.shrink(sorted(excluded), abort=True)
         else:  # NCCL refuses to shrink it once its network has noticed the death
-            from torch.distributed import FileStore
+            from torch._C._distributed_c10d import FileStore
 
             store = FileStore(f"{urlsplit(member.init_method).path}.left", -1)
             smaller = comm.recover(PATIENCE, store=store, exclude=sorted(excluded))
