@@ -150,12 +150,11 @@ def recover(
 
     All surviving ranks call it, after a rank died or was stopped, or after this communicator
     expired or failed. It revokes the communicator, so that ranks waiting for this one raise. The
-    ranks then agree on the surviving ranks and create a new communicator, with a store from a new
-    unique id, otherwise by shrink(abort=True) or split(). Ranks keep their order and, without
-    config, the configuration and
-    time limits. All get a communicator of the same ranks, or all raise. This communicator is then
-    aborted, with its windows, registrations and operators; the output of its unfinished operations
-    is undefined.
+    ranks then agree on the surviving ranks and create a new communicator by shrink(abort=True) or
+    split(), on GPUs with a store from a new unique id. Ranks keep their order and, without config,
+    the configuration and time limits. All get a communicator of the same ranks, or all raise. This
+    communicator is then aborted, with its windows, registrations and operators; the output of its
+    unfinished operations is undefined.
 
     On CPUs, the ranks detect dead ranks and wait only for live ones. NCCL cannot, so on GPUs a
     store or exclude is required. If ranks on several hosts may die, it must be a store: NCCL
@@ -204,7 +203,7 @@ def recover(
             agreed = _C.agree(comm, limit, known)
         lost = known if agreed is None else agreed
         unique_id = None
-        if store is not None:
+        if store is not None and not _C.can_agree(comm):
             unique_id = rounds.share_id(store, comm.rank, limit, partial(_new_id, comm))
         try:
             recovered = _C.create_recovered(comm, lost, limit, config, unique_id)
