@@ -32,4 +32,5 @@ def test_comparisons_of_clocks(rank: Rank) -> None:
             wait_until(lambda: compared() >= 4 * _EVENTS)
             found = compared()
             took = time.monotonic() - began
-    assert found <= _EVENTS * (took + 2.5), (found, took)  # others record one now and then
+    # Others record one now and then. Without a pause there would be thousands.
+    assert found <= 2 * _EVENTS * (took + 2.5), (found, took)
