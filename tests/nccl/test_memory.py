@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from pynccl import _C, libraries, memory, nccl
 from tests.support.blocking import in_threads
 from tests.support.commands import python_output
+from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 from tools import noop
@@ -126,6 +128,28 @@ def test_registration_ends_with_the_communicator(arena: _C.Arena) -> None:
         del comm, registration
         gc.collect()
         assert gone() is None
+
+
+_REGISTERS_NOTHING = """
+#include <stdlib.h>
+int ncclMemAlloc(void** data, size_t bytes) { *data = malloc(bytes); return 0; }
+int ncclMemFree(void* data) { free(data); return 0; }
+int ncclCommRegister() { return 2; }  /* ncclSystemError */
+int ncclCommDeregister() { return 0; }
+"""
+
+
+def test_a_segment_that_cannot_be_registered_is_usable(tmp_path: Path) -> None:
+    """The end of the registration raises the error."""
+    path = compile_nccl(tmp_path, 23200, _REGISTERS_NOTHING, with_communicators=True)
+    arena = _C.Arena.of(libraries.load(path))
+    with nccl.Communicator(1, bytes(128), 0, provider=path) as comm:
+        registration = memory._follow(comm, arena)
+        address = arena.allocate(MIB)
+        assert registration.segments == 0
+        with pytest.raises(nccl.NcclSystemError, match="ncclCommRegister"):
+            registration.close()
+        arena.deallocate(address)
 
 
 def test_several_communicators_follow(arena: _C.Arena, comm: nccl.Communicator) -> None:
