@@ -144,6 +144,22 @@ def _refused(text: str) -> contextlib.AbstractContextManager[object]:
 
 
 @on_ranks(2, by="provider")
+def test_work_of_a_group_is_issued_at_its_end(rank: Rank) -> None:
+    comm_stream, tensor = comm_stream_of(rank, rank.comm), _tensor(rank, 1000)
+    with nccl.group():
+        work = start(comm_stream, tensor)
+        with _refused("leave the group first"):
+            work.wait()
+    work.wait()
+    with contextlib.suppress(ZeroDivisionError), nccl.group():
+        dropped = start(comm_stream, tensor)
+        raise ZeroDivisionError
+    with _refused("its group failed"):
+        dropped.wait()
+    assert (_settled(rank, tensor) == rank.nranks).all()
+
+
+@on_ranks(2, by="provider")
 def test_asynchronous_work_is_captured(rank: Rank) -> None:
     """Asynchronous work inside a capture joins it and becomes part of the graph."""
     comm_stream, stream = comm_stream_of(rank, rank.comm), rank.stream()
