@@ -90,6 +90,7 @@ def _make_children(rank: Rank) -> tuple[list[str], list[str]]:
         comm.split(rank.rank % 2),
         comm.split(0),
         comm.shrink([2]) if rank.rank != 2 else comm,
+        comm.shrink([1]) if rank.rank != 1 else comm,
     ]
     ids = _ids(children)
     if rank.rank == 2:
@@ -106,10 +107,9 @@ def test_children_have_the_same_id_on_all_ranks(launch: Launcher) -> None:
     assert len(set(shrunk[0])) == 2
     assert ids[0][:2] == ids[1][:2] == ids[2][:2]
     assert ids[0][2] == ids[2][2] != ids[1][2]  # the colors 0, 1, 0
-    assert ids[0][3:] == ids[1][3:]
-    assert ids[0][3] == ids[2][3]
-    assert len(set(ids[0])) == 5
-    assert len(ids[2]) == 4
+    assert ids[0][3:5] == ids[1][3:]
+    assert [ids[0][3], ids[0][5]] == ids[2][3:]
+    assert len(set(ids[0])) == 6
 
 
 def _recover(rank: Rank) -> list[list[str]]:
