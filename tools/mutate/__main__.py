@@ -144,6 +144,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "communicator arguments simulate plan buffers streams"),
         *_files("nccl", "graphs graph_rules suspension memory coll_config groups"),
         *_files("nccl", "life windows peers borrow overlap deadlines launch_native"),
+        "tests/nccl/test_nonblocking.py",
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_tensors.py",
     ),
