@@ -351,6 +351,8 @@ def test_memory_of_another_device_is_refused(comm: nccl.Communicator) -> None:
         comm.all_reduce(_Stranger())
     with pytest.raises(ValueError, match=r"out: is on cuda:"):
         comm.all_reduce(np.zeros(3, np.float32), out=_Stranger())
+    with pytest.raises(ValueError, match=r"buffer: is on cuda:"):
+        comm.register(_Stranger())
     window = comm.register_window(comm.mem_alloc(4096))
     with pytest.raises(ValueError, match=r"tensor: is on cuda:"):
         comm.put_signal(_Stranger(), 0, window)
