@@ -323,3 +323,5 @@ def test_an_older_nccl_gets_its_own_struct(tmp_path: Path) -> None:
         message = r"config.launch_event needs NCCL 2\.32\.0; .* is 2\.31\.2"
         with pytest.raises(ValueError, match=message):
             comm.all_reduce(out, config=nccl.CollConfig(launch_event=0x1000))
+        with nccl.group(), pytest.raises(ValueError, match=message):  # at the call
+            comm.all_reduce(out, config=nccl.CollConfig(launch_event=0x1000))
