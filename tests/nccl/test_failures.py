@@ -15,8 +15,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import nccl, raw
 from tests.support.blocking import Blocked, interrupt_when_blocked, wait_until
+from tests.support.capsule import Report, open_capsule
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -341,6 +342,23 @@ def test_the_text_of_an_exception_outlives_it(monkeypatch: pytest.MonkeyPatch) -
         streams[0].synchronize()
     with pytest.raises(_FunctionError):
         streams[1].synchronize()
+
+
+def test_a_capsule_reports_the_failure_of_its_communicator(
+    pair: list[nccl.Communicator],
+) -> None:
+    capsule, stream = pair[0].__pynccl_communicator__(), nccl.Stream("host")
+    opened, self = open_capsule(capsule)
+    texts: list[bytes] = []
+    report = Report(lambda _, text: texts.append(text))
+    assert opened.state(self, report, None) == raw.ncclSuccess
+    pair[0].all_reduce(np.ones(4), stream=stream)
+    pair[1].abort()
+    with pytest.raises(nccl.NcclRemoteError):
+        stream.synchronize()
+    assert opened.state(self, report, None) == raw.ncclRemoteError
+    assert len(texts) == 1
+    assert b"rank 1" in texts[0]
 
 
 def test_every_waiting_thread_raises(pair: list[nccl.Communicator]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.capsule import open_capsule
+from tests.support.capsule import Report, open_capsule
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -150,14 +150,13 @@ class _Operation(ctypes.Structure):  # PyncclOperation
     )
 
 
-_Report = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 _IssueFunction = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
     ctypes.POINTER(_Operation),
     ctypes.c_size_t,
     ctypes.c_double,
-    _Report,
+    Report,
     ctypes.c_void_p,
 )
 _KINDS = (
@@ -174,7 +173,7 @@ def _through_capsule(
     struct, pointer = open_capsule(capsule)
     issue = ctypes.cast(struct.issue, _IssueFunction)
     texts: list[bytes] = []
-    report = _Report(lambda _, text: texts.append(text))
+    report = Report(lambda _, text: texts.append(text))
 
     def address(array: np.ndarray | None) -> int | None:
         return None if array is None else array.ctypes.data

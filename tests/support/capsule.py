@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["Capsule", "open_capsule"]
+__all__ = ["Capsule", "Report", "open_capsule"]
+
+Report = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)  # of an error's text
 
 
 class Capsule(ctypes.Structure):
@@ -25,7 +27,7 @@ class Capsule(ctypes.Structure):
         ("path", ctypes.c_char_p),
         ("issue", ctypes.c_void_p),
         ("simulate", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
+        ("state", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, Report, ctypes.c_void_p)),
         (
             "in_symmetric_window",
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
