@@ -136,7 +136,9 @@ void FailedStreams::forget(CUstream stream) noexcept {
     destroyed += one.destroyed;
   }
   std::erase_if(failed_streams(), [&](const FailedStream& one) {
-    return one.destroyed && destroyed > kMaxDestroyed && destroyed-- != 0;
+    if (!one.destroyed || destroyed <= kMaxDestroyed) return false;
+    --destroyed;
+    return true;
   });
   any_.store(!failed_streams().empty(), std::memory_order_release);
 }

@@ -344,6 +344,31 @@ def test_the_text_of_an_exception_outlives_it(monkeypatch: pytest.MonkeyPatch) -
         streams[1].synchronize()
 
 
+@pytest.mark.gpu
+@on_ranks(1, provider="cuda")
+def test_events_keep_the_failures_of_destroyed_streams(rank: Rank) -> None:
+    """Of the 256 most recently destroyed ones."""
+
+    def fail() -> None:
+        raise _FunctionError
+
+    failed, cause = rank.stream(), rank.event()
+    failed.launch(fail)
+    cause.record(failed)
+    with pytest.raises(_FunctionError):
+        cause.synchronize()
+    events = [rank.event() for _ in range(257)]
+    for event in events:
+        stream = rank.stream()
+        stream.wait(cause)
+        event.record(stream)
+        stream.close()
+    events[0].synchronize()
+    for event in events[1:]:
+        with pytest.raises(_FunctionError):
+            event.synchronize()
+
+
 def test_a_capsule_reports_the_failure_of_its_communicator(
     pair: list[nccl.Communicator],
 ) -> None:
