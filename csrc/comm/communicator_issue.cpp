@@ -1,8 +1,11 @@
 // Issuing operations, except for the fast path of issue() in communicator.h and the one-sided
 // operations in window.cpp, and the exceptions of a communicator: NCCL's failures, a communicator
 // that is not open, and exceeded time limits.
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <string_view>
+#include <system_error>
 
 #include "comm/communicator.h"
 #include "comm/failed_streams.h"
@@ -57,13 +60,14 @@ std::optional<MissingRanks> ranks_waited_for(std::string_view text) {
   if (begin == text.npos) return std::nullopt;
   text.remove_prefix(begin + kBegin.size());
   text = text.substr(0, text.find(kEnd));
+  const char* at = text.data();
+  const char* const end = at + text.size();
   std::vector<int> ranks;
-  for (bool in_number = false; const char c : text) {
-    if (c >= '0' && c <= '9') {
-      if (!in_number) ranks.push_back(0);
-      ranks.back() = 10 * ranks.back() + (c - '0');
-    }
-    in_number = c >= '0' && c <= '9';
+  while (at != end) {
+    int rank = 0;
+    const auto [next, error] = std::from_chars(at, end, rank);
+    if (error == std::errc()) ranks.push_back(rank);
+    at = std::max(next, at + 1);
   }
   return MissingRanks{std::move(ranks), "engine"};
 }

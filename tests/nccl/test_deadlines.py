@@ -62,6 +62,17 @@ def test_a_grow_without_a_rank_ends(launch: Launcher) -> None:
     assert any(launch(3, _grow_without_the_absent, fresh=True, timeout=40))
 
 
+def test_all_missing_ranks_are_listed() -> None:
+    comms, stream = nccl.Communicator.init_all(12, provider="host"), nccl.Stream("host")
+    comms[0].timeout = _LIMIT
+    comms[0].all_reduce(np.ones(4), stream=stream)
+    with pytest.raises(nccl.NcclTimeoutError, match=r"waited for ranks 1, .* and 11 in") as raised:
+        stream.synchronize()
+    assert raised.value.missing_ranks == list(range(1, 12))
+    for comm in comms:
+        comm.abort()
+
+
 @on_ranks(2, by="provider", ids=2, timeout=40)
 def test_a_split_of_a_revoked_communicator_ends(rank: Rank) -> None:
     """NCCL refuses another revocation, which ends the split on CPUs."""
