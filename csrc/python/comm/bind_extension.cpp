@@ -279,10 +279,7 @@ std::shared_ptr<Communicator> borrow_capsule(const py::object& capsule) {
   const auto library = Library::open(target->path);
   void* comm = target->handle(target);
   if (!comm) throw py::value_error("borrow: the communicator is closed");
-  target->retain(target);
-  const std::shared_ptr<PyncclCommunicator> held(
-      target, [](PyncclCommunicator* released) { released->release(released); });
-  const auto ask = [held] { return static_cast<ncclComm_t>(held->handle(held.get())); };
+  const auto ask = [target] { return static_cast<ncclComm_t>(target->handle(target)); };
   return borrow_from(library, static_cast<ncclComm_t>(comm), {nullptr, ask, hold(capsule)});
 }
 
