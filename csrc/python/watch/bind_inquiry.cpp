@@ -190,13 +190,12 @@ void bind_inquiry(py::module_& m) {
   auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   communicator.def_property_readonly(
       "_timeout_error",
-      [](const Communicator& c) -> py::object {
-        if (!c.expired()) return py::none();
+      [](const Communicator& c) {
         const NcclFailure failure = c.expiry("ncclCommGetAsyncError");
         return error_object(failure.code, failure.function.c_str(), failure.rank, failure.what(),
                             failure.missing);
       },
-      "The NcclTimeoutError of a communicator that exceeded a time limit, not raised; else None.");
+      "The NcclTimeoutError of an expired communicator, not raised.");
   Comparison::set_exchange(&compare);
   m.def("sleep_at_exit", &gil::sleep_instead_of_terminate,
         R"(Make the calling thread sleep if the interpreter exits while it calls a store.

@@ -143,7 +143,6 @@ class CommStream(_C.CommStream):
     def _timeout_error(self, kind: str) -> BackendError:
         """Return the exception for an operation after one has timed out."""
         error = self.comm._timeout_error
-        assert error is not None
         text = (
             f"{kind} on rank {self.rank}: the operation Timed out after {self.timeout:g} seconds, "
             f"the timeout of its group: {error}"
