@@ -38,7 +38,6 @@ std::vector<std::uint64_t> copy(const py::object& bucket, const py::list& offset
                           std::to_string(offsets.size()) + " offsets and " +
                           std::to_string(sizes.size()) + " sizes");
   std::vector<Part> parts;
-  parts.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorView view = view_on_host(owners, "tensors", tensors[i], !packs);
     const auto offset = offsets[i].cast<std::size_t>();
@@ -54,7 +53,6 @@ std::vector<std::uint64_t> copy(const py::object& bucket, const py::list& offset
   }
   const GilReleased released;
   std::vector<std::uint64_t> sums;
-  sums.reserve(parts.size());
   for (const Part& part : parts) {
     char* const target = packs ? place.data + part.offset : part.tensor;
     const char* const source = packs ? part.tensor : place.data + part.offset;
