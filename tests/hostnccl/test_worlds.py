@@ -5,8 +5,10 @@ ends at its deadline.
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
+import socket
 import struct
 import time
 
@@ -75,6 +77,43 @@ def test_an_id_from_elsewhere_is_refused(offset: int, reason: str) -> None:
     with pytest.raises(nccl.NcclInvalidArgumentError, match=reason):
         nccl.Communicator(2, bytes(data), 0, provider="host")
     assert time.monotonic() - started < 15  # the deadline is 300 s
+
+
+def _socket_name(unique_id: bytes) -> bytes:
+    """The abstract name at which the ranks of an id find each other."""
+    key = _ID.unpack_from(unique_id)[4]
+    return b"\0hostnccl-" + hmac.digest(key, b"socket", "sha256")[:16].hex().encode()
+
+
+def _socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.settimeout(20)
+    return made
+
+
+def _polled(unique_id: bytes, rank: int) -> nccl.Communicator:
+    config = nccl.Config(blocking=False)
+    return nccl.Communicator(2, unique_id, rank, config=config, provider="host")
+
+
+def test_a_host_without_the_id_is_refused() -> None:
+    """A process can see the name and bind it, but not prove that it knows the id."""
+    unique_id = bytes(nccl.get_unique_id("host"))
+    with _socket() as impostor:
+        impostor.bind(_socket_name(unique_id))
+        impostor.listen()
+        comm = _polled(unique_id, 0)
+        connection, _ = impostor.accept()
+        with connection:
+            connection.settimeout(20)
+            nonce_size, proof_size = 16, 32
+            assert len(connection.recv(4096)) == 8 + nonce_size  # Hello
+            connection.send(b"nccl\x02\0\0\0" + bytes(nonce_size + proof_size))  # Challenge
+            assert connection.recv(4096) == b""
+    reason = f"hosted by pid {os.getpid()}, which does not know the unique id"
+    with pytest.raises(nccl.NcclInvalidUsageError, match=reason):
+        comm.wait_ready(20)
+    comm.abort()
 
 
 def _meet(rank: Rank) -> float:
