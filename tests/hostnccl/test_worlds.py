@@ -5,6 +5,7 @@ ends at its deadline.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import re
@@ -114,6 +115,23 @@ def test_a_host_without_the_id_is_refused() -> None:
     with pytest.raises(nccl.NcclInvalidUsageError, match=reason):
         comm.wait_ready(20)
     comm.abort()
+
+
+def test_idle_connections_do_not_prevent_a_rendezvous() -> None:
+    unique_id = bytes(nccl.get_unique_id("host"))
+    first = _polled(unique_id, 0)
+    with contextlib.ExitStack() as stack:
+        deadline = time.monotonic() + 20
+        for _ in range(200):  # more than the host keeps
+            idle = stack.enter_context(_socket())
+            while idle.connect_ex(_socket_name(unique_id)) != 0:  # until it listens
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        second = _polled(unique_id, 1)
+        for comm in (first, second):
+            comm.wait_ready(20)
+    for comm in (first, second):
+        comm.abort()
 
 
 def _meet(rank: Rank) -> float:
