@@ -10,8 +10,10 @@ import hmac
 import os
 import re
 import socket
+import statistics
 import struct
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -132,6 +134,27 @@ def test_idle_connections_do_not_prevent_a_rendezvous() -> None:
             comm.wait_ready(20)
     for comm in (first, second):
         comm.abort()
+
+
+@on_ranks(3, ids=22)
+def test_ranks_notice_a_late_one_immediately(rank: Rank) -> None:
+    """Its messages wake them, before their next look at the processes, every 50 ms."""
+    buffer = rank.comm.mem_alloc(1 << 12)
+    creates: list[Callable[[int], nccl.Communicator | nccl.Window]] = [
+        rank.communicator,
+        lambda _: rank.comm.register_window(buffer),
+    ]
+    for create in creates:
+        times = []
+        for number in range(1, 22):
+            rank.comm.barrier()
+            if rank.rank == 2:
+                time.sleep(0.01)
+            began = time.monotonic()
+            created = create(number)
+            times.append(time.monotonic() - began)
+            created.close()
+        assert rank.rank != 2 or statistics.quantiles(times)[2] < 0.025, times
 
 
 def _meet(rank: Rank) -> float:
