@@ -317,6 +317,19 @@ def test_a_failure_of_the_calling_thread_is_one_of_its_streams(rank: Rank) -> No
     comm.abort()
 
 
+@on_ranks(2, threads=True, ids=2)
+def test_a_failure_of_a_stream_is_raised_by_the_calling_thread(rank: Rank) -> None:
+    """A group of both runs after the failure, and still completes its operations."""
+    comm, other, stream = rank.comm, rank.communicator(1), nccl.Stream("host")
+    other.all_reduce(np.ones(4 + rank.rank), stream=stream)
+    arrays = [np.ones(4), np.ones(4)]
+    with pytest.raises(nccl.NcclError, match="different calls"), nccl.group():  # noqa: PT012
+        comm.all_reduce(arrays[0])
+        comm.all_reduce(arrays[1], stream=stream)
+    assert np.array_equal(arrays, np.full((2, 4), 2.0))
+    other.abort()
+
+
 @pytest.mark.parametrize("end", ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"])
 @pytest.mark.parametrize("pending", ["ncclAllReduce", "ncclCommSplit"])
 def test_a_communicator_in_use_by_a_group_is_not_ended(pending: str, end: str) -> None:
