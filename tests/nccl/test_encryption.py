@@ -105,3 +105,10 @@ def test_the_rules_of_nccl(library: raw.Library) -> None:
         library.ncclSetEncryption(right)
     nccl.set_encryption("psk", _KEY.encode(), provider=library.path)
     nccl.set_encryption("none", provider=library.path)
+
+
+def test_a_config_without_room_for_the_key_is_refused() -> None:
+    config = raw.ncclEncryptionConfig_t()
+    config.size -= 1
+    with pytest.raises(nccl.NcclInvalidArgumentError, match=f"config->size={config.size} is not"):
+        raw.load("host").ncclSetEncryption(config)
