@@ -361,6 +361,24 @@ def _growing(rank: Rank, strict: bool) -> None:
         lib.ncclCommDestroy(lib.ncclCommSplit(comm, 0, rank.rank, None))
 
 
+def _operation_in_progress(rank: Rank, strict: bool) -> None:
+    """In NCCL until the program has queried the state of a non-blocking communicator."""
+    lib = raw.load("host")
+    comm = rank.communicator(1, config=nccl.Config(blocking=False))
+    comm.wait_ready(20)
+    x = np.ones(1, np.float32)
+    reduce = (x.ctypes.data, x.ctypes.data, 1, raw.ncclFloat32, raw.ncclSum, comm.handle, 0)
+    for _ in range(2):
+        lib.ncclAllReduce(*reduce)
+        lib.ncclCommGetAsyncError(comm.handle)
+    lib.ncclAllReduce(*reduce)
+    with _refused(strict, "a call on comm is in progress"):
+        lib.ncclAllReduce(*reduce)
+    assert x[0] == (8 if strict else 16)
+    rank.comm.all_reduce(x)  # no rank aborts before
+    comm.abort()
+
+
 def _refusals(rank: Rank, strict: bool) -> None:
     """In NCCL a rejected call becomes the permanent error of a non-blocking communicator."""
     lib = raw.load("host")
@@ -397,6 +415,7 @@ def _refusals(rank: Rank, strict: bool) -> None:
         _shared,
         _cancelled,
         _growing,
+        _operation_in_progress,
         _refusals,
     ],
     ids=lambda program: program.__name__.strip("_"),
