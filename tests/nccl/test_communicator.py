@@ -176,6 +176,19 @@ def test_a_closed_communicator_refuses_every_call(rank: Rank) -> None:
     comm.abort()
 
 
+@on_ranks(2, ids=2)
+def test_a_group_that_creates_communicators_waits_for_late_ranks(rank: Rank) -> None:
+    if rank.rank == 1:
+        time.sleep(0.2)
+    with nccl.group():
+        comms = [rank.communicator(number) for number in range(2)]
+    array = np.ones(3)
+    for comm in comms:
+        comm.all_reduce(array)
+        comm.close()
+    assert (array == 4).all()
+
+
 @on_ranks(1, ids=1)
 def test_abort_during_the_initialization(rank: Rank) -> None:
     comm = nccl.Communicator(
