@@ -53,7 +53,6 @@ std::optional<Message> parse_any(std::span<const std::byte> bytes,
 }
 
 constexpr size_t kMaxPending = 128;
-constexpr int kMaxAccepted = 64;                                // in one call
 constexpr auto kTimeToProve = std::chrono::seconds(2);          // with fewer than kMaxPending
 constexpr auto kTimeWhenFull = std::chrono::milliseconds(100);  // a rank then connects again
 
@@ -119,7 +118,7 @@ std::vector<Fd> JoinListener::advance() {
 }
 
 void JoinListener::accept_some() {
-  for (int accepted = 0; accepted < kMaxAccepted && pending_.size() < kMaxPending; ++accepted) {
+  while (pending_.size() < kMaxPending) {
     Fd connection = try_accept(listener_.get());
     if (!connection) return;
     pending_.emplace_back().connection = std::move(connection);
