@@ -207,10 +207,15 @@ def test_an_incomplete_world_ends_at_the_deadline_of_the_environment(launch: Lau
         assert "missing: 1, 3" in text
 
 
-@on_ranks(2, env={"HOSTNCCL_INIT_TIMEOUT": "soon"})
-def test_an_invalid_timeout_is_rejected(rank: Rank) -> None:
-    with pytest.raises(nccl.NcclInvalidArgumentError, match="HOSTNCCL_INIT_TIMEOUT=soon"):
+def _invalid(rank: Rank, setting: str) -> None:
+    with pytest.raises(nccl.NcclInvalidArgumentError, match=f"{setting}=soon"):
         rank.communicator()
+
+
+@pytest.mark.parametrize("setting", ["HOSTNCCL_INIT_TIMEOUT", "HOSTNCCL_CONNECT"])
+def test_an_invalid_setting_is_rejected(launch: Launcher, setting: str) -> None:
+    """Even HOSTNCCL_CONNECT, which only strict mode uses."""
+    launch(2, _invalid, setting, env={"HOSTNCCL_STRICT": "0", setting: "soon"})
 
 
 @on_ranks(2)
