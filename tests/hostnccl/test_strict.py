@@ -330,6 +330,27 @@ def test_a_derivation_makes_its_parent_busy(launch: Launcher, strict: bool) -> N
     launch(3, _deriving, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2, timeout=30)
 
 
+def _failing_to_derive(rank: Rank, strict: bool) -> None:
+    """In NCCL the error is that of the non-blocking parent: the child has no handle."""
+    comm = rank.communicator(1, config=nccl.Config(blocking=False))
+    comm.wait_ready(20)
+    if rank.rank == 0:
+        child = comm.shrink([2])
+        rank.set_event("derives")
+        with pytest.raises(nccl.NcclRemoteError, match="rank 1"):
+            child.wait_ready(20)
+        assert isinstance(comm.async_error(), nccl.NcclRemoteError) == strict
+        child.abort()
+    rank.wait_event("derives", 0)
+    comm.abort()
+
+
+@_MODES
+def test_a_parent_reports_that_its_child_failed(launch: Launcher, strict: bool) -> None:
+    env = {"HOSTNCCL_STRICT": str(int(strict))}
+    launch(3, _failing_to_derive, strict, env=env, ids=2, timeout=30)
+
+
 def _cancelled(rank: Rank, strict: bool) -> None:
     """In NCCL a communicator of a failed group remains until it is aborted."""
     lib, comm = raw.load("host"), rank.comm.handle
