@@ -104,7 +104,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("hostnccl", "mismatch reasons worlds strict"),
         *_files(
             "nccl",
-            "nonblocking communicator recover_agreement values one_sided suspension",
+            "nonblocking communicator recover_agreement values one_sided suspension coll_config",
         ),
         *_files("hostnccl", "deadlock interactions tuning"),
         "tests/reliability/test_kill_matrix.py",
