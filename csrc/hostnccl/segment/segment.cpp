@@ -86,8 +86,9 @@ Segment::Segment(int fd, int nranks) : nranks_(nranks), own_pid_(getpid()), byte
   if (memory_ == MAP_FAILED) fail_errno("mmap of %zu bytes for %d ranks", bytes_, nranks);
   unsigned char* base = static_cast<unsigned char*>(memory_);
   header_ = reinterpret_cast<Header*>(base);
-  rank_states_ = reinterpret_cast<RankState*>(base + rank_states_at());
-  pair_rings_ = reinterpret_cast<PairRing*>(base + pair_rings_at(nranks));
+  const size_t n = static_cast<size_t>(nranks);
+  rank_states_ = {reinterpret_cast<RankState*>(base + rank_states_at()), n};
+  pair_rings_ = {reinterpret_cast<PairRing*>(base + pair_rings_at(nranks)), n * n};
   if (fd < 0) fill_random(header_->secret);
   std::memcpy(&probe_value_, secret().data(), sizeof probe_value_);
   std::memcpy(&identity_, derive_key(secret(), "identity").data(), sizeof identity_);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "hostnccl/base/error.h"
@@ -36,7 +37,7 @@ class Segment {
   // A number other than 0 that is the same on all ranks and does not reveal the secret.
   uint64_t identity() const { return identity_; }
   int nranks() const { return nranks_; }
-  RankState& rank_state(int rank) const { return rank_states_[rank]; }
+  RankState& rank_state(int rank) const { return rank_states_[static_cast<size_t>(rank)]; }
   PairRing& pair_ring(int source, int destination) const {
     return pair_rings_[static_cast<size_t>(source) * static_cast<size_t>(nranks_) +
                        static_cast<size_t>(destination)];
@@ -112,8 +113,8 @@ class Segment {
   size_t bytes_;
   void* memory_;
   Header* header_;
-  RankState* rank_states_;
-  PairRing* pair_rings_;
+  std::span<RankState> rank_states_;
+  std::span<PairRing> pair_rings_;
   std::atomic<bool> oversubscribed_{false};
   Tuning tuning_{};
   std::once_flag tuning_is_set_;
