@@ -239,6 +239,18 @@ def test_ranks_without_a_common_communicator(launch: Launcher) -> None:
     assert all(text.count("waits for rank 1 in ncclRecv") == 4 for text in texts), texts
 
 
+@on_ranks(2, ids=2, timeout=20)
+def test_communicators_in_which_no_rank_waits_remain(rank: Rank) -> None:
+    other, array = rank.communicator(1), _small()
+    other.all_reduce(array)
+    with pytest.raises(nccl.NcclError, match="deadlock: "):
+        rank.comm.recv(_small(), 1 - rank.rank)
+    rank.comm.abort()
+    other.all_reduce(array)
+    assert (array == 4).all()
+    other.close()
+
+
 @on_ranks(3, timeout=20)
 def test_other_ranks_get_the_error(rank: Rank) -> None:
     """Rank 2 is not involved in the others' waits, and is not late."""
