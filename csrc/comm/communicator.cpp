@@ -64,7 +64,7 @@ Communicator::Communicator(std::shared_ptr<Library> library, const Options& opti
   if (config.minCTAs != kUndefInt && config.maxCTAs == kUndefInt)
     config.maxCTAs = std::max(config.minCTAs, kMaxCtas);
   if (!options_.on_timeout) options_.on_timeout = default_policy();
-  if (options_.config.commName) identity_.name = options_.config.commName;
+  if (options_.config.commName && !options_.inherits) identity_.name = options_.config.commName;
 }
 
 Communicator::~Communicator() { discard(); }
@@ -280,7 +280,8 @@ void Communicator::begin_join(int nranks, const ncclUniqueId& id, int rank) {
 
 Communicator::Options Communicator::inherited() const {
   Options options;
-  options.config.blocking = options_.config.blocking;
+  options.config = options_.config;
+  options.strings = options_.strings;
   options.init_timeout = options_.init_timeout;
   options.timeout = options_.timeout;
   options.store = options_.store;

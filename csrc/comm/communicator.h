@@ -46,7 +46,8 @@ TimeoutPolicy default_policy();
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   struct Options {
-    ncclConfig_t config;                      // its strings must outlive the creation
+    ncclConfig_t config;                      // of a child that inherits: the parent's
+    std::shared_ptr<const void> strings;      // owns those of config
     std::optional<double> init_timeout;       // seconds; none: the library's own limit
     std::optional<double> timeout;            // seconds per operation; none: default_limit()
     std::optional<TimeoutPolicy> on_timeout;  // none: default_policy()

@@ -28,6 +28,7 @@ void Communicator::borrow(ncclComm_t comm, Owner owner) {
   const bool asks = !lender && owner.ask;
   if (lender) {
     options_.config = lender->options_.config;
+    options_.strings = lender->options_.strings;
     options_.device = lender->device();
   } else {
     NCCL_CHECK(*library_, nullptr, -1, ncclCommCuDevice, (comm, &options_.device));

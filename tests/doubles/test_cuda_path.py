@@ -161,7 +161,7 @@ def test_collectives_work_after_a_failed_close(launch: Launcher, tmp_path: Path)
 def _recovers_after_an_error(rank: Rank, folder: Path) -> list[float]:
     from torch.distributed import FileStore
 
-    comm = rank.communicator()
+    comm = rank.communicator(config=nccl.Config(split_share=1))
     x = rank.memory.put(np.ones(4, np.float32))
     stream = rank.stream()
     comm.all_reduce(x, stream=stream)
@@ -181,6 +181,8 @@ def _recovers_after_an_error(rank: Rank, folder: Path) -> list[float]:
         y = rank.memory.put(np.ones(4, np.float32))
         smaller.all_reduce(y)
         values: list[float] = rank.memory.get(y).tolist()
+        with smaller.split(0) as child, pytest.raises(ValueError, match="split_share"):
+            child.abort()  # so it has the configuration
     return values
 
 

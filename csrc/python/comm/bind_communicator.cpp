@@ -167,6 +167,7 @@ std::shared_ptr<Communicator> create_recovered(const std::shared_ptr<Communicato
   std::optional<ncclUniqueId> id;
   if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
   Communicator::Options options = child_options(*parent, config);
+  if (id) options.inherits = false;  // NCCL does not know the parent
   const auto limit = std::exchange(options.init_timeout, seconds);
   const auto child = create(parent->shared_library(), options, config,
                             [=](Communicator& c) { c.begin_recovered(*parent, lost, id); });

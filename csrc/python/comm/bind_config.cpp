@@ -67,9 +67,10 @@ Communicator::Options options_from_python(const py::object& config, int device) 
   if (!config.is_none()) {
     if (!py::isinstance<Config>(config))
       throw_type_error("config", "a Config or None", config.ptr());
-    const auto& given = py::cast<const Config&>(config);
-    options = given.options;
-    options.config = given.value;
+    const auto own = std::make_shared<const Config>(py::cast<const Config&>(config));
+    options = own->options;
+    options.config = own->value;
+    options.strings = own;
   }
   options.device = device;
   return options;
