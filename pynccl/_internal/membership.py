@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import DistNetworkError
 
-from pynccl import nccl
+from pynccl import _C, nccl
 from pynccl._C import Communicator, Config
 from pynccl._internal.rendezvous import Rendezvous
 
@@ -153,7 +153,15 @@ def shrunk(
         after a timeout, or NCCL's network may have noticed that a rank died, after which NCCL
         refuses to shrink. The ranks then need a new unique id.
     """
-    _, can_shrink = comm.library.functions()["ncclCommShrink"]
-    if comm.closed or not can_shrink or (aborts and comm.provider == "cuda"):
+    if comm.closed:
+        return None
+    functions = comm.library.functions()
+    if aborts and comm.provider == "cuda":
+        if functions["ncclCommRevoke"][1]:
+            _C.begin_recovery(comm)
+        else:
+            comm.abort()
+        return None
+    if not functions["ncclCommShrink"][1]:
         return None
     return comm.shrink(excluded, abort=aborts, config=config)

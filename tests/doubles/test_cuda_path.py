@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -197,7 +198,7 @@ def test_the_ranks_recover_after_the_network_noticed_a_death(
         assert outcome.value == [2.0] * 4
 
 
-def _shrinks_after_an_error(rank: Rank, folder: Path, front: str) -> list[float]:
+def _shrinks_after_a_death(rank: Rank, folder: Path, front: str, notices: bool) -> list[float]:
     import torch
 
     torch.cuda.set_device(rank.device)
@@ -212,6 +213,7 @@ def _shrinks_after_an_error(rank: Rank, folder: Path, front: str) -> list[float]
     backend = "nccl" if front == "mirror" else "pynccl"
     store = torch.distributed.FileStore(str(folder / "store"), -1)
     world: dict[str, Any] = {"rank": rank.rank, "world_size": rank.nranks}
+    world["timeout"] = timedelta(seconds=60)
     device = torch.device("cuda", rank.device)  # which torch's shrink_group needs
     dist.init_process_group(backend, store=store, device_id=device, **world)
     x = torch.ones(4, device="cuda")
@@ -224,8 +226,11 @@ def _shrinks_after_an_error(rank: Rank, folder: Path, front: str) -> list[float]
         os.kill(os.getpid(), signal.SIGKILL)
     _work = dist.all_reduce(x, async_op=True)
     (comm,) = nccl.flight_record()
-    wait_until(lambda: comm.async_error() is not None)
+    if notices:
+        wait_until(lambda: comm.async_error() is not None)
+    began = time.monotonic()
     dist.shrink_group([2], shrink_flags=SHRINK_ABORT)
+    assert time.monotonic() - began < 45  # it does not wait for the operation
     y = torch.ones(4, device="cuda")
     dist.all_reduce(y)
     values: list[float] = y.tolist()
@@ -233,13 +238,15 @@ def _shrinks_after_an_error(rank: Rank, folder: Path, front: str) -> list[float]
     return values
 
 
+@pytest.mark.parametrize("notices", [True, False])
 @pytest.mark.parametrize("front", ["mirror", "backend"])
-def test_groups_shrink_after_the_network_noticed_a_death(
-    launch: Launcher, tmp_path: Path, front: str
+def test_groups_shrink_after_a_death(
+    launch: Launcher, tmp_path: Path, front: str, notices: bool
 ) -> None:
-    env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", "PYNCCL_ON_TIMEOUT": "raise"}
+    """Whether or not NCCL's network has noticed it."""
+    env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": str(int(not notices)), "PYNCCL_ON_TIMEOUT": "raise"}
     *survivors, _ = launch.outcomes(
-        3, _shrinks_after_an_error, tmp_path, front, provider="cuda", env=env
+        3, _shrinks_after_a_death, tmp_path, front, notices, provider="cuda", env=env
     )
     for outcome in survivors:
         assert outcome.ok, outcome.trace

@@ -112,8 +112,8 @@ def _shrink_comm_stream(
 ) -> None:
     """Shrink a communicator.
 
-    If NCCL lacks ncclCommShrink, or the communicator was aborted after a timeout, the new group
-    creates its communicator later, with a unique id from the store.
+    If it cannot be shrunk, the new group creates its communicator later, with a unique id from the
+    store.
     """
     with translated(NcclError), limited(pg.timeout):
         comm = shrunk(comm_stream.comm, excluded, aborts=aborts, config=pg.options.config)
