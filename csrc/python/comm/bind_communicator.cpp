@@ -37,14 +37,12 @@ std::shared_ptr<Communicator> make_owned(std::shared_ptr<Library> library,
   return communicator;
 }
 
-// Creates a communicator by begin(). The object config owns strings that NCCL reads meanwhile.
+// Creates a communicator by begin().
 template <class Begin>
 std::shared_ptr<Communicator> create(std::shared_ptr<Library> library,
-                                     const Communicator::Options& options, const py::object& config,
-                                     Begin begin) {
+                                     const Communicator::Options& options, Begin begin) {
   auto communicator = make_owned(std::move(library), options);
-  create_or_change(Group::Action::kCreate, communicator,
-                   [begin, kept = hold(config)](Communicator& c) { begin(c); });
+  create_or_change(Group::Action::kCreate, communicator, begin);
   return communicator;
 }
 
@@ -69,7 +67,7 @@ std::shared_ptr<Communicator> create_first(const py::object& config, const py::o
   const py::tuple found = call_resolver("resolve", provider, device);
   Communicator::Options options = options_from_python(config, py::cast<int>(found[1]));
   options.store = store_from_python(store);
-  return create(py::cast<std::shared_ptr<Library>>(found[0]), options, config, begin);
+  return create(py::cast<std::shared_ptr<Library>>(found[0]), options, begin);
 }
 
 // The number of ranks and this rank.
@@ -128,7 +126,7 @@ py::object split(const std::shared_ptr<Communicator>& parent, const py::object& 
                             " is negative; pass None for a rank without a new communicator");
   }
   const int order = integer_from_python<int>("key", key.ptr());
-  const auto child = create(parent->shared_library(), child_options(*parent, config), config,
+  const auto child = create(parent->shared_library(), child_options(*parent, config),
                             [=](Communicator& c) { c.begin_split(*parent, group, order); });
   return group == kSplitNoColor ? py::object(py::none()) : py::cast(child);
 }
@@ -155,7 +153,7 @@ std::shared_ptr<Communicator> shrink(const std::shared_ptr<Communicator>& parent
                                      const py::object& exclude, bool abort,
                                      const py::object& config) {
   const std::vector<int> excluded = excluded_from_python(*parent, exclude);
-  return create(parent->shared_library(), child_options(*parent, config), config,
+  return create(parent->shared_library(), child_options(*parent, config),
                 [=](Communicator& c) { c.begin_shrink(*parent, excluded, abort); });
 }
 
@@ -169,7 +167,7 @@ std::shared_ptr<Communicator> create_recovered(const std::shared_ptr<Communicato
   Communicator::Options options = child_options(*parent, config);
   if (id) options.inherits = false;  // NCCL does not know the parent
   const auto limit = std::exchange(options.init_timeout, seconds);
-  const auto child = create(parent->shared_library(), options, config,
+  const auto child = create(parent->shared_library(), options,
                             [=](Communicator& c) { c.begin_recovered(*parent, lost, id); });
   const GilReleased released;
   constexpr double kGrace = 1;  // lets the library end a non-blocking creation by itself
@@ -188,7 +186,7 @@ std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
                           std::to_string(parent->nranks()));
   std::optional<ncclUniqueId> id;
   if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
-  return create(parent->shared_library(), child_options(*parent, config), config,
+  return create(parent->shared_library(), child_options(*parent, config),
                 [=](Communicator& c) { c.begin_grow(*parent, size, id); });
 }
 
