@@ -112,6 +112,16 @@ def test_children_have_the_same_id_on_all_ranks(launch: Launcher) -> None:
     assert len(set(ids[0])) == 6
 
 
+def _borrow_twice(rank: Rank) -> list[str]:
+    return _ids([nccl.Communicator.borrow(rank.comm), nccl.Communicator.borrow(rank.comm)])
+
+
+def test_borrowers_have_the_same_id_on_all_ranks(launch: Launcher) -> None:
+    ids = launch(2, _borrow_twice, timeout=60)
+    assert ids[0][-3:] == ids[1][-3:]
+    assert len(set(ids[0][-3:])) == 3
+
+
 def _recover(rank: Rank) -> list[list[str]]:
     """After a split called by one rank alone."""
     comm, ids = rank.comm, []

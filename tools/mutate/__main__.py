@@ -80,7 +80,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
         *_files("nccl", "on_timeout groups threads interrupt windows life deadlines device_comm"),
-        *_files("nccl", "borrow deadlines_graphs overlap flight_dump"),
+        *_files("nccl", "borrow deadlines_graphs overlap flight_dump collectives"),
         "tests/trace/test_recorder.py",
         *_files("doubles", "cuda_path silent_driver"),
     ),
