@@ -452,6 +452,20 @@ def test_events_are_used_again(tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+def test_asking_for_unfinished_operations_adds_no_events() -> None:
+    """One event after the last operation is enough, however often the flight record is read."""
+    comm, stream = _one_rank(), nccl.Stream("cuda", device=0)
+    x = comm.mem_alloc(4, "float32")
+    library.busy(0.5, stream.handle)
+    comm.all_reduce(x, stream=stream)
+    with library.record() as record:
+        for _ in range(50):
+            comm.flight_record()
+    stream.synchronize()
+    assert len(record.named("cuEventRecord")) <= 1
+    comm.close()
+
+
 def test_memory_is_freed_before_a_capture_of_others() -> None:
     """For example by torch.cuda.graph(), which collects garbage first."""
     comm, busy = _one_rank(), nccl.Stream("cuda", device=0)
