@@ -325,6 +325,26 @@ def test_an_exception_of_a_launched_function_is_raised(rank: Rank, captured: boo
         other.synchronize()
 
 
+@on_ranks(1, by="provider")
+def test_a_failure_does_not_reach_streams_that_did_not_wait_for_it(rank: Rank) -> None:
+    def fail() -> None:
+        raise _FunctionError
+
+    failed, healthy, earlier, other = (rank.stream() for _ in range(4))
+    before, beside, gate = rank.event(), rank.event(), threading.Event()
+    before.record(failed)
+    earlier.wait(before)
+    failed.launch(lambda: gate.wait(30))
+    failed.launch(fail)
+    beside.record(healthy)
+    other.wait(beside)
+    gate.set()
+    with pytest.raises(_FunctionError):
+        failed.synchronize()
+    earlier.synchronize()
+    other.synchronize()
+
+
 def test_the_text_of_an_exception_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exceptions themselves are kept for the 64 most recent functions that failed."""
 
