@@ -317,8 +317,9 @@ def test_hostnccl_refuses_captures_that_end_elsewhere() -> None:
     assert call("GraphDestroy", graph) == 0
 
 
+@pytest.mark.parametrize("grouped", [False, True])
 @on_ranks(2, ids=2)
-def test_a_graph_keeps_its_objects(rank: Rank) -> None:
+def test_a_graph_keeps_its_objects(rank: Rank, grouped: bool) -> None:
     """Objects without references in Python live as long as the graph may be launched."""
 
     class Array(np.ndarray):
@@ -333,7 +334,8 @@ def test_a_graph_keeps_its_objects(rank: Rank) -> None:
         with nccl.capture(stream) as graph:
             event.record(stream)
             fork.wait(event)
-            comm.all_reduce(array, out=result, stream=fork)
+            with nccl.group() if grouped else contextlib.nullcontext():
+                comm.all_reduce(array, out=result, stream=fork)
             event.record(fork)
             stream.wait(event)
         return graph, weakref.ref(array)

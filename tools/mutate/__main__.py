@@ -144,9 +144,10 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "communicator arguments simulate plan buffers streams"),
         *_files("nccl", "graphs graph_rules suspension memory coll_config groups"),
         *_files("nccl", "life windows peers borrow overlap deadlines launch_native"),
-        *_files("nccl", "nonblocking array_kinds"),
+        *_files("nccl", "nonblocking array_kinds one_sided"),
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_tensors.py",
+        "tests/c10d/test_traces.py",
     ),
     "csrc/python/device": _files("nccl", "device_comm peers memory"),
     "csrc/python/watch": (
