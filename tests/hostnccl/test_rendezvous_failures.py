@@ -18,21 +18,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import libraries, nccl
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
 _SOON = 15.0  # seconds, on a busy machine; the deadline of a rendezvous is 300
 
 
-def _compile(folder: Path, name: str, text: str) -> Path:
-    """A library to preload."""
+def _compile(folder: Path, name: str, text: str, *options: str) -> Path:
+    """A library to preload, or to use in place of hostnccl."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
     source, library = folder / f"{name}.c", folder / f"lib{name}.so"
     source.write_text(text)
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, *options, "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return library
 
@@ -309,3 +309,54 @@ def test_a_rank_that_stops_during_a_registration_is_not_waited_for(
         2, _register_with_a_stopped_rank, library, while_running=end, env=environment, timeout=30
     )
     assert other.ok, other.trace
+
+
+_REFUSING = """
+#include <dlfcn.h>
+#include <stddef.h>
+
+typedef void* Pointer;
+int refuses_gather, refuses_window;  // whether the next call fails
+
+static void* of_engine(const char* name) { return dlsym(dlopen(ENGINE, RTLD_NOW), name); }
+
+int ncclAllGather(Pointer from, Pointer to, size_t count, int type, Pointer comm, Pointer stream) {
+  int (*function)(Pointer, Pointer, size_t, int, Pointer, Pointer) = of_engine("ncclAllGather");
+  return refuses_gather ? 2 : function(from, to, count, type, comm, stream);
+}
+
+int ncclCommWindowRegister(Pointer comm, Pointer buffer, size_t size, Pointer* window, int flags) {
+  int (*function)(Pointer, Pointer, size_t, Pointer*, int) = of_engine("ncclCommWindowRegister");
+  return refuses_window ? 2 : function(comm, buffer, size, window, flags);
+}
+"""
+
+
+def _register_with_a_refusing_rank(rank: Rank, call: str) -> None:
+    comm = rank.comm
+    buffer = comm.mem_alloc(1 << 12)
+    comm.register_window(buffer).close()
+    if rank.rank == 1:
+        path = libraries.load("host").path
+        ctypes.c_int.in_dll(ctypes.CDLL(path), f"refuses_{call}").value = 1
+        with pytest.raises(nccl.NcclSystemError):
+            comm.register_window(buffer)
+        rank.wait_event("noticed", 0)
+        assert comm.closed
+    else:
+        with pytest.raises(nccl.NcclRemoteError, match="rank 1"):
+            comm.register_window(buffer)
+        rank.set_event("noticed")
+
+
+@pytest.mark.parametrize("call", ["gather", "window"])
+def test_a_rank_whose_call_fails_is_not_waited_for(
+    launch: Launcher, tmp_path: Path, call: str
+) -> None:
+    """NCCL's call, or the exchange before it, fails on rank 1, and no other rank can see it."""
+    engine = libraries.locate("host").path
+    folder = os.path.dirname(engine)
+    options = ("-Wl,--no-as-needed", engine, f"-Wl,-rpath,{folder}", f'-DENGINE="{engine}"')
+    library = _compile(tmp_path, "refusing", _REFUSING, *options)
+    environment = {"PYNCCL_HOSTNCCL_LIBRARY": str(library)}
+    launch(2, _register_with_a_refusing_rank, call, env=environment, timeout=60)
