@@ -157,6 +157,41 @@ def test_a_handler_runs_while_the_call_waits() -> None:
     assert done.stdout == "[2] ['MainThread', 'MainThread'] [2. 2. 2. 2.]\n", done
 
 
+_SHRINK = """
+import contextlib, os, signal, threading
+import numpy as np
+from pynccl import nccl
+from tests.support.blocking import wait_until_blocked
+comms = nccl.Communicator.init_all(2, provider="host")
+entered, shrunk, early = threading.Event(), threading.Event(), []
+def handle(*_):
+    entered.set()
+    early.append(shrunk.wait(1))
+signal.signal(signal.SIGUSR1, handle)
+def shrink():
+    wait_until_blocked(threading.main_thread())
+    os.kill(os.getpid(), signal.SIGUSR1)
+    entered.wait(20)
+    smaller = comms[0].shrink([1], abort=True)
+    shrunk.set()
+    smaller.close()
+thread = threading.Thread(target=shrink)
+thread.start()
+with contextlib.suppress(nccl.NcclError):
+    comms[0].all_reduce(np.ones(4))
+thread.join()
+print(early, shrunk.is_set())
+for comm in comms:
+    comm.abort()
+"""
+
+
+def test_shrink_with_abort_waits_for_the_operations_that_it_ends() -> None:
+    """The caller may then free their buffers. One is blocked in a signal handler meanwhile."""
+    done = run_python("-c", _SHRINK)
+    assert done.stdout == "[False] True\n", done
+
+
 @on_ranks(3, fresh=True)
 def test_the_other_ranks_are_notified(rank: Rank) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
