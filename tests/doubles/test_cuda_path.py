@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import _C, nccl, raw
+from pynccl.flight.dump import load
 from tests.doubles import library
 from tests.mirror.conftest import mirror_runner
 from tests.nccl.test_delays import race
@@ -157,6 +158,36 @@ def test_collectives_work_after_a_failed_close(launch: Launcher, tmp_path: Path)
     first, _ = launch.outcomes(2, _closes_after_an_error, seen, provider="cuda", env=env)
     assert first.ok, first.trace
     assert first.value == [1.0] * 4
+
+
+def _waits_for_a_destroyed_stream(rank: Rank) -> None:
+    comm, stream = rank.comm, rank.stream()
+    x = rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(x, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        rank.wait_event("connected", 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.set_event("connected")
+    comm.all_reduce(x, stream=stream)
+    lib = raw.load("cuda")
+    wait_until(lambda: lib.ncclCommGetAsyncError(comm.handle) == raw.ncclRemoteError)
+    dump = Path(_C.flight_dump_path() or "")
+    assert not dump.exists()
+    gone = rank.stream()
+    library.driver()("cuStreamDestroy_v2", gone.handle)
+    with pytest.raises(nccl.DriverError):
+        gone.synchronize()
+    (dumped,) = load(str(dump)).communicators
+    assert "ncclCommGetAsyncError failed on rank 0" in (dumped.failure or "")
+    comm.abort()
+
+
+def test_a_failure_of_the_driver_writes_the_flight_record(launch: Launcher, tmp_path: Path) -> None:
+    """A communicator has failed, which may be the cause, and no call has noticed it yet."""
+    env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", "PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_"}
+    first, _ = launch.outcomes(2, _waits_for_a_destroyed_stream, provider="cuda", env=env)
+    assert first.ok, first.trace
 
 
 def _recovers_after_an_error(rank: Rank, folder: Path) -> list[float]:
