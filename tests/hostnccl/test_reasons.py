@@ -173,12 +173,25 @@ def test_a_rank_that_has_failed(launch: Launcher, nranks: int, who: str, count: 
     assert count in first
 
 
-def test_a_failure_is_read_after_a_preemption_of_its_writer(tmp_path: Path) -> None:
-    program = tmp_path / "preempted_writer"
+@pytest.fixture(scope="module")
+def segment_failure(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines that segment_failure.cpp prints."""
+    program = tmp_path_factory.mktemp("segment") / "segment_failure"
     base = "error flag keys params process tuning"
     parts = [f"base/{name}.cpp" for name in base.split()]
     parts += ["segment/memory.cpp", "segment/segment.cpp"]
-    own = [Path(__file__).with_name("preempted_writer.cpp")]
+    own = [Path(__file__).with_name("segment_failure.cpp")]
     compile_with_parts(compiler(), program, own, parts, ["-pthread"])
-    printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
-    assert printed.stdout == "6: rank 1 (pid 2) died\n"
+    done = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.splitlines()
+
+
+def test_a_failure_is_read_after_a_preemption_of_its_writer(segment_failure: list[str]) -> None:
+    assert "6: rank 1 (pid 2) died" in segment_failure
+
+
+def test_a_failure_does_not_end_a_wait_that_is_over(segment_failure: list[str]) -> None:
+    """A rank may be preempted between its looks at the flag and at the failure."""
+    assert "before the failure: no error" in segment_failure
+    assert "not signalled: rank 1 (pid 2) died" in segment_failure
+    assert "signalled: no error" in segment_failure

@@ -133,7 +133,6 @@ void CommState::refuse(const Error& error) noexcept {
 
 void CommState::check_wait(const Blocked& blocked, bool check_liveness) const {
   if (aborted() || revoked()) throw error();
-  if (segment_->failed()) throw segment_->failure();
   segment_->check_owner(blocked.owner, blocked.condition, check_liveness);
 }
 

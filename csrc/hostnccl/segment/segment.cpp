@@ -226,9 +226,11 @@ const char* Segment::how_unavailable(int rank, bool check_process, bool for_oper
 }
 
 void Segment::check_owner(int rank, const WaitCondition& condition, bool check_process) const {
-  const char* how = how_unavailable(rank, check_process, true);
-  // The owner may have signalled the flag before it became unavailable.
-  if (how == nullptr || condition.met()) return;
+  const bool ended = failed();
+  const char* how = ended ? nullptr : how_unavailable(rank, check_process, true);
+  // The owner may have signalled the flag before the failure, or before it became unavailable.
+  if ((!ended && how == nullptr) || condition.met()) return;
+  if (ended) throw failure();
   hostnccl::fail(abi::ncclRemoteError, "%s %s while others were waiting for it",
                  name_of(rank).c_str(), how);
 }

@@ -75,8 +75,9 @@ class Segment {
   Error failure() const;
   void fail(const Error& error);  // later failures are ignored
 
-  // Throws if the condition can no longer be met because its owner, the rank that signals the flag,
-  // has left or failed. With check_process, also if the owner's process is dead.
+  // Throws if the condition can no longer be met because the segment has failed, or because the
+  // owner, the rank that signals the flag, has left. With check_process, also if the process of the
+  // owner is dead.
   void check_owner(int rank, const WaitCondition& condition, bool check_process) const;
   // The same for a flag that a rank signals even after it has revoked its communicator.
   void check_agreement_peer(int rank, const WaitCondition& condition, bool check_process) const;
