@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LaunchError", "Launcher", "Options", "Outcome", "Run", "skip_old", "too_old"]
 
+_GRACE = 10.0  # seconds for the other ranks to end after one has failed
 # The upper bound of any launch in seconds, regardless of its timeout (set by tests/gpu_day.py).
 _LIMIT = float(os.environ.get("PYNCCL_TEST_LIMIT", "inf"))
 # Ranks with torch have separate processes, so that those of other tests do not import it.
@@ -134,6 +135,8 @@ class Launcher(_Launcher):
     ) -> list[Outcome]:
         """Launch ranks that may fail in new processes, and return their outcomes by rank.
 
+        The others then have until the timeout, since a test continues without the failed ranks.
+
         Args:
             nranks: the world size.
             function: as for a call.
@@ -141,7 +144,7 @@ class Launcher(_Launcher):
             while_running: called in this process while the ranks run, for example to kill some.
             **options: see Options.
         """
-        with self._begin(nranks, function, args, fresh=True, **options) as run:
+        with self._begin(nranks, function, args, fresh=True, patient=True, **options) as run:
             if while_running:
                 while_running(run)
             outcomes = run.outcomes()
@@ -156,6 +159,7 @@ class Launcher(_Launcher):
         args: tuple[object, ...],
         *,
         fresh: bool,
+        patient: bool = False,
         provider: str = "host",
         timeout: float = 60,
         threads: bool = False,
@@ -172,18 +176,19 @@ class Launcher(_Launcher):
                 {**gpu.environment(nranks, rank), **variables}
                 for rank, variables in enumerate(environments)
             ]
-        run = self.start(
+        limit = min(timeout, _LIMIT)
+        return self.start(
             nranks,
             function,
             args,
             provider=provider,
             threads=threads,
-            timeout=min(timeout, _LIMIT),
+            timeout=limit,
+            grace=limit if patient else _GRACE,
             unique_ids=ids,
             env=environments,
             fresh=fresh,
         )
-        return run
 
 
 def _imports_torch(module: str) -> bool:
