@@ -15,9 +15,12 @@ from tests.support.ranks import on_ranks
 _EVENTS = 5  # per comparison
 
 
-@on_ranks(1, provider="cuda")
+@on_ranks(1, provider="cuda", fresh=True)
 def test_comparisons_of_clocks(rank: Rank) -> None:
-    """The operation is over, so nearly all events are those of comparisons."""
+    """The operation is over, so nearly all events are those of comparisons.
+
+    A trace also compares the clocks of devices that earlier traces of the process have used.
+    """
     buffer, stream = rank.memory.put(np.ones(4, np.float32)), rank.stream()
     with nccl.trace():
         rank.comm.all_reduce(buffer, stream=stream)
@@ -32,5 +35,5 @@ def test_comparisons_of_clocks(rank: Rank) -> None:
             wait_until(lambda: compared() >= 4 * _EVENTS)
             found = compared()
             took = time.monotonic() - began
-    # Others record one now and then. Without a pause there would be thousands.
-    assert found <= 2 * _EVENTS * (took + 2.5), (found, took)
+    # One second apart; a comparison may have begun before, and the monitor may record an event.
+    assert found <= _EVENTS * (took + 1.5), (found, took)
