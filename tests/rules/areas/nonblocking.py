@@ -372,6 +372,34 @@ def init_rank_in_group_by_environment(rank: Rank) -> list[str]:
 
 
 @rule(
+    "CommInitAll",
+    "With NCCL_COMM_BLOCKING=0, ncclCommInitAll returns inProgress and sets the handle",
+    nccl=["inProgress", "set", "success"],
+    source="read: init.cc:2633, group.cc:857 (2.30.7)",
+    env={"NCCL_COMM_BLOCKING": "0"},
+)
+def init_all_by_environment(rank: Rank) -> list[str]:
+    comm = rank.empty()
+    code = rank.nccl.CommInitAll(c.byref(comm), 1, None)
+    return [code, handle(comm), rank.settle(comm)]
+
+
+@rule(
+    "CommInitAll",
+    "With NCCL_COMM_BLOCKING=0, ncclGroupEnd after ncclCommInitAll returns inProgress",
+    nccl=["success", "inProgress", "success", "success"],
+    source="read: init.cc:2633, group.cc:857 (2.30.7)",
+    devices=2,
+    env={"NCCL_COMM_BLOCKING": "0"},
+)
+def init_all_in_group_by_environment(rank: Rank) -> list[str]:
+    comms = (c.c_void_p * 2)()
+    rank.nccl.GroupStart()
+    codes = [rank.nccl.CommInitAll(comms, 2, None), rank.nccl.GroupEnd()]
+    return codes + [rank.settle(c.c_void_p(comm)) for comm in comms]
+
+
+@rule(
     "CommAbort",
     "ncclCommAbort of a non-blocking communicator ends its pending operation",
     nccl={

@@ -234,26 +234,18 @@ ncclResult_t Call<&Table::ncclCommInitAll>::run(const char*, ncclComm_t* comms, 
       if (devices[j] == device && !may_share_gpus()) return ncclInvalidUsage;
   }
   current_or_first();
-  std::vector<ncclComm_t> made(static_cast<size_t>(count));
   ncclUniqueId id;
   ncclResult_t result = nccl().ncclGetUniqueId(&id);
-  if (Group::of_this_thread().depth > 0) {
-    for (int i = 0; i < count && result == ncclSuccess; ++i)
-      result = create(comms + i, devices ? devices[i] : i, true, text_of(id),
-                      [&](ncclComm_t* out) { return nccl().ncclCommInitRank(out, count, id, i); });
-    return result;
-  }
-  if (result == ncclSuccess) result = nccl().ncclCommInitAll(made.data(), count, nullptr);
-  for (int i = 0; i < count && result == ncclSuccess; ++i) {
-    const auto communicator = std::make_shared<Communicator>();
-    communicator->engine = made[static_cast<size_t>(i)];
-    communicator->device = devices ? devices[i] : i;
-    communicator->key = text_of(id);
-    communicator->learn();
-    publish(communicator);
-    comms[i] = communicator->handle();
-  }
-  return result;
+  if (result == ncclSuccess) result = Call<&Table::ncclGroupStart>::run("");
+  if (result != ncclSuccess) return result;
+  const ncclConfig_t defaults{};
+  CreationConfig own(&defaults);
+  for (int i = 0; i < count; ++i)  // the end of the group reports a failure
+    create(comms + i, devices ? devices[i] : i, own.blocking(true), text_of(id),
+           [&](ncclComm_t* out) {
+             return nccl().ncclCommInitRankConfig(out, count, id, i, own.get());
+           });
+  return Call<&Table::ncclGroupEnd>::run("");
 }
 
 ncclResult_t Call<&Table::ncclCommSplit>::run(const char*, ncclComm_t comm, int color, int key,
