@@ -21,11 +21,7 @@ _COMMANDS = {
     "doctor": (
         "pynccl.tools.doctor.command",
         "diagnose this installation",
-        (
-            "pynccl doctor",
-            "pynccl doctor --provider cuda",
-            "pynccl doctor --topology topology.xml",
-        ),
+        ("pynccl doctor", "pynccl doctor --provider cuda"),
     ),
     "explain": (
         "pynccl.tools.explain",

@@ -142,28 +142,7 @@ def _reports() -> list[bytes]:
     return [re.sub(rb'"pid": \d+', b'"pid": 1', one) for one in (report, session, old)]
 
 
-def _topology() -> list[bytes]:
-    """Return a topology of two CPUs with a PCIe switch, GPUs and NICs."""
-    nvlink = '<nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000"/>'
-    to_gpu = '<nvlink target="0000:2c:00.0" count="4" tclass="0x030200"/><c2c count="1"/>'
-    link = 'link_speed="32.0 GT/s PCIe" link_width="16"'
-    gpus = [
-        f'<pci busid="0000:{bus}:00.0" class="0x030200" {link}><gpu dev="{dev}" sm="90">{links}'
-        "</gpu></pci>"
-        for dev, bus, links in ((0, "0f", nvlink), (1, "2c", nvlink), (2, "9f", to_gpu))
-    ]
-    nic = f'<pci busid="0000:10:00.0" class="0x020700" {link}><nic>' + "".join(
-        f'<net name="mlx5_{port}" dev="{port}" speed="400000" port="1"/>' for port in (0, 1)
-    )
-    switch = f'<pci busid="0000:0e:00.0" class="0x060400" {link}>{gpus[0]}{nic}</nic></pci></pci>'
-    cpus = ((0, switch + gpus[1]), (1, gpus[2]))
-    text = "".join(
-        f'<cpu host_hash="0x1f" numaid="{numa}" arch="x86_64">{inner}</cpu>' for numa, inner in cpus
-    )
-    return [f'<system version="1">{text}</system>'.encode()]
-
-
-_BUILT = {"dump": _dumps, "weights": _messages, "ras": _reports, "topology": _topology}
+_BUILT = {"dump": _dumps, "weights": _messages, "ras": _reports}
 
 
 def seeds(target: str) -> list[bytes]:

@@ -1,5 +1,5 @@
 """Fuzz targets for the readers of untrusted bytes: recordings, traces, flight dumps, messages of
-pynccl.weights, responses of NCCL's RAS service, and topology files.
+pynccl.weights, and responses of NCCL's RAS service.
 
 A target takes bytes. It raises an exception unless the reader accepts them or rejects them with its
 own error. mutate() changes an input according to its structure. tests.fuzz.with_atheris uses both,
@@ -16,14 +16,12 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from xml.etree import ElementTree
 
 from pynccl.flight import ras
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import DumpError
 from pynccl.flight.dump import parse as parse_dump
 from pynccl.tools import ras as ras_command
-from pynccl.tools.doctor import topology
 from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.recorded import ReplayError, gather
@@ -145,24 +143,12 @@ def _ras(data: bytes) -> None:
     ras_command._text(report)
 
 
-def _topology(data: bytes) -> None:
-    """``pynccl doctor --topology``."""
-    try:
-        found = topology.parse(data)
-    except topology.TopologyError as error:
-        _check_text(error)
-        return
-    found.text()
-    list(found.findings())
-
-
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "recording": _of_traces(lambda data: [recording.parse(data)]),
     "trace": _of_traces(lambda data: chrome.parse(_text(data))),
     "dump": _dump,
     "weights": _weights,
     "ras": _ras,
-    "topology": _topology,
 }
 
 
@@ -213,14 +199,12 @@ _VALUES: tuple[Any, ...] = (
 _NUMBERS = (0, 1, 2, 3, 7, 0xFF, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 63)
 
 
-def mutate(target: str, data: bytes, rng: random.Random) -> bytes:
-    """Return an input with a few changes that follow the structure of the target's inputs."""
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """Return an input with a few changes that follow the structure of its target's inputs."""
     if rng.random() < 0.05:
         return _bytes(data, rng)
     if data.startswith(_MAGIC):
         return _recording(data, rng)
-    if target == "topology":
-        return _xml(data, rng)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -275,45 +259,6 @@ def _json(value: Any, rng: random.Random) -> Any:  # noqa: ANN401
             case _:
                 container[key] = copy.deepcopy(rng.choice(_VALUES))
     return value
-
-
-_TEXTS = (
-    "",
-    "0",
-    "-1",
-    "1",
-    "16",
-    "0x1f",
-    "9" * 60,
-    "9" * 400,
-    "0x068000",
-    "32.0 GT/s PCIe",
-    "1.2.3 GT/s",
-    "\n",
-    "x" * 40,
-)
-
-
-def _xml(data: bytes, rng: random.Random) -> bytes:
-    try:
-        root = ElementTree.fromstring(data)
-    except (ElementTree.ParseError, ValueError, LookupError):
-        return _bytes(data, rng)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        every = list(root.iter())
-        element = rng.choice(every)
-        match rng.randrange(5):
-            case 0 if len(element):
-                element.remove(rng.choice(list(element)))
-            case 1 if len(every) < 200:
-                element.append(copy.deepcopy(rng.choice(every)))
-            case 2:
-                element.tag = rng.choice(every).tag
-            case _:
-                names = list(element.attrib) or ["dev"]
-                values = tuple(value for one in every for value in one.attrib.values()) or _TEXTS
-                element.set(rng.choice(names), rng.choice(rng.choice((_TEXTS, values))))
-    return ElementTree.tostring(root)
 
 
 def _recording(data: bytes, rng: random.Random) -> bytes:

@@ -29,7 +29,6 @@ TARGETS = (
     "dump",
     "weights",
     "ras",
-    "topology",
     "arguments",
 )
 

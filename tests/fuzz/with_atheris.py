@@ -77,7 +77,7 @@ def main() -> None:
         rng = random.Random(seed)
         if arguments or rng.random() < 0.2:
             return bytes(atheris.Mutate(data, most))
-        changed = readers.mutate(options.target, data, rng)
+        changed = readers.mutate(data, rng)
         return changed if len(changed) <= most else data[:most]
 
     options.corpus.mkdir(parents=True, exist_ok=True)
