@@ -57,7 +57,7 @@ def _prepare(traces: Sequence[ProcessTrace]) -> None:
     for finding in compare(recorded):
         str(finding.text)
     # A program lists the memory in the recording, but nothing is allocated here.
-    compile_programs(recorded, provider="host", scale=1.0, data=True)
+    compile_programs(recorded, provider="host", scale=1.0)
 
 
 def _of_traces(read: Callable[[bytes], list[ProcessTrace]]) -> Callable[[bytes], None]:

@@ -107,7 +107,6 @@ def test_json(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", "--json", "--scale", "0.5", *files]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["ok"]
-    assert printed["checked"] == printed["outputs"] == 96
     rows = {(row["kind"], row["nbytes"]): row for row in printed["rows"]}
     row = rows["all_reduce", 2400]
     assert (row["replayed_nbytes"], row["calls"], row["nranks"]) == (1200, 16, 4)

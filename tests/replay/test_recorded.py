@@ -219,7 +219,7 @@ def test_processes_with_several_ranks(threads: bool) -> None:
     assert recorded.comms[other].ranks == (2, 3)
     result = replay(merged)
     assert result.ok
-    assert result.checked == 10
+    assert result.operations == 10
 
 
 def test_unrelated_recordings() -> None:

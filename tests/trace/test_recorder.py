@@ -357,7 +357,6 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         assert result.ok
         # Those of one-sided operations are skipped.
         assert result.operations == sum("signal" not in o.kind for o in one.operations)
-        assert result.checked == result.outputs
     for comm in [alone, *comms]:
         comm.close()
 

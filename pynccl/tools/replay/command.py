@@ -66,9 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not compare the ranks first: a recorded hang then lasts until the time limit",
     )
-    parser.add_argument(
-        "--no-data", action="store_true", help="neither fill inputs nor compare results"
-    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -76,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if ranks differ, hang or fail, or if data is wrong; 2 if nothing can be
-            replayed.
+        The exit status: 1 if ranks differ, hang or fail; 2 if nothing can be replayed.
     """
     try:
         traces = [trace for path in arguments.files for trace in load(path)]
@@ -88,7 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
             scale=arguments.scale,
             speed=arguments.speed,
             check=not arguments.no_check,
-            data=not arguments.no_data,
             timeout=arguments.timeout,
         )
     except (ReplayError, TraceError, LibraryNotFoundError, OSError) as error:
@@ -116,16 +111,9 @@ def _text(result: Result) -> Iterator[str]:
     yield from (f"note: {note}" for note in result.notes)
     if result.rows:
         yield columns(result.rows, _COLUMNS.items())
-        yield (
-            f"{result.operations} operations in {result.seconds:.3f} s; {result.checked} of "
-            f"{result.outputs} results compared"
-        )
-        if result.checked and any(row.recorded is not None for row in result.rows):
-            yield "times include waits for ranks that check data; use --no-data to measure"
+        yield f"{result.operations} operations in {result.seconds:.3f} s"
     if result.findings:
         yield "the ranks differ:" if not result.failures else "the ranks:"
         yield from (f"  {finding.text}" for finding in result.findings)
     for rank, text in result.failures.items():
         yield f"process {rank} failed: {text}"
-    for rank, ones in result.differences.items():
-        yield from (f"process {rank}: {one.text}" for one in ones)

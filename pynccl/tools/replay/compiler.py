@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from pynccl.tools.replay.contents import Layout, choose_sources, match, order
+from pynccl.tools.replay.buffers import Layout, order
 from pynccl.tools.replay.program import Member, Op, Program, Step
 from pynccl.tools.replay.recorded import Process, Recorded, ReplayError, counterpart
 from pynccl.tools.trace.model import Operation, Wait
@@ -16,7 +16,7 @@ _OPERATORS = ("sum", "prod", "max", "min", "avg")
 
 
 def compile_programs(
-    recorded: Recorded, *, provider: str = "host", scale: float = 1.0, data: bool = True
+    recorded: Recorded, *, provider: str = "host", scale: float = 1.0
 ) -> list[Program]:
     """Build the program of each process.
 
@@ -25,7 +25,6 @@ def compile_programs(
         provider: on "host" the default stream is the thread; those of several threads become
             streams.
         scale: factor for counts.
-        data: whether inputs are filled and results checked.
 
     Raises:
         ReplayError: a rank has no file, or an operation is unknown.
@@ -37,13 +36,10 @@ def compile_programs(
                 f"{list(comm.missing)}; pass a number of ranks to replay without them"
             )
     compilers = [
-        _Compiler(recorded, place, provider=provider, scale=scale, data=data)
+        _Compiler(recorded, place, provider=provider, scale=scale)
         for place in range(len(recorded.processes))
     ]
-    programs = [compiler.compile() for compiler in compilers]
-    if data:
-        match(programs, [comm.ranks for comm in recorded.comms.values()])
-    return programs
+    return [compiler.compile() for compiler in compilers]
 
 
 class _Issued:
@@ -74,18 +70,9 @@ class _Issued:
 class _Compiler:
     """Builds the program of one process."""
 
-    def __init__(
-        self,
-        recorded: Recorded,
-        place: int,
-        *,
-        provider: str,
-        scale: float,
-        data: bool,
-    ) -> None:
+    def __init__(self, recorded: Recorded, place: int, *, provider: str, scale: float) -> None:
         self._process: Process = recorded.processes[place]
         self._scale = scale
-        self._data = data
         self._members = {
             id: Member(index, comm.label, len(comm.ranks), comm.ranks.index(place))
             for index, (id, comm) in enumerate(recorded.comms.items())
@@ -102,11 +89,8 @@ class _Compiler:
         members = {member.number: member for member in program.members}
         self._place_buffers(program, members)
         program.streams = len(self._streams)
-        if self._data:
-            for step in program.steps:
-                choose_sources(step, members)
         if len({op.stream for op in program.operations}) > 1:
-            order(program.steps, data=self._data)
+            order(program.steps)
         return program
 
     def _stream(self, handle: int, thread: int) -> int:

@@ -19,7 +19,7 @@ from pynccl.tools.replay.check import check as compare
 from pynccl.tools.replay.check import located
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.program import Program
-from pynccl.tools.replay.rank import Difference, Options, Outcome, run_rank
+from pynccl.tools.replay.rank import Options, Outcome, run_rank
 from pynccl.tools.replay.recorded import Recorded, ReplayError, gather
 from pynccl.tools.trace.bandwidth import bandwidth
 from pynccl.tools.trace.model import Operation, ProcessTrace
@@ -66,10 +66,7 @@ class Result:
         notes: differences between the recordings and the replay, as text.
         findings: differences between the ranks' recordings, or reasons for a hang.
         failures: the errors that stopped ranks, by rank of the process.
-        differences: wrong results, by rank of the process.
         operations: number of operations on all ranks.
-        checked: number of results that were compared.
-        outputs: number of outputs of operations.
         seconds: the time of the slowest rank.
     """
 
@@ -77,16 +74,13 @@ class Result:
     notes: list[str]
     findings: list[Finding]
     failures: dict[int, str]
-    differences: dict[int, list[Difference]]
     operations: int = 0
-    checked: int = 0
-    outputs: int = 0
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Whether there are no findings, failures or wrong results."""
-        return not (self.findings or self.failures or self.differences)
+        """Whether there are no findings and no failures."""
+        return not (self.findings or self.failures)
 
 
 def replay(
@@ -97,14 +91,13 @@ def replay(
     scale: float = 1.0,
     speed: Literal["max", "recorded"] = "max",
     check: bool = True,
-    data: bool = True,
     timeout: float = 20.0,
 ) -> Result:
     """Replay recorded operations: the same ones, in the same order, on the same number of streams.
 
     Every recorded process becomes a process on this machine. Communicators are created with
-    ncclCommInitRank and the recorded ranks. docs/replay.md describes what is compared, and how the
-    replay differs from the recorded program.
+    ncclCommInitRank and the recorded ranks. docs/replay.md describes how the replay differs from
+    the recorded program.
 
     Args:
         traces: the recordings or traces, one per process.
@@ -114,7 +107,6 @@ def replay(
         speed: "recorded" preserves the time between calls, "max" does not.
         check: whether to compare the operations of all ranks first, and to refuse a replay of
             inconsistent ones.
-        data: whether to fill inputs and compare results with the expected ones.
         timeout: time limit of every operation, in seconds.
 
     Returns:
@@ -134,8 +126,8 @@ def replay(
     if check:
         findings = compare(recorded)
         if findings:
-            return Result([], recorded.notes, findings, {}, {})
-    programs = compile_programs(recorded, provider=provider, scale=scale, data=data)
+            return Result([], recorded.notes, findings, {})
+    programs = compile_programs(recorded, provider=provider, scale=scale)
     options = Options(provider, speed == "recorded", timeout)
     return run_programs(recorded, programs, options)
 
@@ -197,10 +189,7 @@ def _result(recorded: Recorded, programs: Sequence[Program], every: Sequence[Out
         recorded.notes,
         _findings(recorded, outcomes) if failures else [],
         failures,
-        {rank: outcome.differences for rank, outcome in outcomes.items() if outcome.differences},
         sum(len(program.operations) for program in done),
-        sum(program.checked for program in done),
-        sum(program.outputs for program in done),
         max((outcome.seconds for outcome in every), default=0.0),
     )
 
