@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,29 +87,6 @@ def test_a_script_without_output_or_operations(tmp_path: Path) -> None:
     text = comparison.read(tmp_path, _BACKENDS, 2).text()
     assert "no operation of a process group was found" in text
     assert "output: equal, but the script prints nothing" in text
-
-
-def test_a_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    _write(
-        tmp_path,
-        {"gloo": ["", ""], "pynccl": ["", ""]},
-        all_reduce=[[[4e-6], [8e-5]], [[1e-6], [2e-6]]],
-        only_here=[[[], []], [[1e-6], [1e-6]]],
-    )
-    path = tmp_path / "plots" / "times.png"
-    comparison.draw(path, comparison.read(tmp_path, _BACKENDS, 2))
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_plot_without_matplotlib_is_rejected_before_the_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    script = tmp_path / "script.py"
-    script.write_text("raise AssertionError")
-    assert cli.main(["compare", "--plot", str(tmp_path / "times.png"), str(script)]) == 2
-    assert "a plot needs matplotlib (pip install 'rawnccl[plot]')" in capsys.readouterr().err
 
 
 def test_times(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from pynccl.tools.compare.comparison import draw, read
-from pynccl.tools.figures import check_matplotlib
+from pynccl.tools.compare.comparison import read
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=600.0, help="seconds for each run (default: 600)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--plot", type=Path, help="draw the times: a PNG file; needs matplotlib")
     parser.add_argument("script", help="a script that calls torch.distributed, as for torchrun")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
 
@@ -66,8 +64,6 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--ranks: {arguments.ranks} is below 1")
     if not Path(arguments.script).is_file():
         raise ValueError(f"script: no such file: {arguments.script}")
-    if arguments.plot:
-        check_matplotlib()
     build()  # at the first use of this torch, which takes longer than most scripts
     backends = (arguments.backend or ("nccl" if torch.cuda.is_available() else "gloo"), "pynccl")
     with tempfile.TemporaryDirectory(prefix="pynccl-compare-") as name:
@@ -80,8 +76,6 @@ def _run(arguments: argparse.Namespace) -> int:
             _run_script(arguments, again, backends[0])
             found = read(folder, backends, arguments.ranks, again)
     print(json.dumps(asdict(found), indent=2) if arguments.json else found.text())
-    if arguments.plot:
-        draw(arguments.plot, found)
     return 0 if found.equal else 1
 
 

@@ -10,12 +10,10 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from pynccl.tools.figures import new_figure, save
-from pynccl.tools.text import table, time_text
+from pynccl.tools.text import table
 
-__all__ = ["Comparison", "Row", "draw", "read"]
-_COLORS = ("C1", "C0")  # of the bars, as in benchmarks: pynccl's are blue
-_HEIGHT = 0.38  # of a bar
+__all__ = ["Comparison", "Row", "read"]
+
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _ROUNDING = 1e-4  # relative, of numbers that a script prints
 _LONGEST = 120  # characters of a line
@@ -176,35 +174,3 @@ def _close(first: str, second: str) -> bool:
         return False
     pairs = zip(_NUMBER.findall(first), _NUMBER.findall(second), strict=True)
     return all(math.isclose(float(a), float(b), rel_tol=_ROUNDING, abs_tol=1e-6) for a, b in pairs)
-
-
-def draw(path: Path, found: Comparison) -> None:
-    """Draw two bars for each operation into an image file, and the times of the script as title.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: matplotlib does not support the format.
-        OSError: the file cannot be written.
-    """
-    figure = new_figure(8, 0.5 * len(found.rows) + 1.6)
-    axes = figure.add_subplot()
-    for i, (backend, color) in enumerate(zip(found.backends, _COLORS, strict=True)):
-        rows = [(at, row.seconds[i]) for at, row in enumerate(found.rows)]
-        rows = [(at, seconds) for at, seconds in rows if not math.isnan(seconds)]
-        places = [at + (i - 0.5) * _HEIGHT for at, _ in rows]
-        times = [seconds * 1e6 for _, seconds in rows]
-        bars = axes.barh(places, times, height=_HEIGHT, color=color, label=backend)
-        labels = [time_text(round(seconds * 1e9)) for _, seconds in rows]
-        axes.bar_label(bars, labels, padding=3, fontsize=8)
-    axes.set_yticks(range(len(found.rows)), [f"{row.operation}, {row.calls}" for row in found.rows])
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.margins(x=0.15)
-    axes.set_xlabel("microseconds of a call (the number of calls follows its name)")
-    axes.legend(fontsize=8)
-    totals = ", ".join(
-        f"{seconds:.3g} s over {backend}"
-        for backend, seconds in zip(found.backends, found.seconds, strict=True)
-    )
-    axes.set_title(f"{found.ranks} ranks, the script: {totals}", fontsize=10)
-    save(figure, path)
