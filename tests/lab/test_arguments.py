@@ -17,7 +17,7 @@ import pytest
 from pynccl import nccl
 from pynccl._internal.progress import Progress
 from pynccl.tools import lab
-from pynccl.tools.lab import algorithms, plots
+from pynccl.tools.lab import plots
 from pynccl.tools.lab.arrays import Library
 from pynccl.tools.text import parse_size, size_text
 from tests.support.launcher import Launcher
@@ -87,10 +87,6 @@ def test_too_many_ranks(comm: nccl.Communicator) -> None:
         (lambda: lab.Setting(policy="all").config(), "policy: 'all' is not one of"),
         (lambda: plots.draw_exposed(Path("none.png"), []), "rows: expected at least one row"),
         (lambda: plots.draw_lanes(Path("none.png"), []), "rows: expected at least one row"),
-        (
-            lambda: algorithms.draw(Path("none.png"), []),
-            "measured: expected at least one measurement",
-        ),
     ],
 )
 def test_values(make: Callable[[], object], text: str) -> None:

@@ -27,7 +27,6 @@ from pynccl.tools.trace.bandwidth import bandwidth
 __all__ = [
     "Measured",
     "compare",
-    "draw",
     "measure",
     "read_json",
     "tuning",
@@ -406,61 +405,3 @@ def _forced(measured: Sequence[Measured], nranks: int, nbytes: int) -> Measured 
     if best is None or (default and _median(best) * _FASTER > _median(default)):
         return None
     return best
-
-
-def draw(path: Path, measured: Sequence[Measured]) -> None:
-    """Draw time against size into a PNG file: a line per variant, with the winners marked.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: nothing was measured.
-    """
-    from pynccl.tools.figures import save
-    from pynccl.tools.lab.plots import panels
-
-    ranks = list(dict.fromkeys(entry.nranks for entry in measured))
-    if not ranks:
-        raise ValueError("measured: expected at least one measurement")
-    variants = list(dict.fromkeys(entry.variant for entry in measured))
-    drawn, axes = panels(len(ranks))
-    for panel, nranks in zip(axes, ranks, strict=True):
-        _draw_panel(panel, [entry for entry in measured if entry.nranks == nranks], variants)
-        panel.set_title(f"{nranks} ranks", fontsize=10)
-    axes[0].legend(fontsize=8)
-    axes[0].set_ylabel("microseconds; a star is the winner")
-    drawn.suptitle(measured[0].collective, fontsize=10)
-    save(drawn, path)
-
-
-def _draw_panel(panel: Any, measured: list[Measured], variants: list[Variant]) -> None:  # noqa: ANN401
-    for index, variant in enumerate(variants):
-        entries = [entry for entry in measured if entry.variant == variant and entry.timing]
-        sizes = [entry.nbytes for entry in entries]
-        medians = [_median(entry) * 1e6 for entry in entries]
-        color = "black" if variant == Variant() else f"C{index}"
-        style = "--" if variant == Variant() else "-"
-        panel.plot(sizes, medians, style, marker=".", color=color, label=str(variant))
-        quartiles = [entry.timing.quartiles for entry in entries if entry.timing]
-        panel.fill_between(
-            sizes,
-            [low * 1e6 for low, _ in quartiles],
-            [high * 1e6 for _, high in quartiles],
-            color=color,
-            alpha=0.15,
-            linewidth=0,
-        )
-        won = [entry for entry in entries if winner(measured, entry.nranks, entry.nbytes) is entry]
-        panel.plot(
-            [entry.nbytes for entry in won],
-            [_median(entry) * 1e6 for entry in won],
-            "*",
-            color=color,
-            markersize=12,
-        )
-    sizes = sorted({entry.nbytes for entry in measured})
-    shown = sizes[:: max(1, len(sizes) // 6)]
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xticks(shown, [size_text(size) for size in shown], fontsize=8)
-    panel.set_xlabel("size")
-    panel.grid(alpha=0.3)

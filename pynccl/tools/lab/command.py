@@ -13,9 +13,9 @@ from typing import Any
 from pynccl import nccl
 from pynccl._internal.progress import Progress
 from pynccl.libraries import PROVIDERS, default_provider
-from pynccl.tools.figures import check_matplotlib
 from pynccl.tools.lab import algorithms, settings, variants, world
 from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
+from pynccl.tools.lab.plots import check_matplotlib, draw_exposed, draw_lanes
 from pynccl.tools.lab.row import Row, write_json, write_table
 from pynccl.tools.lab.settings import POLICIES
 from pynccl.tools.text import list_of, one_of, parse_size
@@ -81,11 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument(
         "--limit", type=float, default=60.0, help="seconds for the rounds of a row (default: 60)"
     )
+    overlap.add_argument(
+        "--plot", type=Path, help="draw the exposed times: a PNG file; needs matplotlib"
+    )
     overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
         "sweep",
         help="find the fastest algorithm for each size and number of ranks",
-        examples=("pynccl lab sweep --collective all_gather --ranks 2,4 --plot sweep.png",),
+        examples=("pynccl lab sweep --collective all_gather --ranks 2,4",),
     )
     compared.add_argument(
         "--sizes",
@@ -124,9 +127,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         command.add_argument("--repeats", type=int, help=f"samples of each row ({repeats})")
         command.add_argument("--json", type=Path, help="also write the rows to a JSON file")
-        command.add_argument(
-            "--plot", type=Path, help="draw the rows: a PNG file; needs matplotlib"
-        )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -138,8 +138,6 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if not arguments.ranks or min(arguments.ranks) < 1:
             raise ValueError(f"--ranks: {arguments.ranks} are not numbers of ranks")
-        if arguments.plot or getattr(arguments, "lanes", None):
-            check_matplotlib()
         if arguments.lab_command == "overlap":
             _overlap(arguments)
         else:
@@ -159,6 +157,8 @@ def _warn(collectives: list[str], provider: str) -> None:
 
 
 def _overlap(arguments: argparse.Namespace) -> None:
+    if arguments.plot or arguments.lanes:
+        check_matplotlib()
     # The lab itself calls all_reduce, to agree on times.
     _warn([*arguments.collective, "all_reduce"], arguments.provider)
     exponents = (16, 20, 24) if arguments.provider == "cuda" else (18, 20, 22)
@@ -182,13 +182,10 @@ def _overlap(arguments: argparse.Namespace) -> None:
     print(write_table(rows))
     if arguments.json:
         write_json(arguments.json, rows)
-    if arguments.plot or arguments.lanes:
-        from pynccl.tools.lab import plots
-
-        if arguments.plot:
-            plots.draw_exposed(arguments.plot, rows)
-        if arguments.lanes:
-            plots.draw_lanes(arguments.lanes, rows[-1:])
+    if arguments.plot:
+        draw_exposed(arguments.plot, rows)
+    if arguments.lanes:
+        draw_lanes(arguments.lanes, rows[-1:])
 
 
 def _sweep_in_world(
@@ -233,5 +230,3 @@ def _sweep(arguments: argparse.Namespace) -> None:
         rules = algorithms.tuning(measured)
         arguments.write.write_text(json.dumps({"rules": rules}, indent=1) + "\n")
         print(f"{len(rules)} rules in {arguments.write}")
-    if arguments.plot:
-        algorithms.draw(arguments.plot, measured)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pynccl.tools.figures import new_figure, save
 from pynccl.tools.lab.row import Row, hidden_text, varying
 from pynccl.tools.text import size_text
 
@@ -16,19 +15,40 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_exposed", "draw_lanes", "panels"]
+__all__ = ["check_matplotlib", "draw_exposed", "draw_lanes"]
 
 _COMPUTE, _COMMUNICATION = "tab:blue", "tab:orange"
 
 
-def panels(columns: int) -> tuple[Figure, list[Axes]]:
-    """Create a figure with panels side by side that share their axes.
+def check_matplotlib() -> None:
+    """Check that plots can be drawn, before a measurement that ends with one.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    drawn = new_figure(2.8 + 4.2 * columns, 3.8)
-    return drawn, list(drawn.subplots(1, columns, sharex=True, sharey=True, squeeze=False).flat)
+    try:
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"a plot needs matplotlib (pip install 'rawnccl[plot]'): {error}"
+        ) from error
+
+
+def _figure(width: float, height: float) -> Figure:
+    """Create a figure of this many inches that is drawn without a display."""
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
 
 
 def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
@@ -48,7 +68,7 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
     for row in rows:
         label = ", ".join(f"{name} {row.setting[name]}" for name in names) or "exposed"
         lines.setdefault(label, []).append(row)
-    drawn = new_figure(6.4, 4.2)
+    drawn = _figure(6.4, 4.2)
     axes = drawn.subplots()
     for index, (label, line_rows) in enumerate(lines.items()):
         ordered = sorted(line_rows, key=lambda row: row.setting["nbytes"])
@@ -85,7 +105,7 @@ def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
         "T_comm, which is exposed if nothing is hidden."
     )
     _set_caption(drawn, [caption])
-    save(drawn, path)
+    _save(drawn, path)
 
 
 def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
@@ -105,7 +125,7 @@ def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
         "the exposed time.",
         *(verdicts if numbered else [str(rows[0].verdict)]),
     ]
-    drawn = new_figure(7.0, 1.25 * len(rows) + 0.9 + 0.15 * len(_wrap(caption)))
+    drawn = _figure(7.0, 1.25 * len(rows) + 0.9 + 0.15 * len(_wrap(caption)))
     axes = drawn.subplots(len(rows), sharex=True, squeeze=False).flat
     for number, (row, panel) in enumerate(zip(rows, axes, strict=True), 1):
         _draw_lanes_of(panel, row)
@@ -116,7 +136,7 @@ def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
         panel.set_title(f"{number}. {setting}" if numbered else setting, fontsize=9, loc="left")
     axes[-1].set_xlabel("milliseconds")
     _set_caption(drawn, caption)
-    save(drawn, path)
+    _save(drawn, path)
 
 
 def _draw_lanes_of(panel: Axes, row: Row) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pynccl import nccl
 from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.testing import Launcher, Rank
-from pynccl.tools.figures import check_matplotlib
+from pynccl.tools.lab.plots import check_matplotlib, draw_lanes
 from pynccl.tools.lab.row import Row, write_json, write_table
 
 __all__ = ["is_under_torchrun", "run", "script"]
@@ -115,9 +115,7 @@ def script(
     if arguments.json:
         write_json(arguments.json, rows)
     if arguments.plot:
-        from pynccl.tools.lab import plots
-
-        plots.draw_lanes(arguments.plot, rows)
+        draw_lanes(arguments.plot, rows)
     return rows
 
 
