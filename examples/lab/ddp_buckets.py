@@ -32,9 +32,9 @@ def measure(comm: nccl.Communicator) -> list[lab.Row]:
 
 
 def _measure(comm: nccl.Communicator, buckets: int, on_cores: bool) -> lab.Row:
-    arrays = lab.arrays_of(comm, "torch")
-    gradients = arrays.zeros(LAYERS, ROWS, COLUMNS)
-    error, activation = arrays.zeros(ROWS, BATCH), arrays.zeros(BATCH, COLUMNS)
+    zeros = functools.partial(lab.zeros, comm)
+    gradients = zeros(LAYERS, ROWS, COLUMNS)
+    error, activation = zeros(ROWS, BATCH), zeros(BATCH, COLUMNS)
     error.fill_(comm.rank + 1.0)
     activation.fill_(1.0)
     per_bucket = LAYERS // buckets
@@ -44,7 +44,7 @@ def _measure(comm: nccl.Communicator, buckets: int, on_cores: bool) -> lab.Row:
         for layer in range(LAYERS):
             if on_cores:
                 product = functools.partial(torch.mm, error, activation, out=gradients[layer])
-                arrays.enqueue(stream, product)
+                lab.enqueue(stream, product)
             else:
                 lab.Sleep(SECONDS)(stream)
             if (layer + 1) % per_bucket == 0:

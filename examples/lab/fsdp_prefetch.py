@@ -32,10 +32,10 @@ def measure(comm: nccl.Communicator) -> list[lab.Row]:
 
 
 def _measure(comm: nccl.Communicator, prefetch: int, on_cores: bool) -> lab.Row:
-    arrays = lab.arrays_of(comm, "torch")
-    shards = arrays.zeros(LAYERS, SIDE // comm.nranks, SIDE)
-    weights = arrays.zeros(2, SIDE // comm.nranks * comm.nranks, SIDE)
-    activation, out = arrays.zeros(BATCH, weights.shape[1]), arrays.zeros(LAYERS, BATCH, SIDE)
+    zeros = functools.partial(lab.zeros, comm)
+    shards = zeros(LAYERS, SIDE // comm.nranks, SIDE)
+    weights = zeros(2, SIDE // comm.nranks * comm.nranks, SIDE)
+    activation, out = zeros(BATCH, weights.shape[1]), zeros(LAYERS, BATCH, SIDE)
     activation.fill_(1.0)
     for layer in range(LAYERS):
         shards[layer].fill_(comm.rank + layer + 1.0)
@@ -47,7 +47,7 @@ def _measure(comm: nccl.Communicator, prefetch: int, on_cores: bool) -> lab.Row:
     def forward(stream: nccl.Stream, layer: int) -> None:
         if on_cores:
             product = functools.partial(torch.mm, activation, weights[layer % 2], out=out[layer])
-            arrays.enqueue(stream, product)
+            lab.enqueue(stream, product)
         else:
             lab.Sleep(SECONDS)(stream)
 

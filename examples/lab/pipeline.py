@@ -36,12 +36,12 @@ def measure(comm: nccl.Communicator) -> list[lab.Row]:
 
 
 def _measure(comm: nccl.Communicator, overlapped: bool, on_cores: bool) -> lab.Row:
-    arrays = lab.arrays_of(comm, "torch")
-    received = arrays.zeros(MICROBATCHES, ROWS, COLUMNS)
-    a, b = arrays.zeros(ROWS, INNER), arrays.zeros(INNER, COLUMNS)
+    zeros = functools.partial(lab.zeros, comm)
+    received = zeros(MICROBATCHES, ROWS, COLUMNS)
+    a, b = zeros(ROWS, INNER), zeros(INNER, COLUMNS)
     a.fill_(1.0)
     b.fill_(1.0)
-    out = arrays.zeros(MICROBATCHES, ROWS, COLUMNS)
+    out = zeros(MICROBATCHES, ROWS, COLUMNS)
     arrived, computed = ([nccl.Event(comm.provider) for _ in range(MICROBATCHES)] for _ in range(2))
     first, last = comm.rank == 0, comm.rank == comm.nranks - 1
 
@@ -56,7 +56,7 @@ def _measure(comm: nccl.Communicator, overlapped: bool, on_cores: bool) -> lab.R
     def forward(stream: nccl.Stream, index: int) -> None:
         if on_cores:  # what came, and a product
             product = functools.partial(torch.addmm, received[index], a, b, out=out[index])
-            arrays.enqueue(stream, product)
+            lab.enqueue(stream, product)
         else:
             lab.Sleep(SECONDS)(stream)
 

@@ -32,9 +32,9 @@ def measure(comm: nccl.Communicator) -> list[lab.Row]:
 
 
 def _measure(comm: nccl.Communicator, chunks: int, on_cores: bool) -> lab.Row:
-    arrays = lab.arrays_of(comm, "torch")
+    zeros = functools.partial(lab.zeros, comm)
     inner = INNER // comm.nranks
-    x, w, out = arrays.zeros(ROWS, inner), arrays.zeros(inner, COLUMNS), arrays.zeros(ROWS, COLUMNS)
+    x, w, out = zeros(ROWS, inner), zeros(inner, COLUMNS), zeros(ROWS, COLUMNS)
     x.fill_(comm.rank + 1.0)
     w.fill_(1.0)
     height = ROWS // chunks
@@ -45,7 +45,7 @@ def _measure(comm: nccl.Communicator, chunks: int, on_cores: bool) -> lab.Row:
         for part, event in zip(parts, ready, strict=True):
             if on_cores:
                 product = functools.partial(torch.mm, x[part], w, out=out[part])
-                arrays.enqueue(stream, product)
+                lab.enqueue(stream, product)
             else:
                 lab.Sleep(SECONDS / chunks)(stream)
             event.record(stream)

@@ -1,5 +1,5 @@
 """Proves that the lab rejects wrong arguments by name before anything is enqueued, that loads have
-the requested length with every library, and that its progress bar needs a terminal.
+the requested length, and that its progress bar needs a terminal.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pynccl import nccl
 from pynccl._internal.progress import Progress
 from pynccl.tools import lab
 from pynccl.tools.lab import plots
-from pynccl.tools.lab.arrays import Library
 from pynccl.tools.text import parse_size, size_text
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -102,15 +100,8 @@ def test_loads_by_name(comm: nccl.Communicator, text: str) -> None:
         lab.make_load(text, comm)
 
 
-def test_libraries_of_arrays(comm: nccl.Communicator) -> None:
-    with pytest.raises(ValueError, match="library: 'cupy' does not support memory of CPUs"):
-        lab.arrays_of(comm, "cupy")
-    with pytest.raises(ValueError, match="library: 'jax' is not one of torch, numpy, cupy"):
-        lab.arrays_of(comm, "jax")
-
-
-def _lengths(rank: Rank, text: str, library: Library) -> list[float]:
-    load = lab.make_load(text, rank.comm, lab.arrays_of(rank.comm, library))
+def _lengths(rank: Rank, text: str) -> list[float]:
+    load = lab.make_load(text, rank.comm)
     stream = rank.stream()
     if text[0] in "gm":
         load(stream)
@@ -124,33 +115,14 @@ def _lengths(rank: Rank, text: str, library: Library) -> list[float]:
     return lengths
 
 
-@pytest.mark.parametrize(
-    ("text", "library"),
-    [
-        *((text, library) for text in ("gemm:64", "memory:1M") for library in ("torch", "numpy")),
-        ("sleep:1", "numpy"),
-        ("spin:1", "numpy"),
-    ],
-)
-def test_a_load_has_the_requested_duration(launch: Launcher, text: str, library: Library) -> None:
+@pytest.mark.parametrize("text", ["gemm:64", "memory:1M", "sleep:1", "spin:1"])
+def test_a_load_has_the_requested_duration(launch: Launcher, text: str) -> None:
     # A busy machine may slow the longer run, or the shorter one that it was fitted by.
     for _ in range(_TRIES):
-        (lengths,) = launch(1, _lengths, text, library, env={"OMP_NUM_THREADS": "1"})
+        (lengths,) = launch(1, _lengths, text, env={"OMP_NUM_THREADS": "1"})
         if 0.025 < statistics.median(lengths) < 0.5:
             return
     raise AssertionError(lengths)
-
-
-@pytest.mark.parametrize("library", ["torch", "numpy"])
-def test_arrays(comm: nccl.Communicator, library: Library) -> None:
-    arrays = lab.arrays_of(comm, library)
-    assert arrays.name == library
-    assert arrays.values_of(arrays.of_values([1.5, 2.5])) == [1.5, 2.5]
-    a, out = arrays.random(3, 3), arrays.zeros(3, 3)
-    arrays.multiply(a, a, out)
-    np.testing.assert_allclose(np.asarray(out), np.asarray(a) @ np.asarray(a), rtol=1e-6)
-    arrays.copy(out, a)
-    np.testing.assert_array_equal(np.asarray(out), np.asarray(a))
 
 
 def test_sizes() -> None:

@@ -18,17 +18,16 @@ else: an operation that starts before the gate of another stream opens does not 
 stream.
 """
 
-from pynccl.tools.lab.arrays import Arrays, arrays_of
 from pynccl.tools.lab.loads import Gemm, Load, MemoryBound, Sleep, Spin, fit, make_load
 from pynccl.tools.lab.measure import overlap
 from pynccl.tools.lab.operations import Communication
 from pynccl.tools.lab.row import Row, Span, Timing
 from pynccl.tools.lab.settings import Setting, combinations, sweep_overlaps
+from pynccl.tools.lab.tensors import enqueue, zeros
 from pynccl.tools.lab.verdict import Evidence, Verdict, classify
 from pynccl.tools.lab.world import script
 
 __all__ = [
-    "Arrays",
     "Communication",
     "Evidence",
     "Gemm",
@@ -41,12 +40,13 @@ __all__ = [
     "Spin",
     "Timing",
     "Verdict",
-    "arrays_of",
     "classify",
     "combinations",
+    "enqueue",
     "fit",
     "make_load",
     "overlap",
     "script",
     "sweep_overlaps",
+    "zeros",
 ]

@@ -16,7 +16,6 @@ from pynccl._internal.typed_json import FieldError, build
 from pynccl.errors import NcclError
 from pynccl.testing import LaunchError
 from pynccl.tools.lab import world
-from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.operations import BufferKind, Communication
 from pynccl.tools.lab.row import Timing
 from pynccl.tools.lab.steps import maximum, new_stream, timed
@@ -153,9 +152,7 @@ class _Timer:
             self._own = comm.split(0, comm.rank, config=nccl.Config(min_ctas=ctas, max_ctas=ctas))
         self._stream = stream
         used = self._own or comm
-        self._call = Communication(
-            used, collective, nbytes, buffer=buffer, arrays=installed(comm), config=config
-        )
+        self._call = Communication(used, collective, nbytes, buffer=buffer, config=config)
         self._times = 1
 
     def prepare(self) -> None:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 from pynccl import nccl
-from pynccl.tools.lab.arrays import Arrays, arrays_of
 from pynccl.tools.lab.steps import maximum, timed
+from pynccl.tools.lab.tensors import enqueue, random, zeros
 from pynccl.tools.text import parse_size
 
 __all__ = ["Gemm", "Load", "MemoryBound", "Sleep", "Spin", "fit", "has_duration", "make_load"]
@@ -92,57 +92,57 @@ class Spin(_Timed):
 
 
 class Gemm(Load):
-    """Products of square float32 matrices: compute-bound.
+    """Products of square float32 matrices by torch: compute-bound.
 
     Args:
-        arrays: the library that multiplies.
+        comm: the communicator on whose device they are.
         side: rows and columns of the matrices.
 
     Raises:
         ValueError: side is below 1.
     """
 
-    def __init__(self, arrays: Arrays, side: int) -> None:
+    def __init__(self, comm: nccl.Communicator, side: int) -> None:
         if side < 1:
             raise ValueError(f"side: {side} is below 1")
         super().__init__()
-        self._arrays = arrays
         # Multiplying zeros draws less power, so that a GPU clocks higher.
-        self._a, self._b = arrays.random(side, side), arrays.random(side, side)
-        self._out = arrays.zeros(side, side)
+        self._a, self._b = random(comm, side, side), random(comm, side, side)
+        self._out = zeros(comm, side, side)
 
     def __call__(self, stream: nccl.Stream) -> None:
-        self._arrays.enqueue(stream, self._multiply)
+        enqueue(stream, self._multiply)
 
     def _multiply(self) -> None:
+        import torch
+
         for _ in range(self.times):
-            self._arrays.multiply(self._a, self._b, self._out)
+            torch.mm(self._a, self._b, out=self._out)
 
 
 class MemoryBound(Load):
-    """Copies of a large array: memory-bound.
+    """Copies of a large tensor by torch: memory-bound.
 
     Args:
-        arrays: the library that copies.
-        nbytes: size of the array; should exceed the caches.
+        comm: the communicator on whose device it is.
+        nbytes: size of the tensor; should exceed the caches.
 
     Raises:
         ValueError: nbytes is below 4.
     """
 
-    def __init__(self, arrays: Arrays, nbytes: int) -> None:
+    def __init__(self, comm: nccl.Communicator, nbytes: int) -> None:
         if nbytes < 4:
             raise ValueError(f"nbytes: {nbytes} is below 4")
         super().__init__()
-        self._arrays = arrays
-        self._to, self._source = (arrays.zeros(nbytes // 4) for _ in range(2))
+        self._to, self._source = (zeros(comm, nbytes // 4) for _ in range(2))
 
     def __call__(self, stream: nccl.Stream) -> None:
-        self._arrays.enqueue(stream, self._copy)
+        enqueue(stream, self._copy)
 
     def _copy(self) -> None:
         for _ in range(self.times):
-            self._arrays.copy(self._to, self._source)
+            self._to.copy_(self._source)
 
 
 @functools.cache
@@ -182,7 +182,7 @@ def has_duration(text: str) -> bool:
     return name in ("sleep", "spin") and value != ""
 
 
-def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) -> Load:
+def make_load(text: str, comm: nccl.Communicator) -> Load:
     """Create a load from its name.
 
     Args:
@@ -190,13 +190,13 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
             ``"module:function"``: a function that is called with the communicator and returns a
             function of a stream.
         comm: the communicator whose memory the load uses.
-        arrays: the array library; None is the first that is installed.
 
     Returns:
         A load.
 
     Raises:
         ValueError: the load is unknown.
+        ModuleNotFoundError: ``"gemm"`` and ``"memory"`` need torch, which is not installed.
     """
     name, _, value = text.partition(":")
     try:
@@ -204,9 +204,9 @@ def make_load(text: str, comm: nccl.Communicator, arrays: Arrays | None = None) 
             kind = Sleep if name == "sleep" else Spin
             return kind(float(value or 0.01))
         if name == "gemm":
-            return Gemm(arrays or arrays_of(comm), int(value or 512))
+            return Gemm(comm, int(value or 512))
         if name == "memory":
-            return MemoryBound(arrays or arrays_of(comm), parse_size(value or "64M"))
+            return MemoryBound(comm, parse_size(value or "64M"))
     except ValueError as error:
         raise ValueError(f"load: {text!r}: {error}") from error
     if not value:

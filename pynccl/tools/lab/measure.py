@@ -83,7 +83,7 @@ def overlap(
             verdict. A number is the limit of these rounds, in seconds since the first one.
         evidence: whether to look for the reason if the communication is not hidden.
         loads: a memory-bound and a compute-bound load to run beside the communication; None creates
-            them if torch, NumPy or CuPy is installed.
+            them if torch is installed.
         setting: stored in the row.
 
     Returns:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 from pynccl import nccl
-from pynccl.tools.lab.arrays import Arrays
+from pynccl.tools.lab.tensors import has_torch, zeros
 from pynccl.tools.trace.bandwidth import BUS_FACTORS
 
 __all__ = ["BUFFERS", "COLLECTIVES", "BufferKind", "Communication"]
@@ -27,10 +27,10 @@ class Communication:
         collective: one of COLLECTIVES; "send_recv" sends to the next rank and receives from the
             previous one.
         nbytes: size of the larger buffer, rounded down to whole float32 elements per rank.
-        buffer: "plain" memory of the array library, or memory of NCCL (ncclMemAlloc) that is
-            "registered" (ncclCommRegister) or in a "window" (ncclCommWindowRegister).
+        buffer: "plain" memory of torch, or of NCCL if torch is not installed, or memory of NCCL
+            (ncclMemAlloc) that is "registered" (ncclCommRegister) or in a "window"
+            (ncclCommWindowRegister).
         chunks: number of equal calls that it is divided into, each with its own buffers.
-        arrays: allocates plain memory; None lets NCCL allocate it.
         config: the configuration of each call.
 
     Raises:
@@ -45,7 +45,6 @@ class Communication:
         *,
         buffer: BufferKind = "plain",
         chunks: int = 1,
-        arrays: Arrays | None = None,
         config: nccl.CollConfig | None = None,
     ) -> None:
         if collective not in COLLECTIVES:
@@ -63,13 +62,11 @@ class Communication:
         self._kept: list[Any] = []
         self._calls: list[Callable[[nccl.Stream], object]] = []
         for _ in range(chunks):
-            buffers = {
-                size: self._buffer(buffer, size, arrays) for size in sorted({count, count * blocks})
-            }
+            buffers = {size: self._buffer(buffer, size) for size in sorted({count, count * blocks})}
             send, recv = buffers[count], buffers[count * blocks]
             self._calls.append(functools.partial(self._call, collective, send, recv))
             if collective in ("all_to_all", "send_recv"):  # these cannot run in place
-                second = self._buffer(buffer, count * blocks, arrays)
+                second = self._buffer(buffer, count * blocks)
                 self._calls[-1] = functools.partial(self._call, collective, recv, second)
 
     def __call__(self, stream: nccl.Stream) -> None:
@@ -82,12 +79,12 @@ class Communication:
         while self._kept:
             self._kept.pop().close()
 
-    def _buffer(self, kind: BufferKind, count: int, arrays: Arrays | None) -> Any:  # noqa: ANN401
+    def _buffer(self, kind: BufferKind, count: int) -> Any:  # noqa: ANN401
         if kind == "window":
             self._kept.append(window := self._comm.symmetric_empty(count, "float32"))
             return window
-        if kind == "plain" and arrays is not None:
-            return arrays.zeros(count)
+        if kind == "plain" and has_torch():
+            return zeros(self._comm, count)
         self._kept.append(made := self._comm.mem_alloc(count, "float32"))
         if kind == "registered":
             self._kept.append(self._comm.register(made))

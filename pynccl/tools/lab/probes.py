@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pynccl import nccl
-from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.loads import Gemm, Load, MemoryBound, Sleep, fit
 from pynccl.tools.lab.steps import Enqueue, Step, Steps, Together, align, maximum, new_event
+from pynccl.tools.lab.tensors import has_torch
 from pynccl.tools.lab.verdict import Evidence
 
 __all__ = ["Probes"]
@@ -176,16 +176,16 @@ class Probes:
             loads: the two loads; None creates them.
 
         Returns:
-            The evidence, with the slowdowns if an array library is installed.
+            The evidence, with the slowdowns if torch is installed.
         """
         if loads is None:
-            arrays = installed(self._steps.comm)
-            if arrays is None:
+            if not has_torch():
                 return evidence
-            made: list[Load] = [MemoryBound(arrays, _BEYOND_CACHES), Gemm(arrays, _CACHED_SIDE)]
+            comm = self._steps.comm
+            made: list[Load] = [MemoryBound(comm, _BEYOND_CACHES), Gemm(comm, _CACHED_SIDE)]
             for load in made:
                 load(self._steps.compute)  # the first call is slower
-                fit(load, _COVER * seconds, self._steps.comm, self._steps.compute)
+                fit(load, _COVER * seconds, comm, self._steps.compute)
             loads = made[0], made[1]
         compute, communicate = functions
         each = (

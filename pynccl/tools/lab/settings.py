@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pynccl import nccl, raw
-from pynccl.tools.lab.arrays import installed
 from pynccl.tools.lab.loads import Load, fit, has_duration, make_load
 from pynccl.tools.lab.measure import overlap
 from pynccl.tools.lab.operations import BufferKind, Communication
@@ -185,15 +184,13 @@ def _measure(
     load_seconds: float | None,
     options: Mapping[str, Any],
 ) -> Row:
-    arrays = installed(comm)
-    load: Load = make_load(setting.load, comm, arrays)
+    load: Load = make_load(setting.load, comm)
     communication = Communication(
         comm,
         setting.collective,
         setting.nbytes,
         buffer=setting.buffer,
         chunks=setting.chunks,
-        arrays=arrays,
     )
     try:
         stream = new_stream(comm, setting.priority)
