@@ -260,19 +260,23 @@ def test_every_parameter_of_hostnccl_is_described() -> None:
     assert facts.wrong == []
 
 
-def test_names_in_the_library(tmp_path: Path) -> None:
-    """A variable whose name is missing from the library is not read, unlike in other versions."""
+def test_the_variables_of_nccl(tmp_path: Path) -> None:
+    """Those of the library that was found: versions read different ones."""
     path = tmp_path / "libnccl.so.2"
-    path.write_bytes(b"..\0NCCL_DEBUG\0..\0NCCL_SECRET\0")
-    given = {"NCCL_DEBUG": "INFO", "NCCL_SECRET": "1", "NCCL_LL_THRESHOLD": "8", "NCCL_OTHER": "1"}
+    path.write_bytes(b"..\0NCCL_DEBUG\0set NCCL_ALGO or\0NCCL_P2P_DISABLE\0")
+    given = {"NCCL_DEBUG": "INFO", "NCCL_P2P_DISABEL": "1", "NCCL_ALGO": "ring"}
     found = list(variables.examine(given, [_cuda(path=str(path))], files=()))
-    levels = {one.text.partition("=")[0]: (one.level, one.text) for one in found}
-    assert levels["NCCL_DEBUG"] == ("ok", "NCCL_DEBUG=INFO - a variable of NCCL")
+    known = _about(found, "NCCL_DEBUG=INFO - a variable of NCCL")
+    assert (known.level, known.advice) == ("ok", "")
     assert _about(found, "NCCL's variables are described at https://docs.nvidia.com").level == "ok"
-    assert levels["NCCL_SECRET"][0] == "ok"
-    assert "undocumented, and known to" in levels["NCCL_SECRET"][1]
-    assert "the NCCL that was found does not read it" in levels["NCCL_LL_THRESHOLD"][1]
-    assert "unknown: NCCL does not read it" in levels["NCCL_OTHER"][1]
+    wrong = _about(found, "NCCL_P2P_DISABEL=1 - unknown: NCCL does not read it")
+    assert wrong.level == "problem"
+    assert wrong.advice == "did you mean NCCL_P2P_DISABLE (a variable of NCCL)?"
+    unread = _about(found, "NCCL_ALGO=ring - unknown: NCCL does not read it")
+    assert (unread.level, unread.advice) == ("note", "unset NCCL_ALGO")
+    for facts in ([], [_cuda(path=str(tmp_path / "none"))]):
+        found = list(variables.examine({"NCCL_DEBUG": "INFO"}, facts, files=()))
+        assert _about(found, "a variable of NCCL, which was not loaded").level == "note"
 
 
 def test_other_sources_of_settings(tmp_path: Path) -> None:

@@ -50,46 +50,8 @@ _OF_TORCH = {
     "NCCL_ENABLE_TIMING",
 }
 
-# Those that NVIDIA documents.
 _DOCUMENTATION = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-_DOCUMENTED = """
-NCCL_ALGO NCCL_ALLGATHERV_ENABLE NCCL_ALLOC_P2P_NET_LL_BUFFERS NCCL_BUFFSIZE NCCL_CGA_CLUSTER_SIZE
-NCCL_CHECKS_DISABLE NCCL_CHECK_MODE NCCL_CHECK_POINTERS NCCL_COLLNET_ENABLE
-NCCL_COLLNET_NODE_THRESHOLD NCCL_COMM_BLOCKING NCCL_COMM_ID NCCL_COMM_SHRINK_SHARE_RESOURCES
-NCCL_COMM_SPLIT_SHARE_RESOURCES NCCL_CONF_FILE NCCL_CREATE_THREAD_CONTEXT NCCL_CROSS_NIC
-NCCL_CTA_POLICY NCCL_CUMEM_ENABLE NCCL_CUMEM_HOST_ENABLE NCCL_DEBUG NCCL_DEBUG_FILE
-NCCL_DEBUG_SUBSYS NCCL_DEBUG_TIMESTAMP_FORMAT NCCL_DEBUG_TIMESTAMP_LEVELS NCCL_DMABUF_ENABLE
-NCCL_ENV_PLUGIN NCCL_GDRCOPY_ENABLE NCCL_GDR_FLUSH_DISABLE NCCL_GIN_ENABLE NCCL_GIN_TYPE
-NCCL_GRAPH_DUMP_FILE NCCL_GRAPH_DUMP_FILE_RANK NCCL_GRAPH_FILE NCCL_GRAPH_HELPER_DISABLE
-NCCL_GRAPH_MIXING_SUPPORT NCCL_GRAPH_REGISTER NCCL_HOSTID NCCL_IB_ADAPTIVE_ROUTING
-NCCL_IB_ADDR_FAMILY NCCL_IB_ADDR_RANGE NCCL_IB_AR_THRESHOLD NCCL_IB_CUDA_SUPPORT NCCL_IB_DISABLE
-NCCL_IB_ECE_ENABLE NCCL_IB_FIFO_TC NCCL_IB_GID_INDEX NCCL_IB_HCA NCCL_IB_MERGE_NICS
-NCCL_IB_MERGE_VFS NCCL_IB_PCI_RELAXED_ORDERING NCCL_IB_PKEY NCCL_IB_QPS_PER_CONNECTION
-NCCL_IB_RETRY_CNT NCCL_IB_RETURN_ASYNC_EVENTS NCCL_IB_ROCE_VERSION_NUM NCCL_IB_SL
-NCCL_IB_SPLIT_DATA_ON_QPS NCCL_IB_TC NCCL_IB_TIMEOUT NCCL_IB_USE_INLINE NCCL_IGNORE_CPU_AFFINITY
-NCCL_IPC_USE_ABSTRACT_SOCKET NCCL_LAUNCH_MODE NCCL_LAUNCH_ORDER_IMPLICIT NCCL_LAUNCH_RACE_FATAL
-NCCL_LEGACY_CUDA_REGISTER NCCL_LL128_BUFFSIZE NCCL_LL_BUFFSIZE NCCL_LL_THRESHOLD NCCL_LOCAL_REGISTER
-NCCL_MAX_CTAS NCCL_MAX_NCHANNELS NCCL_MAX_NRINGS NCCL_MAX_P2P_NCHANNELS NCCL_MEM_SYNC_DOMAIN
-NCCL_MIN_CTAS NCCL_MIN_NCHANNELS NCCL_MIN_NRINGS NCCL_MIN_P2P_NCHANNELS NCCL_MNNVL_CLIQUE_ID
-NCCL_MNNVL_ENABLE NCCL_MNNVL_UUID NCCL_MULTI_RANK_GPU_ENABLE NCCL_NCHANNELS_PER_NET_PEER NCCL_NET
-NCCL_NETDEVS_POLICY NCCL_NET_DISABLE_INTRA NCCL_NET_FORCE_MERGE NCCL_NET_GDR_C2C NCCL_NET_GDR_LEVEL
-NCCL_NET_GDR_READ NCCL_NET_MERGE_LEVEL NCCL_NET_PLUGIN NCCL_NET_SHARED_BUFFERS NCCL_NET_SHARED_COMMS
-NCCL_NSOCKS_PERTHREAD NCCL_NTHREADS NCCL_NVB_DISABLE NCCL_NVLS_CHUNKSIZE NCCL_NVLS_ENABLE
-NCCL_NVLS_NCHANNELS NCCL_NVTX_DISABLE NCCL_OOB_NET_ENABLE NCCL_OOB_NET_IFNAME
-NCCL_P2P_DIRECT_DISABLE NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_P2P_LL_THRESHOLD NCCL_P2P_NET_CHUNKSIZE
-NCCL_P2P_NVL_CHUNKSIZE NCCL_P2P_PCI_CHUNKSIZE NCCL_P2P_PXN_LEVEL NCCL_P2P_READ_ENABLE
-NCCL_PARAM_DUMP_ALL NCCL_PAT_ENABLE NCCL_PROFILER_PLUGIN NCCL_PROGRESS_APPENDOP_FREQ NCCL_PROTO
-NCCL_PROXY_APPEND_BATCH_SIZE NCCL_PXN_C2C NCCL_PXN_DISABLE NCCL_RAS_ADDR NCCL_RAS_ENABLE
-NCCL_RAS_TIMEOUT_FACTOR NCCL_RUNTIME_CONNECT NCCL_SET_CPU_STACK_SIZE NCCL_SET_STACK_SIZE
-NCCL_SET_THREAD_NAME NCCL_SHM_DISABLE NCCL_SHM_LOCALITY NCCL_SHM_MEMCPY_MODE
-NCCL_SHM_USE_CUDA_MEMCPY NCCL_SINGLE_PROC_MEM_REG_ENABLE NCCL_SINGLE_RING_THRESHOLD
-NCCL_SOCKET_FAMILY NCCL_SOCKET_IFNAME NCCL_SOCKET_NTHREADS NCCL_SOCKET_RETRY_CNT
-NCCL_SOCKET_RETRY_SLEEP_MSEC NCCL_THREAD_THRESHOLDS NCCL_TOPO_DUMP_FILE NCCL_TOPO_DUMP_FILE_RANK
-NCCL_TOPO_FILE NCCL_TREE_THRESHOLD NCCL_TUNER_PLUGIN NCCL_UID_STAGGER_RATE
-NCCL_UID_STAGGER_THRESHOLD NCCL_WARN_ENABLE_DEBUG_INFO NCCL_WIN_ENABLE NCCL_WIN_STRIDE
-NCCL_WORK_ARGS_BYTES NCCL_WORK_FIFO_BYTES
-"""
-_NCCL = frozenset(_DOCUMENTED.split())
+_NAMES = re.compile(rb"NCCL_[A-Z0-9_]+(?=\0)")  # of variables, in a libnccl.so.2
 
 _AREA = "environment"
 _ok = partial(Finding, _AREA, "ok")
@@ -115,14 +77,17 @@ def examine(
         files: NCCL's configuration files.
     """
     described = {name: text for one in facts for name, text in one.parameters.items()}
-    library = next((one.path for one in facts if one.provider == "cuda" and not one.error), "")
-    known = {**dict.fromkeys(_NCCL, "a variable of NCCL"), **described, **PYNCCL}
     ours = sorted(name for name in environment if name.startswith(_OURS))
+    with_nccl = any(name.startswith("NCCL_") for name in ours)
+    library = next((one.path for one in facts if one.provider == "cuda" and not one.error), "")
+    read = _names(library) if with_nccl else set()
+    known = {**dict.fromkeys(read, "a variable of NCCL"), **described, **PYNCCL}
+    loaded = {"NCCL": bool(read), "HOSTNCCL": bool(described), "PYNCCL": True}
     for name in ours:
-        yield _variable_finding(name, environment[name], known, bool(described), library)
+        yield _variable_finding(name, environment[name], known, loaded)
     if not ours:
         yield _ok("no variable of NCCL, hostnccl or pynccl is set")
-    if not _NCCL.isdisjoint(ours):
+    if with_nccl:
         yield _ok(f"NCCL's variables are described at {_DOCUMENTATION}")
     yield from _value_findings(environment, facts)
     yield from _rendezvous_findings(environment)
@@ -133,43 +98,40 @@ def examine(
 
 
 def _variable_finding(
-    name: str, value: str, known: Mapping[str, str], hostnccl: bool, library: str
+    name: str, value: str, known: Mapping[str, str], loaded: Mapping[str, bool]
 ) -> Finding:
     shown = name if name.endswith(_SECRET) else f"{name}={value}"
+    reader = name.partition("_")[0]
+    who = reader if reader == "NCCL" else reader.lower()
     text, advice = "", ""
     level: Level = "ok"
-    if name in _NCCL and library and not _names(library, name):
-        text, level = "the NCCL that was found does not read it", "note"
-    elif name in known:
+    if name in known:
         text = known[name]
     elif _TEST_VARIABLES.fullmatch(name):
         text = "used by pynccl's own tests"
     elif name in _OF_TORCH:
         text = f"torch's old name for TORCH_{name}; NCCL and pynccl do not read it"
         level, advice = "note", f"unset {name}"
-    elif name.startswith("HOSTNCCL_") and not hostnccl:
-        text, level = "a variable of hostnccl, which was not loaded", "note"
-    elif name.startswith("NCCL_") and _names(library, name):
-        text = f"undocumented, and known to {library}"
+    elif not loaded[reader]:
+        text, level = f"a variable of {who}, which was not loaded", "note"
     else:
-        reader = "NCCL" if name.startswith("NCCL_") else name.partition("_")[0].lower()
-        text = f"unknown: {reader} does not read it"
+        text = f"unknown: {who} does not read it"
         level, advice = "note", f"unset {name}"
         if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
             level, advice = "problem", f"did you mean {close[0]} ({known[close[0]]})?"
     return Finding(_AREA, level, f"{shown} - {text}", advice)
 
 
-def _names(library: str, name: str) -> bool:
-    """Whether a library contains a text."""
+def _names(library: str) -> set[str]:
+    """The variables that a libnccl.so.2 reads: their names are texts in it."""
     try:
         with (
             Path(library).open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
-            return content.find(name.encode() + b"\0") >= 0
+            return {name.decode() for name in _NAMES.findall(content)}
     except (OSError, ValueError):  # the file is missing or empty
-        return False
+        return set()
 
 
 def _value_findings(environment: Mapping[str, str], facts: Sequence[Facts]) -> Iterator[Finding]:
