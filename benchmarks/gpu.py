@@ -29,11 +29,11 @@ import torch
 
 from benchmarks import gpu_sections, report
 from benchmarks.machine import ROOT, Machine, inspect, rows, scrub, slug
-from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, run_ranks
 from benchmarks.timing import Figure
 from benchmarks.world import Settings, World
 from pynccl.testing import Rank
+from pynccl.tools.text import list_of, one_of, positive
 
 __all__ = ["SECTIONS", "Done", "Section", "Start", "main"]
 
@@ -304,9 +304,9 @@ def _parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
-    add("--ranks", type=tuple_of(positive), default=(1, 2, 4), help="of each run (default: 1,2,4)")
+    add("--ranks", type=list_of(positive), default=(1, 2, 4), help="of each run (default: 1,2,4)")
     names = tuple(SECTIONS)
-    add("--sections", type=tuple_of(str, names), default=names, help=f"of {','.join(names)}")
+    add("--sections", type=list_of(one_of(names)), default=names, help=f"of {','.join(names)}")
     add("--quick", action="store_true", help="little of everything, to see that it works")
     add("--repeats", type=int, help="samples of each way (default: 7, quick: 3)")
     add("--total", type=float, default=430.0, help="seconds for all (default: %(default)g)")

@@ -35,9 +35,9 @@ from benchmarks import report, timing
 from benchmarks.host_ranks import World, find_mpiexec, world
 from benchmarks.machine import describe, inspect
 from benchmarks.operations import OPERATIONS, Row, exact_row
-from benchmarks.options import positive, size, tuple_of
 from benchmarks.ranks import BenchmarkError, busy_processes
 from benchmarks.timing import Elapsed, Figure
+from pynccl.tools.text import list_of, one_of, parse_size, positive
 
 __all__ = ["main"]
 
@@ -81,17 +81,17 @@ def _parse() -> argparse.Namespace:
         description="Times hostnccl and compares it with MPICH and gloo.",
     )
     add = parser.add_argument
-    add("--ranks", type=tuple_of(positive), default=(2, 4, 8), help="worlds (default: 2,4,8)")
+    add("--ranks", type=list_of(positive), default=(2, 4, 8), help="worlds (default: 2,4,8)")
     add(
         "--operations",
-        type=tuple_of(str, _OPERATIONS),
+        type=list_of(one_of(_OPERATIONS)),
         default=_OPERATIONS,
         help="default: all",
     )
-    add("--dtypes", type=tuple_of(str, _DTYPES), default=("float32",), help="default: float32")
-    add("--sizes", type=tuple_of(size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
+    add("--dtypes", type=list_of(one_of(_DTYPES)), default=("float32",), help="default: float32")
+    add("--sizes", type=list_of(parse_size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
     add("--quick", action="store_true", help="five sizes, shorter samples")
-    add("--libraries", type=tuple_of(str, _LIBRARIES), help="default: all")
+    add("--libraries", type=list_of(one_of(_LIBRARIES)), help="default: all")
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--beside", type=int, default=0, help="CPU-bound processes beside the ranks (default: 0)")

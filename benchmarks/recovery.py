@@ -26,8 +26,8 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.machine import describe, inspect
-from benchmarks.options import positive, tuple_of
 from pynccl import nccl, testing
+from pynccl.tools.text import list_of, positive
 
 __all__ = ["COLUMNS", "main", "medians"]
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description="the time to continue with other ranks")
     parser.add_argument(
-        "--ranks", type=tuple_of(positive), default=(2, 4, 8, 16), help="world sizes (2,4,8,16)"
+        "--ranks", type=list_of(positive), default=(2, 4, 8, 16), help="world sizes (2,4,8,16)"
     )
     parser.add_argument("--repeats", type=int, default=5, help="of each number (5)")
     arguments = parser.parse_args(argv)

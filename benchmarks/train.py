@@ -30,10 +30,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 
 from benchmarks import report, timing
 from benchmarks.machine import describe, inspect
-from benchmarks.options import positive, tuple_of
 from benchmarks.ranks import BenchmarkError, reasons
 from benchmarks.timing import Elapsed, Figure
 from pynccl.testing import LaunchError, Rank, launch
+from pynccl.tools.text import list_of, positive
 
 __all__ = ["COLUMNS", "check_losses", "main", "row"]
 
@@ -200,7 +200,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Times training steps over pynccl's backend and over gloo.",
     )
     add = parser.add_argument
-    add("--ranks", type=tuple_of(positive), default=(2, 4), help="world sizes (default: 2,4)")
+    add("--ranks", type=list_of(positive), default=(2, 4), help="world sizes (default: 2,4)")
     for name, text in _NAMES.items():
         default = getattr(Settings, name)
         add(f"--{name}", type=positive, default=default, help=f"{text} (default: %(default)s)")

@@ -34,9 +34,9 @@ import pynccl
 import pynccl.c10d
 from benchmarks import report, timing
 from benchmarks.machine import describe, inspect
-from benchmarks.options import positive, tuple_of
 from benchmarks.timing import Elapsed
 from pynccl.testing import Rank, launch
+from pynccl.tools.text import list_of, one_of, positive
 from pynccl.weights import WeightReceiver, WeightSender
 
 __all__ = ["main"]
@@ -121,9 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description="weights from a trainer to engines")
     add = parser.add_argument
-    add("--ranks", type=tuple_of(positive), default=(2, 3), help="a trainer, and engines (2,3)")
+    add("--ranks", type=list_of(positive), default=(2, 3), help="a trainer, and engines (2,3)")
     names = ", ".join(MODELS)
-    add("--models", type=tuple_of(str, MODELS), default=tuple(MODELS), help=f"of {names}")
+    add("--models", type=list_of(one_of(MODELS)), default=tuple(MODELS), help=f"of {names}")
     add("--scale", type=int, default=16, help="divisor of matrices' sides (16)")
     add("--repeats", type=int, default=5, help="of each way (5)")
     arguments = parser.parse_args(argv)

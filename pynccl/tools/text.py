@@ -13,6 +13,7 @@ __all__ = [
     "list_of",
     "one_of",
     "parse_size",
+    "positive",
     "significant",
     "size_text",
     "table",
@@ -85,6 +86,13 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def positive(text: str) -> int:
+    """The type of an argument of a command that is an integer above 0."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
 def list_of(kind: Callable[[str], _T]) -> Callable[[str], list[_T]]:
     """The type of an argument of a command that is a comma-separated list.
 
@@ -94,7 +102,7 @@ def list_of(kind: Callable[[str], _T]) -> Callable[[str], list[_T]]:
 
     def parse(text: str) -> list[_T]:
         try:
-            return [kind(part) for part in text.split(",") if part]
+            return [kind(part) for part in text.split(",")]
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -192,7 +192,7 @@ def test_sweep_lists_variants_that_did_not_run(
         ("lab overlap", ["--collective", "all"], "'all' is not one of all_reduce"),
         ("lab overlap", ["--ctas", "many"], "ctas: 'many' is not default, a number or LEAST:MOST"),
         ("lab overlap", ["--policy", "none"], "'none' is not one of default, efficiency, zero"),
-        ("lab overlap", ["--ranks", "0"], "--ranks: [0] are not numbers of ranks"),
+        ("lab overlap", ["--ranks", "0"], "argument --ranks: 0 is below 1"),
         ("lab sweep", ["--algorithms", "ring"], "'ring' is not a path of hostnccl"),
         ("lab sweep", ["--protocols", "ll"], "hostnccl has neither"),
         (
@@ -211,7 +211,8 @@ def test_sweep_lists_variants_that_did_not_run(
         ("explain", ["--sizes", "x"], "'x' is not a size"),
         ("bench", ["--operations", "gossip"], "'gossip' is not one of all_reduce"),
         ("bench", ["--sizes", "4X"], "'4X' is not a size"),
-        ("bench", ["--ranks", "0"], "--ranks and --repeats must be at least 1"),
+        ("bench", ["--ranks", "0"], "argument --ranks: 0 is below 1"),
+        ("compare", ["--ranks", "0", "x.py"], "argument --ranks: 0 is below 1"),
     ],
 )
 def test_wrong_arguments(command: str, words: list[str], text: str, capsys: Capture) -> None:

@@ -14,14 +14,24 @@ from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.testing import Launcher, LaunchError
 from pynccl.tools.bench.ranks import OPERATIONS, Row, measure
 from pynccl.tools.lab.row import Timing
-from pynccl.tools.text import list_of, one_of, parse_size, significant, size_text, table
+from pynccl.tools.text import (
+    list_of,
+    one_of,
+    parse_size,
+    positive,
+    significant,
+    size_text,
+    table,
+)
 
 __all__ = ["add_arguments", "run", "write"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument(
+        "--ranks", type=positive, default=2, help="number of processes (default: 2)"
+    )
     parser.add_argument(
         "--operations",
         type=list_of(one_of(OPERATIONS)),
@@ -42,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--repeats", type=int, default=15, help="samples of each library (default: 15)"
+        "--repeats", type=positive, default=15, help="samples of each library (default: 15)"
     )
     parser.add_argument("--json", type=Path, help="also write all samples to a JSON file")
 
@@ -55,9 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if importlib.util.find_spec("torch") is None:
         print("pynccl bench: needs torch, which is not installed", file=sys.stderr)
-        return 2
-    if arguments.ranks < 1 or arguments.repeats < 1:
-        print("pynccl bench: --ranks and --repeats must be at least 1", file=sys.stderr)
         return 2
     pairs = [(name, size) for name in arguments.operations for size in arguments.sizes]
     try:

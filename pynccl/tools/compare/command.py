@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pynccl.tools.compare.comparison import read
+from pynccl.tools.text import positive
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,7 +22,9 @@ _STACKS = 1.0  # seconds in which the ranks print their stacks
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument(
+        "--ranks", type=positive, default=2, help="number of processes (default: 2)"
+    )
     parser.add_argument(
         "--backend", help="torch's backend to compare with (default: nccl with GPUs, else gloo)"
     )
@@ -60,8 +63,6 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ImportError("needs torch, which is not installed") from error
     from pynccl.c10d.build import build
 
-    if arguments.ranks < 1:
-        raise ValueError(f"--ranks: {arguments.ranks} is below 1")
     if not Path(arguments.script).is_file():
         raise ValueError(f"script: no such file: {arguments.script}")
     build()  # at the first use of this torch, which takes longer than most scripts

@@ -18,7 +18,7 @@ from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
 from pynccl.tools.lab.plots import check_matplotlib, draw_exposed, draw_lanes
 from pynccl.tools.lab.row import Row, write_json, write_table
 from pynccl.tools.lab.settings import POLICIES
-from pynccl.tools.text import list_of, one_of, parse_size
+from pynccl.tools.text import list_of, one_of, parse_size, positive
 
 __all__ = ["add_arguments", "run"]
 
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     until = f"default: {_REPEATS}, then until the verdict is certain, for up to {_MORE:g} s"
     for command, repeats in ((overlap, until), (compared, f"default: {_REPEATS}")):
         command.add_argument(
-            "--ranks", type=list_of(int), default=[2], help="numbers of ranks (default: 2)"
+            "--ranks", type=list_of(positive), default=[2], help="numbers of ranks (default: 2)"
         )
         command.add_argument(
             "--provider",
@@ -136,8 +136,6 @@ def run(arguments: argparse.Namespace) -> int:
         The exit status: 2 for wrong arguments, or if a plot needs matplotlib.
     """
     try:
-        if not arguments.ranks or min(arguments.ranks) < 1:
-            raise ValueError(f"--ranks: {arguments.ranks} are not numbers of ranks")
         if arguments.lab_command == "overlap":
             _overlap(arguments)
         else:
