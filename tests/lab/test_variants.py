@@ -1,6 +1,4 @@
-"""Proves the lab's settings for each algorithm and version of NCCL, and its warning if NCCL_ALGO
-disables a collective.
-"""
+"""Proves the lab's settings for each algorithm and version of NCCL."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from pynccl.tools.lab.variants import (
     Variant,
     environment,
     variants,
-    warning,
 )
 
 _OLD, _LISTS, _NAMED = (2, 21, 5), (2, 30, 7), (2, 31, 2)
@@ -47,29 +44,6 @@ def test_environment() -> None:
             "NCCL_PROTO": "AllReduce:ll128",
         }
     assert environment(Variant(), "all_reduce", _NAMED) == {}
-    assert warning(environment(variant, "all_reduce", _NAMED), ["broadcast"], _NAMED) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "version", "missing"),
-    [
-        ("", _NAMED, None),
-        ("allreduce:tree", _LISTS, None),
-        ("allreduce:tree", _NAMED, "broadcast, all_gather"),
-        ("ring,tree", _NAMED, None),
-        ("ring;allreduce:tree", _NAMED, None),
-        ("allreduce:tree;Broadcast:ring", _NAMED, "all_gather"),
-        ("allreduce:tree;broadcast:ring;allgather:ring", _NAMED, None),
-    ],
-)
-def test_warning(text: str, version: tuple[int, int, int], missing: str | None) -> None:
-    collectives = ["all_reduce", "broadcast", "all_gather", "send_recv"]
-    found = warning({"NCCL_ALGO": text}, collectives, version)
-    if missing is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert f"does not name {missing}: from NCCL 2.31" in found
 
 
 def test_tuning_file_has_the_winners() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,19 +145,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _warn(collectives: list[str], provider: str) -> None:
-    if provider != "cuda":
-        return
-    text = variants.warning(os.environ, collectives, nccl.get_version(provider))
-    if text is not None:
-        print(f"warning: {text}", file=sys.stderr)
-
-
 def _overlap(arguments: argparse.Namespace) -> None:
     if arguments.plot or arguments.lanes:
         check_matplotlib()
-    # The lab itself calls all_reduce, to agree on times.
-    _warn([*arguments.collective, "all_reduce"], arguments.provider)
     exponents = (16, 20, 24) if arguments.provider == "cuda" else (18, 20, 22)
     chosen = settings.combinations(
         {
@@ -196,7 +185,6 @@ def _sweep_in_world(
 def _sweep(arguments: argparse.Namespace) -> None:
     if world.is_under_torchrun():
         raise ValueError("sweep launches its ranks itself; run it without torchrun")
-    _warn([arguments.collective, "all_reduce"], arguments.provider)
     on_gpus = arguments.provider == "cuda"
     if arguments.write and not on_gpus:
         raise ValueError("--write: hostnccl reads no tuning file; use --provider cuda")

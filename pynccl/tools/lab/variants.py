@@ -7,7 +7,7 @@ hostnccl, an algorithm is a path, which is chosen in the configuration of a call
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Variant",
     "environment",
     "variants",
-    "warning",
 ]
 
 FUNCTIONS = {  # the names in NCCL's variables of the collectives that have algorithms
@@ -26,7 +25,6 @@ FUNCTIONS = {  # the names in NCCL's variables of the collectives that have algo
     "reduce_scatter": "ReduceScatter",
 }
 _HOST_PATHS = ("staged", "direct", "window")
-_NAMED_ONLY = (2, 31, 0)  # the first that disables collectives NCCL_ALGO does not name
 _PER_FUNCTION = (2, 24, 0)  # the first whose variables take lists for single functions
 _DEFAULT = "default"
 
@@ -98,32 +96,3 @@ def environment(variant: Variant, collective: str, version: tuple[int, int, int]
         named = f"{function}:{variant.protocol}"
         env["NCCL_PROTO"] = named if version >= _PER_FUNCTION else variant.protocol
     return env
-
-
-def warning(
-    environ: Mapping[str, str], collectives: Iterable[str], version: tuple[int, int, int]
-) -> str | None:
-    """Describe the collectives that NCCL_ALGO in the environment disables; None if there are none.
-
-    NCCL 2.31 and later disable a collective that NCCL_ALGO does not name. A list without a
-    preceding function name applies to all collectives. NCCL 2.24 to 2.30 leave unnamed collectives
-    unchanged.
-    """
-    text = environ.get("NCCL_ALGO", "")
-    if not text or version < _NAMED_ONLY:
-        return None
-    named = {entry.partition(":")[0].lower() for entry in text.split(";") if ":" in entry}
-    if ":" not in text.split(";")[0]:
-        return None
-    missing = [
-        name
-        for name in dict.fromkeys(collectives)
-        if name in FUNCTIONS and FUNCTIONS[name].lower() not in named
-    ]
-    if not missing:
-        return None
-    return (
-        f"NCCL_ALGO={text} does not name {', '.join(missing)}: from NCCL 2.31 on a collective that "
-        'it does not name is disabled; put a list for all others first, as in "ring,tree;'
-        'allreduce:tree"'
-    )
