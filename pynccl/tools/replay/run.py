@@ -25,7 +25,7 @@ from pynccl.tools.trace.bandwidth import bandwidth
 from pynccl.tools.trace.model import Operation, ProcessTrace
 from pynccl.tools.trace.shape import total
 
-__all__ = ["Result", "Row", "replay", "run_programs"]
+__all__ = ["Result", "Row", "replay"]
 
 _SILENCE = 60.0  # seconds without progress of any rank, in addition to the time limit
 
@@ -129,11 +129,6 @@ def replay(
             return Result([], recorded.notes, findings, {})
     programs = compile_programs(recorded, provider=provider, scale=scale)
     options = Options(provider, speed == "recorded", timeout)
-    return run_programs(recorded, programs, options)
-
-
-def run_programs(recorded: Recorded, programs: Sequence[Program], options: Options) -> Result:
-    """Run the programs of a recording, one process each."""
     first = min((step.at for program in programs for step in program.steps), default=0)
     with tempfile.TemporaryDirectory(prefix="pynccl-replay-", ignore_cleanup_errors=True) as folder:
         for number, program in enumerate(programs):
