@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.ranks import busy_processes
 from pynccl import nccl
 from pynccl.tools import lab
-from tests.lab import planted, verdicts
+from tests.lab import planted
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -82,14 +81,6 @@ def _check(
     return row
 
 
-@pytest.mark.parametrize("name", planted.VERDICTS)
-def test_no_wrong_verdict_beside_a_busy_process(launch: Launcher, name: str) -> None:
-    """`python -m tests.lab.verdicts` repeats it."""
-    with busy_processes(1):
-        outcome, row = verdicts.measure(launch, name)
-    assert outcome != "wrong", row.as_dict()
-
-
 def _measure_again(rank: Rank, limit: float, until_certain: bool | float) -> lab.Row:
     """A row whose compute varies by more than the communication's duration."""
     chance = random.Random(0)
@@ -119,18 +110,6 @@ def test_until_certain(launch: Launcher) -> None:
 def test_the_limit_of_further_rounds_does_not_end_the_first_ones(launch: Launcher) -> None:
     row = launch(2, _measure_again, 60.0, 0.001)[0]
     assert len(row.both.samples) == 6
-
-
-def test_hidden(launch: Launcher, provider: str) -> None:
-    row = _check(
-        launch,
-        ("hidden", ""),
-        planted.independent,
-        0.5,
-        times=lambda row: row.hidden > 0.95 and row.compute_slowdown == pytest.approx(1, abs=0.1),
-        provider=provider,
-    )
-    assert row.bound == row.compute.median
 
 
 def test_longer_than_the_compute(launch: Launcher, provider: str) -> None:

@@ -1,7 +1,6 @@
 """Counts right and wrong verdicts beside CPU-bound processes: python -m tests.lab.verdicts.
 
-A verdict is right, "not certain" or wrong. tests/lab/test_overlap.py measures each planted overlap
-once.
+A verdict is right, "not certain" or wrong.
 """
 
 from __future__ import annotations
