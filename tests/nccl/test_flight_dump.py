@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -45,7 +46,9 @@ def _dump_all_kinds(rank: Rank, folder: str) -> None:
     comm.send(one, 1, stream=stream) if rank.rank == 0 else comm.recv(one, 0, stream=stream)
     stream.synchronize()
     path = nccl.dump_flight_record(f"{folder}/dump_{rank.rank}")
-    (dumped,) = load(path).communicators
+    dump = load(path)
+    assert (dump.host, dump.pid) == (socket.gethostname(), os.getpid())
+    (dumped,) = dump.communicators
     peer = 1 - rank.rank
     last = ("send", 2) if rank.rank == 0 else ("recv", 2)
     assert _facts(dumped) == [
