@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from benchmarks.ranks import busy_processes
 from pynccl import nccl
 from tests.support.blocking import wait_until_blocked
+from tests.support.cpp import compile_with_parts, compiler
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
 from tests.support.tier import FULL
@@ -189,6 +191,24 @@ def test_waits_are_short_beside_busy_processes(launch: Launcher) -> None:
             if found["1000"] < 10 * found["0"]:
                 return
     raise AssertionError(f"seconds by HOSTNCCL_SPIN_US: {tried}")
+
+
+def test_few_waits_spin_while_others_take_the_cpu(tmp_path: Path) -> None:
+    """If one of them need not sleep, the next ones spin as well."""
+    program = tmp_path / "contended_waits"
+    own = [Path(__file__).with_name("contended_waits.cpp")]
+    parts = [f"base/{name}.cpp" for name in ("flag", "tuning", "params", "process", "error")]
+    compile_with_parts(compiler(), program, own, parts, ["-pthread"])
+    printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
+    lines = (line.split() for line in printed.stdout.splitlines())
+    found = {name: [int(number) for number in numbers] for name, *numbers in lines}
+    assert found["contended"] == [1], "the machine stood still"
+    assert 0 < sum(spins > 0 for spins in found["missed"]) < 50, found
+    assert found["met"] == [1, 1]
+    first, *others = found["missed_again"]
+    assert first > 0
+    assert 0 < sum(spins > 0 for spins in others) < 50, found
+    assert found["calm"] > [0]
 
 
 def _reads_directly(rank: Rank, cpus: list[int]) -> bool | None:

@@ -131,12 +131,20 @@ void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanose
 // ranks, the thread that ran was probably a rank that this one waits for, so it yields sooner from
 // then on. A yield as long as a time slice shows that other processes compete for the CPUs. A sleep
 // then costs far less, because it ends as soon as the condition is met.
+//
+// It begins without a spin, because the scheduler often wakes a rank on the CPU of the rank that
+// signals it. There, the awaited rank runs only once this one sleeps. A few waits spin
+// nevertheless: if the ranks have CPUs of their own again, the condition is met meanwhile, and the
+// next waits spin as well.
 bool SpinBackoff::wait() {
   constexpr int kSpins = 64;  // between two yields
   constexpr int kSpinsOversubscribed = 4;
+  constexpr unsigned kSleepsPerSpin = 16;  // while other processes compete for the CPUs
   constexpr auto kOtherThreadRan = std::chrono::microseconds(1);
   thread_local int spins = kSpins;
-  if (spins_ < spins) {
+  thread_local unsigned sleeps = 0;
+  thread_local bool sleeps_at_once = false;
+  if (!sleeps_at_once && spins_ < spins) {
     ++spins_;
     cpu_relax();
     return true;
@@ -149,7 +157,16 @@ bool SpinBackoff::wait() {
   } else {
     note_busy_wait(yielded_, now, oversubscribed_);
   }
-  if (now - began_ >= spin_time() || is_contended(now)) return false;
+  if (is_contended(now)) {
+    sleeps_at_once = ++sleeps % kSleepsPerSpin != 0;
+    return false;
+  }
+  if (now - began_ >= spin_time()) return false;
+  if (sleeps_at_once) {  // the other processes no longer compete
+    sleeps_at_once = false;
+    yielded_ = now;
+    return true;
+  }
   sched_yield();
   yielded_ = Clock::now();
   note_busy_wait(now, yielded_, oversubscribed_);
