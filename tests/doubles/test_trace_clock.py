@@ -35,5 +35,7 @@ def test_comparisons_of_clocks(rank: Rank) -> None:
             wait_until(lambda: compared() >= 4 * _EVENTS)
             found = compared()
             took = time.monotonic() - began
+    # The default stream would wait for the program's other streams.
+    assert all(call.stream != 0 for call in record.named("cuEventRecord"))
     # One second apart; a comparison may have begun before, and the monitor may record an event.
     assert found <= _EVENTS * (took + 1.5), (found, took)
