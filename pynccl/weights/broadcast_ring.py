@@ -60,9 +60,6 @@ class BroadcastRing(Ring):
         self.nbytes = sum(slot.buffer.nbytes for slot in self._slots)
         self.spare = self._slots[0].bucket
 
-    def probe(self) -> float:
-        return self.world.probe(self._slots[0].buffer, self._stream)
-
     def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
         memory, sums = self.memory, Sums()
         memory.synchronize()  # the caller's enqueued work produces the tensors

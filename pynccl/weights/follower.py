@@ -226,5 +226,4 @@ class Follower(ABC):
             tuple(message.receivers),
             tuple(message.lost),
             tuple(message.repaired),
-            message.link,
         )

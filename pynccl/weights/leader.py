@@ -46,7 +46,6 @@ class Options:
     bucket_bytes: int | None
     direct_bytes: int | None
     transport: messages.Transport | None
-    measures_link: bool
 
     def transport_on(self, provider: str) -> messages.Transport:
         """The transport for a provider.
@@ -451,7 +450,6 @@ class Leader:
             tuple(receiver.name for receiver in self._receivers),
             tuple(self._lost),
             repaired,
-            member.link,
         )
 
     def _make_plan(self, source: Source) -> None:
@@ -509,9 +507,7 @@ class Leader:
         provider = self._member.provider
         ids = [bytes(nccl.get_unique_id(provider)) for _ in range(self._options.senders)]
         transport = self._options.transport_on(provider)
-        return messages.WorldPlace(
-            ids, 0, len(self._receivers), transport, self._options.measures_link
-        )
+        return messages.WorldPlace(ids, 0, len(self._receivers), transport)
 
     def _send(self, source: Source, numbers: list[int] | None) -> Sums:
         """Make all senders send some units; return the checksums."""
@@ -600,4 +596,4 @@ class Leader:
 
     def _commit_of(self, version: int, repaired: tuple[str, ...]) -> messages.Commit:
         names = [receiver.name for receiver in self._receivers]
-        return messages.Commit(version, names, list(self._lost), list(repaired), self._member.link)
+        return messages.Commit(version, names, list(self._lost), list(repaired))

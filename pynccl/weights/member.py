@@ -55,7 +55,6 @@ class Member:
         self.steps: list[Step] = []
         self.units: list[Unit] = []  # of the plan, by their numbers
         self.layout: dict[str, Part] = {}  # of the whole tensors
-        self.link: float | None = None  # the measured bandwidth
         self._watcher = Watcher()
         self._world: World | None = None
         self._plan: Plan | None = None
@@ -124,12 +123,9 @@ class Member:
             timeout=self.timeout,
         )
         self._world = world = _create_beside(create, links)
-        self.link = None
         with self._watcher.watch(links, world.interrupt):
             kind = SharedRing if place.transport == "shared" else BroadcastRing
             self.ring = kind(world, self.memory, self._plan.bucket_bytes)
-            if place.measures:
-                self.link = self.ring.probe()
 
     @contextlib.contextmanager
     def transfer(self, links: Sequence[Link]) -> Iterator[Ring]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -184,10 +183,6 @@ Transport = Annotated[
     Literal["shared", "broadcast"],
     _value("a transport", lambda value: value in ("shared", "broadcast")),
 ]
-Bandwidth = Annotated[
-    float,
-    _value("a bandwidth", lambda value: type(value) in (int, float) and 0 <= value < math.inf),
-]
 
 
 @dataclass(frozen=True)
@@ -311,7 +306,6 @@ class WorldPlace:
     number: MemberNumber  # of this member among the senders or the receivers
     receivers: Count
     transport: Transport
-    measures: Flag  # whether the link is measured
 
 
 @dataclass(frozen=True)
@@ -354,7 +348,6 @@ class Commit(Message):
     receivers: Texts  # names of those that have it; for senders, of those that committed it
     lost: Texts  # names of those that were dropped
     repaired: Texts  # names of tensors that were sent again
-    link: Bandwidth | None  # bytes per second, if measured
 
 
 class Refused(_End):

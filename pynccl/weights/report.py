@@ -19,7 +19,6 @@ class Report:
             were asked to.
         lost: names of receivers that died, did not respond or had a local error, and were dropped.
         repaired: names of tensors that were sent again because a checksum differed.
-        link: bytes per second of a broadcast to all receivers, if it was measured; else None.
     """
 
     version: int
@@ -28,12 +27,6 @@ class Report:
     receivers: tuple[str, ...]
     lost: tuple[str, ...]
     repaired: tuple[str, ...]
-    link: float | None = None
-
-    @property
-    def share(self) -> float | None:
-        """The bandwidth as a fraction of the link's; None if that was not measured."""
-        return None if self.link is None else self.bandwidth / self.link
 
     @property
     def bandwidth(self) -> float:
@@ -45,8 +38,6 @@ class Report:
             f"version {self.version}: {self.nbytes / 1e6:.1f} MB to {len(self.receivers)} "
             f"receivers in {self.seconds * 1e3:.1f} ms, {self.bandwidth / 1e9:.2f} GB/s"
         )
-        if self.share is not None:
-            text += f", {self.share:.0%} of the link's"
         if self.lost:
             text += f"; lost: {', '.join(self.lost)}"
         if self.repaired:

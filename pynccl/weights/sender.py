@@ -65,8 +65,6 @@ class WeightSender(Closing):
         timeout: seconds for each wait of a transfer.
         progress: called during transfers with the bytes that this sender has sent and its total; a
             :class:`ProgressBar`, a function, or None.
-        measure_link: measure the bandwidth of new communicators by four broadcasts of a bucket, for
-            ``Report.share``. The setting of sender 0 counts.
         key: the session's key, whose knowledge all members prove: a secret of at least 32
             characters, or the path of a file with it that only its owner can read. None uses
             PYNCCL_WEIGHTS_KEY; if that is not set, sender 0 creates a key, which the others find in
@@ -103,7 +101,6 @@ class WeightSender(Closing):
         device: int | None = None,
         timeout: float = 300.0,
         progress: OnProgress | None = None,
-        measure_link: bool = False,
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         tls: ssl.SSLContext | None = None,
@@ -129,9 +126,7 @@ class WeightSender(Closing):
         if rank == 0:
             entrance = Entrance(address, trust, senders, limit)
             self.address, self.key = entrance.address, entrance.key
-            options = Options(
-                senders, receivers, bucket_bytes, direct_bytes, transport, measure_link
-            )
+            options = Options(senders, receivers, bucket_bytes, direct_bytes, transport)
             self._session = Leader(self._member, entrance, options)
         else:
             link = join(address, messages.SenderHello(rank), trust, Deadline(limit), limit)

@@ -42,9 +42,6 @@ class SharedRing(Ring):
         self.nbytes = sum(buffer.nbytes for buffer in self._buffers.values())
         self.spare = next(iter(self._slots.values()))[0]
 
-    def probe(self) -> float:
-        return self.world.probe(next(iter(self._buffers.values())), None)
-
     def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
         memory, sums = self.memory, Sums()
         ((sender, comm),) = self.world.comms.items()

@@ -33,10 +33,6 @@ class Ring:
         self.world = world
         self.memory = memory
 
-    def probe(self) -> float:
-        """Measure bytes per second of broadcasts by each sender in turn; all members call it."""
-        raise NotImplementedError
-
     def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
         """Send the steps of this sender, and return the checksums of their units.
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 from pynccl import nccl
 from pynccl.weights.messages import WorldPlace
 
 __all__ = ["World"]
-
-_PROBES = 4  # broadcasts; the first one connects
 
 
 class World:
@@ -44,24 +41,6 @@ class World:
         except BaseException:
             self.abort()
             raise
-
-    def probe(self, buffer: nccl.Buffer, stream: nccl.Stream | None) -> float:
-        """Measure a broadcast by each sender in turn; all members call it.
-
-        Returns:
-            Bytes per second; the lowest of this member's communicators.
-        """
-        slowest = float("inf")
-        for comm in self.comms.values():
-            seconds = []
-            for _ in range(_PROBES):
-                began = time.perf_counter()
-                comm.broadcast(buffer, 0, stream=stream)
-                if stream is not None:
-                    stream.synchronize()
-                seconds.append(time.perf_counter() - began)
-            slowest = min(slowest, buffer.nbytes / min(seconds))
-        return slowest
 
     def interrupt(self) -> None:
         """End all waits on the communicators; any thread may call it."""

@@ -104,7 +104,7 @@ def _messages() -> list[bytes]:
         "b": Part("float32", (), Box((), ())),
     }
     plan = weights.Plan([layout], [None, layout], [0, 1, 0], 1 << 20, 4096, ["w", "b"])
-    world = weights.WorldPlace([bytes(range(128))], 2, 3, "shared", measures=True)
+    world = weights.WorldPlace([bytes(range(128))], 2, 3, "shared")
     sums = {0: (1 << 64) - 1, 1: 0}
     return [
         weights.encode(message)
@@ -125,7 +125,7 @@ def _messages() -> list[bytes]:
             weights.Repair(1, [1]),
             weights.Check(1, ["0123456789abcdef"]),
             weights.Stop(1),
-            weights.Commit(7, ["engine"], ["lost"], ["w"], 1e9),
+            weights.Commit(7, ["engine"], ["lost"], ["w"]),
             weights.Refused("given up", ["w"]),
             weights.Fail("sender 1 is lost", ["sender 1"]),
         )

@@ -530,7 +530,7 @@ def test_combinations_without_support() -> None:
     with pytest.raises(ValueError, match="NumPy does not support memory of GPUs"):
         memory_of("numpy", "cuda", 0)
     with pytest.raises(ValueError, match="transport: 'shared' is for CPUs"):
-        Options(1, 1, None, None, "shared", False).transport_on("cuda")
+        Options(1, 1, None, None, "shared").transport_on("cuda")
 
 
 @pytest.mark.parametrize(

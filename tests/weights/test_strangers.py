@@ -402,7 +402,7 @@ def test_garbage_of_a_sender(state: str) -> None:
 
 
 _BEGIN = {"kind": "Begin", "epoch": 1, "provider": "host", "units": None}
-_WORLD = {"ids": ["00"], "number": 7, "receivers": 1, "transport": "shared", "measures": False}
+_WORLD = {"ids": ["00"], "number": 7, "receivers": 1, "transport": "shared"}
 _PLAN = {
     "senders": [[["w", "float32", [1 << 62], None]]],
     "layouts": [None],
@@ -417,7 +417,7 @@ LEADERS = {
     "endless plan": frame({**_BEGIN, "plan": _PLAN, "world": None}),
     "digests of nothing": frame({**_BEGIN, "plan": None, "world": None})
     + frame({"kind": "Check", "epoch": 1, "digests": ["0" * 16] * 3}),
-    "commit of nothing": frame(Commit(1, ["engine"], [], [], None)),
+    "commit of nothing": frame(Commit(1, ["engine"], [], [])),
 }
 
 
