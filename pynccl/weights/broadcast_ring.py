@@ -58,7 +58,6 @@ class BroadcastRing(Ring):
             self._slots.append(Slot(buffer, memory.bucket(buffer), event))
             self._registrations += [comm.register(buffer) for comm in comms]
         self.nbytes = sum(slot.buffer.nbytes for slot in self._slots)
-        self.spare = self._slots[0].bucket
 
     def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
         memory, sums = self.memory, Sums()

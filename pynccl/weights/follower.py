@@ -126,7 +126,7 @@ class Follower(ABC):
     def _take_part(self, deadline: Deadline) -> End | None:
         """Follow the leader until the version ends; return the message that ends it, or None."""
         while (message := self._next(deadline)) is not None:
-            if isinstance(message, messages.Begin | messages.Compare):
+            if isinstance(message, messages.Begin):
                 self._epoch, self._began = message.epoch, time.monotonic()
             elif isinstance(message, messages.Commit) and not self._began:
                 self._link.lose("a commit of a version that did not begin")
@@ -203,7 +203,7 @@ class Follower(ABC):
                 self._link.lose("a place that is not in the communicators")
                 return
             self._member.form(place, [self._link], is_sender=self.is_sender)
-        self._run(message.units)
+        self._run(None)
 
     def _run(self, numbers: list[int] | None) -> None:
         if self._member.ring is None:

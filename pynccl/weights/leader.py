@@ -19,7 +19,7 @@ from pynccl.weights.plan import Step
 from pynccl.weights.progress import meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Source
-from pynccl.weights.transfer import Sums, digests, sums_of
+from pynccl.weights.transfer import Sums, digests
 from pynccl.weights.watch import is_ending
 from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
 
@@ -81,7 +81,6 @@ class _Receiver:
     link: Link
     name: str
     wanted: Layout | None
-    keeps_base: bool  # it writes a version over the last one
 
 
 class Leader:
@@ -97,7 +96,6 @@ class Leader:
         self._planned: list[object] = []  # the layouts that the plan was computed from
         self._formed: list[Link] = []  # the members of the communicators
         self._informed: list[Link] = []  # the members that know the plan
-        self._known: Sums = {}  # of the version that all receivers hold; empty if unknown
         self._epoch = 0
         self._lost: list[str] = []
         self._stopping: list[Link] = []  # the members that have not yet reported Stopped
@@ -110,14 +108,14 @@ class Leader:
         self._closed = False
         self._is_aborted = False
 
-    def transfer(self, version: int, source: Source, *, delta: bool) -> Report:
-        """Transfer a version to all receivers that have joined; only what changed, if possible."""
+    def transfer(self, version: int, source: Source) -> Report:
+        """Transfer a version to all receivers that have joined."""
         if self._closed:
             raise WeightsError("the session is closed")
         self._is_decided = False
         try:
             self._begin(version)
-            return self._attempts(version, source, delta=delta)
+            return self._attempts(version, source)
         except PeerLostError as error:
             self._fail(error)
             raise
@@ -236,7 +234,7 @@ class Leader:
             names = {receiver.name for receiver in self._receivers}
             name = hello.name if hello.name not in names else f"{hello.name} ({link.fileno()})"
             link.name = name
-            self._receivers.append(_Receiver(link, name, hello.wanted, hello.keeps_base))
+            self._receivers.append(_Receiver(link, name, hello.wanted))
 
     def _hear_offers(self) -> None:
         """Read the other senders' layouts, which come with each version."""
@@ -376,7 +374,6 @@ class Leader:
         self._member.drop_world()
         self._formed = []
         self._informed = []  # an interrupted member may not have read the plan
-        self._known = {}
         self._failed = []
 
     # One version
@@ -393,13 +390,13 @@ class Leader:
         self._left = []  # before this version
         self._began_once = True
 
-    def _attempts(self, version: int, source: Source, *, delta: bool) -> Report:
+    def _attempts(self, version: int, source: Source) -> Report:
         """Try until all remaining receivers have the version."""
         failures = 0
         while True:
             lost = len(self._lost)
             try:
-                return self._attempt(version, source, delta=delta)
+                return self._attempt(version, source)
             except (NcclError, DriverError, InterruptedTransferError) as error:
                 self._stop()
                 if not self._receivers:
@@ -415,21 +412,19 @@ class Leader:
                 if failures == _ATTEMPTS:
                     raise WeightsError(f"version {version} was given up: {error}") from error
 
-    def _attempt(self, version: int, source: Source, *, delta: bool) -> Report:
+    def _attempt(self, version: int, source: Source) -> Report:
         member = self._member
         self._epoch += 1
         began = time.monotonic()
         self._make_plan(source)
         links = self._links()
         place = self._new_place() if links != self._formed else None
-        units = self._changed(source) if delta and not place and links == self._informed else None
-        known, self._known = self._known, {}  # receivers may have parts of the new one
         begins = []
         numbers = [*range(1, len(self._senders) + 1), *range(len(self._receivers))]
         for number, link in zip(numbers, links, strict=True):
             plan = None if link in self._informed else self._plan
             world = None if place is None else replace(place, number=number)
-            begins.append((link, messages.Begin(self._epoch, member.provider, units, plan, world)))
+            begins.append((link, messages.Begin(self._epoch, member.provider, plan, world)))
         self._send_all(begins)
         if links != self._links():
             raise InterruptedTransferError("a receiver has died")
@@ -437,15 +432,12 @@ class Leader:
         if place is not None:
             member.form(place, links, is_sender=True)
             self._formed = links
-        sums = self._send(source, units)
-        repaired = self._verify(sums, source, units)
-        if all(receiver.keeps_base for receiver in self._receivers):
-            self._known = {**known, **sums} if units is not None else sums
+        repaired = self._verify(self._send(source, None), source)
         self._commit(version, repaired)
         self._served = self._links()
         return Report(
             version,
-            sum(step.payload() for step in member.steps_of(units)),
+            sum(step.payload() for step in member.steps),
             time.monotonic() - began,
             tuple(receiver.name for receiver in self._receivers),
             tuple(self._lost),
@@ -480,17 +472,6 @@ class Leader:
             self._plan = plan
         self._planned = layouts
 
-    def _changed(self, source: Source) -> list[int] | None:
-        """The units whose checksums differ from those of the receivers; None is all."""
-        member = self._member
-        if not self._known or self._order(source) is not None or member.ring is None:
-            return None
-        self._tell(self._sender_links(), messages.Compare(self._epoch))
-        own = [step for step in member.steps if step.sender == 0]
-        sums = sums_of(own, member.ring, source)
-        self._add_sums(sums, messages.Compared, member.steps)
-        return sorted(n for n, value in sums.items() if self._known.get(n) != value)
-
     def _order(self, source: Source) -> list[str] | None:
         """The order in which all senders produce their tensors; None if they all exist."""
         others = [sender.order for sender in self._senders.values()]
@@ -516,32 +497,30 @@ class Leader:
         progress = meter(self._member.progress, sum(step.payload() for step in own))
         with self._member.transfer(self._links()) as ring:
             sums = ring.send(own, source, progress)
-        self._add_sums(sums, messages.Sent, steps)
+        self._add_sums(sums, steps)
         return sums
 
-    def _add_sums(
-        self, sums: Sums, kind: type[messages.Compared | messages.Sent], steps: Sequence[Step]
-    ) -> None:
+    def _add_sums(self, sums: Sums, steps: Sequence[Step]) -> None:
         """Add the checksums of the other senders' units."""
         units: dict[int, set[int]] = {number: set() for number in self._senders}
         for step in steps:
             if step.sender:
                 units[step.sender].update(unit.number for unit, _ in step.units)
-        answers = dict(self._collect(self._sender_links(), kind))
+        answers = dict(self._collect(self._sender_links(), messages.Sent))
         for number, sender in self._senders.items():
             answer = answers[sender.link]  # a sender without an answer is lost
             if answer.sums.keys() != units[number]:
                 self._drop(sender.link, "it sent checksums of units other than its own")
             sums.update(answer.sums)
 
-    def _verify(self, sums: Sums, source: Source, units: list[int] | None) -> tuple[str, ...]:
+    def _verify(self, sums: Sums, source: Source) -> tuple[str, ...]:
         """Let the receivers compare the checksums, and send differing units again.
 
         Returns:
             The names of the tensors that were sent again.
         """
         repaired: dict[str, None] = {}
-        steps = self._member.steps_of(units)
+        steps = self._member.steps
         for _ in range(_REPAIRS + 1):
             self._tell(self._receiver_links(), messages.Check(self._epoch, digests(steps, sums)))
             bad: set[int] = set()

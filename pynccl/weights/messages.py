@@ -224,7 +224,6 @@ class ReceiverHello(Message):
 
     name: Text
     wanted: WireLayout | None  # the layout of its tensors; None is everything
-    keeps_base: Flag  # it writes a version over the last one
 
 
 @dataclass(frozen=True)
@@ -234,10 +233,6 @@ class Offer(Message):
     version: Version
     layout: WireLayout | None  # None is the same as before, including the order
     order: Texts | None  # in which it produces its tensors; None if they all exist
-
-
-class Compared(_Checksums):
-    """The answer to Compare: the checksums of a sender's units."""
 
 
 class Sent(_Checksums):
@@ -313,13 +308,8 @@ class Begin(OfAttempt):
     """An attempt begins."""
 
     provider: Provider
-    units: Units | None  # to send; None is all
     plan: Plan | None  # None if the member knows it
     world: WorldPlace | None  # None to reuse the last communicators
-
-
-class Compare(OfAttempt):
-    """A sender must compute the checksums of its units."""
 
 
 @dataclass(frozen=True)
@@ -402,9 +392,9 @@ def _types(*kinds: type) -> MessageTypes:
 
 
 HELLOS = _types(SenderHello, ReceiverHello)
-FROM_SENDERS = _types(Offer, Compared, Sent, Failed, Stopped, Bye)
+FROM_SENDERS = _types(Offer, Sent, Failed, Stopped, Bye)
 FROM_RECEIVERS = _types(Checked, Committed, Failed, Stopped, Bye)
-FROM_LEADER = _types(Welcome, Begin, Compare, Repair, Check, Stop, Commit, Refused, Fail, Bye)
+FROM_LEADER = _types(Welcome, Begin, Repair, Check, Stop, Commit, Refused, Fail, Bye)
 
 
 def encode(message: Message) -> bytes:

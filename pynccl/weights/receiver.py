@@ -107,7 +107,7 @@ class WeightReceiver(Closing):
     def _join(self, deadline: Deadline) -> None:
         """Connect to sender 0."""
         follower = self._follower
-        hello = messages.ReceiverHello(self.name, follower.wanted, follower.commit != "swap")
+        hello = messages.ReceiverHello(self.name, follower.wanted)
         follower.enter(join(self._address, hello, self._trust, deadline, follower.timeout))
 
     def receive(self, timeout: float | None = None) -> Report:

@@ -27,7 +27,6 @@ from pynccl.weights.plan import Step
 from pynccl.weights.progress import OnProgress, meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Gathered, Held, Metadata, Source, Sources, local
-from pynccl.weights.transfer import sums_of
 from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 
 __all__ = ["WeightSender"]
@@ -139,7 +138,6 @@ class WeightSender(Closing):
         *,
         version: int | None = None,
         metadata: Metadata | None = None,
-        delta: bool = False,
     ) -> Report:
         """Send a version, and wait until all receivers have committed it.
 
@@ -155,10 +153,6 @@ class WeightSender(Closing):
             metadata: of all tensors that a function produces, in its order: a :class:`Spec` for
                 those that this member sends, None for those that others send. All senders that pass
                 metadata must pass the same names in the same order.
-            delta: send only the parts, of at most bucket_bytes, whose checksums differ from those
-                of the last version. The setting of sender 0 counts. Everything is sent if members
-                have joined or left since then, after a version that failed, to receivers with
-                commit="swap", and from functions.
 
         Returns:
             The report.
@@ -176,7 +170,7 @@ class WeightSender(Closing):
         """
         source = self._source = self._source_of(tensors, metadata)
         number = self.version + 1 if version is None else version
-        return self._session.transfer(number, source, delta=delta)
+        return self._session.transfer(number, source)
 
     @property
     def version(self) -> int:
@@ -238,8 +232,8 @@ class _SendingFollower(Follower):
         self._offered: tuple[Layout, list[str] | None] | None = None
         self._is_settled = True  # whether the end of the version of the last offer was read
 
-    def transfer(self, version: int, source: Source, *, delta: bool) -> Report:
-        """Offer a version, and take part in it. The leader's delta counts."""
+    def transfer(self, version: int, source: Source) -> Report:
+        """Offer a version, and take part in it."""
         if self._closed:
             raise SessionClosedError("the session is closed")
         offered = source.layout, source.order
@@ -269,14 +263,7 @@ class _SendingFollower(Follower):
             sums = ring.send(own, self._current_source(), progress)
         self._link.send(messages.Sent(self._epoch, sums))
 
-    def _compare(self, steps: list[Step]) -> None:
-        with self._member.transfer([self._link]) as ring:
-            sums = sums_of(self._own(steps), ring, self._current_source())
-        self._link.send(messages.Compared(self._epoch, sums))
-
     def _handle(self, message: messages.Message) -> None:
-        if isinstance(message, messages.Compare):
-            self._try(self._compare, self._member.steps)
         self._is_settled |= isinstance(message, End)
 
     def _count(self, steps: list[Step]) -> int:
@@ -302,7 +289,7 @@ class _SendingFollower(Follower):
             match message:
                 case None:
                     raise self._silent()
-                case messages.Begin() | messages.Compare():
+                case messages.Begin():
                     self._epoch = message.epoch
                     self._give_up(InterruptedTransferError("send() was interrupted"), own=True)
                 case messages.Stop():

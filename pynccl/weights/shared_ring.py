@@ -40,7 +40,6 @@ class SharedRing(Ring):
                 both[number * nbytes : (number + 1) * nbytes] for number in range(_SLOTS)
             ]
         self.nbytes = sum(buffer.nbytes for buffer in self._buffers.values())
-        self.spare = next(iter(self._slots.values()))[0]
 
     def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
         memory, sums = self.memory, Sums()

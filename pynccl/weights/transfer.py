@@ -17,7 +17,7 @@ from pynccl.weights.source import Source, Views
 from pynccl.weights.target import Target
 from pynccl.weights.world import World
 
-__all__ = ["Progress", "Ring", "Sums", "bind", "digest_of", "digests", "fill", "sums_of", "unpack"]
+__all__ = ["Progress", "Ring", "Sums", "bind", "digest_of", "digests", "fill", "unpack"]
 
 Sums = dict[int, int]  # checksums by the number of the unit
 Progress = Callable[[int], object]  # called with the bytes of a completed step
@@ -27,7 +27,6 @@ class Ring:
     """The buckets of a member, and their transfer."""
 
     nbytes: int  # of all buckets together
-    spare: Tensor  # a bucket that is unused between transfers
 
     def __init__(self, world: World, memory: Memory) -> None:
         self.world = world
@@ -131,18 +130,6 @@ def unpack(memory: Memory, bucket: Tensor, bound: Bound, sums: Sums) -> None:
         place = memory.typed(bucket, offset, unit.box.shape, unit.dtype)
         memory.assign(tensor, place)
     memory.synchronize()
-
-
-def sums_of(steps: Iterable[Step], ring: Ring, source: Source) -> Sums:
-    """The checksums of units, without sending them."""
-    memory, sums = ring.memory, Sums()
-    for step in steps:
-        bound = bind(step, None, source, memory)
-        if len(step.units) == len(bound.raws) == 1:
-            sums[bound.numbers[0]] = memory.checksum(bound.raws[0])
-        else:
-            _pack(memory, ring.spare, bound, sums)
-    return sums
 
 
 def digest_of(segment: Segment, sums: Sums) -> str:

@@ -110,9 +110,8 @@ def _messages() -> list[bytes]:
         weights.encode(message)
         for message in (
             weights.SenderHello(1),
-            weights.ReceiverHello("engine", layout, keeps_base=True),
+            weights.ReceiverHello("engine", layout),
             weights.Offer(1, layout, ["w", "b"]),
-            weights.Compared(1, sums),
             weights.Sent(1, sums),
             weights.Checked(1, sums),
             weights.Committed(1),
@@ -120,8 +119,7 @@ def _messages() -> list[bytes]:
             weights.Stopped(1),
             weights.Bye(),
             weights.Welcome(),
-            weights.Begin(1, "host", [0, 1], plan, world),
-            weights.Compare(1),
+            weights.Begin(1, "host", plan, world),
             weights.Repair(1, [1]),
             weights.Check(1, ["0123456789abcdef"]),
             weights.Stop(1),

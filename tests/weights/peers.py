@@ -59,7 +59,7 @@ def frame(message: Message | dict[str, Any]) -> bytes:
 
 def hello(name: str = "stranger", **fields: object) -> dict[str, Any]:
     """The hello of a receiver."""
-    return {"kind": "ReceiverHello", "name": name, "wanted": None, "keeps_base": True, **fields}
+    return {"kind": "ReceiverHello", "name": name, "wanted": None, **fields}
 
 
 def connect(address: str) -> socket.socket:

@@ -340,41 +340,6 @@ def test_same_tensors_of_another_dtype_shape_and_memory() -> None:
     assert run([send], [receive], [None]) == [None, None]
 
 
-def test_deltas_cache_nothing() -> None:
-    """The cache of bound steps does not grow with the number of versions."""
-
-    def known(member: Any) -> int:  # noqa: ANN401
-        return sum(len(step.bounds) for step in member.steps)
-
-    tensors = {f"t{i}": np.zeros(10, np.float32) for i in range(5)}
-
-    def send(sender: WeightSender) -> list[int]:
-        counts = []
-        for version in range(1, 9):
-            tensors["t3"][:] = version
-            sender.send(tensors, delta=True)
-            counts.append(known(sender._member))
-        return counts
-
-    def receive(receiver: WeightReceiver) -> list[int]:
-        counts = []
-        for version in range(1, 9):
-            receiver.receive()
-            assert (receiver.tensors["t3"] == version).all()
-            counts.append(known(receiver._follower._member))
-        return counts
-
-    into = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
-    for counts in run(
-        [send],
-        [receive],
-        [into],
-        receiver_options={"commit": "in_place"},
-        library="numpy",
-    ):
-        assert counts[-1] == counts[1], counts
-
-
 @pytest.mark.parametrize(
     ("state", "transport"),
     list(itertools.product(("joins", "transfers"), TRANSPORTS))

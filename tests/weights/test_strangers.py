@@ -259,7 +259,6 @@ _WRONG_HELLOS = {
     for wrong in (
         {"name": 1},
         {"name": "x" * 100_000},
-        {"keeps_base": None},
         {"wanted": 1},
         {"wanted": [["w"]]},
         {"wanted": [["w", "x", [1], None]]},
@@ -401,7 +400,7 @@ def test_garbage_of_a_sender(state: str) -> None:
         assert isinstance(received, PeerLostError)
 
 
-_BEGIN = {"kind": "Begin", "epoch": 1, "provider": "host", "units": None}
+_BEGIN = {"kind": "Begin", "epoch": 1, "provider": "host"}
 _WORLD = {"ids": ["00"], "number": 7, "receivers": 1, "transport": "shared"}
 _PLAN = {
     "senders": [[["w", "float32", [1 << 62], None]]],

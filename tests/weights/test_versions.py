@@ -57,18 +57,17 @@ def test_senders_of_different_versions() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-@pytest.mark.parametrize("delta", [False, True])
-def test_error_of_a_copy(error: type[BaseException], delta: bool) -> None:
+def test_error_of_a_copy(error: type[BaseException]) -> None:
     """A receiver with parts of two versions is not whole, and not reported as committed."""
 
     def model(version: int) -> dict[str, Any]:
         return {name: np.full(50, version, np.float32) for name in "abcd"}
 
     def send(sender: WeightSender) -> list[Any]:
-        reports = [sender.send(model(version), delta=delta) for version in (1, 2)]
+        reports = [sender.send(model(version)) for version in (1, 2)]
         while not sender.waiting():
             time.sleep(0.01)
-        return [*reports, sender.send(model(2), version=2, delta=delta)]
+        return [*reports, sender.send(model(2), version=2)]
 
     def receive(receiver: WeightReceiver) -> None:
         receiver.receive()
