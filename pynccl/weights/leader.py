@@ -26,9 +26,8 @@ from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
 __all__ = ["Leader", "Options"]
 
 # In bytes. Smaller buckets cause more waits between the members; larger ones need more memory.
-# Shared buckets, which are copied from, should fit in the caches.
-_BUCKETS = {"shared": 1 << 20, "host": 16 << 20, "cuda": 64 << 20}
-_DIRECT = {"shared": 1 << 20, "host": 256 << 10, "cuda": 4 << 20}
+_BUCKETS = {"host": 16 << 20, "cuda": 64 << 20}
+_DIRECT = {"host": 256 << 10, "cuda": 4 << 20}
 
 _GRACE = 5.0  # seconds for a member to report that it has stopped
 _ATTEMPTS = 3  # failed attempts without losing a member
@@ -45,23 +44,11 @@ class Options:
     receivers: int
     bucket_bytes: int | None
     direct_bytes: int | None
-    transport: messages.Transport | None
-
-    def transport_on(self, provider: str) -> messages.Transport:
-        """The transport for a provider.
-
-        Raises:
-            ValueError: the transport only supports CPUs.
-        """
-        if self.transport == "shared" and provider != "host":
-            raise ValueError("transport: 'shared' is for CPUs, and the tensors are on GPUs")
-        return self.transport or ("shared" if provider == "host" else "broadcast")
 
     def sizes(self, provider: str) -> tuple[int, int]:
         """The sizes of a bucket and of direct tensors for a provider."""
-        key = "shared" if self.transport_on(provider) == "shared" else provider
-        bucket = self.bucket_bytes or _BUCKETS[key]
-        return bucket, min(self.direct_bytes or _DIRECT[key], bucket)
+        bucket = self.bucket_bytes or _BUCKETS[provider]
+        return bucket, min(self.direct_bytes or _DIRECT[provider], bucket)
 
 
 @dataclass
@@ -487,8 +474,7 @@ class Leader:
         """The place of this sender in new communicators."""
         provider = self._member.provider
         ids = [bytes(nccl.get_unique_id(provider)) for _ in range(self._options.senders)]
-        transport = self._options.transport_on(provider)
-        return messages.WorldPlace(ids, 0, len(self._receivers), transport)
+        return messages.WorldPlace(ids, 0, len(self._receivers))
 
     def _send(self, source: Source, numbers: list[int] | None) -> Sums:
         """Make all senders send some units; return the checksums."""

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
-from pynccl.weights.broadcast_ring import BroadcastRing
 from pynccl.weights.errors import WeightsError
 from pynccl.weights.layout import Part, whole
 from pynccl.weights.memory import Library, Memory, Tensor, memory_for
 from pynccl.weights.messages import Plan, WorldPlace
 from pynccl.weights.plan import Step, Unit, make_plan, make_steps
 from pynccl.weights.progress import OnProgress
-from pynccl.weights.shared_ring import SharedRing
-from pynccl.weights.transfer import Ring
+from pynccl.weights.ring import Ring
 from pynccl.weights.watch import Watcher, is_ending
 from pynccl.weights.wire import Link
 from pynccl.weights.world import World
@@ -124,8 +122,7 @@ class Member:
         )
         self._world = world = _create_beside(create, links)
         with self._watcher.watch(links, world.interrupt):
-            kind = SharedRing if place.transport == "shared" else BroadcastRing
-            self.ring = kind(world, self.memory, self._plan.bucket_bytes)
+            self.ring = Ring(world, self.memory, self._plan.bucket_bytes)
 
     @contextlib.contextmanager
     def transfer(self, links: Sequence[Link]) -> Iterator[Ring]:

@@ -12,12 +12,12 @@ import json
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pynccl.weights.dtypes import size_of
 from pynccl.weights.layout import MOST_DIMENSIONS, Box, Layout, Part, check_part, whole
 
-__all__ = ["Message", "MessageError", "MessageTypes", "Transport", "encode", "parse"]
+__all__ = ["Message", "MessageError", "MessageTypes", "encode", "parse"]
 
 _LONGEST_TEXT = 1 << 16  # characters
 _MOST_MEMBERS = 1 << 16
@@ -179,10 +179,6 @@ Digests = Annotated[
 ]
 Ids = Annotated[list[bytes], _Codec(_ids, lambda ids: [one.hex() for one in ids])]
 Provider = Annotated[str, _value("a provider", lambda value: value in ("host", "cuda"))]
-Transport = Annotated[
-    Literal["shared", "broadcast"],
-    _value("a transport", lambda value: value in ("shared", "broadcast")),
-]
 
 
 @dataclass(frozen=True)
@@ -300,7 +296,6 @@ class WorldPlace:
     ids: Ids  # by sender
     number: MemberNumber  # of this member among the senders or the receivers
     receivers: Count
-    transport: Transport
 
 
 @dataclass(frozen=True)

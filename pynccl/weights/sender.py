@@ -51,14 +51,10 @@ class WeightSender(Closing):
         receivers: the number of receivers that the first version waits for. Others join at later
             versions.
         bucket_bytes: size of a bucket, of which each member has two; larger tensors are sent in
-            parts of this size. None is 1 MiB for shared buckets, else 16 MiB on CPUs and 64 MiB on
-            GPUs.
+            parts of this size. None is 16 MiB on CPUs and 64 MiB on GPUs.
         direct_bytes: tensors of at least this size are broadcast directly from and to their memory
             if they are contiguous and of the same dtype; smaller ones are packed in buckets. None
             is 256 KiB on CPUs and 4 MiB on GPUs.
-        transport: "shared", on CPUs only: receivers copy from the senders' buckets, which they can
-            read. "broadcast": NCCL operations. The setting of sender 0 counts. None is "shared" on
-            CPUs, where "broadcast" serves to test the GPU path.
         library: "torch" or "numpy"; None is that of the first tensor.
         device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of the tensors.
         timeout: seconds for each wait of a transfer.
@@ -95,7 +91,6 @@ class WeightSender(Closing):
         receivers: int = 1,
         bucket_bytes: int | None = None,
         direct_bytes: int | None = None,
-        transport: messages.Transport | None = None,
         library: Library | None = None,
         device: int | None = None,
         timeout: float = 300.0,
@@ -113,8 +108,6 @@ class WeightSender(Closing):
             raise ValueError(f"bucket_bytes: {bucket_bytes} is not a multiple of {_PAGE}")
         if direct_bytes is not None and direct_bytes < 1:
             raise ValueError(f"direct_bytes: {direct_bytes} must be at least 1")
-        if transport not in {"shared", "broadcast", None}:
-            raise ValueError(f"transport: {transport!r} is neither 'shared' nor 'broadcast'")
         limit = checked_seconds("timeout", timeout)
         trust = trust_of(address, key, insecure=insecure, tls=tls)
         self.address = ""
@@ -125,7 +118,7 @@ class WeightSender(Closing):
         if rank == 0:
             entrance = Entrance(address, trust, senders, limit)
             self.address, self.key = entrance.address, entrance.key
-            options = Options(senders, receivers, bucket_bytes, direct_bytes, transport)
+            options = Options(senders, receivers, bucket_bytes, direct_bytes)
             self._session = Leader(self._member, entrance, options)
         else:
             link = join(address, messages.SenderHello(rank), trust, Deadline(limit), limit)

@@ -1,60 +1,19 @@
-"""Common parts of all transfers: units with their tensors, buckets, checksums.
-
-A ring moves the bytes from the senders' buckets to the receivers: see
-:mod:`pynccl.weights.broadcast_ring` and :mod:`pynccl.weights.shared_ring`.
-"""
+"""Units with their tensors, buckets and checksums, without the transfer itself."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pynccl.weights.memory import Memory, Tensor
 from pynccl.weights.plan import Segment, Step, Unit
 from pynccl.weights.source import Source, Views
-from pynccl.weights.target import Target
-from pynccl.weights.world import World
 
-__all__ = ["Progress", "Ring", "Sums", "bind", "digest_of", "digests", "fill", "unpack"]
+__all__ = ["Sums", "bind", "digest_of", "digests", "fill", "unpack"]
 
 Sums = dict[int, int]  # checksums by the number of the unit
-Progress = Callable[[int], object]  # called with the bytes of a completed step
-
-
-class Ring:
-    """The buckets of a member, and their transfer."""
-
-    nbytes: int  # of all buckets together
-
-    def __init__(self, world: World, memory: Memory) -> None:
-        self.world = world
-        self.memory = memory
-
-    def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
-        """Send the steps of this sender, and return the checksums of their units.
-
-        Raises:
-            NcclError: a communicator failed.
-            ValueError, TypeError: the source does not match its layout.
-        """
-        raise NotImplementedError
-
-    def receive(self, steps: Sequence[Step], target: Target, progress: Progress) -> Sums:
-        """Receive the units of all senders' steps for this receiver.
-
-        Returns:
-            The checksums of the units as they are in the target, or as they arrived if the target
-            has another dtype.
-
-        Raises:
-            NcclError: a communicator failed.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Free memory that the communicators still refer to."""
 
 
 @dataclass

@@ -104,7 +104,7 @@ def _messages() -> list[bytes]:
         "b": Part("float32", (), Box((), ())),
     }
     plan = weights.Plan([layout], [None, layout], [0, 1, 0], 1 << 20, 4096, ["w", "b"])
-    world = weights.WorldPlace([bytes(range(128))], 2, 3, "shared")
+    world = weights.WorldPlace([bytes(range(128))], 2, 3)
     sums = {0: (1 << 64) - 1, 1: 0}
     return [
         weights.encode(message)

@@ -9,9 +9,8 @@ from typing import Any
 from pynccl.weights import WeightReceiver, WeightSender
 from tests.support.blocking import together
 
-__all__ = ["NUMPY", "TRANSPORTS", "MemoryStore", "run", "run_numpy", "together"]
+__all__ = ["NUMPY", "MemoryStore", "run", "run_numpy", "together"]
 
-TRANSPORTS = ["shared", "broadcast"]
 NUMPY: dict[str, Any] = {"timeout": 20, "library": "numpy"}
 
 

@@ -18,16 +18,14 @@ import numpy as np
 import pytest
 
 from pynccl.testing import Rank
-from pynccl.weights import PeerLostError, WeightReceiver, WeightSender, shared_ring
-from pynccl.weights.broadcast_ring import BroadcastRing, Slot
-from pynccl.weights.shared_ring import SharedRing
+from pynccl.weights import PeerLostError, WeightReceiver, WeightSender
+from pynccl.weights.ring import Ring, Slot
 from pynccl.weights.target import Target
 from pynccl.weights.wire import Link
 from pynccl.weights.world import World
 from tests.support.launcher import Launcher, Run
 from tests.support.store import FolderStore
 from tests.support.tier import FULL
-from tests.weights.sessions import TRANSPORTS
 
 LIMIT = 20.0  # seconds, of the session
 POINTS = 50 if FULL else 8  # victims, one after the other
@@ -51,14 +49,13 @@ def equal(model: Model, version: int) -> bool:
     )
 
 
-def send(rank: Rank, folder: str, transport: Any) -> list[Any]:  # noqa: ANN401
+def send(folder: str) -> list[Any]:
     """Send versions until all victims have died; return the number, losses and seconds of each."""
     results = []
     after = 0
     with WeightSender(
         FolderStore(folder),
         bucket_bytes=1 << 16,
-        transport=transport,
         timeout=LIMIT,
         library="numpy",
     ) as sender:
@@ -102,20 +99,17 @@ def die_at(point: int) -> None:
         (Link, "receive"),
         (World, "__init__"),
         (Target, "commit"),
-        (BroadcastRing, "__init__"),
-        (BroadcastRing, "_start"),
+        (Ring, "__init__"),
+        (Ring, "_start"),
         (Slot, "wait"),
-        (SharedRing, "__init__"),
-        (shared_ring, "unpack"),
-        (shared_ring, "bind"),
     ):
         setattr(owner, name, counted(getattr(owner, name)))
 
 
-def member(rank: Rank, folder: str, transport: str) -> list[Any]:
+def member(rank: Rank, folder: str) -> list[Any]:
     """Rank 0 sends, rank 1 receives. The others join one after the other and kill themselves."""
     if rank.rank == 0:
-        return send(rank, folder, transport)
+        return send(folder)
     if rank.rank == 1:
         return receive(folder)
     turn = rank.rank - 2
@@ -130,8 +124,7 @@ def member(rank: Rank, folder: str, transport: str) -> list[Any]:
     return []
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_killed_receivers(launch: Launcher, tmp_path: Path, transport: str) -> None:
+def test_killed_receivers(launch: Launcher, tmp_path: Path) -> None:
     def watch(run: Run) -> None:
         for turn in range(POINTS):
             if turn:
@@ -147,7 +140,7 @@ def test_killed_receivers(launch: Launcher, tmp_path: Path, transport: str) -> N
     with launch.start(
         POINTS + 2,
         member,
-        (str(tmp_path), transport),
+        (str(tmp_path),),
         unique_ids=0,
         timeout=280,
         grace=270,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import os
 import resource
 import signal
@@ -30,13 +29,11 @@ from pynccl.weights import (
     WeightsError,
     meeting,
 )
-from pynccl.weights.broadcast_ring import BroadcastRing
 from pynccl.weights.layout import Layout
-from pynccl.weights.leader import Options
 from pynccl.weights.memory import memory_of
 from pynccl.weights.messages import FROM_LEADER
 from pynccl.weights.plan import make_plan
-from pynccl.weights.shared_ring import SharedRing
+from pynccl.weights.ring import Ring
 from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
 from pynccl.weights.watch import Watcher
@@ -44,7 +41,7 @@ from pynccl.weights.wire import Link
 from tests.support import holdings
 from tests.support.tier import FULL
 from tests.weights.peers import KEY
-from tests.weights.sessions import NUMPY, TRANSPORTS, MemoryStore, run, run_numpy, together
+from tests.weights.sessions import NUMPY, MemoryStore, run, run_numpy, together
 
 SOON = 5.0  # seconds, far below the timeout of run()
 
@@ -53,32 +50,27 @@ def model(value: float = 1) -> dict[str, Any]:
     return {"w": np.full((2, 3), value, np.float32), "b": np.full(5, value, np.float32)}
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_receiver_that_requests_nothing(transport: str) -> None:
+def test_receiver_that_requests_nothing() -> None:
     """An empty `into` requests nothing, None requests everything."""
 
     def receive(receiver: WeightReceiver) -> int:
         receiver.receive()
         return len(receiver.tensors)
 
-    _, *counts = run_numpy(
-        [lambda sender: sender.send(model())], [receive, receive], [{}, None], transport=transport
-    )
+    _, *counts = run_numpy([lambda sender: sender.send(model())], [receive, receive], [{}, None])
     assert counts == [0, 2], counts
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("commit", ["in_place", "swap"])
 @pytest.mark.parametrize("place", ["memory", "transfer", "nccl"])
 def test_receiver_with_a_local_error_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, place: str, commit: str, transport: str
+    monkeypatch: pytest.MonkeyPatch, place: str, commit: str
 ) -> None:
     """It fails while it allocates or unpacks. The others get the version, and it can rejoin."""
-    ring = SharedRing if transport == "shared" else BroadcastRing
     owner, name = {
         "memory": (Target, "_new"),
         "transfer": (Target, "view"),
-        "nccl": (ring, "__init__"),
+        "nccl": (Ring, "__init__"),
     }[place]
     function = getattr(owner, name)
     ill = [0]  # the thread of the engine that cannot receive
@@ -120,7 +112,6 @@ def test_receiver_with_a_local_error_is_dropped(
         [None, None],
         receiver_options={"library": "numpy", "commit": commit},
         library="numpy",
-        transport=transport,
     )
     assert others == ["ill", "well"], others
     assert [report.lost for report in reports] == [("receiver 0",), (), ()]
@@ -340,13 +331,8 @@ def test_same_tensors_of_another_dtype_shape_and_memory() -> None:
     assert run([send], [receive], [None]) == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("state", "transport"),
-    list(itertools.product(("joins", "transfers"), TRANSPORTS))
-    if FULL
-    else [("joins", "broadcast"), ("transfers", "shared")],
-)
-def test_interrupt_of_a_wait(state: str, transport: str) -> None:
+@pytest.mark.parametrize("state", ["joins", "transfers"])
+def test_interrupt_of_a_wait(state: str) -> None:
     """Ctrl-C immediately ends the wait for an idle engine, and the next version succeeds.
 
     The engine is idle from the beginning, or after a version.
@@ -362,7 +348,7 @@ def test_interrupt_of_a_wait(state: str, transport: str) -> None:
     options: dict[str, Any] = {"timeout": 60, "library": "numpy"}
     try:
         with (
-            WeightSender(store, transport=transport, receivers=2, **options) as sender,
+            WeightSender(store, receivers=2, **options) as sender,
             WeightReceiver(store, **options) as receiver,
             WeightReceiver(store, name="asleep", **options) as asleep,
         ):
@@ -457,7 +443,6 @@ def test_layouts_that_do_not_fit_together(
         (WeightSender, {"receivers": 0}, "receivers: 0"),
         (WeightSender, {"bucket_bytes": 100}, "bucket_bytes: 100"),
         (WeightSender, {"direct_bytes": 0}, "direct_bytes: 0"),
-        (WeightSender, {"transport": "mail"}, "transport: 'mail'"),
         (WeightSender, {"timeout": 0}, "timeout: 0"),
         (WeightSender, {"timeout": "soon"}, "timeout: expected seconds"),
         (WeightReceiver, {"timeout": float("inf")}, "timeout: inf"),
@@ -494,8 +479,6 @@ def test_combinations_without_support() -> None:
         memory_of("jax", "host", 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NumPy does not support memory of GPUs"):
         memory_of("numpy", "cuda", 0)
-    with pytest.raises(ValueError, match="transport: 'shared' is for CPUs"):
-        Options(1, 1, None, None, "shared").transport_on("cuda")
 
 
 @pytest.mark.parametrize(
@@ -551,18 +534,13 @@ def test_sessions_leave_nothing() -> None:
     holdings.check(before)
 
 
-@pytest.mark.parametrize(
-    ("state", "transport"),
-    list(itertools.product(("joined", "received", "left"), TRANSPORTS))
-    if FULL
-    else [("joined", "broadcast"), ("received", "broadcast"), ("left", "shared")],
-)
-def test_objects_that_are_not_closed(state: str, transport: str) -> None:
+@pytest.mark.parametrize("state", ["joined", "received", "left"])
+def test_objects_that_are_not_closed(state: str) -> None:
     """They are freed with their last reference, without the garbage collector."""
 
     def session() -> None:
         store = MemoryStore()
-        sender = WeightSender(store, transport=transport, **NUMPY)
+        sender = WeightSender(store, **NUMPY)
         receiver = WeightReceiver(store, **NUMPY)
         if state == "joined":
             return

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pynccl.weights import Shard, WeightReceiver, WeightSender, WeightsError
 from tests.support.tier import FULL
-from tests.weights.sessions import TRANSPORTS, run, run_numpy
+from tests.weights.sessions import run, run_numpy
 
 DTYPES = ["float32", "float16", "int64", "uint8", "bool", "int16"]
 Array = NDArray[Any]
@@ -72,7 +72,6 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "senders": senders,
         "receivers": receivers,
         "bucket": 4096 * draw(st.integers(1, 4)),
-        "transport": draw(st.sampled_from(TRANSPORTS)),
         "direct": draw(st.sampled_from([1, 64, 1000, 4096, 1 << 20])),
     }
 
@@ -128,7 +127,6 @@ def test_any_layout(case: dict[str, Any]) -> None:
         case["receivers"],
         bucket_bytes=case["bucket"],
         direct_bytes=case["direct"],
-        transport=case["transport"],
     )
     errors = [result for result in results if isinstance(result, BaseException)]
     # The first cause, rather than that another member is lost.

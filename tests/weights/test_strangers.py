@@ -401,7 +401,7 @@ def test_garbage_of_a_sender(state: str) -> None:
 
 
 _BEGIN = {"kind": "Begin", "epoch": 1, "provider": "host"}
-_WORLD = {"ids": ["00"], "number": 7, "receivers": 1, "transport": "shared"}
+_WORLD = {"ids": ["00"], "number": 7, "receivers": 1}
 _PLAN = {
     "senders": [[["w", "float32", [1 << 62], None]]],
     "layouts": [None],

@@ -11,7 +11,7 @@ import torch
 from pynccl.weights import Shard, Spec, WeightReceiver, WeightSender, WeightsError
 from pynccl.weights.dtypes import converts
 from pynccl.weights.overlap import Extent, overlap
-from tests.weights.sessions import TRANSPORTS, run
+from tests.weights.sessions import run
 
 NOWHERE = "127.0.0.1:1"
 Views = Callable[[torch.Tensor], dict[str, Any]]
@@ -67,10 +67,9 @@ def test_overlap_of_any_addresses() -> None:
     assert overlap(low, high._replace(address=high.address - 2))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("commit", ["copy", "in_place"])
 @pytest.mark.parametrize("size", [1000, 300_000])  # one of a bucket, and one of several
-def test_tied_tensors(commit: Any, transport: Any, size: int) -> None:  # noqa: ANN401
+def test_tied_tensors(commit: Any, size: int) -> None:  # noqa: ANN401
     """Equal values are received. Different values are the receiver's error, with the names."""
     weight = torch.zeros(size)
     into = {"embed": weight, "between": torch.zeros(3), "head": weight}
@@ -106,7 +105,6 @@ def test_tied_tensors(commit: Any, transport: Any, size: int) -> None:  # noqa: 
         [into],
         receiver_options={"commit": commit},
         bucket_bytes=1 << 16,
-        transport=transport,
     )
     assert results == [None, None], results
 

@@ -1,12 +1,13 @@
-"""Transfer by NCCL operations on a stream; data for only some receivers is sent to each of them.
+"""The transfer: NCCL operations on a stream, from and to the buckets of a member.
 
-While one bucket is sent or received, the calling thread fills or empties the other.
+Data that all receivers get is broadcast; data for only some of them is sent to each. While one
+bucket is sent or received, the calling thread fills or empties the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +16,14 @@ from pynccl.weights.memory import Memory, Tensor
 from pynccl.weights.plan import Step
 from pynccl.weights.source import Source
 from pynccl.weights.target import Target
-from pynccl.weights.transfer import Progress, Ring, Sums, bind, fill, unpack
+from pynccl.weights.transfer import Sums, bind, fill, unpack
 from pynccl.weights.world import World
 
-__all__ = ["BroadcastRing", "Slot"]
+__all__ = ["Ring", "Slot"]
 
 _SLOTS = 2
+
+Progress = Callable[[int], object]  # called with the bytes of a completed step
 
 
 @dataclass
@@ -41,11 +44,12 @@ class Slot:
             self.kept.clear()
 
 
-class BroadcastRing(Ring):
+class Ring:
     """The two buckets and the stream of a member."""
 
     def __init__(self, world: World, memory: Memory, nbytes: int) -> None:
-        super().__init__(world, memory)
+        self.world = world
+        self.memory = memory
         comms = list(world.comms.values())
         provider = "host" if memory.on_host else "cuda"
         device = None if memory.on_host else comms[0].device
@@ -57,9 +61,14 @@ class BroadcastRing(Ring):
             event = nccl.Event(provider, device=device)
             self._slots.append(Slot(buffer, memory.bucket(buffer), event))
             self._registrations += [comm.register(buffer) for comm in comms]
-        self.nbytes = sum(slot.buffer.nbytes for slot in self._slots)
 
     def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
+        """Send the steps of this sender, and return the checksums of their units.
+
+        Raises:
+            NcclError: a communicator failed.
+            ValueError, TypeError: the source does not match its layout.
+        """
         memory, sums = self.memory, Sums()
         memory.synchronize()  # the caller's enqueued work produces the tensors
         source.begin()
@@ -84,6 +93,15 @@ class BroadcastRing(Ring):
         return sums
 
     def receive(self, steps: Sequence[Step], target: Target, progress: Progress) -> Sums:
+        """Receive the units of all senders' steps for this receiver.
+
+        Returns:
+            The checksums of the units as they are in the target, or as they arrived if the target
+            has another dtype.
+
+        Raises:
+            NcclError: a communicator failed.
+        """
         memory, receiver, sums = self.memory, self.world.receiver, Sums()
 
         def finish(slot: Slot) -> None:
@@ -112,6 +130,7 @@ class BroadcastRing(Ring):
         return sums
 
     def close(self) -> None:
+        """End the registrations of the buckets, which the communicators refer to."""
         for registration in self._registrations:
             registration.close()
 
