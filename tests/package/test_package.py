@@ -80,10 +80,9 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[examples.Example, Run]
         yield started
 
 
-# torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py; an
-# overlap: lab/test_examples.py; Triton: test_kernels.py, docs/tutorial/8-device-api.md; Ray takes
-# half a minute.
-_LONG = ("all_reduce_torchrun", "overlap", "ray_actors", "torch_compile", "triton_kernels")
+# torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py;
+# Triton: test_kernels.py, docs/tutorial/8-device-api.md; Ray takes half a minute.
+_LONG = ("all_reduce_torchrun", "ray_actors", "torch_compile", "triton_kernels")
 
 
 @pytest.mark.parametrize(
