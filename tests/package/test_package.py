@@ -81,8 +81,8 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[examples.Example, Run]
 
 
 # torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py;
-# Triton: test_kernels.py, docs/tutorial/8-device-api.md; Ray takes half a minute.
-_LONG = ("all_reduce_torchrun", "ray_actors", "torch_compile", "triton_kernels")
+# Triton: test_kernels.py, docs/tutorial/8-device-api.md.
+_LONG = ("all_reduce_torchrun", "torch_compile", "triton_kernels")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,6 @@ def test_examples_run_as_their_heads_say(
     example: examples.Example, runs: dict[examples.Example, Run]
 ) -> None:
     """Their output is that in their docstrings, except for the order of the ranks."""
-    if example.path.stem == "ray_actors":
-        pytest.importorskip("ray", reason="Ray has no wheel for this Python")
     example.check(runs[example].result(), in_order=example.path.parent.name == "weights")
 
 
