@@ -36,7 +36,7 @@ CONSTANTS = {
     "BLOCK": 1024, "ROWS": 64, "INNER": 64, "COLUMNS": 128, "TILE_ROWS": 32, "TILE_COLUMNS": 64,
 }
 KINDS = {
-    "pointers": "*u64", "signals": "*i64", "gathered": "*i64", "parts": "*i64", "calls": "*i64",
+    "pointers": "*u64", "signals": "*i64", "gathered": "*i64", "calls": "*i64",
     "counter": "*i64", "rank": "i32", "nranks": "i32", "count": "i32", "window": "i64",
     "comm": "i64", "buffer": "i32",
 }
@@ -65,7 +65,6 @@ for architecture in (90, 100):
 for name, kernel in (
     ("triton_all_reduce", "one_shot"),
     ("triton_all_gather_matmul", "all_gather_matmul"),
-    ("triton_matmul_reduce_scatter", "matmul_reduce_scatter"),
 ):
     compile(f"{examples}/{name}.py", kernel, 90)
 for library in libraries:
