@@ -1,4 +1,4 @@
-"""Proves the rows, times, arguments and arrows of viewers, by a schema and by Perfetto."""
+"""Proves the rows, times, arguments and arrows of viewers, by a schema."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from pynccl.tools.trace import chrome
 from pynccl.tools.trace.model import ProcessTrace
-from tests.support import perfetto
 from tests.support.tier import FULL
 from tests.support.traces import MS, STREAM, TraceBuilder
 
@@ -176,37 +174,3 @@ def test_any_times_keep_the_schema(records: list[tuple[int, int | None, int, str
         else:
             builder.launch(1, began, ended, stream=stream)
     check_schema(chrome.document(builder.trace))
-
-
-_WITHOUT = perfetto.why_not()
-
-
-@pytest.mark.skipif(_WITHOUT is not None, reason=_WITHOUT or "")
-def test_perfetto_reads_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    chrome.save([_program(rank).trace for rank in range(4)], path)
-    with perfetto.TraceProcessor(str(path)) as processor:
-        assert perfetto.problems(processor) == []
-        processes = processor.query("select pid, name from process where name is not null")
-        assert {one["pid"]: one["name"] for one in processes} == {
-            rank: f"rank {rank} (pid {1000 + rank} on host)" for rank in range(4)
-        }
-        slices = processor.query(
-            "select s.ts, s.dur, s.name, t.name as row, p.pid from slice s "
-            "join thread_track k on s.track_id = k.id join thread t using (utid) "
-            "join process p using (upid) where s.category = 'operation' order by s.ts, s.id"
-        )
-        own = [one for one in slices if one["pid"] == 0]
-        row = "stream 1 (0x7f0000001000)"
-        assert own[0] == {"ts": MS, "dur": 5_123_456, "name": "all_reduce", "row": row, "pid": 0}
-        assert [one["name"] for one in own].count("send") == 3
-        assert [one["dur"] for one in own if one["ts"] == 20 * MS] == [-1]
-        flows = processor.query(
-            "select a.name as source, b.name as target, b.ts - a.ts as later from flow "
-            "join slice a on slice_out = a.id join slice b on slice_in = b.id"
-        )
-    # Two collectives that all ranks began and one that did not end, and 12 messages.
-    assert len(flows) == 3 * 3 + 12
-    pairs = {(one["source"], one["target"]) for one in flows}
-    assert pairs == {("all_reduce", "all_reduce"), ("send", "recv"), ("recv", "send")}
-    assert sorted(one["later"] for one in flows)[-1] <= 3 * MS
