@@ -191,8 +191,6 @@ def test_a_failure_of_the_driver_writes_the_flight_record(launch: Launcher, tmp_
 
 
 def _recovers_after_an_error(rank: Rank, folder: Path) -> list[float]:
-    from torch.distributed import FileStore
-
     comm = rank.communicator(config=nccl.Config(split_share=1))
     x = rank.memory.put(np.ones(4, np.float32))
     stream = rank.stream()
@@ -208,8 +206,7 @@ def _recovers_after_an_error(rank: Rank, folder: Path) -> list[float]:
     text = r"ncclCommShrink failed on rank \d.*use recover\(store=...\)"
     with pytest.raises(nccl.NcclRemoteError, match=text):
         comm.shrink([2], abort=True)
-    store = FileStore(str(folder / "store"), -1)
-    with comm.recover(2, store=store) as smaller:
+    with comm.recover(2, store=rank.store()) as smaller:
         y = rank.memory.put(np.ones(4, np.float32))
         smaller.all_reduce(y)
         values: list[float] = rank.memory.get(y).tolist()

@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,13 +47,7 @@ def _meet(rank: Rank, *ranks: int) -> None:
     rank.wait_event("meets", *ranks)
 
 
-def _store(folder: Path) -> object:
-    from torch._C._distributed_c10d import FileStore
-
-    return FileStore(str(folder / "store"), -1)
-
-
-def _recover(rank: Rank, left: list[int], folder: Path, timeout: float) -> None:
+def _recover(rank: Rank, left: list[int], timeout: float) -> None:
     check_works(rank, rank.comm, list(range(_NRANKS)))
     comm = rank.communicator(1, config=nccl.Config(timeout=1.5))
     rank.report("ready")
@@ -62,7 +55,7 @@ def _recover(rank: Rank, left: list[int], folder: Path, timeout: float) -> None:
         time.sleep(60)  # until it is killed or stopped
     _reduce_until_it_fails(rank, comm)
     comm.timeout = 31.5
-    store = _store(folder) if rank.provider == "cuda" else None
+    store = rank.store() if rank.provider == "cuda" else None
     _meet(rank, *left)
     with comm.recover(timeout, store=store) as smaller:
         assert comm.closed
@@ -86,7 +79,7 @@ _LOST = [[1], [0], [0, 3], [0, 1, 2]]
     ids=str,
 )
 def test_the_surviving_ranks_continue(
-    launch: Launcher, provider: str, tmp_path: Path, how: signal.Signals, lost: list[int]
+    launch: Launcher, provider: str, how: signal.Signals, lost: list[int]
 ) -> None:
     gpu.require(provider, "ncclCommRevoke", "ncclCommShrink")
     left = [rank for rank in range(_NRANKS) if rank not in lost]
@@ -103,7 +96,7 @@ def test_the_surviving_ranks_continue(
 
     timeout = _TIMEOUT if provider == "host" and how == signal.SIGKILL else _SHORT
     outcomes = launch.outcomes(
-        _NRANKS, _recover, left, tmp_path, timeout,
+        _NRANKS, _recover, left, timeout,
         provider=provider, ids=2, while_running=end_ranks
     )  # fmt: skip
     for rank in left:
@@ -113,11 +106,11 @@ def test_the_surviving_ranks_continue(
 
 @pytest.mark.parametrize("threads", [False, True])
 @on_ranks(3, by="provider threads")
-def test_all_ranks_continue_if_none_is_lost(rank: Rank, tmp_path: Path) -> None:
+def test_all_ranks_continue_if_none_is_lost(rank: Rank) -> None:
     """One rank has an error of its own, and the others wait for it."""
     comm = rank.comm
     comm.timeout = 20
-    store = _store(tmp_path) if rank.provider == "cuda" else None
+    store = rank.store() if rank.provider == "cuda" else None
     for attempt in range(3):
         check_works(rank, comm, [0, 1, 2])
         if rank.rank != 1 and rank.provider == "host":

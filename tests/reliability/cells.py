@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -510,10 +509,7 @@ def _recover(scene: Scene, *, ended: bool) -> None:
         if member.provider == "host":
             smaller = comm.shrink(sorted(excluded), abort=True)
         else:  # NCCL refuses to shrink it once its network has noticed the death
-            from torch._C._distributed_c10d import FileStore
-
-            store = FileStore(f"{urlsplit(member.init_method).path}.left", -1)
-            smaller = comm.recover(PATIENCE, store=store, exclude=sorted(excluded))
+            smaller = comm.recover(PATIENCE, store=member.store(), exclude=sorted(excluded))
     with smaller:
         buffer = member.memory.put(np.full(1000, 1.0 + member.rank, np.float32))
         smaller.all_reduce(buffer)

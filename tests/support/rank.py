@@ -13,6 +13,7 @@ from pynccl import testing
 
 if TYPE_CHECKING:
     from pynccl import nccl
+    from pynccl.store import Store
     from tests.support.memory import Memory
 
 __all__ = ["Rank", "wait_for"]
@@ -41,6 +42,12 @@ class Rank(testing.Rank):
         from pynccl import nccl
 
         return nccl.Event(self.provider, device=self.device, timing=timing)
+
+    def store(self) -> Store:
+        """A store of torch for recover(), shared by the ranks of this launch."""
+        from torch._C._distributed_c10d import FileStore
+
+        return FileStore(f"{urlsplit(self.init_method).path}.values", -1)
 
     def set_event(self, name: str) -> None:
         """Signal other ranks of the launch that wait for this point."""
