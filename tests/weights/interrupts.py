@@ -2,8 +2,8 @@
 
     python -m tests.weights.interrupts --count 2000 --seed 0
 
-A commit is interrupted by a signal after a random time, by an exception of the library that copies,
-or by one between any two instructions of the functions that commit. After each:
+A commit is interrupted between any two instructions of the functions that commit, which are the
+points at which Python handles a signal. After each:
 
 * if ``is_whole`` is True, all tensors are those of ``version``, else ``version`` is None;
 * a receiver that the sender's report names as one that has committed has the version;
@@ -13,8 +13,8 @@ or by one between any two instructions of the functions that commit. After each:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
-import signal
 import sys
 import threading
 import time
@@ -31,10 +31,9 @@ from tests.weights.sessions import MemoryStore
 __all__ = ["run"]
 
 LIMIT = 60.0  # seconds, of the sessions
-KINDS = ("signal", "exception", "instruction")
 COMMITS: tuple[Commit, ...] = ("copy", "copy", "in_place", "swap")  # most interrupts in a copy
 TENSORS = 40
-SIZE = 20_000  # elements of each: a copy takes about a millisecond
+SIZE = 1000  # elements of each
 _MODULES = ("target.py", "receiver.py", "follower.py", "memory.py")
 
 
@@ -74,22 +73,16 @@ class Interrupter:
     """Interrupts the next commit of this thread at a random point.
 
     Args:
-        kind: of KINDS.
         chance: a generator.
-        seconds: that a commit takes.
         instructions: that a commit has.
 
     Attributes:
-        seconds, instructions: of the commit.
+        instructions: of the commit.
         is_done: whether it was interrupted.
     """
 
-    def __init__(self, kind: str, chance: random.Random, seconds: float, instructions: int) -> None:
-        self._kind = kind
-        self._after = chance.uniform(0, 1.1 * seconds)
-        self._left = chance.randrange(TENSORS + 1)
+    def __init__(self, chance: random.Random, instructions: int) -> None:
         self._last = chance.randrange(int(1.1 * instructions) + 1)
-        self.seconds = 0.0
         self.instructions = 0
         self.is_done = False
 
@@ -97,53 +90,20 @@ class Interrupter:
         self._commit = Target.commit
 
         def commit(one: Target, version: int) -> None:
-            if self._kind == "signal":
-                signal.setitimer(signal.ITIMER_REAL, max(self._after, 1e-6))
-            elif self._kind == "exception":
-                self._assign = one._memory.assign
-                one._memory.assign = self._failing  # type: ignore[method-assign, assignment]
-            else:
-                sys.settrace(self._trace)
-                frame: FrameType | None = sys._getframe()
-                while frame is not None:
-                    if frame.f_code.co_filename.endswith(_MODULES):
-                        frame.f_trace, frame.f_trace_opcodes = self._trace, True
-                    frame = frame.f_back
-            began = time.monotonic()
+            sys.settrace(self._trace)
+            frame: FrameType | None = sys._getframe()
+            while frame is not None:
+                if frame.f_code.co_filename.endswith(_MODULES):
+                    frame.f_trace, frame.f_trace_opcodes = self._trace, True
+                frame = frame.f_back
             self._commit(one, version)
-            self.seconds = time.monotonic() - began
 
         Target.commit = commit  # type: ignore[method-assign, assignment]
-        signal.signal(signal.SIGALRM, self._signalled)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
         Target.commit = self._commit  # type: ignore[method-assign]
-
-    def undo(self, memory: Any) -> None:  # noqa: ANN401
-        if self._kind == "exception" and "assign" in vars(memory):
-            del memory.assign
-
-    def _signalled(self, _signal: int, frame: FrameType | None) -> None:
-        """Interrupt receive(), since nothing catches the exception after it."""
-        while frame is not None and frame.f_code is not WeightReceiver.receive.__code__:
-            frame = frame.f_back
-        if frame is not None:
-            self._interrupt()
-
-    def _interrupt(self) -> None:
-        self.is_done = True
-        raise Interrupt
-
-    def _failing(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        if self._left == 0:
-            self.is_done = True
-            to[: SIZE // 2] = source[: SIZE // 2]  # a part of a tensor
-            raise MemoryError("no memory")
-        self._left -= 1
-        self._assign(to, source)
 
     def _trace(self, frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
         if self.is_done or not frame.f_code.co_filename.endswith(_MODULES):
@@ -153,7 +113,8 @@ class Interrupter:
             self.instructions += 1
             if self.instructions > self._last:
                 sys.settrace(None)
-                self._interrupt()
+                self.is_done = True
+                raise Interrupt
         return self._trace
 
 
@@ -194,36 +155,26 @@ def _session(count: int, commit: Commit, chance: random.Random) -> Counter[str]:
     ):
         trainer = Trainer(sender)
         version, interrupts = 0, 0
-        seconds, instructions = LIMIT, 1 << 30  # not known: the first ones are not interrupted
+        instructions = 1 << 30  # not known: the first commit is not interrupted
         while interrupts < count:
             version += 1
-            kind = chance.choice(KINDS) if commit == "copy" else "instruction"
-            interrupter = Interrupter(kind, chance, seconds, instructions)
-            failure: BaseException | None = None
+            interrupter = Interrupter(chance, instructions)
             trainer.begin(version)
-            with interrupter:
-                try:
-                    receiver.receive()
-                except (Interrupt, MemoryError) as error:
-                    failure = error
+            with interrupter, contextlib.suppress(Interrupt):
+                receiver.receive()
             sent = trainer.end()
-            memory = receiver._follower._member._memory
-            interrupter.undo(memory)
             check(receiver)
             named = isinstance(sent, Report) and sent.receivers == ("engine",)
             assert named or isinstance(sent, WeightsError), sent
             if named:
                 assert receiver.version == version, (receiver.version, sent)
             interrupts += interrupter.is_done
-            if failure is None:
+            if not interrupter.is_done:
                 assert receiver.version == version
-                if kind == "instruction":
-                    instructions = interrupter.instructions
-                else:
-                    seconds = interrupter.seconds
+                instructions = interrupter.instructions
             torn = "whole" if receiver.is_whole else "torn and said so"
-            outcomes[f"{commit}, {kind}: {'not interrupted' if failure is None else torn}"] += 1
-            if failure is not None:
+            outcomes[f"{commit}: {torn if interrupter.is_done else 'not interrupted'}"] += 1
+            if interrupter.is_done:
                 version += 1
                 has_left = receiver._follower.has_left  # it joins again
                 thread = threading.Thread(

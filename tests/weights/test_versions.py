@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 
 from pynccl.weights import SessionClosedError, WeightReceiver, WeightSender, WeightsError
-from pynccl.weights.target import Target
 from tests.support.tier import FULL
 from tests.weights import interrupts
 from tests.weights.sessions import run, run_numpy
@@ -185,12 +182,3 @@ def test_versions_in_place_have_the_same_tensors() -> None:
 def test_interrupts_of_commits() -> None:
     """A short run of `python -m tests.weights.interrupts`."""
     interrupts.run(120 if FULL else 40, seed=0)
-
-
-def test_a_late_signal_interrupts_nothing() -> None:
-    """Otherwise Target.commit would stay replaced, and the next test would be interrupted."""
-    commit = Target.commit
-    with interrupts.Interrupter("signal", random.Random(0), 1.0, 1) as interrupter:
-        signal.raise_signal(signal.SIGALRM)
-    assert not interrupter.is_done
-    assert Target.commit is commit
