@@ -123,7 +123,6 @@ class _Server:
         self._info = engines.InitInfo
         self.engine = engines.WeightTransferEngine(self.model)
         self.calls: list[str] = []
-        self.is_broken = False
 
     def wait_for_server_ready(self) -> None:
         self.calls.append("ready")
@@ -138,14 +137,10 @@ class _Server:
         return lambda timeout=0: self.calls.append(name)
 
     def update_weights(self, update_info: dict[str, Any], timeout: int = 0) -> None:
-        if self.is_broken:
-            raise RuntimeError("the engine failed")
         self.engine.update_weights(update_info)
 
     def finish_weight_update(self, timeout: int = 0) -> None:
         self.calls.append("finish_weight_update")
-        if self.is_broken:
-            raise RuntimeError("there is no update")
         self.engine.finish_weight_update()
 
 
@@ -523,11 +518,6 @@ def test_trl(vllm_engine: Any) -> None:  # noqa: ANN401
         assert transfer.report.version == step
     update = ["pause", "start_weight_update", "finish_weight_update", "resume"]
     assert server.calls == ["ready", *update, *update]
-    server.is_broken = True
-    began = time.monotonic()
-    with pytest.raises(RuntimeError, match="the engine failed"):
-        transfer.send_weights(iter(expected.items()))
-    assert time.monotonic() - began < 60
     transfer.destroy()
     server.engine.shutdown()
 

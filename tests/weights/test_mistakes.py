@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import resource
@@ -146,21 +145,6 @@ def test_error_of_the_only_receiver() -> None:
         receiver_options={"library": "numpy", "progress": fail},
         library="numpy",
     ) == [1, 1]
-
-
-def test_several_receivers_that_do_not_answer() -> None:
-    """The sender waits for them together, else the others would time out."""
-    store = MemoryStore()
-    options: dict[str, Any] = {"timeout": 3.0, "library": "numpy"}
-    with contextlib.ExitStack() as stack:
-        sender = stack.enter_context(WeightSender(store, receivers=6, **options))
-        receivers = [
-            stack.enter_context(WeightReceiver(store, name=f"engine {i}", **options))
-            for i in range(6)
-        ]
-        sent, received = together(lambda: sender.send(model()), receivers[5].receive)
-        assert sorted(sent.lost) == [f"engine {i}" for i in range(5)], sent
-        assert received.version == 1
 
 
 def test_waiting_counts_until_the_next_version() -> None:
@@ -412,6 +396,7 @@ def test_wrong_metadata(spec: Spec, text: str) -> None:
 _TWO = layout_of_specs({"w": Spec("float32", (2,))})
 _THREE = layout_of_specs({"w": Spec("float32", (3,))})
 _OTHER = layout_of_specs({"v": Spec("float32", (2,))})
+_BYTES = layout_of_specs({"w": Spec("int8", (2,))})
 
 
 @pytest.mark.parametrize(
@@ -419,6 +404,8 @@ _OTHER = layout_of_specs({"v": Spec("float32", (2,))})
     [
         ([_TWO], _OTHER, None, "v: a receiver requests it, but no sender has it"),
         ([_TWO], None, ["w", "v"], "v: it is in the metadata, but no sender has it"),
+        ([_TWO], _THREE, None, r"w: its shape is \(2,\) on the senders and \(3,\) on a receiver"),
+        ([_TWO], _BYTES, None, "w: float32 of the senders would lose values as int8 of a receiver"),
         (
             [_TWO, _THREE],
             None,

@@ -109,22 +109,6 @@ def test_tied_tensors(commit: Any, size: int) -> None:  # noqa: ANN401
     assert results == [None, None], results
 
 
-def test_conversions_that_lose_values_are_rejected() -> None:
-    """test_conversions_of_the_page lists them."""
-    into = {"w": torch.zeros(3, dtype=torch.int8)}
-
-    def send(sender: WeightSender) -> None:
-        with pytest.raises(ValueError, match=r"w: .* of the senders would lose values"):
-            sender.send({"w": torch.full((3,), 7, dtype=torch.int64)})
-
-    def receive(receiver: WeightReceiver) -> None:
-        with pytest.raises(WeightsError, match=r"w: .* would lose values"):
-            receiver.receive()
-        assert not bool(into["w"].any())
-
-    assert run([send], [receive], [into]) == [None, None]
-
-
 def test_conversions_of_the_page() -> None:
     for source, target in (
         ("float32", "bfloat16"),

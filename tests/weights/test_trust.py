@@ -210,20 +210,6 @@ def test_every_flipped_bit_changes_the_checksum(size: int) -> None:
     assert _C.checksum(swapped) != _C.checksum(np.roll(swapped, 4096))
 
 
-def test_wrong_tensors_of_receivers() -> None:
-    """Receivers with other shapes are an error on the sender before anything is sent."""
-
-    def send(sender: WeightSender) -> None:
-        with pytest.raises(ValueError, match="w: its shape is"):
-            sender.send({"w": np.zeros((4, 4))})
-
-    def receive(receiver: WeightReceiver) -> None:
-        with pytest.raises(WeightsError, match="w: its shape is"):
-            receiver.receive()
-
-    assert run([send], [receive], [{"w": np.zeros((4, 5))}]) == [None, None]
-
-
 def test_tensors_that_do_not_fit_a_bucket() -> None:
     bucket, tensor = np.zeros(16, np.uint8), np.ones(4, np.float32)
     for text, offsets, sizes in (
