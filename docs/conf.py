@@ -25,7 +25,6 @@ extensions = [
     "sphinx_copybutton",
     "api",  # the reference: signatures, docstrings, links
     "commands",  # the reference of the commands
-    "links",  # a check of the links of the built site
     "metadata",  # descriptions of pages
     "repository",  # pages and links that leave docs/
 ]
