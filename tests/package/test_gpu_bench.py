@@ -18,30 +18,13 @@ from tests.support.tier import FULL
 
 pytest.importorskip("torch")
 
-import torch
-import torch.distributed as dist
-
-from benchmarks import engines, gpu, operations
+from benchmarks import gpu
 from benchmarks.gpu import SECTIONS, Done, Start
 from benchmarks.machine import ROOT, Machine
 from benchmarks.ranks import BenchmarkError
 from benchmarks.timing import Elapsed, figures, samples
 from benchmarks.world import Settings
 from tests.support.commands import run_python
-
-
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo", "cpu:pynccl"])
-def test_the_engine_of_a_process_group(backend: str, tmp_path: Path) -> None:
-    if "pynccl" in backend:
-        import pynccl.c10d  # noqa: F401 - it registers the backend
-        from pynccl.c10d.build import build
-
-        build()
-    dist.init_process_group(backend, init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
-    try:
-        assert engines.engine(None, torch.device("cpu")) == backend.rpartition(":")[2]
-    finally:
-        dist.destroy_process_group()
 
 
 def _tables(text: str) -> list[list[dict[str, str]]]:
@@ -54,14 +37,6 @@ def _tables(text: str) -> list[list[dict[str, str]]]:
             )
             tables.append([dict(zip(head, row, strict=True)) for row in rows])
     return tables
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_every_operation_has_an_expected_result(nranks: int) -> None:
-    for operation in operations.OPERATIONS:
-        for rank in range(nranks):
-            values = operations.expected(operation, rank, nranks, 5)
-            assert values is None or len(values) in (5, 5 * nranks)
 
 
 def test_calls_that_take_no_time_by_the_clock() -> None:

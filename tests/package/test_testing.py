@@ -4,7 +4,6 @@ functions of scripts, and no process left behind.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -22,11 +21,11 @@ import numpy
 import pytest
 
 from pynccl import nccl, testing
-from pynccl.testing import LaunchError, Outcome, Run
+from pynccl.testing import LaunchError, Run
 from pynccl.testing._launcher import copy_environment
 from tests.support.blocking import wait_until
 from tests.support.commands import run_ahead, run_command
-from tests.support.launcher import Launcher, skip_old, too_old
+from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
 _SHORT = 5.0  # seconds of launches in which a rank hangs; the others finish earlier
@@ -106,26 +105,6 @@ def test_an_error_names_its_rank_and_is_the_cause(launch: Launcher) -> None:
 def test_an_error_that_cannot_be_pickled_is_reported_as_text(launch: Launcher) -> None:
     with pytest.raises(LaunchError, match="_UnpicklableError: 1 and 2"):
         launch(2, _raise, None, threads=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "lacks"),
-    [
-        ("ncclX needs NCCL 2.32.0; the loaded x (version 2.28.9) does not have it", True),
-        ("config.num_rma_ctx needs NCCL 2.29.0; the loaded x is 2.28.9", True),
-        ("tensor: dtype float8_e5m2 needs NCCL 2.24.0, the loaded one is 2.20.5", True),
-        ("ncclX failed: internal error of NCCL 2.28.9", False),
-    ],
-)
-def test_a_function_missing_in_an_older_nccl_skips_the_test(text: str, lacks: bool) -> None:
-    old = Outcome(0, error=ValueError(text))
-    assert too_old(str(old.error)) == (text if lacks else "")
-    with pytest.raises(pytest.skip.Exception) if lacks else contextlib.nullcontext():
-        skip_old([old, Outcome(1, value=3)])
-    skip_old([old, Outcome(1, died="killed by SIGSEGV")])
-    waited = Outcome(1, died="not done within 10 s of a failure")
-    with pytest.raises(pytest.skip.Exception) if lacks else contextlib.nullcontext():
-        skip_old([old, waited])
 
 
 def _die(rank: Rank) -> None:
