@@ -1,7 +1,7 @@
 """Proves that a package with a built-in backend for the installed torch works without a compiler
 and with an empty cache, that the error of any other package says how to get the backend, and that
 the backend uses the C++ library of torch; in the full tests also that a wheel built with
-PYNCCL_BUILD_BACKEND has a built-in backend.
+PYNCCL_BUILD_BACKEND has a built-in backend, and which builds are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -129,20 +130,32 @@ def test_the_backend_has_no_cxx_library_of_its_own(
     assert "std::locale" not in defined
 
 
+_NO_TORCH = ("cannot import torch", "--no-build-isolation", "`python -m pynccl build-backend`")
+_NO_LOCK = ("pynccl does not support free-threaded builds of Python",)
+
+
 @pytest.mark.skipif(not FULL, reason="configures a build: PYNCCL_TEST_FULL=1")
-def test_the_option_needs_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "texts"), [("-DPYNCCL_BUILD_BACKEND=ON", _NO_TORCH), ("", _NO_LOCK)]
+)
+def test_the_build_is_refused(tmp_path: Path, option: str, texts: tuple[str, ...]) -> None:
+    """With the backend but without torch, and by a Python that pretends to have no GIL."""
     if not shutil.which("cmake"):
         pytest.skip("there is no cmake")
-    (tmp_path / "torch.py").write_text("raise ImportError('torch is not here')\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    if option:
+        (tmp_path / "torch.py").write_text("raise ImportError('torch is not here')\n")
+    else:
+        variables = {**sysconfig.get_config_vars(), "Py_GIL_DISABLED": 1}
+        (tmp_path / "no_lock.py").write_text(f"build_time_vars = {variables!r}\n")
+        env["_PYTHON_SYSCONFIGDATA_NAME"] = "no_lock"
     cmake_of_pybind11 = pytest.importorskip("pybind11").get_cmake_dir()
     options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_PREFIX_PATH={cmake_of_pybind11}"]
-    command = ["cmake", "-S", str(ROOT), "-B", "build", "-DPYNCCL_BUILD_BACKEND=ON", *options]
+    command = ["cmake", "-S", str(ROOT), "-B", "build", *options, *filter(None, [option])]
     done = run_command(command, tmp_path, env, timeout=120)
     assert done.returncode != 0
     error = " ".join(done.stderr.split())
-    for part in ("cannot import torch", "--no-build-isolation", "`python -m pynccl build-backend`"):
-        assert part in error
+    assert [text for text in texts if text not in error] == []
 
 
 @pytest.mark.skipif(not FULL, reason="builds all of pynccl: PYNCCL_TEST_FULL=1")
