@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import types
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -219,31 +218,8 @@ def _update(timeout: float) -> Any:  # noqa: ANN401
     return types.SimpleNamespace(timeout=timeout)
 
 
-class CheckpointEngine(ABC):
-    """The abstract methods of verl.checkpoint_engine.base.CheckpointEngine, of verl 0.9."""
-
-    wire_format = "named_tensors"
-
-    @abstractmethod
-    def prepare(self) -> dict[str, Any]: ...
-
-    @classmethod
-    @abstractmethod
-    def build_topology(
-        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
-    ) -> Any: ...  # noqa: ANN401
-
-    @abstractmethod
-    def init_process_group(self, **kwargs: Any) -> None: ...  # noqa: ANN401
-
-    @abstractmethod
-    def finalize(self) -> None: ...
-
-    @abstractmethod
-    async def send_weights(self, weights: Any, global_steps: int | None = None) -> None: ...  # noqa: ANN401
-
-    @abstractmethod
-    def receive_weights(self, global_steps: int | None = None) -> Any: ...  # noqa: ANN401
+class CheckpointEngine:
+    """Stands for verl.checkpoint_engine.base.CheckpointEngine, which is abstract."""
 
 
 class _Verl:
