@@ -38,7 +38,6 @@ from pynccl.weights.errors import (
     SessionClosedError,
     WeightsError,
 )
-from pynccl.weights.progress import ProgressBar
 from pynccl.weights.receiver import WeightReceiver
 from pynccl.weights.report import Report
 from pynccl.weights.sender import WeightSender
@@ -47,7 +46,6 @@ from pynccl.weights.source import Shard, Spec
 __all__ = [
     "ChecksumError",
     "PeerLostError",
-    "ProgressBar",
     "Report",
     "SessionClosedError",
     "Shard",

@@ -58,8 +58,8 @@ class WeightSender(Closing):
         library: "torch" or "numpy"; None is that of the first tensor.
         device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of the tensors.
         timeout: seconds for each wait of a transfer.
-        progress: called during transfers with the bytes that this sender has sent and its total; a
-            :class:`ProgressBar`, a function, or None.
+        progress: called during transfers with the bytes that this sender has sent and its total, at
+            first with 0; None if progress is not reported.
         key: the session's key, whose knowledge all members prove: a secret of at least 32
             characters, or the path of a file with it that only its owner can read. None uses
             PYNCCL_WEIGHTS_KEY; if that is not set, sender 0 creates a key, which the others find in

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import torch
 
-from pynccl.weights import ChecksumError, PeerLostError, ProgressBar
+from pynccl.weights import ChecksumError, PeerLostError
 from pynccl.weights.report import Report
 from tests.weights import models
 from tests.weights.sessions import run
@@ -36,23 +35,6 @@ def test_progress() -> None:
         assert calls[-1] == (nbytes, nbytes)
         assert calls == sorted(calls)
         assert len(calls) > 3
-
-
-def test_the_progress_bar() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    file = Terminal()
-    bar = ProgressBar(file)
-    bar(0, 4 << 20)
-    bar(1 << 20, 4 << 20)
-    bar(4 << 20, 4 << 20)
-    _, first, second, last = file.getvalue().split("\r\x1b[K")
-    assert first.startswith("[........................] 0/4 MiB")
-    assert second.startswith("[######..................] 1/4 MiB, ")
-    assert second.endswith(" GB/s")
-    assert last == ""
 
 
 def test_texts_of_reports_and_errors() -> None:
