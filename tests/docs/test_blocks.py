@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,8 +31,6 @@ _PAGES = sorted(
     if "_build" not in path.parts
     and not path.parent.name.startswith("bench-")  # the tables of docs/results
 )
-# The maximum number of blocks that do not run; lower it when possible.
-_NOT_RUN = 27
 _FORKS = _ROOT / "tests" / "docs" / "forks.py"
 _MODULES = ("torch", "torch._dynamo", "torch.distributed.fsdp")  # of optimizers, and of one page
 # The commands that a page calls by name, in this interpreter.
@@ -156,16 +153,6 @@ def _wrong_test(test: str, page: str) -> list[str]:
     if not path.is_file():
         return [f"there is no test {test}"]
     return [] if Path(page).name in path.read_text() else [f"{test} does not read {page}"]
-
-
-def test_few_blocks_do_not_run() -> None:
-    reasons = Counter(
-        block.marks["test"].partition(" tests/")[0]
-        for name in _PAGES
-        for block in _read(name).blocks
-        if "test" in block.marks
-    )
-    assert reasons.total() <= _NOT_RUN, dict(reasons)
 
 
 def _page(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
