@@ -124,7 +124,7 @@ test-torch-suite: $(VENV)/.installed $(VENV)/.group-test ## PyTorch's own tests 
 	$(PY) -m tests.support.torch_suite mirror --ranks 2 4 $(ARGS)
 	$(PY) -m tests.support.torch_suite backend --ranks 2 4 $(ARGS)
 
-test-integrations: $(VENV)/.installed ## weights, compat and the backend with released packages, to docs/integrations.md (ARGS="vllm")
+test-integrations: $(VENV)/.installed ## weights, compat and the backend with released packages; prints rows of docs/integrations.md (ARGS="vllm")
 	$(PY) -m tests.integrations.run $(ARGS)
 
 test-torch: TESTS = tests/mirror tests/c10d

@@ -1,7 +1,7 @@
 """Check pynccl.weights, pynccl.compat and the torch.distributed backend with released packages.
 
 Creates an environment below build/integrations for each section of requirements.txt, runs the
-checks there, and writes the table of docs/integrations.md.
+checks there, and prints their rows for the table of docs/integrations.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 _ROOT = Path(__file__).resolve().parents[2]
 _HERE = Path(__file__).resolve().parent
 _BUILD = _ROOT / "build" / "integrations"
-_PAGE = _ROOT / "docs" / "integrations.md"
 _CHECKS = {  # by environment
     "vllm": ["vllm", "vllm_wrapper", "vllm_parallel", "openrlhf"],
     "verl": ["verl", "sglang"],
@@ -89,8 +88,8 @@ def _run(python: Path, check: str) -> list[tuple[str, bool]]:
     return results
 
 
-def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str, str]:
-    """The rows of the table by their first two cells, the library and its version."""
+def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> list[str]:
+    """The rows of the table, one for each library."""
     ran: dict[str, dict[str, bool]] = {}
     for name, passed in results:
         words = name.partition("[")[0].removeprefix("test_").replace("_", " ")
@@ -100,24 +99,13 @@ def _rows(results: list[tuple[str, bool]], versions: dict[str, str]) -> dict[str
                 what, checks = words.removeprefix(begin), ran.setdefault(library, {})
                 checks[what] = checks.get(what, True) and passed
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()
-    rows = {}
+    rows = []
     for library, checks in ran.items():
         failed = [what for what, passed in checks.items() if not passed]
         what = _NOTES.get(library, "") + ", ".join(checks)
         result = f"failed: {', '.join(failed)}" if failed else "passed"
-        begin = f"| {_TITLES[library]} | {versions[library]} |"
-        rows[begin] = f"{begin} {what} | {result} | {today} |"
+        rows.append(f"| {_TITLES[library]} | {versions[library]} | {what} | {result} | {today} |")
     return rows
-
-
-def _write(rows: dict[str, str], begins: list[str]) -> None:
-    """Replace the rows of the checks that ran, and remove those of other versions."""
-    lines = _PAGE.read_text().splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("|---")) + 1
-    end = lines.index("", first)
-    old = {begin: line for begin in begins for line in lines[first:end] if line.startswith(begin)}
-    lines[first:end] = [{**old, **rows}[begin] for begin in begins if begin in {**old, **rows}]
-    _PAGE.write_text("\n".join(lines) + "\n")
 
 
 def main() -> int:
@@ -126,24 +114,18 @@ def main() -> int:
         "environments", nargs="*", choices=[*_CHECKS, []], help="to check; all if none is named"
     )
     sections = _sections()
-    names = parser.parse_args().environments or _CHECKS
-    rows, passed, begins = {}, True, []
-    for name, checks in _CHECKS.items():
+    rows, passed = [], True
+    for name in parser.parse_args().environments or _CHECKS:
         for releases in ("earlier releases", "newest releases"):
             packages = sections.get(f"{name}: {releases}", [])
-            versions = dict(line.split("==", 1) for line in packages)
-            begins += [
-                f"| {_TITLES[library]} | {version} |" for library, version in versions.items()
-            ]
-            if name not in names or not packages:
+            if not packages:
                 continue
             python = _environment(name, sections)
             _install(python, "--no-deps", *packages)
-            results = [result for check in checks for result in _run(python, check)]
-            rows.update(_rows(results, versions))
+            results = [result for check in _CHECKS[name] for result in _run(python, check)]
+            rows += _rows(results, dict(line.split("==", 1) for line in packages))
             passed = passed and all(ok for _, ok in results)
-    _write(rows, sorted(begins))
-    print("\n".join(rows.values()))
+    print("\n".join(sorted(rows)))
     return not passed
 
 
