@@ -86,18 +86,22 @@ def read(sock: socket.socket) -> bytes:
     return data
 
 
-def receive(sock: socket.socket) -> Message:
-    """The next message of a leader."""
-    data = b""
-    while len(data) < 4 or len(data) < 4 + struct.unpack("!I", data[:4])[0]:
-        missing = (
-            4 - len(data) if len(data) < 4 else 4 + struct.unpack("!I", data[:4])[0] - len(data)
-        )
-        part = sock.recv(missing)
+def receive_bytes(sock: socket.socket) -> bytes:
+    """The next message, of any type."""
+    data, size = b"", 4
+    while len(data) < size:
+        part = sock.recv(size - len(data))
         if not part:
             raise ConnectionError("closed")
         data += part
-    return parse(data[4:], FROM_LEADER)
+        if len(data) == 4:
+            size += struct.unpack("!I", data)[0]
+    return data[4:]
+
+
+def receive(sock: socket.socket) -> Message:
+    """The next message of a leader."""
+    return parse(receive_bytes(sock), FROM_LEADER)
 
 
 @contextlib.contextmanager
@@ -116,14 +120,3 @@ def leader(talk: Callable[[socket.socket], object]) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
         thread.join(SOON)
-
-
-def receive_any(sock: socket.socket) -> None:
-    """Read a message of any type."""
-    (size,) = struct.unpack("!I", sock.recv(4, socket.MSG_WAITALL))
-    sock.recv(size, socket.MSG_WAITALL)
-
-
-def drain(sock: socket.socket) -> None:
-    """Read and discard on a thread what the other side sends."""
-    threading.Thread(target=read, args=(sock,), daemon=True).start()

@@ -422,7 +422,7 @@ LEADERS = {
 @pytest.mark.parametrize("data", LEADERS.values(), ids=list(LEADERS))
 def test_garbage_of_the_leader(data: bytes) -> None:
     def talk(sock: socket.socket) -> None:
-        peers.receive_any(sock)
+        peers.receive_bytes(sock)
         sock.sendall(frame(Welcome()) + data)
         sock.shutdown(socket.SHUT_WR)
         peers.read(sock)
@@ -503,9 +503,9 @@ def test_deadline_of_a_receiver_whose_leader_floods() -> None:
     done = threading.Event()
 
     def talk(sock: socket.socket) -> None:
-        peers.receive_any(sock)
+        peers.receive_bytes(sock)
         sock.sendall(frame(Welcome()))
-        peers.drain(sock)
+        threading.Thread(target=peers.read, args=(sock,), daemon=True).start()
         flooding(sock, frame(Stop(1)), 0.001)
         done.wait(ALLOWED)
 
