@@ -16,9 +16,8 @@ import argparse
 import contextlib
 import random
 import sys
-import threading
-import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -26,6 +25,7 @@ import torch
 
 from pynccl.weights import Report, WeightReceiver, WeightSender, WeightsError
 from pynccl.weights.target import Commit, Target
+from tests.support.blocking import wait_until
 from tests.weights.sessions import MemoryStore
 
 __all__ = ["run"]
@@ -43,30 +43,6 @@ class Interrupt(BaseException):
 
 def model(version: int) -> dict[str, torch.Tensor]:
     return {f"t{i}": torch.full((SIZE,), version, dtype=torch.int32) for i in range(TENSORS)}
-
-
-class Trainer:
-    """Sends versions on a thread."""
-
-    def __init__(self, sender: WeightSender) -> None:
-        self._sender = sender
-        self._thread = threading.Thread()
-        self._result: Report | BaseException | None = None
-
-    def begin(self, version: int) -> None:
-        def send() -> None:
-            try:
-                self._result = self._sender.send(model(version), version=version)
-            except BaseException as error:
-                self._result = error
-
-        self._thread = threading.Thread(target=send)
-        self._thread.start()
-
-    def end(self) -> Report | BaseException | None:
-        self._thread.join(2 * LIMIT)
-        assert not self._thread.is_alive(), "the sender hangs"
-        return self._result
 
 
 class Interrupter:
@@ -152,22 +128,23 @@ def _session(count: int, commit: Commit, chance: random.Random) -> Counter[str]:
     with (
         WeightSender(store, timeout=LIMIT) as sender,
         WeightReceiver(store, into, commit=commit, name="engine", timeout=LIMIT) as receiver,
+        ThreadPoolExecutor(1) as pool,
     ):
-        trainer = Trainer(sender)
         version, interrupts = 0, 0
         instructions = 1 << 30  # not known: the first commit is not interrupted
         while interrupts < count:
             version += 1
             interrupter = Interrupter(chance, instructions)
-            trainer.begin(version)
+            sending = pool.submit(_send, sender, version)
             with interrupter, contextlib.suppress(Interrupt):
                 receiver.receive()
-            sent = trainer.end()
+            error = sending.exception(2 * LIMIT)
             check(receiver)
-            named = isinstance(sent, Report) and sent.receivers == ("engine",)
-            assert named or isinstance(sent, WeightsError), sent
-            if named:
-                assert receiver.version == version, (receiver.version, sent)
+            if error is None:
+                assert sending.result().receivers == ("engine",)
+                assert receiver.version == version
+            else:
+                assert isinstance(error, WeightsError), error
             interrupts += interrupter.is_done
             if not interrupter.is_done:
                 assert receiver.version == version
@@ -176,27 +153,18 @@ def _session(count: int, commit: Commit, chance: random.Random) -> Counter[str]:
             outcomes[f"{commit}: {torn if interrupter.is_done else 'not interrupted'}"] += 1
             if interrupter.is_done:
                 version += 1
-                has_left = receiver._follower.has_left  # it joins again
-                thread = threading.Thread(
-                    target=_send_to, args=(int(has_left), trainer, sender, version)
-                )
-                thread.start()
+                sending = pool.submit(_send, sender, version, int(receiver._follower.has_left))
                 assert receiver.receive(LIMIT).version == version
-                thread.join(LIMIT)
-                sent = trainer.end()
-                assert isinstance(sent, Report), sent
-                assert sent.receivers == ("engine",), sent
+                assert sending.result(LIMIT).receivers == ("engine",)
                 assert receiver.version == version
                 check(receiver)
     return outcomes
 
 
-def _send_to(waiting: int, trainer: Trainer, sender: WeightSender, version: int) -> None:
-    """Send a version once receivers wait for it."""
-    end = time.monotonic() + LIMIT
-    while sender.waiting() < waiting and time.monotonic() < end:
-        time.sleep(0.001)
-    trainer.begin(version)
+def _send(sender: WeightSender, version: int, waiting: int = 0) -> Report:
+    """Send a version once this many receivers wait to join."""
+    wait_until(lambda: sender.waiting() >= waiting, LIMIT)
+    return sender.send(model(version), version=version)
 
 
 def main() -> None:
