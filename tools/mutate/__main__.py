@@ -83,6 +83,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "borrow deadlines_graphs overlap flight_dump collectives"),
         "tests/trace/test_recorder.py",
         *_files("doubles", "cuda_path silent_driver"),
+        "tests/hostnccl/test_rendezvous_failures.py",
     ),
     "csrc/watch": (
         *_files(
@@ -125,7 +126,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "communicator suspension nonblocking recover_agreement memory"),
         *_files("hostnccl", "strict interactions"),
         "tests/reliability/test_making.py",
-        *_files("nccl", "leaks life recover"),
+        *_files("nccl", "leaks life recover interrupt"),
     ),
     "csrc/python/convert": (
         *_files("nccl", "arguments buffers array_values streams"),
