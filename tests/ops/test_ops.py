@@ -1,6 +1,6 @@
 """Proves the collectives as torch operators: correct results, compiled without a graph break by
-every backend, in place and out of place, in sub-groups; gradients equal to those of
-torch.distributed.nn and to finite differences of the sum of all ranks' losses; errors for mistakes.
+every backend, in place and out of place, in sub-groups; gradients equal to
+finite differences of the sum of all ranks' losses; errors for mistakes.
 """
 
 from __future__ import annotations
@@ -207,50 +207,6 @@ def test_gradients_are_the_derivatives(dist: Any, rank: int, size: int) -> None:
                         found, numeric, rtol=1e-5, atol=1e-6,
                         msg=lambda text, name=name: f"{name}: {text}",
                     )  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")
-@on_ranks(2, timeout=180)
-def test_gradients_equal_torchs(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/gloo"
-    import torch.distributed as torch_dist
-    import torch.distributed.nn.functional as nn
-
-    from pynccl import ops
-
-    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
-    try:
-        last = size - 1
-        # The default is the group that was open when torch.distributed.nn was imported.
-        now = {"group": torch_dist.group.WORLD}
-        pairs: dict[str, tuple[Any, Any]] = {
-            "all_reduce": (ops.all_reduce, lambda x: nn.all_reduce(x, **now)),
-            "broadcast": (lambda x: ops.broadcast(x, last), lambda x: nn.broadcast(x, last, **now)),
-            "all_gather": (ops.all_gather, lambda x: torch.cat(nn.all_gather(x, **now))),
-            "gather": (
-                lambda x: ops.gather(x, last), lambda x: torch.cat(nn.gather(x, last, **now))
-            ),
-            "scatter": (
-                lambda x: ops.scatter(x, last),
-                lambda x: nn.scatter(list(x.chunk(size)), last, **now),
-            ),
-            "all_to_all": (
-                ops.all_to_all,
-                lambda x: torch.cat(
-                    nn.all_to_all(list(torch.empty_like(x).chunk(size)), list(x.chunk(size)), **now)
-                ),
-            ),
-        }  # fmt: skip
-        for name, functions in pairs.items():
-            results = []
-            for function in functions:
-                x = _input(rank, size).requires_grad_()
-                y = function(x)
-                y.sin().mul(rank + 1).sum().backward()
-                results.append((y.detach(), x.grad))
-            torch.testing.assert_close(*results, msg=lambda text, name=name: f"{name}: {text}")
-    finally:
-        torch_dist.destroy_process_group()
 
 
 @on_ranks(2)
