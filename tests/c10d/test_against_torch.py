@@ -1,7 +1,8 @@
 """Proves that calls over the mirror and over the backend give bitwise the results of gloo.
 
 Hypothesis draws programs of calls (operation, dtype, shape, operator, group, root, asynchronous or
-not). Every rank runs them with both, in one process, and compares all written tensors.
+not, by the mirror's function in C++ or by the Python function behind it). Every rank runs them with
+both, in one process, and compares all written tensors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import pynccl
 from tests.c10d.versions import VERSION
 from tests.support.tier import FULL
 
@@ -71,6 +73,7 @@ class Call:
     root: int  # modulo the group's size
     by_group_rank: bool
     async_op: bool
+    behind: bool  # in the mirror, call the Python function behind one in C++
     uneven: bool
     seed: int
 
@@ -87,6 +90,7 @@ def calls(draw: st.DrawFn) -> Call:
         draw(st.integers(0, 3)),
         draw(st.booleans()),
         draw(st.booleans()),
+        draw(st.booleans()),
         name in UNEVEN and draw(st.booleans()),
         draw(st.integers(0, 2**16)),
     )
@@ -99,13 +103,20 @@ def _make(call: Call, rank: int, shape: tuple[int, ...], salt: int = 0) -> Any:
     return values.to(torch.get_default_device(), getattr(torch, call.dtype))
 
 
-def _named(dist: Any, name: str, before: str) -> Any:
-    """A function, by its name before torch 2.13 if torch only has that."""
-    return getattr(dist, name, None) or getattr(dist, before)
+_BEFORE_2_13 = {
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
 
 
 def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[Any]:
     """Make the call and return all tensors that it may have written to."""
+
+    def of(name: str) -> Any:
+        function = getattr(dist, name, None) or getattr(dist, _BEFORE_2_13[name])
+        in_cpp = isinstance(function, type(pynccl.all_reduce))
+        return function.__wrapped__ if call.behind and in_cpp else function
+
     root = call.root % size
     is_root = rank == root
     own = _make(call, rank, call.shape)
@@ -122,20 +133,19 @@ def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[An
     rows = call.shape[0]
     match call.name:
         case "broadcast":
-            work, written = dist.broadcast(own, **options), [own]
+            work, written = of("broadcast")(own, **options), [own]
         case "all_reduce":
-            work, written = dist.all_reduce(own, operator, **options), [own]
+            work, written = of("all_reduce")(own, operator, **options), [own]
         case "all_reduce_coalesced":
             work, written = dist.all_reduce_coalesced(parts, operator, **options), parts
         case "reduce":
-            work = dist.reduce(own, op=operator, **options)
+            work = of("reduce")(own, op=operator, **options)
             written = [own] if is_root else []
         case "all_gather":
             work, written = dist.all_gather(outs, own, **options), outs
         case "all_gather_single":
             flat = own.new_zeros((size * rows, *call.shape[1:]))
-            gather = _named(dist, "all_gather_single", "all_gather_into_tensor")
-            work, written = gather(flat, own, **options), [flat]
+            work, written = of("all_gather_single")(flat, own, **options), [flat]
         case "gather":
             work, written = dist.gather(own, outs if is_root else None, **options), outs
         case "scatter":
@@ -144,8 +154,7 @@ def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[An
             work, written = dist.reduce_scatter(own, parts, operator, **options), [own]
         case "reduce_scatter_single":
             flat = torch.cat(parts)
-            scatter = _named(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-            work, written = scatter(own, flat, operator, **options), [own]
+            work, written = of("reduce_scatter_single")(own, flat, operator, **options), [own]
         case "all_to_all" | "all_to_all_single":
             extra = [call.uneven * (rank + peer) % 3 for peer in range(size)]
             sent = [_make(call, rank, (rows + e, *call.shape[1:]), p) for p, e in enumerate(extra)]
@@ -172,13 +181,14 @@ def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[An
             return outs
         case "isend":
             del options["async_op"]
-            if not is_root:
-                dist.isend(own, **options).wait()
-                return []
-            works = [
-                dist.irecv(outs[p], group=group, group_src=p) for p in range(size) if p != rank
-            ]
-            for work in works:
+            if is_root:
+                receive = of("irecv" if call.async_op else "recv")
+                works = [
+                    receive(outs[p], group=group, group_src=p) for p in range(size) if p != rank
+                ]
+            else:
+                works = [of("isend" if call.async_op else "send")(own, **options)]
+            for work in works if call.async_op else ():
                 work.wait()
             return outs
     assert (work is not None) == call.async_op
@@ -242,10 +252,14 @@ def every_call() -> list[Call]:
         for number, dtype in enumerate(dtypes_of(name)):
             operator = ("SUM", "PRODUCT", "MIN", "MAX")[number % 4]
             flags = [bool(number & bit) for bit in (1, 2, 4)]
+            behind = bool(sum(flags) % 2)
             uneven = name in UNEVEN and number % 3 == 0
             shape = (number, 3)
+            subgroup, *others = flags
             program.append(
-                Call(name, dtype, shape, operator, flags[0], number, *flags[1:], uneven, number)
+                Call(
+                    name, dtype, shape, operator, subgroup, number, *others, behind, uneven, number
+                )
             )
     return program
 

@@ -1,5 +1,6 @@
 """Proves that the fast functions in C++ behave like the Python functions behind them: the same
-results, exceptions and names. They keep no references.
+exceptions and names. They keep no references. tests/c10d/test_against_torch.py compares the results
+of both.
 """
 
 from __future__ import annotations
@@ -139,57 +140,6 @@ def test_mistakes_raise_equal_errors(dist: Any, rank: int, size: int) -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size
-
-
-@on_ranks(3)
-def test_results_are_the_same(dist: Any, rank: int, size: int) -> None:
-    """Each function in both forms, in the default group and in one with other ranks."""
-    pg = dist.new_group([1, 2])
-    if rank == 0:
-        with pytest.warns(UserWarning, match="Running all_reduce on global rank 0"):
-            assert dist.all_reduce(torch.ones(1), group=pg) is None
-    groups = {dist.group.WORLD: list(range(size))} | ({pg: [1, 2]} if rank > 0 else {})
-    for group, ranks in groups.items():
-        own = group.rank()
-        for fast in (True, False):
-
-            def of(name: str, fast: bool = fast) -> Any:
-                return getattr(dist, name) if fast else getattr(dist, name).__wrapped__
-
-            for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
-                full = torch.arange(6).to(dtype) + own
-                total = sum(torch.arange(6).to(dtype) + other for other in range(len(ranks)))
-                reduced = full.clone()
-                assert of("all_reduce")(reduced, group=group) is None
-                assert torch.equal(reduced, total.to(dtype))
-                largest = full.clone()
-                assert of("all_reduce")(largest, dist.ReduceOp.MAX, group, True).wait()
-                assert torch.equal(largest, (torch.arange(6) + len(ranks) - 1).to(dtype))
-                copied = full.clone()
-                of("broadcast")(copied, src=ranks[-1], group=group)
-                assert torch.equal(copied, (torch.arange(6) + len(ranks) - 1).to(dtype))
-                rooted = full.clone()
-                of("reduce")(rooted, group=group, group_dst=0)
-                assert own != 0 or torch.equal(rooted, total.to(dtype))
-                gathered = torch.zeros(6 * len(ranks), dtype=dtype)
-                of("all_gather_single")(gathered, full, group)
-                assert torch.equal(gathered[:6], torch.arange(6).to(dtype))
-                block = torch.zeros(6, dtype=dtype)
-                of("reduce_scatter_single")(block, gathered, group=group)
-                assert torch.equal(block, gathered[6 * own : 6 * own + 6] * len(ranks))
-            to, from_ = ranks[(own + 1) % len(ranks)], ranks[own - 1]
-            for number in range(3):  # the first ones meet, the later ones are fast
-                inbox = torch.zeros(3)
-                sending = of("isend")(torch.full((3,), own + 10.0 * number), to, group)
-                assert of("recv")(inbox, from_, group) == from_
-                assert sending.wait()
-                assert sending.result() == []
-                assert inbox.tolist() == [ranks.index(from_) + 10.0 * number] * 3
-                sending = of("isend")(inbox, group=group, group_dst=(own + 1) % len(ranks))
-                receiving = of("irecv")(inbox.clone(), from_, group)
-                assert receiving.wait()
-                assert receiving.source_rank() == ranks.index(from_)
-                sending.wait()
 
 
 @on_ranks(3)

@@ -17,7 +17,6 @@ from tests.support import gpu
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
-LARGE = 1_000_003  # elements, far more than any buffer in between
 
 
 def _two_of_many(dist: Any, rank: int, size: int) -> None:
@@ -44,8 +43,11 @@ def test_both_ranks_may_send_first(dist: Any, rank: int, size: int) -> None:
     """In hostnccl's strict mode, as in NCCL, a first message waits for the other rank's call."""
     received = torch.zeros(4)
     sends = dist.isend(torch.full((4,), rank + 1.0), 1 - rank)
-    dist.irecv(received, 1 - rank).wait()
+    receives = dist.irecv(received, 1 - rank)
+    receives.wait()
     sends.wait()
+    assert sends.result() == []
+    assert receives.result()[0] is received
     assert received.tolist() == [2.0 - rank] * 4
 
 
