@@ -1,12 +1,11 @@
-"""Proves the collectives of torch.distributed over the mirror and over the backend: roots by both
-kinds of rank, unequal parts, operators and dtypes of NCCL, coalescing, objects.
+"""Proves the collectives of torch.distributed over the mirror and over the backend: unequal parts,
+operators and dtypes of NCCL, coalescing, objects.
 
 test_against_torch.py compares values with gloo; these tests cover what gloo lacks.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -123,39 +122,6 @@ def test_operators_of_a_coalesced_call(dist: Any, rank: int, size: int) -> None:
     sum_of_all = sum(_values(r) for r in range(size))
     for tensor, factor in zip(tensors, factors, strict=True):
         assert torch.equal(tensor, sum_of_all * (factor or 1.0))
-
-
-@on_ranks(*SIZES, fixture="each_world")
-def test_roots(dist: Any, rank: int, size: int) -> None:
-    options = inspect.signature(dist.new_group).parameters.keys() & {"sort_ranks"}  # torch 2.13
-    pg = dist.new_group([*range(1, size), 0], **dict.fromkeys(options, False))
-    for root in range(size):
-        in_group = {"group_src": dist.get_group_rank(pg, root)}
-        for group, root_ in ((None, {"src": root}), (pg, in_group)):
-            tensor = torch.full((2, 3), float(rank))
-            assert dist.broadcast(tensor, group=group, **root_) is None
-            assert torch.equal(tensor, torch.full((2, 3), float(root)))
-            out = torch.empty(3, dtype=torch.int64)
-            parts = [torch.full((3,), 10 * peer) for peer in dist.get_process_group_ranks(group)]
-            dist.scatter(out, parts if rank == root else None, group=group, **root_)
-            assert out.tolist() == [10 * rank] * 3
-        for group, root_ in (
-            (None, {"dst": root}),
-            (pg, {"group_dst": dist.get_group_rank(pg, root)}),
-        ):
-            tensor = torch.ones(4)
-            dist.reduce(tensor, group=group, **root_)
-            assert rank != root or tensor.tolist() == [float(size)] * 4
-            outs = [torch.empty(1, dtype=torch.int32) for _ in range(size)]
-            own = torch.tensor([rank], dtype=torch.int32)
-            dist.gather(own, outs if rank == root else None, group=group, **root_)
-            if rank == root:
-                assert [int(o) for o in outs] == dist.get_process_group_ranks(group)
-    tensor = torch.ones(1)
-    with pytest.raises(ValueError, match="Can't specify both"):
-        dist.broadcast(tensor, 0, group_src=0)
-    with pytest.raises(ValueError, match="Must specify"):
-        dist.reduce(tensor)
 
 
 @in_both_modes

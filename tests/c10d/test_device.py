@@ -30,7 +30,6 @@ from tests.c10d import test_overlaps as overlaps
 from tests.c10d import test_work as works
 from tests.c10d.in_torch import backend_of, run_in_torch, set_event, wait_event
 from tests.c10d.training import Values, batches, make_model, values
-from tests.c10d.versions import VERSION
 from tests.support import gpu
 from tests.support.launcher import Launcher, Outcome
 from tests.support.ranks import of_ranks, on_ranks
@@ -73,7 +72,6 @@ def _connected(value: float = 0.0) -> torch.Tensor:
 # Every operation, through the functions of other tests
 
 _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "roots": (collectives.test_roots, ()),
     "unequal parts": (collectives.test_unequal_parts, (False,)),
     "unequal parts, asynchronous": (collectives.test_unequal_parts, (True,)),
     "coalesced": (collectives.test_coalescing, (False,)),
@@ -474,39 +472,7 @@ def test_timeout_of_a_wait(rank: int, size: int) -> None:
     assert x.tolist() == [3.0] * _COUNT
 
 
-def _reduce_until_an_error(x: torch.Tensor) -> None:
-    """The communicator is revoked after the waiting threads are notified."""
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        dist.all_reduce(x)
-        time.sleep(0.01)
-
-
-def _absent(rank: int, _size: int) -> list[str]:
-    x = _connected(rank + 1)
-    if rank == 1:
-        wait_event("raised")
-        return []
-    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
-    work = dist.all_reduce(x, async_op=True)
-    with pytest.raises(dist.DistBackendError) as waited:
-        work.wait(timedelta(seconds=20))
-    assert work.is_completed(), waited.value
-    assert not work.is_success()
-    with pytest.raises(dist.DistBackendError) as issued:
-        _reduce_until_an_error(x)
-    set_event("raised")
-    texts = [str(waited.value), str(issued.value)]
-    return texts if VERSION < (2, 13) else [*texts, str(work.exception())]  # 2.11 cannot convert it
-
-
 _RAISE = {"PYNCCL_ON_TIMEOUT": "raise"}
-
-
-def test_timeout_of_an_operation(device_world: World) -> None:
-    for text in device_world(2, _absent, env=_RAISE)[0]:
-        assert "all_reduce" in text
-        assert "within 1 s" in text, text
 
 
 def _used_too_early(rank: int, _size: int, chosen: str | None, how: str) -> list[str]:

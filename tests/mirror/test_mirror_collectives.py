@@ -111,6 +111,8 @@ def test_mistakes_leave_the_group_usable(dist: Any, rank: int, size: int) -> Non
          lambda: dist.all_to_all_single(one, one, [3] * size, [3] * size)),
         (RuntimeError, "Number of tensor splits", lambda: dist.all_to_all_single(one, one, [2])),
         (ValueError, "root: rank 9 is out of range", lambda: dist.broadcast(one, 9)),
+        (ValueError, "Can't specify both", lambda: dist.broadcast(one, 0, group_src=0)),
+        (ValueError, "Must specify", lambda: dist.reduce(one)),
     ):  # fmt: skip
         if "same size" in message and rank:
             continue
