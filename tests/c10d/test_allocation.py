@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,9 +12,16 @@ import torch.distributed as dist
 
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of
+from tests.c10d.training import (
+    Values,
+    World,
+    check_same_as_over_gloo,
+    make_model,
+    train,
+    values,
+)
 from tests.support.ranks import on_ranks
 
-World = Callable[..., list[Any]]
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
@@ -42,37 +49,23 @@ def test_nccl_memory(rank: int, size: int) -> None:
     comm.register_window(backend.allocate_tensor(1024, dtype=torch.float32, device=device)).close()
 
 
-def _sharded(_rank: int, _size: int) -> list[torch.Tensor]:
+def _sharded(rank: int, _size: int) -> Values:
     from torch.distributed.fsdp import fully_shard
 
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    model: Any = make_model()
     fully_shard(model)
-    if dist.get_backend() == "pynccl":
-        model.set_allocate_memory_from_process_group_for_comm(True)
-        backend, allocated = backend_of(), []
-        allocate = type(backend).allocate_tensor
-
-        def counted(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            allocated.append(1)
-            return allocate(self, *args, **kwargs)
-
-        type(backend).allocate_tensor = counted
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        model(torch.full((2, 8), step + 1.0)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if dist.get_backend() == "pynccl":
-        type(backend).allocate_tensor = allocate
-        assert allocated
-    return [p.full_tensor().detach() for p in model.parameters()]
+    if dist.get_backend() == "gloo":
+        train(model, rank)
+        return values(model.parameters())
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    backend = type(backend_of())
+    allocate = mock.Mock(side_effect=backend.allocate_tensor)
+    method = lambda *args, **options: allocate(*args, **options)  # noqa: E731, PLW0108 - bound
+    with mock.patch.object(backend, "allocate_tensor", method):
+        train(model, rank)
+    assert allocate.called
+    return values(model.parameters())
 
 
 def test_fsdp2_allocates_from_the_backend(torch_world: World) -> None:
-    device_mesh = {"init": {"backend": "gloo"}}
-    ours = torch_world(2, _sharded, timeout=90)
-    gloo = torch_world(2, _sharded, timeout=90, **device_mesh)
-    for mine, theirs in zip(ours, gloo, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(a, b)
+    check_same_as_over_gloo(torch_world, 2, _sharded, timeout=90)
