@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import gpu
 from tests.support.blocking import in_threads
 from tests.support.rank import wait_for
 from tests.support.ranks import on_ranks
@@ -100,25 +99,6 @@ def test_works_of_a_group(dist: Any, rank: int, size: int) -> None:
     work = dist.all_reduce(second, async_op=True)
     work.wait()
     assert second.tolist() == [size * 10.0 * sum(range(size))] * 4
-
-
-@on_ranks(2, fixture="any_world")
-def test_a_revocation_is_an_error_in_wait(dist: Any, rank: int, size: int) -> None:
-    """On GPUs the operation ends as if it had completed."""
-    tensor = torch.ones(4)
-    comm = dist.group.WORLD.comm_stream(tensor.device).comm
-    gpu.require("cuda" if tensor.is_cuda else "host", "ncclCommRevoke")
-    dist.all_reduce(tensor)
-    if rank == 0:  # the other rank never calls it
-        work = dist.all_reduce(tensor, async_op=True)
-        comm.revoke()
-        with pytest.raises(dist.DistBackendError, match="revoked"):
-            work.wait()
-    dist.monitored_barrier()  # by the store
-    if rank == 1:
-        comm.revoke()
-    assert comm.revoked
-    comm.abort()
 
 
 @pytest.mark.parametrize("then", ["all_reduce", "barrier", "destroy_process_group"])
@@ -269,18 +249,3 @@ def test_monitored_barrier_names_the_missing(world: World, wait_all_ranks: bool)
     missing = "Ranks 1, 2" if wait_all_ranks else "Rank 1"
     assert f"{missing} failed to pass monitoredBarrier in 1000 ms" in first
     assert "Rank 3 successfully reached monitoredBarrier" in last
-
-
-def _checked_splits(dist: Any, rank: int, size: int) -> bool:
-    """Rank 0 expects a larger part from rank 1 than rank 1 sends."""
-    dist.set_timeout(timedelta(seconds=2))
-    out, given = torch.empty(5 + rank), torch.ones(5)
-    try:
-        dist.all_to_all_single(out, given, [2 + rank, 3], [2, 3])
-    except dist.DistBackendError as error:
-        return "message #1 from rank 1 to rank 0" in str(error)
-    raise AssertionError("it did not raise")
-
-
-def test_uneven_sizes_are_compared(world: World) -> None:
-    assert any(world(2, _checked_splits, env={"PYNCCL_CHECK": "every"}))
