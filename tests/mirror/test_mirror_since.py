@@ -5,6 +5,7 @@ gather_single, weights_only, set_timeout, get_backend_impl, and members of group
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
 import time
 from collections.abc import Callable
@@ -16,38 +17,26 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 
-from tests.support.commands import free_port
 from tests.support.ranks import on_ranks
 
-World = Callable[..., list[Any]]
-
 SIZES = (2, 4)
-sizes = pytest.mark.parametrize("nranks", SIZES)
 
 
-def _gather_single(dist: Any, rank: int, size: int) -> None:
+@on_ranks(*SIZES)
+def test_gather_single(dist: Any, rank: int, size: int) -> None:
     """The result is that of torch's gather, concatenated."""
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
         for shape in ((3, 2), (5,), (), (0, 4)):
-            mine = torch.full(shape, rank + 1).to(dtype)
+            parts = [torch.full(shape, r).to(dtype) for r in range(size)]
             for root, subject in ((0, dist.gather_single), (size - 1, dist.gather_into_tensor)):
-                parts = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
-                plain = (
-                    torch.uint8 if dtype == torch.complex64 else dtype
-                )  # gloo does not support complex numbers
-                sent = mine.real.contiguous().to(plain)
-                if dtype == torch.complex64:
-                    parts = [part.real.contiguous().to(plain) for part in parts]
-                torch_dist.gather(sent, parts if rank == root else None, dst=root)
-                expected = torch.stack(parts).to(dtype)
                 for async_op in (False, True):
                     output = torch.zeros((size, *shape), dtype=dtype) if rank == root else None
-                    work = subject(mine, output, dst=root, async_op=async_op)
+                    work = subject(parts[rank], output, dst=root, async_op=async_op)
                     assert (work is not None) == async_op
                     if work is not None:
                         work.wait()
                         assert [id(t) for t in work.result()] == [id(output)] * (rank == root)
-                    assert output is None or torch.equal(output, expected)
+                    assert output is None or torch.equal(output, torch.stack(parts))
     pg = dist.new_group(list(range(size))[::-1], sort_ranks=False)
     output = torch.zeros(size, dtype=torch.int64)
     dist.gather_single(torch.tensor([rank]), output, group=pg, group_dst=0)
@@ -73,24 +62,6 @@ def test_errors_of_gather_single(dist: Any, rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="both group_rank and global_rank"):
         dist.gather_single(own, own, dst=0, group_dst=0)
     dist.barrier()
-
-
-@sizes
-def test_gather_single(world: World, nranks: int) -> None:
-    world(nranks, _beside_torch, _gather_single)
-
-
-def _beside_torch(dist: Any, rank: int, size: int, function: Callable[..., None]) -> None:
-    """Run a function with torch.distributed over gloo in the same processes."""
-    port = [free_port()]
-    dist.broadcast_object_list(port, src=0)
-    url = f"tcp://127.0.0.1:{port[0]}"
-    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
-    try:
-        function(dist, rank, size)
-        dist.barrier()
-    finally:
-        torch_dist.destroy_process_group()
 
 
 class _Harmful:
@@ -173,27 +144,29 @@ def test_weights_only(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
         assert path.exists()
 
 
-def _weights_only_as_torch(dist: Any, rank: int, size: int) -> None:
+@pytest.mark.skipif(
+    "weights_only" not in inspect.signature(torch_dist.all_gather_object).parameters,
+    reason=f"torch {torch.__version__} has no weights_only",
+)
+@on_ranks(*SIZES)
+def test_weights_only_as_torch(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     """The transferred bytes are torch's: the same types are accepted and rejected."""
-    import inspect
-
-    if "weights_only" not in inspect.signature(torch_dist.all_gather_object).parameters:
-        return
-    for value in (1, torch.ones(2), {"a": [2.5]}, timedelta(seconds=1), Path("x"), {3}):
-        results: list[Any] = []
-        for module in (dist, torch_dist):
-            every = [None] * size
-            try:
-                module.all_gather_object(every, value, weights_only=True)
-                results.append(str(every))
-            except pickle.UnpicklingError as error:
-                results.append(str(error))
-        assert results[0] == results[1]
-
-
-@sizes
-def test_weights_only_as_torch(world: World, nranks: int) -> None:
-    world(nranks, _beside_torch, _weights_only_as_torch)
+    url = f"file://{tmp_path}/torch"
+    torch_dist.init_process_group("gloo", init_method=url, rank=rank, world_size=size)
+    try:
+        for value in (1, torch.ones(2), {"a": [2.5]}, timedelta(seconds=1), Path("x"), {3}):
+            results: list[Any] = []
+            for module in (dist, torch_dist):
+                every = [None] * size
+                try:
+                    module.all_gather_object(every, value, weights_only=True)
+                    results.append(str(every))
+                except pickle.UnpicklingError as error:
+                    results.append(str(error))
+            assert results[0] == results[1]
+        dist.barrier()
+    finally:
+        torch_dist.destroy_process_group()
 
 
 @on_ranks(*SIZES, env={"HOSTNCCL_DEADLOCK_MS": "30000"})
