@@ -73,20 +73,6 @@ def test_split_group_that_a_rank_skips(dist: Any, rank: int, size: int) -> None:
     _until_all_are_done(dist)
 
 
-@on_ranks(2)
-def test_split_group_in_different_orders(dist: Any, rank: int, size: int) -> None:
-    a, b = (dist.new_group([0, 1]) for _ in range(2))
-    for group in (a, b):
-        dist.set_timeout(timedelta(seconds=_LIMIT), group)
-    first, second = (a, b) if rank == 0 else (b, a)
-
-    def split() -> None:
-        for parent in (first, second):
-            dist.split_group(parent, [[0, 1]])
-
-    _soon(dist.DistBackendError, "ncclCommSplit", split)
-
-
 @on_ranks(3)
 def test_split_group_into_different_parts(dist: Any, rank: int, size: int) -> None:
     parts = [[0, 1], [2]] if rank == 0 else [[0], [1, 2]]

@@ -117,19 +117,6 @@ def test_a_store_that_is_gone_is_named(launch: Launcher) -> None:
     launch(3, _without_the_store, f"tcp://127.0.0.1:{free_port()}")
 
 
-@on_ranks(2)
-def test_messages_arrive_after_their_sender_left(dist: Any, rank: int, size: int) -> None:
-    if rank == 0:
-        for number in range(3):
-            dist.send(torch.full((5,), float(number)), 1)
-        return
-    tensor = torch.empty(5)
-    for number in range(3):
-        dist.recv(tensor, 0)
-        assert tensor.tolist() == [number] * 5
-        time.sleep(0.2)  # rank 0 has left
-
-
 @on_ranks(*([2, 5, 8] if FULL else [5]))
 def test_all_pairs_connect_at_once(dist: Any, rank: int, size: int) -> None:
     """Many pairs connect at the same time."""
