@@ -163,7 +163,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "pynccl/mirror": (
         *_files("mirror", "signatures mirror_collectives mirror_fast mirror_profiler"),
-        *_files("mirror", "mirror_operators mirror_outside mirror_lazy"),
+        *_files("mirror", "mirror_operators mirror_outside"),
         *_files("mirror", "mirror_groups mirror_p2p mirror_since mirror_work"),
         *_files("mirror", "mirror_store mirror_relay mirror_lost_ranks"),
         *_files("c10d", "collectives messages overlaps against_torch work errors"),
