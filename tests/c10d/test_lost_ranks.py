@@ -27,22 +27,13 @@ def _die_if_last(rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _sum(group: Any = None) -> None:
-    dist.all_reduce(torch.ones(1), group=group)
+def _sum() -> None:
+    dist.all_reduce(torch.ones(1))
 
 
 def _default_group(rank: int, folder: str) -> tuple[str, Callable[[], object]]:
     _die_if_last(rank)
     return "rank 3", _sum
-
-
-def _new_group(rank: int, folder: str) -> tuple[str, Callable[[], object]]:
-    """The rank has not created it."""
-    _die_if_last(rank)
-    group = dist.new_group([1, 2, 3])
-    if rank == 0:
-        return "", lambda: None
-    return "rank 2", lambda: _sum(group)
 
 
 def _pair(rank: int, folder: str) -> tuple[str, Callable[[], object]]:
@@ -69,14 +60,6 @@ def _shrunk_group(rank: int, folder: str) -> tuple[str, Callable[[], object]]:
     dist.shrink_group([0], shrink_flags=SHRINK_ABORT)
     _die_if_last(rank)
     return "rank 2", _sum
-
-
-def _merged_group(rank: int, folder: str) -> tuple[str, Callable[[], object]]:
-    halves = [dist.new_group(half) for half in ([0, 1], [2, 3])]
-    half: Any = halves[rank // 2]
-    group = half.merge_remote_group(dist.FileStore(f"{folder}/merged", _SIZE), _SIZE)
-    _die_if_last(group.rank())
-    return "rank 3", lambda: group.allreduce([torch.ones(1)]).wait()
 
 
 def _reconfigured_group(rank: int, folder: str) -> tuple[str, Callable[[], object]]:
@@ -108,11 +91,9 @@ def _use(rank: int, _size: int, create: Any, folder: str) -> bool:
     "create",
     [
         _default_group,
-        _new_group,
         _pair,
         _split_group,
         _shrunk_group,
-        _merged_group,
         _reconfigured_group,
     ],
 )
