@@ -11,7 +11,7 @@ import torch
 from typing_extensions import CapsuleType, Self, dataclass_transform, disjoint_base
 
 from pynccl import memory
-from pynccl._internal import borrowing, explanation, recovery
+from pynccl._internal import borrowing, creation, explanation, recovery
 from pynccl._internal import device_comm as _device_comm
 from pynccl._internal.coll_config import CollConfig
 from pynccl._internal.records import FlightRecord, MemoryStats
@@ -656,6 +656,9 @@ def create_device_comm(
     teams: Iterable[Team],
     version: int,
 ) -> DeviceComm: ...
+def check_creation(
+    nranks: SupportsIndex, rank: SupportsIndex, config: Config | None, store: Store
+) -> tuple[int, int, float]: ...
 def can_agree(communicator: Communicator) -> bool: ...
 def begin_recovery(communicator: Communicator) -> None: ...
 def agree(communicator: Communicator, seconds: float, lost: list[int]) -> list[int] | None: ...
@@ -918,6 +921,7 @@ class Communicator:
     borrow = staticmethod(borrowing.borrow)
     device_comm = _device_comm.device_comm
     explain = explanation.explain_collective
+    from_store = staticmethod(creation.from_store)
     properties = _device_comm.properties
     recover = recovery.recover
     register_pool = memory.register_pool

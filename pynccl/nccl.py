@@ -36,7 +36,7 @@ from pynccl._C import (
     plan,
     simulate,
 )
-from pynccl._internal import borrowing, device_comm, explanation, recovery
+from pynccl._internal import borrowing, creation, device_comm, explanation, recovery
 from pynccl._internal.coll_config import CollConfig
 from pynccl._internal.device_comm import CommProperties
 from pynccl._internal.explanation import Explanation, explain, explain_from_environment
@@ -125,6 +125,7 @@ __all__ = [
 Communicator.borrow = staticmethod(borrowing.borrow)
 Communicator.device_comm = device_comm.device_comm
 Communicator.explain = explanation.explain_collective
+Communicator.from_store = staticmethod(creation.from_store)
 Communicator.properties = device_comm.properties
 Communicator.recover = recovery.recover
 Communicator.register_pool = memory.register_pool

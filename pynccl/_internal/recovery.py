@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from pynccl import _C
 from pynccl._internal.arguments import wrong_type
-from pynccl.errors import NcclRemoteError, NcclTimeoutError
+from pynccl._internal.creation import share_id
+from pynccl.errors import NcclRemoteError
 
 if TYPE_CHECKING:
     import pynccl.store
@@ -100,38 +101,6 @@ class Rounds:
         self.members = members
         return [member for member in range(self.nranks) if member not in members]
 
-    def share_id(
-        self, store: pynccl.store.Store, rank: int, timeout: float, create: Callable[[], bytes]
-    ) -> bytes:
-        """Share a unique id among the members of the last agreement.
-
-        Args:
-            store: the store.
-            rank: this rank.
-            timeout: seconds to wait for the first member.
-            create: creates the id, on the first member.
-
-        Returns:
-            The id.
-
-        Raises:
-            NcclTimeoutError: the first member did not share it in time.
-        """
-        end, first = time.monotonic() + timeout, self.members[0]
-        key = f"{self.path}/{self.number}/id"
-        if rank == first:
-            store.set(key, create().hex())
-        while not store.check([key]):
-            if time.monotonic() >= end:
-                raise NcclTimeoutError(
-                    f"recover: rank {first} did not share the new id within {timeout:g} s",
-                    function="recover",
-                    rank=rank,
-                    missing=([first], "store"),
-                )
-            time.sleep(_PAUSE)
-        return bytes.fromhex(store.get(key).decode())
-
 
 _rounds: weakref.WeakKeyDictionary[Communicator, Rounds] = weakref.WeakKeyDictionary()
 
@@ -204,7 +173,11 @@ def recover(
         lost = known if agreed is None else agreed
         unique_id = None
         if store is not None and not _C.can_agree(comm):
-            unique_id = rounds.share_id(store, comm.rank, limit, partial(_new_id, comm))
+            path, first = f"{rounds.path}/{rounds.number}/id", rounds.members[0]
+            create = partial(_new_id, comm)
+            unique_id = share_id(
+                store, path, comm.rank, first, create, timeout=limit, function="recover"
+            )
         try:
             recovered = _C.create_recovered(comm, lost, limit, config, unique_id)
             break

@@ -103,6 +103,16 @@ std::shared_ptr<Communicator> init(const py::object& nranks, const py::object& u
       [=, size = size, own = own](Communicator& c) { c.begin_init(size, ids, own); });
 }
 
+// The checks of Communicator.from_store() before it uses the store.
+py::tuple check_creation(const py::object& nranks, const py::object& rank, const py::object& config,
+                         const py::object& store) {
+  const auto [size, own] = size_and_rank_from_python(nranks, rank);
+  const Communicator::Options options = options_from_python(config, -1);
+  check_store(store);
+  const auto limit = options.init_timeout ? options.init_timeout : options.timeout;
+  return py::make_tuple(size, own, limit ? *limit : seconds_from_limit(default_limit()));
+}
+
 py::list init_all(const py::object& devices, const py::object& provider) {
   const py::tuple found = call_resolver("resolve_all", provider, devices);
   const auto library = py::cast<std::shared_ptr<Library>>(found[0]);
@@ -519,8 +529,9 @@ created.
 
 Args:
     nranks: the number of ranks.
-    unique_id: the UniqueId shared by all ranks; or a list or tuple of several, the same on all
-        ranks, which speeds up the start of very many ranks (ncclCommInitRankScalable).
+    unique_id: the UniqueId shared by all ranks, through a store by from_store(); or a list or tuple
+        of several, the same on all ranks, which speeds up the start of very many ranks
+        (ncclCommInitRankScalable).
     rank: this rank, from 0 to nranks - 1.
     config: a Config; None uses the defaults.
     provider: "cuda" for libnccl.so.2, "host" for hostnccl on CPUs. None is the provider of device
@@ -709,6 +720,10 @@ Raises:
                std::to_string(c.nranks()) + " on " + c.library().path() +
                (c.borrowed() ? ", borrowed>" : ">");
       });
+  m.def("check_creation", &check_creation, py::arg("nranks"), py::arg("rank"), py::arg("config"),
+        py::arg("store"),
+        "Check arguments of Communicator.from_store(). Returns nranks, rank, and the time limit of "
+        "the wait for the unique id in seconds.");
   m.def("create_recovered", &create_recovered, py::arg("parent"), py::arg("lost"),
         py::arg("seconds"), py::arg("config"), py::arg("unique_id") = py::none(),
         "Create the communicator of the surviving ranks within a time limit and free its parent, "

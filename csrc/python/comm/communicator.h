@@ -16,6 +16,9 @@ namespace py = pybind11;
 
 using CommunicatorClass = py::class_<Communicator, std::shared_ptr<Communicator>>;
 
+// Throws TypeError if an object lacks a method of a store. Calls none of them.
+void check_store(const py::object& store);
+
 // Converts the store argument, through which ranks ask each other for their state; nullptr for
 // None. Throws TypeError if the object lacks a method.
 std::shared_ptr<void> store_from_python(const py::object& store);

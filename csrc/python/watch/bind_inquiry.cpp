@@ -144,12 +144,16 @@ Communicator::Options with_comparison(Communicator::Options options) {
   return options;
 }
 
-std::shared_ptr<void> store_from_python(const py::object& store) {
-  if (store.is_none()) return nullptr;
+void check_store(const py::object& store) {
   for (const char* method : {"add", "check", "get", "set"})
     if (!py::hasattr(store, method))
       throw_type_error("store", "an object with the methods of torch.distributed.Store",
                        store.ptr());
+}
+
+std::shared_ptr<void> store_from_python(const py::object& store) {
+  if (store.is_none()) return nullptr;
+  check_store(store);
   return hold(call(watcher().attr("attach"), py::make_tuple(store)));
 }
 
