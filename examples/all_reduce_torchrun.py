@@ -2,8 +2,8 @@
 
 Run: torchrun --nproc-per-node 2 examples/all_reduce_torchrun.py
 
-torchrun sets each process's rank and the address of the store. Rank 0 creates NCCL's unique id and
-publishes it in the store. No torch process group is created. Every rank then contributes a tensor
+torchrun sets each process's rank and the address of the store, through which from_store() shares
+NCCL's unique id. No torch process group is created. Every rank then contributes a tensor
 of N bytes, and all of them get the sum. A ring algorithm takes 2(n-1) steps of N/n bytes, so each
 rank sends and receives 2(n-1)/n N bytes: nearly 2N, regardless of the number of ranks.
 
@@ -31,11 +31,9 @@ def main() -> None:
     if provider == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    if rank == 0:
-        store.set("unique_id", bytes(nccl.get_unique_id(provider)))
-    unique_id = nccl.UniqueId(store.get("unique_id"))
-
-    with nccl.Communicator(nranks, unique_id, rank, provider=provider, device=device) as comm:
+    with nccl.Communicator.from_store(
+        store, rank, nranks, provider=provider, device=device
+    ) as comm:
         tensor = torch.arange(1.0, 5.0, device=device) * (rank + 1)
         comm.all_reduce(tensor)  # on the current stream, like any torch operation
         # A single write for the whole line: the ranks share the terminal.
