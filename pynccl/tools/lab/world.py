@@ -69,12 +69,11 @@ def run(
     store, rank, world_size = next(rendezvous("env://"))
     if world_size < nranks:
         raise ValueError(f"ranks: {nranks} requested, but torchrun started {world_size}")
-    if rank == 0:
-        store.set("pynccl.lab", bytes(nccl.get_unique_id(provider)))
-    unique_id = nccl.UniqueId(store.get("pynccl.lab"))
     device = int(os.environ["LOCAL_RANK"]) if provider == "cuda" else None
     result: T
-    with nccl.Communicator(world_size, unique_id, rank, provider=provider, device=device) as comm:
+    with nccl.Communicator.from_store(
+        store, rank, world_size, provider=provider, device=device
+    ) as comm:
         result = function(comm, *args)
     return result if rank == 0 else None
 
