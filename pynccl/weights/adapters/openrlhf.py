@@ -75,15 +75,13 @@ def stateless_init_process_group(
     limit = timedelta(seconds=_SECONDS)
     store = TCPStore(master_address, master_port, world_size, rank == 0, timeout=limit)
     provider = "cuda" if gpu.type == "cuda" else "host"
-    if rank == 0:
-        store.set("id", bytes(nccl.get_unique_id(provider)).hex())
-    comm = nccl.Communicator(
-        world_size,
-        bytes.fromhex(store.get("id").decode()),
+    comm = nccl.Communicator.from_store(
+        store,
         rank,
+        world_size,
+        config=nccl.Config(timeout=_SECONDS, init_timeout=_SECONDS),
         provider=provider,
         device=gpu.index if provider == "cuda" else None,
-        config=nccl.Config(timeout=_SECONDS, init_timeout=_SECONDS),
     )
     return Group(comm)
 
