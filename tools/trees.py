@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ROOT", "build", "configure", "environment", "replace_between", "synchronise"]
+__all__ = ["ROOT", "build", "configure", "environment", "synchronise"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _BUILD_S = 3600
@@ -77,14 +77,3 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> None:
     )
     if done.returncode != 0:
         sys.exit(f"{done.stdout}{done.stderr}\n{' '.join(command)} failed")
-
-
-def replace_between(path: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace the text between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` in a document."""
-    text = path.read_text()
-    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"{path} has no {begin.strip()} and {end}")
-    path.write_text(before + begin + "\n".join(lines) + "\n" + end + after)

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import trees
+from tools import pages, trees
 from tools.mutate.mutants import Mutant, mutants
 
 __all__ = ["AREAS", "Outcome", "chosen", "report", "without_effect"]
@@ -370,8 +370,9 @@ def main() -> int:
             listed = [dataclasses.asdict(each) for each in outcomes]
             (_FOLDER / "result.json").write_text(json.dumps(listed, indent=1))
         _build(area)  # with the last change undone
-    lines = report(_DOCUMENT.read_text(), outcomes)
-    trees.replace_between(_DOCUMENT, "mutants", lines)
+    text = _DOCUMENT.read_text()
+    lines = report(text, outcomes)
+    _DOCUMENT.write_text(pages.replaced(text, "mutants", lines))
     print("\n".join(lines))
     return 0
 
