@@ -49,8 +49,7 @@ _QUICK = (8, 4 * _K, _M)
 SECTIONS = {
     "calls": "The host's time in one all_reduce",
     "kernels": "all_reduce by a kernel over pynccl/device.h",
-    "overlap": "A matrix product at the same time",
-    "lab": "The overlap lab",
+    "lab": "A matrix product at the same time, by the overlap lab",
     "collectives": "Collectives",
     "sequences": "Operations in sequence, the time of one",
 }
@@ -280,8 +279,6 @@ def _found(name: str, world: World, settings: Settings, quick: bool) -> Iterable
             return gpu_sections.calls(world, repeats, 20 if quick else None)
         case "kernels":
             return gpu_sections.kernels(world, repeats, settings.budget)
-        case "overlap":
-            return gpu_sections.overlap(world, repeats, nbytes, side)
         case "lab":
             sizes = (nbytes,) if quick else (1 << 16, nbytes)
             return gpu_sections.sweep(world, repeats, sizes, side)

@@ -41,7 +41,7 @@ from pynccl.errors import LibraryNotFoundError, MissingFunctionError, NcclError
 from pynccl.tools import lab
 from pynccl.tools.trace.bandwidth import BUS_FACTORS, bandwidth
 
-__all__ = ["calls", "collectives", "kernels", "overlap", "sequences", "sweep"]
+__all__ = ["calls", "collectives", "kernels", "sequences", "sweep"]
 
 _WARM_UP = 2
 _BARE = "NCCL's C function, from C"
@@ -59,7 +59,6 @@ _CAPACITY = _KERNEL_SIZES[-1] // 4  # elements of each half of the scratch memor
 _OURS = "all_reduce"
 _KERNELS = ("kernel, one shot", "kernel, buffered")
 _CTAS = (1, 4, 16)
-_MOST_PRODUCTS = 2000
 
 
 def calls(world: World, repeats: int, number: int | None = None) -> Iterator[Figure | str]:
@@ -341,40 +340,9 @@ def _check_kernel(
             raise BenchmarkError(f"{way} of {4 * out.numel()} bytes is wrong on rank {world.rank}")
 
 
-def overlap(world: World, repeats: int, nbytes: int, side: int) -> Iterator[Figure]:
-    """Measure how much of a collective a matrix product hides, through the mirror and through
-    torch. The product is repeated until it takes about as long. The lab measures the communicator.
-    """
-    product = _Product(world, side)
-    send = torch.zeros(nbytes // 4, device=world.device)
-    recv = send if world.nranks > 1 else torch.empty_like(send)
-
-    def start(module: Any) -> Call:  # noqa: ANN401 two modules alike
-        """Start the collective, and return the wait for it."""
-        if recv is send:
-            work = module.all_reduce(send, async_op=True)
-        else:
-            work = all_gather_of(module)(recv, send, async_op=True)
-        return work.wait  # type: ignore[no-any-return]
-
-    ways: dict[str, Callable[[], Call]] = {"pynccl as dist": partial(start, world.mirror)}
-    if world.torch:
-        ways["torch.distributed"] = partial(start, dist)
-    for way, begin in ways.items():
-        seconds = _measure(world, begin, product, repeats)
-        hidden = seconds["collective"] + seconds["product"] - seconds["together"]
-        yield {
-            "way": way,
-            "collective": _collective(world),
-            "bytes": nbytes,
-            **{f"{part}_seconds": taken for part, taken in seconds.items()},
-            "hidden": hidden / min(seconds["collective"], seconds["product"]),
-        }
-
-
 def sweep(world: World, repeats: int, sizes: tuple[int, ...], side: int) -> Iterator[Figure]:
-    """Measure the same by the overlap lab, which explains what is exposed, for NCCL's
-    number of CTAs and for given ones; at least three rounds.
+    """Measure how much of a collective a matrix product hides, by the overlap lab, which explains
+    what is exposed, for NCCL's number of CTAs and for given ones; at least three rounds.
     """
     ctas = ["default", *map(str, _ctas_to_try())] if world.provider == "cuda" else ["default"]
     choices = {
@@ -411,51 +379,6 @@ def _ctas_to_try() -> tuple[int, ...]:
     """
     text = os.environ.get("NCCL_MAX_CTAS", "")
     return (int(text),) if text.isdigit() and int(text) else _CTAS
-
-
-class _Product:
-    """A matrix product, repeated a given number of times."""
-
-    def __init__(self, world: World, side: int) -> None:
-        dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-        self._a = torch.randn(side, side, device=world.device).to(dtype)
-        self._b = torch.randn(side, side, device=world.device).to(dtype)
-        self._out = torch.empty_like(self._a)
-        self.times = 1
-
-    def __call__(self) -> None:
-        for _ in range(self.times):
-            torch.mm(self._a, self._b, out=self._out)
-
-
-def _measure(
-    world: World, start: Callable[[], Call], product: _Product, repeats: int
-) -> dict[str, float]:
-    """The seconds of the product, of the collective, and of both together."""
-
-    def collective() -> None:
-        start()()
-
-    def together() -> None:
-        finish = start()
-        product()
-        finish()
-
-    product.times = 1
-    for _ in range(2):
-        together()
-        world.synchronize()
-    calls: dict[str, Call] = {"product": product, "collective": collective}
-    seconds = _medians(world, calls, repeats)
-    times = round(seconds["collective"] / seconds["product"])
-    product.times = max(1, min(_MOST_PRODUCTS, times))
-    return _medians(world, {**calls, "together": together}, repeats)
-
-
-def _medians(world: World, calls: dict[str, Call], repeats: int) -> dict[str, float]:
-    timers = {name: world.timer(call) for name, call in calls.items()}
-    figures = world.compare(timers, 1, repeats, lambda _: "")
-    return {figure["way"]: figure["seconds"] for figure in figures}
 
 
 def collectives(world: World, settings: Settings) -> Iterator[Figure | str]:

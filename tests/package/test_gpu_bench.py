@@ -71,7 +71,7 @@ def test_a_dry_run_writes_every_section(tmp_path: Path) -> None:
     assert float(calls["torch.distributed"]["times faster"]) == 1
     for way in ("pynccl as dist", "torch.distributed pynccl, async, wait"):
         assert float(calls[way]["times faster"]) > 0
-    assert all(row["hidden"].endswith("%") for row in tables["overlap"] + tables["lab"])
+    assert all(row["hidden"].endswith("%") for row in tables["lab"])
     assert {row["library"] for row in tables["collectives"]} == {
         "pynccl",
         "torch gloo",
