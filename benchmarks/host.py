@@ -95,7 +95,6 @@ def _parse() -> argparse.Namespace:
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--beside", type=int, default=0, help="CPU-bound processes beside the ranks (default: 0)")
-    add("--bind", action="store_true", help="bind the ranks of every library to CPUs in turn")
     add("--budget", type=float, help="seconds of a sample (default: 0.02, quick: 0.005)")
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     options = parser.parse_args()
@@ -123,10 +122,7 @@ def _installed(libraries: Iterable[str]) -> list[str]:
 def _run(options: argparse.Namespace, nranks: int) -> list[list[Figure]]:
     """Measure with one number of ranks, and return the figures of each row."""
     with contextlib.ExitStack() as stack:
-        worlds = [
-            stack.enter_context(world(library, nranks, bind=options.bind))
-            for library in options.libraries
-        ]
+        worlds = [stack.enter_context(world(library, nranks)) for library in options.libraries]
         known = ", ".join(f"{one.library} ({one.version})" for one in worlds)
         print(f"\n{nranks} ranks: {known}", flush=True)
         compared = [name for name in _COMPARED if name in options.libraries]

@@ -1,6 +1,6 @@
 """The ranks of one library, which execute the orders of the process that runs the benchmark.
 
-    python -m benchmarks.host_ranks FOLDER bind|free     # a rank of MPICH, from mpiexec
+    python -m benchmarks.host_ranks FOLDER     # a rank of MPICH, from mpiexec
 
 pynccl.testing launches the ranks, except those of MPICH, which mpiexec launches. Orders and answers
 pass through a socket: a Row is prepared, a number of calls is sampled. A rank sleeps in a read
@@ -43,27 +43,25 @@ def find_mpiexec() -> str | None:
 
 
 @contextlib.contextmanager
-def world(library: str, nranks: int, *, bind: bool) -> Iterator[World]:
+def world(library: str, nranks: int) -> Iterator[World]:
     """Start a library's ranks, and end them after the block.
 
     Args:
         library: a key of benchmarks.libraries.HOST, or ``"mpich"``.
         nranks: the number of ranks.
-        bind: whether to bind them to CPUs in turn.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostbench-"))
         listener = stack.enter_context(Listener(f"{folder}/socket", "AF_UNIX", backlog=nranks))
         run = None
         if library == "mpich":
-            command = [str(find_mpiexec()), "-n", str(nranks), sys.executable, "-m"]
-            command += ["benchmarks.host_ranks", folder, "bind" if bind else "free"]
+            command = [str(find_mpiexec()), "-n", str(nranks), sys.executable]
+            command += ["-m", "benchmarks.host_ranks", folder]
             process = subprocess.Popen(command, env={**os.environ, **_THREADS})
             stack.callback(_end, process)
         else:
             launcher = stack.enter_context(testing.Launcher())
-            arguments = library, folder, bind
-            run = launcher.start(nranks, _serve, arguments, timeout=None, env=_THREADS)
+            run = launcher.start(nranks, _serve, (library, folder), timeout=None, env=_THREADS)
             stack.enter_context(run)
         listener._listener._socket.settimeout(_START)  # type: ignore[attr-defined]
         try:
@@ -178,11 +176,11 @@ class _Rank:
 
 def main() -> None:
     """Serve as a rank of MPICH."""
-    folder, bind = sys.argv[1:]
-    _serve(None, "mpich", folder, bind == "bind")
+    (folder,) = sys.argv[1:]
+    _serve(None, "mpich", folder)
 
 
-def _serve(rank: testing.Rank | None, name: str, folder: str, bind: bool) -> None:
+def _serve(rank: testing.Rank | None, name: str, folder: str) -> None:
     """Serve as a rank of a library, until the benchmark closes its end of the socket."""
     with Client(f"{folder}/socket", "AF_UNIX") as connection:
         try:
@@ -192,9 +190,6 @@ def _serve(rank: testing.Rank | None, name: str, folder: str, bind: bool) -> Non
             else:
                 library = mpich = libraries.Mpich()
                 number = mpich.rank
-            if bind:
-                cpus = sorted(os.sched_getaffinity(0))
-                os.sched_setaffinity(0, {cpus[number % len(cpus)]})
             connection.send(library.version)
             gc.disable()
             gc.freeze()
