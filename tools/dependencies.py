@@ -22,11 +22,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 __all__ = [
     "ORDERS",
-    "cycles",
+    "cycle",
     "folders",
     "imports",
     "includes",
@@ -152,32 +153,13 @@ def folder(name: str) -> str:
     return ".".join(parts[: 3 if parts[1:2] and parts[1] in _DIVIDED else 2])
 
 
-def cycles(graph: Graph) -> list[list[str]]:
-    """The sets of nodes that reach each other (Tarjan's strongly connected components)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for target in sorted(graph.get(node, ())):
-            if target not in index:
-                visit(target)
-                low[node] = min(low[node], low[target])
-            elif target in stack:
-                low[node] = min(low[node], index[target])
-        if low[node] == index[node]:
-            component = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(component) > 1 or node in graph.get(node, ()):
-                found.append(sorted(component))
-
-    for node in sorted(graph):
-        if node not in index:
-            visit(node)
-    return found
+def cycle(graph: Graph) -> list[str]:
+    """The nodes of one cycle of a graph; empty if it has none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return sorted(set(error.args[1]))
+    return []
 
 
 def wrong_uses(graph: Graph) -> list[str]:
@@ -277,8 +259,9 @@ def main() -> int:
     wrong = []
     for title, graph in (("includes of csrc", includes()), ("imports of pynccl", imports())):
         _print(title, graph, files=options.files, shown=lambda name: name.startswith(options.only))
-        wrong += [f"a cycle: {', '.join(cycle)}" for cycle in cycles(units(graph))]
-        wrong += [f"a cycle of folders: {', '.join(c)}" for c in cycles(folders(graph))]
+        for name, merged in (("cycle", units(graph)), ("cycle of folders", folders(graph))):
+            if found := cycle(merged):
+                wrong.append(f"a {name}: {', '.join(found)}")
         wrong += wrong_uses(graph)
     for path in _python_files():
         lines = starred_literals(path.read_text())

@@ -14,7 +14,7 @@ def test_the_graphs_have_edges() -> None:
 
 def test_cycles_and_wrong_uses_are_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}
-    assert dependencies.cycles(graph) == [["b", "c"]]
+    assert dependencies.cycle(graph) == ["b", "c"]
     up = {"csrc/hostnccl/base/flag.h": {"csrc/hostnccl/api/api.h", "csrc/abi/nccl_types.h"}}
     assert dependencies.wrong_uses(up) == ["csrc/hostnccl/base/flag.h uses csrc/hostnccl/api/api.h"]
     across = {"csrc/nccl/library.h": {"csrc/hostnccl/base/error.h"}}
@@ -39,7 +39,7 @@ def test_a_header_and_its_sources_are_one_unit() -> None:
         "csrc/a/two": {"csrc/a/one"},
         "csrc/a/alone_here": {"csrc/a/two"},
     }
-    assert dependencies.cycles(merged) == [["csrc/a/one", "csrc/a/two"]]
+    assert dependencies.cycle(merged) == ["csrc/a/one", "csrc/a/two"]
 
 
 def test_imports_for_type_checkers_count_except_those_that_declare_lazy_attributes() -> None:
@@ -49,8 +49,8 @@ def test_imports_for_type_checkers_count_except_those_that_declare_lazy_attribut
 
 
 def test_there_is_no_cycle() -> None:
-    assert not dependencies.cycles(dependencies.units(dependencies.includes()))
-    assert not dependencies.cycles(dependencies.imports())
+    assert not dependencies.cycle(dependencies.units(dependencies.includes()))
+    assert not dependencies.cycle(dependencies.imports())
 
 
 def test_starred_literals_are_found() -> None:
