@@ -31,7 +31,7 @@ from benchmarks.kernels import (
     compile_for_cpus,
     shared_library,
 )
-from benchmarks.libraries import Call, Library, all_gather_of
+from benchmarks.libraries import Call, Library
 from benchmarks.operations import Buffers, exact_row
 from benchmarks.ranks import BenchmarkError
 from benchmarks.timing import Elapsed, Figure, Timer
@@ -39,6 +39,7 @@ from benchmarks.world import Settings, World
 from pynccl import nccl, raw
 from pynccl.errors import LibraryNotFoundError, MissingFunctionError, NcclError
 from pynccl.tools import lab
+from pynccl.tools.bench.ranks import call_of
 from pynccl.tools.trace.bandwidth import BUS_FACTORS, bandwidth
 
 __all__ = ["calls", "collectives", "kernels", "sequences", "sweep"]
@@ -205,10 +206,10 @@ def _ways_of_sequences(world: World, whole: torch.Tensor) -> Iterator[tuple[str,
         ours = _for_each(comm.all_reduce, rows)
         theirs = _for_each(dist.all_reduce, rows)
     else:  # an all_reduce of one rank does nothing; gathering from one rank copies
-        gather = all_gather_of(dist)
-        pairs = list(zip(rows, torch.ones_like(whole).unbind(), strict=True))
-        ours = _for_each(lambda pair: comm.all_gather(pair[1], out=pair[0]), pairs)
-        theirs = _for_each(lambda pair: gather(*pair), pairs)
+        pairs = list(zip(torch.ones_like(whole).unbind(), rows, strict=True))
+        ours = _for_each(lambda pair: comm.all_gather(pair[0], out=pair[1]), pairs)
+        gathers = [call_of(dist, "all_gather", world.rank, pair) for pair in pairs]
+        theirs = _for_each(lambda gather: gather(), gathers)
     yield "pynccl, called", ours
     if world.torch:
         yield "torch, called", theirs

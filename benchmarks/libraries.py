@@ -10,7 +10,6 @@ import importlib
 import os
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,8 +17,9 @@ import numpy as np
 from benchmarks.operations import ROOT, Buffers
 from pynccl import nccl
 from pynccl.testing import Rank
+from pynccl.tools.bench.ranks import OPERATIONS, call_of
 
-__all__ = ["HOST", "Call", "Distributed", "Library", "Mpich", "Pynccl", "all_gather_of"]
+__all__ = ["HOST", "Call", "Distributed", "Library", "Mpich", "Pynccl"]
 
 Call = Callable[[], object]
 # Each has a name for tables, a version for reports, barrier(), and call(), which returns the call
@@ -188,8 +188,6 @@ class Distributed:
     def __init__(self, name: str, module: Any, group: Any = None, version: str = "") -> None:  # noqa: ANN401 two modules alike
         self.name, self.group, self.version = name, group, version
         self._module = module
-        self._all_gather = all_gather_of(module)
-        self._reduce_scatter = _first_of(module, "reduce_scatter_single", "reduce_scatter_tensor")
 
     def barrier(self) -> object:
         return self._module.barrier(group=self.group)
@@ -200,27 +198,13 @@ class Distributed:
         rank, row = buffers.rank, buffers.row
         if row.operation in ("all_reduce", "reduce") and send is not recv:
             recv.copy_(send)
+        if row.operation in OPERATIONS:
+            return call_of(dist, row.operation, rank, (send, recv), group)
         blocks_to, blocks_from = (
             list(tensor.chunk(row.nranks)) if rank == ROOT else None for tensor in (recv, send)
         )
-
-        def ring() -> None:
-            for work in dist.batch_isend_irecv(messages):
-                work.wait()
-
-        messages = []
-        if row.operation == "send_recv":
-            messages = [
-                dist.P2POp(dist.isend, send, (rank + 1) % row.nranks, group=group),
-                dist.P2POp(dist.irecv, recv, (rank - 1) % row.nranks, group=group),
-            ]
         calls: dict[str, Call] = {
-            "all_reduce": partial(dist.all_reduce, recv, group=group),
-            "all_gather": partial(self._all_gather, recv, send, group=group),
-            "reduce_scatter": partial(self._reduce_scatter, recv, send, group=group),
-            "broadcast": partial(dist.broadcast, recv, ROOT, group=group),
             "reduce": partial(dist.reduce, recv, ROOT, group=group),
-            "all_to_all": partial(dist.all_to_all_single, recv, send, group=group),
             "gather": partial(dist.gather, send, blocks_to, ROOT, group=group),
             "scatter": partial(dist.scatter, recv, blocks_from, ROOT, group=group),
             "ping_pong": _ping_pong(
@@ -228,7 +212,6 @@ class Distributed:
                 lambda peer: partial(dist.send, send, peer, group=group),
                 lambda peer: partial(dist.recv, recv, peer, group=group),
             ),
-            "send_recv": ring,
             "barrier": self.barrier,
         }
         return calls[row.operation]
@@ -245,19 +228,6 @@ def _ping_pong(rank: int, send: Callable[[int], Call], recv: Callable[[int], Cal
         second()
 
     return call
-
-
-def all_gather_of(module: ModuleType) -> Callable[..., Any]:
-    """Return ``all_gather(output, input)`` of single tensors, of torch or of the mirror."""
-    return _first_of(module, "all_gather_single", "all_gather_into_tensor")
-
-
-def _first_of(module: ModuleType, *names: str) -> Callable[..., Any]:
-    # torch 2.13 renamed them, and warns at every call of the old names.
-    for name in names:
-        if function := getattr(module, name, None):
-            return function  # type: ignore[no-any-return]
-    raise AttributeError(f"{module.__name__} has none of {', '.join(names)}")
 
 
 def _gloo(rank: Rank) -> Library:

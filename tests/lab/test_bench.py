@@ -43,7 +43,7 @@ def _wrong_call(library: object, *_: object) -> object:
 
 def _wrong_rows(rank: Rank) -> list[ranks.Row]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "_call", _wrong_call)
+        patch.setattr(ranks, "call_of", _wrong_call)
         return ranks.measure(rank, [("all_reduce", 64)], 1)
 
 

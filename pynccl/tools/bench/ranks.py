@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pynccl
@@ -15,7 +15,7 @@ from pynccl.testing import Rank
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OPERATIONS", "Row", "measure"]
+__all__ = ["OPERATIONS", "Row", "call_of", "measure"]
 
 # The operations, and torch's names before torch 2.13 deprecated them.
 _OLD_NAMES = {
@@ -90,9 +90,9 @@ def _measure_row(rank: Rank, device: torch.device, row: Row, repeats: int) -> Ro
     timers, wrong = {}, []
     for name, library in (("pynccl", pynccl), ("torch", torch.distributed)):
         source, result, expected = _buffers(row.operation, rank, values)
-        call = _call(library, row.operation, rank, source, result)
         found = ""
         try:
+            call = call_of(library, row.operation, rank.rank, (source, result))
             call()
             if not torch.equal(result, expected):
                 found = f"{name}: a wrong result on a rank"
@@ -102,7 +102,7 @@ def _measure_row(rank: Rank, device: torch.device, row: Row, repeats: int) -> Ro
             wrong.append(found or f"{name}: failed on another rank")
             continue
         source.zero_()  # repeated sums remain finite
-        timers[name] = functools.partial(_sample, device, call)
+        timers[name] = partial(_sample, device, call)
     once = {name: min(timer(1) for _ in range(_WARMUP)) for name, timer in timers.items()}
     for repeat in range(repeats):
         for name in sorted(timers, reverse=repeat % 2 == 1):
@@ -136,30 +136,40 @@ def _buffers(
     return source, torch.empty_like(values), values + (rank.rank - 1) % size
 
 
-def _call(
+def call_of(
     library: Any,  # noqa: ANN401 - pynccl or torch.distributed
     operation: str,
-    rank: Rank,
-    source: torch.Tensor,
-    result: torch.Tensor,
+    rank: int,
+    buffers: tuple[torch.Tensor, torch.Tensor],
+    group: Any = None,  # noqa: ANN401 - of the library
 ) -> Callable[[], object]:
-    """The call of an operation, whose function has the same name in both libraries."""
+    """Return the call of an operation, which reuses the objects that it can.
+
+    Args:
+        library: the module, pynccl or torch.distributed.
+        operation: one of OPERATIONS.
+        rank: this rank.
+        buffers: the input and the output; only the output of all_reduce and broadcast.
+        group: a process group with all ranks; None is the default group.
+    """
+    source, result = buffers
     if operation == "all_reduce":
-        return lambda: library.all_reduce(source)
+        return partial(library.all_reduce, result, group=group)
     if operation == "broadcast":
-        return lambda: library.broadcast(source, 0)
+        return partial(library.broadcast, result, 0, group=group)
     if operation != "send_recv":
-        old = getattr(library, _OLD_NAMES[operation])
-        function = getattr(library, f"{operation}_single", old)
-        return lambda: function(result, source)
+        # torch 2.13 renamed them, and warns at every call of the old names.
+        function = getattr(library, f"{operation}_single", None)
+        function = function or getattr(library, _OLD_NAMES[operation])
+        return partial(function, result, source, group=group)
+    size = library.get_world_size(group)
+    messages = [
+        library.P2POp(library.isend, source, (rank + 1) % size, group=group),
+        library.P2POp(library.irecv, result, (rank - 1) % size, group=group),
+    ]
 
     def exchange() -> None:
-        after, before = (rank.rank + 1) % rank.world_size, (rank.rank - 1) % rank.world_size
-        operations = [
-            library.P2POp(library.isend, source, after),
-            library.P2POp(library.irecv, result, before),
-        ]
-        for work in library.batch_isend_irecv(operations):
+        for work in library.batch_isend_irecv(messages):
             work.wait()
 
     return exchange
