@@ -2,8 +2,7 @@
 
 It also reports starred literals, for which ruff has no rule.
 
-    python -m tools.dependencies            # each folder with the folders it uses
-    python -m tools.dependencies --files    # with the files behind each edge
+    python -m tools.dependencies    # each folder with the folders it uses
 
 Errors are cycles of units or folders, and uses of a later folder: a folder in ORDERS may use only
 the folders before it. The exit status is 1 if there is an error.
@@ -16,7 +15,6 @@ their declarations under TYPE_CHECKING in an __init__.py.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import subprocess
@@ -237,28 +235,13 @@ def _imported(tree: ast.AST, package: str, *, lazy: bool) -> Iterator[str]:
             yield from _imported(node, package, lazy=lazy)
 
 
-def _print(title: str, graph: Graph, *, files: bool, shown: Callable[[str], bool]) -> None:
-    print(f"\n{title}")
-    for source, targets in sorted(folders(graph).items()):
-        if not shown(source):
-            continue
-        print(f"  {source}: {', '.join(sorted(targets)) or '-'}")
-        if files:
-            for file, used in sorted(graph.items()):
-                others = sorted(name for name in used if folder(name) != source)
-                if folder(file) == source and others:
-                    print(f"    {file}: {', '.join(others)}")
-
-
 def main() -> int:
     """Print the graphs and the errors, and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--files", action="store_true", help="print the files behind each edge")
-    parser.add_argument("only", nargs="?", default="", help="print only folders with this prefix")
-    options = parser.parse_args()
     wrong = []
     for title, graph in (("includes of csrc", includes()), ("imports of pynccl", imports())):
-        _print(title, graph, files=options.files, shown=lambda name: name.startswith(options.only))
+        print(f"\n{title}")
+        for source, targets in sorted(folders(graph).items()):
+            print(f"  {source}: {', '.join(sorted(targets)) or '-'}")
         for name, merged in (("cycle", units(graph)), ("cycle of folders", folders(graph))):
             if found := cycle(merged):
                 wrong.append(f"a {name}: {', '.join(found)}")
