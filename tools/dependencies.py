@@ -108,8 +108,7 @@ def imports() -> dict[str, set[str]]:
     for name, path in modules.items():
         if path.suffix == ".py":
             is_package = path.name == "__init__.py"
-            package = name if is_package else name.rpartition(".")[0]
-            for imported in _imported(ast.parse(path.read_text()), package, lazy=is_package):
+            for imported in _imported(ast.parse(path.read_text()), lazy=is_package):
                 if (target := _known(imported, modules)) and target != name:
                     graph[name].add(target)
     return graph
@@ -215,24 +214,20 @@ def _known(name: str, modules: Iterable[str]) -> str:
     return name
 
 
-def _imported(tree: ast.AST, package: str, *, lazy: bool) -> Iterator[str]:
+def _imported(tree: ast.AST, *, lazy: bool) -> Iterator[str]:
     """The dotted names that a module imports. lazy: it may have lazy attributes."""
     for node in ast.iter_child_nodes(tree):
         if lazy and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             for other in node.orelse:
-                yield from _imported(other, package, lazy=lazy)
+                yield from _imported(other, lazy=lazy)
         elif isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             continue
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *filter(None, [node.module])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         else:
-            yield from _imported(node, package, lazy=lazy)
+            yield from _imported(node, lazy=lazy)
 
 
 def main() -> int:
