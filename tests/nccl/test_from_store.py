@@ -115,7 +115,7 @@ class _Unused:
         ((0, 1), {"provider": "gpu"}, "provider: 'gpu' is neither"),
         ((0, 1), {"device": "cuda"}, "device: 'cuda' does not belong to provider 'host'"),
         ((0, 1), {"store": None}, "store: expected an object with the methods"),
-        ((0, 1), {"store": object()}, "store: expected an object with the methods"),
+        ((0, 1), {"store": "a store"}, "store: expected an object with the methods"),
     ],
     ids=str,
 )
