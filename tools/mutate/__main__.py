@@ -91,7 +91,7 @@ AREAS: dict[str, tuple[str, ...]] = {
             "flight_record comparison inquiry on_timeout deadlines flight_dump deadlines_graphs",
         ),
         *_files("trace", "nvtx recorder recorder_graphs recordings"),
-        *_files("doubles", "silent_driver trace_clock"),
+        *_files("doubles", "silent_driver trace_clock cuda_path"),
     ),
     "csrc/hostnccl/rendezvous": (
         *_files("nccl", "communicator encryption nonblocking"),
