@@ -88,7 +88,6 @@ def _enter(
     sock = connect(*place, lambda: _left(deadline))
     try:
         if trust.tls is not None:
-            sock.settimeout(deadline.left())
             with creation():
                 sock = trust.tls.wrap_socket(
                     sock, server_hostname=place[0], do_handshake_on_connect=False

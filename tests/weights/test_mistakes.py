@@ -36,7 +36,7 @@ from pynccl.weights.ring import Ring
 from pynccl.weights.source import layout_of_specs
 from pynccl.weights.target import Target
 from pynccl.weights.watch import Watcher
-from pynccl.weights.wire import Link
+from pynccl.weights.wire import Deadline, Link, wait
 from tests.support import holdings
 from tests.support.tier import FULL
 from tests.weights.peers import KEY
@@ -256,17 +256,32 @@ def test_store_with_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPa
         WeightReceiver(old, timeout=5, library="numpy").close()
 
 
-def test_connection_that_ends_during_a_transfer() -> None:
-    """NCCL may not detect the death of a peer, so its wait is interrupted."""
+def _connected() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         own = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
+        return own, server.accept()[0]
+
+
+def test_connection_that_ends_during_a_transfer() -> None:
+    """NCCL may not detect the death of a peer, so its wait is interrupted."""
+    own, other = _connected()
     link, watcher, interrupted = Link(own, FROM_LEADER, 1), Watcher(), threading.Event()
     with watcher.watch([link], interrupted.set):
         other.close()
         assert interrupted.wait(SOON)
     watcher.close()
     link.close()
+
+
+def test_a_wait_for_links_ends_at_its_deadline_or_with_a_lost_one() -> None:
+    own, other = _connected()
+    link = Link(own, FROM_LEADER, 1)
+    began = time.monotonic()
+    wait([link], Deadline(0.2))
+    assert time.monotonic() - began > 0.15
+    link.lose("a test")
+    wait([link], Deadline(None))
+    other.close()
 
 
 def test_descriptors_above_1024() -> None:
