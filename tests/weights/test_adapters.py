@@ -23,7 +23,7 @@ import torch
 from pynccl.weights import WeightReceiver, WeightSender
 from pynccl.weights.adapters import openrlhf, sglang, trl, verl, vllm
 from pynccl.weights.adapters.beside import beside
-from pynccl.weights.errors import PeerLostError, WeightsError
+from pynccl.weights.errors import PeerLostError, SessionClosedError, WeightsError
 from pynccl.weights.report import Report
 from pynccl.weights.wire import Link
 from tests.support.commands import free_port
@@ -206,7 +206,12 @@ def test_vllm(vllm_engine: Any) -> None:  # noqa: ANN401
     _, error = together(trainer._sender.abort, lambda: server.engine.receive_weights(_update(20)))
     assert isinstance(error, PeerLostError)
     assert server.model.steps == [*update, *update]
+    closed: list[bool] = []
+    trainer._sender.close()
+    trainer._sender = types.SimpleNamespace(close=lambda: closed.append(True))
     trainer.shutdown()
+    trainer.shutdown()
+    assert closed == [True]
     with pytest.raises(RuntimeError, match="shut down"):
         trainer.send_weights()
     server.engine.shutdown()
@@ -314,6 +319,14 @@ def test_verl_leaves_a_session_that_fails() -> None:
     with pytest.raises(RuntimeError, match="no tensors"):
         asyncio.run(engine.send_weights(weights()))
     assert engine.prepare()["session"][0] is None
+
+
+def test_parts_are_as_full_as_possible() -> None:
+    parts: list[list[str]] = []
+    sender: Any = types.SimpleNamespace(send=lambda part: parts.append(list(part)))
+    weights = [(name, torch.ones(2, dtype=torch.uint8)) for name in "abcde"]
+    asyncio.run(verl._send_parts(sender, iter([*weights, ("f", torch.ones(9))]), 4))
+    assert parts == [[*names, verl._LAST] for names in ("ab", "cd", "e", "f")]
 
 
 def test_unfinished_parts_end_the_session() -> None:
@@ -494,6 +507,9 @@ def test_trl(vllm_engine: Any) -> None:  # noqa: ANN401
         assert transfer.report.version == step
     update = ["pause", "start_weight_update", "finish_weight_update", "resume"]
     assert server.calls == ["ready", *update, *update]
+    transfer.destroy()
+    with pytest.raises(SessionClosedError):
+        server.engine.receive_weights(_update(20))
     transfer.destroy()
     server.engine.shutdown()
 
