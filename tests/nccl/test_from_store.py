@@ -4,6 +4,7 @@ errors before the store is used, and time limits if rank 0 or the store is missi
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from functools import partial
@@ -144,9 +145,10 @@ def test_a_missing_rank_0(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_wait(tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     interrupt_when_blocked()
     with pytest.raises(KeyboardInterrupt):
-        _from_store(FolderStore(tmp_path / "store"), 1, 2)
+        _from_store(FolderStore(tmp_path / "store"), 1, 2, config=nccl.Config(init_timeout=60))
     wait_until(lambda: "pynccl-store" not in [thread.name for thread in threading.enumerate()])
 
 
