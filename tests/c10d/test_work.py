@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -203,9 +204,11 @@ def _wakeups() -> int:
     found = 0
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != threading.get_native_id():
-            counted = re.search(r"^voluntary.*\s(\d+)$", (task / "status").read_text(), re.M)
-            assert counted
-            found += int(counted[1])
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                status = (task / "status").read_text()
+                counted = re.search(r"^voluntary.*\s(\d+)$", status, re.M)
+                assert counted
+                found += int(counted[1])
     return found
 
 
