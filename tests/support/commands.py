@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -87,10 +88,11 @@ def python_output(code: str, *arguments: str, without: str = "", **variables: st
 
 
 def free_port() -> int:
-    """An unused port of this machine. Another process may take it at any time."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """An unused port, below 32768, from where on Linux takes the ports of connections."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextlib.contextmanager
