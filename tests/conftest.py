@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from pynccl.testing import Launcher as ToolLauncher
 from pynccl.testing import Run
 from tests.support import gpu
 from tests.support.launcher import Launcher
+from tests.support.tier import FULL
 from tests.support.turns import (
     pytest_collection_modifyitems,
     pytest_configure_node,
@@ -33,6 +35,14 @@ os.environ.setdefault("HOSTNCCL_STRICT", "1")
 os.environ.setdefault("HOSTNCCL_CONNECT", "0")
 # The same thresholds in every run; tests/hostnccl/test_tuning.py measures them.
 os.environ.setdefault("HOSTNCCL_TUNING", "off")
+
+# The same generated examples in every run, and others each night.
+if not FULL:
+    with contextlib.suppress(ImportError):
+        from hypothesis import settings
+
+        settings.register_profile("short", derandomize=True, database=None)
+        settings.load_profile("short")
 
 # The double's own tests need it active: python -m pytest -p tests.doubles.plugin tests/doubles
 collect_ignore = [] if "CUDA_DOUBLE_LIBRARIES" in os.environ else ["doubles"]

@@ -233,7 +233,6 @@ def test_same_values(host_world: World, tmp_path: Path, nranks: int) -> None:
     @settings(
         max_examples=8,
         deadline=None,
-        derandomize=True,
         suppress_health_check=list(HealthCheck),
         database=None,
         phases=[Phase.generate],  # a failing program costs a world of processes

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pynccl.tools.replay import Result, replay
@@ -81,7 +81,8 @@ def _check_same(trace: ProcessTrace, again: ProcessTrace, scale: float) -> None:
             assert (other.recvbuff - other.sendbuff) * one.count == distance * other.count
     assert len(set(streams.values())) == len(streams)
     assert len(set(groups.values())) == len(groups)
-    assert len(set(buffers.values())) == len(buffers)
+    if scale >= 1:  # a smaller scale moves the starts of overlapping buffers to one address
+        assert len(set(buffers.values())) == len(buffers)
 
 
 @settings(
@@ -96,6 +97,7 @@ def _check_same(trace: ProcessTrace, again: ProcessTrace, scale: float) -> None:
     streams=st.integers(1, 3),
     scale=st.sampled_from([1.0, 1.0, 0.1, 0.37, 2.5]),
 )
+@example(seed=3, nranks=4, streams=1, scale=0.1)
 def test_generated_programs(
     tmp_path_factory: pytest.TempPathFactory, seed: int, nranks: int, streams: int, scale: float
 ) -> None:
