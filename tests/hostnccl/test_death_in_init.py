@@ -4,6 +4,7 @@ which failed processes have exited, and even if the late rank has become the hos
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -21,7 +22,7 @@ _LATEST = 10.0  # seconds, on a busy machine: half of the time limit
 
 def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
     """Ranks arrive one after the other; the last one after the others have failed."""
-    rank.report("ready")
+    rank.report(os.getpid())
     wait_for(f"{folder}/{rank.rank}")
     began = time.monotonic()
     with pytest.raises(nccl.NcclRemoteError, match=r"rank \d \(pid \d+\) died"):
@@ -30,10 +31,37 @@ def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
         assert time.monotonic() - began < _LATEST
         (folder / "done").touch()
     elif rank.rank in leaves:
-        (folder / f"left{rank.rank}").touch()
         os._exit(0)
     else:
         wait_for(f"{folder}/done")  # still alive when the last one arrives
+
+
+def _sockets(pid: int) -> int:
+    """The number of open sockets of a process; 0 once it has exited."""
+    count = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                count += os.readlink(entry.path).startswith("socket:")
+    return count
+
+
+def _wait_for_exit(pid: int) -> None:
+    """Wait until a process has closed its sockets, of which no rank then expects an answer."""
+    deadline = time.monotonic() + 20
+    while _sockets(pid):
+        assert time.monotonic() < deadline, f"process {pid} has not exited"
+        time.sleep(0.01)
+
+
+def _arrive(folder: Path, rank: int, pid: int) -> None:
+    """Let a rank begin, and return some time after it is the host or connects to it."""
+    before = _sockets(pid)
+    (folder / str(rank)).touch()
+    deadline = time.monotonic() + 20
+    while _sockets(pid) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.4)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +71,12 @@ def test_a_late_rank(launch: Launcher, tmp_path: Path, dies: int, leaves: list[i
     nranks = 4
 
     def drive(run: Run) -> None:
-        run.gather_reports()
+        pids = run.gather_reports()
         for rank in range(nranks - 1):
-            (tmp_path / str(rank)).touch()
-            time.sleep(0.4)  # the first one is the host
+            _arrive(tmp_path, rank, pids[rank])
         run.kill(dies)
+        for rank in leaves:
+            _wait_for_exit(pids[rank])
         time.sleep(1)
         (tmp_path / str(nranks - 1)).touch()
 
@@ -69,10 +98,9 @@ def test_a_late_rank_that_becomes_the_host(launch: Launcher, tmp_path: Path, nra
     took = 0.0  # from the failure of rank 1 on
 
     def drive(run: Run) -> None:
-        run.gather_reports()
+        pids = run.gather_reports()
         for rank in (0, 1):
-            (tmp_path / str(rank)).touch()
-            time.sleep(0.4)
+            _arrive(tmp_path, rank, pids[rank])
         run.kill(1, signal.SIGSTOP)
         run.kill(0)
         time.sleep(0.3)  # until its socket is closed
@@ -81,8 +109,7 @@ def test_a_late_rank_that_becomes_the_host(launch: Launcher, tmp_path: Path, nra
         nonlocal took
         continued = run.kill(1, signal.SIGCONT)
         if leaves:
-            wait_for(f"{tmp_path}/left2")
-            time.sleep(0.3)  # until its socket is closed
+            _wait_for_exit(pids[2])
             (tmp_path / "3").touch()
             took = time.monotonic() - continued
 
