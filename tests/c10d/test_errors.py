@@ -40,22 +40,3 @@ def test_mistakes_name_the_argument(rank: int, size: int) -> None:
         dist.all_to_all_single(torch.empty(4, 4), ones, [1, 3], [1, 1])
     dist.all_reduce(ones)  # nothing was sent before
     assert ones[0, 0].item() == float(size)
-
-
-@on_ranks(2)
-def test_lazily_negated_outputs_keep_their_values(rank: int, size: int) -> None:
-    """As docs/c10d.md describes: torch passes a copy, so the output keeps its old values."""
-    x = torch.tensor([1 + 2j, 3 - 1j])
-    negated = x.conj().imag
-    assert negated.is_neg()
-    dist.all_reduce(negated)
-    assert negated.tolist() == [-2, 1]
-    assert x.tolist() == [1 + 2j, 3 - 1j]
-    gathered = [torch.empty(2) for _ in range(size)]
-    dist.all_gather(gathered, negated)  # inputs are read correctly
-    assert all(one.tolist() == [-2, 1] for one in gathered)
-    resolved = negated.resolve_neg()
-    dist.all_reduce(resolved)
-    assert resolved.tolist() == [-2 * size, size]
-    with pytest.raises(RuntimeError, match="conjugated"):
-        dist.all_reduce(x.conj())

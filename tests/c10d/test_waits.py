@@ -203,16 +203,6 @@ def test_a_child_of_a_fork(rank: int, size: int) -> None:
         assert x.tolist() == [2.0] * 4
 
 
-@on_ranks(2)
-def test_works_that_are_waited_for_in_reverse(rank: int, size: int) -> None:
-    count = 10_000 if FULL else 2_000
-    tensors = [torch.full((1,), n + rank) for n in range(count)]
-    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    for work in reversed(works):
-        work.wait()
-    assert [tensor.item() for tensor in tensors] == [2 * n + 1 for n in range(count)]
-
-
 @pytest.mark.parametrize("withheld", [False, True])
 @on_ranks(2)
 def test_a_group_that_is_destroyed_with_pending_works(rank: int, size: int, withheld: bool) -> None:
