@@ -19,12 +19,11 @@ import torch.distributed as dist
 
 from pynccl.c10d.build import load
 from pynccl.c10d.connector import Connector, leave_stores
-from pynccl.c10d.lending import lend
 
 if TYPE_CHECKING:
     from pynccl import nccl
 
-__all__ = ["communicator", "lend", "options", "register"]
+__all__ = ["communicator", "options", "register"]
 
 
 def options(*, config: nccl.Config | None = None, is_high_priority_stream: bool = False) -> Any:  # noqa: ANN401

@@ -156,7 +156,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("trace", "nvtx recorder recordings"),
     ),
     "csrc/c10d": (
-        *_files("c10d", "collectives messages overlaps against_torch windows lending"),
+        *_files("c10d", "collectives messages overlaps against_torch windows"),
         *_files("c10d", "registration time_estimates allocation interrupts errors hooks"),
         *_files("c10d", "work membership exit"),
         "tests/c10d/test_device.py",
