@@ -111,7 +111,7 @@ def test_a_receiver_waits_for_its_sender() -> None:
     assert _waits(merge([receiver.trace, sender.trace])) == {(1, 0): (0, 3.0)}
 
 
-def _shifted(shifts: list[int], *, seed: int = 1, drift: float = 0.0) -> list[TraceBuilder]:
+def _shifted(shifts: list[int], *, seed: int = 1) -> list[TraceBuilder]:
     """100 all_reduces of a few milliseconds on machines whose clocks differ by nanoseconds."""
     randoms = random.Random(seed)
     builders = [
@@ -123,9 +123,8 @@ def _shifted(shifts: list[int], *, seed: int = 1, drift: float = 0.0) -> list[Tr
         begins = [at + randoms.random() * 3 for _ in shifts]
         end = max(begins) + 1
         for builder, begin in zip(builders, begins, strict=True):
-            slower = 1 + drift * builder.rank
             jitter = randoms.random() * 0.01
-            builder.operation("all_reduce", begin * slower, (end + jitter) * slower)
+            builder.operation("all_reduce", begin, end + jitter)
         at = end + 1
     return builders
 
@@ -138,10 +137,6 @@ def test_shifted_clocks_are_found(seed: int) -> None:
         assert clock.method == "operations"
         assert clock.operations == 100
         assert abs(clock.offset + shift) < 10_000  # a hundredth of the shortest operation
-        lower, upper = clock.bounds
-        assert lower <= -shift <= upper
-        assert lower <= clock.offset <= upper
-        assert clock.consistent
     for match in merged.matches:
         last = max(merged.began(member) or 0 for member in match.members)
         assert min(merged.ended(member) or 0 for member in match.members) >= last
@@ -165,24 +160,6 @@ def test_outliers_do_not_move_the_clock() -> None:
                 operations[index] = dataclasses.replace(operations[index], ended=late)
     merged = merge([builder.trace for builder in builders])
     assert abs(merged.clocks[1].offset + 70 * MS) < 10_000
-
-
-def test_messages_of_both_directions_bound_the_clock() -> None:
-    builders = [TraceBuilder(rank, 2, boot=f"{rank}", shift=rank * MS * 500) for rank in range(2)]
-    for at in range(0, 50, 2):
-        for rank, builder in enumerate(builders):
-            first = "send" if rank == 0 else "recv"
-            builder.operation(first, at, at + 0.5, peer=1 - rank)
-            second = "recv" if rank == 0 else "send"
-            builder.operation(second, at + 1, at + 1.5, peer=1 - rank)
-    clock = merge([builder.trace for builder in builders]).clocks[1]
-    assert clock.method == "operations"
-    assert abs(clock.offset + 500 * MS) <= MS // 2
-
-
-def test_clocks_of_different_speeds_are_reported() -> None:
-    clock = merge([b.trace for b in _shifted([0, MS], drift=0.05)]).clocks[1]
-    assert not clock.consistent
 
 
 def test_without_common_operations_wall_clocks_are_used() -> None:

@@ -28,16 +28,11 @@ class Clock:
         method: "same" (one machine), "operations" (matched with those of other machines), "epoch"
             (the machines' wall clocks).
         operations: number of matched operations that the offset is derived from.
-        bounds: the range of offsets for which no operation ends before its data was sent.
-        consistent: whether the offset is within the bounds. It is not if the clocks run at
-            different speeds.
     """
 
     offset: int
     method: str
     operations: int = 0
-    bounds: tuple[int | None, int | None] = (None, None)
-    consistent: bool = True
 
 
 @dataclass(frozen=True)
@@ -278,69 +273,29 @@ def _needs(match: Match, one: Member, other: Member) -> bool:
 # --- clocks
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The constraint that one matched operation puts on the offset between two clocks."""
-
-    difference: int | None
-    lower: int | None
-    upper: int | None
-
-
 def _clocks(traces: Sequence[ProcessTrace], matches: Iterable[Match]) -> list[Clock]:
-    samples: dict[tuple[str, str], list[_Sample]] = defaultdict(list)
+    # The differences of the ends of collectives, which all ranks leave at about the same time.
+    differences: dict[tuple[str, str], list[int]] = defaultdict(list)
     for match in matches:
+        if match.is_message or match.kind in _FROM_ROOT | _TO_ROOT:
+            continue
         for one, other in itertools.permutations(match.members, 2):
             boots = traces[one.trace].boot, traces[other.trace].boot
-            sample = _sample(match, one, other) if boots[0] != boots[1] else None
-            if sample is not None:
-                samples[boots].append(sample)
+            ends = one.operation.ended, other.operation.ended
+            if boots[0] != boots[1] and ends[0] is not None and ends[1] is not None:
+                differences[boots].append(ends[0] - ends[1])
     clocks = {traces[0].boot: Clock(0, "same")}
     epochs: dict[str, int] = {}
     for trace in traces:
         epochs.setdefault(trace.boot, trace.epoch)
     while len(clocks) < len(epochs):
         # Next comes the pair of a known and an unknown clock with the most operations.
-        pairs = [pair for pair in samples if pair[0] in clocks and pair[1] not in clocks]
+        pairs = [pair for pair in differences if pair[0] in clocks and pair[1] not in clocks]
         if pairs:
-            known, boot = max(pairs, key=lambda pair: len(samples[pair]))
-            clocks[boot] = _estimate(clocks[known].offset, samples[known, boot])
+            pair = max(pairs, key=lambda pair: len(differences[pair]))
+            offset = clocks[pair[0]].offset + round(statistics.median(differences[pair]))
+            clocks[pair[1]] = Clock(offset, "operations", len(differences[pair]))
         else:
             boot = next(boot for boot in epochs if boot not in clocks)
             clocks[boot] = Clock(epochs[boot] - epochs[traces[0].boot], "epoch")
     return [clocks[trace.boot] for trace in traces]
-
-
-def _sample(match: Match, one: Member, other: Member) -> _Sample | None:
-    """The offset from the other one's times to the first one's."""
-    a, b = one.operation, other.operation
-    if a.began is None or a.ended is None or b.began is None or b.ended is None:
-        return None
-    lower = a.began - b.ended if _needs(match, other, one) else None  # b ends after a has begun
-    upper = a.ended - b.began if _needs(match, one, other) else None
-    if lower is None and upper is None:
-        return None
-    both = lower is not None and upper is not None
-    return _Sample(a.ended - b.ended if both else None, lower, upper)
-
-
-def _estimate(offset: int, samples: Sequence[_Sample]) -> Clock:
-    lower = max((s.lower for s in samples if s.lower is not None), default=None)
-    upper = min((s.upper for s in samples if s.upper is not None), default=None)
-    differences = [s.difference for s in samples if s.difference is not None]
-    consistent = lower is None or upper is None or lower <= upper
-    if differences:
-        # Ranks leave a synchronising operation at about the same time.
-        best = round(statistics.median(differences))
-    elif lower is not None and upper is not None:
-        best = (lower + upper) // 2
-    else:
-        best = lower if lower is not None else upper or 0
-    if consistent:
-        best = best if lower is None else max(best, lower)
-        best = best if upper is None else min(best, upper)
-    bounds = (
-        None if lower is None else lower + offset,
-        None if upper is None else upper + offset,
-    )
-    return Clock(best + offset, "operations", len(samples), bounds, consistent)

@@ -301,22 +301,12 @@ def clock_notes(merged: Merged) -> list[str]:
         The lines; empty if all traces share one clock.
     """
     return [
-        _clock_text(merged, trace)
+        f"{merged.label(trace)}: its clock is {clock.offset / 1e6:+.6f} ms, from "
+        + (
+            "the wall clocks: none of its collectives match"
+            if clock.method == "epoch"
+            else f"{clock.operations} matched collectives"
+        )
         for trace, clock in enumerate(merged.clocks)
         if clock.method != "same"
     ]
-
-
-def _clock_text(merged: Merged, trace: int) -> str:
-    """How the clock of a trace was set."""
-    clock = merged.clocks[trace]
-    text = f"{merged.label(trace)}: its clock is {clock.offset / 1e6:+.6f} ms"
-    if clock.method == "epoch":
-        return f"{text}, from the wall clocks: none of its operations match"
-    text += f", from {clock.operations} matched operations"
-    lower, upper = clock.bounds
-    if lower is not None and upper is not None:
-        if not clock.consistent:
-            return f"{text}; they contradict each other by {time_text(lower - upper)}"
-        text += f", exact to {time_text(upper - lower)}"
-    return text
