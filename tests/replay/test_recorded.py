@@ -187,39 +187,11 @@ def test_processes_without_ranks_of_their_own() -> None:
     assert [process.trace.pid for process in recorded.processes] == [1000, 1001, 1002, 1003]
 
 
-@pytest.mark.parametrize("threads", [True, False])
-def test_processes_with_several_ranks(threads: bool) -> None:
-    """With init_all(), one thread issues all ranks' calls in groups; otherwise each rank's does."""
-    world = World(4)
-    other = world.communicator("b", [2, 3])
-    for comm in ("0" * 16, other, "0" * 16):
-        number = None if threads else world.group()
-        world.all("all_reduce", comm, group=number)
-    merged = []
-    for first, second in (world.traces[:2], world.traces[2:]):
-        for trace in (first, second):
-            trace.operations = [
-                dataclasses.replace(
-                    operation,
-                    rank=world.members[operation.communicator].index(trace.pid - 1000),
-                    thread=trace.pid if threads else 1,
-                )
-                for operation in trace.operations
-            ]
-        operations = sorted(first.operations + second.operations, key=lambda one: one.called)
-        communicators = first.communicators | second.communicators
-        merged.append(
-            dataclasses.replace(
-                first, rank=None, communicators=communicators, operations=operations
-            )
-        )
-    recorded = gather(merged)
-    assert [process.rank for process in recorded.processes] == [0, 1, 2, 3]
-    assert [len(process.items) for process in recorded.processes] == [2, 2, 3, 3]
-    assert recorded.comms[other].ranks == (2, 3)
-    result = replay(merged)
-    assert result.ok
-    assert result.operations == 10
+def test_processes_with_several_ranks() -> None:
+    first, second = World(2).traces
+    first.communicators |= second.communicators
+    with pytest.raises(ReplayError, match="process 1000 has several ranks of communicator 0000"):
+        gather([first])
 
 
 def test_unrelated_recordings() -> None:

@@ -18,7 +18,6 @@ import pytest
 
 import pynccl
 from pynccl import _C, nccl
-from pynccl.tools.replay import replay
 from pynccl.tools.trace import chrome
 from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
@@ -328,7 +327,6 @@ def _check_ranks(trace: ProcessTrace, n: int) -> None:
         assert all(window.address == one.sendbuff for one in found if one.kind == "put_signal")
 
 
-@pytest.mark.usefixtures("kept_ranks")
 def test_all_ranks_of_a_process(tmp_path: Path) -> None:
     """The ranks of init_all(); the process has the rank in its largest communicator."""
     (alone,) = nccl.Communicator.init_all(1, provider="host")
@@ -353,10 +351,6 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         collectives = [["all_gather", 0, 1, 2], ["all_reduce", 0, 1, 2], ["all_reduce", 0, 1, 2]]
         assert sorted(found) == sorted([*collectives, *messages * 2])
         assert check(one) == []
-        result = replay([one])
-        assert result.ok
-        # Those of one-sided operations are skipped.
-        assert result.operations == sum("signal" not in o.kind for o in one.operations)
     for comm in [alone, *comms]:
         comm.close()
 

@@ -113,7 +113,13 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
     """
     if not traces:
         raise ReplayError("traces: expected at least one recording")
-    traces = [part for trace in traces for part in _split(trace)]
+    for trace in traces:
+        counts = Counter(id for id, _ in trace.communicators)
+        if several := [id for id, count in counts.items() if count > 1]:
+            raise ReplayError(
+                f"process {trace.pid} has several ranks of communicator {several[0]}, such as "
+                "threads or init_all(); a replay needs a process for each rank"
+            )
     if ranks is not None and not 1 <= ranks <= len(traces):
         raise ReplayError(f"ranks: {ranks} requested, but there are {len(traces)} recordings")
     numbers = _process_ranks(traces)
@@ -272,84 +278,6 @@ def _launched(
                 )
             )
     return found
-
-
-# --- processes with several ranks of a communicator: init_all(), or threads
-
-
-def _split(trace: ProcessTrace) -> list[ProcessTrace]:
-    """Split a recording into one per rank. Ranks of different communicators belong together if the
-    same thread used them, else by their order.
-    """
-    ranks: dict[str, list[int]] = {}
-    for operation in trace.operations:
-        known = ranks.setdefault(operation.communicator, [])
-        rank = _rank(trace, operation)
-        if rank is not None and rank not in known:
-            known.append(rank)
-    if all(len(known) < 2 for known in ranks.values()):
-        return [trace]
-    by_thread = _by_thread(trace)
-    if by_thread is not None:
-        return [_part(trace, members, by_thread=True) for members in by_thread]
-    by_order = {id: sorted(known) for id, known in ranks.items()}
-    parts = [
-        {id: known[place] for id, known in by_order.items() if place < len(known)}
-        for place in range(max(map(len, ranks.values())))
-    ]
-    return [_part(trace, members, by_thread=False) for members in parts]
-
-
-def _rank(trace: ProcessTrace, one: Operation | Wait) -> int | None:
-    comm = None if one.rank is not None else trace.communicator_of(one)
-    return one.rank if comm is None else comm.rank
-
-
-def _by_thread(trace: ProcessTrace) -> list[dict[str, int]] | None:
-    """The rank of each thread in its communicators; None if threads share ranks or have several."""
-    threads: dict[int, dict[str, int]] = {}
-    users: dict[tuple[str, int], int] = {}
-    for operation in trace.operations:
-        rank = _rank(trace, operation)
-        if rank is None:
-            continue
-        own = threads.setdefault(operation.thread, {})
-        user = users.setdefault((operation.communicator, rank), operation.thread)
-        if own.setdefault(operation.communicator, rank) != rank or user != operation.thread:
-            return None
-    return list(threads.values())
-
-
-def _part(trace: ProcessTrace, members: dict[str, int], *, by_thread: bool) -> ProcessTrace:
-    """The part of these ranks; by_thread: of one thread, which has these ranks only."""
-    operations = _of(trace, trace.operations, members)
-    threads = {operation.thread for operation in operations} if by_thread else set[int]()
-    return dataclasses.replace(
-        trace,
-        rank=None,
-        communicators={
-            (id, rank): comm
-            for id, rank in members.items()
-            if (comm := trace.communicator(id, rank)) is not None
-        },
-        operations=operations,
-        runs=_of(trace, trace.runs, members),
-        waits=[
-            wait
-            for wait in trace.waits
-            if (
-                wait.thread in threads
-                if wait.communicator is None
-                else members.get(wait.communicator) == _rank(trace, wait)
-            )
-        ],
-    )
-
-
-def _of(
-    trace: ProcessTrace, operations: Sequence[Operation], members: dict[str, int]
-) -> list[Operation]:
-    return [one for one in operations if members.get(one.communicator) == _rank(trace, one)]
 
 
 # --- recordings that begin or end at different times
