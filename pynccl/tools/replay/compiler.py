@@ -6,9 +6,9 @@ from collections import defaultdict
 
 from pynccl.tools.replay.buffers import Layout, order
 from pynccl.tools.replay.program import Member, Op, Program, Step
-from pynccl.tools.replay.recorded import Process, Recorded, ReplayError, counterpart
+from pynccl.tools.replay.recorded import Process, Recorded, ReplayError
 from pynccl.tools.trace.model import Operation, Wait
-from pynccl.tools.trace.shape import ITEMSIZES, KINDS, Blocks, blocks
+from pynccl.tools.trace.shape import ITEMSIZES, KINDS, blocks
 
 __all__ = ["compile_programs"]
 
@@ -81,13 +81,11 @@ class _Compiler:
         # The default streams of several threads would block the one thread of the replay.
         self._by_thread = provider == "host" and self._process.several_threads
         self._streams: dict[tuple[int, int], int] = {}
-        self._positions: dict[tuple[object, ...], int] = defaultdict(int)
 
     def compile(self) -> Program:
         program = Program(self._process.rank, list(self._members.values()))
         program.steps = self._steps()
-        members = {member.number: member for member in program.members}
-        self._place_buffers(program, members)
+        self._place_buffers(program)
         program.streams = len(self._streams)
         if len({op.stream for op in program.operations}) > 1:
             order(program.steps)
@@ -170,57 +168,38 @@ class _Compiler:
             )
         shape = blocks(operation.kind, member.nranks, member.rank, operation.root)
         count = max(1, int(operation.count * self._scale)) if operation.count else 0
-        position = 0
-        kind = counterpart(operation)
-        if kind is not None:
-            key = (operation.communicator, *kind)
-            self._positions[key] += 1
-            position = self._positions[key]
         operator = operation.op
         if operator is not None and operator not in _OPERATORS:
             operator = "user-defined"
-        return Op(
-            operation.kind,
-            member.number,
-            position,
-            operation,
-            operation.dtype,
-            count,
-            operator,
-            operation.root,
-            operation.peer,
-            self._stream(operation.stream, operation.thread),
-            sent=shape.sent * count,
-            received=shape.received * count,
-        )
+        stream = self._stream(operation.stream, operation.thread)
+        return Op(operation, member, count, operator, shape, stream)
 
-    def _place_buffers(self, program: Program, members: dict[int, Member]) -> None:
+    def _place_buffers(self, program: Program) -> None:
         """Place every buffer in the arena."""
-        in_arena: list[tuple[Op, Blocks, str | None]] = []
+        in_arena: list[tuple[Op, str | None]] = []
         buffers: list[tuple[int, int, int, int]] = []
         for op in program.operations:
             item, recorded = op.itemsize, op.recorded
-            shape = blocks(op.kind, members[op.comm].nranks, members[op.comm].rank, op.root)
-            inside = _in_place(op, shape)
-            in_arena.append((op, shape, inside))
+            inside = _in_place(op)
+            in_arena.append((op, inside))
             if op.sent and inside != "send":
-                size = shape.sent * recorded.count * item
+                size = op.shape.sent * recorded.count * item
                 buffers.append((recorded.sendbuff, size, op.sent * item, item))
             if op.received and inside != "recv":
-                size = shape.received * recorded.count * item
+                size = op.shape.received * recorded.count * item
                 buffers.append((recorded.recvbuff, size, op.received * item, item))
         layout = Layout(buffers, self._scale)
         program.nbytes = layout.nbytes
-        for op, shape, inside in in_arena:
+        for op, inside in in_arena:
             block = op.count * op.itemsize
             if op.received and inside != "recv":
                 op.recv = layout[op.recorded.recvbuff]
             if op.sent and inside != "send":
                 op.send = layout[op.recorded.sendbuff]
             if inside == "send":
-                op.send = op.recv + shape.own_received * block
+                op.send = op.recv + op.shape.own_received * block
             elif inside == "recv":
-                op.recv = op.send + shape.own_sent * block
+                op.recv = op.send + op.shape.own_sent * block
 
 
 def _group_key(operation: Operation) -> tuple[int, int]:
@@ -228,11 +207,11 @@ def _group_key(operation: Operation) -> tuple[int, int]:
     return operation.group or 0, operation.called if operation.graph is not None else -1
 
 
-def _in_place(op: Op, shape: Blocks) -> str | None:
+def _in_place(op: Op) -> str | None:
     """Which buffer is part of the other: "send", "recv" or None."""
     if not (op.sent and op.received) or op.kind == "all_to_all":
         return None
-    recorded = op.recorded
+    recorded, shape = op.recorded, op.shape
     block = recorded.count * op.itemsize
     if op.sent > op.received:
         return "recv" if recorded.recvbuff == recorded.sendbuff + shape.own_sent * block else None

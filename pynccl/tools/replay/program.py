@@ -6,9 +6,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pynccl.tools.trace.model import Operation
-from pynccl.tools.trace.shape import ITEMSIZES
+from pynccl.tools.trace.shape import ITEMSIZES, Blocks
 
 __all__ = ["Member", "Op", "Program", "Step"]
+
+
+class Member(NamedTuple):
+    """A communicator of a program.
+
+    Attributes:
+        number: equal on all ranks.
+    """
+
+    number: int
+    label: str
+    nranks: int
+    rank: int
 
 
 @dataclass
@@ -16,34 +29,32 @@ class Op:
     """An operation of a replay.
 
     Attributes:
-        comm: index of the communicator in the program.
-        position: from 1, among its counterparts in the replay; 0 if it has none.
-        recorded: the recorded operation.
+        recorded: the recorded operation, with the ranks of the replay.
+        member: its communicator.
+        count: number of elements, as the nccl.h function counts them.
         op: the operator; "user-defined" is replayed as pre_mul_sum.
+        shape: the blocks of count elements that it reads and writes.
+        stream: index of its stream.
         send: byte offset that it reads in the arena.
         recv: byte offset that it writes in the arena.
         sent: number of elements that it reads.
         received: number of elements that it writes.
     """
 
-    kind: str
-    comm: int
-    position: int
     recorded: Operation
-    dtype: str
+    member: Member
     count: int
     op: str | None
-    root: int | None
-    peer: int | None
+    shape: Blocks
     stream: int
     send: int = 0
     recv: int = 0
-    sent: int = 0
-    received: int = 0
 
-    @property
-    def itemsize(self) -> int:
-        return ITEMSIZES[self.dtype]
+    def __post_init__(self) -> None:
+        self.kind = self.recorded.kind
+        self.itemsize = ITEMSIZES[self.recorded.dtype]
+        self.sent = self.shape.sent * self.count
+        self.received = self.shape.received * self.count
 
 
 @dataclass
@@ -65,19 +76,6 @@ class Step:
     sync: int | None = None
     waits: list[tuple[int | None, int, int]] = field(default_factory=list)
     marks: set[int] = field(default_factory=set)
-
-
-class Member(NamedTuple):
-    """A communicator of a program.
-
-    Attributes:
-        number: equal on all ranks.
-    """
-
-    number: int
-    label: str
-    nranks: int
-    rank: int
 
 
 @dataclass

@@ -111,7 +111,6 @@ class _Player:
         self._outcome = outcome
         self._host = rank.provider != "cuda"
         self._comms: dict[int, nccl.Communicator] = {}
-        self._ranks = {member.number: member for member in program.members}
         self._streams: list[nccl.Stream | None] = [None]
         self._events: dict[tuple[int, int], nccl.Event] = {}
         self._marks: deque[list[nccl.Event]] = deque()
@@ -171,7 +170,7 @@ class _Player:
                 self._step(number, step)
             except Exception as error:
                 if step.ops and step.ops[0].kind not in str(error):
-                    what = ", ".join(self._named(op) for op in step.ops[:3])
+                    what = ", ".join(map(_named, step.ops[:3]))
                     raise _FailedError(f"{type(error).__name__} in {what}: {error}") from error
                 raise
             if number % _STRIDE == _STRIDE - 1:
@@ -264,21 +263,21 @@ class _Player:
     # --- operations
 
     def _buffer(self, op: Op, offset: int, count: int) -> Any:  # noqa: ANN401 - a view
-        dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
         interface = "__array_interface__" if self._host else "__cuda_array_interface__"
-        return _View(interface, self._address + offset, count, op.itemsize, dtype)
+        return _View(interface, self._address + offset, count, op.itemsize, _dtype(op))
 
     def _operator(self, op: Op) -> Any:  # noqa: ANN401 - a RedOp or its name
         if op.op != "user-defined":
             return op.op or "sum"
-        key = (op.comm, op.dtype)
+        key = (op.member.number, op.recorded.dtype)
         if key not in self._operators:
-            dtype = "float8_e4m3fn" if op.dtype == "float8_e4m3" else op.dtype
-            self._operators[key] = self._comms[op.comm].pre_mul_sum(_SCALAR, dtype)
+            comm = self._comms[op.member.number]
+            self._operators[key] = comm.pre_mul_sum(_SCALAR, _dtype(op))
         return self._operators[key]
 
     def _issue(self, op: Op) -> None:
-        comm, stream = self._comms[op.comm], self._streams[op.stream]
+        comm, stream = self._comms[op.member.number], self._streams[op.stream]
+        root, peer = op.recorded.root or 0, op.recorded.peer or 0
         where: Any = stream if stream is not None or self._host else 0
         send = self._buffer(op, op.send, op.sent) if op.sent or op.count == 0 else None
         out = self._buffer(op, op.recv, op.received) if op.received else None
@@ -288,14 +287,20 @@ class _Player:
             getattr(comm, op.kind)(send, out=out, stream=where)
         elif op.kind == "broadcast":  # on the other ranks the tensor is written
             tensor, result = (send, out) if op.sent else (out, None)
-            comm.broadcast(tensor, op.root or 0, out=result, stream=where)
+            comm.broadcast(tensor, root, out=result, stream=where)
         elif op.kind == "reduce":
-            comm.reduce(send, op.root or 0, self._operator(op), out=out, stream=where)
+            comm.reduce(send, root, self._operator(op), out=out, stream=where)
         elif op.kind in ("gather", "scatter"):
-            getattr(comm, op.kind)(send, op.root or 0, out=out, stream=where)
+            getattr(comm, op.kind)(send, root, out=out, stream=where)
         elif op.kind in ("send", "recv"):
-            getattr(comm, op.kind)(send if op.sent else out, op.peer or 0, stream=where)
+            getattr(comm, op.kind)(send if op.sent else out, peer, stream=where)
 
-    def _named(self, op: Op) -> str:
-        member = self._ranks[op.comm]
-        return f"{described(op.recorded)} of communicator {member.label} on rank {member.rank}"
+
+def _named(op: Op) -> str:
+    rank = op.member.rank
+    return f"{described(op.recorded)} of communicator {op.member.label} on rank {rank}"
+
+
+def _dtype(op: Op) -> str:
+    """The name of the dtype for pynccl, which is ml_dtypes' for 8-bit floats."""
+    return "float8_e4m3fn" if op.recorded.dtype == "float8_e4m3" else op.recorded.dtype

@@ -216,11 +216,10 @@ def _rows_of(programs: Sequence[Program], every: Sequence[Outcome]) -> list[Row]
     """The rows, ordered by kind and size."""
     groups: dict[tuple[str, int, int, int], list[tuple[Operation, int]]] = defaultdict(list)
     for program, outcome in zip(programs, every, strict=True):
-        members = {member.number: member for member in program.members}
         for op, duration in zip(program.operations, outcome.durations, strict=False):
-            nranks = members[op.comm].nranks
+            nranks, dtype = op.member.nranks, op.recorded.dtype
             counts = (op.recorded.count, op.count)
-            sizes = [total(op.kind, nranks, count, op.dtype) for count in counts]
+            sizes = [total(op.kind, nranks, count, dtype) for count in counts]
             groups[op.kind, sizes[0], sizes[1], nranks].append((op.recorded, duration))
     rows = []
     for (kind, nbytes, replayed_nbytes, nranks), calls in sorted(groups.items()):
