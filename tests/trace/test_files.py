@@ -19,10 +19,8 @@ from pynccl.tools.trace.model import (
     Operation,
     ProcessTrace,
     Range,
-    Signal,
     TraceError,
     Wait,
-    Window,
 )
 from tests.support.tier import FULL
 from tests.support.traces import TraceBuilder
@@ -41,27 +39,22 @@ def _traces(draw: st.DrawFn) -> ProcessTrace:
     ids = st.sampled_from([*(one.id for one in communicators), "missing"])
     kinds = st.sampled_from(["all_reduce", "gather", "send", "recv", "put_signal", "barrier"])
     numbers = st.none() | st.integers(1, 3)
-    operations = st.lists(
-        st.builds(
-            Operation,
-            kind=kinds,
-            communicator=ids,
-            number=numbers,
-            group=numbers,
-            graph=numbers,
-            signals=st.lists(st.builds(Signal), max_size=2).map(tuple),
-        ),
-        max_size=6,
+    operation = st.builds(
+        Operation,
+        kind=kinds,
+        communicator=ids,
+        number=numbers,
+        group=numbers,
+        graph=numbers,
     )
     return draw(
         st.builds(
             ProcessTrace,
             communicators=st.just({(one.id, one.rank): one for one in communicators}),
-            operations=operations,
+            operations=st.lists(operation, max_size=6),
             waits=st.lists(st.builds(Wait, communicator=st.none() | ids), max_size=3),
             ranges=st.lists(st.builds(Range), max_size=3),
             launches=st.lists(st.builds(GraphLaunch, graph=numbers.filter(bool)), max_size=2),
-            windows=st.lists(st.builds(Window), max_size=2),
             runs=operations,
         )
     )

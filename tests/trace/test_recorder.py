@@ -20,7 +20,7 @@ import pynccl
 from pynccl import _C, nccl
 from pynccl.tools.trace import chrome
 from pynccl.tools.trace.merge import merge
-from pynccl.tools.trace.model import Operation, ProcessTrace, Signal
+from pynccl.tools.trace.model import Operation, ProcessTrace
 from pynccl.tools.trace.order import check
 from tests.support import gpu
 from tests.support.blocking import in_threads, wait_until
@@ -240,7 +240,7 @@ def test_groups_and_plans(rank: Rank) -> None:
 
 
 @on_ranks(2, by="provider")
-def test_one_sided_operations_and_windows(rank: Rank) -> None:
+def test_one_sided_operations(rank: Rank) -> None:
     comm, stream = rank.comm, rank.stream()
     nbytes = 4096
     memories = [comm.mem_alloc(nbytes) for _ in range(2)]
@@ -250,7 +250,6 @@ def test_one_sided_operations_and_windows(rank: Rank) -> None:
     event = rank.event()
 
     def run() -> None:
-        late = comm.register_window(comm.mem_alloc(nbytes))
         comm.put_signal(
             memories[1].ptr + 64, peer, windows[0], 128, count=16, dtype="float32", stream=stream
         )
@@ -258,26 +257,16 @@ def test_one_sided_operations_and_windows(rank: Rank) -> None:
         comm.wait_signal({source: 2}, stream=stream)
         event.record(stream)
         event.synchronize()
-        late.close()
 
     trace = traced_by(run)
-    comm_id = trace.operations[0].communicator
-    put, signalled, waited = [o for o in trace.operations if o.kind != "all_gather"]
+    put, signalled, waited = trace.operations
     assert put.kind == "put_signal"
     assert (put.window, put.offset, put.signal, put.context) == (1, 128, 0, 0)
     assert (put.peer, put.count, put.sendbuff) == (peer, 16, memories[1].ptr + 64)
-    assert (put.recvbuff, put.recvbytes, put.signals) == (0, 0, ())
+    assert (put.recvbuff, put.recvbytes) == (0, 0)
     assert (signalled.kind, signalled.peer) == ("signal", peer)
     assert (signalled.signal, signalled.window) == (0, None)
-    assert waited.kind == "wait_signal"
-    assert waited.signals == (Signal(peer=source, times=2, signal=0, context=0),)
-    first, second, third = trace.windows
-    assert [(w.communicator, w.rank) for w in trace.windows] == [(comm_id, rank.rank)] * 3
-    assert [w.number for w in trace.windows] == [1, 2, 3]
-    assert [w.nbytes for w in trace.windows] == [nbytes] * 3
-    assert (first.address, second.address) == (memories[0].ptr, memories[1].ptr)
-    assert first.closed is second.closed is None
-    assert third.opened < put.called < third.closed
+    assert (waited.kind, waited.count, waited.sendbuff) == ("wait_signal", 1, 0)
     (wait,) = [w for w in trace.waits if w.what == "event"]
     assert wait.event_stream == stream.handle
     assert waited.called < wait.event_recorded <= wait.called
@@ -322,9 +311,6 @@ def _check_ranks(trace: ProcessTrace, n: int) -> None:
     for rank in range(n):
         found = [one for one in trace.operations if (one.communicator, one.rank) == (id, rank)]
         assert [one.kind for one in found if one.kind in kinds] == kinds * 2
-        (window,) = [one for one in trace.windows if one.rank == rank]
-        assert trace.communicator_of(window) == own[id, rank]
-        assert all(window.address == one.sendbuff for one in found if one.kind == "put_signal")
 
 
 def test_all_ranks_of_a_process(tmp_path: Path) -> None:

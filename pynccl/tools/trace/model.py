@@ -17,10 +17,8 @@ __all__ = [
     "ProcessTrace",
     "ProxyWaits",
     "Range",
-    "Signal",
     "TraceError",
     "Wait",
-    "Window",
 ]
 
 
@@ -53,46 +51,6 @@ class Communicator:
     rank: int
     nranks: int
     device: int
-
-
-@dataclass(frozen=True)
-class Window:
-    """Memory that was registered as a window.
-
-    Attributes:
-        communicator: the id of its communicator.
-        rank: rank in the communicator.
-        number: from 1, among the windows of the communicator, equal on all ranks.
-        address: address of this rank's memory.
-        nbytes: its size.
-        opened: when it was registered; for a window that was open before the trace, the first use
-            of the communicator in the trace.
-        closed: None if it was open when the trace ended.
-    """
-
-    communicator: str
-    rank: int
-    number: int
-    address: int
-    nbytes: int
-    opened: int
-    closed: int | None
-
-
-class Signal(NamedTuple):
-    """The signals that a wait_signal waits for.
-
-    Attributes:
-        peer: the rank that sends them.
-        times: the number of signals.
-        signal: index of the signal.
-        context: index of the context.
-    """
-
-    peer: int
-    times: int
-    signal: int
-    context: int
 
 
 class KernelTimes(NamedTuple):
@@ -181,7 +139,6 @@ class Operation:
         offset: offset in the peer's window, in bytes.
         signal: for a put or signal, the index of the signal.
         context: index of its context.
-        signals: of a wait_signal.
         algorithm, protocol: those that NCCL chose for a collective, such as "Ring" and "LL128".
             None without nccl.explain().
         channels: the number of NCCL's channels, if NCCL reports it.
@@ -218,7 +175,6 @@ class Operation:
     offset: int | None = None
     signal: int | None = None
     context: int | None = None
-    signals: tuple[Signal, ...] = ()
     algorithm: str | None = None
     protocol: str | None = None
     channels: int | None = None
@@ -333,7 +289,6 @@ class ProcessTrace:
         waits: waits of threads and streams for operations or streams.
         ranges: those of nccl.range().
         launches: launches of graphs.
-        windows: the registered windows.
         runs: the captured operations as run by launches of their graphs, with
             ``nccl.trace(graphs=True)``. They count as called when the launch is.
     """
@@ -352,14 +307,13 @@ class ProcessTrace:
     waits: list[Wait] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     launches: list[GraphLaunch] = field(default_factory=list)
-    windows: list[Window] = field(default_factory=list)
     runs: list[Operation] = field(default_factory=list)
 
-    def communicator_of(self, one: Operation | Wait | Window) -> Communicator | None:
-        """The communicator of an operation, a wait or a window, for its rank.
+    def communicator_of(self, one: Operation | Wait) -> Communicator | None:
+        """The communicator of an operation or a wait, for its rank.
 
         Args:
-            one: the operation, the wait or the window.
+            one: the operation or the wait.
 
         Returns:
             The communicator; None if it has none, or one that is not in the trace.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -24,10 +23,8 @@ from pynccl.tools.trace.model import (
     Operation,
     ProcessTrace,
     Range,
-    Signal,
     TraceError,
     Wait,
-    Window,
 )
 from pynccl.tools.trace.shape import ITEMSIZES, ROOTED, blocks
 
@@ -79,8 +76,8 @@ class _Entry(NamedTuple):
         return bool(self.flags & 8)
 
 
-_OPERATION, _GROUP_END, _SIGNAL, _LAUNCH, _WAIT = range(5)
-_RANGE_BEGIN, _RANGE_END, _FAILURE, _WINDOW_OPEN, _WINDOW_CLOSE, _RUN = range(5, 11)
+_OPERATION, _GROUP_END, _LAUNCH, _WAIT = 0, 1, 3, 4
+_RANGE_BEGIN, _RANGE_END, _FAILURE, _RUN = 5, 6, 7, 10
 
 
 @dataclass
@@ -178,7 +175,6 @@ def _process_trace(contents: _Contents) -> ProcessTrace:
     trace.waits = [_wait(entry, contents) for entry in contents.entries if entry.type == _WAIT]
     trace.ranges = _ranges(contents)
     trace.launches = [_launch(entry) for entry in contents.entries if entry.type == _LAUNCH]
-    trace.windows = _windows(contents)
     trace.runs = [
         replace(_operation(entry, entry, contents, timed=True), returned=None)
         for entry in contents.entries
@@ -193,11 +189,6 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
     ends = {(e.group, e.stream): e for e in contents.entries if e.type == _GROUP_END}
     any_end = {e.group: e for e in contents.entries if e.type == _GROUP_END}
     failures = {(e.communicator, e.sequence) for e in contents.entries if e.type == _FAILURE}
-    signals: dict[tuple[int, int], list[Signal]] = defaultdict(list)
-    for entry in contents.entries:
-        if entry.type == _SIGNAL:
-            signal = Signal(entry.root_or_peer, entry.elements, entry.signal, entry.context)
-            signals[entry.communicator, entry.sequence].append(signal)
     operations: list[tuple[int, Operation]] = []
     latest: dict[int, int] = {}
     for entry in entries:
@@ -208,9 +199,6 @@ def _operations(entries: list[_Entry], contents: _Contents) -> list[Operation]:
             end = ends.get((entry.group, entry.stream)) or any_end.get(entry.group)
             times = end or entry._replace(flags=entry.flags | 1)
         operation = _operation(entry, times, contents, timed=timed)
-        if operation.kind == "wait_signal":
-            found = tuple(signals[entry.communicator, entry.sequence])
-            operation = replace(operation, sendbuff=0, signals=found)
         # By the time of the call, in the order of each thread.
         latest[entry.thread] = max(latest.get(entry.thread, 0), entry.called)
         operations.append((latest[entry.thread], operation))
@@ -240,7 +228,7 @@ def _operation(entry: _Entry, times: _Entry, contents: _Contents, *, timed: bool
         op=(ops[entry.op] if entry.op < len(ops) else "user-defined") if reduces else None,
         root=entry.root_or_peer if kind in ROOTED else None,
         peer=entry.root_or_peer if kind in ("send", "recv", "put_signal", "signal") else None,
-        sendbuff=entry.sendbuff,
+        sendbuff=0 if kind == "wait_signal" else entry.sendbuff,
         recvbuff=0 if kind == "put_signal" else entry.recvbuff,
         stream=entry.stream,
         thread=entry.thread,
@@ -280,28 +268,6 @@ def _wait(entry: _Entry, contents: _Contents) -> Wait:
         event_stream=entry.recvbuff if entry.number else None,
         event_recorded=entry.number or None,
     )
-
-
-def _windows(contents: _Contents) -> list[Window]:
-    opened: dict[tuple[int, int], _Entry] = {}
-    closed: dict[tuple[int, int], int] = {}
-    for entry in contents.entries:
-        if entry.type == _WINDOW_OPEN:  # the first use of a communicator may repeat it
-            opened.setdefault((entry.communicator, entry.number), entry)
-        elif entry.type == _WINDOW_CLOSE:
-            closed[entry.communicator, entry.number] = entry.called
-    return [
-        Window(
-            communicator=contents.communicators[communicator].id,
-            rank=contents.communicators[communicator].rank,
-            number=number,
-            address=entry.recvbuff,
-            nbytes=entry.elements,
-            opened=entry.called,
-            closed=closed.get((communicator, number)),
-        )
-        for (communicator, number), entry in sorted(opened.items())
-    ]
 
 
 def _ranges(contents: _Contents) -> list[Range]:

@@ -14,7 +14,6 @@ from pynccl.tools.trace.model import (
     Range,
     TraceError,
     Wait,
-    Window,
 )
 
 __all__ = ["communicator", "from_json", "to_json"]
@@ -26,7 +25,6 @@ _TABLES: dict[str, type[Any]] = {
     "waits": Wait,
     "ranges": Range,
     "launches": GraphLaunch,
-    "windows": Window,
     "runs": Operation,
 }
 _MOST_RANKS = 1 << 20  # a larger value cannot be a number of ranks
