@@ -128,20 +128,11 @@ bool Communicator::add_memory(void* address, WindowMemory memory) {
 }
 
 std::uint64_t Communicator::open_memory(void* address, const Window* window) {
-  const auto [number, nbytes] = [&] {
-    const std::lock_guard lock(mutex_);
-    WindowMemory& memory = window_memory_.at(static_cast<char*>(address));
-    memory.number = ++registered_windows_;
-    memory.window = window;
-    return std::pair(memory.number, memory.nbytes);
-  }();
-  Observers::window_opened(*this, {number, address, nbytes});
-  return number;
-}
-
-std::map<const char*, Communicator::WindowMemory> Communicator::window_memory() const {
   const std::lock_guard lock(mutex_);
-  return window_memory_;
+  WindowMemory& memory = window_memory_.at(static_cast<char*>(address));
+  memory.number = ++registered_windows_;
+  memory.window = window;
+  return memory.number;
 }
 
 void Communicator::forget_window(void* address) {
@@ -150,12 +141,8 @@ void Communicator::forget_window(void* address) {
 }
 
 void Communicator::remove_memory(void* address) {
-  const auto removed = [&] {
-    const std::lock_guard lock(mutex_);
-    return window_memory_.extract(static_cast<char*>(address));
-  }();
-  if (removed && removed.mapped().number != 0)
-    Observers::window_closed(*this, removed.mapped().number);
+  const std::lock_guard lock(mutex_);
+  window_memory_.erase(static_cast<char*>(address));
 }
 
 void Communicator::keep_until_closed(std::shared_ptr<void> memory) {

@@ -265,8 +265,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool add_memory(void* address, WindowMemory memory);
   // Assigns the number and returns it. window: null for the memory of a device communicator.
   std::uint64_t open_memory(void* address, const Window* window);
-  std::map<const char*, WindowMemory> window_memory() const;  // by address
-  void forget_window(void* address);                          // the memory stays registered
+  void forget_window(void* address);  // the memory stays registered
   void remove_memory(void* address);
   // The open window at this local address. Throws std::invalid_argument if there is none.
   const Window& window_at(const void* address) const;

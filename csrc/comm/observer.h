@@ -47,12 +47,6 @@ struct LaunchEvent {
   CUstream stream;
 };
 
-struct WindowEvent {
-  std::uint64_t number;
-  const void* address;
-  std::size_t nbytes;
-};
-
 // The state of an observer during a call, created at its begin and destroyed at its end.
 class Observation {
  public:
@@ -72,8 +66,6 @@ class Observer {
   virtual void before_operation(const OperationEvent&) {}
   virtual std::unique_ptr<Observation> called(const OperationEvent&) { return nullptr; }
   virtual void operation_failed(Communicator&) {}  // the last operation
-  virtual void window_opened(Communicator&, const WindowEvent&) {}
-  virtual void window_closed(Communicator&, std::uint64_t /*number*/) {}
 
   // Called only while times are observed.
   virtual std::unique_ptr<Observation> waits(const WaitEvent&) { return nullptr; }
@@ -104,7 +96,7 @@ class Observers {
     if ((operations & kCalled) != 0) add_to(called_, observer);
   }
 
-  // Enables the events of operations and windows, or of times, until a matching call of stop_...().
+  // Enables the events of operations, or of times, until a matching call of stop_...().
   static void observe_operations() { operations_.fetch_add(1, std::memory_order_relaxed); }
   static void stop_operations() { operations_.fetch_sub(1, std::memory_order_relaxed); }
   static void observe_times() { times_.fetch_add(1, std::memory_order_relaxed); }
@@ -124,12 +116,6 @@ class Observers {
   }
   static void operation_failed(Communicator& communicator) {
     if (operations()) each(all_, [&](Observer& one) { one.operation_failed(communicator); });
-  }
-  static void window_opened(Communicator& communicator, const WindowEvent& event) {
-    if (operations()) each(all_, [&](Observer& one) { one.window_opened(communicator, event); });
-  }
-  static void window_closed(Communicator& communicator, std::uint64_t number) {
-    if (operations()) each(all_, [&](Observer& one) { one.window_closed(communicator, number); });
   }
   static std::unique_ptr<Observation> waits(const WaitEvent& event) {
     if (!times()) [[likely]]

@@ -122,45 +122,11 @@ void append(const TraceEntry& entry) {
   append_filled([&](TraceEntry& slot) { slot = entry; });
 }
 
-// Appends the signals that a wait_signal waits for. It has no other arguments.
-void append_signals(const TraceEntry& wait, const Operation& o) {
-  const auto* const signals = static_cast<const ncclWaitSignalDesc_t*>(o.sendbuff);
-  for (std::size_t i = 0; i < o.count; ++i) {
-    TraceEntry entry = wait;
-    entry.type = TraceEntry::Type::kSignal;
-    entry.count = static_cast<std::uint64_t>(signals[i].opCnt);
-    entry.root_or_peer = signals[i].peer;
-    entry.signal = signals[i].sigIdx;
-    entry.context = signals[i].ctx;
-    append(entry);
-  }
-}
-
-// An entry that describes an event of a communicator, at the present time.
-TraceEntry event_entry(TraceEntry::Type type, std::uint32_t communicator) {
-  TraceEntry entry;
-  entry.type = type;
-  entry.communicator = communicator;
-  entry.called = precise_time();
-  return entry;
-}
-
-void open_window(std::uint32_t communicator, const WindowEvent& window) {
-  if (window.nbytes == 0) return;  // the window of a device communicator
-  TraceEntry entry = event_entry(TraceEntry::Type::kWindowOpen, communicator);
-  entry.number = window.number;
-  entry.recvbuff = address(window.address);
-  entry.count = window.nbytes;
-  append(entry);
-}
-
-// Called at the communicator's first use. Also adds its open windows.
+// Called at the communicator's first use.
 [[gnu::noinline]] std::uint32_t add_communicator(Communicator& communicator) {
   const std::uint32_t number = TraceState::get().number_of(communicator);
   const std::uint64_t generation = TraceState::generation();
   communicator.trace_number().store(generation << 32 | number, std::memory_order_relaxed);
-  for (const auto& [address, memory] : communicator.window_memory())
-    if (memory.number != 0) open_window(number, {memory.number, address, memory.nbytes});
   return number;
 }
 
@@ -175,7 +141,7 @@ inline std::uint32_t number_of(Communicator& communicator) {
 void record_operation(const OperationEvent& event) {
   const FlightRecorder& recorder = event.communicator.deadlines().recorder();
   const std::uint32_t number = number_of(event.communicator);
-  const auto fill = [&](TraceEntry& entry) {
+  append_filled([&](TraceEntry& entry) {
     describe(entry, event.kind, event.operation);
     entry.flags = TraceEntry::kCalled;
     entry.communicator = number;
@@ -185,13 +151,7 @@ void record_operation(const OperationEvent& event) {
     entry.sequence = recorder.last();
     entry.number = recorder.number_of_last();
     entry.graph = 0;
-  };
-  if (plain(event.kind) == OperationKind::kWaitSignal) [[unlikely]] {
-    TraceEntry entry;
-    fill(entry);
-    append_signals(entry, event.operation);
-  }
-  append_filled(fill);
+  });
 }
 
 // An operation outside a group, from before its call to after it.
@@ -211,11 +171,6 @@ class TraceCall final : public Observation {
       if (graph_ == 0 || Trace::times_graphs())
         times_ = times_of(communicator_.shared_library(), communicator_.device(), operation_.stream,
                           graph_ != 0);
-    }
-    if (plain(kind_) == OperationKind::kWaitSignal) [[unlikely]] {
-      TraceEntry entry;
-      fill(entry);
-      append_signals(entry, operation_);
     }
   }
   // The operation failed unless succeeded() was called.
@@ -305,17 +260,11 @@ class TraceSink final : public Observer {
   }
   void operation_failed(Communicator& communicator) override {
     if (!Trace::recorded()) return;
-    TraceEntry entry = event_entry(TraceEntry::Type::kFailure, number_of(communicator));
+    TraceEntry entry;
+    entry.type = TraceEntry::Type::kFailure;
+    entry.communicator = number_of(communicator);
+    entry.called = precise_time();
     entry.sequence = communicator.deadlines().recorder().last();
-    append(entry);
-  }
-  void window_opened(Communicator& communicator, const WindowEvent& window) override {
-    if (Trace::on()) open_window(number_of(communicator), window);
-  }
-  void window_closed(Communicator& communicator, std::uint64_t number) override {
-    if (!Trace::on()) return;
-    TraceEntry entry = event_entry(TraceEntry::Type::kWindowClose, number_of(communicator));
-    entry.number = number;
     append(entry);
   }
   std::unique_ptr<Observation> waits(const WaitEvent& event) override {
@@ -399,7 +348,6 @@ void TraceGroup::add(Communicator& communicator, const Operation& o) {
     entry.flags |= TraceEntry::kOnDevice;
     entry.graph = capture_of(communicator.library(), o.stream);
   }
-  if (plain(o.kind) == OperationKind::kWaitSignal) append_signals(entry, o);
   if (entry.graph != 0 && Trace::times_graphs()) TraceState::get().add_captured(entry, nullptr);
   append(entry);
 }

@@ -8,20 +8,17 @@ namespace pynccl {
 
 // Times are in nanoseconds of precise_time(). 0 means unknown.
 struct TraceEntry {
-  enum class Type : std::uint8_t {
-    kOperation,
-    kGroupEnd,  // one for each stream of a group, with the times of its operations
-    kSignal,    // a signal that the following kWaitSignal waits for
-    kLaunch,    // of a graph
+  enum class Type : std::uint8_t {  // the numbers of a recording
+    kOperation = 0,
+    kGroupEnd = 1,  // one for each stream of a group, with the times of its operations
+    kLaunch = 3,    // of a graph
     // Of a thread or stream; kind is a TraceWait::What. For an event: number is when it was
     // recorded, recvbuff its stream.
-    kWait,
-    kRangeBegin,  // of the user; sequence numbers the range, count its name
-    kRangeEnd,
-    kFailure,     // in a recording: an operation failed, whose entry was appended before the call
-    kWindowOpen,  // number is that of the window, count its bytes, recvbuff its address
-    kWindowClose,
-    kRun,  // a run of a captured operation in a launch; called is the time of the launch
+    kWait = 4,
+    kRangeBegin = 5,  // of the user; sequence numbers the range, count its name
+    kRangeEnd = 6,
+    kFailure = 7,  // in a recording: an operation failed, whose entry was appended before the call
+    kRun = 10,  // a run of a captured operation in a launch; called is the time of the launch
   };
   // kCalled: appended before the call, for the recording; the time of the call is coarse_time().
   // kOnDevice: the call does not return when the work is done.

@@ -76,10 +76,7 @@ bool is_recorded(const TraceEntry& entry) {
     case TraceEntry::Type::kOperation:
       return (entry.flags & TraceEntry::kCalled) != 0 || entry.group != 0;
     case TraceEntry::Type::kGroupEnd:
-    case TraceEntry::Type::kSignal:
     case TraceEntry::Type::kFailure:
-    case TraceEntry::Type::kWindowOpen:
-    case TraceEntry::Type::kWindowClose:
       return true;
     default:
       return false;

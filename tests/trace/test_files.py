@@ -47,11 +47,12 @@ def _traces(draw: st.DrawFn) -> ProcessTrace:
         group=numbers,
         graph=numbers,
     )
+    operations = st.lists(operation, max_size=6)
     return draw(
         st.builds(
             ProcessTrace,
             communicators=st.just({(one.id, one.rank): one for one in communicators}),
-            operations=st.lists(operation, max_size=6),
+            operations=operations,
             waits=st.lists(st.builds(Wait, communicator=st.none() | ids), max_size=3),
             ranges=st.lists(st.builds(Range), max_size=3),
             launches=st.lists(st.builds(GraphLaunch, graph=numbers.filter(bool)), max_size=2),
