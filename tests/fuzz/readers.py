@@ -42,9 +42,7 @@ _ENTRY = 128
 
 def _summarise(traces: Sequence[ProcessTrace]) -> None:
     """``pynccl trace show``, ``check`` and ``merge``."""
-    summary = summarise(merge(traces))
-    json.dumps(summary.json())
-    summary.text()
+    summarise(merge(traces)).text()
     for trace in traces:
         for conflict in check(trace):
             conflict.text()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 
 from pynccl.tools.trace import chrome
 from pynccl.tools.trace.merge import merge
@@ -32,15 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.set_defaults(run_trace=run)
         return one
 
-    show = add("show", _show, "print tables of the operations and of the ranks")
-    show.add_argument("--json", action="store_true", help="print them as JSON, times in ns")
+    add("show", _show, "print tables of the operations and of the ranks")
     text = "write the traces of several ranks to one file, aligned to one clock"
     joined = add("merge", _merge, text, " -o step.json")
     joined.add_argument("-o", "--output", required=True, metavar="OUT.json")
-    checked = add(
-        "check", _check, "find operations that use the same buffer without a defined order"
-    )
-    checked.add_argument("--json", action="store_true", help="print them as JSON")
+    add("check", _check, "find operations that use the same buffer without a defined order")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,8 +63,7 @@ def _load(arguments: argparse.Namespace, *, timed: bool = True) -> list[ProcessT
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    summary = summarise(merge(_load(arguments, timed=False)))
-    print(json.dumps(summary.json(), indent=2) if arguments.json else summary.text())
+    print(summarise(merge(_load(arguments, timed=False))).text())
     return 0
 
 
@@ -85,11 +78,10 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     merged = merge(_load(arguments))
-    found = [(merged.label(i), check(trace)) for i, trace in enumerate(merged.traces)]
-    if arguments.json:
-        value = {label: [asdict(one) for one in conflicts] for label, conflicts in found}
-        print(json.dumps(value, indent=2))
-    else:
-        lines = [f"{label}: {one.text()}" for label, conflicts in found for one in conflicts]
-        print("\n".join(lines) if lines else "no conflicting uses of a buffer")
-    return 1 if any(conflicts for _, conflicts in found) else 0
+    lines = [
+        f"{merged.label(position)}: {conflict.text()}"
+        for position, trace in enumerate(merged.traces)
+        for conflict in check(trace)
+    ]
+    print("\n".join(lines) if lines else "no conflicting uses of a buffer")
+    return 1 if lines else 0

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pynccl.tools.text import columns, size_text, time_text
 from pynccl.tools.trace.bandwidth import Bandwidth, operation_bandwidths, operation_bytes
@@ -101,21 +101,6 @@ class Summary:
     merged: Merged
     rows: list[Row]
     ranks: list[Rank]
-
-    def json(self) -> dict[str, Any]:
-        """Convert the tables for JSON.
-
-        Returns:
-            A dictionary with "rows", "ranks", "clocks" and "different"; times are in nanoseconds.
-        """
-        return {
-            "rows": [
-                {**vars(row), "waited_for": dict(row.waited_for.most_common())} for row in self.rows
-            ],
-            "ranks": [dict(vars(rank)) for rank in self.ranks],
-            "clocks": [vars(clock) for clock in self.merged.clocks],
-            "different": self.merged.different,
-        }
 
     def text(self) -> str:
         """Format the tables as ``pynccl trace show`` prints them.
