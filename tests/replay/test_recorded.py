@@ -8,9 +8,8 @@ import pytest
 
 from pynccl.tools.replay import ReplayError, replay
 from pynccl.tools.replay.check import check
-from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.recorded import gather
-from pynccl.tools.trace.model import ProcessTrace, Wait
+from pynccl.tools.trace.model import GraphLaunch, ProcessTrace
 from tests.support.recordings import World
 
 pytestmark = pytest.mark.usefixtures("kept_ranks")
@@ -74,87 +73,19 @@ def test_failed_operations_are_compared() -> None:
     assert (finding.kind, finding.ranks, finding.number) == ("behind", [1], 2)
 
 
-def _wait(what: str, called: int, **fields: object) -> Wait:
-    values = {"communicator": None, "sequence": None, "stream": None, "thread": 1, "ended": None}
-    values |= {"on_device": what == "stream_event", "called": called, "began": called}
-    return Wait(what, **{**values, **fields})
-
-
-def test_waits_of_one_thread_are_replayed() -> None:
+def test_launches_are_replayed_among_the_other_calls() -> None:
     world = World(2)
-    other = world.communicator("b", [0, 1])
-    for _ in range(2):
-        world.all("all_reduce", stream=16)
-        world.all("all_reduce", other, stream=32)
+    world.all("all_reduce", graph=1)
+    world.all("all_reduce")
     for trace in world.traces:
-        then = [operation.called + 1 for operation in trace.operations]
-        first = {"communicator": other, "sequence": 1}
-        trace.waits = [
-            _wait("stream", then[0], stream=16),
-            _wait("work", then[1], **first),
-            _wait("stream_event", then[1], stream=16, **first),
-            _wait("event", then[2]),  # of an unknown operation
+        called = trace.operations[1].called
+        trace.launches = [
+            GraphLaunch(1, 0, 1, time, time, None, None) for time in (called + 1, called - 1)
         ]
-    recorded = gather(world.traces)
-    steps = compile_programs(recorded)[0].steps
-    waits = [(step.sync, step.waits) for step in steps if not step.ops]
-    assert waits == [(1, []), (None, [(None, 2, 2)]), (None, [(1, 2, 2)])]
-    assert steps[2].marks == {2}
-    assert replay(world.traces).ok
-    operations = world.traces[0].operations
-    operations[1] = dataclasses.replace(operations[1], thread=2)
-    recorded = gather(world.traces)
-    assert not any(isinstance(item, Wait) for item in recorded.processes[0].items)
-    assert "rank 0: waits of its 2 threads are not replayed" in recorded.notes
-
-
-def test_waits_for_events_cover_work_before_the_record() -> None:
-    world = World(2)
-    other = world.communicator("b", [0, 1])
-    for _ in range(3):
-        world.all("all_reduce", other, stream=32)
-    world.all("all_reduce", stream=16)
-    world.call(0, "all_reduce")  # of rank 0 the fifth step, on the default stream
-    world.call(1, "all_reduce")
-    for trace in world.traces:
-        first, second, third, fourth, _ = [operation.called for operation in trace.operations]
-        record = {"event_stream": 32, "event_recorded": second + 1}
-        trace.waits = [
-            # The stream reaches it late, and the wait is for the second of three operations.
-            _wait("stream_event", third + 1, stream=16, began=10**12, **record),
-            _wait("event", fourth + 3, **record),
-            _wait("event", fourth + 3, event_stream=32, event_recorded=first - 1),  # for nothing
-            _wait("event", fourth + 3, event_stream=48, event_recorded=fourth),  # nothing there
-            _wait("event", fourth + 3, event_stream=32, event_recorded=None),  # before the trace
-        ]
-    steps = compile_programs(gather(world.traces))[0].steps
-    waits = [(number, step.waits) for number, step in enumerate(steps) if not step.ops]
-    # Streams are numbered by their first use: 32 is the first one.
-    assert waits == [(3, [(2, 1, 1)]), (5, [(None, 1, 1)])]
-    assert steps[1].marks == {1}
-    assert replay(world.traces).ok
-
-
-def test_waits_of_streams_without_operations_are_transitive() -> None:
-    """Stream 48 has only compute, which waits for stream 16; stream 32 waits for stream 48."""
-    world = World(2)
-    other = world.communicator("b", [0, 1])
-    world.all("all_reduce", stream=16)
-    world.all("all_reduce", other, stream=32)
-    for trace in world.traces:
-        second = trace.operations[1].called
-        trace.waits = [
-            _wait("stream_event", at, stream=stream, event_stream=source, event_recorded=at)
-            for at, stream, source in ((second - 2, 48, 16), (second - 1, 32, 48))
-        ]
-    steps = compile_programs(gather(world.traces))[0].steps
-    assert [(step.waits, step.marks) for step in steps] == [
-        ([], {1}),
-        ([(2, 0, 1)], {2}),
-        ([(3, 1, 2)], set()),
-        ([], set()),
-    ]
-    assert replay(world.traces).ok
+    operations = gather(world.traces).processes[1].operations
+    assert [one.called - called for one in operations] == [-1, 0, 1]
+    result = replay(world.traces)
+    assert (result.ok, result.operations) == (True, 6)
 
 
 def test_grown_communicators_have_one_id() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from pynccl.tools.replay.buffers import Layout, order
 from pynccl.tools.replay.program import Member, Op, Program, Step
 from pynccl.tools.replay.recorded import Process, Recorded, ReplayError
-from pynccl.tools.trace.model import Operation, Wait
+from pynccl.tools.trace.model import Operation
 from pynccl.tools.trace.shape import ITEMSIZES, KINDS, blocks
 
 __all__ = ["compile_programs"]
@@ -42,31 +40,6 @@ def compile_programs(
     return [compiler.compile() for compiler in compilers]
 
 
-class _Issued:
-    """The steps issued so far.
-
-    Attributes:
-        operations: the step and the stream, by communicator and sequence number.
-    """
-
-    def __init__(self) -> None:
-        self.operations: dict[tuple[str, int], tuple[int, int]] = {}
-        self._streams: dict[int, list[tuple[int, int]]] = defaultdict(list)
-
-    def add(self, op: Op, step: int) -> None:
-        recorded = op.recorded
-        self.operations[recorded.communicator, recorded.sequence] = step, op.stream
-        self.add_call(op.stream, recorded.called, step)
-
-    def add_call(self, stream: int, called: int, step: int) -> None:
-        self._streams[stream].append((called, step))
-
-    def before(self, stream: int, time: int) -> tuple[int, int] | None:
-        """The last call on a stream up to that time."""
-        calls = reversed(self._streams[stream])
-        return next(((step, stream) for called, step in calls if called <= time), None)
-
-
 class _Compiler:
     """Builds the program of one process."""
 
@@ -98,62 +71,21 @@ class _Compiler:
         return self._streams.setdefault(key, len(self._streams) + 1)
 
     def _steps(self) -> list[Step]:
-        items = self._process.items
-        last: dict[tuple[int, int], int] = {}
-        for index, item in enumerate(items):
-            if isinstance(item, Operation) and item.group is not None:
-                last[_group_key(item)] = index
+        operations = self._process.operations
+        last = {_group_key(one): index for index, one in enumerate(operations)}
         epoch = self._process.trace.epoch
         steps: list[Step] = []
         groups: dict[tuple[int, int], Step] = {}
-        issued = _Issued()
-        for index, item in enumerate(items):
-            if isinstance(item, Wait):
-                self._add_wait(steps, item, epoch, issued)
+        for index, operation in enumerate(operations):
+            at, op = operation.called + epoch, self._op(operation)
+            if operation.group is None:
+                steps.append(Step(at, [op]))
                 continue
-            op = self._op(item)
-            if item.group is None:
-                issued.add(op, len(steps))
-                steps.append(Step(item.called + epoch, [op]))
-                continue
-            key = _group_key(item)
-            step = groups.setdefault(key, Step(item.called + epoch, grouped=True))
-            step.ops.append(op)
+            key = _group_key(operation)
+            groups.setdefault(key, Step(at, grouped=True)).ops.append(op)
             if last[key] == index:
-                for one in step.ops:
-                    issued.add(one, len(steps))
                 steps.append(groups.pop(key))
         return steps
-
-    def _add_wait(self, steps: list[Step], wait: Wait, epoch: int, issued: _Issued) -> None:
-        """Add a recorded wait, if its target is known and in the replay."""
-        place = None
-        if wait.event_stream is not None and wait.event_recorded is not None:
-            if (stream := self._known_stream(wait.event_stream)) is not None:
-                place = issued.before(stream, wait.event_recorded)
-        elif wait.what == "stream" and wait.stream is not None:
-            if (stream := self._known_stream(wait.stream)) is not None:
-                steps.append(Step(wait.called_at + epoch, sync=stream))
-        elif wait.communicator is not None and wait.sequence is not None:
-            place = issued.operations.get((wait.communicator, wait.sequence))
-        if place is None:
-            return
-        waiting = None  # the thread
-        if wait.what == "stream_event":
-            if wait.stream is None:
-                return
-            waiting = self._stream(wait.stream, 0)
-        earlier, other = place
-        if other == waiting:
-            return
-        steps[earlier].marks.add(other)
-        if waiting is not None:  # waits for this stream also wait for its target
-            issued.add_call(waiting, wait.called_at, len(steps))
-        steps.append(Step(wait.called_at + epoch, waits=[(waiting, earlier, other)]))
-
-    def _known_stream(self, handle: int) -> int | None:
-        """The stream, if it has been used; None if there is nothing to wait for."""
-        return 0 if handle == 0 else self._streams.get((handle, 0))
 
     def _op(self, operation: Operation) -> Op:
         member = self._members[operation.communicator]

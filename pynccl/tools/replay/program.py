@@ -1,4 +1,4 @@
-"""The program of a rank: operations with their memory, waits and streams."""
+"""The program of a rank: operations with their memory and streams."""
 
 from __future__ import annotations
 
@@ -59,22 +59,20 @@ class Op:
 
 @dataclass
 class Step:
-    """Operations that are issued together, or a wait.
+    """Operations that are issued together.
 
     Attributes:
         at: time in nanoseconds since 1970, on the clock of the recorded machine.
         grouped: whether they are issued in a group.
-        sync: the stream that the thread waits for.
-        waits: (stream, earlier step, other stream): the stream, or the thread if it is None, waits
-            for that step on the other stream.
+        waits: (stream, earlier step, other stream): the stream waits for that step on the other
+            stream.
         marks: the streams on which a later wait needs the end of this step.
     """
 
     at: int
     ops: list[Op] = field(default_factory=list)
     grouped: bool = False
-    sync: int | None = None
-    waits: list[tuple[int | None, int, int]] = field(default_factory=list)
+    waits: list[tuple[int, int, int]] = field(default_factory=list)
     marks: set[int] = field(default_factory=set)
 
 

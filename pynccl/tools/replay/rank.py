@@ -169,7 +169,7 @@ class _Player:
             try:
                 self._step(number, step)
             except Exception as error:
-                if step.ops and step.ops[0].kind not in str(error):
+                if step.ops[0].kind not in str(error):
                     what = ", ".join(map(_named, step.ops[:3]))
                     raise _FailedError(f"{type(error).__name__} in {what}: {error}") from error
                 raise
@@ -196,13 +196,9 @@ class _Player:
             self._reported = time.monotonic()
 
     def _step(self, number: int, step: Step) -> None:
-        if step.sync is not None:
-            self._synchronize(step.sync)
-            return
         for stream, earlier, other in step.waits:
             self._wait(stream, self._events.get((earlier, other)))
-        if step.ops:
-            self._issue_step(step)
+        self._issue_step(step)
         for stream in step.marks:
             if (event := self._record(stream)) is not None:
                 self._events[number, stream] = event
@@ -235,10 +231,10 @@ class _Player:
         event.record(target if target is not None else 0)
         return event
 
-    def _wait(self, stream: int | None, event: Any) -> None:  # noqa: ANN401
+    def _wait(self, stream: int, event: Any) -> None:  # noqa: ANN401
         if event is None:
             return
-        target = None if stream is None else self._streams[stream]
+        target = self._streams[stream]
         if target is None:
             event.synchronize()  # the default stream is the thread, or has no Stream
         else:
@@ -253,9 +249,9 @@ class _Player:
             for event in self._marks.popleft():
                 event.synchronize()
 
-    def _synchronize(self, stream: int | None = None) -> None:
-        for index in range(len(self._streams)) if stream is None else (stream,):
-            if (target := self._streams[index]) is not None:
+    def _synchronize(self) -> None:
+        for index, target in enumerate(self._streams):
+            if target is not None:
                 target.synchronize()
             elif (event := self._record(index)) is not None:
                 event.synchronize()

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from pynccl.flight.merged import ranks_text
 from pynccl.tools.trace.merge import common_ids
-from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace, Wait
+from pynccl.tools.trace.model import Communicator, Operation, ProcessTrace
 from pynccl.tools.trace.shape import COLLECTIVES, ROOTED
 
 __all__ = ["Comm", "Process", "Recorded", "ReplayError", "counterpart", "gather"]
@@ -65,19 +65,14 @@ class Process:
     Attributes:
         rank: the process's rank in the recording.
         trace: the recording.
-        items: operations, with ranks of the replay's communicators, and waits of threads and
-            streams, in the order of their calls.
+        operations: in the order of their calls, with ranks of the replay's communicators.
         several_threads: whether more than one thread issued operations.
     """
 
     rank: int
     trace: ProcessTrace
-    items: list[Operation | Wait] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     several_threads: bool = False
-
-    @property
-    def operations(self) -> list[Operation]:
-        return [item for item in self.items if isinstance(item, Operation)]
 
 
 @dataclass
@@ -135,7 +130,7 @@ def gather(traces: Sequence[ProcessTrace], ranks: int | None = None) -> Recorded
     for place, process in enumerate(recorded.processes):
         _fill(recorded, place, process, joined, places)
     _trim(recorded)
-    used = {item.communicator for process in recorded.processes for item in process.operations}
+    used = {one.communicator for process in recorded.processes for one in process.operations}
     recorded.comms = {id: comm for id, comm in recorded.comms.items() if id in used}
     return recorded
 
@@ -198,11 +193,11 @@ def _fill(
     joined: dict[str, str],
     places: dict[str, dict[int, int]],
 ) -> None:
-    """Collect the items of a process, with the communicators and ranks of the replay."""
+    """Collect the operations of a process, with the communicators and ranks of the replay."""
     trace = process.trace
     excluded = failed = one_sided = 0
     captured: dict[int, list[Operation]] = defaultdict(list)
-    timed: list[tuple[int, Operation | Wait]] = []
+    operations: list[Operation] = []
     for operation in trace.operations:
         if operation.kind in _ONE_SIDED:
             one_sided += 1
@@ -220,20 +215,10 @@ def _fill(
         elif operation.graph is not None:
             captured[operation.graph].append(kept)
         else:
-            timed.append((kept.called, kept))
-    timed += _launched(trace, captured)
-    threads = {item.thread for _, item in timed if isinstance(item, Operation)}
-    process.several_threads = len(threads) > 1
-    if not process.several_threads:
-        for wait in trace.waits:
-            name = joined.get(wait.communicator or "", wait.communicator)
-            timed.append((wait.called_at, dataclasses.replace(wait, communicator=name)))
-        timed.sort(key=lambda one: one[0])  # stable: the order of equal times is kept
-    elif trace.waits:
-        recorded.notes.append(
-            f"rank {process.rank}: waits of its {len(threads)} threads are not replayed"
-        )
-    process.items = [item for _, item in timed]
+            operations.append(kept)
+    operations += _launched(trace, captured)
+    process.operations = sorted(operations, key=lambda one: one.called)
+    process.several_threads = len({one.thread for one in operations}) > 1
     if one_sided:
         recorded.notes.append(f"rank {process.rank}: {one_sided} one-sided operations are skipped")
     if excluded:
@@ -257,27 +242,20 @@ def _placed(operation: Operation, places: dict[int, int]) -> Operation | None:
     return dataclasses.replace(operation, peer=peer, root=root)
 
 
-def _launched(
-    trace: ProcessTrace, captured: dict[int, list[Operation]]
-) -> list[tuple[int, Operation]]:
+def _launched(trace: ProcessTrace, captured: dict[int, list[Operation]]) -> list[Operation]:
     """Expand graph launches into their operations, one group per recorded group and launch."""
-    found = []
-    for launch in trace.launches:
-        for operation in captured.get(launch.graph, ()):
-            found.append(
-                (
-                    launch.called,
-                    dataclasses.replace(
-                        operation,
-                        called=launch.called,
-                        stream=launch.stream,
-                        thread=launch.thread,
-                        began=None,
-                        ended=None,
-                    ),
-                )
-            )
-    return found
+    return [
+        dataclasses.replace(
+            operation,
+            called=launch.called,
+            stream=launch.stream,
+            thread=launch.thread,
+            began=None,
+            ended=None,
+        )
+        for launch in trace.launches
+        for operation in captured.get(launch.graph, ())
+    ]
 
 
 # --- recordings that begin or end at different times
@@ -296,17 +274,17 @@ def _trim(recorded: Recorded) -> None:
     """Drop operations that some ranks did not record: too early, or beyond the memory limit."""
     limits = _limits(recorded)
     for place, process in enumerate(recorded.processes):
-        kept: list[Operation | Wait] = []
+        kept: list[Operation] = []
         dropped: Counter[str] = Counter()
-        for item in process.items:
-            key = _key(recorded, place, item) if isinstance(item, Operation) else None
-            if isinstance(item, Operation) and item.number and key is not None:
+        for operation in process.operations:
+            key = _key(recorded, place, operation)
+            if operation.number and key is not None:
                 first, last = limits[key]
-                if item.number < first or item.number > last:
-                    dropped[_EARLY if item.number < first else _FULL] += 1
+                if operation.number < first or operation.number > last:
+                    dropped[_EARLY if operation.number < first else _FULL] += 1
                     continue
-            kept.append(item)
-        process.items = kept
+            kept.append(operation)
+        process.operations = kept
         for when, count in dropped.items():
             recorded.notes.append(f"rank {process.rank}: {count} operations {when} are dropped")
 
