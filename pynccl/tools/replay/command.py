@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--provider", choices=("host", "cuda"), default="host")
     parser.add_argument(
         "--ranks",
-        default="all",
-        metavar="all|N",
+        type=int,
+        metavar="N",
         help="replay the first N processes, and reduce communicators to these (default: all)",
     )
     parser.add_argument(
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         result = replay(
             traces,
             provider=arguments.provider,
-            ranks=_ranks(arguments.ranks),
+            ranks=arguments.ranks,
             scale=arguments.scale,
             speed=arguments.speed,
             check=not arguments.no_check,
@@ -97,14 +97,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(_text(result)))
     return 0 if result.ok else 1
-
-
-def _ranks(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not text.isdigit():
-        raise ReplayError(f"--ranks: {text!r} is neither 'all' nor a number")
-    return int(text)
 
 
 def _text(result: Result) -> Iterator[str]:
