@@ -86,10 +86,8 @@ class Lanes:
         return self._lane(wait.stream, wait.thread)
 
     def awaited(self, wait: Wait) -> Lane | None:
-        """The stream that a thread waits for, if it is one stream."""
-        if wait.on_device or wait.stream is None:
-            return None
-        if wait.stream == 0 and wait.what != "stream":  # an event whose stream is unknown
+        """The stream whose work a thread waits for; None for other waits."""
+        if wait.what != "stream" or wait.stream is None:
             return None
         return self._lane(wait.stream, wait.thread)
 

@@ -9,15 +9,14 @@ if a chain of the following leads from one to the other:
 * a stream that waits for an event: later work on the stream comes after;
 * on CPUs, an operation on a thread's default stream, which ends before its call returns.
 
-An event comes after the work that was on its stream when it was recorded. A wait for an event that
-was recorded before the trace is assumed to cover everything that had ended when the wait was over.
-Such waits thus cause no false alarms, but races may be missed. Ordering outside of pynccl, such as
-locks between threads, is not in a trace.
+An event comes after the work that was on its stream when it was recorded, so a wait for an event
+that was recorded before the trace orders nothing in it. Ordering outside of pynccl, such as locks
+between threads, is not in a trace.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -176,13 +175,9 @@ class _Order:
         self._threads: dict[int, _Clock] = defaultdict(dict)
         self._on_lane: dict[Lane, list[_Node]] = defaultdict(list)
         self._by_sequence: dict[tuple[str, int | None, int], _Node] = {}
-        # What threads know to be complete from a given time on: for a wait, everything that had
-        # ended when it was over.
-        self._learned: dict[int, list[tuple[int, _Clock | Wait]]] = defaultdict(list)
+        # What threads know to be complete from a given time on.
+        self._learned: dict[int, list[tuple[int, _Clock]]] = defaultdict(list)
         self._recorded: dict[_Record | None, _Clock] = {}
-        # Waits of streams for unknown targets, by the times when they were over. One that was not
-        # over orders nothing that was issued later, or was captured.
-        self._stream_waits: dict[Lane, deque[tuple[int, Wait]]] = defaultdict(deque)
 
     def run(self) -> list[_Node]:
         """All operations that ran, with their predecessors, in the order of their calls."""
@@ -190,15 +185,11 @@ class _Order:
         calls: list[tuple[int, int, Callable[[], None]]] = [
             (batch[-1].one.called, 3, partial(self._issue, batch)) for batch in batches
         ]
-        over = [(wait.ended, wait) for wait in self._trace.waits if wait.ended is not None]
-        for ended, wait in sorted(over, key=lambda pair: pair[0]):
-            if not wait.on_device:
-                calls.append((wait.began, 2, partial(self._begin_wait, wait, ended)))
-            elif not _is_known(wait):
-                self._stream_waits[self._lanes.of_wait(wait)].append((ended, wait))
         for wait in self._trace.waits:
-            if wait.on_device and _is_known(wait):
+            if wait.on_device:
                 calls.append((wait.called_at, 1, partial(self._pass_wait, wait)))
+            elif wait.ended is not None:
+                calls.append((wait.began, 2, partial(self._begin_wait, wait, wait.ended)))
         records = {record for wait in self._trace.waits if (record := _record(wait)) is not None}
         calls += [(record.time, 0, partial(self._record_event, record)) for record in records]
         for _, _, call in sorted(calls, key=lambda one: one[:2]):
@@ -223,22 +214,14 @@ class _Order:
 
     def _begin_wait(self, wait: Wait, ended: int) -> None:
         """Begin a thread's wait. Its target was called before."""
-        lane = self._lanes.awaited(wait)
-        known: _Clock | Wait | None = self._awaited(wait)
-        if known is None and wait.what == "stream" and lane is not None:
-            self._pass_waits(lane, ended)
-            known = dict(self._streams[lane])
-        self._learned[wait.thread].append((ended, wait if known is None else known))
+        if (known := self._awaited(wait)) is not None:
+            self._learned[wait.thread].append((ended, known))
 
     def _issue(self, batch: list[_Node]) -> None:
         thread = self._learn(batch[0].one.thread, batch[-1].one.called)
         before = dict(thread)
-        firsts: dict[Lane, _Node] = {}
-        for node in batch:
-            firsts.setdefault(node.lane, node)
-        for lane, node in firsts.items():
-            began = node.one.began
-            self._pass_waits(lane, self._trace.ended if began is None else began)
+        lanes = {node.lane for node in batch}
+        for lane in lanes:
             _join(before, self._streams[lane])
         # NCCL lets the streams of a group wait for each other, before and after it.
         after = dict(before)
@@ -251,7 +234,7 @@ class _Order:
                 self._by_sequence[key] = node
             if node.lane.blocks_thread and node.one.returned is not None:
                 self._learned[node.one.thread].append((node.one.returned, after))
-        for lane in firsts:
+        for lane in lanes:
             self._streams[lane] = dict(after)
 
     def _record_event(self, record: _Record) -> None:
@@ -261,9 +244,8 @@ class _Order:
 
     def _pass_wait(self, wait: Wait) -> None:
         """Order a stream's wait before its later work."""
-        known = self._awaited(wait)
-        known = self._ended_before(wait) if known is None else known
-        _join(self._streams[self._lanes.of_wait(wait)], known)
+        if (known := self._awaited(wait)) is not None:
+            _join(self._streams[self._lanes.of_wait(wait)], known)
 
     def _learn(self, thread: int, time: int) -> _Clock:
         """The operations that a thread knows to be complete at a given time."""
@@ -272,31 +254,25 @@ class _Order:
             if since > time:
                 later.append((since, known))
             else:
-                _join(clock, self._ended_before(known) if isinstance(known, Wait) else known)
+                _join(clock, known)
         self._learned[thread] = later
         return clock
 
-    def _pass_waits(self, lane: Lane, time: int) -> None:
-        """Order a stream's waits that were over at a given time before its later work."""
-        waits = self._stream_waits[lane]
-        while waits and waits[0][0] <= time:
-            self._pass_wait(waits.popleft()[1])
-
     def _awaited(self, wait: Wait) -> _Clock | None:
-        """The operations that are complete once a wait is over; None if unknown."""
+        """The operations of the trace that are complete once a wait is over; None if there are
+        none.
+        """
+        if (lane := self._lanes.awaited(wait)) is not None:
+            return dict(self._streams[lane])
         if wait.communicator is None or wait.sequence is None:
             return self._recorded.get(_record(wait))
         node = self._by_sequence.get((wait.communicator, wait.rank, wait.sequence))
         return None if node is None else node.after
 
-    def _ended_before(self, wait: Wait) -> _Clock:
-        """The operations that had ended when a wait was over, on the event's stream if known."""
-        return self._ended(wait.ended or 0, self._lanes.awaited(wait))
-
-    def _ended(self, time: int, lane: Lane | None = None) -> _Clock:
-        """The operations that had ended at a given time, on one lane or on all."""
+    def _ended(self, time: int) -> _Clock:
+        """The operations that had ended at a given time."""
         clock: _Clock = {}
-        for nodes in [self._on_lane[lane]] if lane is not None else self._on_lane.values():
+        for nodes in self._on_lane.values():
             for node in reversed(nodes):
                 if node.one.ended is not None and node.one.ended <= time:
                     _join(clock, node.after)
@@ -315,10 +291,6 @@ def _record(wait: Wait) -> _Record | None:
     if wait.event_recorded is None or wait.event_stream is None:
         return None
     return _Record(wait.event_recorded, wait.event_stream)
-
-
-def _is_known(wait: Wait) -> bool:
-    return wait.sequence is not None or _record(wait) is not None
 
 
 def _join(clock: _Clock, other: _Clock) -> None:
