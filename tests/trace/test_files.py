@@ -89,10 +89,9 @@ def _set(name: str, value: object) -> Any:  # noqa: ANN401
     return lambda own: own["processes"][0].__setitem__(name, value)
 
 
-def _set_operation(column: str, value: object) -> Any:  # noqa: ANN401
+def _set_operation(name: str, value: object) -> Any:  # noqa: ANN401
     def change(own: dict[str, Any]) -> None:
-        table = own["processes"][0]["operations"]
-        table["rows"][0][table["columns"].index(column)] = value
+        own["processes"][0]["operations"][0][name] = value
 
     return change
 
@@ -107,21 +106,18 @@ def _set_operation(column: str, value: object) -> Any:  # noqa: ANN401
         ("[]", "it has no 'pynccl trace'"),
         ('{"traceEvents": []}', "it has no 'pynccl trace'"),
         ('{"pynccl": {"format": "pynccl flight record"}}', "it has no 'pynccl trace'"),
-        (_document(lambda own: own.update(version=2)), "its version is 2; this pynccl reads 1"),
+        (_document(lambda own: own.update(version=1)), "its version is 1; this pynccl reads 2"),
         (_document(lambda own: own.update(processes=[])), "it contains no process"),
-        (_document(lambda own: own.update(processes=[7])), "process 0: 7 is not an object"),
+        (_document(lambda own: own.update(processes=[7])), "process 0: 7 is not an object with"),
         (_document(lambda own: own["processes"][0].pop("pid")), "process 0: pid is missing"),
         (_document(_set("pid", "7")), "process 0: pid: '7' is not of type int"),
         (_document(_set("pid", True)), "pid: True is not of type int"),
         (_document(_set("timed", 1)), "timed: 1 is not of type bool"),
-        (_document(_set("operations", [])), "operations is not a table"),
-        (_document(_set("waits", {"columns": [], "rows": [[]]})), "waits: row 0: what is missing"),
-        (_document(_set_operation("kind", None)), "operations: row 0: kind: None is not of"),
-        (_document(_set_operation("began", 1.5)), "row 0: began: 1.5 is not of type int"),
-        (
-            _document(lambda own: own["processes"][0]["operations"]["rows"][0].pop()),
-            "operations: row 0 does not have",
-        ),
+        (_document(_set("communicators", {})), "is not an object with a list of communicators"),
+        (_document(_set("operations", {})), "operations: {} is not a list"),
+        (_document(_set("waits", [{}])), "waits: what is missing"),
+        (_document(_set_operation("kind", None)), "operations: kind: None is not of type str"),
+        (_document(_set_operation("began", 1.5)), "operations: began: 1.5 is not of type int"),
     ],
 )
 def test_invalid_traces(
@@ -152,12 +148,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "this is not a trace or recording of pynccl" in line
 
 
-def test_unknown_columns_are_ignored() -> None:
+def test_unknown_members_are_ignored() -> None:
     def change(own: dict[str, Any]) -> None:
         own["processes"][0]["later"] = 1
-        table = own["processes"][0]["operations"]
-        table["columns"].insert(0, "later")
-        table["rows"][0].insert(0, {})
+        own["processes"][0]["operations"][0]["later"] = {}
 
     assert chrome.parse(_document(change)) == chrome.parse(_document())
 

@@ -162,7 +162,7 @@ def _join(
             id = joined.get(comm.id, comm.id)
             one = described.setdefault(id, comm)
             described[id] = dataclasses.replace(one, name=one.name or comm.name)
-            if comm.nranks != one.nranks or not 0 <= comm.rank < comm.nranks:
+            if comm.nranks != one.nranks:
                 raise ReplayError(
                     f"rank {process.rank}: it is rank {comm.rank} of {comm.nranks} in communicator "
                     f"{id}, which has {one.nranks} ranks in other recordings; they do not belong "

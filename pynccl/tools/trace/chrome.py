@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pynccl import _C
-from pynccl._internal.typed_json import FieldError, load_document
-from pynccl.tools.trace import recording, rows
+from pynccl._internal.typed_json import FieldError, build, load_document
+from pynccl.tools.trace import recording
 from pynccl.tools.trace.bandwidth import operation_bandwidths
 from pynccl.tools.trace.lanes import Lane, Lanes
 from pynccl.tools.trace.merge import Match, Merged, merge
 from pynccl.tools.trace.model import (
+    Communicator,
     GraphLaunch,
     KernelTimes,
     Operation,
@@ -36,7 +37,7 @@ from pynccl.tools.trace.shape import total
 __all__ = ["document", "load", "parse", "save"]
 
 _FORMAT = "pynccl trace"
-_VERSION = 1
+_VERSION = 2
 _HEX = ("sendbuff", "recvbuff", "stream", "event_stream")
 # The defaults of the fields that most operations and waits do not set.
 _UNSET = {one.name: one.default for cls in (Operation, Wait) for one in fields(cls)}
@@ -109,10 +110,27 @@ def parse(text: str) -> list[ProcessTrace]:
     traces = []
     for number, process in enumerate(processes):
         try:
-            traces.append(rows.from_json(process))
+            traces.append(_process(process))
         except (TraceError, FieldError) as error:
             raise TraceError(f"process {number}: {error}") from None
     return traces
+
+
+def _process(value: object) -> ProcessTrace:
+    members = value.get("communicators") if isinstance(value, dict) else None
+    if not isinstance(members, list):
+        raise TraceError(f"{value!r:.60} is not an object with a list of communicators")
+    found = [build(Communicator, one) for one in members]
+    return build(ProcessTrace, value, communicators={(one.id, one.rank): one for one in found})
+
+
+def _process_json(trace: ProcessTrace) -> dict[str, Any]:
+    """Convert a trace for _process(). Fields that have their defaults are omitted."""
+    result: dict[str, Any] = dict(vars(trace))
+    for name in ("operations", "waits", "ranges", "launches", "runs"):
+        result[name] = [_set_fields(one) for one in result[name]]
+    result["communicators"] = [vars(one) for one in trace.communicators.values()]
+    return result
 
 
 def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
@@ -136,7 +154,7 @@ def document(traces: ProcessTrace | Sequence[ProcessTrace]) -> dict[str, Any]:
             "version": _VERSION,
             "base_ns": base,
             "clocks": [asdict(clock) for clock in merged.clocks],
-            "processes": [rows.to_json(trace) for trace in merged.traces],
+            "processes": [_process_json(trace) for trace in merged.traces],
         },
         "displayTimeUnit": "ns",
         "otherData": {
@@ -336,14 +354,17 @@ class _Writer:
         return args
 
 
+def _set_fields(one: Operation | GraphLaunch | Wait | Range) -> dict[str, Any]:
+    return {k: value for k, value in vars(one).items() if value != _UNSET.get(k, MISSING)}
+
+
 def _fields(one: Operation | GraphLaunch | Wait | Range) -> Event:
     """All fields for a viewer; addresses are hexadecimal text, because viewers parse numbers as
     doubles.
     """
     args = {
         name: value._asdict() if isinstance(value, KernelTimes | ProxyWaits) else value
-        for name, value in vars(one).items()
-        if value != _UNSET.get(name, MISSING)
+        for name, value in _set_fields(one).items()
     }
     for name in _HEX:
         if isinstance(args.get(name), int):

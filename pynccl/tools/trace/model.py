@@ -22,6 +22,9 @@ __all__ = [
 ]
 
 
+_MOST_RANKS = 1 << 20  # larger than any job
+
+
 class TraceError(ValueError):
     """A file is not a complete trace, or traces do not belong together."""
 
@@ -51,6 +54,10 @@ class Communicator:
     rank: int
     nranks: int
     device: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.nranks <= _MOST_RANKS:
+            raise TraceError(f"communicator {self.id}: rank {self.rank} of {self.nranks}")
 
 
 class KernelTimes(NamedTuple):

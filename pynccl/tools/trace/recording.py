@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pynccl._internal.typed_json import FieldError, build
-from pynccl.tools.trace import rows
 from pynccl.tools.trace.model import (
     Communicator,
     GraphLaunch,
@@ -134,7 +133,7 @@ def _contents(data: bytes) -> _Contents:
             contents.entries += map(_Entry._make, _ENTRY.iter_unpack(complete))
         elif kind == b"C":
             values = _object(block)
-            contents.communicators[values["number"]] = rows.communicator(values)
+            contents.communicators[values["number"]] = build(Communicator, values)
         elif kind == b"N":
             contents.names.append(bytes(block).decode())
         elif kind == b"H":
