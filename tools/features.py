@@ -1,8 +1,8 @@
 """Generates the tables of docs/nccl-features.md: functions of nccl.h and their calls in Python.
 
-The functions and their versions come from nccl_functions.inc, and those missing in hostnccl from
-its unsupported.h. CALLS lists the call and the test of each function, which
-tests/package/test_features.py checks. Run it after a change: python -m tools.features
+The functions and their versions come from nccl_functions.inc. CALLS lists the call and the test of
+each function, which tests/package/test_features.py checks. Run it after a change:
+python -m tools.features
 """
 
 from __future__ import annotations
@@ -240,14 +240,10 @@ class Function(NamedTuple):
     section: str
     name: str
     since: int
-    on_host: bool
 
 
 def functions() -> list[Function]:
     """All functions, in the order of the list."""
-    unsupported = set(
-        re.findall(r"define HOSTNCCL_UNSUPPORTED_(\w+)", _read("../hostnccl/api/unsupported.h"))
-    )
     section, found = "", []
     lists = _read("nccl_functions.inc").partition("undef.inc.\n")[2]
     lists += _read("nccl_device_functions.inc").partition("nccl_device_types.h.\n")[2]
@@ -255,7 +251,7 @@ def functions() -> list[Function]:
         if line.startswith("// "):
             section = line[3:]
         elif match := re.match(r"FUNCTION\((\d+), [^,]+, (\w+)", line):
-            found.append(Function(section, match[2], int(match[1]), match[2] not in unsupported))
+            found.append(Function(section, match[2], int(match[1])))
     return found
 
 
@@ -302,12 +298,11 @@ def document(text: str) -> str:
     for function in functions():
         if function.section != section:
             section = function.section
-            head = "| nccl.h | cuda | host | call | test | differs on hosts |"
-            lines += ["", f"## {section}", "", head, "|---|---|---|---|---|---|"]
+            head = "| nccl.h | cuda | call | test | differs on hosts |"
+            lines += ["", f"## {section}", "", head, "|---|---|---|---|---|"]
         cells = (
             function.name,
             version(function.since),
-            "yes" if function.on_host else "no",
             _calls(function.name),
             _test(function.name),
             DIFFERS.get(function.name, ""),

@@ -9,13 +9,11 @@
 #include <vector>
 
 #include "abi/driver_types.h"
-#include "hostnccl/api/unsupported.h"
 
 using namespace pynccl::abi;
 
 #include "abi/c_params.inc"
-#define FUNCTION(since, result, name, ...) \
-  HOSTNCCL_IF_SUPPORTED(name, extern "C" result name(__VA_ARGS__);)
+#define FUNCTION(since, result, name, ...) extern "C" result name(__VA_ARGS__);
 #include "abi/nccl_functions.inc"
 #undef FUNCTION
 #define FUNCTION(symbol, result, name, ...) extern "C" result host##name(__VA_ARGS__);

@@ -3,7 +3,6 @@
 // The linker adds the profiling names, pnccl*: profiling_names.ld.in.
 #pragma once
 
-#include "hostnccl/api/unsupported.h"
 #include "hostnccl/communicator/communicator.h"
 #include "hostnccl/group/group.h"
 #include "hostnccl/segment/window.h"
@@ -13,7 +12,7 @@ using namespace pynccl::abi;  // nccl.h declares its names in the global namespa
 
 #include "abi/c_params.inc"
 #define FUNCTION(since, result, name, ...) \
-  HOSTNCCL_IF_SUPPORTED(name, extern "C" [[gnu::visibility("default")]] result name(__VA_ARGS__);)
+  extern "C" [[gnu::visibility("default")]] result name(__VA_ARGS__);
 #include "abi/nccl_functions.inc"
 #include "abi/undef.inc"
 
