@@ -1,10 +1,7 @@
 #include "hostnccl/streams/stream.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 
-#include "common/thread_id.h"
 #include "hostnccl/base/thread.h"
 #include "hostnccl/streams/device_error.h"
 
@@ -69,18 +66,8 @@ void Stream::add_prepared(const Ref<Stream>& self) {
   ++prepared_;
 }
 
-// A stream's priority is the nice value of its thread. Raising it needs CAP_SYS_NICE or
-// RLIMIT_NICE; without them the call fails, and all streams run with the same priority.
-void Stream::prepare_thread() const {
-  if (priority_ != kLeastPriority) {
-    const auto this_thread = static_cast<id_t>(common::thread_id());
-    setpriority(PRIO_PROCESS, this_thread, priority_);
-  }
-  Delay::bind_to_stream(number_);
-}
-
 void Stream::run() {
-  prepare_thread();
+  Delay::bind_to_stream(number_);
   in_callback = true;
   std::unique_lock lock(mutex_);
   WaitingThread::adopt(worker_);

@@ -70,7 +70,7 @@ class Stream {
  public:
   using Callback = std::function<void()>;
 
-  // The range of priorities. As in CUDA, a lower number is a higher priority.
+  // The range of priorities, which have no effect. As in CUDA, a lower number is a higher priority.
   static constexpr int kLeastPriority = 0;
   static constexpr int kGreatestPriority = -5;
 
@@ -119,7 +119,6 @@ class Stream {
   friend class Capture;
 
   void run();
-  void prepare_thread() const;
   void add_prepared(const Ref<Stream>& self);  // starts the thread if there is none
 
   const int priority_;
