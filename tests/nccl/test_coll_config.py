@@ -25,7 +25,7 @@ from tests.support.ranks import on_ranks
 
 _COUNTS = (0, 1, 1009, 70_001)
 _RINGS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-_OF_HOST = ("staged", "DIRECT", "staged,direct", "^direct")
+_OF_HOST = ("staged", "DIRECT")
 
 
 def _run(rank: Rank, names: tuple[str, ...], config: nccl.CollConfig) -> int:
@@ -79,7 +79,7 @@ def test_an_unavailable_path_is_refused(rank: Rank) -> None:
 
 def test_unknown_algorithms_are_refused(comm: nccl.Communicator) -> None:
     x = np.ones(5, np.float32)
-    for algorithm in ("ring", "staged,", "^staged,direct", "^", "direct staged"):
+    for algorithm in ("ring", "staged,", "^direct", "staged,direct", "direct staged"):
         with pytest.raises(nccl.NcclInvalidArgumentError, match="algSelection"):
             comm.all_reduce(x, config=nccl.CollConfig(algorithm=algorithm))
         config = nccl.CollConfig(algorithm=algorithm, force_algorithm=False)

@@ -8,7 +8,7 @@
 namespace stress {
 namespace {
 
-constexpr const char* kPaths[] = {nullptr, "staged", "direct", "^direct"};
+constexpr const char* kPaths[] = {nullptr, "staged", "direct", "ring"};
 
 void paths_and_events(int rank, ncclComm_t comm) {
   std::mt19937 common(7);  // the same choices on every rank

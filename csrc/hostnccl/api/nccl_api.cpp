@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <string_view>
 
 namespace hostnccl {
 namespace {
@@ -137,40 +136,18 @@ void check_dtype(abi::ncclDataType_t datatype) {
 
 namespace {
 
-struct Paths {
-  bool staged = false;
-  bool direct = false;
-};
-
-// The paths that an algSelection allows: "direct", "staged,direct", or "^direct" for all others.
-// None if a name is unknown.
-Paths selected_paths(std::string_view selection) {
-  const bool excludes = selection.starts_with('^');
-  if (excludes) selection.remove_prefix(1);
-  Paths named;
-  for (;;) {
-    const std::string name(selection.substr(0, selection.find(',')));
-    bool* const path = strcasecmp(name.c_str(), "staged") == 0   ? &named.staged
-                       : strcasecmp(name.c_str(), "direct") == 0 ? &named.direct
-                                                                 : nullptr;
-    if (path == nullptr) return {};
-    *path = true;
-    if (name.size() == selection.size()) break;
-    selection.remove_prefix(name.size() + 1);
-  }
-  return excludes ? Paths{!named.staged, !named.direct} : named;
-}
-
+// The path that config->algSelection names. Any if it names none.
 Path select_path(const abi::ncclCollConfig_t& config, Kind kind, const Communicator& comm) {
-  if (config.algSelection == nullptr || *config.algSelection == '\0') return Path::Any;
-  Paths paths = selected_paths(config.algSelection);
-  if (comm.nranks() > 1 && !comm.segment().supports_direct()) paths.direct = false;
-  if (paths.staged != paths.direct) return paths.staged ? Path::Staged : Path::Direct;
-  if (!paths.staged && config.forceAlgSelection == 1) {
+  const char* const name = config.algSelection;
+  if (name == nullptr || *name == '\0') return Path::Any;
+  if (strcasecmp(name, "staged") == 0) return Path::Staged;
+  const bool can_read = comm.nranks() == 1 || comm.segment().supports_direct();
+  if (strcasecmp(name, "direct") == 0 && can_read) return Path::Direct;
+  if (config.forceAlgSelection == 1) {
     fail(abi::ncclInvalidArgument,
          "config->algSelection=\"%s\" is not available for %s: hostnccl has \"staged\" and, if the "
          "ranks can read each other's memory, \"direct\"; forceAlgSelection=0 allows a fallback",
-         config.algSelection, traits_of(kind).name);
+         name, traits_of(kind).name);
   }
   return Path::Any;
 }
