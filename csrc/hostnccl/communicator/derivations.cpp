@@ -113,25 +113,6 @@ void Agreement::check(const Creation& creation, const std::string& awaited) cons
   throw Error(reason->code(), segment_->name_of(rank_) + " " + reason->text() + ": " + awaited);
 }
 
-// Waits until all ranks have signalled the flag: for a creation, outside the order of operations,
-// or for the suspension.
-void Agreement::await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const {
-  for (int peer = 0; peer < segment_->nranks(); ++peer) {
-    const WaitCondition condition{&(segment_->rank_state(peer).*flag), target};
-    sleep_until(condition, [&](bool check_liveness) {
-      if (creation) {
-        check(*creation,
-              segment_->name_of(peer) + " did not take part in creating another communicator");
-        segment_->check_agreement_peer(peer, condition, check_liveness);
-      } else {
-        check_interrupt();
-        if (state_.aborted() || state_.revoked() || segment_->failed()) throw state_.error();
-        segment_->check_owner(peer, condition, check_liveness);
-      }
-    });
-  }
-}
-
 std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& own, uint32_t number,
                                                         const Creation& creation) {
   const WaitCondition earlier{&completed_, number - 1};
@@ -141,8 +122,13 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
   try {
     segment_->rank_state(rank_).records[number & 1] = own;
     segment_->rank_state(rank_).agreement_step.signal(number);
-    await_all(&RankState::agreement_step, number, &creation);
     for (int peer = 0; peer < segment_->nranks(); ++peer) {
+      const WaitCondition arrived{&segment_->rank_state(peer).agreement_step, number};
+      sleep_until(arrived, [&](bool check_liveness) {
+        check(creation,
+              segment_->name_of(peer) + " did not take part in creating another communicator");
+        segment_->check_agreement_peer(peer, arrived, check_liveness);
+      });
       all.push_back(segment_->rank_state(peer).records[number & 1]);
     }
   } catch (...) {
@@ -151,11 +137,6 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
   }
   completed_.signal(number);
   return all;
-}
-
-void Agreement::suspension_barrier() {
-  segment_->rank_state(rank_).suspension_step.signal(++barriers_);
-  await_all(&RankState::suspension_step, barriers_, nullptr);
 }
 
 void Recovery::attach(Segment& segment, int rank) {

@@ -76,11 +76,7 @@ class Agreement {
   std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number,
                                                const Creation& creation);
 
-  // Returns when all ranks have called it equally often. For suspension only.
-  void suspension_barrier();
-
  private:
-  void await_all(Flag RankState::* flag, uint32_t target, const Creation* creation) const;
   void check(const Creation& creation, const std::string& awaited) const;
 
   const CommState& state_;
@@ -88,7 +84,6 @@ class Agreement {
   int rank_ = -1;
   std::atomic<uint32_t> issued_{0};
   Flag completed_;
-  uint32_t barriers_ = 0;
 };
 
 // The surviving ranks of a communicator agree on the membership before they create

@@ -39,44 +39,23 @@ class UsedIds {
   std::set<std::pair<RendezvousKey, int>> used_;
 };
 
-// The scope of one sequence number in the order of a communicator's operations, for a step other
-// than an operation: all earlier operations are complete, and later ones wait for its end.
-class SequenceGuard {
- public:
-  // Waits for the earlier operations. Throws, like an operation, if they cannot complete. If this
-  // rank gives up the creation, comm fails, because no later operation can run.
-  SequenceGuard(Communicator& comm, uint32_t sequence, const Creation* creation)
-      : order_(comm.order()), sequence_(sequence) {
-    const Blocked earlier{order_.before(sequence), comm.rank()};
-    const Sleeping sleeping({earlier.condition});
-    sleep_until(earlier.condition, [&](bool) {
-      comm.state().check_wait(earlier, false);
-      const auto reason = creation ? creation->given_up() : std::nullopt;
-      if (!reason) return;
-      comm.state().fail(Error(reason->code(), comm.segment().name_of(comm.rank()) + " " +
+// Returns when the operations before the job are complete. Throws, like an operation, if they
+// cannot complete. If this rank gives up the creation, the parent fails, because no later operation
+// can run.
+void await_earlier_operations(const Job& job) {
+  Communicator& parent = *job.parent;
+  const Blocked earlier{parent.order().before(job.sequence), parent.rank()};
+  const Sleeping sleeping({earlier.condition});
+  sleep_until(earlier.condition, [&](bool) {
+    parent.state().check_wait(earlier, false);
+    const auto reason = job.creation->given_up();
+    if (!reason) return;
+    parent.state().fail(Error(reason->code(), parent.segment().name_of(parent.rank()) + " " +
                                                   reason->text() +
                                                   "; it waited for earlier operations"));
-      throw comm.state().error();
-    });
-  }
-  SequenceGuard(const SequenceGuard&) = delete;
-  SequenceGuard& operator=(const SequenceGuard&) = delete;
-  ~SequenceGuard() { order_.complete(sequence_); }
-
- private:
-  OperationOrder& order_;
-  const uint32_t sequence_;
-};
-
-// Exchanges one record per rank, in the order of the communicator's operations. It is an
-// all-gather, so a rank that makes a different call at the same position gets the error of
-// mismatched calls, in which kind names the calling function.
-std::vector<ExchangeRecord> run_exchange(const Ref<Communicator>& comm, Kind kind,
-                                         const ExchangeRecord& own, uint32_t sequence,
-                                         const Creation* creation) {
-  std::vector<ExchangeRecord> all(static_cast<size_t>(comm->nranks()));
-  run_operation(comm, all_gather(kind, own, all), sequence, creation);
-  return all;
+    throw parent.state().error();
+  });
+  parent.order().complete(job.sequence);
 }
 
 // The mark of a creation in RankState::given_up, before and after the ranks know its key.
@@ -130,14 +109,18 @@ void initialize(const Job& job, const std::vector<int>& members, int nranks,
   });
 }
 
-// Exchanges records among the ranks of the parent, by an agreement if the parent is revoked and
-// runs no operations.
+// Exchanges one record per rank of the parent, in the order of its operations. It is an all-gather,
+// so a rank that makes a different call at the same position gets the error of mismatched calls, in
+// which kind names the calling function. A revoked parent runs no operations, and its ranks agree.
 std::vector<ExchangeRecord> exchange_records(const Job& job, Kind kind, const ExchangeRecord& own) {
   return take_step(job, mark_of(job), [&] {
-    if (job.agreement == 0)
-      return run_exchange(job.parent, kind, own, job.sequence, job.creation.get());
-    const Derivations::Scope derivation(job.parent->derivations(), *job.creation);
-    return job.parent->agreement().exchange_records(own, job.agreement, *job.creation);
+    if (job.agreement != 0) {
+      const Derivations::Scope derivation(job.parent->derivations(), *job.creation);
+      return job.parent->agreement().exchange_records(own, job.agreement, *job.creation);
+    }
+    std::vector<ExchangeRecord> all(static_cast<size_t>(job.parent->nranks()));
+    run_operation(job.parent, all_gather(kind, own, all), job.sequence, job.creation.get());
+    return all;
   });
 }
 
@@ -163,9 +146,7 @@ void shrink(const Job& job, const std::vector<int>& excluded, bool aborts) {
     parent.revoke(CommState::RevokedBy::Shrink);
     parent.order().wait_until_idle();
   } else if (!parent.state().revoked()) {
-    take_step(job, mark_of(job), [&] {
-      const SequenceGuard earlier_operations_are_complete(parent, job.sequence, job.creation.get());
-    });
+    take_step(job, mark_of(job), [&] { await_earlier_operations(job); });
   }
   std::vector<int> members;
   for (int rank = 0; rank < parent.nranks(); ++rank) {
@@ -238,16 +219,18 @@ void follow_parent(Job& job) {
   *job.out = nullptr;
 }
 
-// Releases the staging buffers, which the exchange of records uses. After the first barrier all
-// ranks have left the exchange. After the second one all memory is released.
+// An all-gather without data, which uses no memory that a suspension releases.
+void run_barrier(const Job& job, Kind kind, uint32_t sequence) {
+  run_operation(job.comm, Operation{kind, abi::ncclUint8}, sequence);
+}
+
+// After the first barrier no rank reads the memory of another one. After the second one all memory
+// is released.
 void suspend(const Job& job) {
-  Communicator& comm = *job.comm;
-  run_exchange(job.comm, Kind::Suspend, {}, job.sequence, nullptr);
-  const SequenceGuard guard(comm, job.sequence + 1, nullptr);
-  comm.state().set_suspended(true);
-  comm.agreement().suspension_barrier();
-  comm.release_memory();
-  comm.agreement().suspension_barrier();
+  run_barrier(job, Kind::Suspend, job.sequence);
+  job.comm->state().set_suspended(true);
+  job.comm->release_memory();
+  run_barrier(job, Kind::Suspend, job.sequence + 1);
 }
 
 Job job_on(const Ref<Communicator>& comm) {
@@ -330,7 +313,7 @@ Job suspend_job(const Ref<Communicator>& comm) {
 Job resume_job(const Ref<Communicator>& comm) {
   Job job = job_on(comm);
   job.work = [](const Job& self) {
-    run_exchange(self.comm, Kind::Resume, {}, self.sequence, nullptr);
+    run_barrier(self, Kind::Resume, self.sequence);
     self.comm->state().set_suspended(false);
   };
   return job;

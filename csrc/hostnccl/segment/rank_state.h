@@ -128,7 +128,6 @@ struct alignas(4096) RankState {
   alignas(128) Flag step;  // of the setup, then of the running collective
   alignas(128) Descriptor descriptors[2];
   alignas(128) Flag agreement_step;  // number of the last published record
-  Flag suspension_step;
   ExchangeRecord records[2];
   Flag recovery_step;              // number of the last recovery in which it takes part
   SharedRanks survivors[2];        // its proposals for that recovery and the previous one
