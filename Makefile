@@ -22,7 +22,7 @@ PIP := flock $(VENV)/pyvenv.cfg $(PY) -m pip --quiet --disable-pip-version-check
 WHEELS ?= build/wheels
 TORCH_VENV := build/torch-$(TORCH)
 FOR_PYTHON ?= 3.12
-SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+SOURCES := setup.py pyproject.toml CMakeLists.txt tools/stub.py $(shell find csrc -type f)
 
 ifeq ($(MAKECMDGOALS),bench)
 MAKEFLAGS += -j2
@@ -240,7 +240,7 @@ format: $(VENV)/.group-lint ## rewrite the sources in the house style
 	$(VENV)/bin/clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 clean: ## remove all that was built
-	rm -rf $(VENV) build dist benchmarks/out *.egg-info pynccl/include pynccl/lib pynccl/_C*.so
+	rm -rf $(VENV) build dist benchmarks/out *.egg-info pynccl/include pynccl/lib pynccl/_C*.so pynccl/_C.pyi
 
 $(VENV)/.created: constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,59 +1,28 @@
-"""Generates the parts of pynccl/_C.pyi that follow from the lists in csrc/abi.
+"""Completes the stub of the extension module: csrc/python/_C.pyi becomes pynccl/_C.pyi.
 
-These are the nccl.h methods of Library, and the fields of the structs and of Config.
+The build runs it. What follows from the lists in csrc/abi takes the place of comments in the
+stub: the nccl.h methods of Library, the constants, and the fields of structs and of Config.
 
-Run it after changing a list: python -m tools.stub
+    python tools/stub.py pynccl/_C.pyi
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-ABI = ROOT / "csrc" / "abi"
-STUB = ROOT / "pynccl" / "_C.pyi"
-BEGIN = "    # From csrc/abi/nccl_functions.inc by tools/stub.py:\n"
-END = "    # End of the generated methods.\n"
+CSRC = Path(__file__).parents[1] / "csrc"
+ABI = CSRC / "abi"
 
-FIELDS = {
-    "ncclConfig_t": "config_fields.inc",
-    "ncclCollConfig_t": "coll_config_fields.inc",
-    "ncclDevCommRequirements_t": "device_requirements_fields.inc",
-    "ncclCommProperties_t": "comm_properties_fields.inc",
-}
-_WIDTH = 101  # of a line, with its end
-
-# The Python names of structs that C names without _t.
-RENAMED = {
-    name: f"{name}_t"
-    for name in (
-        "ncclDevComm",
-        "ncclGinBarrierHandle",
-        "ncclLLA2AHandle",
-        "ncclLsaBarrierHandle",
-        "ncclMultimemHandle",
-        "ncclTeam",
-    )
-}
-STRUCTS = {
-    *RENAMED.values(),
-    "ncclCommProperties_t",
-    "ncclDevCommRequirements_t",
-    "ncclDevResourceRequirements_t",
-    "ncclCollConfig_t",
-    "ncclConfig_t",
-    "ncclEncryptionConfig_t",
-    "ncclSimInfo_t",
-    "ncclUniqueId",
-    "ncclWaitSignalDesc_t",
-}
+STUB = (CSRC / "python" / "_C.pyi").read_text()
+STRUCTS = set(re.findall(r"^class (nccl\w+):", STUB, re.MULTILINE))
 
 
 def python_type(c_type: str, *, returned: bool = False) -> str:
     """Return the Python type for a C type, as a parameter or as a result."""
     name = c_type.removeprefix("const ").strip()
-    name = RENAMED.get(name, name)
+    name = f"{name}_t" if f"{name}_t" in STRUCTS else name
     if name == "char*":
         return "str | None" if returned else "str"
     if name == "ncclUniqueId":
@@ -98,16 +67,11 @@ def _result(result: str, returned: list[str]) -> str:
 
 
 def method(result: str, name: str, parameters: list[tuple[str, list[str]]]) -> str:
-    """Return one method of the stub, formatted."""
+    """Return one method of the stub."""
     both = [_parameter(kind, arguments) for kind, arguments in parameters]
-    taken = ["self", *(each for each, _ in both if each)]
-    end = f") -> {_result(result, [each for _, each in both if each])}: ...\n"
-    begin, joined = f"    def {name}(", ", ".join(taken)
-    if len(begin + joined + end) <= _WIDTH:
-        return begin + joined + end
-    if len(joined) + 8 < _WIDTH:
-        return f"{begin}\n        {joined}\n    {end}"
-    return begin + "\n" + "".join(f"        {each},\n" for each in taken) + "    " + end
+    taken = ", ".join(["self", *(each for each, _ in both if each)])
+    returned = _result(result, [each for _, each in both if each])
+    return f"    def {name}({taken}) -> {returned}: ...\n"
 
 
 def methods() -> str:
@@ -142,31 +106,25 @@ def _setting(c_type: str, attribute: str) -> str:
     return f"    {attribute}: {python} | None = None\n"
 
 
-def _between(text: str, begin: str, end: str, content: str) -> str:
-    """Replace what stands between the first begin and the next end."""
-    start = text.index(begin) + len(begin)
-    return text[:start] + content + text[text.index(end, start) :]
+def _constants() -> str:
+    names = re.findall(r"^CONSTANT\(\d+, (\w+),", (ABI / "constants.inc").read_text(), re.MULTILINE)
+    return "".join(f"{name}: int\n" for name in names)
 
 
-def generated(text: str) -> str:
-    """Return a stub with its generated parts replaced.
-
-    Args:
-        text: the stub.
-    """
-    text = _between(text, BEGIN, END, methods())
-    for name, file in FIELDS.items():
-        start = text.index(f"class {name}:\n")
-        content = "".join(_raw_field(c_type, field) for _, c_type, field, *_ in _fields(file))
-        text = text[:start] + _between(text[start:], "    version: int\n", "\nclass ", content)
-    settings = "".join(_setting(field[1], field[3]) for field in _fields("config_fields.inc"))
-    return _between(text, "class Config:\n", "    check: ", settings)
+def _generated(name: str) -> str:
+    if name == "functions":
+        return methods()
+    if name == "constants":
+        return _constants()
+    if name == "Config":
+        return "".join(_setting(field[1], field[3]) for field in _fields("config_fields.inc"))
+    return "".join(_raw_field(c_type, field) for _, c_type, field, *_ in _fields(name))
 
 
-def main() -> None:
-    """Rewrite the generated parts of the stub."""
-    STUB.write_text(generated(STUB.read_text()))
+def completed() -> str:
+    """Return the whole stub."""
+    return re.sub(r"^ *# Generated: (\S+)\n", lambda m: _generated(m[1]), STUB, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    main()
+    Path(sys.argv[1]).write_text(completed())

@@ -165,7 +165,7 @@ def test_a_wheel_with_the_backend(tmp_path: Path) -> None:
     tree, site = tmp_path / "tree", tmp_path / "site"
     tree.mkdir()
     built = shutil.ignore_patterns("__pycache__", "*.so", "include", "lib")
-    for name in ("csrc", "pynccl"):
+    for name in ("csrc", "pynccl", "tools"):
         shutil.copytree(ROOT / name, tree / name, ignore=built)
     for name in ("CMakeLists.txt", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tree)

@@ -80,19 +80,7 @@ class ncclCommMemStat_t(enum.IntEnum):
     ncclStatGpuMemPersist = 2
     ncclStatGpuMemTotal = 3
 
-NCCL_WIN_DEFAULT: int
-NCCL_WIN_COLL_SYMMETRIC: int
-NCCL_WIN_STRICT_ORDERING: int
-NCCL_WIN_GIN_ONLY: int
-NCCL_WIN_CFT_COUNTED: int
-NCCL_WIN_REQUIRED_ALIGNMENT: int
-NCCL_CTA_POLICY_DEFAULT: int
-NCCL_CTA_POLICY_EFFICIENCY: int
-NCCL_CTA_POLICY_ZERO: int
-NCCL_SHRINK_DEFAULT: int
-NCCL_SHRINK_ABORT: int
-NCCL_REVOKE_DEFAULT: int
-NCCL_SUSPEND_MEM: int
+# Generated: constants
 
 class ncclConfig_t:
     def __init__(self) -> None: ...
@@ -100,29 +88,7 @@ class ncclConfig_t:
     size: int
     magic: int
     version: int
-    blocking: int
-    cgaClusterSize: int
-    minCTAs: int
-    maxCTAs: int
-    netName: str | None
-    splitShare: int
-    trafficClass: int
-    commName: str | None
-    collnetEnable: int
-    CTAPolicy: int
-    shrinkShare: int
-    nvlsCTAs: int
-    nChannelsPerNetPeer: int
-    nvlinkCentricSched: int
-    graphUsageMode: int
-    numRmaCtx: int
-    maxP2pPeers: int
-    graphStreamOrdering: int
-    launchOrderImplicit: int
-    numRmaSig: int
-    rmaEagerInit: int
-    hostCftMode: int
-    nvlsHostMode: int
+    # Generated: config_fields.inc
 
 class ncclCollConfig_t:
     def __init__(self) -> None: ...
@@ -130,16 +96,7 @@ class ncclCollConfig_t:
     size: int
     magic: int
     version: int
-    ext: int
-    minCTAs: int
-    maxCTAs: int
-    nvlsCTAs: int
-    cgaClusterSize: int
-    algSelection: str | None
-    forceAlgSelection: int
-    CTAPolicy: int
-    userProfilerTag: int
-    launchCompletionEvent: int
+    # Generated: coll_config_fields.inc
 
 class ncclEncryptionConfig_t:
     def __init__(self) -> None: ...
@@ -211,30 +168,7 @@ class ncclDevCommRequirements_t:
     size: int
     magic: int
     version: int
-    resourceRequirementsList: int
-    teamRequirementsList: int
-    lsaMultimem: bool
-    barrierCount: int
-    lsaBarrierCount: int
-    railGinBarrierCount: int
-    lsaLLA2ABlockCount: int
-    lsaLLA2ASlotCount: int
-    ginForceEnable: bool
-    ginContextCount: int
-    ginSignalCount: int
-    ginCounterCount: int
-    ginConnectionType: int
-    ginExclusiveContexts: bool
-    ginQueueDepth: int
-    ginTrafficClass: int
-    worldGinBarrierCount: int
-    ginStrongSignalsRequired: bool
-    ginVaSignalsRequired: bool
-    ginCustomStride: int
-    ginType: int
-    useRuntimeVersion: bool
-    cftCaps: int
-    cftBarrierCount: int
+    # Generated: device_requirements_fields.inc
 
 class ncclCommProperties_t:
     def __init__(self) -> None: ...
@@ -242,25 +176,7 @@ class ncclCommProperties_t:
     size: int
     magic: int
     version: int
-    rank: int
-    nRanks: int
-    cudaDev: int
-    nvmlDev: int
-    deviceApiSupport: bool
-    multimemSupport: bool
-    ginType: int
-    nLsaTeams: int
-    hostRmaSupport: bool
-    railedGinType: int
-    commHash: int
-    ginMinStride: int
-    ginConnectionType: int
-    @property
-    def ginSupport(self) -> tuple[bool, ...]: ...
-    devCommRuntimeVersionSize: int
-    cftSupport: bool
-    cftMulticastSupport: bool
-    cftCountedSupport: bool
+    # Generated: comm_properties_fields.inc
 
 class ncclDevComm_t:
     def __init__(self) -> None: ...
@@ -315,333 +231,7 @@ class Library:
     def driver_version(self) -> int: ...
     def device_names(self) -> list[str]: ...
     def functions(self) -> dict[str, tuple[int, bool]]: ...
-    # From csrc/abi/nccl_functions.inc by tools/stub.py:
-    def ncclGetVersion(self) -> int: ...
-    def ncclGetUniqueId(self) -> UniqueId: ...
-    def ncclGetErrorString(self, result: int) -> str | None: ...
-    def ncclGetLastError(self, comm: int) -> str | None: ...
-    def ncclResetDebugInit(self) -> None: ...
-    def ncclSetEncryption(self, config: ncclEncryptionConfig_t | None) -> None: ...
-    def ncclCommInitRank(self, nranks: int, commId: UniqueId | bytes, rank: int) -> int: ...
-    def ncclCommInitRankConfig(
-        self, nranks: int, commId: UniqueId | bytes, rank: int, config: ncclConfig_t | None
-    ) -> int: ...
-    def ncclCommInitRankScalable(
-        self,
-        nranks: int,
-        myrank: int,
-        nId: int,
-        commIds: Sequence[UniqueId | bytes] | None,
-        config: ncclConfig_t | None,
-    ) -> int: ...
-    def ncclCommInitAll(self, ndev: int, devlist: Sequence[int] | None) -> list[int]: ...
-    def ncclCommFinalize(self, comm: int) -> None: ...
-    def ncclCommDestroy(self, comm: int) -> None: ...
-    def ncclCommAbort(self, comm: int) -> None: ...
-    def ncclCommRevoke(self, comm: int, revokeFlags: int) -> None: ...
-    def ncclCommSplit(
-        self, comm: int, color: int, key: int, config: ncclConfig_t | None
-    ) -> int: ...
-    def ncclCommShrink(
-        self,
-        comm: int,
-        excludeRanksList: Sequence[int] | None,
-        excludeRanksCount: int,
-        config: ncclConfig_t | None,
-        shrinkFlags: int,
-    ) -> int: ...
-    def ncclCommGetUniqueId(self, comm: int) -> UniqueId: ...
-    def ncclCommGrow(
-        self,
-        comm: int,
-        nRanks: int,
-        uniqueId: UniqueId | bytes | None,
-        rank: int,
-        config: ncclConfig_t | None,
-    ) -> int: ...
-    def ncclCommGetAsyncError(self, comm: int) -> int: ...
-    def ncclCommCount(self, comm: int) -> int: ...
-    def ncclCommCuDevice(self, comm: int) -> int: ...
-    def ncclCommUserRank(self, comm: int) -> int: ...
-    def ncclCommSuspend(self, comm: int, flags: int) -> None: ...
-    def ncclCommResume(self, comm: int) -> None: ...
-    def ncclCommMemStats(self, comm: int, stat: int) -> int: ...
-    def ncclMemAlloc(self, size: int) -> int: ...
-    def ncclMemFree(self, ptr: int | None) -> None: ...
-    def ncclCommRegister(self, comm: int, buff: int | None, size: int) -> int: ...
-    def ncclCommDeregister(self, comm: int, handle: int | None) -> None: ...
-    def ncclCommWindowRegister(
-        self, comm: int, buff: int | None, size: int, winFlags: int
-    ) -> int: ...
-    def ncclCommWindowDeregister(self, comm: int, win: int) -> None: ...
-    def ncclWinGetUserPtr(self, comm: int, win: int) -> int: ...
-    def ncclRedOpCreatePreMulSum(
-        self, scalar: int | None, datatype: int, residence: int, comm: int
-    ) -> int: ...
-    def ncclRedOpDestroy(self, op: int, comm: int) -> None: ...
-    def ncclReduce(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        op: int,
-        root: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclBcast(
-        self, buff: int | None, count: int, datatype: int, root: int, comm: int, stream: int
-    ) -> None: ...
-    def ncclBroadcast(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        root: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclAllReduce(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        op: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclReduceScatter(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        recvcount: int,
-        datatype: int,
-        op: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclAllGather(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        sendcount: int,
-        datatype: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclAlltoAll(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclGather(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        root: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclScatter(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        root: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclAllReduceConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        op: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclBroadcastConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        root: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclReduceConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        op: int,
-        root: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclAllGatherConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        sendcount: int,
-        datatype: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclReduceScatterConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        recvcount: int,
-        datatype: int,
-        op: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclAlltoAllConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclGatherConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        root: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclScatterConfig(
-        self,
-        sendbuff: int | None,
-        recvbuff: int | None,
-        count: int,
-        datatype: int,
-        root: int,
-        comm: int,
-        stream: int,
-        config: ncclCollConfig_t | None,
-    ) -> None: ...
-    def ncclSend(
-        self, sendbuff: int | None, count: int, datatype: int, peer: int, comm: int, stream: int
-    ) -> None: ...
-    def ncclRecv(
-        self, recvbuff: int | None, count: int, datatype: int, peer: int, comm: int, stream: int
-    ) -> None: ...
-    def ncclPutSignal(
-        self,
-        localbuff: int | None,
-        count: int,
-        datatype: int,
-        peer: int,
-        peerWin: int,
-        peerWinOffset: int,
-        sigIdx: int,
-        ctx: int,
-        flags: int,
-        comm: int,
-        stream: int,
-    ) -> None: ...
-    def ncclSignal(
-        self, peer: int, sigIdx: int, ctx: int, flags: int, comm: int, stream: int
-    ) -> None: ...
-    def ncclWaitSignal(
-        self, nDesc: int, signalDescs: Sequence[ncclWaitSignalDesc_t] | None, comm: int, stream: int
-    ) -> None: ...
-    def ncclGroupStart(self) -> None: ...
-    def ncclGroupEnd(self) -> None: ...
-    def ncclGroupSimulateEnd(self, simInfo: ncclSimInfo_t) -> ncclSimInfo_t: ...
-    def ncclParamBind(self, key: str) -> int: ...
-    def ncclParamGetI8(self, h: int) -> int: ...
-    def ncclParamGetI16(self, h: int) -> int: ...
-    def ncclParamGetI32(self, h: int) -> int: ...
-    def ncclParamGetI64(self, h: int) -> int: ...
-    def ncclParamGetU8(self, h: int) -> int: ...
-    def ncclParamGetU16(self, h: int) -> int: ...
-    def ncclParamGetU32(self, h: int) -> int: ...
-    def ncclParamGetU64(self, h: int) -> int: ...
-    def ncclParamGetStr(self, h: int) -> str | None: ...
-    def ncclParamGet(self, h: int, maxLen: int) -> tuple[bytes, int]: ...
-    def ncclParamGetParameter(self, key: str) -> tuple[str | None, int]: ...
-    def ncclParamGetAllParameterKeys(self) -> tuple[list[str], int]: ...
-    def ncclParamDumpAll(self) -> None: ...
-    def ncclCommQueryProperties(
-        self, comm: int, props: ncclCommProperties_t
-    ) -> ncclCommProperties_t: ...
-    def ncclDevCommCreate(
-        self, comm: int, reqs: ncclDevCommRequirements_t | None
-    ) -> ncclDevComm_t: ...
-    def ncclDevCommDestroy(self, comm: int, devComm: ncclDevComm_t | None) -> None: ...
-    def ncclLsaBarrierCreateRequirement(
-        self,
-        team: ncclTeam_t,
-        nBarriers: int,
-        outHandle: ncclLsaBarrierHandle_t,
-        outReq: ncclDevResourceRequirements_t,
-    ) -> None: ...
-    def ncclGinBarrierCreateRequirement(
-        self,
-        comm: int,
-        team: ncclTeam_t,
-        nBarriers: int,
-        outHandle: ncclGinBarrierHandle_t,
-        outReq: ncclDevResourceRequirements_t,
-    ) -> None: ...
-    def ncclLLA2ACalcSlots(self, maxElts: int, maxEltSize: int) -> int: ...
-    def ncclLLA2ACreateRequirement(
-        self,
-        nBlocks: int,
-        nSlots: int,
-        outHandle: ncclLLA2AHandle_t,
-        outReq: ncclDevResourceRequirements_t,
-    ) -> None: ...
-    def ncclTeamWorld(self, comm: int) -> ncclTeam_t: ...
-    def ncclTeamLsa(self, comm: int) -> ncclTeam_t: ...
-    def ncclTeamRail(self, comm: int) -> ncclTeam_t: ...
-    def ncclTeamCft(self, comm: int, mode: int) -> ncclTeam_t: ...
-    def ncclTeamCftMultimem(self, comm: int) -> ncclTeam_t: ...
-    def ncclTeamRankToWorld(self, comm: int, team: ncclTeam_t, rank: int) -> int: ...
-    def ncclTeamRankToLsa(self, comm: int, team: ncclTeam_t, rank: int) -> int: ...
-    def ncclGetLsaDevicePointer(self, window: int, offset: int, lsaRank: int) -> int: ...
-    def ncclGetPeerDevicePointer(self, window: int, offset: int, peer: int) -> int: ...
-    def ncclGetLsaMultimemDevicePointer(self, window: int, offset: int) -> int: ...
-    def ncclGetMultimemDevicePointer(
-        self, window: int, offset: int, multimem: ncclMultimemHandle_t
-    ) -> int: ...
-    def ncclGetMultimemDeviceLeInfo(self, window: int, offset: int) -> tuple[int, int]: ...
-    def ncclGetCftDeviceLeInfo(
-        self, window: int, offset: int, peerCft: int, cftTeam: ncclTeam_t
-    ) -> tuple[int, int]: ...
-    def ncclGetPeerDeviceLeInfo(
-        self, window: int, offset: int, peerWorld: int
-    ) -> tuple[int, int]: ...
-    # End of the generated methods.
+    # Generated: functions
 
 def borrow_handle(
     library: Library, handle: int, owner: object, ask: Callable[[], int] | None
@@ -680,29 +270,7 @@ def _settings(*, match_args: bool) -> Callable[[type[_T]], type[_T]]: ...
 
 @_settings(match_args=False)
 class Config:
-    blocking: int | None = None
-    cga_cluster_size: int | None = None
-    min_ctas: int | None = None
-    max_ctas: int | None = None
-    net_name: str | None = None
-    split_share: int | None = None
-    traffic_class: int | None = None
-    comm_name: str | None = None
-    collnet_enable: int | None = None
-    cta_policy: int | None = None
-    shrink_share: int | None = None
-    nvls_ctas: int | None = None
-    n_channels_per_net_peer: int | None = None
-    nvlink_centric_sched: int | None = None
-    graph_usage_mode: int | None = None
-    num_rma_ctx: int | None = None
-    max_p2p_peers: int | None = None
-    graph_stream_ordering: int | None = None
-    launch_order_implicit: int | None = None
-    num_rma_sig: int | None = None
-    rma_eager_init: int | None = None
-    host_cft_mode: int | None = None
-    nvls_host_mode: int | None = None
+    # Generated: Config
     check: int | Literal["every"] | None = None
     init_timeout: float | None = None
     on_timeout: _OnTimeout | None = None
