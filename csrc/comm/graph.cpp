@@ -291,12 +291,6 @@ void Graph::watch_launch(CUstream stream) const {
     used.communicator->deadlines().launched(used.what, stream, launched_);
 }
 
-void Graph::upload(CUstream stream) const {
-  const Exec ready = exec();
-  const DeviceScope scope(*library_, device_);
-  DRIVER_CHECK(*library_, GraphUpload, (ready.get(), stream));
-}
-
 std::string Graph::why_not_ready() const {
   switch (state_) {
     case State::kNew:

@@ -35,7 +35,6 @@ class Graph {
   // Throws std::invalid_argument if there is nothing to launch. The deadlines of the communicators
   // apply to the launch, unless it is captured itself.
   void launch(CUstream stream) const;
-  void upload(CUstream stream) const;
   void close();  // launches in progress complete; closing twice is allowed
 
   const Library& library() const { return *library_; }

@@ -464,14 +464,6 @@ CUresult hostGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigne
   });
 }
 
-// Does nothing: there is no other memory to upload a graph to.
-CUresult hostGraphUpload(CUgraphExec exec, CUstream stream) {
-  return driver_guarded([=] {
-    Capture::check_not_capturing(stream_of(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    object_of<GraphExec>(exec);
-  });
-}
-
 CUresult hostGraphLaunch(CUgraphExec exec, CUstream stream) {
   return driver_guarded([=] {
     const Ref<Stream> target = stream_of(stream);

@@ -243,11 +243,6 @@ struct StreamGraph : Graph {
     const GilReleased released;  // on CPUs the work may run in this call
     launch(chosen);
   }
-  void upload_on(const py::object& on) const {
-    const CUstream chosen = target(on);
-    const GilReleased released;
-    upload(chosen);
-  }
 
   CUstream target(const py::object& on) const {
     if (Group::active())
@@ -438,16 +433,6 @@ Raises:
     RuntimeError: launched inside a group or a plan.
     ValueError: there is nothing to launch, or a communicator of the graph was closed.
     NcclTimeoutError: a communicator of the graph exceeded a time limit.
-    DriverError: the driver failed.)")
-      .def("upload", &StreamGraph::upload_on, py::arg("stream") = py::none(),
-           R"(Prepare the device for the first launch, which does it otherwise (cuGraphUpload).
-
-Args:
-    stream: as for launch().
-
-Raises:
-    RuntimeError: called inside a group or a plan.
-    ValueError: there is nothing to launch.
     DriverError: the driver failed.)")
       .def("close", &StreamGraph::close, Release(),
            R"(Free the graph (cuGraphExecDestroy).

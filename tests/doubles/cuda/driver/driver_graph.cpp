@@ -148,10 +148,6 @@ CUresult GraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned lo
   return made;
 }
 
-CUresult GraphUpload(CUgraphExec exec, CUstream handle) {
-  return on_stream(handle, [&](Stream& s) { return engine().GraphUpload(exec, s.queue()); });
-}
-
 CUresult GraphLaunch(CUgraphExec exec, CUstream handle) {
   return on_stream(handle, [&](Stream& s) {
     const Holds kept = get_holds(exec);
