@@ -210,31 +210,9 @@ Raises:
   py::class_<DeviceCommunicator, std::shared_ptr<DeviceCommunicator>> type(
       m, "DeviceComm", kDeviceCommDoc, py::release_gil_before_calling_cpp_dtor());
   add_closing(type);
-  type.def_property_readonly(
-          "rank", [](const DeviceCommunicator& d) { return d.communicator()->rank(); },
-          "The rank in the communicator.")
-      .def_property_readonly(
-          "nranks", [](const DeviceCommunicator& d) { return d.communicator()->nranks(); },
-          "The number of ranks of the communicator.")
-      .def_property_readonly(
-          "lsa_rank",
-          [](const DeviceCommunicator& d) {
-            d.data();
-            return d.lsa().rank;
-          },
-          "The rank in the LSA team.")
-      .def_property_readonly(
-          "lsa_size",
-          [](const DeviceCommunicator& d) {
-            d.data();
-            return d.lsa().nRanks;
-          },
-          "The number of ranks of the LSA team.")
-      .def_property_readonly("version", &DeviceCommunicator::version,
+  type.def_property_readonly("version", &DeviceCommunicator::version,
                              "The version of the headers that define its layout, as an "
                              "NCCL_VERSION_CODE.")
-      .def_property_readonly("nbytes", &DeviceCommunicator::nbytes,
-                             "The size of the struct in bytes.")
       .def_property_readonly("closed", &DeviceCommunicator::closed,
                              "Whether it or its communicator is closed.")
       .def_property_readonly("buffers", &buffers_of, "The requested DeviceBuffers, a tuple.")
