@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
+from tests.support.commands import python_output
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -141,7 +142,7 @@ def test_scalars_and_masked_arrays_are_refused(comm: nccl.Communicator) -> None:
 
 
 def test_arrays_of_numpy_are_read_without_calls(comm: nccl.Communicator) -> None:
-    """From their memory, whose layout in this NumPy is determined once, without any protocol."""
+    """From their memory, without any protocol."""
 
     class Silent(np.ndarray):
         def __dlpack__(self, **_: object) -> None:  # type: ignore[override]
@@ -155,6 +156,28 @@ def test_arrays_of_numpy_are_read_without_calls(comm: nccl.Communicator) -> None
     assert out.tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match=r"^tensor: must be contiguous"):
         comm.all_reduce(np.zeros((3, 4)).view(Silent)[:, 1])
+
+
+_OF_ANOTHER_NUMPY = """
+import numpy as np
+np.__version__ = "3.0.0"  # whose structures are not known
+from pynccl import nccl
+
+class Array(np.ndarray):
+    @property
+    def __array_interface__(self):
+        print("read")
+        return np.asarray(self).__array_interface__
+
+with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as comm:
+    out = np.zeros(3)
+    comm.all_reduce(np.arange(3.0).view(Array), out=out)
+    print(out)
+"""
+
+
+def test_arrays_of_another_numpy_are_read_by_their_interface() -> None:
+    assert python_output(_OF_ANOTHER_NUMPY) == "read\n[0. 1. 2.]"
 
 
 class _Interface:
