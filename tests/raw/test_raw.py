@@ -1,14 +1,12 @@
 """Proves that pynccl.raw provides every function of nccl.h with its name and C types, by calling
 them on hostnccl, and that the error for a missing function names the version that added it.
 
-The names are read from a real nccl.h if the nvidia-nccl wheel is installed, otherwise from our own
-list, which `make abi` checks against real headers.
+`make abi` checks the list of functions against real headers.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import inspect
 import os
 import re
@@ -32,41 +30,6 @@ from tests.support.blocking import in_threads
 from tests.support.commands import run_command
 from tests.support.old_nccl import compile_nccl
 from tests.support.tier import FULL
-
-_LIST = Path(__file__).parents[2] / "csrc" / "abi" / "nccl_functions.inc"
-
-
-def _header() -> Path | None:
-    for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        try:
-            files = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for file in files:
-            if file.name == "nccl.h":
-                return Path(str(file.locate()))
-    return None
-
-
-def _names() -> tuple[set[str], Path]:
-    """The functions of nccl.h, and the file that lists them."""
-    header = _header()
-    if header is None:
-        names = re.findall(r"^FUNCTION\(\d+, [^,]+, (\w+)", _LIST.read_text(), re.MULTILINE)
-        return set(names), _LIST
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(), flags=re.DOTALL)
-    return set(re.findall(r"\b(nccl[A-Z]\w*)\s*\([^;{]*\)\s*;", text)), header
-
-
-@pytest.mark.parametrize(("names", "source"), [pytest.param(*_names(), id=_names()[1].name)])
-def test_every_function_exists(names: set[str], source: Path) -> None:
-    """The test's name contains the source of the names."""
-    assert len(names) > 60
-    missing = {name for name in names if not callable(getattr(raw.Library, name, None))}
-    assert not missing, f"of {source}"
-    functions = raw.load("host").functions()
-    assert names <= functions.keys()
-    assert all(present for _, present in functions.values())
 
 
 def test_parameters_are_named_as_in_nccl_h() -> None:
@@ -330,22 +293,16 @@ def test_hostnccl_refuses_wrong_arguments() -> None:
     def sum_up(count: int, stream: int) -> object:
         return lib.ncclAllReduce(memory, memory, count, dtype, raw.ncclSum, comm, stream)
 
+    def exchange() -> object:
+        return lib.ncclAlltoAll(memory, memory, 1, dtype, comm, 0)
+
     unset, properties = raw.ncclWaitSignalDesc_t(opCnt=0, peer=0), raw.ncclCommProperties_t()
     config, multimem = raw.ncclConfig_t(), raw.ncclMultimemHandle_t()
     properties.size, config.magic = 8, 1
     gin_only = symmetric | raw.NCCL_WIN_GIN_ONLY
     create, unique_id = lib.ncclCommInitRankConfig, lib.ncclGetUniqueId()
     wrong: list[tuple[Any, ...]] = [
-        (
-            "ncclAlltoAll does not work in place",
-            lib.ncclAlltoAll,
-            memory,
-            memory,
-            1,
-            dtype,
-            comm,
-            0,
-        ),
+        ("ncclAlltoAll does not work in place", exchange),
         ("count=4611686018427387904 x float32 for 1 ranks exceeds", sum_up, 2**62, 0),
         ("stream=0x3039 is not a stream of hostnccl", sum_up, 1, 12345),
         ("is not a window, or was deregistered", put, memory),
