@@ -48,8 +48,7 @@ def borrow(
 
     Args:
         owner: a Communicator; a pynccl process group; a torch process group or its backend (pynccl
-            or nccl); an nccl4py or CuPy communicator; an object with __pynccl_communicator__(); or
-            an ncclComm_t as an integer.
+            or nccl); an nccl4py or CuPy communicator; or an ncclComm_t as an integer.
         provider: the provider of the handle, for owners other than pynccl's: "cuda", "host" or the
             path of a library. None is the libnccl.so.2 loaded in this process.
         device: for a process group, the device of the communicator: a torch.device, its name, or
@@ -76,17 +75,12 @@ def borrow(
     if isinstance(owner, _C.Communicator):
         _check_same(owner.library, provider)
         return _C.borrow_handle(owner.library, owner.handle, owner, None)
-    if hasattr(owner, "__pynccl_communicator__"):
-        borrowed = _C.borrow_capsule(owner.__pynccl_communicator__())
-        _check_same(borrowed.library, provider)
-        return borrowed
     if (attribute := _attribute(owner)) is not None:
         return _ask(owner, operator.attrgetter(attribute), provider)
     if isinstance(owner, bool) or not hasattr(owner, "__index__"):
         raise TypeError(
             "owner: expected a communicator of pynccl, nccl4py or CuPy, a process group of pynccl "
-            "or torch, an object with __pynccl_communicator__() or an integer, got "
-            f"{type(owner).__name__}"
+            f"or torch, or an integer, got {type(owner).__name__}"
         )
     handle = operator.index(owner)
     if not 0 < handle < 2**64:

@@ -26,19 +26,8 @@ from tests.support.ranks import on_ranks
 _ROOT = Path(__file__).parents[2]
 
 
-class _Foreign:
-    """An object of another package that provides the capsule."""
-
-    def __init__(self, comm: nccl.Communicator) -> None:
-        self._comm = comm
-
-    def __pynccl_communicator__(self) -> object:
-        return self._comm.__pynccl_communicator__()
-
-
 _FORMS: dict[str, Callable[[nccl.Communicator], nccl.Communicator]] = {
     "object": nccl.Communicator.borrow,
-    "capsule": lambda comm: nccl.Communicator.borrow(_Foreign(comm)),
     "integer": lambda comm: nccl.Communicator.borrow(comm.handle, provider=comm.library.path),
     "borrowed": lambda comm: nccl.Communicator.borrow(nccl.Communicator.borrow(comm)),
 }

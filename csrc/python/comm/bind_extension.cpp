@@ -252,35 +252,20 @@ std::function<ncclComm_t()> handle_getter(const py::object& function) {
   };
 }
 
-std::shared_ptr<Communicator> borrow_from(const std::shared_ptr<Library>& library, ncclComm_t comm,
-                                          Communicator::Owner owner) {
-  const GilReleased released;
-  if (!owner.communicator) owner.communicator = Communicator::find(*library, comm);
-  if (!owner.communicator && owner.ask && owner.ask() != comm)
-    throw std::invalid_argument("borrow: the communicator is closed");
-  auto borrowed = std::make_shared<Communicator>(library, Communicator::Options{});
-  borrowed->borrow(comm, std::move(owner));
-  return borrowed;
-}
-
 std::shared_ptr<Communicator> borrow_handle(const std::shared_ptr<Library>& library,
                                             std::uintptr_t handle, const py::object& owner,
                                             const py::object& ask) {
   Communicator::Owner from{nullptr, handle_getter(ask), hold(owner)};
   if (py::isinstance<Communicator>(owner))
     from.communicator = py::cast<std::shared_ptr<Communicator>>(owner);
-  return borrow_from(library, reinterpret_cast<ncclComm_t>(handle), std::move(from));
-}
-
-std::shared_ptr<Communicator> borrow_capsule(const py::object& capsule) {
-  void* pointer = PyCapsule_GetPointer(capsule.ptr(), PYNCCL_CAPSULE_NAME);
-  if (!pointer) throw py::error_already_set();
-  auto* target = static_cast<PyncclCommunicator*>(pointer);
-  const auto library = Library::open(target->path);
-  void* comm = target->handle(target);
-  if (!comm) throw py::value_error("borrow: the communicator is closed");
-  const auto ask = [target] { return static_cast<ncclComm_t>(target->handle(target)); };
-  return borrow_from(library, static_cast<ncclComm_t>(comm), {nullptr, ask, hold(capsule)});
+  auto* const comm = reinterpret_cast<ncclComm_t>(handle);
+  const GilReleased released;
+  if (!from.communicator) from.communicator = Communicator::find(*library, comm);
+  if (!from.communicator && from.ask && from.ask() != comm)
+    throw std::invalid_argument("borrow: the communicator is closed");
+  auto borrowed = std::make_shared<Communicator>(library, Communicator::Options{});
+  borrowed->borrow(comm, std::move(from));
+  return borrowed;
 }
 
 }  // namespace
@@ -301,8 +286,6 @@ Raises:
         py::arg("ask"),
         "Borrow an ncclComm_t. owner: an object to keep alive; if it is a Communicator, it owns "
         "the handle. ask: a function that returns the handle until its owner closes it, or None.");
-  m.def("borrow_capsule", &borrow_capsule, py::arg("capsule"),
-        "Borrow the communicator of a capsule from __pynccl_communicator__().");
 }
 
 }  // namespace pynccl::python
