@@ -9,7 +9,6 @@ import gc
 import sys
 import time
 import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,17 +73,6 @@ def test_it_needs_no_gil(stream: nccl.Stream) -> None:
     stream.synchronize()
 
 
-def test_the_forms_of_a_function(stream: nccl.Stream) -> None:
-    seen: list[int] = []
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda value: seen.append(value or 0))
-    stream.launch_native(callback, 7)
-    stream.launch_native(ctypes.cast(callback, ctypes.c_void_p).value, 8)
-    stream.launch_native(SimpleNamespace(address=ctypes.cast(callback, ctypes.c_void_p).value), 9)
-    stream.launch_native(callback)
-    stream.synchronize()
-    assert seen == [7, 8, 9, 0]
-
-
 @pytest.mark.parametrize("make", [bytearray, bytes, memoryview, np.frombuffer])
 def test_the_memory_of_an_object(stream: nccl.Stream, make: type) -> None:
     seen: list[bytes] = []
@@ -92,7 +80,7 @@ def test_the_memory_of_an_object(stream: nccl.Stream, make: type) -> None:
         lambda address: seen.append(ctypes.string_at(address, 8))
     )
     source = make(b"abcdefgh")
-    stream.launch_native(callback, source)
+    stream.launch_native(ctypes.cast(callback, ctypes.c_void_p).value or 0, source)
     stream.synchronize()
     assert seen == [b"abcdefgh"]
 
@@ -115,28 +103,15 @@ def _weak(memory: np.ndarray) -> tuple[np.ndarray, weakref.ref[object]]:
     return array, weakref.ref(array)
 
 
-class _Function(SimpleNamespace):
-    """A function with an address, like numba's, and with weak references."""
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_function_and_argument_live_until_it_has_run(stream: nccl.Stream, compiled: bool) -> None:
+def test_the_argument_lives_until_it_has_run(stream: nccl.Stream) -> None:
     gate, (done, argument) = _semaphore(), _weak(_semaphore())
-    function = (
-        _Function(address=_POST)
-        if compiled
-        else ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda at: _LIBC.sem_post(ctypes.c_void_p(at)))
-    )
-    alive: weakref.ref[object] = weakref.ref(function)
     stream.launch_native(_WAIT, gate)
-    stream.launch_native(function, done)
-    del function, done
+    stream.launch_native(_POST, done)
+    del done
     gc.collect()
-    assert alive() is not None
     assert argument() is not None
     _LIBC.sem_post(ctypes.c_void_p(gate.ctypes.data))
     stream.synchronize()
-    assert _gone(alive)
     assert _gone(argument)
 
 

@@ -120,8 +120,8 @@ void launch(const Stream& stream, const py::function& callable) {
   capture(stream, &call_again, call, held, "function");
 }
 
-// A call that keeps Python objects alive until it has run. The next holder of the GIL releases
-// them, so that the stream's thread does not wait for it.
+// A call that keeps a Python object alive until it has run. The next holder of the GIL releases it,
+// so that the stream's thread does not wait for it.
 struct NativeCall {
   CUhostFn function;
   void* argument;
@@ -153,35 +153,17 @@ void run(void* data) {
   if (Py_IsInitialized()) Py_AddPendingCall(&release_finished, nullptr);
 }
 
-// Whether an object is an instance of a class of a module. Does not import the module.
-bool is_instance(const py::object& object, const char* module, const char* type) {
+bool is_numpy_scalar(const py::object& object) {
   const py::object modules = py::module_::import("sys").attr("modules");
-  return modules.contains(module) && py::isinstance(object, modules[module].attr(type));
+  return modules.contains("numpy") && py::isinstance(object, modules["numpy"].attr("generic"));
 }
 
-// The address of a C function. Appends the objects that keep its code alive to kept.
-std::uintptr_t function_from_python(const py::object& object, py::list& kept) {
-  std::uintptr_t address = 0;
-  if (PyIndex_Check(object.ptr())) {
-    address = integer_from_python<std::uintptr_t>("function", object.ptr());
-  } else if (is_instance(object, "ctypes", "_CFuncPtr")) {
-    const py::buffer_info content = py::reinterpret_borrow<py::buffer>(object).request();
-    address = *static_cast<const std::uintptr_t*>(content.ptr);
-    kept.append(object);
-  } else if (py::hasattr(object, "address")) {  // numba.cfunc
-    address = integer_from_python<std::uintptr_t>("function", object.attr("address").ptr());
-    kept.append(object);
-  } else {
-    throw_type_error("function", "the address of a C function", object.ptr());
-  }
-  if (address == 0) throw py::value_error("function: the address is 0");
-  return address;
-}
-
-std::uintptr_t argument_from_python(const py::object& object, py::list& kept) {
+// An address, or that of the memory of an object. Sets kept to an object that keeps the memory
+// alive.
+std::uintptr_t argument_from_python(const py::object& object, py::object& kept) {
   // NumPy integers support the buffer protocol, and NumPy arrays define __index__.
   const bool has_memory = PyObject_CheckBuffer(object.ptr());
-  if (PyIndex_Check(object.ptr()) && (!has_memory || is_instance(object, "numpy", "generic")))
+  if (PyIndex_Check(object.ptr()) && (!has_memory || is_numpy_scalar(object)))
     return integer_from_python<std::uintptr_t>("argument", object.ptr());
   if (!has_memory)
     throw_type_error("argument", "an address or an object with the buffer protocol", object.ptr());
@@ -191,21 +173,23 @@ std::uintptr_t argument_from_python(const py::object& object, py::list& kept) {
   const Py_buffer* buffer = PyMemoryView_GET_BUFFER(view.ptr());
   if (!PyBuffer_IsContiguous(buffer, 'C'))
     throw py::value_error("argument: its memory is not contiguous");
-  kept.append(view);
+  kept = std::move(view);
   return reinterpret_cast<std::uintptr_t>(buffer->buf);
 }
 
 void launch_native(const Stream& stream, const py::object& function, const py::object& argument) {
   release_finished(nullptr);
-  py::list kept;
-  const auto call = reinterpret_cast<CUhostFn>(function_from_python(function, kept));
+  const auto address = integer_from_python<std::uintptr_t>("function", function.ptr());
+  if (address == 0) throw py::value_error("function: the address is 0");
+  const auto call = reinterpret_cast<CUhostFn>(address);
+  py::object kept;
   auto* const data = reinterpret_cast<void*>(argument_from_python(argument, kept));
-  if (kept.empty()) {
+  if (!kept) {
     const GilReleased released;
     return stream.launch_host_function(call, data);
   }
   if (stream.capture_status() != CU_STREAM_CAPTURE_STATUS_NONE)
-    return capture(stream, call, data, hold(py::object(kept)), "argument");
+    return capture(stream, call, data, hold(kept), "argument");
   launch_once(stream, &run, NativeCall{call, data, kept.ptr()}, kept);  // run() deletes it
 }
 
@@ -331,9 +315,8 @@ The function runs in stream order, on a thread without the GIL. Inside capture()
 the graph calls it.
 
 Args:
-    function: the address as an integer, a ctypes function, or an object with an attribute "address"
-        (numba.cfunc). The function must not call CUDA. The caller must keep the code of an integer
-        address alive.
+    function: the address as an integer, such as the attribute "address" of a numba.cfunc. The
+        function must not call CUDA. The caller must keep its code alive.
     argument: an address as an integer, or an object with the buffer protocol whose address is
         passed. The object is kept alive until the function has run; in a graph, as long as the
         graph.
