@@ -4,14 +4,23 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
-#include "scale.h"
 // After pybind11, so that functions can take a pynccl::CommunicatorRef.
 #include <pynccl/pynccl.h>
 
 namespace py = pybind11;
 using namespace pynccl::types;
+
+// data[i] *= scale, as work on a stream (a cudaStream_t). Throws if it cannot be launched.
+#ifdef WITH_NVCC
+void scale_on_device(float* data, std::size_t count, float scale, void* stream);  // in scale.cu
+#else
+void scale_on_device(float*, std::size_t, float, void*) {
+  throw std::runtime_error("this extension was built without nvcc");
+}
+#endif
 
 namespace {
 

@@ -12,8 +12,6 @@ extern "C" __global__ void scale_kernel(float* data, unsigned long long count, f
 #include <stdexcept>
 #include <string>
 
-#include "scale.h"
-
 void scale_on_device(float* data, std::size_t count, float scale, void* stream) {
   if (count == 0) return;
   constexpr std::size_t kThreads = 256, kBlocks = 1024;
