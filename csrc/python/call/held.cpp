@@ -1,5 +1,7 @@
 #include "python/call/held.h"
 
+#include <vector>
+
 #include "comm/graph.h"
 #include "comm/stream.h"
 #include "nccl/device.h"
@@ -17,14 +19,6 @@ std::shared_ptr<void> hold(py::object object) {
   return {object.release().ptr(), release};
 }
 
-std::shared_ptr<void> hold(std::vector<py::object> objects) {
-  const auto release = [](std::vector<py::object>* held) {
-    const GilAcquired gil;
-    delete held;
-  };
-  return std::shared_ptr<std::vector<py::object>>(new std::vector(std::move(objects)), release);
-}
-
 py::object held(const std::shared_ptr<void>& object) {
   if (!object) return py::none();
   return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(object.get()));
@@ -32,10 +26,10 @@ py::object held(const std::shared_ptr<void>& object) {
 
 void keep_alive_in_capture(const Library& library, CUstream stream,
                            std::initializer_list<PyObject*> objects) {
-  std::vector<py::object> held;
+  py::list held;
   for (PyObject* object : objects)
-    if (object) held.push_back(py::reinterpret_borrow<py::object>(object));
-  Graph::keep_alive(library, stream, hold(std::move(held)));
+    if (object) held.append(py::handle(object));
+  Graph::keep_alive(library, stream, hold(held));
 }
 
 namespace {

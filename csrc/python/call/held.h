@@ -3,8 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <initializer_list>
 #include <memory>
-#include <vector>
 
 #include "comm/communicator.h"
 
@@ -15,7 +15,6 @@ namespace py = pybind11;
 // Returns a shared reference that any thread can release, with or without the GIL. Calling hold()
 // requires the GIL.
 std::shared_ptr<void> hold(py::object object);
-std::shared_ptr<void> hold(std::vector<py::object> objects);
 // Returns the object passed to hold(); None for an empty reference.
 py::object held(const std::shared_ptr<void>& object);
 

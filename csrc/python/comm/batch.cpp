@@ -92,9 +92,10 @@ void Batch::check_overlap() const {
 }
 
 void Batch::keep_alive_in_captures() const {
-  std::vector<py::object> objects = held_;
-  for (const Owned& one : owned_) objects.push_back(one.owner);
-  const std::shared_ptr<void> held = python::hold(std::move(objects));
+  py::list objects;
+  for (const py::object& object : held_) objects.append(object);
+  for (const Owned& one : owned_) objects.append(one.owner);
+  const std::shared_ptr<void> held = python::hold(objects);
   std::vector<CUstream> streams;
   for (const Entry& entry : entries_) {
     const CUstream stream = entry.operation.stream;
