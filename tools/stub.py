@@ -1,7 +1,7 @@
 """Completes the stub of the extension module: csrc/python/_C.pyi becomes pynccl/_C.pyi.
 
-The build runs it. What follows from the lists in csrc/abi takes the place of comments in the
-stub: the nccl.h methods of Library, the constants, and the fields of structs and of Config.
+The build runs it. What follows from the lists in csrc/abi takes the place of comments "Generated":
+the nccl.h methods of Library, the constants, and the fields of structs and of Config.
 
     python tools/stub.py pynccl/_C.pyi
 """
@@ -111,7 +111,18 @@ def _constants() -> str:
     return "".join(f"{name}: int\n" for name in names)
 
 
+# The members that StructClass in csrc/python/raw/bind_structs.cpp adds to every struct.
+_STRUCT = """\
+    def __init__(self) -> None: ...
+    def address(self) -> int: ...
+"""
+_VERSIONED = f"{_STRUCT}    size: int\n    magic: int\n    version: int\n"
+_KNOWN = {"struct": _STRUCT, "versioned-struct": _VERSIONED}
+
+
 def _generated(name: str) -> str:
+    if name in _KNOWN:
+        return _KNOWN[name]
     if name == "functions":
         return methods()
     if name == "constants":
@@ -123,7 +134,8 @@ def _generated(name: str) -> str:
 
 def completed() -> str:
     """Return the whole stub."""
-    return re.sub(r"^ *# Generated: (\S+)\n", lambda m: _generated(m[1]), STUB, flags=re.MULTILINE)
+    marks = re.compile(r"^ *(?:\.\.\.  )?# Generated: (\S+)\n", re.MULTILINE)
+    return marks.sub(lambda mark: _generated(mark[1]), STUB)
 
 
 if __name__ == "__main__":

@@ -83,27 +83,15 @@ class ncclCommMemStat_t(enum.IntEnum):
 # Generated: constants
 
 class ncclConfig_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
-    size: int
-    magic: int
-    version: int
-    # Generated: config_fields.inc
+    # Generated: versioned-struct
+    ...  # Generated: config_fields.inc
 
 class ncclCollConfig_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
-    size: int
-    magic: int
-    version: int
-    # Generated: coll_config_fields.inc
+    # Generated: versioned-struct
+    ...  # Generated: coll_config_fields.inc
 
 class ncclEncryptionConfig_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
-    size: int
-    magic: int
-    version: int
+    # Generated: versioned-struct
     mode: int
     @property
     def psk(self) -> str | None: ...
@@ -121,30 +109,25 @@ class ncclTeam_t:
     stride: int
 
 class ncclMultimemHandle_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
+    # Generated: struct
     mcBasePtr: int
 
 class ncclLsaBarrierHandle_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
+    # Generated: struct
     bufHandle: int
     nBarriers: int
 
 class ncclGinBarrierHandle_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
+    # Generated: struct
     signal0: int
 
 class ncclLLA2AHandle_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
+    # Generated: struct
     bufHandle: int
     nSlots: int
 
 class ncclDevResourceRequirements_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
+    # Generated: struct
     next: int
     bufferSize: int
     bufferAlign: int
@@ -155,32 +138,22 @@ class ncclDevResourceRequirements_t:
     outGinCounterStart: int
 
 class ncclTeamRequirements_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
+    # Generated: struct
     next: int
     team: ncclTeam_t
     multimem: bool
     outMultimemHandle: int
 
 class ncclDevCommRequirements_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
-    size: int
-    magic: int
-    version: int
-    # Generated: device_requirements_fields.inc
+    # Generated: versioned-struct
+    ...  # Generated: device_requirements_fields.inc
 
 class ncclCommProperties_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
-    size: int
-    magic: int
-    version: int
-    # Generated: comm_properties_fields.inc
+    # Generated: versioned-struct
+    ...  # Generated: comm_properties_fields.inc
 
 class ncclDevComm_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
+    # Generated: struct
     magic: int
     version: int
     rank: int
@@ -197,11 +170,7 @@ class ncclDevComm_t:
     def __bytes__(self) -> bytes: ...
 
 class ncclSimInfo_t:
-    def __init__(self) -> None: ...
-    def address(self) -> int: ...
-    size: int
-    magic: int
-    version: int
+    # Generated: versioned-struct
     estimatedTime: float
 
 class ncclWaitSignalDesc_t:
