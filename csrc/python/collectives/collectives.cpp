@@ -111,8 +111,7 @@ void barrier(const py::object& self, const py::object& stream) {
                           py::arg("stream") = stream);
 }
 
-// The docstrings: that of the operation with the signature for inspect.signature(), followed by
-// those of its common arguments.
+// The docstrings: that of the operation, followed by those of its common arguments.
 namespace docs {
 
 constexpr char kCommon[] =
@@ -140,8 +139,6 @@ constexpr char kConfig[] =
 )";
 
 constexpr char kAllReduce[] =
-    "all_reduce($self, tensor, op=None, *, out=None, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Reduce the tensors of all ranks elementwise; every rank gets the result (ncclAllReduce).
 
 Args:
@@ -151,8 +148,6 @@ Args:
 )";
 
 constexpr char kBroadcast[] =
-    "broadcast($self, tensor, root, *, out=None, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Copy the root's tensor to every rank (ncclBroadcast).
 
 Args:
@@ -162,8 +157,6 @@ Args:
 )";
 
 constexpr char kReduce[] =
-    "reduce($self, tensor, root, op=None, *, out=None, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Reduce the tensors of all ranks elementwise; the root gets the result (ncclReduce).
 
 Args:
@@ -174,8 +167,6 @@ Args:
 )";
 
 constexpr char kAllGather[] =
-    "all_gather($self, tensor, *, out=None, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Gather the tensors of all ranks, in rank order, on every rank (ncclAllGather).
 
 Args:
@@ -185,8 +176,6 @@ Args:
 )";
 
 constexpr char kReduceScatter[] =
-    "reduce_scatter($self, tensor, op=None, *, out=None, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Reduce the tensors of all ranks elementwise; rank i gets block i (ncclReduceScatter).
 
 Args:
@@ -195,8 +184,6 @@ Args:
 )";
 
 constexpr char kAllToAll[] =
-    "all_to_all($self, tensor, *, out, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Send block i of tensor to rank i and receive block i of out from rank i (ncclAlltoAll).
 
 Before NCCL 2.28 it is a group of sends and receives.
@@ -208,8 +195,6 @@ Args:
 )";
 
 constexpr char kGather[] =
-    "gather($self, tensor, root, *, out=None, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Gather the tensors of all ranks, in rank order, on the root (ncclGather).
 
 Before NCCL 2.28 it is a group of sends and receives.
@@ -223,8 +208,6 @@ Args:
 )";
 
 constexpr char kScatter[] =
-    "scatter($self, tensor, root, *, out=None, stream=None, count=None, "
-    "dtype=None, config=None)\n--\n\n"
     R"(Send block i of the root's tensor to rank i (ncclScatter).
 
 Before NCCL 2.28 it is a group of sends and receives.
@@ -238,8 +221,6 @@ Args:
 )";
 
 constexpr char kSend[] =
-    "send($self, tensor, peer, *, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
     R"(Send a tensor to a peer (ncclSend).
 
 The peer must call recv() with the same number of elements and dtype.
@@ -250,8 +231,6 @@ Args:
 )";
 
 constexpr char kRecv[] =
-    "recv($self, tensor, peer, *, stream=None, count=None, "
-    "dtype=None)\n--\n\n"
     R"(Receive a tensor from a peer (ncclRecv).
 
 The peer must call send() with the same number of elements and dtype.
@@ -263,10 +242,24 @@ Args:
 
 }  // namespace docs
 
+// The beginning of a docstring, for inspect.signature().
+template <Kind K>
+std::string signature_text() {
+  static constexpr MethodTraits traits = method_traits<K>();
+  std::string text = std::string(traits.name) + "($self, tensor";
+  if constexpr (traits.takes_rank()) text += std::string(", ") + traits.root_or_peer;
+  if (traits.reduces) text += ", op=None";
+  text += ", *";
+  if (traits.takes_out) text += K == Kind::kAllToAll ? ", out" : ", out=None";
+  text += ", stream=None, count=None, dtype=None";
+  if (traits.takes_out) text += ", config=None";
+  return text + ")\n--\n\n";
+}
+
 template <Kind K>
 void add_operation(const char* doc) {
   static constexpr MethodTraits traits = method_traits<K>();
-  static const std::string text = std::string(doc) + (traits.reduces ? docs::kOp : "") +
+  static const std::string text = signature_text<K>() + doc + (traits.reduces ? docs::kOp : "") +
                                   (traits.takes_out ? docs::kConfig : "") + docs::kCommon;
   static PyMethodDef definition = fast_method(traits.name, &method<K>, text.c_str());
   add_method(py::type::of<Communicator>(), definition);
