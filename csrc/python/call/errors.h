@@ -6,7 +6,9 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <type_traits>
 
 #include "nccl/failure.h"
 
@@ -17,6 +19,21 @@ namespace py = pybind11;
 // Throws a TypeError that names the argument, the expected type and the value.
 [[noreturn, gnu::cold]] void throw_type_error(const char* argument, const char* expected,
                                               PyObject* value);
+
+// Throws a ValueError that names the argument. The text consists of the parts.
+template <class... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void throw_value_error(std::string_view argument,
+                                                              Parts... parts) {
+  std::string text = std::string(argument) + ": ";
+  const auto append = [&text](const auto& part) {
+    if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(part)>>)
+      text += std::to_string(part);
+    else
+      text += part;
+  };
+  (append(parts), ...);
+  throw py::value_error(text);
+}
 
 // Throws an OSError for an error about the file that its text names.
 [[noreturn, gnu::cold]] void throw_os_error(const std::system_error& error);

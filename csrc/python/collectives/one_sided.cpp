@@ -21,9 +21,8 @@ namespace {
 void check_index(const char* name, int index, const Library& library) {
   constexpr int kSince = 23100;
   if (index == 0 || library.version() >= kSince) return;
-  throw py::value_error(std::string(name) + ": " + std::to_string(index) + " needs NCCL " +
-                        version_text(kSince) + ", the loaded one is " +
-                        version_text(library.version()) + " and has only 0");
+  throw_value_error(name, index, " needs NCCL ", version_text(kSince), ", the loaded one is ",
+                    version_text(library.version()), " and has only 0");
 }
 
 // Throws unless both the library and the driver support one-sided operations.
@@ -44,8 +43,7 @@ void check_available(const Library& library) {
 int index_from_python(const char* name, PyObject* value, const Library& library) {
   if (!value) return 0;
   const int index = integer_from_python<int>(name, value);
-  if (index < 0)
-    throw py::value_error(std::string(name) + ": " + std::to_string(index) + " is negative");
+  if (index < 0) throw_value_error(name, index, " is negative");
   check_index(name, index, library);
   return index;
 }
@@ -66,7 +64,7 @@ const Window& window_from_python(PyObject* value, const Communicator& communicat
   if (!caster.load(value, false)) throw_type_error("window", "a Window", value);
   const auto& window = py::detail::cast_op<const Window&>(caster);
   if (window.communicator().get() != &communicator)
-    throw py::value_error("window: belongs to another communicator");
+    throw_value_error("window", "belongs to another communicator");
   return window;
 }
 
@@ -148,9 +146,7 @@ PyObject* signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObje
 
 int count_from_python(const char* name, PyObject* value) {
   const int count = integer_from_python<int>(name, value);
-  if (count < 1)
-    throw py::value_error(std::string(name) + ": " + std::to_string(count) +
-                          " signals, must be at least 1");
+  if (count < 1) throw_value_error(name, count, " signals, must be at least 1");
   return count;
 }
 
@@ -158,9 +154,8 @@ void check_descriptor(const ncclWaitSignalDesc_t& one, Communicator& communicato
   const int nranks = communicator.nranks();
   if (one.peer < 0 || one.peer >= nranks) throw_rank("peers", one.peer, nranks);
   if (one.opCnt < 1 || one.sigIdx < 0 || one.ctx < 0)
-    throw py::value_error("peers: a descriptor has opCnt=" + std::to_string(one.opCnt) +
-                          ", sigIdx=" + std::to_string(one.sigIdx) +
-                          ", ctx=" + std::to_string(one.ctx));
+    throw_value_error("peers", "a descriptor has opCnt=", one.opCnt, ", sigIdx=", one.sigIdx,
+                      ", ctx=", one.ctx);
   check_index("peers: sigIdx", one.sigIdx, communicator.library());
   check_index("peers: ctx", one.ctx, communicator.library());
 }

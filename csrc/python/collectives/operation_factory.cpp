@@ -12,22 +12,19 @@ using Kind = OperationKind;
 // Cold and not inlined, so that the errors take neither code space nor registers of the hot path.
 [[noreturn, gnu::cold, gnu::noinline]] void throw_size(const TensorView& view, std::size_t needed,
                                                        const char* why) {
-  throw py::value_error(std::string(view.argument) + ": has " +
-                        std::to_string(view.count / view.dtype->width) + " elements, must have " +
-                        std::to_string(needed / view.dtype->width) + why);
+  throw_value_error(view.argument, "has ", view.count / view.dtype->width, " elements, must have ",
+                    needed / view.dtype->width, why);
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_blocks(const TensorView& view,
                                                          std::size_t nranks) {
-  throw py::value_error(
-      std::string(view.argument) + ": has " + std::to_string(view.count / view.dtype->width) +
-      " elements, must be a multiple of the " + std::to_string(nranks) + " ranks");
+  throw_value_error(view.argument, "has ", view.count / view.dtype->width,
+                    " elements, must be a multiple of the ", nranks, " ranks");
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_dtypes(const TensorView& in,
                                                          const TensorView& out) {
-  throw py::value_error(std::string("out: is ") + out.dtype->name + ", tensor is " +
-                        in.dtype->name);
+  throw_value_error("out", "is ", out.dtype->name, ", tensor is ", in.dtype->name);
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_overlap(bool all_to_all_in_place) {

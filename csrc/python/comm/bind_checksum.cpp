@@ -6,6 +6,7 @@
 
 #include "nccl/checksum.h"
 #include "python/call/bind.h"
+#include "python/call/errors.h"
 #include "python/call/gil.h"
 #include "python/convert/tensor.h"
 
@@ -16,7 +17,7 @@ TensorView view_on_host(Owners& owners, const char* argument, const py::handle& 
                         bool written) {
   const TensorView view = view_tensor(owners, argument, object.ptr());
   if (view.device_type != kDLCPU && view.device_type != kDLCUDAHost)
-    throw py::value_error(std::string(argument) + ": must be in host memory");
+    throw_value_error(argument, "must be in host memory");
   if (written) check_writable(view);
   return view;
 }
@@ -34,21 +35,18 @@ std::vector<std::uint64_t> copy(const py::object& bucket, const py::list& offset
   Owners owners;
   const TensorView place = view_on_host(owners, "bucket", bucket, packs);
   if (offsets.size() != tensors.size() || sizes.size() != tensors.size())
-    throw py::value_error("tensors: there are " + std::to_string(tensors.size()) + " for " +
-                          std::to_string(offsets.size()) + " offsets and " +
-                          std::to_string(sizes.size()) + " sizes");
+    throw_value_error("tensors", "there are ", tensors.size(), " for ", offsets.size(),
+                      " offsets and ", sizes.size(), " sizes");
   std::vector<Part> parts;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorView view = view_on_host(owners, "tensors", tensors[i], !packs);
     const auto offset = offsets[i].cast<std::size_t>();
     if (view.nbytes() != sizes[i].cast<std::size_t>())
-      throw py::value_error("tensors: number " + std::to_string(i) + " has " +
-                            std::to_string(view.nbytes()) + " bytes, not " +
-                            std::to_string(sizes[i].cast<std::size_t>()));
+      throw_value_error("tensors", "number ", i, " has ", view.nbytes(), " bytes, not ",
+                        sizes[i].cast<std::size_t>());
     if (offset > place.nbytes() || view.nbytes() > place.nbytes() - offset)
-      throw py::value_error("offsets: " + std::to_string(view.nbytes()) + " bytes at " +
-                            std::to_string(offset) + " are outside the bucket of " +
-                            std::to_string(place.nbytes()) + " bytes");
+      throw_value_error("offsets", view.nbytes(), " bytes at ", offset,
+                        " are outside the bucket of ", place.nbytes(), " bytes");
     parts.push_back({view.data, offset, view.nbytes()});
   }
   const GilReleased released;

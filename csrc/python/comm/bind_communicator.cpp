@@ -74,7 +74,7 @@ std::shared_ptr<Communicator> create_first(const py::object& config, const py::o
 std::pair<int, int> size_and_rank_from_python(const py::object& nranks, const py::object& rank) {
   const int size = integer_from_python<int>("nranks", nranks.ptr());
   const int own = integer_from_python<int>("rank", rank.ptr());
-  if (size < 1) throw py::value_error("nranks: " + std::to_string(size) + " is below 1");
+  if (size < 1) throw_value_error("nranks", size, " is below 1");
   if (own < 0 || own >= size) throw_rank("rank", own, size);
   return {size, own};
 }
@@ -85,10 +85,10 @@ std::vector<ncclUniqueId> ids_from_python(const py::object& value, int nranks) {
     return {unique_id_from_python("unique_id", value.ptr())};
   std::vector<ncclUniqueId> ids;
   for (const py::handle id : value) ids.push_back(unique_id_from_python("unique_id", id.ptr()));
-  if (ids.empty()) throw py::value_error("unique_id: the sequence is empty");
+  if (ids.empty()) throw_value_error("unique_id", "the sequence is empty");
   if (ids.size() > static_cast<std::size_t>(nranks))
-    throw py::value_error("unique_id: " + std::to_string(ids.size()) + " ids for " +
-                          std::to_string(nranks) + " ranks, must be at most one per rank");
+    throw_value_error("unique_id", ids.size(), " ids for ", nranks,
+                      " ranks, must be at most one per rank");
   return ids;
 }
 
@@ -132,8 +132,8 @@ py::object split(const std::shared_ptr<Communicator>& parent, const py::object& 
   if (!color.is_none()) {
     group = integer_from_python<int>("color", color.ptr());
     if (group < 0)
-      throw py::value_error("color: " + std::to_string(group) +
-                            " is negative; pass None for a rank without a new communicator");
+      throw_value_error("color", group,
+                        " is negative; pass None for a rank without a new communicator");
   }
   const int order = integer_from_python<int>("key", key.ptr());
   const auto child = create(parent->shared_library(), child_options(*parent, config),
@@ -155,7 +155,7 @@ std::vector<int> excluded_from_python(Communicator& parent, const py::object& ex
       throw py::value_error(text + " is given twice");
     ranks.push_back(rank);
   }
-  if (ranks.empty()) throw py::value_error("exclude: the sequence is empty");
+  if (ranks.empty()) throw_value_error("exclude", "the sequence is empty");
   return ranks;
 }
 
@@ -192,8 +192,7 @@ std::shared_ptr<Communicator> grow(const std::shared_ptr<Communicator>& parent,
                                    const py::object& config) {
   const int size = integer_from_python<int>("nranks", nranks.ptr());
   if (size <= parent->nranks())
-    throw py::value_error("nranks: " + std::to_string(size) + " must be above the current size " +
-                          std::to_string(parent->nranks()));
+    throw_value_error("nranks", size, " must be above the current size ", parent->nranks());
   std::optional<ncclUniqueId> id;
   if (!unique_id.is_none()) id = unique_id_from_python("unique_id", unique_id.ptr());
   return create(parent->shared_library(), child_options(*parent, config),
@@ -352,8 +351,7 @@ py::object async_error(Communicator& c) {
 }
 
 void wait_ready(Communicator& c, std::optional<double> timeout) {
-  if (timeout && !(*timeout >= 0))
-    throw py::value_error("timeout: " + std::to_string(*timeout) + " is below 0 seconds");
+  if (timeout && !(*timeout >= 0)) throw_value_error("timeout", *timeout, " is below 0 seconds");
   const GilReleased released;
   c.wait_ready(timeout);
 }

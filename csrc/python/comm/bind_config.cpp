@@ -81,7 +81,7 @@ std::optional<std::uint64_t> check_from_python(const py::object& value) {
   if (py::isinstance<py::str>(value) && py::cast<std::string>(value) == "every") return 1;
   if (!PyIndex_Check(value.ptr())) throw_type_error("check", "'every' or an integer", value.ptr());
   const auto every = integer_from_python<std::int64_t>("check", value.ptr());
-  if (every < 1) throw py::value_error("check: " + std::to_string(every) + " is below 1");
+  if (every < 1) throw_value_error("check", every, " is below 1");
   return static_cast<std::uint64_t>(every);
 }
 

@@ -81,9 +81,8 @@ void capture(const Stream& stream, CUhostFn function, void* data, std::shared_pt
              const char* what) {
   const bool valid = stream.capture_status() == CU_STREAM_CAPTURE_STATUS_ACTIVE;
   if (!Graph::keep_alive(stream.library(), stream.handle(), std::move(held)) && valid)
-    throw py::value_error(
-        std::string("stream: it is captured, but not by capture(), which would keep the ") + what +
-        " alive");
+    throw_value_error("stream", "it is captured, but not by capture(), which would keep the ", what,
+                      " alive");
   const GilReleased released;
   stream.launch_host_function(function, data);
 }
@@ -172,7 +171,7 @@ std::uintptr_t argument_from_python(const py::object& object, py::object& kept) 
   if (!view) throw py::error_already_set();
   const Py_buffer* buffer = PyMemoryView_GET_BUFFER(view.ptr());
   if (!PyBuffer_IsContiguous(buffer, 'C'))
-    throw py::value_error("argument: its memory is not contiguous");
+    throw_value_error("argument", "its memory is not contiguous");
   kept = std::move(view);
   return reinterpret_cast<std::uintptr_t>(buffer->buf);
 }
@@ -180,7 +179,7 @@ std::uintptr_t argument_from_python(const py::object& object, py::object& kept) 
 void launch_native(const Stream& stream, const py::object& function, const py::object& argument) {
   release_finished(nullptr);
   const auto address = integer_from_python<std::uintptr_t>("function", function.ptr());
-  if (address == 0) throw py::value_error("function: the address is 0");
+  if (address == 0) throw_value_error("function", "the address is 0");
   const auto call = reinterpret_cast<CUhostFn>(address);
   py::object kept;
   auto* const data = reinterpret_cast<void*>(argument_from_python(argument, kept));
@@ -197,8 +196,8 @@ CUstreamCaptureMode mode_from_python(const std::string& mode) {
   if (mode == "global") return CU_STREAM_CAPTURE_MODE_GLOBAL;
   if (mode == "thread_local") return CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
   if (mode == "relaxed") return CU_STREAM_CAPTURE_MODE_RELAXED;
-  throw py::value_error("mode: expected 'global', 'thread_local' or 'relaxed', got " +
-                        std::string(py::repr(py::str(mode))));
+  throw_value_error("mode", "expected 'global', 'thread_local' or 'relaxed', got ",
+                    std::string(py::repr(py::str(mode))));
 }
 
 // A graph with the stream that it was captured on, the default stream of its launches.

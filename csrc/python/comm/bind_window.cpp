@@ -26,13 +26,13 @@ int flags_from_python(std::optional<bool> symmetric, bool strict_ordering, bool 
                       bool cft_counted, const Library& library) {
   const bool restricted = gin_only || cft_counted;
   if (symmetric.value_or(false) && restricted)
-    throw py::value_error("symmetric: it cannot be combined with gin_only or cft_counted");
+    throw_value_error("symmetric", "it cannot be combined with gin_only or cft_counted");
   int flags = symmetric.value_or(!restricted) ? abi::NCCL_WIN_COLL_SYMMETRIC : 0;
   const auto add = [&](const char* keyword, bool wanted, int flag, int since) {
     if (!wanted) return;
     if (library.version() < since)
-      throw py::value_error(std::string(keyword) + ": needs NCCL " + version_text(since) +
-                            ", the loaded one is " + version_text(library.version()));
+      throw_value_error(keyword, "needs NCCL ", version_text(since), ", the loaded one is ",
+                        version_text(library.version()));
     flags |= flag;
   };
 #define FLAG(constant) abi::constant, since_of(#constant)
@@ -118,23 +118,20 @@ std::shared_ptr<Buffer> view_peer(const std::shared_ptr<Window>& window, int ran
     return std::pair(pointer, window->nbytes_of(rank));
   }();
   if (!data)
-    throw py::value_error("rank: this rank cannot load from and store to the memory of rank " +
-                          std::to_string(rank));
+    throw_value_error("rank", "this rank cannot load from and store to the memory of rank ", rank);
   if (reinterpret_cast<std::uintptr_t>(data) % dtype.size() != 0)
-    throw py::value_error("offset: " + std::to_string(offset) + " is not a multiple of the " +
-                          std::to_string(dtype.size()) + " bytes of " + dtype.name);
+    throw_value_error("offset", offset, " is not a multiple of the ", dtype.size(), " bytes of ",
+                      dtype.name);
   if (!shape) {
     if ((size - offset) % dtype.size() != 0)
-      throw py::value_error("dtype: the " + std::to_string(size - offset) +
-                            " bytes of the memory of rank " + std::to_string(rank) +
-                            " are not a whole number of elements of " + dtype.name);
+      throw_value_error("dtype", "the ", size - offset, " bytes of the memory of rank ", rank,
+                        " are not a whole number of elements of ", dtype.name);
     shape = {static_cast<std::int64_t>((size - offset) / dtype.size())};
   }
   if (Buffer::bytes_of(*shape, dtype) > size - offset)
-    throw py::value_error("shape: its " + std::to_string(Buffer::bytes_of(*shape, dtype)) +
-                          " bytes after offset " + std::to_string(offset) +
-                          " end after the window of rank " + std::to_string(rank) + ", which has " +
-                          std::to_string(size) + " bytes");
+    throw_value_error("shape", "its ", Buffer::bytes_of(*shape, dtype), " bytes after offset ",
+                      offset, " end after the window of rank ", rank, ", which has ", size,
+                      " bytes");
   return std::make_shared<Buffer>(communicator->shared_library(), communicator->device(),
                                   std::move(*shape), dtype, data, window,
                                   [open = window.get()] { open->handle(); });
@@ -197,7 +194,7 @@ std::shared_ptr<SymmetricBuffer> symmetric_empty(const std::shared_ptr<Communica
   communicator->library().nccl<&NcclTable::ncclCommWindowRegister>();
   std::vector<std::int64_t> extents = extents_from_python(shape);
   const DType& element = dtype_from_python("dtype", dtype.ptr());
-  if (Buffer::bytes_of(extents, element) == 0) throw py::value_error("shape: it has no elements");
+  if (Buffer::bytes_of(extents, element) == 0) throw_value_error("shape", "it has no elements");
   std::shared_ptr<Buffer> memory;
   {
     const GilReleased released;

@@ -133,8 +133,8 @@ const DType& dtype_of_numpy(const char* argument, PyObject* dtype) {
 }
 
 void throw_unsupported_dtype(const char* argument, const std::string& dtype) {
-  throw py::value_error(std::string(argument) + ": dtype " + dtype +
-                        " is not a dtype of NCCL: expected one of " + dtype_names());
+  throw_value_error(argument, "dtype ", dtype, " is not a dtype of NCCL: expected one of ",
+                    dtype_names());
 }
 
 const DType& dtype_from_python(const char* argument, PyObject* value) {
@@ -156,8 +156,8 @@ const DType& dtype_from_python(const char* argument, PyObject* value) {
   const std::string last = name.substr(name.rfind('.') + 1);
   for (const DType& type : kTypes)
     if (last == type.name) return type;
-  throw py::value_error(std::string(argument) + ": " + std::string(py::repr(value)) +
-                        " is not a dtype of NCCL: expected one of " + dtype_names());
+  throw_value_error(argument, std::string(py::repr(value)),
+                    " is not a dtype of NCCL: expected one of ", dtype_names());
 }
 
 std::string dtype_names() {

@@ -57,9 +57,8 @@ template <class T>
   const bool overflow = wide == static_cast<Wide<T>>(-1) && PyErr_Occurred();
   if (overflow || !fits<T>(wide)) {
     PyErr_Clear();
-    throw py::value_error(std::string(name) + ": " + std::string(py::repr(index)) +
-                          " does not fit between " + std::to_string(std::numeric_limits<T>::min()) +
-                          " and " + std::to_string(std::numeric_limits<T>::max()));
+    throw_value_error(name, std::string(py::repr(index)), " does not fit between ",
+                      std::numeric_limits<T>::min(), " and ", std::numeric_limits<T>::max());
   }
   return static_cast<T>(wide);
 }
@@ -83,8 +82,7 @@ T integer_from_python(const char* name, PyObject* value) {
 // A root or a peer.
 [[noreturn, gnu::cold, gnu::noinline]] inline void throw_rank(const char* name, int rank,
                                                               int nranks) {
-  throw py::value_error(std::string(name) + ": rank " + std::to_string(rank) +
-                        " is out of range for a communicator of size " + std::to_string(nranks));
+  throw_value_error(name, "rank ", rank, " is out of range for a communicator of size ", nranks);
 }
 
 inline int rank_from_python(const char* name, PyObject* value, int nranks) {

@@ -160,9 +160,9 @@ T integer(const char* argument, PyObject* object, Name& name) {
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_not_contiguous(const TensorView& view) {
   const py::handle array(view.owner);
-  throw py::value_error(std::string(view.argument) + ": must be contiguous, has shape " +
-                        std::string(py::str(array.attr("shape"))) + " and strides of " +
-                        std::string(py::str(array.attr("strides"))) + " bytes");
+  throw_value_error(view.argument, "must be contiguous, has shape ",
+                    std::string(py::str(array.attr("shape"))), " and strides of ",
+                    std::string(py::str(array.attr("strides"))), " bytes");
 }
 
 }  // namespace
@@ -414,11 +414,9 @@ void view_address(TensorView& view, PyObject* count, PyObject* dtype) {
   std::size_t end = 0;
   if (__builtin_mul_overflow(view.count, view.dtype->size(), &end) ||
       __builtin_add_overflow(end, reinterpret_cast<std::uintptr_t>(view.data), &end))
-    throw py::value_error("count: " + std::to_string(view.count) +
-                          " elements end after the last address");
+    throw_value_error("count", view.count, " elements end after the last address");
   view.count *= view.dtype->width;
-  if (!view.data && view.count)
-    throw py::value_error(std::string(view.argument) + ": the address is 0");
+  if (!view.data && view.count) throw_value_error(view.argument, "the address is 0");
 }
 
 // Reads a buffer whose type has no cached reader.

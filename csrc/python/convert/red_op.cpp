@@ -26,8 +26,8 @@ constexpr NamedOp kNamedOps[] = {
 };
 
 [[noreturn, gnu::cold]] void throw_unknown(PyObject* op) {
-  throw py::value_error("op: " + std::string(py::repr(op)) +
-                        " is not one of 'sum', 'avg', 'max', 'min', 'prod'");
+  throw_value_error("op", std::string(py::repr(op)),
+                    " is not one of 'sum', 'avg', 'max', 'min', 'prod'");
 }
 
 // String literals are interned, so comparing addresses usually suffices.
@@ -61,9 +61,9 @@ const NamedOp* named_by_torch(PyObject* op) {
   }
   if (!py::isinstance(value, of_torch.attr("RedOpType"))) return nullptr;
   if (value.equal(of_torch.attr("PREMUL_SUM")))
-    throw py::value_error(
-        "op: ReduceOp.PREMUL_SUM is not supported; create one with Communicator.pre_mul_sum()");
-  throw py::value_error("op: " + std::string(py::repr(value)) + " is not an operator of NCCL");
+    throw_value_error(
+        "op", "ReduceOp.PREMUL_SUM is not supported; create one with Communicator.pre_mul_sum()");
+  throw_value_error("op", std::string(py::repr(value)), " is not an operator of NCCL");
 }
 
 const NamedOp& named_op(PyObject* op) {
@@ -99,25 +99,23 @@ void RedOp::close() {
 
 void RedOp::throw_unless_valid(const DType& dtype, const Communicator& communicator) const {
   if (communicator_) {
-    if (closed_) throw py::value_error("op: " + name_ + " is closed");
+    if (closed_) throw_value_error("op", name_, " is closed");
     if (communicator_.get() != &communicator)
-      throw py::value_error("op: " + name_ + " belongs to another communicator");
+      throw_value_error("op", name_, " belongs to another communicator");
     if (dtype_->nccl != dtype.nccl)
-      throw py::value_error("op: " + name_ + " is for " + dtype_->name + ", the tensor is " +
-                            dtype.name);
+      throw_value_error("op", name_, " is for ", dtype_->name, ", the tensor is ", dtype.name);
   }
-  if (!dtype.reduces(value_))
-    throw py::value_error("op: " + name_ + " is not defined on " + dtype.name);
+  if (!dtype.reduces(value_)) throw_value_error("op", name_, " is not defined on ", dtype.name);
 }
 
 ncclRedOp_t given_op(PyObject* op, const DType& dtype, const Communicator& communicator) {
-  if (!op) throw py::value_error(std::string("op: SUM is not defined on ") + dtype.name);
+  if (!op) throw_value_error("op", "SUM is not defined on ", dtype.name);
   static PyTypeObject* type = nullptr;  // set under the GIL
   if (!type) type = reinterpret_cast<PyTypeObject*>(py::type::of<RedOp>().release().ptr());
   if (Py_TYPE(op) != type) {
     const NamedOp& named = named_op(op);
     if (!dtype.reduces(named.op))
-      throw py::value_error(std::string("op: ") + named.upper + " is not defined on " + dtype.name);
+      throw_value_error("op", named.upper, " is not defined on ", dtype.name);
     return named.op;
   }
   const auto& red_op = unwrap<RedOp>(op);
@@ -143,7 +141,7 @@ std::shared_ptr<RedOp> pre_mul_sum(const std::shared_ptr<Communicator>& communic
   TensorView view = view_tensor(owners, "scalar", scalar.ptr());
   check_placement(view, library, communicator->device());
   if (view.count != 1 || view.dtype != &type)
-    throw py::value_error("scalar: must be one element of " + std::string(type.name));
+    throw_value_error("scalar", "must be one element of ", type.name);
   const Communicator::Use comm(*communicator);
   COMM_CHECK(comm, ncclRedOpCreatePreMulSum, (&op, view.data, type.nccl, ncclScalarDevice, comm));
   return std::make_shared<RedOp>(op, "PRE_MUL_SUM", communicator, type,

@@ -23,8 +23,8 @@ cudaStream_t stream_from_python(PyObject* stream, const Library& library) {
   } else if (py::isinstance<Stream>(object)) {
     const auto& own = py::cast<const Stream&>(object);
     if (&own.library() != &library)
-      throw py::value_error("stream: belongs to " + own.library().path() +
-                            ", the communicator to " + library.path());
+      throw_value_error("stream", "belongs to ", own.library().path(), ", the communicator to ",
+                        library.path());
     return own.handle();
   } else if (py::hasattr(object, "__cuda_stream__")) {
     const py::object protocol = object.attr("__cuda_stream__")();

@@ -3,6 +3,7 @@
 #include <dlpack/dlpack.h>
 
 #include "nccl/library.h"
+#include "python/call/errors.h"
 
 namespace pynccl::python {
 
@@ -49,16 +50,15 @@ int device_of(const char* address, const Library& library) {
 [[noreturn, gnu::cold, gnu::noinline]] void throw_misplaced(const TensorView& view, int id,
                                                             const Library& library, int device) {
   const bool host = library.memory() == Memory::kHost;
-  throw py::value_error(std::string(view.argument) + ": is on " +
-                        device_text(view.device_type, id) + ", the communicator is on " +
-                        (host ? "cpu" : device_text(kDLCUDA, device)));
+  throw_value_error(view.argument, "is on ", device_text(view.device_type, id),
+                    ", the communicator is on ", host ? "cpu" : device_text(kDLCUDA, device));
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_too_new(const TensorView& view,
                                                           const Library& library) {
-  throw py::value_error(std::string(view.argument) + ": dtype " + view.dtype->name +
-                        " needs NCCL " + version_text(view.dtype->since) + ", the loaded one is " +
-                        version_text(library.version()));
+  throw_value_error(view.argument, "dtype ", view.dtype->name, " needs NCCL ",
+                    version_text(view.dtype->since), ", the loaded one is ",
+                    version_text(library.version()));
 }
 
 }  // namespace
@@ -70,22 +70,20 @@ namespace tensor_mistakes {
 void throw_refused(const char* argument) {
   const py::error_already_set error;
   const std::string reason = std::string(py::str(error.value()));
-  throw py::value_error(std::string(argument) + ": " + reason.substr(0, reason.find('\n')));
+  throw_value_error(argument, reason.substr(0, reason.find('\n')));
 }
 
 void throw_strided(const TensorView& view, const DLTensor& tensor) {
-  throw py::value_error(std::string(view.argument) + ": must be contiguous, has shape " +
-                        tuple_text(tensor.shape, tensor.ndim) + " and strides " +
-                        tuple_text(tensor.strides, tensor.ndim));
+  throw_value_error(view.argument, "must be contiguous, has shape ",
+                    tuple_text(tensor.shape, tensor.ndim), " and strides ",
+                    tuple_text(tensor.strides, tensor.ndim));
 }
 
 void throw_no_storage(const TensorView& view) {
-  throw py::value_error(std::string(view.argument) + ": has no storage");
+  throw_value_error(view.argument, "has no storage");
 }
 
-void throw_readonly(const TensorView& view) {
-  throw py::value_error(std::string(view.argument) + ": is read-only");
-}
+void throw_readonly(const TensorView& view) { throw_value_error(view.argument, "is read-only"); }
 
 }  // namespace tensor_mistakes
 

@@ -46,8 +46,7 @@ int to_world(Communicator& communicator, const py::object& team, const py::objec
   const auto [value, member] = member_from_python(team, rank);
   const int world = rank_to_world(communicator, value, member);
   if (world < 0 || world >= communicator.nranks())
-    throw py::value_error("team: " + std::string(py::repr(team)) +
-                          " is not a part of the communicator");
+    throw_value_error("team", std::string(py::repr(team)), " is not a part of the communicator");
   return world;
 }
 

@@ -77,7 +77,7 @@ const FastSpec& spec_of(const std::string& name) {
   for (const std::span<const FastSpec> specs : {one_tensor_specs(), p2p_specs()})
     for (const FastSpec& spec : specs)
       if (name == spec.name) return spec;
-  throw py::value_error("fast: there is no fast function for " + name + "()");
+  throw_value_error("fast", "there is no fast function for ", name, "()");
 }
 
 py::object fast(const py::function& function) {

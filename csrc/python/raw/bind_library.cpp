@@ -71,8 +71,7 @@ std::size_t CallArguments::count(std::string_view name) const {
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (names[i] != name) continue;
     const int length = integer_from_python<int>(names[i], values[i]);
-    if (length < 0)
-      throw py::value_error(std::string(name) + ": " + std::to_string(length) + " is negative");
+    if (length < 0) throw_value_error(name, length, " is negative");
     return static_cast<std::size_t>(length);
   }
   throw std::logic_error("no parameter " + std::string(name));

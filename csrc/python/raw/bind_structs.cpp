@@ -83,8 +83,7 @@ ncclUniqueId unique_id_from_python(const char* name, PyObject* value) {
   if (size == kUniqueIdBytes) std::memcpy(id.internal, view.buf, kUniqueIdBytes);
   PyBuffer_Release(&view);
   if (size != kUniqueIdBytes)
-    throw py::value_error(std::string(name) + ": has " + std::to_string(size) +
-                          " bytes, a UniqueId has " + std::to_string(kUniqueIdBytes));
+    throw_value_error(name, "has ", size, " bytes, a UniqueId has ", kUniqueIdBytes);
   return id;
 }
 

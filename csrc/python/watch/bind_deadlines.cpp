@@ -63,8 +63,7 @@ TimeoutPolicy policy_from_python(const py::object& value) {
     throw_type_error("on_timeout", "'raise', 'abort' or a function", value.ptr());
   const auto name = py::cast<std::string>(value);
   if (name != "raise" && name != "abort")
-    throw py::value_error(std::string("on_timeout: '") + name +
-                          "' is neither 'raise', 'abort' nor a function");
+    throw_value_error("on_timeout", "'", name, "' is neither 'raise', 'abort' nor a function");
   return {name == "abort", {}, {}};
 }
 
@@ -74,9 +73,7 @@ py::object policy_to_python(const TimeoutPolicy& policy) {
 }
 
 std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds) {
-  if (seconds && !(*seconds > 0))
-    throw py::value_error(std::string(argument) + ": " + std::to_string(*seconds) +
-                          " must be above 0 seconds");
+  if (seconds && !(*seconds > 0)) throw_value_error(argument, *seconds, " must be above 0 seconds");
   return seconds;
 }
 
