@@ -1,8 +1,8 @@
 """Loads a real libnccl.so.2 without a visible GPU, and calls the functions that work there.
 
-Runs in a separate process: python loading.py LIBRARY VERSION RESULTS, with the NCCL_VERSION_CODE of
-its nccl.h and the number of its result codes. Prints a line for each successful check, and exits at
-the first failure.
+Runs in a separate process: python -m tests.abi.loading LIBRARY VERSION RESULTS, with the
+NCCL_VERSION_CODE of its nccl.h and the number of its result codes. Prints a line for each
+successful check, and exits at the first failure.
 """
 
 from __future__ import annotations
@@ -10,22 +10,10 @@ from __future__ import annotations
 import ctypes
 import sys
 
-UNIQUE_ID_BYTES = 128
-INVALID_ARGUMENT, INVALID_USAGE = 4, 5
+from tests.rules.api import Nccl, SimInfo, UniqueId
+
+UNIQUE_ID_BYTES = ctypes.sizeof(UniqueId)
 API_MAGIC, SIM_INFO_MAGIC = 0xCAFEBEEF, 0x74685283
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = (("internal", ctypes.c_char * UNIQUE_ID_BYTES),)
-
-
-class SimInfo(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("estimated_time", ctypes.c_float),
-    )
 
 
 class EncryptionConfig(ctypes.Structure):
@@ -48,106 +36,103 @@ def require(condition: bool, message: str) -> None:
 # test_encryption.py of tests/nccl require of hostnccl.
 
 
-def check_simulation(lib: ctypes.CDLL, version: int) -> None:
+def check_simulation(nccl: Nccl) -> None:
     """Check which calls end a simulated group, and that an empty group has no estimate."""
-    info = SimInfo(ctypes.sizeof(SimInfo), SIM_INFO_MAGIC, version, -1.0)
-    simulate = lib.ncclGroupSimulateEnd
-    require(simulate(ctypes.byref(info)) == INVALID_USAGE, "a simulation needs a group")
+    info = SimInfo(ctypes.sizeof(SimInfo), SIM_INFO_MAGIC, nccl.version, -1.0)
+    simulate = nccl.GroupSimulateEnd
+    require(simulate(ctypes.byref(info)) == "invalidUsage", "a simulation needs a group")
     for _ in range(2):
-        lib.ncclGroupStart()
+        nccl.GroupStart()
     codes = [simulate(ctypes.byref(info)) for _ in range(2)]
-    require(codes == [0, 0] and info.estimated_time == -1, "empty groups have no estimate")
+    good = codes == ["success"] * 2 and info.estimatedTime == -1
+    require(good, "empty groups have no estimate")
     info.magic = 1
-    lib.ncclGroupStart()
-    codes = [simulate(ctypes.byref(info)), lib.ncclGroupEnd()]
-    require(codes == [INVALID_ARGUMENT, INVALID_USAGE], f"a wrong simInfo ends the group: {codes}")
+    nccl.GroupStart()
+    codes = [simulate(ctypes.byref(info)), nccl.GroupEnd()]
+    good = codes == ["invalidArgument", "invalidUsage"]
+    require(good, f"a wrong simInfo ends the group: {codes}")
 
 
-def check_params(lib: ctypes.CDLL) -> None:
+def check_params(nccl: Nccl) -> None:
     """Check that each parameter can be read only as its own type."""
     table, count = ctypes.POINTER(ctypes.c_char_p)(), ctypes.c_int()
-    code = lib.ncclParamGetAllParameterKeys(ctypes.byref(table), ctypes.byref(count))
+    code = nccl.ParamGetAllParameterKeys(ctypes.byref(table), ctypes.byref(count))
     keys = [table[i] for i in range(count.value)]
-    require(code == 0 and b"NCCL_DEBUG" in keys, f"{count.value} parameters, NCCL_DEBUG among them")
+    good = code == "success" and b"NCCL_DEBUG" in keys
+    require(good, f"{count.value} parameters, NCCL_DEBUG among them")
     getters = [
-        getattr(lib, f"ncclParamGet{name}")
+        getattr(nccl, f"ParamGet{name}")
         for name in ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "Str")
     ]
     most = 0
     for key in keys:
         handle, again = ctypes.c_void_p(), ctypes.c_void_p()
-        lib.ncclParamBind(ctypes.byref(handle), key)
-        lib.ncclParamBind(ctypes.byref(again), key)
+        nccl.ParamBind(ctypes.byref(handle), key)
+        nccl.ParamBind(ctypes.byref(again), key)
         if not handle.value or handle.value != again.value:
             sys.exit(f"{key!r} is bound to {handle.value} and {again.value}")
         codes = [getter(handle, ctypes.byref(ctypes.c_uint64())) for getter in getters]
-        if set(codes) - {0, INVALID_ARGUMENT}:
+        if set(codes) - {"success", "invalidArgument"}:
             sys.exit(f"{key!r} gives {codes}")
-        most = max(most, codes.count(0))
+        most = max(most, codes.count("success"))
     require(most == 1, "a parameter has at most one getter")
-    code = lib.ncclParamBind(ctypes.byref(ctypes.c_void_p()), b"NOBODY_KNOWS_IT")
-    require(code == INVALID_ARGUMENT, "an unknown parameter is refused")
+    code = nccl.ParamBind(ctypes.byref(ctypes.c_void_p()), b"NOBODY_KNOWS_IT")
+    require(code == "invalidArgument", "an unknown parameter is refused")
 
 
-def check_encryption(lib: ctypes.CDLL, version: int) -> None:
+def check_encryption(nccl: Nccl) -> None:
     """Check which keys are accepted."""
 
-    def code(mode: int, psk: bytes | None, magic: int = API_MAGIC) -> int:
-        config = EncryptionConfig(ctypes.sizeof(EncryptionConfig), magic, version, mode, psk)
-        result: int = lib.ncclSetEncryption(ctypes.byref(config))
-        return result
+    def code(mode: int, psk: bytes | None, magic: int = API_MAGIC) -> str:
+        size = ctypes.sizeof(EncryptionConfig)
+        config = EncryptionConfig(size, magic, nccl.version, mode, psk)
+        return nccl.SetEncryption(ctypes.byref(config))
 
     refused = [code(0, None, 1), code(2, None), code(1, None), code(1, b"k" * 31)]
-    require(set(refused) == {INVALID_ARGUMENT}, f"wrong encryption is refused: {refused}")
-    accepted = [code(1, b"k" * 32), code(0, b"unused"), lib.ncclSetEncryption(None)]
-    require(set(accepted) == {0}, f"right encryption is accepted: {accepted}")
+    require(set(refused) == {"invalidArgument"}, f"wrong encryption is refused: {refused}")
+    accepted = [code(1, b"k" * 32), code(0, b"unused"), nccl.SetEncryption(None)]
+    require(set(accepted) == {"success"}, f"right encryption is accepted: {accepted}")
 
 
 def main(path: str, version: int, results: int) -> None:
     lib = ctypes.CDLL(path)
-    lib.ncclGetErrorString.restype = ctypes.c_char_p
-    lib.ncclGetLastError.restype = ctypes.c_char_p
-    lib.ncclGetLastError.argtypes = [ctypes.c_void_p]
-
-    found = ctypes.c_int()
-    code = lib.ncclGetVersion(ctypes.byref(found))
-    require(code == 0 and found.value == version, f"version {found.value}, its header {version}")
+    nccl = Nccl(lib)
+    require(nccl.version == version, f"version {nccl.version}, its header {version}")
 
     # The byte after the ID shows whether the library writes beyond it.
     ids = []
     for _ in range(2):
         memory = (ctypes.c_ubyte * (UNIQUE_ID_BYTES + 1))(*[0xA5] * (UNIQUE_ID_BYTES + 1))
-        code = lib.ncclGetUniqueId(ctypes.byref(memory))
-        require(code == 0, f"ncclGetUniqueId gives {code}")
+        code = nccl.GetUniqueId(ctypes.byref(memory))
+        require(code == "success", f"ncclGetUniqueId gives {code}")
         ids.append(bytes(memory))
     written = all(any(one[i] != 0xA5 for one in ids) for i in range(UNIQUE_ID_BYTES))
     require(ids[0] != ids[1], "two unique ids differ")
     require(written and ids[0][-1] == 0xA5, f"a unique id has {UNIQUE_ID_BYTES} bytes")
 
-    texts = [lib.ncclGetErrorString(code) for code in range(results + 1)]
+    texts = [nccl.text("GetErrorString", code) for code in range(results + 1)]
     distinct = all(texts) and len(set(texts)) == results + 1
     require(distinct, f"{results} error strings and one for unknown codes: {texts}")
 
     for _ in range(2):
-        require(lib.ncclGroupStart() == 0, "ncclGroupStart")
+        require(nccl.GroupStart() == "success", "ncclGroupStart")
     for _ in range(2):
-        require(lib.ncclGroupEnd() == 0, "ncclGroupEnd")
-    require(lib.ncclGroupEnd() != 0, "ncclGroupEnd without a group is refused")
+        require(nccl.GroupEnd() == "success", "ncclGroupEnd")
+    require(nccl.GroupEnd() != "success", "ncclGroupEnd without a group is refused")
 
     if hasattr(lib, "ncclGroupSimulateEnd"):
-        check_simulation(lib, version)
+        check_simulation(nccl)
     if hasattr(lib, "ncclParamBind"):
-        check_params(lib)
+        check_params(nccl)
     if hasattr(lib, "ncclSetEncryption"):
-        check_encryption(lib, version)
+        check_encryption(nccl)
 
     comm = ctypes.c_void_p()
-    unique_id = UniqueId.from_buffer_copy(ids[0][:UNIQUE_ID_BYTES])
-    lib.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, UniqueId, ctypes.c_int]
-    code = lib.ncclCommInitRank(ctypes.byref(comm), 1, unique_id, 0)
-    text = (lib.ncclGetLastError(None) or b"").decode(errors="replace").strip()
+    unique_id = UniqueId.from_buffer_copy(ids[0])
+    code = nccl.CommInitRank(ctypes.byref(comm), 1, unique_id, 0)
+    text = nccl.text("GetLastError", None).strip()
     require(
-        code == 1 and comm.value is None and text != "",
+        code == "unhandledCudaError" and comm.value is None and text != "",
         f"ncclCommInitRank without a GPU: code {code}, comm {comm.value}, last error {text!r}",
     )
 

@@ -51,13 +51,15 @@ def check_loading(report: Report, title: str, library: Path, header_text: str) -
     """Check that the real library loads and answers without a driver, in a process of its own."""
     version = decl.header_version(header_text)
     results = len(decl.declarations(header_text).enums["ncclResult_t"]) - 1
-    command = [sys.executable, str(HERE / "loading.py"), str(library), str(version), str(results)]
+    command = [sys.executable, "-m", "tests.abi.loading", str(library.resolve())]
+    command += [str(version), str(results)]
     # Without a visible device, a machine with a GPU behaves like one without. The loopback
     # interface exists even without a network.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "NCCL_SOCKET_IFNAME": "lo"}
     try:
         done = subprocess.run(
             command,
+            cwd=HERE.parents[1],
             env=environment,
             capture_output=True,
             text=True,
