@@ -1,7 +1,7 @@
 """Completes the stub of the extension module: csrc/python/_C.pyi becomes pynccl/_C.pyi.
 
 The build runs it. What follows from the lists in csrc/abi takes the place of comments "Generated":
-the nccl.h methods of Library, the constants, and the fields of structs and of Config.
+the nccl.h methods of Library, enums, constants, and the fields of structs and of Config.
 
     python tools/stub.py pynccl/_C.pyi
 """
@@ -111,6 +111,13 @@ def _constants() -> str:
     return "".join(f"{name}: int\n" for name in names)
 
 
+def _enum(name: str) -> str:
+    """Return the enumerators of an enum, without those that count the others."""
+    text = (ABI / "nccl_types.h").read_text()
+    body = text.partition(f"enum {name} : unsigned {{")[2].partition("}")[0].partition("ncclNum")[0]
+    return "".join(f"    {one.strip()}\n" for one in body.split(",") if one.strip())
+
+
 # The members that StructClass in csrc/python/raw/bind_structs.cpp adds to every struct.
 _STRUCT = """\
     def __init__(self) -> None: ...
@@ -129,13 +136,15 @@ def _generated(name: str) -> str:
         return _constants()
     if name == "Config":
         return "".join(_setting(field[1], field[3]) for field in _fields("config_fields.inc"))
-    return "".join(_raw_field(c_type, field) for _, c_type, field, *_ in _fields(name))
+    if name.endswith(".inc"):
+        return "".join(_raw_field(c_type, field) for _, c_type, field, *_ in _fields(name))
+    return _enum(name)
 
 
 def completed() -> str:
     """Return the whole stub."""
-    marks = re.compile(r"^ *(?:\.\.\.  )?# Generated: (\S+)\n", re.MULTILINE)
-    return marks.sub(lambda mark: _generated(mark[1]), STUB)
+    marks = re.compile(r"(:?) *(?:\.\.\.  )?# Generated: (\S+)\n")
+    return marks.sub(lambda mark: (":\n" if mark[1] else "") + _generated(mark[2]), STUB)
 
 
 if __name__ == "__main__":

@@ -38,47 +38,11 @@ _T = TypeVar("_T")
 
 __version__: str
 
-class ncclResult_t(enum.IntEnum):
-    ncclSuccess = 0
-    ncclUnhandledCudaError = 1
-    ncclSystemError = 2
-    ncclInternalError = 3
-    ncclInvalidArgument = 4
-    ncclInvalidUsage = 5
-    ncclRemoteError = 6
-    ncclInProgress = 7
-    ncclTimeout = 8
-
-class ncclRedOp_t(enum.IntEnum):
-    ncclSum = 0
-    ncclProd = 1
-    ncclMax = 2
-    ncclMin = 3
-    ncclAvg = 4
-
-class ncclDataType_t(enum.IntEnum):
-    ncclInt8 = 0
-    ncclUint8 = 1
-    ncclInt32 = 2
-    ncclUint32 = 3
-    ncclInt64 = 4
-    ncclUint64 = 5
-    ncclFloat16 = 6
-    ncclFloat32 = 7
-    ncclFloat64 = 8
-    ncclBfloat16 = 9
-    ncclFloat8e4m3 = 10
-    ncclFloat8e5m2 = 11
-
-class ncclScalarResidence_t(enum.IntEnum):
-    ncclScalarDevice = 0
-    ncclScalarHostImmediate = 1
-
-class ncclCommMemStat_t(enum.IntEnum):
-    ncclStatGpuMemSuspend = 0
-    ncclStatGpuMemSuspended = 1
-    ncclStatGpuMemPersist = 2
-    ncclStatGpuMemTotal = 3
+class ncclResult_t(enum.IntEnum): ...  # Generated: ncclResult_t
+class ncclRedOp_t(enum.IntEnum): ...  # Generated: ncclRedOp_t
+class ncclDataType_t(enum.IntEnum): ...  # Generated: ncclDataType_t
+class ncclScalarResidence_t(enum.IntEnum): ...  # Generated: ncclScalarResidence_t
+class ncclCommMemStat_t(enum.IntEnum): ...  # Generated: ncclCommMemStat_t
 
 # Generated: constants
 
