@@ -1,7 +1,8 @@
 """Completes the stub of the extension module: csrc/python/_C.pyi becomes pynccl/_C.pyi.
 
 The build runs it. What follows from the lists in csrc/abi takes the place of comments "Generated":
-the nccl.h methods of Library, enums, constants, and the fields of structs and of Config.
+the nccl.h methods of Library, the collectives of Communicator, enums, constants, and the fields of
+structs and of Config.
 
     python tools/stub.py pynccl/_C.pyi
 """
@@ -88,6 +89,26 @@ def methods() -> str:
     return "".join(lines)
 
 
+def _collectives() -> str:
+    """Return the methods of Communicator in csrc/comm/operations.inc that take a tensor."""
+    lines = []
+    rows = (CSRC / "comm" / "operations.inc").read_text()
+    for name, rank, reduces, takes_out in re.findall(
+        r"^OPERATION\(\w+, (\w+), ([^,]+), (\w+), (\w+),", rows, re.MULTILINE
+    ):
+        taken = ["self", "tensor: _Tensor | None" if name == "scatter" else "tensor: _Tensor"]
+        taken += [f"{rank[1:-1]}: SupportsIndex"] if rank != "nullptr" else []
+        taken += ["op: _Op | None = None"] if reduces == "true" else []
+        taken += ["*"]
+        if takes_out == "true":
+            taken += ["out: _Tensor" if name == "all_to_all" else "out: _Tensor | None = None"]
+        taken += ["stream: _Stream | None = None", "count: SupportsIndex | None = None"]
+        taken += ["dtype: object = None"]
+        taken += ["config: CollConfig | None = None"] if takes_out == "true" else []
+        lines.append(f"    def {name}({', '.join(taken)}) -> None: ...\n")
+    return "".join(lines)
+
+
 def _fields(file: str) -> list[list[str]]:
     """Return since, type, name and, for some files, attribute of each field of a list."""
     found = re.findall(r"^FIELD\((.*)\)$", (ABI / file).read_text(), re.MULTILINE)
@@ -124,21 +145,20 @@ _STRUCT = """\
     def address(self) -> int: ...
 """
 _VERSIONED = f"{_STRUCT}    size: int\n    magic: int\n    version: int\n"
-_KNOWN = {"struct": _STRUCT, "versioned-struct": _VERSIONED}
+_PARTS = {
+    "Config": "".join(_setting(field[1], field[3]) for field in _fields("config_fields.inc")),
+    "collectives": _collectives(),
+    "constants": _constants(),
+    "functions": methods(),
+    "struct": _STRUCT,
+    "versioned-struct": _VERSIONED,
+}
 
 
 def _generated(name: str) -> str:
-    if name in _KNOWN:
-        return _KNOWN[name]
-    if name == "functions":
-        return methods()
-    if name == "constants":
-        return _constants()
-    if name == "Config":
-        return "".join(_setting(field[1], field[3]) for field in _fields("config_fields.inc"))
     if name.endswith(".inc"):
         return "".join(_raw_field(c_type, field) for _, c_type, field, *_ in _fields(name))
-    return _enum(name)
+    return _PARTS[name] if name in _PARTS else _enum(name)
 
 
 def completed() -> str:
