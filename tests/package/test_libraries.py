@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pynccl import _C, errors, libraries, nccl, raw, testing
+from pynccl import errors, libraries, nccl, raw, testing
 from tests.support.commands import python_output
 from tests.support.old_nccl import compile_nccl
 from tools import noop
@@ -137,14 +137,6 @@ def test_two_libraries_side_by_side() -> None:
     comm.close()
 
 
-def test_loaded_path() -> None:
-    raw.load("host")
-    assert _C.loaded_path("libhostnccl") == _HOST or os.path.samefile(
-        _C.loaded_path("libhostnccl"), _HOST
-    )
-    assert _C.loaded_path("libnothing") == ""
-
-
 _OLD_NCCL = """
 #include <string.h>
 typedef struct { char internal[128]; } Id;
@@ -216,12 +208,6 @@ def test_exports(path: str) -> None:
     assert {name for name in exports if name.startswith("pnccl")} == {f"p{n}" for n in functions}
     rest = {name for name in exports if not re.match("p?nccl", name)}
     assert all(re.fullmatch("host[A-Z][A-Za-z]+", name) for name in rest), rest
-
-
-def test_the_command_prints_the_preload_file() -> None:
-    printed = _python("from pynccl.cli import main; main(['hostnccl'])")
-    assert Path(printed).samefile(libraries.hostnccl_preload())
-    assert Path(printed).name == "libnccl.so.2"
 
 
 def test_info_lists_the_libraries() -> None:
