@@ -8,29 +8,15 @@ namespace {
 namespace entries {
 
 #define FUNCTION(since, result, name, ...) using name##_Params = std::tuple<__VA_ARGS__>;
-#define IN(T, name) In<T>
-#define OUT(T, name) Out<T>
-#define OUTS(T, name, n) Outs<T>
-#define ARRAY(T, name, n) Array<T>
-#define STRUCT(T, name) Struct<T>
-#define INOUT(T, name) InOut<T>
-#define FILLED(T, name) Filled<T>
-#define BUFFER(name, size, n) ByteBuffer
-#define STRINGS(name, n) Strings
-#include "abi/nccl_functions.inc"
-#include "abi/undef.inc"
-
-#define FUNCTION(since, result, name, ...) \
-  constexpr std::array<const char*, std::tuple_size_v<name##_Params>> name##_names = {__VA_ARGS__};
-#define IN(T, name) #name
-#define OUT(T, name) #name
-#define OUTS(T, name, n) #name ":" #n
-#define ARRAY(T, name, n) #name ":" #n
-#define STRUCT(T, name) #name
-#define INOUT(T, name) #name
-#define FILLED(T, name) #name
-#define BUFFER(name, size, n) #name ":" #size ":" #n
-#define STRINGS(name, n) #name ":" #n
+#define IN(T, name) Named<In<T>, #name>
+#define OUT(T, name) Named<Out<T>, #name>
+#define OUTS(T, name, n) Named<Outs<T, #n>, #name>
+#define ARRAY(T, name, n) Named<Array<T, #n>, #name>
+#define STRUCT(T, name) Named<Struct<T>, #name>
+#define INOUT(T, name) Named<InOut<T>, #name>
+#define FILLED(T, name) Named<Filled<T>, #name>
+#define BUFFER(name, size, n) Named<ByteBuffer<#size, #n>, #name>
+#define STRINGS(name, n) Named<Strings<#n>, #name>
 #include "abi/nccl_functions.inc"
 #include "abi/undef.inc"
 
@@ -42,7 +28,6 @@ namespace entries {
     static constexpr const char* name = #name_;                                                \
     static constexpr int since = since_;                                                       \
     static constexpr auto member = &NcclTable::name_;                                          \
-    static constexpr auto& names = name_##_names;                                              \
     static constexpr const char* declaration = #result " " #name_ "(" C_TEXT(__VA_ARGS__) ")"; \
   };
 #include "abi/c_params.inc"
@@ -60,12 +45,6 @@ void add_entry(const py::handle& type) {
 }
 
 }  // namespace
-
-std::string_view reference(std::string_view name, int part) {
-  if (part < 0) return name.substr(name.rfind(':') + 1);
-  for (; part > 0; --part) name.remove_prefix(name.find(':') + 1);
-  return name.substr(0, name.find(':'));
-}
 
 std::size_t CallArguments::count(std::string_view name) const {
   for (std::size_t i = 0; i < names.size(); ++i) {

@@ -38,9 +38,13 @@ struct CallArguments {
   std::size_t count(std::string_view name) const;
 };
 
-// A part of a name such as "commIds:nId", whose parameter refers to others. Part 0 is the
-// parameter's own name, part -1 the last part.
-std::string_view reference(std::string_view name, int part);
+// The name of a parameter, as an argument of a template.
+template <std::size_t N>
+struct Text {
+  char text[N]{};
+
+  consteval Text(const char (&from)[N]) { std::copy_n(from, N, text); }
+};
 
 // Converts a Python integer to an integer, enum, handle or address, and None to NULL.
 template <class T>
@@ -90,6 +94,12 @@ struct Output {
   void load(const char*, PyObject*, const CallArguments&) {}
 };
 
+// A parameter of one of the kinds below.
+template <class Kind, Text Name>
+struct Named : Kind {
+  static constexpr const char* name = Name.text;
+};
+
 template <class T>
 struct In : Input {
   T value{};
@@ -124,15 +134,15 @@ struct Out<T> : Output {
 
 // NCCL may write these handles after the call as well. Their memory is never freed once the call
 // has succeeded.
-template <class T>
+template <class T, Text Length>
 struct Outs : Output {
   struct Free {
     void operator()(T* memory) const { std::free(memory); }
   };
   std::unique_ptr<T[], Free> values;
   std::size_t size = 0;
-  void load(const char* name, PyObject*, const CallArguments& call) {
-    size = call.count(reference(name, 1));
+  void load(const char*, PyObject*, const CallArguments& call) {
+    size = call.count(Length.text);
     // calloc does not touch the pages, so a size that NCCL refuses uses no memory.
     values.reset(static_cast<T*>(std::calloc(std::max<std::size_t>(size, 1), sizeof(T))));
     if (!values) throw std::bad_alloc();
@@ -146,29 +156,27 @@ struct Outs : Output {
   }
 };
 
-template <class T>
+template <class T, Text Length>
 struct Array : Input {
   std::vector<std::remove_const_t<T>> values;
   bool null = false;
   void load(const char* name, PyObject* object, const CallArguments& call) {
     null = object == Py_None;
     if (null) return;
-    const std::string parameter(reference(name, 0));
     // A copy: the conversion of an item may run Python code that changes a list.
     const auto items = py::reinterpret_steal<py::object>(PySequence_Tuple(object));
     if (!items) {
       if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
       PyErr_Clear();
-      throw_type_error(parameter.c_str(), "a sequence or None", object);
+      throw_type_error(name, "a sequence or None", object);
     }
     const auto size = static_cast<std::size_t>(PyTuple_GET_SIZE(items.ptr()));
-    const std::size_t needed = call.count(reference(name, 1));
+    const std::size_t needed = call.count(Length.text);
     if (size < needed)
-      throw py::value_error(parameter + ": has " + std::to_string(size) + " items, " +
-                            std::string(reference(name, 1)) + " is " + std::to_string(needed));
+      throw_value_error(name, "has ", size, " items, ", Length.text, " is ", needed);
     for (std::size_t i = 0; i < size; ++i)
       values.push_back(from_python<std::remove_const_t<T>>(
-          parameter.c_str(), PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
+          name, PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i))));
   }
   T* argument() { return null ? nullptr : values.data(); }
 };
@@ -213,11 +221,13 @@ struct Filled : Input {
   T* argument() { return value; }
 };
 
-// Memory that the call writes. Another parameter gives its capacity.
+// Memory that the call writes. An input gives its capacity, an output its length.
+template <Text Size, Text Length>
 struct ByteBuffer : Output {
+  static constexpr std::string_view kLength = Length.text;
   std::string bytes;
-  void load(const char* name, PyObject*, const CallArguments& call) {
-    bytes.resize(call.count(reference(name, 1)));
+  void load(const char*, PyObject*, const CallArguments& call) {
+    bytes.resize(call.count(Size.text));
   }
   void* argument() { return bytes.data(); }
   py::object result(std::size_t length) {
@@ -225,7 +235,9 @@ struct ByteBuffer : Output {
   }
 };
 
+template <Text Length>
 struct Strings : Output {
+  static constexpr std::string_view kLength = Length.text;
   const char** table = nullptr;
   const char*** argument() { return &table; }
   py::object result(std::size_t length) {
@@ -254,7 +266,7 @@ class RawCall {
   static std::string doc() {
     std::string text = std::string(Entry::name) + "($self";
     each([&]<std::size_t I>() {
-      if constexpr (Param<I>::visible) text += ", " + std::string(reference(Entry::names[I], 0));
+      if constexpr (Param<I>::visible) text += std::string(", ") + Param<I>::name;
     });
     return text + ")\n--\n\n" + Entry::declaration + "\n\nNCCL " + version_text(Entry::since) +
            " and newer.";
@@ -279,15 +291,9 @@ class RawCall {
   using VisibleSignature = Signature<kVisible.size()>;
   using VisibleNames = typename VisibleSignature::Names;
 
-  static const VisibleNames& names() {
-    static const VisibleNames interned = [] {
-      VisibleNames names{};
-      for (std::size_t i = 0; i < kVisible.size(); ++i)
-        names[i] = intern(reference(Entry::names[kVisible[i]], 0));
-      return names;
-    }();
-    return interned;
-  }
+  static constexpr VisibleNames kNames = []<std::size_t... I>(std::index_sequence<I...>) {
+    return VisibleNames{Param<kVisible[I]>::name...};
+  }(std::make_index_sequence<kVisible.size()>());
 
   // The argument of parameter I; nullptr if it is not visible.
   template <std::size_t I>
@@ -302,13 +308,13 @@ class RawCall {
   template <std::size_t... I>
   static PyObject* call(Library& library, PyObject* const* args, Py_ssize_t nargs,
                         PyObject* kwnames, std::index_sequence<I...>) {
-    static const VisibleSignature signature(Entry::name, names());
+    static const VisibleSignature signature(Entry::name, kNames);
     typename VisibleSignature::Values values;
     PyObject* const* visible = signature.parse(args, nargs, kwnames, values);
 
     Params params;
-    [[maybe_unused]] const CallArguments arguments{library, names(), visible};
-    (std::get<I>(params).load(Entry::names[I], value<I>(visible), arguments), ...);
+    [[maybe_unused]] const CallArguments arguments{library, kNames, visible};
+    (std::get<I>(params).load(Param<I>::name, value<I>(visible), arguments), ...);
     const auto function = library.nccl<Entry::member>();
     const auto invoke = [&] {
       const GilReleased released;
@@ -340,13 +346,11 @@ class RawCall {
 
   template <std::size_t I>
   static void append(py::list& returned, Params& params) {
-    if constexpr (std::is_same_v<Param<I>, ByteBuffer> || std::is_same_v<Param<I>, Strings>) {
-      // The last part of the name is the output parameter that contains the length.
-      const auto length_name = reference(Entry::names[I], -1);
+    if constexpr (requires { Param<I>::kLength; }) {
       std::size_t length = 0;
       each([&]<std::size_t J>() {
-        if constexpr (std::is_same_v<Param<J>, Out<int>>)
-          if (Entry::names[J] == length_name)
+        if constexpr (std::is_base_of_v<Out<int>, Param<J>>)
+          if (Param<J>::name == Param<I>::kLength)
             length = static_cast<std::size_t>(std::get<J>(params).value);
       });
       returned.append(std::get<I>(params).result(length));
@@ -360,9 +364,6 @@ class RawCall {
     if (name == "ncclGroupStart") return 1;
     return name == "ncclGroupEnd" || name == "ncclGroupSimulateEnd" ? -1 : 0;
   }();
-
-  // Returns a copy that is never freed, since Python keeps pointers to names.
-  static const char* intern(std::string_view text) { return (new std::string(text))->c_str(); }
 };
 
 }  // namespace pynccl::python
