@@ -277,7 +277,7 @@ def _fields(file: str, title: str) -> list[str]:
     head = "| nccl.h | cuda | attribute | differs on hosts |"
     lines = ["", f"## {title}", "", head, "|---|---|---|---|"]
     for since, name, attribute in re.findall(
-        r"^FIELD\((\d+), .+, (\w+), (\w+)\)$", _read(file), re.M
+        r"^FIELD\((\d+), [^,]+, (\w+), (\w+), .+\)$", _read(file), re.M
     ):
         differs = _FIELDS_DIFFER.get(name, "" if name in _HAS_EFFECT else "no effect")
         lines.append(f"| {name} | {version(int(since))} | `{attribute}` | {differs} |")

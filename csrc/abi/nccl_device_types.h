@@ -173,30 +173,9 @@ struct ncclDevCommRequirements_t {
   size_t size = sizeof(ncclDevCommRequirements_t);
   unsigned magic = kDeviceMagic;
   unsigned version = kDeviceVersion;
-  ncclDevResourceRequirements_t* resourceRequirementsList = nullptr;
-  ncclTeamRequirements_t* teamRequirementsList = nullptr;
-  bool lsaMultimem = false;
-  int barrierCount = 0;
-  int lsaBarrierCount = 0;
-  int railGinBarrierCount = 0;
-  int lsaLLA2ABlockCount = 0;
-  int lsaLLA2ASlotCount = 0;
-  bool ginForceEnable = false;
-  int ginContextCount = 4;
-  int ginSignalCount = 0;
-  int ginCounterCount = 0;
-  ncclGinConnectionType_t ginConnectionType = NCCL_GIN_CONNECTION_NONE;
-  bool ginExclusiveContexts = false;
-  int ginQueueDepth = 0;
-  int ginTrafficClass = INT_MIN;
-  int worldGinBarrierCount = 0;
-  bool ginStrongSignalsRequired = true;
-  bool ginVaSignalsRequired = true;
-  int ginCustomStride = 1;
-  ncclGinType_t ginType = NCCL_GIN_TYPE_NONE;
-  bool useRuntimeVersion = false;
-  int cftCaps = 0;
-  int cftBarrierCount = 0;
+#define FIELD(since, type, name, argument, value) type name = value;
+#include "device_requirements_fields.inc"
+#undef FIELD
 };
 
 using NcclGinSupport = bool[64];  // by ncclGinType_t
@@ -205,24 +184,9 @@ struct ncclCommProperties_t {
   size_t size = sizeof(ncclCommProperties_t);
   unsigned magic = kDeviceMagic;
   unsigned version = kDeviceVersion;
-  int rank = 0;
-  int nRanks = 0;
-  int cudaDev = 0;
-  int nvmlDev = 0;
-  bool deviceApiSupport = false;
-  bool multimemSupport = false;
-  ncclGinType_t ginType = NCCL_GIN_TYPE_NONE;
-  int nLsaTeams = 0;
-  bool hostRmaSupport = false;
-  ncclGinType_t railedGinType = NCCL_GIN_TYPE_NONE;
-  uint64_t commHash = 0;
-  int ginMinStride = 0;
-  ncclGinConnectionType_t ginConnectionType = NCCL_GIN_CONNECTION_NONE;
-  NcclGinSupport ginSupport = {};
-  size_t devCommRuntimeVersionSize = 0;
-  bool cftSupport = false;
-  bool cftMulticastSupport = false;
-  bool cftCountedSupport = false;
+#define FIELD(since, type, name, value) type name = value;
+#include "comm_properties_fields.inc"
+#undef FIELD
 };
 
 }  // namespace pynccl::abi

@@ -111,29 +111,9 @@ struct ncclConfig_t {
   size_t size = sizeof(ncclConfig_t);
   unsigned magic = kApiMagic;
   unsigned version = kVersion;
-  int blocking = kUndefInt;
-  int cgaClusterSize = kUndefInt;
-  int minCTAs = kUndefInt;
-  int maxCTAs = kUndefInt;
-  const char* netName = nullptr;
-  int splitShare = kUndefInt;
-  int trafficClass = kUndefInt;
-  const char* commName = nullptr;
-  int collnetEnable = kUndefInt;
-  int CTAPolicy = kUndefInt;
-  int shrinkShare = kUndefInt;
-  int nvlsCTAs = kUndefInt;
-  int nChannelsPerNetPeer = kUndefInt;
-  int nvlinkCentricSched = kUndefInt;
-  int graphUsageMode = kUndefInt;
-  int numRmaCtx = kUndefInt;
-  int maxP2pPeers = kUndefInt;
-  int graphStreamOrdering = kUndefInt;
-  int launchOrderImplicit = kUndefInt;
-  int numRmaSig = kUndefInt;
-  int rmaEagerInit = kUndefInt;
-  int hostCftMode = kUndefInt;
-  int nvlsHostMode = kUndefInt;
+#define FIELD(since, type, name, attribute, value) type name = value;
+#include "config_fields.inc"
+#undef FIELD
 };
 
 struct ncclConfigExt_t {
@@ -153,16 +133,9 @@ struct ncclCollConfig_t {
   size_t size = sizeof(ncclCollConfig_t);
   unsigned magic = kApiMagic;
   unsigned version = kVersion;
-  ncclConfigExt_t* ext = nullptr;
-  int minCTAs = kUndefInt;
-  int maxCTAs = kUndefInt;
-  int nvlsCTAs = kUndefInt;
-  int cgaClusterSize = kUndefInt;
-  const char* algSelection = nullptr;
-  int forceAlgSelection = 1;
-  int CTAPolicy = kUndefInt;
-  uint64_t userProfilerTag = 0;
-  cudaEvent_t launchCompletionEvent = nullptr;
+#define FIELD(since, type, name, attribute, value) type name = value;
+#include "coll_config_fields.inc"
+#undef FIELD
 };
 
 struct ncclSimInfo_t {

@@ -121,7 +121,7 @@ void DeviceCommunicator::check_fields(const ncclDevCommRequirements_t& fields) c
                                   "; the device communicator is for kernels compiled with " +
                                   version_text(version_));
   };
-#define FIELD(since, type, name, argument) \
+#define FIELD(since, type, name, argument, value) \
   check(since, #name, #argument, fields.name != defaults.name);
 #include "abi/device_requirements_fields.inc"
 #undef FIELD

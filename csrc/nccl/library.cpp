@@ -179,7 +179,7 @@ void Library::throw_missing(const void* entry) const {
 
 ncclConfig_t Library::fit(const ncclConfig_t& config) const {
   Fit fit(config, *this);
-#define FIELD(since, type, name, attribute) \
+#define FIELD(since, type, name, attribute, value) \
   fit.field(since, &ncclConfig_t::name, offsetof(ncclConfig_t, name), "config." #attribute);
 #include "abi/config_fields.inc"
 #undef FIELD
@@ -188,7 +188,7 @@ ncclConfig_t Library::fit(const ncclConfig_t& config) const {
 
 ncclCollConfig_t Library::fit(const ncclCollConfig_t& config) const {
   Fit fit(config, *this);
-#define FIELD(since, type, name, attribute) \
+#define FIELD(since, type, name, attribute, value) \
   fit.field(since, &ncclCollConfig_t::name, offsetof(ncclCollConfig_t, name), "config." #attribute);
 #include "abi/coll_config_fields.inc"
 #undef FIELD
@@ -202,7 +202,7 @@ ncclDevCommRequirements_t Library::fit(const ncclDevCommRequirements_t& requirem
   // A version set by the caller is that of the kernels. NCCL compares it with its own.
   const int given = static_cast<int>(requirements.version);
   Fit fit(requirements, *this, given == kDeviceVersion ? version() : given);
-#define FIELD(since, type, name, argument) \
+#define FIELD(since, type, name, ...) \
   fit.field(since, &Requirements::name, offsetof(Requirements, name), "reqs." #name);
 #include "abi/device_requirements_fields.inc"
 #undef FIELD

@@ -156,6 +156,16 @@ def fields(file: str) -> list[Field]:
     ]
 
 
+def own(header: str) -> Declarations:
+    """Return the declarations in a header of csrc/abi, with the fields in the lists it includes."""
+
+    def listed(included: re.Match[str]) -> str:
+        return " ".join(f"{field.type} {field.name};" for field in fields(included[1]))
+
+    text = (ABI / header).read_text()
+    return declarations(re.sub(r'#include "(\w+_fields\.inc)"', listed, text))
+
+
 def constants() -> list[Constant]:
     return [
         Constant(int(entry.head[0]), entry.head[1], entry.head[2])

@@ -11,7 +11,6 @@ from tests.abi import declarations as decl
 from tests.abi.static_checks import Source
 
 OLDEST = 22800  # the first version with device headers
-TYPES = decl.ABI / "nccl_device_types.h"
 
 # The first version with our layout of a struct.
 SINCE = {
@@ -108,7 +107,7 @@ def _layout(source: Source, version: int) -> None:
 def device_source(header_text: str) -> Source:
     """Return checks of our declarations against the nccl_device headers beside this nccl.h."""
     version = decl.header_version(header_text)
-    ours = decl.declarations(TYPES.read_text())
+    ours = decl.own("nccl_device_types.h")
     source = Source(
         '#include "abi/nccl_types.h"',
         "#include <cuda.h>",

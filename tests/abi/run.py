@@ -106,7 +106,7 @@ def check_release(
 
 def check_driver(report: Report, cache: Path, cuda: list[Path]) -> None:
     """Check the driver calls against cuda.h."""
-    ours = decl.declarations((decl.ABI / "driver_types.h").read_text())
+    ours = decl.own("driver_types.h")
     title = f"CUDA {wheels.CUDA[0][1]}"
     source = static_checks.driver_source(ours)
     check_compiled(report, f"{title}: compiled with cuda.h", source, cache / "driver.cpp", *cuda)
@@ -132,7 +132,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     report = Report()
-    ours = decl.declarations((decl.ABI / "nccl_types.h").read_text())
+    ours = decl.own("nccl_types.h")
     check_own(report, ours)
     if arguments.header:
         text = arguments.header.read_text()

@@ -146,17 +146,6 @@ def _defaults(source: Source, name: str, fields: Sequence[str], whole: bool) -> 
             )
 
 
-def _versioned(source: Source, name: str, version: int) -> None:
-    """Check that the list of the fields of a struct has the same types as our struct."""
-    for field in decl.fields(VERSIONED[name]):
-        if field.since <= version:
-            source.line(f"namespace pynccl::abi {{ using {name}_{field.name} = {field.type}; }}")
-            source.check(
-                f"std::is_same_v<abi::{name}_{field.name}, decltype(abi::{name}::{field.name})>",
-                f"{VERSIONED[name]}: type of {field.name}",
-            )
-
-
 def _constants(source: Source, header_text: str, version: int) -> None:
     macros = decl.header_macros(header_text)
     for name, macro in NCCL_CONSTANTS.items():
@@ -184,8 +173,6 @@ def _types(source: Source, header_text: str, version: int, ours: Declarations) -
         _struct(source, name, fields, whole)
         if INITIALIZERS.get(name) in macros:
             _defaults(source, name, fields, whole)
-        if name in VERSIONED:
-            _versioned(source, name, version)
 
 
 def nccl_source(header_text: str, ours: Declarations) -> Source:

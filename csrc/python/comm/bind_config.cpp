@@ -139,7 +139,7 @@ Raises:
     TypeError: an unknown setting, or a value of the wrong type.
     ValueError: an integer out of range, a time limit that is not positive, or an unknown string for
         on_timeout.)");
-#define FIELD(since, type_, name, attribute) def_field(type, #attribute, &ncclConfig_t::name);
+#define FIELD(since, type_, name, attribute, ...) def_field(type, #attribute, &ncclConfig_t::name);
 #include "abi/config_fields.inc"
 #undef FIELD
   type.def(py::init([](const py::kwargs& settings) { return make_config(settings); }))

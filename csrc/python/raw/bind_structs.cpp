@@ -121,13 +121,13 @@ void bind_structs(py::module_& m) {
   StructClass<ncclConfig_t> config(
       m, "ncclConfig_t",
       "The configuration of a communicator, initialized by NCCL_CONFIG_INITIALIZER.");
-#define FIELD(since, type, name, attribute) config.field(#name, &ncclConfig_t::name);
+#define FIELD(since, type, name, ...) config.field(#name, &ncclConfig_t::name);
 #include "abi/config_fields.inc"
 #undef FIELD
   StructClass<ncclCollConfig_t> coll_config(
       m, "ncclCollConfig_t",
       "The configuration of one collective, initialized by NCCL_COLLCONFIG_INITIALIZER.");
-#define FIELD(since, type, name, attribute) coll_config.field(#name, &ncclCollConfig_t::name);
+#define FIELD(since, type, name, ...) coll_config.field(#name, &ncclCollConfig_t::name);
 #include "abi/coll_config_fields.inc"
 #undef FIELD
   StructClass<ncclEncryptionConfig_t>(m, "ncclEncryptionConfig_t",
@@ -190,8 +190,7 @@ void bind_structs(py::module_& m) {
       m, "ncclDevCommRequirements_t",
       "The requirements of a device communicator, initialized by "
       "NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.");
-#define FIELD(since, type, name, argument) \
-  requirements.field(#name, &ncclDevCommRequirements_t::name);
+#define FIELD(since, type, name, ...) requirements.field(#name, &ncclDevCommRequirements_t::name);
 #include "abi/device_requirements_fields.inc"
 #undef FIELD
 
@@ -199,7 +198,7 @@ void bind_structs(py::module_& m) {
       m, "ncclCommProperties_t",
       "The properties of a communicator, initialized by NCCL_COMM_PROPERTIES_INITIALIZER. A "
       "library older than version returns an error: set size and version to those of the library.");
-#define FIELD(since, type, name) properties.field(#name, &ncclCommProperties_t::name);
+#define FIELD(since, type, name, ...) properties.field(#name, &ncclCommProperties_t::name);
 #include "abi/comm_properties_fields.inc"
 #undef FIELD
 

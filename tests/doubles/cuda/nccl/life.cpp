@@ -32,7 +32,7 @@ class CreationConfig {
     if (given == nullptr || (before_24() && given->size < kHeader)) return;
     given_ = true;
     size_t known = kHeader;
-#define FIELD(since, type, name, attribute) \
+#define FIELD(since, type, name, ...) \
   if (since <= kNcclVersion) known = offsetof(ncclConfig_t, name) + sizeof(type);
 #include "abi/config_fields.inc"
 #undef FIELD
