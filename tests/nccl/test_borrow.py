@@ -378,8 +378,6 @@ def test_groups_of_torch(launch: Launcher, tmp_path: Path) -> None:
     [
         ("lend_nccl4py.py", ("nccl.core",)),
         ("lend_cupy.py", ("cupy",)),
-        # A backend of torch with a handle, instead of torch's nccl, which requires GPUs.
-        ("lend_torch.py", ("torch", "cupy")),
     ],
 )
 def test_clients(tmp_path: Path, client: str, modules: tuple[str, ...]) -> None:
