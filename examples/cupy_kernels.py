@@ -13,17 +13,15 @@ rank 0 of 2: relu(sum of scaled arrays - 3) is right in 3 steps
 rank 1 of 2: relu(sum of scaled arrays - 3) is right in 3 steps
 """
 
-import multiprocessing
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pynccl import nccl
 from pynccl.libraries import default_provider
+from pynccl.testing import Rank, launch
 
 if TYPE_CHECKING:
     import cupy
@@ -90,40 +88,30 @@ def make_numpy_step(
     return step
 
 
-def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
-    device = None
-    if provider == "cuda":
+def run(rank: Rank) -> str:
+    comm, on_gpu = rank.comm, rank.device is not None
+    if on_gpu:
         import cupy as xp
 
-        device = rank % xp.cuda.runtime.getDeviceCount()
-        xp.cuda.Device(device).use()
+        xp.cuda.Device(rank.device).use()
     else:
         xp = np
-    with nccl.Communicator(NRANKS, unique_id, rank, provider=provider, device=device) as comm:
-        source, data = xp.zeros(COUNT, "float32"), xp.empty(COUNT, "float32")
-        make = make_cupy_step if provider == "cuda" else make_numpy_step
-        step = make(comm, data, source)
-        for i in range(STEPS):
-            own = np.arange(COUNT, dtype=np.float32) % (7 + i)
-            source[...] = xp.asarray(own)
-            if provider == "cuda":
-                xp.cuda.get_current_stream().synchronize()  # the graph has its own stream
-            step()
-            total = sum(own * np.float32(0.5 * (r + 1)) for r in range(NRANKS))
-            got = data.get() if provider == "cuda" else data
-            np.testing.assert_allclose(got, np.maximum(total - 3, 0), rtol=1e-6)
-        del step  # the graph must be destroyed before the communicator that it uses
-        return f"rank {rank} of {NRANKS}: relu(sum of scaled arrays - 3) is right in {STEPS} steps"
-
-
-def main() -> None:
-    provider = default_provider()
-    unique_id = nccl.get_unique_id(provider)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(NRANKS, mp_context=spawn) as processes:
-        for line in processes.map(run, range(NRANKS), repeat(unique_id), repeat(provider)):
-            print(line)
+    source, data = xp.zeros(COUNT, "float32"), xp.empty(COUNT, "float32")
+    make = make_cupy_step if on_gpu else make_numpy_step
+    step = make(comm, data, source)
+    for i in range(STEPS):
+        own = np.arange(COUNT, dtype=np.float32) % (7 + i)
+        source[...] = xp.asarray(own)
+        if on_gpu:
+            xp.cuda.get_current_stream().synchronize()  # the graph has its own stream
+        step()
+        total = sum(own * np.float32(0.5 * (r + 1)) for r in range(NRANKS))
+        got = data.get() if on_gpu else data
+        np.testing.assert_allclose(got, np.maximum(total - 3, 0), rtol=1e-6)
+    del step  # the graph must be destroyed before the communicator that it uses
+    return f"rank {rank.rank} of {NRANKS}: relu(sum of scaled arrays - 3) is right in {STEPS} steps"
 
 
 if __name__ == "__main__":
-    main()
+    for line in launch(NRANKS, run, provider=default_provider()):
+        print(line)

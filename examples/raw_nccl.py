@@ -14,15 +14,13 @@ rank 0 of 2: broadcast [1.0, 2.0, 3.0, 4.0], maximum [1.0, 20.0, 3.0, 40.0]
 rank 1 of 2: broadcast [1.0, 2.0, 3.0, 4.0], maximum [1.0, 20.0, 3.0, 40.0]
 """
 
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 
 import torch
 
 from pynccl import raw
 from pynccl.libraries import default_provider
+from pynccl.testing import Rank, launch
 
 # Lets ranks share a GPU if there are fewer GPUs than ranks (NCCL 2.30 and newer).
 os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
@@ -30,23 +28,23 @@ os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 NRANKS = 2
 
 
-def run(rank: int, unique_id: raw.UniqueId, provider: str) -> str:
-    lib = raw.load(provider)
+def run(rank: Rank, unique_id: raw.UniqueId) -> str:
+    lib = raw.load(rank.provider)
     device, stream = torch.device("cpu"), 0  # on CPUs stream 0 is the calling thread
-    if provider == "cuda":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
+    if rank.device is not None:
+        device = torch.device("cuda", rank.device)
         torch.cuda.set_device(device)  # NCCL uses the thread's current device
         stream = torch.cuda.current_stream().cuda_stream
 
-    comm = lib.ncclCommInitRank(NRANKS, unique_id, rank)
+    comm = lib.ncclCommInitRank(NRANKS, unique_id, rank.rank)
     own, nranks = lib.ncclCommUserRank(comm), lib.ncclCommCount(comm)
 
-    tensor = torch.arange(1.0, 5.0, device=device) * (1 if rank == 0 else 0)
+    tensor = torch.arange(1.0, 5.0, device=device) * (1 if own == 0 else 0)
     address, count = tensor.data_ptr(), tensor.numel()
     lib.ncclBroadcast(address, address, count, raw.ncclFloat32, 0, comm, stream)
     received = tensor.tolist()
 
-    tensor[rank::2] *= 10 * rank or 1
+    tensor[own::2] *= 10 * own or 1
     lib.ncclAllReduce(address, address, count, raw.ncclFloat32, raw.ncclMax, comm, stream)
     maximum = tensor.tolist()
 
@@ -55,15 +53,8 @@ def run(rank: int, unique_id: raw.UniqueId, provider: str) -> str:
     return f"rank {own} of {nranks}: broadcast {received}, maximum {maximum}"
 
 
-def main() -> None:
+if __name__ == "__main__":
     provider = default_provider()
     unique_id = raw.load(provider).ncclGetUniqueId()
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["torch"])  # once, for all ranks
-    with ProcessPoolExecutor(NRANKS, mp_context=forks) as processes:
-        for line in processes.map(run, range(NRANKS), repeat(unique_id), repeat(provider)):
-            print(line)
-
-
-if __name__ == "__main__":
-    main()
+    for line in launch(NRANKS, run, (unique_id,), provider=provider, unique_ids=0):
+        print(line)

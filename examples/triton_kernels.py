@@ -13,17 +13,15 @@ rank 0 of 2: relu(sum of scaled tensors - 3) is right in 3 steps
 rank 1 of 2: relu(sum of scaled tensors - 3) is right in 3 steps
 """
 
-import multiprocessing
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 
 import numpy as np
 import torch
 
 from pynccl import nccl
 from pynccl.libraries import default_provider
+from pynccl.testing import Rank, launch
 
 if default_provider() == "host":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are defined
@@ -83,35 +81,28 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def run(rank: int, unique_id: nccl.UniqueId, provider: str) -> str:
-    device = torch.device("cpu")
-    if provider == "cuda":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
+def run(rank: Rank) -> str:
+    comm, device = rank.comm, torch.device("cpu")
+    if rank.device is not None:
+        device = torch.device("cuda", rank.device)
         torch.cuda.set_device(device)
-    with nccl.Communicator(NRANKS, unique_id, rank, provider=provider, device=device) as comm:
-        source = torch.zeros(COUNT, device=device)
-        data = torch.empty_like(source)
-        step = make_step(comm, data, source)
-        if provider == "cuda":
-            step = captured(step)
-        for i in range(STEPS):
-            own = np.arange(COUNT, dtype=np.float32) % (7 + i)
-            source.copy_(torch.from_numpy(own))
-            step()
-            total = sum(own * np.float32(0.5 * (r + 1)) for r in range(NRANKS))
-            np.testing.assert_allclose(data.cpu().numpy(), np.maximum(total - 3, 0), rtol=1e-6)
-        del step  # the graph must be destroyed before the communicator that it uses
-        return f"rank {rank} of {NRANKS}: relu(sum of scaled tensors - 3) is right in {STEPS} steps"
-
-
-def main() -> None:
-    provider = default_provider()
-    unique_id = nccl.get_unique_id(provider)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(NRANKS, mp_context=spawn) as processes:
-        for line in processes.map(run, range(NRANKS), repeat(unique_id), repeat(provider)):
-            print(line)
+    source = torch.zeros(COUNT, device=device)
+    data = torch.empty_like(source)
+    step = make_step(comm, data, source)
+    if rank.device is not None:
+        step = captured(step)
+    for i in range(STEPS):
+        own = np.arange(COUNT, dtype=np.float32) % (7 + i)
+        source.copy_(torch.from_numpy(own))
+        step()
+        total = sum(own * np.float32(0.5 * (r + 1)) for r in range(NRANKS))
+        np.testing.assert_allclose(data.cpu().numpy(), np.maximum(total - 3, 0), rtol=1e-6)
+    del step  # the graph must be destroyed before the communicator that it uses
+    return (
+        f"rank {rank.rank} of {NRANKS}: relu(sum of scaled tensors - 3) is right in {STEPS} steps"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    for line in launch(NRANKS, run, provider=default_provider()):
+        print(line)
