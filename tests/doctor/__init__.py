@@ -1,1 +1,1 @@
-"""Tests of ``pynccl doctor`` and of the advice of ``pynccl info``."""
+"""Tests of ``pynccl doctor``."""

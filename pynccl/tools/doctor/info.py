@@ -1,4 +1,4 @@
-"""``pynccl info``: providers, libraries, versions, devices, packages and settings."""
+"""``pynccl info``: providers, libraries, versions, devices and settings."""
 
 from __future__ import annotations
 
@@ -12,27 +12,18 @@ from pynccl import _C
 from pynccl._internal import installation
 from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.parameters import params
-from pynccl.tools.doctor import machine, packages
-from pynccl.tools.doctor.library import Facts, advise, describe
+from pynccl.tools.doctor.library import Facts, describe
 
 __all__ = ["add_arguments", "run"]
 
 
 def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) lines that describe one provider, and advice on missing parts."""
+    """Yield (label, text) lines that describe one provider."""
     if facts.path:
         yield "library", f"{facts.path} ({facts.reason})"
     if facts.error:
         yield "library", f"not usable: {facts.error}"
-    else:
-        yield from _library_lines(facts)
-    present = machine.has_nvidia_device()
-    for finding in advise(facts, required=False, device_present=present):
-        if finding.advice:
-            yield "to do", finding.advice
-
-
-def _library_lines(facts: Facts) -> Iterator[tuple[str, str]]:
+        return
     yield "version", f"{_C.version_text(facts.version)} ({facts.version})"
     header = _C.version_text(_C.ncclConfig_t().version).rpartition(".")[0]
     present = facts.functions - len(facts.missing)
@@ -66,13 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"default provider: {default_provider()}")
     for provider in PROVIDERS:
         print(f"\nprovider {provider}")
-        for label, text in _lines(describe(provider, with_parameters=False)):
+        for label, text in _lines(describe(provider)):
             print(f"  {label:<12} {text}")
-    print("\npackages")
-    for finding in packages.examine(device_present=machine.has_nvidia_device()):
-        print(f"  {finding.text}")
-        if finding.advice:
-            print(f"  {'to do':<12} {finding.advice}")
     print("\nparameters of provider host", flush=True)
     found = params("host")
     if arguments.all:

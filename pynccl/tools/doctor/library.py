@@ -10,8 +10,6 @@ import ctypes
 import importlib.metadata
 import itertools
 import os
-import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,7 +56,7 @@ class Facts:
         driver_error: why the driver cannot be used, or "".
         devices: the names of the devices.
         apart: pairs of GPUs that cannot access each other's memory; None if unknown.
-        parameters: the library's documented parameters, with their descriptions.
+        parameters: the names of the library's documented parameters.
         wrong: the library's messages about parameters whose values it rejects.
     """
 
@@ -75,7 +73,7 @@ class Facts:
     driver_error: str = ""
     devices: list[str] = field(default_factory=list)
     apart: list[tuple[int, int]] | None = None
-    parameters: dict[str, str] = field(default_factory=dict)
+    parameters: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -84,13 +82,11 @@ class Facts:
         return not self.error and not self.driver_error and bool(self.devices)
 
 
-def describe(provider: str, *, with_parameters: bool = True) -> Facts:
+def describe(provider: str) -> Facts:
     """Load a provider's library and driver, and query them.
 
     Args:
         provider: "cuda" or "host".
-        with_parameters: also list the library's parameters. This redirects the standard output of
-            the process for a moment, so it must not be used in a process with other threads.
     """
     facts = Facts(provider)
     try:
@@ -112,8 +108,14 @@ def describe(provider: str, *, with_parameters: bool = True) -> Facts:
             facts.apart = _apart(library.driver_path, len(facts.devices))
     except (LibraryNotFoundError, DriverError, NcclError) as error:
         facts.driver_error = str(error)
-    if with_parameters and library.memory == "host":
-        facts.parameters, facts.wrong = _parameters(provider)
+    if library.memory == "host":
+        values = params(provider)
+        facts.parameters = list(values)
+        for name in facts.parameters:
+            try:
+                values[name]
+            except NcclError as error:
+                facts.wrong.append(str(error))
     return facts
 
 
@@ -131,27 +133,6 @@ def _apart(driver: str, count: int) -> list[tuple[int, int]] | None:
         if not answer.value:
             apart.append((one, other))
     return apart
-
-
-def _parameters(provider: str) -> tuple[dict[str, str], list[str]]:
-    """The parameters of hostnccl with their descriptions, and its messages about wrong values."""
-    found, wrong = params(provider), []
-    for key in found:
-        try:
-            found[key]
-        except NcclError as error:
-            wrong.append(str(error))
-    with tempfile.TemporaryFile("w+") as file:
-        own = os.dup(1)
-        os.dup2(file.fileno(), 1)
-        try:
-            found.dump()  # as far as the first wrong value
-        finally:
-            os.dup2(own, 1)
-            os.close(own)
-        file.seek(0)
-        described = dict(re.findall(r"^(\w+) \([^)]*\) (.*)$", file.read(), re.MULTILINE))
-    return {key: described.get(key, "a parameter of hostnccl") for key in found}, wrong
 
 
 def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Finding]:

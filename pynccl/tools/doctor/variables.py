@@ -42,14 +42,6 @@ PYNCCL: Final = {
     "PYNCCL_WERROR": "read by the build: warnings are errors",
 }
 
-# Names that torch gave to its own settings before TORCH_NCCL_*; NCCL and pynccl do not read them.
-_OF_TORCH = {
-    "NCCL_ASYNC_ERROR_HANDLING",
-    "NCCL_BLOCKING_WAIT",
-    "NCCL_DESYNC_DEBUG",
-    "NCCL_ENABLE_TIMING",
-}
-
 _DOCUMENTATION = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _NAMES = re.compile(rb"NCCL_[A-Z0-9_]+(?=\0)")  # of variables, in a libnccl.so.2
 
@@ -76,13 +68,15 @@ def examine(
             libnccl.so.2.
         files: NCCL's configuration files.
     """
-    described = {name: text for one in facts for name, text in one.parameters.items()}
+    of_host = [name for one in facts for name in one.parameters]
     ours = sorted(name for name in environment if name.startswith(_OURS))
     with_nccl = any(name.startswith("NCCL_") for name in ours)
     library = next((one.path for one in facts if one.provider == "cuda" and not one.error), "")
     read = _names(library) if with_nccl else set()
-    known = {**dict.fromkeys(read, "a variable of NCCL"), **described, **PYNCCL}
-    loaded = {"NCCL": bool(read), "HOSTNCCL": bool(described), "PYNCCL": True}
+    known = dict.fromkeys(read, "a variable of NCCL")
+    known |= dict.fromkeys(of_host, "a parameter of hostnccl (`pynccl info --all` describes it)")
+    known |= PYNCCL
+    loaded = {"NCCL": bool(read), "HOSTNCCL": bool(of_host), "PYNCCL": True}
     for name in ours:
         yield _variable_finding(name, environment[name], known, loaded)
     if not ours:
@@ -109,9 +103,6 @@ def _variable_finding(
         text = known[name]
     elif _TEST_VARIABLES.fullmatch(name):
         text = "used by pynccl's own tests"
-    elif name in _OF_TORCH:
-        text = f"torch's old name for TORCH_{name}; NCCL and pynccl do not read it"
-        level, advice = "note", f"unset {name}"
     elif not loaded[reader]:
         text, level = f"a variable of {who}, which was not loaded", "note"
     else:
