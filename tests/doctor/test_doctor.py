@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from pynccl import nccl
 from pynccl.testing import Rank
 from pynccl.tools.doctor import Diagnosis, Finding, diagnose
 from pynccl.tools.doctor import ranks as doctor_ranks
@@ -155,7 +154,7 @@ def test_wrong_arguments() -> None:
 # Programs of faulty ranks, which replace the usual one.
 
 
-def _hang(rank: Rank, _: bytes) -> float:
+def _hang(rank: Rank) -> float:
     rank.report("starting")
     Path(os.environ["DOCTOR_TEST_FOLDER"], str(rank.rank)).write_text(str(os.getpid()))
     if rank.rank == 1:
@@ -164,9 +163,9 @@ def _hang(rank: Rank, _: bytes) -> float:
     return 0.0
 
 
-def _die(rank: Rank, unique_id: bytes) -> float:
+def _die(rank: Rank) -> float:
     rank.report("starting")
-    comm = nccl.Communicator(2, unique_id, rank.rank, provider="host")
+    comm = rank.communicator()
     rank.report("creating a communicator")
     if rank.rank == 0:
         os.kill(os.getpid(), getattr(signal, os.environ["DOCTOR_TEST_SIGNAL"]))
@@ -174,13 +173,13 @@ def _die(rank: Rank, unique_id: bytes) -> float:
     return 0.0
 
 
-def _nonsense(rank: Rank, unique_id: bytes) -> float:
+def _nonsense(rank: Rank) -> float:
     doctor_ranks._Transfer.write = (  # type: ignore[method-assign]
         lambda self, buffer, value, write=doctor_ranks._Transfer.write: write(
             self, buffer, value * 2
         )
     )
-    return doctor_ranks.exchange(rank, unique_id)
+    return doctor_ranks.exchange(rank)
 
 
 def _with(program: doctor_ranks.Program, timeout: float = 30) -> list[Finding]:
@@ -226,18 +225,15 @@ def test_wrong_results() -> None:
     assert "all_reduce returned wrong data: 262144 of 262144 elements are not 3" in problem.text
 
 
-def test_output_of_the_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_the_ranks(tmp_path: Path) -> None:
     """The report has the standard output for itself, even if NCCL prints (NCCL_DEBUG=INFO)."""
-    assert _with(_talk) == []
-    captured = capfd.readouterr()
-    assert "on the standard output" not in captured.out
-    assert captured.err.count("on the standard output") == 2
-
-
-def _talk(rank: Rank, unique_id: bytes) -> float:
-    result = doctor_ranks.exchange(rank, unique_id)
-    os.write(1, b"on the standard output\n")
-    return result
+    talk = "import os, sys\nif '-c' in sys.orig_argv: os.write(1, b'on the standard output\\n')\n"
+    (tmp_path / "sitecustomize.py").write_text(talk)
+    env = _environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
+    code, found, errors = _run(env, "--provider", "host")
+    assert code == 0, found
+    assert errors.count("on the standard output") == 3  # of the library's process and two ranks
 
 
 def test_the_report() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
+from collections.abc import Iterator
 
 from pynccl.libraries import PROVIDERS
 from pynccl.tools.doctor.diagnosis import TIMEOUT, diagnose
@@ -36,9 +39,22 @@ def run(arguments: argparse.Namespace) -> int:
         The exit status: 0 without problems, 1 with problems, 2 for wrong arguments.
     """
     try:
-        found = diagnose(arguments.provider, arguments.timeout)
+        with _library_output_on_stderr():
+            found = diagnose(arguments.provider, arguments.timeout)
     except ValueError as error:
         print(f"pynccl doctor: {error}", file=sys.stderr)
         return 2
     print(json.dumps(found.json(), indent=2) if arguments.json else found.text())
     return 1 if found.problems else 0
+
+
+@contextlib.contextmanager
+def _library_output_on_stderr() -> Iterator[None]:
+    """Keep the standard output for the report: NCCL prints to it (NCCL_DEBUG=INFO)."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pynccl import _C, nccl
 from pynccl.testing import Launcher, LaunchError, Outcome, Rank
@@ -34,7 +33,7 @@ _ADVICE = {
     "HOSTNCCL_": "unset the variable or correct its value",
 }
 
-Program = Callable[[Rank, bytes], float]  # returns the seconds of one all_reduce
+Program = Callable[[Rank], float]  # returns the seconds of one all_reduce
 
 
 @dataclass
@@ -65,9 +64,7 @@ def find(provider: str, timeout: float) -> Facts:
 
 
 def _describe(_: Rank, provider: str) -> Facts:
-    # NCCL prints to standard output.
-    with contextlib.redirect_stdout(None):
-        return describe(provider)
+    return describe(provider)
 
 
 def check(facts: Facts, timeout: float, program: Program | None = None) -> Iterator[Finding]:
@@ -110,24 +107,18 @@ def _run(
 ) -> _Result:
     steps: dict[int, list[str]] = {rank: [] for rank in range(_RANKS)}
     with Launcher() as launcher:
-        # The process that created the unique id must live while ranks connect: it becomes rank 0.
-        own = None if env is None else env[:1]
-        options: dict[str, Any] = {"provider": facts.provider, "unique_ids": 0}
         try:
-            unique_id = launcher.launch(
-                1, _unique_id, **options, timeout=_TO_START * timeout, env=own
-            )[0]
-        except LaunchError as error:
+            run = launcher.start(
+                _RANKS,
+                program,
+                provider=facts.provider,
+                timeout=_TO_START * timeout,
+                grace=1.0,
+                env=env,
+            )
+        except LaunchError as error:  # the unique id
             return _Result(error.outcomes, steps)
-        with launcher.start(
-            _RANKS,
-            program,
-            (unique_id,),
-            **options,
-            timeout=_TO_START * timeout,
-            grace=1.0,
-            env=env,
-        ) as run:
+        with run:
             with contextlib.suppress(LaunchError):
                 for rank, step in enumerate(run.gather_reports()):
                     steps[rank].append(step)
@@ -140,17 +131,7 @@ def _run(
     return _Result(outcomes, steps)
 
 
-def _unique_id(rank: Rank) -> bytes:
-    _silence()
-    return bytes(nccl.get_unique_id(rank.provider))
-
-
-def _silence() -> None:
-    """Redirect library output to standard error: standard output carries the report."""
-    os.dup2(2, 1)
-
-
-def exchange(rank: Rank, unique_id: bytes) -> float:
+def exchange(rank: Rank) -> float:
     """Run on each rank: exchange data, reporting each step.
 
     Returns:
@@ -159,12 +140,9 @@ def exchange(rank: Rank, unique_id: bytes) -> float:
     Raises:
         RuntimeError: a result is wrong.
     """
-    _silence()
     rank.report("starting")
     size, own = rank.world_size, rank.rank
-    with nccl.Communicator(
-        size, unique_id, own, provider=rank.provider, device=rank.device
-    ) as comm:
+    with rank.communicator() as comm:
         rank.report("creating a communicator")
         stream = nccl.Stream(rank.provider, device=rank.device)
         sent, got = comm.mem_alloc(_COUNT, "float32"), comm.mem_alloc(_COUNT, "float32")
