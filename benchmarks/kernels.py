@@ -16,9 +16,9 @@ __all__ = [
     "OWN",
     "CpuKernels",
     "GpuKernels",
-    "Nvrtc",
     "c_compiler",
     "compile_for_cpus",
+    "compile_for_gpus",
     "shared_library",
     "source",
 ]
@@ -70,43 +70,27 @@ def compile_for_cpus(folder: Path) -> Path:
     return shared_library(file, folder, *options, compiler=os.environ.get("CXX", "c++"))
 
 
-class Nvrtc:
-    """NVIDIA's run-time compiler for CUDA C++, which needs no GPU."""
+def compile_for_gpus(source: str, architecture: int, *options: str) -> bytes:
+    """Return machine code (a cubin) for an architecture, by CuPy's NVRTC, which needs no GPU.
 
-    def __init__(self) -> None:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
+    Args:
+        source: the program, in CUDA C++.
+        architecture: 90 for sm_90.
+        *options: options of the compiler.
 
-        self._library = ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    Raises:
+        ValueError: the source does not compile; the text is the compiler's log.
+    """
+    from cupy.cuda import nvrtc
 
-    def compile(self, source: str, architecture: int, *options: str) -> bytes:
-        """Return machine code (a cubin) for an architecture.
-
-        Args:
-            source: the program.
-            architecture: 90 for sm_90.
-            *options: options of the compiler.
-
-        Raises:
-            ValueError: the source does not compile; the text is the compiler's log.
-        """
-        program, lib = ctypes.c_void_p(), self._library
-        code = lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
-        _check("nvrtcCreateProgram", code)
-        try:
-            words = [f"--gpu-architecture=sm_{architecture}", *options]
-            array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-            if lib.nvrtcCompileProgram(program, len(words), array) != 0:
-                raise ValueError(self._fetch(program, "ProgramLog").decode())
-            return self._fetch(program, "CUBIN")
-        finally:
-            lib.nvrtcDestroyProgram(ctypes.byref(program))
-
-    def _fetch(self, program: ctypes.c_void_p, what: str) -> bytes:
-        size = ctypes.c_size_t()
-        _check(what, self._library[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
-        buffer = ctypes.create_string_buffer(size.value)
-        _check(what, self._library[f"nvrtcGet{what}"](program, buffer))
-        return buffer.raw
+    program = nvrtc.createProgram(source, "", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"--gpu-architecture=sm_{architecture}", *options))
+        return bytes(nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as error:
+        raise ValueError(nvrtc.getProgramLog(program)) from error
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 class CpuKernels:
@@ -153,7 +137,7 @@ class GpuKernels:
             parts.append(value.value)
         self._module = ctypes.c_void_p()
         options = (*headers.options("nvrtc"), f"-I{FOLDER}")
-        cubin = Nvrtc().compile(source(), 10 * parts[0] + parts[1], *options)
+        cubin = compile_for_gpus(source(), 10 * parts[0] + parts[1], *options)
         self._call("cuModuleLoadData", ctypes.byref(self._module), cubin)
         self._functions: dict[str, ctypes.c_void_p] = {}
         address, size, version = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
@@ -179,9 +163,5 @@ class GpuKernels:
         self._call("cuLaunchKernel", function, *grid, ctypes.c_void_p(stream), pointers, None)
 
     def _call(self, name: str, *arguments: object) -> None:
-        _check(name, self._driver[name](*arguments))
-
-
-def _check(name: str, code: int) -> None:
-    if code:
-        raise RuntimeError(f"{name} failed with {code}")
+        if code := self._driver[name](*arguments):
+            raise RuntimeError(f"{name} failed with {code}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
-from benchmarks.kernels import Nvrtc
+from benchmarks.kernels import compile_for_gpus
 from tests.device import builds
 from tests.support.commands import run_command
 from tests.support.tier import FULL
@@ -45,7 +45,7 @@ def _by_nvrtc(source: str, version: int, architecture: int) -> bytes:
         pytest.skip("CUDA's headers are not complete: install a toolkit or run `make abi`")
     shims = f"-I{pynccl.get_include()}/pynccl/device/nvrtc"
     options = ["-default-device", *builds.own_includes(), shims, f"-I{_HEADERS[version]}", *cuda]
-    return Nvrtc().compile(source, architecture, *options)
+    return compile_for_gpus(source, architecture, *options)
 
 
 @pytest.mark.parametrize(("version", "architecture"), _TARGETS)

@@ -12,16 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kernels import Nvrtc
+from benchmarks.kernels import compile_for_gpus
 from tests.support.commands import run_python
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _ARCHITECTURES = [80, 90, 100]
-
-
-@pytest.fixture(scope="module")
-def nvrtc() -> Nvrtc:
-    return Nvrtc()
 
 
 def _cupy_source() -> str:
@@ -33,21 +28,21 @@ def _cupy_source() -> str:
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
-def test_raw_kernels_compile(nvrtc: Nvrtc, architecture: int) -> None:
-    code = nvrtc.compile(_cupy_source(), architecture)
+def test_raw_kernels_compile(architecture: int) -> None:
+    code = compile_for_gpus(_cupy_source(), architecture)
     assert code.startswith(b"\x7fELF")
     assert {b"scale", b"bias_relu"} <= set(re.findall(rb"\.text\.(\w+)", code))
 
 
 @pytest.mark.parametrize("architecture", _ARCHITECTURES)
-def test_kernel_of_the_extension_compiles(nvrtc: Nvrtc, architecture: int) -> None:
+def test_kernel_of_the_extension_compiles(architecture: int) -> None:
     source = (_EXAMPLES / "cpp_extension" / "scale.cu").read_text()
-    assert b".text.scale_kernel" in nvrtc.compile(source, architecture)
+    assert b".text.scale_kernel" in compile_for_gpus(source, architecture)
 
 
-def test_compiler_errors_are_reported(nvrtc: Nvrtc) -> None:
+def test_compiler_errors_are_reported() -> None:
     with pytest.raises(ValueError, match="factors"):
-        nvrtc.compile(_cupy_source().replace("*= factor;", "*= factors;"), 90)
+        compile_for_gpus(_cupy_source().replace("*= factor;", "*= factors;"), 90)
 
 
 _COMPILE_TRITON = """
