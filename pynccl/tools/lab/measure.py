@@ -27,7 +27,7 @@ __all__ = ["overlap"]
 
 _LEAST_ROUNDS = 3
 _SLOWED = 1.05  # a slowdown that is worth explaining
-_ORDERED = ("same stream", "default stream", "synchronisation")
+_ORDERED = ("same stream", "default stream", "synchronisation", "event")
 
 
 def overlap(
@@ -140,7 +140,7 @@ def overlap(
         slowed = max(row.communication_slowdown, row.compute_slowdown) > _SLOWED
         if slowed and measured(found).verdict.reason not in _ORDERED:
             seconds = row.communication_lane.median
-            found = probes.contention(found, (compute, communicate), seconds, loads)
+            found = probes.contention(found, communicate, seconds, loads)
         return measured(found)
 
 

@@ -161,17 +161,15 @@ class Probes:
     def contention(
         self,
         evidence: Evidence,
-        functions: tuple[Enqueue, Enqueue],
+        communicate: Enqueue,
         seconds: float,
         loads: tuple[Enqueue, Enqueue] | None,
     ) -> Evidence:
-        """Measure the communication beside the compute, a memory-bound and a compute-bound load.
-
-        Beside the compute it is called first, so that it does not wait for the compute's events.
+        """Measure the communication beside a memory-bound and a compute-bound load.
 
         Args:
             evidence: the results so far.
-            functions: the two that enqueue the compute and the communication.
+            communicate: enqueues the communication.
             seconds: duration of the communication alone, between its events.
             loads: the two loads; None creates them.
 
@@ -187,21 +185,11 @@ class Probes:
                 load(self._steps.compute)  # the first call is slower
                 fit(load, _COVER * seconds, comm, self._steps.compute)
             loads = made[0], made[1]
-        compute, communicate = functions
-        each = (
-            Step(None, communicate),
-            Step(compute, communicate, first="communication"),
-            *(Step(load, communicate) for load in loads),
-        )
+        each = (Step(None, communicate), *(Step(load, communicate) for load in loads))
         rounds = [self._lengths(each) for _ in range(5 if seconds < _LONG else 3)]
         alone, *beside = (statistics.median(column) for column in zip(*rounds, strict=True))
-        slowdowns = [length / max(alone, 1e-9) for length in beside]
-        return dataclasses.replace(
-            evidence,
-            beside_compute=slowdowns[0],
-            beside_memory=slowdowns[1],
-            beside_arithmetic=slowdowns[2],
-        )
+        memory, arithmetic = (length / max(alone, 1e-9) for length in beside)
+        return dataclasses.replace(evidence, beside_memory=memory, beside_arithmetic=arithmetic)
 
     def _lengths(self, steps: Sequence[Step]) -> list[float]:
         lengths = []

@@ -60,8 +60,6 @@ class Evidence:
             "communication" or "both".
         waits: which function's work waits for an event of the other one, even while no work of the
             other runs: "compute", "communication" or "both".
-        beside_compute: the slowdown of the communication beside the compute, called first so that
-            it waits for none of the compute's events.
         beside_memory: the slowdown of the communication beside a memory-bound load.
         beside_arithmetic: the slowdown of the communication beside a compute-bound load.
         first: which function is called first in a step: "compute" or "communication".
@@ -71,7 +69,6 @@ class Evidence:
     default_stream: str | None = None
     synchronises: str | None = None
     waits: str | None = None
-    beside_compute: float | None = None
     beside_memory: float | None = None
     beside_arithmetic: float | None = None
     first: str = "compute"
@@ -128,15 +125,6 @@ def _contention(evidence: Evidence, provider: str, slowdown: float) -> tuple[Rea
         reason = "memory bandwidth"
     beside = f"{memory:.2f} times beside memory-bound, {arithmetic:.2f} beside compute-bound work"
     return reason, f"{reason} ({beside})"
-
-
-def _besides(evidence: Evidence, provider: str) -> str:
-    """The text to append if an event is the reason and contention may be another."""
-    slowdown = evidence.beside_compute or 0.0
-    contended = _contention(evidence, provider, slowdown) if slowdown >= _SLOWED else None
-    if contended is None:
-        return ""
-    return f"; also {slowdown:.2f} times slower due to contention: {contended[1]}"
 
 
 def _overlapped(compute: float, communication: float, both: float) -> float:
@@ -262,9 +250,7 @@ def classify(
     hidden = _hidden(*times)
     interval = interval or (hidden, hidden)
     structure = _structure(evidence)
-    if structure[0] == "event":
-        structure = "event", structure[1] + _besides(evidence, provider)
-    elif lanes is not None and not _holds_back(lanes, *times[:2]):
+    if structure[0] != "event" and lanes is not None and not _holds_back(lanes, *times[:2]):
         structure = "", ""
     if (repeats := rounds_to_decide(*times, interval, rounds)) is not None:
         return _not_certain(interval, repeats, structure if hidden < _HIDDEN else ("", ""))
