@@ -201,27 +201,6 @@ def _jax() -> Iterator[Row]:
     yield _all_reduce_of("pynccl Communicator, JAX array, out=", array, out=out)
 
 
-def _cupy_array() -> Iterator[Row]:
-    """An array at an address that is not accessed, over a no-op driver in place of CUDA's.
-
-    CuPy then has no device and no current stream, so the row passes a stream.
-    """
-    import cupy
-
-    path = noop.library(device=True)
-    ctypes.CDLL(str(path))  # from now on it is libcuda.so.1
-    comm = nccl.Communicator(_NRANKS, bytes(128), 0, provider=str(path), device=0)
-    memory = cupy.cuda.UnownedMemory(4096, 32, None, device_id=0)
-    array = cupy.ndarray((8,), cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
-    yield _row(
-        "pynccl Communicator, CuPy array, stream=0",
-        ALL_REDUCE,
-        "all_reduce(array, stream=0)",
-        all_reduce=comm.all_reduce,
-        array=array,
-    )
-
-
 def _mpi4py() -> Iterator[Row]:
     """A world of one rank, because there is no no-op MPI."""
     import numpy as np
@@ -447,8 +426,7 @@ def _vllm() -> Iterator[Row]:
     )
 
 
-# The function that creates the rows, its module, and the command that installs it. "cupy arrays" is
-# last, because it loads a driver.
+# The function that creates the rows, its module, and the command that installs it.
 _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
     "pynccl": (_pynccl, "pynccl", "make"),
     "arrays": (_arrays, "numpy", "pip install numpy"),
@@ -464,7 +442,6 @@ _PEERS: dict[str, tuple[Callable[[], Iterator[Row]], str, str]] = {
     "wrapper": (_wrapper, "pynccl.compat.vllm", "make"),
     "vllm": (_vllm, "vllm", "run this with build/integrations/vllm/bin/python"),
     "mpi4py": (_mpi4py, "mpi4py", "pip install mpi4py mpich"),
-    "cupy arrays": (_cupy_array, "cupy", "pip install cupy-cuda13x"),
 }
 
 LIBRARIES = tuple(_PEERS)

@@ -2,9 +2,6 @@
 
     python -m tools.noop          # prints its path
 
-With device=True the library works on device memory: its stream calls and its file have the names of
-libcuda.so.1.
-
 Benchmarks of the binding and some tests load it in place of NCCL. It is not part of the wheel. It
 is built on first use and cached in build/noop until its sources or the compiler change.
 """
@@ -14,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -40,11 +36,8 @@ _TIMEOUT = 300.0  # seconds
 
 
 @functools.cache
-def library(*, device: bool = False) -> Path:
+def library() -> Path:
     """Return the path of libnoopnccl.so, after building it if needed.
-
-    Args:
-        device: whether it works on device memory and is its own driver once loaded.
 
     Raises:
         RuntimeError: there is no C++ compiler, or it fails.
@@ -53,18 +46,17 @@ def library(*, device: bool = False) -> Path:
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         raise RuntimeError("libnoopnccl.so cannot be built: there is no C++ compiler")
-    flags = [*_FLAGS, *(_as_driver() if device else ())]
-    digest = hashlib.sha256(repr((compiler, flags)).encode())
+    digest = hashlib.sha256(repr((compiler, _FLAGS)).encode())
     for folder in ("noop", "abi"):
         for path in sorted((_ROOT / "csrc" / folder).iterdir()):
-            if path.suffix in (".cpp", ".h", ".inc", ".map"):
+            if path.suffix in (".cpp", ".h", ".inc"):
                 digest.update(path.read_bytes())
     target = _ROOT / "build" / "noop" / digest.hexdigest()[:16] / "libnoopnccl.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         # Built under a temporary name, because several processes may build it at once.
         part = target.with_name(f"{os.getpid()}.part")
-        command = [compiler, *flags, *(f"csrc/{source}" for source in _SOURCES), "-o", str(part)]
+        command = [compiler, *_FLAGS, *(f"csrc/{source}" for source in _SOURCES), "-o", str(part)]
         done = subprocess.run(
             command, cwd=_ROOT, capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
@@ -74,14 +66,6 @@ def library(*, device: bool = False) -> Path:
             )
         part.replace(target)
     return target
-
-
-def _as_driver() -> list[str]:
-    """Linker flags that give the stream calls their libcuda.so.1 names."""
-    text = (_ROOT / "csrc" / "abi" / "driver_functions.inc").read_text()
-    names = re.findall(r"^FUNCTION\((\w+), \w+, (\w+)", text, re.MULTILINE)
-    aliases = [f"-Wl,--defsym={symbol}=host{name}" for symbol, name in names]
-    return ["-Wl,-soname,libcuda.so.1", "-Wl,--version-script=csrc/noop/driver.map", *aliases]
 
 
 if __name__ == "__main__":
