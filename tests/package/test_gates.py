@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools import commits, trees
-from tools.mutate.__main__ import AREAS, chosen, without_effect
+from tools import commits
+from tools.mutate.__main__ import AREAS, ROOT, chosen, without_effect
 from tools.mutate.mutants import mutants
 
 _CPP = """\
@@ -84,20 +84,20 @@ def test_changes_of_python() -> None:
 
 @pytest.mark.parametrize("area", AREAS)
 def test_areas(area: str) -> None:
-    assert (trees.ROOT / area).is_dir()
-    assert all((trees.ROOT / path).exists() for path in AREAS[area])
+    assert (ROOT / area).is_dir()
+    assert all((ROOT / path).exists() for path in AREAS[area])
     changes = chosen(area, 20, 1)
     assert len(changes) == 20
     for mutant in changes:
-        source = (trees.ROOT / mutant.file).read_text()
+        source = (ROOT / mutant.file).read_text()
         assert mutant.apply(source) != source
 
 
 def test_changes_without_an_effect_exist() -> None:
-    listed = without_effect((trees.ROOT / "docs" / "quality.md").read_text())
+    listed = without_effect((ROOT / "docs" / "quality.md").read_text())
     assert listed
     for file, text in sorted(listed):
-        found = mutants(file, (trees.ROOT / file).read_text())
+        found = mutants(file, (ROOT / file).read_text())
         assert text in [one.text for one in found], f"docs/quality.md: {file}: {text}"
 
 

@@ -27,19 +27,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import pages, trees
+from tools import pages
 from tools.mutate.mutants import Mutant, mutants
 
-__all__ = ["AREAS", "Outcome", "chosen", "report", "without_effect"]
+__all__ = ["AREAS", "ROOT", "Outcome", "chosen", "report", "without_effect"]
 
-_FOLDER = trees.ROOT / "build" / "mutate"
+ROOT = Path(__file__).resolve().parents[2]
+_FOLDER = ROOT / "build" / "mutate"
 _TREE = _FOLDER / "tree"
 _CMAKE = _FOLDER / "cmake"
-_DOCUMENT = trees.ROOT / "docs" / "quality.md"
+_DOCUMENT = ROOT / "docs" / "quality.md"
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Debug",
     "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -D_GLIBCXX_ASSERTIONS",  # a wrong index ends the process
@@ -59,7 +60,8 @@ _WITH_GPU_CODE = (  # tested on the double, too
     "csrc/c10d",
     "pynccl/mirror",
 )
-_NEWER_TORCH = trees.ROOT / "build" / "torch-2.15.0" / "bin" / "python"  # of `make test-torch`
+_NEWER_TORCH = ROOT / "build" / "torch-2.15.0" / "bin" / "python"  # of `make test-torch`
+_BUILD_S = 3600
 _NO_TESTS = 5  # pytest's exit status if no test was selected
 
 
@@ -195,7 +197,7 @@ def _earlier() -> list[Outcome]:
     return [Outcome(**{**one, "mutant": Mutant(**one["mutant"])}) for one in found]
 
 
-def chosen(area: str, count: int, seed: int, root: Path = trees.ROOT) -> list[Mutant]:
+def chosen(area: str, count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
     """The changes selected by the seed, in file order, equally many per file."""
     rng = random.Random(seed)
     files = sorted(
@@ -229,7 +231,7 @@ def _test(area: str, seconds: float) -> tuple[str, float, str]:
         parts.append([sys.executable, *double, *AREAS[area]])
     if area in _WITH_NEWER_TORCH and _NEWER_TORCH.exists():
         parts.append([str(_NEWER_TORCH), "-m", "not gpu", *_WITH_NEWER_TORCH[area]])
-    env = trees.environment(PYTHONPATH=str(_TREE))
+    env = _environment(PYTHONPATH=str(_TREE))
     began = time.monotonic()
     path = _FOLDER / "tests.log"
     for python, *selected in parts:
@@ -257,7 +259,7 @@ def _build(area: str) -> bool:
     if not area.startswith("csrc/"):
         return True
     if area == "csrc/c10d":
-        env = trees.environment(PYTHONPATH=str(_TREE))
+        env = _environment(PYTHONPATH=str(_TREE))
         for python in filter(Path.exists, (Path(sys.executable), _NEWER_TORCH)):
             command = [str(python), "-m", "pynccl", "build-backend"]
             done = subprocess.run(command, check=False, cwd=_TREE, env=env, capture_output=True)
@@ -265,7 +267,7 @@ def _build(area: str) -> bool:
                 return False
         return True
     target = "hostnccl" if area.startswith("csrc/hostnccl") else "_C"
-    return trees.build(_TREE, _CMAKE, target)
+    return _build_copy(_TREE, _CMAKE, target)
 
 
 def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
@@ -394,15 +396,76 @@ def _kept(
 
 
 def _prepare() -> None:
-    trees.synchronise(_TREE)
+    _synchronise(_TREE)
     compile_backend = _TREE / "pynccl" / "c10d" / "compile.py"
     compile_backend.write_text(compile_backend.read_text().replace(*_BACKEND_FLAGS))
     # With ccache, undoing a change does not recompile its source.
     launcher = shutil.which("ccache")
     cached = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}"] if launcher else []
-    trees.configure(_TREE, _CMAKE, [*_OPTIONS, *cached])
-    if not trees.build(_TREE, _CMAKE):
+    _configure(_TREE, _CMAKE, [*_OPTIONS, *cached])
+    if not _build_copy(_TREE, _CMAKE):
         sys.exit((_CMAKE / "errors.log").read_text()[-4000:])
+
+
+def _synchronise(tree: Path) -> None:
+    """Make a folder a copy of the working tree. Unchanged files keep their timestamps."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.split("\0")  # fmt: skip
+    listed = tree / ".files"
+    known = set(listed.read_text().split("\n")) if listed.exists() else set()
+    current = {name for name in names if name and (ROOT / name).is_file()}
+    for name in known - current:
+        if name:
+            (tree / name).unlink(missing_ok=True)
+    for name in current:
+        source, target = ROOT / name, tree / name
+        content = source.read_bytes()
+        if not target.is_file() or target.read_bytes() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        target.chmod(source.stat().st_mode)
+    listed.write_text("\n".join(sorted(current)))
+
+
+def _environment(**variables: str) -> dict[str, str]:
+    """The environment for commands. cmake and ninja may be installed next to this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, **variables}
+
+
+def _configure(tree: Path, folder: Path, options: Sequence[str]) -> None:
+    """Configure the build of a copy."""
+    pybind11 = subprocess.run(
+        [sys.executable, "-m", "pybind11", "--cmakedir"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    command = ["cmake", "-S", str(tree), "-B", str(folder), "-G", "Ninja", *options]
+    command += [f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_PREFIX_PATH={pybind11}"]
+    _run(command, _environment())
+
+
+def _build_copy(tree: Path, folder: Path, target: str = "all") -> bool:
+    """Build a target of a copy and install it in place. Return whether it compiles."""
+    env = _environment()
+    jobs = str(os.cpu_count() or 1)
+    done = subprocess.run(
+        ["cmake", "--build", str(folder), "--parallel", jobs, "--target", target],
+        check=False, env=env, capture_output=True, text=True, timeout=_BUILD_S,
+    )  # fmt: skip
+    if done.returncode != 0:
+        (folder / "errors.log").write_text(done.stdout + done.stderr)
+        return False
+    _run(["cmake", "--install", str(folder), "--prefix", str(tree)], env)
+    return True
+
+
+def _run(command: Sequence[str], env: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        command, check=False, env=env, capture_output=True, text=True, timeout=_BUILD_S
+    )
+    if done.returncode != 0:
+        sys.exit(f"{done.stdout}{done.stderr}\n{' '.join(command)} failed")
 
 
 if __name__ == "__main__":
