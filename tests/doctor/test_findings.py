@@ -113,7 +113,6 @@ def _cuda(**facts: object) -> Facts:
         "driver": "/usr/lib/libcuda.so.1",
         "driver_version": 13000,
         "devices": ["A", "B"],
-        "apart": [],
     }
     return Facts("cuda", **{**whole, **facts})  # type: ignore[arg-type]
 
@@ -124,7 +123,6 @@ def test_a_working_provider() -> None:
     assert _about(found, "NCCL 2.28.0").text.endswith("/x/libnccl.so.2 (found)")
     assert _about(found, "driver for CUDA 13.0")
     assert _about(found, "GPUs: 0: A; 1: B")
-    assert _about(found, "(P2P)")
 
 
 @pytest.mark.parametrize(
@@ -206,12 +204,10 @@ def test_the_package_of_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert library._cuda_of("/other/libnccl.so.2") == ("/other/libnccl.so.2", 0)
 
 
-def test_no_devices_and_no_peer_access(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_devices_and_missing_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = list(advise(_cuda(devices=[]), required=True, device_present=False))
     assert (found[-1].level, found[-1].text) == ("problem", "the driver sees no GPU")
-    found = list(advise(_cuda(apart=[(0, 1)]), required=False, device_present=True))
-    assert "(P2P): 0 and 1;" in found[-1].text
     found = list(advise(_cuda(missing=["ncclX"] * 14), required=False, device_present=True))
     assert _about(found, "80 of the 94 functions").level == "note"
 

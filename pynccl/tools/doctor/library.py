@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -55,7 +54,6 @@ class Facts:
         driver_version: 13000 for CUDA 13.0.
         driver_error: why the driver cannot be used, or "".
         devices: the names of the devices.
-        apart: pairs of GPUs that cannot access each other's memory; None if unknown.
         parameters: the names of the library's documented parameters.
         wrong: the library's messages about parameters whose values it rejects.
     """
@@ -72,7 +70,6 @@ class Facts:
     driver_version: int = 0
     driver_error: str = ""
     devices: list[str] = field(default_factory=list)
-    apart: list[tuple[int, int]] | None = None
     parameters: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -104,8 +101,6 @@ def describe(provider: str) -> Facts:
         facts.devices = library.device_names()
         facts.driver = library.driver_path
         facts.driver_version = library.driver_version()
-        if library.memory == "device":
-            facts.apart = _apart(library.driver_path, len(facts.devices))
     except (LibraryNotFoundError, DriverError, NcclError) as error:
         facts.driver_error = str(error)
     if library.memory == "host":
@@ -117,22 +112,6 @@ def describe(provider: str) -> Facts:
             except NcclError as error:
                 facts.wrong.append(str(error))
     return facts
-
-
-def _apart(driver: str, count: int) -> list[tuple[int, int]] | None:
-    """The pairs of GPUs without peer access (cuDeviceCanAccessPeer)."""
-    try:
-        can_access = ctypes.CDLL(driver).cuDeviceCanAccessPeer
-    except AttributeError:
-        return None
-    apart = []
-    for one, other in itertools.combinations(range(count), 2):
-        answer = ctypes.c_int()
-        if can_access(ctypes.byref(answer), one, other):
-            return None
-        if not answer.value:
-            apart.append((one, other))
-    return apart
 
 
 def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Finding]:
@@ -177,7 +156,7 @@ def advise(facts: Facts, *, required: bool, device_present: bool) -> Iterator[Fi
 
 
 def _cuda_findings(area: str, lacking: partial[Finding], facts: Facts) -> Iterator[Finding]:
-    ok, note, problem = (partial(Finding, area, level) for level in LEVELS)
+    ok, _, problem = (partial(Finding, area, level) for level in LEVELS)
     cuda = f"{facts.driver_version // 1000}.{facts.driver_version % 1000 // 10}"
     package, needed = _cuda_of(facts.path)
     if facts.driver_version // 1000 < needed:
@@ -194,15 +173,6 @@ def _cuda_findings(area: str, lacking: partial[Finding], facts: Facts) -> Iterat
         return
     named = "; ".join(f"{i}: {name}" for i, name in enumerate(facts.devices))
     yield ok(f"GPUs: {named}")
-    if facts.apart:
-        pairs = ", ".join(f"{one} and {other}" for one, other in facts.apart)
-        yield note(
-            f"GPUs without access to each other's memory (P2P): {pairs}; NCCL copies through host "
-            "memory between them",
-            "check `nvidia-smi topo -p2p r`; ACS in the BIOS and virtual machines disable P2P",
-        )
-    elif facts.apart is not None and len(facts.devices) > 1:
-        yield ok("every GPU has access to the memory of the others (P2P)")
 
 
 def _cuda_of(path: str) -> tuple[str, int]:
