@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pynccl
+from benchmarks.kernels import FOLDER, source
 from pynccl.device import headers
 from tests.support.commands import ROOT, run_command
 
@@ -23,15 +24,8 @@ __all__ = [
     "source",
 ]
 
-FOLDER = ROOT / "examples" / "device" / "kernels"
-
 # The folder in which `make abi` stores real headers, one folder per wheel.
 _CACHE = Path(os.environ.get("PYNCCL_ABI_CACHE") or Path(sys.prefix, "abi"))
-
-
-def source() -> str:
-    """One file with all kernels of the examples."""
-    return "".join(f'#include "{path.name}"\n' for path in sorted(FOLDER.glob("*.cu")))
 
 
 def _names() -> list[str]:
