@@ -46,7 +46,6 @@ NOTES = {
     "isend": "to the own rank only in a batch; tags are ignored",
     "send": "tags are ignored, as by torch's NCCL backend",
     "monitored_barrier": "with every backend",
-    "record_comm": "as a range in torch's profiler",
     "get_backend_impl": "a `pynccl.nccl.Communicator`",
     "split_group": "also works without `device_id`",
     "shrink_group": "use `SHRINK_ABORT` if ranks have died: the other ranks do not wait for them",

@@ -46,7 +46,6 @@ REDUCES = (
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
-    "all_reduce_coalesced",
 )
 UNEVEN = ("all_to_all_single",)  # gloo has no uneven all_to_all
 ROOTED = ("broadcast", "gather", "scatter", "reduce", "isend")
@@ -136,8 +135,6 @@ def _perform(dist: Any, call: Call, group: Any, rank: int, size: int) -> list[An
             work, written = of("broadcast")(own, **options), [own]
         case "all_reduce":
             work, written = of("all_reduce")(own, operator, **options), [own]
-        case "all_reduce_coalesced":
-            work, written = dist.all_reduce_coalesced(parts, operator, **options), parts
         case "reduce":
             work = of("reduce")(own, op=operator, **options)
             written = [own] if is_root else []

@@ -82,7 +82,7 @@ def test_float8_is_moved_as_bytes(rank: int, size: int, dtype: torch.dtype) -> N
 
 @pytest.mark.filterwarnings("ignore")
 @over_the_backend
-def test_all_gather_coalesced(dist: Any, rank: int, size: int) -> None:
+def test_lists_of_tensors(dist: Any, rank: int, size: int) -> None:
     """Each rank has two tensors, whose sizes differ between ranks."""
     inputs = [_values(rank, count=rank + 1), _values(rank, count=5)]
     outputs = [[torch.empty(r + 1), torch.empty(5)] for r in range(size)]
@@ -92,6 +92,8 @@ def test_all_gather_coalesced(dist: Any, rank: int, size: int) -> None:
         assert torch.equal(second, _values(r, count=5))
     with pytest.raises(ValueError, match=f"tensor_list: expected {size} lists.*got 1"):
         dist.all_gather_coalesced(outputs[:1], inputs)
+    dist.all_reduce_coalesced(inputs[1:], ReduceOp.MAX)
+    assert torch.equal(inputs[1], _values(size - 1, count=5))
 
 
 @over_the_backend
@@ -155,7 +157,7 @@ def test_unequal_parts(dist: Any, rank: int, size: int, async_op: bool) -> None:
 
 
 @pytest.mark.parametrize("async_ops", [False, True])
-@on_ranks(2, 3, fixture="each_world")
+@over_the_backend
 def test_coalescing(dist: Any, rank: int, size: int, async_ops: bool) -> None:
     tensors = [torch.full((n,), float(rank + n)) for n in (1, 5, 0)]
     with dist._coalescing_manager(async_ops=async_ops) as manager:

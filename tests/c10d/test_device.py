@@ -78,7 +78,7 @@ _SHARED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "coalesced, asynchronous": (collectives.test_coalescing, (True,)),
     "operators": (collectives.test_operators_of_nccl, ()),
     "other dtypes": (collectives.test_dtypes_that_nccl_lacks, ()),
-    "lists of lists": (collectives.test_all_gather_coalesced, ()),
+    "lists of lists": (collectives.test_lists_of_tensors, ()),
     "any source": (collectives.test_receive_from_any, ()),
     "coalesced operators": (collectives.test_operators_of_a_coalesced_call, ()),
     "ring": (messages.test_ring_without_a_batch, (1,)),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as torch_dist
 
 from tests.support.ranks import on_ranks
 
@@ -48,8 +49,9 @@ def _undefined(dist: Any, rank: int) -> Calls:
         "output",
         lambda **a: dist.all_to_all_single(x[:4], x[:4], splits, splits, **a),
     )
-    yield "shifted", "tensors", lambda **a: dist.all_reduce_coalesced([x[:3], x[2:5]], **a)
-    yield "twice", "tensors", lambda **a: dist.all_reduce_coalesced([x, y, x], **a)
+    if dist is torch_dist:
+        yield "shifted", "tensors", lambda **a: dist.all_reduce_coalesced([x[:3], x[2:5]], **a)
+        yield "twice", "tensors", lambda **a: dist.all_reduce_coalesced([x, y, x], **a)
 
 
 def _undefined_at_root(dist: Any) -> Calls:
@@ -80,7 +82,8 @@ def _batches(dist: Any, rank: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "both", lambda: messages(("isend", left), ("irecv", left))
     yield "shifted", lambda: messages(("isend", left), ("irecv", right))
     yield "outputs", lambda: messages(("irecv", left), ("irecv", right))
-    yield "coalesced", coalesced
+    if dist is torch_dist:
+        yield "coalesced", coalesced
 
 
 def _defined(dist: Any, rank: int) -> Iterator[Callable[[bool], Any]]:
@@ -154,7 +157,9 @@ def _defined(dist: Any, rank: int) -> Iterator[Callable[[bool], Any]]:
         return [x[:4], out]
 
     yield from (all_gather, all_gather_into_tensor, reduce_scatter, reduce_scatter_tensor)
-    yield from (inputs, own_message, scatter, gather, neighbours, empty)
+    yield from (inputs, own_message, scatter, gather, empty)
+    if dist is torch_dist:
+        yield neighbours
 
 
 def _refusal(call: Callable[..., Any], **options: Any) -> str:

@@ -11,7 +11,6 @@ MIRRORED_TORCH = (2, 15)
 
 # A name of torch.distributed, a parameter as "function(parameter)", or a member as "Class.member".
 SINCE: dict[str, tuple[int, int]] = {
-    "record_comm": (2, 12),
     "barrier(timeout)": (2, 12),
     "new_group(sort_ranks)": (2, 12),
     "split_group(backend)": (2, 13),

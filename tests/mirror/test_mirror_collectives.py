@@ -4,7 +4,6 @@ and rejection of mistakes before anything is sent. tests/c10d has the tests shar
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -133,52 +132,13 @@ def test_mistakes_leave_the_group_usable(dist: Any, rank: int, size: int) -> Non
 
 
 @on_ranks(2)
-def test_coalescing_that_fails(dist: Any, rank: int, size: int) -> None:
-    tensor, part = torch.ones(2), torch.empty(2)
-    mixed = pytest.raises(RuntimeError, match="all collectives to be the same type")
-    with mixed, dist._coalescing_manager():
-        dist.all_reduce(tensor)
-        dist.reduce_scatter_single(part, torch.ones(2 * size))
-    with pytest.raises(KeyError), dist._coalescing_manager():
-        dist.all_reduce(tensor)
-        raise KeyError
-    with dist._coalescing_manager():  # of nothing
-        nested = dist._coalescing_manager()
-        with pytest.raises(ValueError, match="non-empty op list"):
-            nested.__enter__()
-    pg = dist.new_group()
-    destroyed = pytest.raises(ValueError, match="it was destroyed")
-    with destroyed, dist._coalescing_manager(pg):
-        dist.all_reduce(tensor, group=pg)
-        with pytest.warns(UserWarning, match="collectives haven't been launched when"):
-            dist.destroy_process_group(pg)
-    dist.barrier()
-    assert tensor.tolist() == [1, 1]
-
-
-@on_ranks(2)
 def test_deprecated_names(dist: Any, rank: int, size: int) -> None:
     out, own = torch.empty(size), torch.tensor([float(rank)])
-    for call in (
-        lambda: dist.all_gather_into_tensor(out, own),
-        lambda: dist._all_gather_base(out, own),
-        lambda: dist.reduce_scatter_tensor(own, out),
-        lambda: dist._reduce_scatter_base(own, out),
-        lambda: dist.all_reduce_coalesced([out]),
-        lambda: dist.all_gather_coalesced([[own.clone()] for _ in range(size)], [own]),
-    ):
-        with pytest.warns(FutureWarning, match="deprecated"):
-            call()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        first, second = torch.full((2,), float(rank)), torch.full((1, 3), 10.0 * rank)
-        lists = [[torch.empty(2), torch.empty(1, 3)] for _ in range(size)]
-        future = dist.all_gather_coalesced(lists, [first, second], async_op=True)
-        future.wait()
-        assert [l[1][0, 0].item() for l in lists] == [10.0 * peer for peer in range(size)]  # noqa: E741
-        future = dist.all_reduce_coalesced([first, second], async_op=True)
-        assert len(future.wait()) == 2
-        assert first[0] == sum(range(size))
+    with pytest.warns(FutureWarning, match="deprecated"):
+        dist.all_gather_into_tensor(out, own)
+    with pytest.warns(FutureWarning, match="deprecated"):
+        dist.reduce_scatter_tensor(own, out)
+    assert own.item() == size * rank
 
 
 @on_ranks(2)

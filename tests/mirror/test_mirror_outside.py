@@ -30,7 +30,6 @@ _NOT_COMPARED = {
     # Not functions of a group of torch.distributed, or removed from it.
     "gather_into_tensor",
     "reduce_op",
-    "_coalescing_manager",
 }
 
 
@@ -39,16 +38,12 @@ def _calls(dist: Any, pg: Any) -> dict[str, Callable[[], Any]]:
     one, two = torch.ones(2), torch.ones(4)
     parts = [torch.ones(2), torch.ones(2)]
     functions: dict[str, tuple[Any, ...]] = {
-        "_all_gather_base": (two, one),
         "_rank_not_in_group": (),
-        "_reduce_scatter_base": (one, two),
         "all_gather": (parts, one),
-        "all_gather_coalesced": ([parts, parts], [one]),
         "all_gather_into_tensor": (two, one),
         "all_gather_object": ([None, None], "x"),
         "all_gather_single": (two, one),
         "all_reduce": (one,),
-        "all_reduce_coalesced": (parts,),
         "all_to_all": (parts, parts),
         "all_to_all_single": (two, two),
         "barrier": (),

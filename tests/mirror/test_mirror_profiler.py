@@ -20,11 +20,6 @@ def _calls(dist: Any, rank: int, size: int, torch: Any) -> dict[str, Callable[[]
     parts = [torch.ones(2) for _ in range(size)]
     root = rank == 0
 
-    def coalesced() -> None:
-        with dist._coalescing_manager():
-            dist.all_reduce(tensor)
-            dist.all_reduce(wide)
-
     def batch() -> None:
         operations = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, wide[:2], peer)]
         for work in dist.batch_isend_irecv(operations):
@@ -48,7 +43,6 @@ def _calls(dist: Any, rank: int, size: int, torch: Any) -> dict[str, Callable[[]
         "all_to_all": lambda: dist.all_to_all(parts, [tensor] * size),
         "all_to_all_single": lambda: dist.all_to_all_single(torch.empty(2 * size), wide),
         "barrier": dist.barrier,
-        "coalesced all_reduce": coalesced,
         "coalesced irecv, isend": batch,
         "send, recv": send_and_receive,
     }
@@ -59,8 +53,8 @@ def test_operations_are_ranges_of_a_profiler(dist: Any, rank: int, size: int) ->
     calls = _calls(dist, rank, size, torch)
     for call in calls.values():  # set up before profiling
         call()
-    kinds = [key for key in calls if key.startswith("coalesced")]
-    kinds += [kind for key in calls if key not in kinds for kind in key.split(", ")]
+    batch = "coalesced irecv, isend"
+    kinds = [batch, *(kind for key in calls if key != batch for kind in key.split(", "))]
     for profile in (torch.profiler.profile, torch.autograd.profiler.profile):
         with profile() as profiled:
             for call in calls.values():

@@ -18,6 +18,10 @@ import pynccl
 from tests.mirror.since import MIRRORED_TORCH, SINCE
 from tests.support.commands import python_output
 
+_OPTIONS = """
+    AllToAllOptions AllreduceCoalescedOptions AllreduceOptions BarrierOptions BroadcastOptions
+    GatherOptions ReduceOptions ReduceScatterOptions ScatterOptions
+"""
 ABSENT = {
     "ProcessGroupGloo": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
     "ProcessGroupMPI": "torch's own implementation; pynccl.ProcessGroup is pynccl's",
@@ -30,6 +34,11 @@ ABSENT = {
         ("_get_reconfigure_handle", "_reconfigure", "_supports_reconfigure"),
         "for groups of the backend `pynccl`; here `reconfigure()`",
     ),
+    **dict.fromkeys(_OPTIONS.split(), "for methods of torch's ProcessGroup, which pynccl's lacks"),
+    "GroupName": "a type for annotations",
+    "record_comm": "use `torch.profiler.record_function()`",
+    "all_gather_coalesced": "deprecated; call `all_gather` in `pynccl.nccl.group()`",
+    "all_reduce_coalesced": "deprecated; call `all_reduce` in `pynccl.nccl.group()`",
 }
 ABSENT_PARAMETERS = {"init_process_group": {"enable_reconfigure"}}
 # Of objects, not of the class: tests/mirror/test_mirror_groups.py has them.
@@ -73,9 +82,7 @@ NOT_IN_TORCH = {"reconfigure"}
 
 # Annotations that are not torch's. "return" is that of the result.
 _REDUCTIONS = (
-    "_reduce_scatter_base",
     "all_reduce",
-    "all_reduce_coalesced",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",

@@ -143,7 +143,6 @@ _WAYS = {
     "future.then": _Way("all_reduce", _then),
     "future.wait_all": _Way("all_reduce", lambda work: torch.futures.wait_all([work.get_future()])),
     "barrier.wait": _Way("barrier", lambda work: work.wait(_LATER), blocks=True),
-    "coalesced.wait": _Way("coalesced", lambda work: work.wait(), "coalesced"),
     "irecv.wait": _Way("irecv", lambda work: work.wait(), "messages"),
     "irecv.wait(timeout)": _Way("irecv", lambda work: work.wait(_LATER), "messages", blocks=True),
     "irecv.future": _Way("irecv", lambda work: work.get_future().wait(), "messages"),
@@ -231,13 +230,6 @@ class _Scene:
     def barrier(self, group: Any) -> Any:  # noqa: ANN401
         return self.dist.barrier(group, async_op=True)
 
-    def coalesced(self, group: Any, count: int = 4) -> Any:  # noqa: ANN401
-        device = torch.device("cuda", torch.cuda.current_device()) if self.on_device else None
-        with self.dist._coalescing_manager(group, device, async_ops=True) as manager:
-            for _ in range(2):
-                self.dist.all_reduce(self.tensor(count), group=group)
-        return manager
-
     def irecv(self, group: Any) -> Any:  # noqa: ANN401
         return self.dist.irecv(self.tensor(), 1, group)
 
@@ -295,7 +287,7 @@ class _Scene:
                 self.batch(group, 5),
             ]
         elif name != "other":
-            works = [self.coalesced(group, 5) if name == "coalesced" else self.all_reduce(group, 5)]
+            works = [self.all_reduce(group, 5)]
         for work in works:
             with contextlib.suppress(RuntimeError):
                 work.wait()

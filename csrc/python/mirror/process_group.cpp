@@ -126,8 +126,6 @@ Args:
       .def(py::init<int, py::dict>(), py::arg("rank"), py::arg("rank_of"))
       .def("rank", &ProcessGroup::rank, "This process's rank in the group.")
       .def("size", &ProcessGroup::size, "The number of ranks in the group.")
-      .def_readwrite("_batch", &ProcessGroup::batch,
-                     "The Batch that is currently collecting operations, or None.")
       .def("_comm_stream", &ProcessGroup::get_comm_stream, py::arg("device_type"),
            "The CommStream for a type of device, or None. Raises ValueError if the group is "
            "invalid.")

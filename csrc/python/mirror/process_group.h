@@ -23,9 +23,6 @@ class ProcessGroup {
   static PyObject* default_object() { return default_object_; }  // borrowed; nullptr for none
   bool is_default() const { return this == default_; }
 
-  // The Batch that is currently collecting operations, or None.
-  py::object batch = py::none();
-
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(PyDict_GET_SIZE(rank_of_.ptr())); }
   // The rank in this group for a global rank or a group rank, of which one is given; borrowed.
@@ -82,7 +79,7 @@ class ProcessGroup {
 // The group of an argument if its operations are issued immediately, otherwise nullptr.
 inline ProcessGroup* direct_group(PyObject* argument) {
   ProcessGroup* group = ProcessGroup::given(argument);
-  if (!group || !group->batch.is_none() || Group::active()) [[unlikely]]
+  if (!group || Group::active()) [[unlikely]]
     return nullptr;
   return group;
 }

@@ -20,8 +20,6 @@ from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import group_or_default, group_rank_of, member
 
 __all__ = [
-    "_all_gather_base",
-    "_reduce_scatter_base",
     "all_gather_into_tensor",
     "all_gather_single",
     "all_reduce",
@@ -70,19 +68,14 @@ def all_reduce(
     pg = member(group, "all_reduce")
     if pg is None:
         return None
-    check_complex(tensor, op)
+    if tensor.is_complex() and not supports_complex(torch_operator(op)):
+        raise ValueError(f"all_reduce does not support {op} on complex tensors")
     red_op = pg.red_op(op, tensor)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.all_reduce(tensor, red_op, stream=stream)
 
     return pg.issue(Call("all_reduce", tensor, enqueue, [tensor], async_op))
-
-
-def check_complex(tensor: torch.Tensor, op: Operator) -> None:
-    """Raise ValueError if the tensor is complex and the operator does not support that."""
-    if tensor.is_complex() and not supports_complex(torch_operator(op)):
-        raise ValueError(f"all_reduce does not support {op} on complex tensors")
 
 
 @_C.fast
@@ -156,21 +149,6 @@ def all_gather_into_tensor(
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
-@deprecated(
-    "`torch.distributed._all_gather_base` is a private function and will be deprecated. "
-    "Please use `torch.distributed.all_gather_single` instead.",
-    category=FutureWarning,
-)
-def _all_gather_base(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Oldest name of :func:`all_gather_single`."""
-    return all_gather_single(output_tensor, input_tensor, group, async_op)
-
-
 @_C.fast
 def reduce_scatter_single(
     output: torch.Tensor,
@@ -211,20 +189,4 @@ def reduce_scatter_tensor(
     async_op: bool = False,
 ) -> Work | None:
     """See torch.distributed.reduce_scatter_tensor. Older name of reduce_scatter_single."""
-    return reduce_scatter_single(output, input, op, group, async_op)
-
-
-@deprecated(
-    "`torch.distributed._reduce_scatter_base` is a private function and will be deprecated. "
-    "Please use `torch.distributed.reduce_scatter_single` instead.",
-    category=FutureWarning,
-)
-def _reduce_scatter_base(
-    output: torch.Tensor,
-    input: torch.Tensor,
-    op: Operator = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-) -> Work | None:
-    """Oldest name of :func:`reduce_scatter_single`."""
     return reduce_scatter_single(output, input, op, group, async_op)

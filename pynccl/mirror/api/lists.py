@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 import torch
-from typing_extensions import deprecated
 
 from pynccl import nccl
-from pynccl.mirror.api.collectives import check_complex
 from pynccl.mirror.base.checks import (
     check_length,
     check_same_dtype,
@@ -34,8 +32,6 @@ from pynccl.mirror.world import group_or_default, member, root_of
 
 __all__ = [
     "all_gather",
-    "all_gather_coalesced",
-    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "gather",
@@ -85,82 +81,6 @@ def gather_everywhere(
                     comm.broadcast(own if root == rank else out, root, out=out, stream=stream)
 
     return pg.issue(Call(kind, inputs[0], enqueue, list(chain(*outputs)), async_op))
-
-
-@deprecated(
-    "`torch.distributed.all_gather_coalesced` will be deprecated. If you must use it, "
-    "please revisit our documentation later at "
-    "https://pytorch.org/docs/main/distributed.html#collective-functions",
-    category=FutureWarning,
-)
-def all_gather_coalesced(
-    output_tensor_lists: list[list[torch.Tensor]],
-    input_tensor_list: list[torch.Tensor],
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-) -> torch.Future | None:
-    """See torch.distributed.all_gather_coalesced.
-
-    Issued as one NCCL group of ncclBroadcast. The future's value is the list of outputs.
-    """
-    pg = member(group, "all_gather_coalesced")
-    if pg is None:
-        return None
-    check_tensor_list(input_tensor_list, "input_tensor_list")
-    check_same_dtype(input_tensor_list)
-    if not isinstance(output_tensor_lists, list):
-        raise TypeError("Invalid function argument: output_tensor_lists should be a list")
-    for output_tensor_list in output_tensor_lists:
-        check_tensor_list(output_tensor_list, "output_tensor_lists")
-        check_same_dtype(output_tensor_list)
-    check_length(output_tensor_lists, pg.size(), "output_tensor_lists")
-    for rank, output_list in enumerate(output_tensor_lists):
-        if len(output_list) != len(input_tensor_list):
-            raise MismatchError(
-                f"output_tensor_lists: the list of rank {rank} has {len(output_list)} tensors, "
-                f"must have one for each of the {len(input_tensor_list)} inputs"
-            )
-    outputs = [reals(gathered) for gathered in zip(*output_tensor_lists, strict=True)]
-    inputs = reals(input_tensor_list)
-    work = gather_everywhere(pg, "all_gather_coalesced", outputs, inputs, async_op)
-    return work.get_future() if work is not None else None
-
-
-@deprecated(
-    "`torch.distributed.all_reduce_coalesced` will be deprecated. If you must "
-    "use it, please revisit our documentation later at "
-    "https://pytorch.org/docs/main/distributed.html#collective-functions",
-    category=FutureWarning,
-)
-def all_reduce_coalesced(
-    tensors: list[torch.Tensor],
-    op: Operator = ReduceOp.SUM,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-) -> torch.Future | None:
-    """See torch.distributed.all_reduce_coalesced.
-
-    Issued as one NCCL group of ncclAllReduce. tensors may be a single tensor. op is as for
-    :func:`all_reduce`. The future's value is the list of tensors.
-    """
-    if isinstance(tensors, torch.Tensor):
-        tensors = [tensors]
-    check_tensor_list(tensors, "tensor")
-    check_same_dtype(tensors)
-    pg = member(group, "all_reduce_coalesced")
-    if pg is None:
-        return None
-    for tensor in tensors:
-        check_complex(tensor, op)
-    inputs, red_op = list(tensors), pg.red_op(op, tensors[0])
-
-    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
-        with nccl.group():
-            for tensor in inputs:
-                comm.all_reduce(tensor, red_op, stream=stream)
-
-    work = pg.issue(Call("all_reduce_coalesced", inputs[0], enqueue, inputs, async_op))
-    return work.get_future() if work is not None else None
 
 
 def gather(

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from pynccl import _C
+from pynccl import _C, nccl
 from pynccl._C import P2POp
-from pynccl.mirror.api.coalescing import _coalescing_manager
-from pynccl.mirror.base.checks import check_tensor
+from pynccl.mirror.base.checks import check_tensor, real
+from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import (
@@ -149,10 +149,17 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     group = _checked_group(p2p_op_list)
     if None in [member(group, p2p_op.op.__name__) for p2p_op in p2p_op_list]:
         return []
-    with _coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as manager:
-        for p2p_op in p2p_op_list:
-            group.transfer(p2p_op.op is isend, p2p_op.tensor, p2p_op.group_peer, async_op=True)
-    return manager.works
+    operations = [(op.op is isend, real(op.tensor), op.group_peer) for op in p2p_op_list]
+
+    def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
+        with nccl.group():
+            for sends, tensor, peer in operations:
+                (comm.send if sends else comm.recv)(tensor, peer, stream=stream)
+
+    kind = f"coalesced {', '.join(sorted({op.op.__name__ for op in p2p_op_list}))}"
+    received = [op.tensor for op in p2p_op_list if op.op is irecv]
+    work = group.issue(Call(kind, p2p_op_list[0].tensor, enqueue, received, async_op=True))
+    return [] if work is None else [work]
 
 
 def _checked_group(p2p_op_list: Any) -> ProcessGroup:

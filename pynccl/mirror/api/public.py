@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pynccl
 from pynccl.mirror.api.barriers import *
-from pynccl.mirror.api.coalescing import *
 from pynccl.mirror.api.collectives import *
 from pynccl.mirror.api.lists import *
 from pynccl.mirror.api.objects import *

@@ -35,9 +35,7 @@ _INVALID_USAGE, _TIMEOUT = 5, 8  # ncclInvalidUsage, ncclTimeout
 # The output argument of operations with more than one.
 _OUTPUTS = {
     "all_gather": "tensor_list",
-    "all_gather_coalesced": "output_tensor_lists",
     "all_gather_single": "output_tensor",
-    "all_reduce_coalesced": "tensors",
     "all_to_all": "output_tensor_list",
     "all_to_all_single": "output",
     "gather": "gather_list",

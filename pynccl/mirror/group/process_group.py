@@ -20,7 +20,6 @@ from pynccl.mirror.base.checks import real
 from pynccl.mirror.base.errors import BackendTimeoutError, DistStoreError, translated
 from pynccl.mirror.base.job import Job
 from pynccl.mirror.base.operators import OPERATORS, resolve
-from pynccl.mirror.group.batch import Batch
 from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
 from pynccl.mirror.group.pair import Pair
@@ -102,8 +101,6 @@ class ProcessGroup(_C.ProcessGroup):
         desc: a description of the group.
         device_id: the device of this rank.
     """
-
-    _batch: Batch | None  # the operations of an active coalescing manager
 
     def __init__(
         self,
@@ -225,13 +222,11 @@ class ProcessGroup(_C.ProcessGroup):
         return resolve(op, tensor, self.comm_stream(tensor.device).pre_mul_sum)
 
     def issue(self, call: Call) -> Work | None:
-        """Issue a collective, or add it to the current batch.
+        """Issue an operation on the communicator of the group.
 
         Returns:
             The Work of an asynchronous operation, else None.
         """
-        if self._batch is not None and self._batch.accepts(call.kind):
-            return self._batch.add(call)
         return self.comm_stream(call.tensor.device).issue(call)
 
     def comm_stream(self, device: torch.device) -> CommStream:
@@ -251,10 +246,10 @@ class ProcessGroup(_C.ProcessGroup):
     def transfer(
         self, sends: bool, tensor: torch.Tensor, peer: int, *, async_op: bool = False
     ) -> Work | None:
-        """Issue a send or a receive, or add it to the current batch.
+        """Issue a send or a receive outside a batch.
 
-        In a batch, and on GPUs if the group is bound to one, as in torch, transfers use the group's
-        communicator. Otherwise they use the communicator of their direction between the two ranks.
+        On GPUs, if the group is bound to one, transfers use the group's communicator, as in torch.
+        Otherwise they use the communicator of their direction between the two ranks.
 
         Args:
             sends: whether to send.
@@ -263,26 +258,21 @@ class ProcessGroup(_C.ProcessGroup):
             async_op: whether to return the Work.
 
         Returns:
-            The Work of an asynchronous transfer; None in a batch.
+            The Work of an asynchronous transfer, else None.
 
         Raises:
             RuntimeError: no backend of this group supports the device.
-            ValueError: the group has ended or, outside a batch, the peer is this rank or is not in
-                the group.
+            ValueError: the group has ended, or the peer is this rank or is not in the group.
         """
         name = "isend" if sends else "irecv"
-        in_batch = self._batch is not None and self._batch.accepts(name)
-        if not in_batch:
-            self._check_peer(peer, name)
-        on_group = in_batch or (tensor.device.type == "cuda" and self.bound_device_id is not None)
+        self._check_peer(peer, name)
+        on_group = tensor.device.type == "cuda" and self.bound_device_id is not None
         data, result = real(tensor), [] if sends else [tensor]
 
         def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
             transfer = comm.send if sends else comm.recv
             transfer(data, peer if on_group else 1 - comm.rank, stream=stream)
 
-        if self._batch is not None and in_batch:
-            return self._batch.add(Call(name, tensor, enqueue, result))
         call = Call(name[1:], tensor, enqueue, result, async_op, None if sends else peer)
         if on_group:
             return self.comm_stream(tensor.device).issue(call)

@@ -13,7 +13,7 @@ import torch
 from pynccl import _C
 from pynccl.mirror.base.errors import BackendError, BackendTimeoutError
 
-__all__ = ["DeferredWork", "IllegalWork", "Work"]
+__all__ = ["DeferredWork", "Work"]
 
 _NO_TIMEOUT = timedelta(0)
 _SLICE = 0.1  # seconds between checks for signals
@@ -145,23 +145,6 @@ class Work(_C.Work):
 
     def __repr__(self) -> str:
         return f"<pynccl.Work {self._name} on rank {self._comm_stream.rank}>"
-
-
-class IllegalWork(Work):
-    """The Work of a coalesced operation: only the coalescing manager can wait for it."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _MANAGER_ONLY:
-            raise ValueError(f"Illegal to call {name} on IllegalWork object")
-        return super().__getattribute__(name)
-
-
-_MANAGER_ONLY = frozenset(
-    ("is_success", "exception", "wait", "source_rank", "_source_rank", "result", "synchronize")
-)
 
 
 class DeferredWork(Work):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -36,12 +35,6 @@ def destroy_process_group(group: ProcessGroup | NonMember | None = None) -> None
     if not is_registered(pg):
         raise ValueError("Invalid process group specified")
     if pg is not world.default:
-        if pg._batch is not None:
-            warnings.warn(
-                "Some coalesced collectives haven't been launched when ProcessGroup is destroyed. "
-                "They will be cleaned.",
-                stacklevel=2,
-            )
         del world.groups[pg]
         pg.shutdown()
         return
