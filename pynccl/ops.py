@@ -1,9 +1,8 @@
 """Collectives as torch operators, for torch.compile and with gradients.
 
-Compiled functions call them without a graph break. The functional form returns a new tensor and is
-differentiable. The in-place form, whose name ends in ``_``, writes into its tensor or output
-argument and is not differentiable. The operators are registered as ``torch.ops.pynccl.all_reduce``
-and so on; a compiled graph refers to a group by its name.
+Compiled functions call them without a graph break. Each returns a new tensor, and is
+differentiable. The operators are registered as ``torch.ops.pynccl.all_reduce`` and so on; a
+compiled graph refers to a group by its name.
 
     @torch.compile(fullgraph=True)
     def step(x, w):
@@ -26,8 +25,7 @@ Every function raises:
     ValueError: an invalid argument: an unknown operator or group, a rank out of range, or a tensor
         whose first dimension does not fit.
     pynccl.DistBackendError: NCCL failed, or a rank died.
-    RuntimeError: in an in-place form, a tensor requires a gradient; in a backward pass, the
-        operator has no gradient.
+    RuntimeError: in a backward pass, the operator has no gradient.
 """
 
 from __future__ import annotations
@@ -45,30 +43,16 @@ from pynccl.mirror.world import _get_default_group, world
 
 __all__ = [
     "all_gather",
-    "all_gather_",
     "all_reduce",
-    "all_reduce_",
     "all_to_all",
-    "all_to_all_",
     "broadcast",
-    "broadcast_",
     "gather",
     "reduce",
     "reduce_scatter",
-    "reduce_scatter_",
     "scatter",
 ]
 
 Group = ProcessGroup | str | None
-
-
-def _refuse_gradients(*tensors: Tensor) -> None:
-    """Raise if a tensor requires a gradient, which an in-place operation would ignore."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(
-            "a tensor requires a gradient, which the in-place form does not support; use the "
-            "functional form, or torch.no_grad()"
-        )
 
 
 def all_reduce(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
@@ -86,23 +70,6 @@ def all_reduce(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Ten
     return _all_reduce(tensor, _op_name(op), _name_of(group))
 
 
-def all_reduce_(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
-    """The in-place form of :func:`all_reduce` (ncclAllReduce).
-
-    Args:
-        tensor: this rank's input and the result.
-        op: ``"sum"``, ``"avg"``, ``"prod"``, ``"min"`` or ``"max"``, or the same as a torch
-            ReduceOp or a :class:`pynccl.nccl.RedOp`.
-        group: a group or its name; None is the default group.
-
-    Returns:
-        The tensor.
-    """
-    _refuse_gradients(tensor)
-    _all_reduce_(tensor, _op_name(op), _name_of(group))
-    return tensor
-
-
 def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
     """Copy the tensor of one rank to every rank (ncclBroadcast).
 
@@ -115,22 +82,6 @@ def broadcast(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
         A new tensor of the same shape and dtype.
     """
     return _broadcast(tensor, src, _name_of(group))
-
-
-def broadcast_(tensor: Tensor, src: int = 0, group: Group = None) -> Tensor:
-    """The in-place form of :func:`broadcast` (ncclBroadcast).
-
-    Args:
-        tensor: the data on the source rank; the destination on the others.
-        src: the source, a rank in the group.
-        group: a group or its name; None is the default group.
-
-    Returns:
-        The tensor.
-    """
-    _refuse_gradients(tensor)
-    _broadcast_(tensor, src, _name_of(group))
-    return tensor
 
 
 def reduce(tensor: Tensor, dst: int = 0, op: Operator = "sum", group: Group = None) -> Tensor:
@@ -162,22 +113,6 @@ def all_gather(tensor: Tensor, group: Group = None) -> Tensor:
     return _all_gather(tensor, _name_of(group))
 
 
-def all_gather_(output: Tensor, tensor: Tensor, group: Group = None) -> Tensor:
-    """The in-place form of :func:`all_gather` (ncclAllGather).
-
-    Args:
-        output: the result, contiguous, of shape ``(n * tensor.shape[0], *tensor.shape[1:])``.
-        tensor: this rank's block.
-        group: a group or its name; None is the default group.
-
-    Returns:
-        The output.
-    """
-    _refuse_gradients(output, tensor)
-    _all_gather_(output, tensor, _name_of(group))
-    return output
-
-
 def reduce_scatter(tensor: Tensor, op: Operator = "sum", group: Group = None) -> Tensor:
     """Reduce the tensors of all ranks; rank i gets block i of the result (ncclReduceScatter).
 
@@ -190,25 +125,6 @@ def reduce_scatter(tensor: Tensor, op: Operator = "sum", group: Group = None) ->
         A new tensor of shape ``(tensor.shape[0] / n, *tensor.shape[1:])`` for n ranks.
     """
     return _reduce_scatter(tensor, _op_name(op), _name_of(group))
-
-
-def reduce_scatter_(
-    output: Tensor, tensor: Tensor, op: Operator = "sum", group: Group = None
-) -> Tensor:
-    """The in-place form of :func:`reduce_scatter` (ncclReduceScatter).
-
-    Args:
-        output: the result, contiguous, of shape ``(tensor.shape[0] / n, *tensor.shape[1:])``.
-        tensor: one block per rank along the first dimension.
-        op: as for :func:`all_reduce`.
-        group: a group or its name; None is the default group.
-
-    Returns:
-        The output.
-    """
-    _refuse_gradients(output, tensor)
-    _reduce_scatter_(output, tensor, _op_name(op), _name_of(group))
-    return output
 
 
 def all_to_all(
@@ -231,30 +147,6 @@ def all_to_all(
         A new tensor: the blocks from the ranks, in rank order.
     """
     return _all_to_all(tensor, output_split_sizes, input_split_sizes, _name_of(group))
-
-
-def all_to_all_(
-    output: Tensor,
-    tensor: Tensor,
-    output_split_sizes: list[int] | None = None,
-    input_split_sizes: list[int] | None = None,
-    group: Group = None,
-) -> Tensor:
-    """The in-place form of :func:`all_to_all` (ncclAlltoAll).
-
-    Args:
-        output: the result, contiguous.
-        tensor: the blocks for the ranks, in rank order.
-        output_split_sizes: the number of rows from each rank; None for blocks of equal size.
-        input_split_sizes: the number of rows for each rank; None for blocks of equal size.
-        group: a group or its name; None is the default group.
-
-    Returns:
-        The output.
-    """
-    _refuse_gradients(output, tensor)
-    _all_to_all_(output, tensor, output_split_sizes, input_split_sizes, _name_of(group))
-    return output
 
 
 def gather(tensor: Tensor, dst: int = 0, group: Group = None) -> Tensor:
@@ -387,39 +279,6 @@ def _all_to_all_result(
 # Schemas are inferred from the annotations, result shapes come from the fake implementations.
 
 
-@torch.library.custom_op("pynccl::all_reduce_", mutates_args=("tensor",))
-def _all_reduce_(tensor: Tensor, op: str, group: str) -> None:
-    collectives.all_reduce(tensor, _operator(op), _group(group))
-
-
-@torch.library.custom_op("pynccl::broadcast_", mutates_args=("tensor",))
-def _broadcast_(tensor: Tensor, src: int, group: str) -> None:
-    collectives.broadcast(tensor, group=_group(group), group_src=src)
-
-
-@torch.library.custom_op("pynccl::all_gather_", mutates_args=("output",))
-def _all_gather_(output: Tensor, tensor: Tensor, group: str) -> None:
-    collectives.all_gather_single(output, tensor.contiguous(), _group(group))
-
-
-@torch.library.custom_op("pynccl::reduce_scatter_", mutates_args=("output",))
-def _reduce_scatter_(output: Tensor, tensor: Tensor, op: str, group: str) -> None:
-    collectives.reduce_scatter_single(output, tensor.contiguous(), _operator(op), _group(group))
-
-
-@torch.library.custom_op("pynccl::all_to_all_", mutates_args=("output",))
-def _all_to_all_(
-    output: Tensor,
-    tensor: Tensor,
-    output_split_sizes: list[int] | None,
-    input_split_sizes: list[int] | None,
-    group: str,
-) -> None:
-    lists.all_to_all_single(
-        output, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
-    )
-
-
 @torch.library.custom_op("pynccl::all_reduce", mutates_args=())
 def _all_reduce(tensor: Tensor, op: str, group: str) -> Tensor:
     result = tensor.clone(memory_format=torch.contiguous_format)
@@ -491,10 +350,6 @@ def _scatter(tensor: Tensor, src: int, group: str) -> Tensor:
         return result
     lists.scatter(result, blocks, group=pg, group_src=src)
     return result
-
-
-for _in_place in (_all_reduce_, _broadcast_, _all_gather_, _reduce_scatter_, _all_to_all_):
-    _in_place.register_fake(lambda *_: None)
 
 
 @_all_reduce.register_fake
