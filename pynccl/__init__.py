@@ -6,7 +6,7 @@ function of nccl.h under its own name. Neither requires torch, which is imported
 a torch.distributed name.
 """
 
-# ruff: noqa: F403, F405 - for type checkers only; pynccl.mirror.api.public checks __all__
+# ruff: noqa: F403, F405 - for type checkers only
 
 from __future__ import annotations
 
@@ -19,23 +19,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pynccl import memory, nccl, ops, raw
     from pynccl._C import __version__
-    from pynccl.mirror.api.barriers import *
-    from pynccl.mirror.api.collectives import *
-    from pynccl.mirror.api.lists import *
-    from pynccl.mirror.api.objects import *
-    from pynccl.mirror.api.p2p import *
-    from pynccl.mirror.api.torch_names import *
-    from pynccl.mirror.base.backend import *
-    from pynccl.mirror.base.errors import *
-    from pynccl.mirror.base.operators import *
-    from pynccl.mirror.group.process_group import *
-    from pynccl.mirror.group.work import *
-    from pynccl.mirror.lifecycle.destroy import *
-    from pynccl.mirror.lifecycle.init import *
-    from pynccl.mirror.lifecycle.new_group import *
-    from pynccl.mirror.lifecycle.shrink import *
-    from pynccl.mirror.lifecycle.split import *
-    from pynccl.mirror.world import *
+    from pynccl.mirror.api.public import *
+    from pynccl.mirror.base.operators import _make_nccl_premul_sum
+    from pynccl.mirror.world import _get_default_group, _rank_not_in_group
 
 if importlib.util.find_spec("pynccl._C") is None:
     raise ImportError(
@@ -176,7 +162,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
             "pynccl.nccl and pynccl.raw work without it"
         )
     # The names become attributes of this module, so later look-ups bypass this function.
-    globals().update(importlib.import_module("pynccl.mirror.api.public").names())
+    mirror = importlib.import_module("pynccl.mirror.api.public")
+    globals().update({one: getattr(mirror, one) for one in __all__ if one not in OWN_NAMES})
     return globals()[name]
 
 

@@ -1,10 +1,7 @@
-"""Every public name of the mirror, checked against ``pynccl.__all__``."""
+"""Every public name of the mirror, for pynccl.__getattr__."""
 
 # ruff: noqa: F403
 
-from __future__ import annotations
-
-import pynccl
 from pynccl.mirror.api.barriers import *
 from pynccl.mirror.api.collectives import *
 from pynccl.mirror.api.lists import *
@@ -22,18 +19,3 @@ from pynccl.mirror.lifecycle.new_group import *
 from pynccl.mirror.lifecycle.shrink import *
 from pynccl.mirror.lifecycle.split import *
 from pynccl.mirror.world import *
-
-__all__ = ["names"]
-
-
-def names() -> dict[str, object]:
-    """Return the public names of the mirror and their values.
-
-    Raises:
-        ImportError: a name in ``pynccl.__all__`` is missing from the modules above.
-    """
-    wanted = [name for name in pynccl.__all__ if name not in pynccl.OWN_NAMES]
-    missing = [name for name in wanted if name not in globals()]
-    if missing:
-        raise ImportError(f"pynccl.__all__ lists names that the mirror lacks: {missing}")
-    return {name: globals()[name] for name in wanted}
