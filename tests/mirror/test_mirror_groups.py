@@ -248,17 +248,6 @@ def test_new_group_variants(dist: Any, rank: int, size: int) -> None:
         dist.new_group(backend="gloo")
 
 
-@on_ranks(3, env={"TORCH_DIST_INIT_BARRIER": "1"})
-def test_new_group_waits_for_all_ranks(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
-    """With the variable, no rank returns before the last one arrives, even outside the group."""
-    store = dist.FileStore(str(tmp_path / "come"), size)
-    for round_ in range(20):
-        store.add(f"come {round_}", 1)
-        pg = dist.new_group([0, 1])
-        assert store.add(f"come {round_}", 0) == size
-        assert (pg == dist.GroupMember.NON_GROUP_MEMBER) == (rank == 2)
-
-
 @on_ranks(4)
 def test_subgroups(dist: Any, rank: int, size: int) -> None:
     own, every = dist.new_subgroups(2)
@@ -425,17 +414,9 @@ def test_beside_torch(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     dist.barrier()
 
 
-def test_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries() -> None:
     import pynccl as dist
 
-    for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    assert dist.get_node_local_rank(3) == 3
-    with pytest.raises(RuntimeError, match="LOCAL_RANK is not in the environment"):
-        dist.get_node_local_rank()
-    monkeypatch.setenv("LOCAL_RANK", "5")
-    assert dist.get_node_local_rank(3) == 5
-    assert not dist.is_torchelastic_launched()
     assert dist.is_available()
     assert dist.is_backend_available("host")
     assert dist.BackendConfig(dist.Backend("host")).get_device_backend_map() == {"cpu": "host"}

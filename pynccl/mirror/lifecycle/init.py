@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,16 +17,14 @@ from torch.distributed.rendezvous import rendezvous
 from pynccl import _C
 from pynccl._internal.processes import Process
 from pynccl._internal.rendezvous import Rendezvous
-from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
-from pynccl.mirror.base.errors import translated
 from pynccl.mirror.base.job import Job
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.group.profiling import show_operations
 from pynccl.mirror.lifecycle.destroy import end_all
 from pynccl.mirror.world import world
 
-__all__ = ["get_node_local_rank", "init_process_group", "is_torchelastic_launched"]
+__all__ = ["init_process_group"]
 
 
 def init_process_group(
@@ -99,7 +96,6 @@ def init_process_group(
     world.add(pg)
     try:
         _connect(pg)
-        wait_for_creation(pg.group_name, pg)
     except BaseException:
         end_all(ProcessGroup.abort)
         raise
@@ -141,16 +137,6 @@ def _connect(pg: ProcessGroup) -> None:
         pg.open(device, bytes.fromhex(given[0][1]))
 
 
-def wait_for_creation(name: str, pg: ProcessGroup) -> None:
-    """Wait for all ranks of a group to create another one, if TORCH_DIST_INIT_BARRIER=1."""
-    if int(os.environ.get("TORCH_DIST_INIT_BARRIER", "0")) != 1:
-        return
-    with translated(NcclError):
-        pg.rendezvous.gather(
-            f"barrier after creating {name}", range(pg.size()), b"", pg.timeout.total_seconds()
-        )
-
-
 def _device_of(device_id: torch.device | int | None) -> torch.device | None:
     """Return a device_id argument as a device with an index.
 
@@ -189,21 +175,3 @@ def _name_rank_in_tracebacks(rank: int) -> None:
                 sys.stderr.write(f"[rank{rank}]: {line}\n")
 
     sys.excepthook = hook
-
-
-def is_torchelastic_launched() -> bool:
-    """See torch.distributed.is_torchelastic_launched."""
-    return os.environ.get("TORCHELASTIC_RUN_ID") is not None
-
-
-def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """See torch.distributed.get_node_local_rank."""
-    if "LOCAL_RANK" in os.environ:
-        return int(os.environ["LOCAL_RANK"])
-    if fallback_rank is not None:
-        return int(fallback_rank)
-    raise RuntimeError(
-        "LOCAL_RANK is not in the environment. Consider passing fallback_rank to allow "
-        "`get_node_local_rank` to work, assuming you are not running in a multi-device context "
-        "and want the code to run locally instead."
-    )

@@ -11,7 +11,6 @@ import torch
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
-from pynccl.mirror.lifecycle.init import wait_for_creation
 from pynccl.mirror.world import (
     GroupMember,
     NonMember,
@@ -63,8 +62,6 @@ def new_group(
     members = _checked_ranks(ranks, default.size(), sort_ranks)
     name = world.hashed_name(members) if use_local_synchronization else world.next_name()
     if own not in members:
-        if not use_local_synchronization:
-            wait_for_creation(name, default)
         world.outside = members
         return GroupMember.NON_GROUP_MEMBER
     pg = ProcessGroup(
@@ -84,7 +81,6 @@ def new_group(
     except BaseException:
         abort_process_group(pg)
         raise
-    wait_for_creation(name, pg if use_local_synchronization else default)
     return pg
 
 
