@@ -1,5 +1,5 @@
-// Runs each function of pynccl/device.h and each kernel of the examples with ranks that are
-// threads, and compares with what one thread computes.
+// Runs each function of pynccl/device.h and kernels of the examples with ranks that are threads,
+// and compares with what one thread computes. test_over_hostnccl() runs the other kernels.
 //
 //     host_kernels RANKS [SEED]
 #include <cmath>
@@ -11,7 +11,6 @@
 #include "all_gather_matmul.cu"
 #include "all_reduce.cu"
 #include "fake_world.h"
-#include "halo.cu"
 #include "matmul_reduce_scatter.cu"
 #include "moe.cu"
 
@@ -164,36 +163,6 @@ void test_collectives(World& world, int blocks) {
   }
 }
 
-void test_all_reduce(World& world) {
-  constexpr size_t kCount = 3000;
-  constexpr size_t kScratch = 1 << 20;
-  world.run([&](int rank) {
-    Random random(rank);
-    std::vector<float> out(kCount);
-    std::vector<float> in(kCount), again(kCount);
-    AllReduceArguments a{world.comm(rank), world.window(rank), 4096, out.data(), kCount};
-    for (int turn = 0; turn < 50; ++turn) {
-      for (size_t i = 0; i < kCount; ++i) in[i] = static_cast<float>(rank * turn + i % 10);
-      std::memcpy(local(a.window, a.offset), in.data(), kCount * sizeof(float));
-      sometimes_late(random);
-      all_reduce_float32(&a);
-      std::memset(local(a.window, a.offset), 0, kCount * sizeof(float));  // the peers have read it
-      const size_t count = kCount >> turn % 4;
-      AllReduceBufferedArguments b{a.comm,    a.window,     kScratch, kCount,
-                                   in.data(), again.data(), count};
-      all_reduce_buffered_float32(&b);
-      b.send = again.data();  // in place
-      all_reduce_buffered_float32(&b);
-      const int ranks = world.ranks() * (world.ranks() - 1) / 2;
-      for (size_t i = 0; i < kCount; ++i) {
-        const auto sum = static_cast<float>(ranks * turn + world.ranks() * (i % 10));
-        check(out[i] == sum, "all_reduce");
-        check(i >= count || again[i] == static_cast<float>(world.ranks()) * sum, "buffered");
-      }
-    }
-  });
-}
-
 std::vector<double> product(const std::vector<float>& a, const std::vector<float>& b, int rows,
                             int depth, int columns) {
   std::vector<double> c(static_cast<size_t>(rows) * columns);
@@ -288,52 +257,6 @@ void test_matmul_reduce_scatter(World& world) {
                     "matmul_reduce_scatter");
       }
     });
-  }
-}
-
-void test_halo(World& world) {
-  const int n = world.ranks();
-  for (const int rows : {1, 2, 9}) {
-    const int columns = 33;
-    const int all = n * rows;
-    Random random(5);
-    std::vector<float> grid = floats(random, all * columns);
-    std::vector<float> got = grid;
-    constexpr int kSteps = 30;
-    world.run([&](int rank) {
-      Random late(rank);
-      std::memset(local(world.window(rank), 0), 0, 64);
-      LsaBarrier zeroed(Block(), world.comm(rank), 3);
-      check(zeroed.sync(), "barrier");
-      const auto* mine = got.data() + rank * rows * columns;
-      std::vector<float> now(mine, mine + rows * columns), next(now.size());
-      for (uint32_t step = 1; step <= kSteps; ++step) {
-        sometimes_late(late);
-        HaloArguments arguments{world.comm(rank),
-                                world.window(rank),
-                                64,
-                                0,
-                                now.data(),
-                                next.data(),
-                                rows,
-                                columns,
-                                step};
-        halo_step(&arguments);
-        now.swap(next);
-      }
-      std::memcpy(got.data() + rank * rows * columns, now.data(), now.size() * sizeof(float));
-    });
-    for (int step = 0; step < kSteps; ++step) {
-      std::vector<float> next = grid;
-      for (int i = 1; i < all - 1; ++i) {
-        for (int j = 1; j < columns - 1; ++j) {
-          const float* p = grid.data() + i * columns + j;
-          next[i * columns + j] = 0.25F * (p[-columns] + p[columns] + p[-1] + p[1]);
-        }
-      }
-      grid = next;
-    }
-    check(got == grid, "halo_step");
   }
 }
 
@@ -436,10 +359,8 @@ int main(int argc, char** argv) {
     test_collectives<_Float16>(world, blocks);
 #endif
   }
-  test_all_reduce(world);
   test_all_gather_matmul(world);
   test_matmul_reduce_scatter(world);
-  test_halo(world);
   test_moe(world);
   test_failures(world);
   std::puts("ok");

@@ -136,6 +136,8 @@ def _all_reduce(rank: Rank, kernels: _Kernels) -> None:
         assert (out == sum(inputs)).all()
         kernels.run("all_reduce_buffered_float32", 8192, 1000, inputs[rank.rank], out, out.size)
         assert (out == sum(inputs)).all()
+        kernels.run("all_reduce_buffered_float32", 8192, 1000, out, out, out.size)  # in place
+        assert (out == rank.nranks * sum(inputs)).all()
 
 
 def _halo(rank: Rank, kernels: _Kernels) -> None:
@@ -157,7 +159,7 @@ def _halo(rank: Rank, kernels: _Kernels) -> None:
 @pytest.mark.parametrize(("nranks", "threads"), [(2, True), (4, False)])
 @on_ranks(by="threads")
 def test_over_hostnccl(rank: Rank, module: Path) -> None:
-    """The other kernels make the same calls, and test_functions() runs them."""
+    """test_functions() runs the other kernels."""
     kernels = _Kernels(rank, module)
     for kernels.stream in (None, rank.stream()):
         for case in (_all_reduce, _halo):
