@@ -14,7 +14,6 @@ from torch.distributed import distributed_c10d
 import pynccl
 from tests.mirror.since import SINCE
 from tests.mirror.test_signatures import ABSENT as OF_DISTRIBUTED_C10D
-from tests.mirror.test_signatures import ABSENT_MEMBERS
 from tests.support.torch_suite import EXCEPTIONS
 from tools import pages
 
@@ -92,19 +91,12 @@ def page(text: str) -> str:
         for major, minor in sorted(set(SINCE.values()))
         if (of_version := sorted(name for name, since in SINCE.items() if since == (major, minor)))
     ]
-    members = [
-        f"| {', '.join(f'`{name}.{one}`' for one in sorted(absent) if absent[one] == reason)} "
-        f"| {reason} |"
-        for name, absent in ABSENT_MEMBERS.items()
-        for reason in dict.fromkeys(absent.values())
-    ]
     exceptions = [
         f"| `{pattern}` | {' and '.join(map(str, sizes))} | {reason} |"
         for pattern, (sizes, reason) in EXCEPTIONS["mirror"].items()
     ]
     tables = {
         "names": ["| torch.distributed | pynccl | |", "|---|---|---|", *rows],
-        "members": ["| member | reason |", "|---|---|", *members],
         "versions": ["| since torch | |", "|---|---|", *versions],
         "exceptions": ["| tests | ranks | reason |", "|---|---|---|", *exceptions],
     }

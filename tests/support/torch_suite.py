@@ -45,6 +45,7 @@ _OF_BOTH: Exceptions = {
     ),
 }
 _OF_MIRROR: Exceptions = {
+    "test_get_future": ((2, 4), "calls a method of ProcessGroup that pynccl does not mirror"),
     "test_all_*_coalesced_*": ((2, 4), "tests deprecated functions that pynccl does not mirror"),
     "test_*ddp*": ((2, 4), DDP),
     "test_*DistributedDataParallel*": ((2, 4), DDP),
