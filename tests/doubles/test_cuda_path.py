@@ -36,29 +36,6 @@ def _one_rank(device: int = 0) -> nccl.Communicator:
     return nccl.Communicator(1, nccl.get_unique_id("cuda"), 0, provider="cuda", device=device)
 
 
-@on_ranks(2, provider="cuda", fresh=True)
-def test_work_in_a_group_is_waited_for(rank: Rank) -> None:
-    import torch
-
-    import pynccl as dist
-
-    torch.cuda.set_device(rank.device)
-    dist.init_process_group(
-        "nccl", init_method=rank.init_method, world_size=rank.nranks, rank=rank.rank
-    )
-    dist.all_reduce(torch.ones(1, device="cuda"))  # connects the ranks
-    x = torch.full((4,), rank.rank + 1.0, device="cuda")
-    torch.cuda.synchronize()
-    if rank.rank == 1:
-        time.sleep(0.5)
-    with nccl.group():
-        work = dist.all_reduce(x, async_op=True)
-    work.wait()
-    assert x.tolist() == [3.0] * 4
-    torch.cuda.synchronize()
-    dist.destroy_process_group()
-
-
 def test_operations_of_init_all_are_watched_on_their_devices() -> None:
     import torch
 
