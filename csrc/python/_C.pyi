@@ -18,7 +18,6 @@ from pynccl._internal.records import FlightRecord, MemoryStats
 from pynccl._internal.team import Team
 from pynccl.errors import NcclError, NcclTimeoutError
 from pynccl.mirror.base.errors import BackendError
-from pynccl.mirror.group import call as mirror_call
 from pynccl.mirror.group import comm_stream as mirror_comm_stream
 from pynccl.mirror.group import process_group as mirror_process_group
 from pynccl.mirror.group import work as mirror_work
@@ -586,7 +585,7 @@ class CommStream:
     def comm(self) -> Communicator: ...
     @property
     def stream(self) -> Stream: ...
-    def issue(self, call: mirror_call.Call) -> mirror_work.Work | None: ...
+    def issue(self, call: mirror_comm_stream.Call) -> mirror_work.Work | None: ...
     def oldest(self) -> int | None: ...
 
 @disjoint_base

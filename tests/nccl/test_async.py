@@ -42,7 +42,7 @@ def _tensor(rank: Rank, count: int, value: float = 1.0) -> Any:  # noqa: ANN401
 
 
 def start(comm_stream: Any, tensor: Any) -> Any:  # noqa: ANN401
-    from pynccl.mirror.group.call import Call
+    from pynccl.mirror.group.comm_stream import Call
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.all_reduce(tensor, stream=stream)

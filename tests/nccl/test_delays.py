@@ -23,8 +23,7 @@ import pytest
 import torch
 
 from pynccl import nccl
-from pynccl.mirror.group.call import Call
-from pynccl.mirror.group.comm_stream import CommStream
+from pynccl.mirror.group.comm_stream import Call, CommStream
 from tests.support import gpu
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank

@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 
 from pynccl import nccl
-from pynccl.mirror.group.call import Call
+from pynccl.mirror.group.comm_stream import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import GroupMember, get_rank, member

@@ -14,7 +14,7 @@ from typing_extensions import deprecated
 from pynccl import _C, nccl
 from pynccl.mirror.base.checks import check_tensor, real
 from pynccl.mirror.base.operators import Operator, ReduceOp, supports_complex, torch_operator
-from pynccl.mirror.group.call import Call
+from pynccl.mirror.group.comm_stream import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import group_or_default, group_rank_of, member

@@ -25,7 +25,7 @@ from pynccl.mirror.base.checks import (
 )
 from pynccl.mirror.base.errors import MismatchError
 from pynccl.mirror.base.operators import Operator, ReduceOp
-from pynccl.mirror.group.call import Call
+from pynccl.mirror.group.comm_stream import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import group_or_default, member, root_of

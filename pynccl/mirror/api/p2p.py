@@ -15,7 +15,7 @@ import torch
 from pynccl import _C, nccl
 from pynccl._C import P2POp
 from pynccl.mirror.base.checks import check_tensor, real
-from pynccl.mirror.group.call import Call
+from pynccl.mirror.group.comm_stream import Call
 from pynccl.mirror.group.process_group import ProcessGroup
 from pynccl.mirror.group.work import Work
 from pynccl.mirror.world import (

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,10 +25,9 @@ from pynccl.mirror.base.errors import (
     translate,
     translated,
 )
-from pynccl.mirror.group.call import Call
 from pynccl.mirror.group.work import Work
 
-__all__ = ["CommStream", "close_all", "run_all"]
+__all__ = ["Call", "CommStream", "close_all", "run_all"]
 
 _GRACE = 2.0  # seconds for pending CPU operations when their group is destroyed
 _INVALID_USAGE, _TIMEOUT = 5, 8  # ncclInvalidUsage, ncclTimeout
@@ -44,6 +43,27 @@ _OUTPUTS = {
     "reduce_scatter_single": "output",
     "scatter": "tensor",
 }
+
+
+class Call(NamedTuple):
+    """An operation of the mirror whose arguments were checked.
+
+    Attributes:
+        kind: the name of the operation in messages, such as ``"all_reduce"``.
+        tensor: its first tensor, whose device selects the communicator.
+        enqueue: calls methods of a Communicator on a stream; None is the current stream. It refers
+            to the tensors, which it keeps alive.
+        result: the output tensors.
+        async_op: whether it runs on the communication stream and returns a Work.
+        source: the source, a group rank, of a receive outside a batch.
+    """
+
+    kind: str
+    tensor: torch.Tensor
+    enqueue: Callable[[nccl.Communicator, int | None], object]
+    result: list[torch.Tensor]
+    async_op: bool = False
+    source: int | None = None
 
 
 class CommStream(_C.CommStream):

@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeAlias, cast
 import torch
 
 from pynccl import nccl
-from pynccl.mirror.group.call import Call
-from pynccl.mirror.group.comm_stream import CommStream
+from pynccl.mirror.group.comm_stream import Call, CommStream
 from pynccl.mirror.group.work import DeferredWork, Work
 from pynccl.store import ask
 

@@ -20,8 +20,7 @@ from pynccl.mirror.base.checks import real
 from pynccl.mirror.base.errors import BackendTimeoutError, DistStoreError, translated
 from pynccl.mirror.base.job import Job
 from pynccl.mirror.base.operators import OPERATORS, resolve
-from pynccl.mirror.group.call import Call
-from pynccl.mirror.group.comm_stream import CommStream, close_all, run_all
+from pynccl.mirror.group.comm_stream import Call, CommStream, close_all, run_all
 from pynccl.mirror.group.pair import Pair
 from pynccl.mirror.group.work import Work
 from pynccl.raw import NCCL_UNIQUE_ID_BYTES
