@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import threading
@@ -541,6 +542,33 @@ def test_a_trace_of_a_device_that_is_busy_at_first(rank: Rank) -> None:
     assert began - exact < operation.began <= operation.ended < ended + exact
 
 
+@on_ranks(1, provider="cuda", fresh=True)
+def test_a_trace_compares_clocks_once_per_second(rank: Rank) -> None:
+    """The operation is over, so nearly all events are those of comparisons.
+
+    A trace also compares the clocks of devices that earlier traces of the process have used.
+    """
+    events = 5  # per comparison
+    buffer, stream = rank.memory.put(np.ones(4, np.float32)), rank.stream()
+    with nccl.trace():
+        rank.comm.all_reduce(buffer, stream=stream)
+        stream.synchronize()
+        began = time.monotonic()
+        with library.record() as record:
+
+            def compared() -> int:
+                record.read()
+                return len(record.named("cuEventRecord"))
+
+            wait_until(lambda: compared() >= 4 * events)
+            found = compared()
+            took = time.monotonic() - began
+    # The default stream would wait for the program's other streams.
+    assert all(call.stream != 0 for call in record.named("cuEventRecord"))
+    # One second apart; a comparison may have begun before, and the monitor may record an event.
+    assert found <= events * (took + 1.5), (found, took)
+
+
 def test_waits_do_not_end_captures() -> None:
     comm, stream = _one_rank(), nccl.Stream("cuda", device=0)
     event = nccl.Event("cuda", device=0)
@@ -670,3 +698,37 @@ def test_a_missing_wait_is_found_by_most_seeds(launch: Launcher) -> None:
     """HOSTNCCL_DELAY_SEED also delays the double's streams."""
     assert max(launch(2, race, True, provider="cuda", ids=2)) == 0
     assert min(launch(2, race, False, provider="cuda", ids=2)) > 25
+
+
+@on_ranks(2, provider="cuda", timeout=90)
+def test_nothing_waits_for_a_driver_that_does_not_respond(rank: Rank) -> None:
+    """It blocks the monitor, while operations continue and time out."""
+    long = 30.0  # seconds
+    comm, other = rank.comm, rank.comm.split(0)
+    assert other is not None
+    buffer = rank.memory.put(np.ones(4, np.float32))
+    stream, foreign = rank.stream(), library.driver().new("cuStreamCreate", 1)
+    for one in (comm, other):
+        one.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        rank.wait_event("expired", 0)
+        comm.abort()
+        other.abort()
+        return
+    expired: queue.Queue[Exception] = queue.Queue()
+    comm.on_timeout = lambda _comm, error: expired.put(error)
+    comm.timeout = 0.5
+    with library.blocked_queries() as blocked:
+        comm.all_reduce(buffer, stream=stream)
+        wait_until(blocked, long)
+        for each, on in ((comm, foreign), (other, foreign), (other, stream)):
+            in_threads(lambda each=each, on=on: each.all_reduce(buffer, stream=on))
+        error = expired.get(timeout=long)
+        in_threads(comm.flight_record)
+    rank.set_event("expired")
+    assert isinstance(error, nccl.NcclTimeoutError)
+    assert "all_reduce #" in str(error)
+    assert "the GPU driver has not answered for" in str(error)
+    comm.abort()
+    other.abort()

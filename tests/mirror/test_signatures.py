@@ -232,3 +232,12 @@ def test_docstring(name: str) -> None:
     args = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     described = re.findall(r"^    (\w+): ", args[1], re.MULTILINE) if args else []
     assert set(described) <= set(inspect.signature(function).parameters)
+
+
+@pytest.mark.skipif(INSTALLED > MIRRORED_TORCH, reason="a newer torch may have more names")
+def test_page_is_current() -> None:
+    """The tables of docs/mirror.md are the current output of tools/mirror_table.py."""
+    from tools import mirror_table  # which imports this module
+
+    text = mirror_table.PAGE.read_text()
+    assert text == mirror_table.page(text), "run python -m tools.mirror_table"
