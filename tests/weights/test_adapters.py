@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import socket
 import sys
 import threading
 import time
@@ -319,6 +320,16 @@ def test_verl_leaves_a_session_that_fails() -> None:
     with pytest.raises(RuntimeError, match="no tensors"):
         asyncio.run(engine.send_weights(weights()))
     assert engine.prepare()["session"][0] is None
+
+
+def test_verl_reserves_the_port_of_a_session() -> None:
+    engine = verl.engine_class(CheckpointEngine)(4096, True, timeout=20, host="127.0.0.1")
+    host, port = engine.prepare()["address"].split(":")
+    with socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind((host, int(port)))
+        engine.close()
+        other.bind((host, int(port)))
 
 
 def test_parts_are_as_full_as_possible() -> None:

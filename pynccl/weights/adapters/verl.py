@@ -61,10 +61,14 @@ def engine_class(base: type) -> type:
             self._receivers = 0  # of the open session
             self._sender: WeightSender | None = None
             self._receiver: WeightReceiver | None = None
+            self._reserved: socket.socket | None = None  # the port of the next session
 
         def prepare(self) -> dict[str, Any]:
             """Return this worker's metadata for build_topology()."""
-            address = _free_address(self._host or own_host()) if self._is_master else None
+            address = None
+            if self._is_master:
+                self._reserved = self._reserved or _reserve(self._host or own_host())
+                address = "{}:{}".format(*self._reserved.getsockname())
             return {"session": (self._session, self._receivers), "address": address}
 
         @classmethod
@@ -102,12 +106,13 @@ def engine_class(base: type) -> type:
             """Open the session, unless it is already open."""
             if rank < 0 or session == self._session:
                 return
-            self.close()
+            self._leave()
             address = session.partition("/")[0]
             if rank == 0:
                 self._sender = WeightSender(
                     address, receivers=receivers, timeout=self._timeout, key=key
                 )
+                self._release_port()
             else:
                 self._receiver = WeightReceiver(
                     address, library="torch", timeout=self._timeout, key=key
@@ -149,10 +154,19 @@ def engine_class(base: type) -> type:
 
         def close(self) -> None:
             """Leave the session. Closing twice is allowed."""
+            self._leave()
+            self._release_port()
+
+        def _leave(self) -> None:
             for member in (self._sender, self._receiver):
                 if member is not None:
                     member.close()
             self._sender = self._receiver = self._session = None
+
+        def _release_port(self) -> None:
+            if self._reserved is not None:
+                self._reserved.close()
+            self._reserved = None
 
     return PyncclCheckpointEngine
 
@@ -240,10 +254,12 @@ async def _receive_parts(receiver: WeightReceiver) -> AsyncIterator[tuple[str, A
             return
 
 
-def _free_address(host: str) -> str:
-    """An address with an unused port."""
-    with socket.create_server((host, 0)) as server:
-        return f"{host}:{server.getsockname()[1]}"
+def _reserve(host: str) -> socket.socket:
+    """Reserve a free port: no connection takes it as its own, and a sender can listen at it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, 0))
+    return sock
 
 
 if _BASE in sys.modules:  # verl imports this module
