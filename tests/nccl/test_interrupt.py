@@ -6,7 +6,10 @@ notified, and that a signal handler that does not raise leaves the wait alone.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,181 +18,149 @@ import pytest
 from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support import gpu
-from tests.support.blocking import interrupt_when_blocked
-from tests.support.commands import run_python
+from tests.support.blocking import interrupt_when_blocked, wait_until_blocked
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 _SOON = 0.2  # seconds
 _ATTEMPTS = 10
+Wait = Callable[[nccl.Communicator, np.ndarray, nccl.Stream], object]
 
-_WAIT = """
-import os, signal, sys, threading, time
-import numpy as np
-from pynccl import nccl
-from tests.support.blocking import wait_until_blocked
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
-def interrupt():
-    global sent
-    wait_until_blocked(threading.main_thread())
-    sent = time.monotonic()
-    os.kill(os.getpid(), signal.SIGINT)
+def _queued(comm: nccl.Communicator, array: np.ndarray, stream: nccl.Stream) -> nccl.Stream:
+    comm.all_reduce(array, stream=stream)
+    return stream
 
-def wait(what, comm, array, stream):
-    if what == "all_reduce": comm.all_reduce(array)
-    elif what == "recv": comm.recv(array, 1)
-    elif what == "send": comm.send(np.ones(1 << 20), 1)
-    elif what == "group":
-        with nccl.group():
-            comm.send(array, 1)
-            comm.recv(np.ones_like(array), 1)
-    elif what == "split": comm.split(0)
-    elif what == "init": nccl.Communicator(2, nccl.get_unique_id("host"), 0, provider="host")
-    elif what == "init of the second":
-        uid = nccl.get_unique_id("host")
-        nccl.Communicator(3, uid, 1, provider="host")
-    elif what == "synchronize":
-        comm.all_reduce(array, stream=stream)
-        stream.synchronize()
-    elif what == "event":
-        comm.all_reduce(array, stream=stream)
-        event = nccl.Event("host")
-        event.record(stream)
-        event.synchronize()
-    elif what == "finalize":
-        comm.all_reduce(array, stream=stream)
-        comm.finalize()
-    elif what == "close":
-        comm.all_reduce(array, stream=stream)
-        comm.close()
-        time.sleep(0.01)  # the exception is raised between two instructions
-    elif what == "suspend": comm.suspend()
 
-def attempt(what):
-    comms = nccl.Communicator.init_all(2, provider="host")
-    comm, array, stream = comms[0], np.ones(4), nccl.Stream("host")
-    interrupter = threading.Thread(target=interrupt, daemon=True)
-    interrupter.start()
-    try:
-        wait(what, comm, array, stream)
-        sys.exit("no exception")
-    except KeyboardInterrupt as error:
-        late = time.monotonic() - sent
-    print("interrupted", late, comm.revoked)
-    for one in comms:
-        one.abort()
-    return late
+def _exchange(comm: nccl.Communicator, array: np.ndarray, _stream: nccl.Stream) -> None:
+    with nccl.group():
+        comm.send(array, 1)
+        comm.recv(np.ones_like(array), 1)
 
-soon, attempts, *names = sys.argv[1:]
-for what in names:
-    while attempt(what) > float(soon) and (attempts := int(attempts) - 1): pass
-"""
-# Whether the wait belongs to the communicator, which is revoked then.
-_WAITS = {
-    "all_reduce": True,
-    "recv": True,
-    "send": True,
-    "group": True,
-    "split": True,
-    "init": False,
-    "init of the second": False,
-    "synchronize": False,
-    "event": False,
-    "finalize": True,
-    "close": True,
-    "suspend": True,
+
+def _event(comm: nccl.Communicator, array: np.ndarray, stream: nccl.Stream) -> None:
+    event = nccl.Event("host")
+    event.record(_queued(comm, array, stream))
+    event.synchronize()
+
+
+def _finalize(comm: nccl.Communicator, array: np.ndarray, stream: nccl.Stream) -> None:
+    _queued(comm, array, stream)
+    comm.finalize()
+
+
+def _close(comm: nccl.Communicator, array: np.ndarray, stream: nccl.Stream) -> None:
+    _queued(comm, array, stream)
+    comm.close()
+    time.sleep(0.01)  # the exception is raised between two instructions
+
+
+def _init(nranks: int, rank: int) -> Wait:
+    return lambda *_: nccl.Communicator(nranks, nccl.get_unique_id("host"), rank, provider="host")
+
+
+# Each wait, and whether it belongs to the communicator, which is revoked then.
+_WAITS: dict[str, tuple[Wait, bool]] = {
+    "all_reduce": (lambda comm, array, _: comm.all_reduce(array), True),
+    "recv": (lambda comm, array, _: comm.recv(array, 1), True),
+    "send": (lambda comm, *_: comm.send(np.ones(1 << 20), 1), True),
+    "group": (_exchange, True),
+    "split": (lambda comm, *_: comm.split(0), True),
+    "init": (_init(2, 0), False),
+    "init of the second": (_init(3, 1), False),
+    "synchronize": (lambda *given: _queued(*given).synchronize(), False),
+    "event": (_event, False),
+    "finalize": (_finalize, True),
+    "close": (_close, True),
+    "suspend": (lambda comm, *_: comm.suspend(), True),
 }
 
 
-def _interrupted(soon: float, *waits: str) -> list[tuple[float, bool]]:
-    """The delay of each interruption, and whether the communicator is revoked then. Each wait is
-    repeated until a delay is below ``soon``.
-    """
-    done = run_python("-c", _WAIT, str(soon), str(_ATTEMPTS), *waits)
-    assert done.returncode == 0, done
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert all(line[0] == "interrupted" for line in lines), done
-    return [(float(late), revoked == "True") for _, late, revoked in lines]
+def _interrupted(wait: Wait) -> tuple[float, bool]:
+    """The delay of the interruption, and whether the communicator is revoked then."""
+    comms = nccl.Communicator.init_all(2, provider="host")
+    array, stream = np.ones(4), nccl.Stream("host")
+    sent = interrupt_when_blocked()
+    with pytest.raises(KeyboardInterrupt):
+        wait(comms[0], array, stream)
+    found = time.monotonic() - sent[0], comms[0].revoked
+    for comm in comms:
+        comm.abort()
+    return found
 
 
-def test_waits_are_interrupted() -> None:
-    attempts = _interrupted(60, *_WAITS)
-    assert dict(zip(_WAITS, (revoked for _, revoked in attempts), strict=True)) == _WAITS
+@on_ranks(1, fresh=True)
+def test_waits_are_interrupted(rank: Rank) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    for what, (wait, revokes) in _WAITS.items():
+        assert _interrupted(wait)[1] == revokes, what
 
 
 @pytest.mark.serial
-def test_waits_are_interrupted_soon() -> None:
-    attempts = _interrupted(_SOON, *_WAITS)
-    assert sum(late < _SOON for late, _ in attempts) == len(_WAITS), attempts
+@on_ranks(1, fresh=True)
+def test_waits_are_interrupted_soon(rank: Rank) -> None:
+    """Each in one of several attempts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for what, (wait, _) in _WAITS.items():
+        assert any(_interrupted(wait)[0] < _SOON for _ in range(_ATTEMPTS)), what
 
 
-_HANDLER = """
-import os, signal, threading
-import numpy as np
-from pynccl import nccl
-from tests.support.blocking import wait_until_blocked
-comms = nccl.Communicator.init_all(2, provider="host")
-calls, called = [], threading.Semaphore(0)
-def handle(*_):
-    calls.append(threading.current_thread().name)
-    called.release()
-signal.signal(signal.SIGUSR1, handle)
-arrays = [np.ones(4), np.ones(4)]
-seen = []
-def interrupt():
-    wait_until_blocked(threading.main_thread())
-    for _ in range(2):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        called.acquire(timeout=20)
-    seen.append(len(calls))
-    comms[1].all_reduce(arrays[1])
-threading.Thread(target=interrupt).start()
-comms[0].all_reduce(arrays[0])
-print(seen, calls, arrays[0])
-for comm in comms:
-    comm.close()
-"""
+@on_ranks(1, fresh=True)
+def test_a_handler_runs_while_the_call_waits(rank: Rank) -> None:
+    comms = nccl.Communicator.init_all(2, provider="host")
+    arrays, calls = [np.ones(4), np.ones(4)], []
+    called, in_time = threading.Semaphore(0), []
+
+    def handle(*_: object) -> None:
+        calls.append(threading.current_thread())
+        called.release()
+
+    def interrupt() -> None:
+        wait_until_blocked(threading.main_thread())
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGALRM)
+            in_time.append(called.acquire(timeout=20))
+        comms[1].all_reduce(arrays[1])
+
+    signal.signal(signal.SIGALRM, handle)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    comms[0].all_reduce(arrays[0])
+    thread.join()
+    assert in_time == [True, True]
+    assert calls == [threading.main_thread()] * 2
+    assert (arrays[0] == 2).all()
+    for comm in comms:
+        comm.close()
 
 
-def test_a_handler_runs_while_the_call_waits() -> None:
-    done = run_python("-c", _HANDLER)
-    assert done.stdout == "[2] ['MainThread', 'MainThread'] [2. 2. 2. 2.]\n", done
-
-
-_SHRINK = """
-import contextlib, os, signal, threading
-import numpy as np
-from pynccl import nccl
-from tests.support.blocking import wait_until_blocked
-comms = nccl.Communicator.init_all(2, provider="host")
-entered, shrunk, early = threading.Event(), threading.Event(), []
-def handle(*_):
-    entered.set()
-    early.append(shrunk.wait(1))
-signal.signal(signal.SIGUSR1, handle)
-def shrink():
-    wait_until_blocked(threading.main_thread())
-    os.kill(os.getpid(), signal.SIGUSR1)
-    entered.wait(20)
-    smaller = comms[0].shrink([1], abort=True)
-    shrunk.set()
-    smaller.close()
-thread = threading.Thread(target=shrink)
-thread.start()
-with contextlib.suppress(nccl.NcclError):
-    comms[0].all_reduce(np.ones(4))
-thread.join()
-print(early, shrunk.is_set())
-for comm in comms:
-    comm.abort()
-"""
-
-
-def test_shrink_with_abort_waits_for_the_operations_that_it_ends() -> None:
+@on_ranks(1, fresh=True)
+def test_shrink_with_abort_waits_for_the_operations_that_it_ends(rank: Rank) -> None:
     """The caller may then free their buffers. One is blocked in a signal handler meanwhile."""
-    done = run_python("-c", _SHRINK)
-    assert done.stdout == "[False] True\n", done
+    comms = nccl.Communicator.init_all(2, provider="host")
+    entered, shrunk, early = threading.Event(), threading.Event(), []
+
+    def handle(*_: object) -> None:
+        entered.set()
+        early.append(shrunk.wait(1))
+
+    def shrink() -> None:
+        interrupt_when_blocked(signal.SIGALRM)
+        entered.wait(20)
+        smaller = comms[0].shrink([1], abort=True)
+        shrunk.set()
+        smaller.close()
+
+    signal.signal(signal.SIGALRM, handle)
+    thread = threading.Thread(target=shrink)
+    thread.start()
+    with contextlib.suppress(nccl.NcclError):
+        comms[0].all_reduce(np.ones(4))
+    thread.join()
+    assert early == [False]
+    assert shrunk.is_set()
+    for comm in comms:
+        comm.abort()
 
 
 @on_ranks(3, fresh=True)

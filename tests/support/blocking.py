@@ -128,14 +128,17 @@ def wait_until_blocked(thread: threading.Thread) -> None:
         before = at
 
 
-def interrupt_when_blocked(number: signal.Signals = signal.SIGINT) -> None:
-    """Send a signal to this process as soon as the main thread is blocked."""
+def interrupt_when_blocked(number: signal.Signals = signal.SIGINT) -> list[float]:
+    """Send a signal to this process as soon as the main thread is blocked, and list when."""
+    sent: list[float] = []
 
     def interrupt() -> None:
         wait_until_blocked(threading.main_thread())
+        sent.append(time.monotonic())
         os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt, daemon=True).start()
+    return sent
 
 
 def synchronize(rank: Rank) -> None:
