@@ -5,6 +5,8 @@ answers.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import pickle
 import re
 import signal
@@ -275,43 +277,6 @@ def test_a_stopped_rank_does_not_answer(launch: Launcher, provider: str, tmp_pat
     pytest.fail(str(results))
 
 
-_KEEP_THE_GIL = """
-import ctypes, sys, threading, time
-import numpy as np
-from pynccl import nccl
-from tests.support.store import FolderStore
-ids = [nccl.get_unique_id("host")]
-config, store = nccl.Config(timeout=0.5), FolderStore(sys.argv[1])
-comms = [None, None]
-def make(rank):
-    comms[rank] = nccl.Communicator(2, ids[0], rank, config=config, provider="host", store=store)
-threads = [threading.Thread(target=make, args=[rank]) for rank in (0, 1)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-ended = []
-def wait():
-    try:
-        comms[0].all_reduce(np.ones(4))
-    except nccl.NcclTimeoutError as error:
-        sys.stdout.write(f"{error.missing_ranks} {error}\\n")  # print() lets others write between
-waiter = threading.Thread(target=wait)
-waiter.start()
-while not comms[0].flight_record():
-    time.sleep(0.01)
-ctypes.PyDLL(None).usleep(3_000_000)  # holds the GIL
-sys.stdout.write(f"{comms[0].expired}\\n")
-waiter.join()
-for comm in comms: comm.abort()
-"""
-
-
-def test_a_thread_that_holds_the_gil_does_not_delay_the_end(tmp_path: Path) -> None:
-    done = run_python("-c", _KEEP_THE_GIL, str(tmp_path))
-    assert "True\n" in done.stdout, done
-    assert "[1] all_reduce #1 " in done.stdout
-    assert "waited for rank 1 in ncclAllReduce" in done.stdout
-
-
 def test_an_exit_while_ranks_are_asked_is_silent(tmp_path: Path) -> None:
     script = """
 import sys, threading, time
@@ -364,6 +329,20 @@ def _communicators(store: FolderStore, *timeouts: float) -> list[nccl.Communicat
     return in_threads(*(partial(create, rank, limit) for rank, limit in enumerate(timeouts)))
 
 
+def test_a_thread_that_holds_the_gil_does_not_delay_the_end(tmp_path: Path) -> None:
+    comms = _communicators(FolderStore(tmp_path), 0.5, 0.5)
+    waiting = _in_threads(partial(comms[0].all_reduce, np.ones(4)))
+    wait_until(comms[0].flight_record)
+    ctypes.PyDLL(None).usleep(3_000_000)  # holds the GIL
+    assert comms[0].expired
+    (error,) = waiting()
+    assert isinstance(error, nccl.NcclTimeoutError)
+    assert error.missing_ranks == [1]
+    assert re.search(r"^all_reduce #1 .*waited for rank 1 in ncclAllReduce", str(error)), error
+    for comm in comms:
+        comm.abort()
+
+
 def _late_twice(folder: Path) -> object:
     """The error of the second split, if the first one ended after the question about it."""
     store = _BlockingStore(folder)
@@ -408,38 +387,37 @@ def test_an_error_waits_for_a_slow_inquiry(tmp_path: Path, monkeypatch: pytest.M
         comm.abort()
 
 
-def test_a_child_of_fork_does_not_use_the_stores_of_its_parent(tmp_path: Path) -> None:
-    script = """
-import os, sys, time
-from pynccl import nccl
-from tests.support.store import FolderStore
-class Store(FolderStore):
-    def __init__(self, name):
-        super().__init__(sys.argv[1] + name)
-        self.users = set()
-    def check(self, keys):
+class _NotedStore(FolderStore):
+    """Notes the processes that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.users: set[int] = set()
+
+    def check(self, keys: list[str]) -> bool:
         self.users.add(os.getpid())
         return super().check(keys)
-def make(store):
-    return nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host", store=store)
-def wait_for_use(store):
-    end = time.monotonic() + 20
-    while os.getpid() not in store.users:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-store = Store("/parent")
-comm = make(store)
-wait_for_use(store)
-if child := os.fork():
-    sys.exit(os.waitpid(child, 0)[1])
-own = Store("/child")
-own_comm = make(own)
-wait_for_use(own)
-print(os.getpid() in store.users, flush=True)
-os._exit(0)
-"""
-    done = run_python("-c", script, str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "False\n"), done
+
+    def create(self) -> nccl.Communicator:
+        """Create a communicator, and wait until its process uses the store."""
+        (comm,) = _communicators(self, 60)
+        wait_until(lambda: os.getpid() in self.users)
+        return comm
+
+
+@on_ranks(1, fresh=True)
+def test_a_child_of_fork_does_not_use_the_stores_of_its_parent(rank: Rank, tmp_path: Path) -> None:
+    store = _NotedStore(tmp_path / "parent")
+    with store.create():
+        if child := os.fork():
+            assert os.waitpid(child, 0)[1] == 0
+            return
+        uses = True
+        try:
+            _NotedStore(tmp_path / "child").create()
+            uses = os.getpid() in store.users
+        finally:
+            os._exit(uses)
 
 
 class _FailingStore(FolderStore):

@@ -1,11 +1,14 @@
 """Proves the guarantees for several threads of a process: operations on streams and on the calling
 thread keep one order, a failure to create a stream's thread loses nothing, one thread at a time
-creates communicators and windows, and blocked threads do not disturb the end of the interpreter.
+creates communicators and windows, the process can fork at any time, and blocked threads do not
+disturb the end of the interpreter.
 """
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +173,66 @@ def test_objects_are_not_created_in_a_raw_group(rank: Rank) -> None:
             make()
     library.ncclGroupEnd()
     rank.comm.split(0).close()
+
+
+def _use_in_a_child(comms: list[nccl.Communicator], graph: nccl.Graph, stream: nccl.Stream) -> None:
+    """A child of a fork is refused, and its own communicators have time limits."""
+    for comm in comms:
+        comm.flight_record()
+        with pytest.raises(nccl.NcclError):
+            comm.all_reduce(np.ones(4))
+    for call in (lambda: graph.launch(stream), stream.query):
+        with pytest.raises((nccl.NcclError, nccl.DriverError)):
+            call()
+    _expire()
+
+
+def _expire() -> None:
+    own, queue = nccl.Communicator.init_all(2, provider="host"), nccl.Stream("host")
+    own[0].timeout = 0.1
+    own[0].all_reduce(np.ones(4), stream=queue)
+    with pytest.raises(nccl.NcclTimeoutError):
+        queue.synchronize()
+    for comm in own:
+        comm.abort()
+
+
+@on_ranks(1, fresh=True, timeout=240)
+def test_a_fork_while_deadlines_are_checked(rank: Rank) -> None:
+    """No mutex is locked in the child."""
+    array, stream, captured = np.ones(4), rank.stream(), rank.stream()
+    comms = [nccl.Communicator.init_all(1, provider="host")[0] for _ in range(40)]
+    with nccl.capture(captured) as graph:
+        comms[0].all_reduce(array, stream=captured)
+    blocked = threading.Event()
+    stream.launch(blocked.wait)
+    for comm in comms:
+        comm.all_reduce(array, stream=stream)  # the monitor polls whether they are done
+    graph.launch(stream)
+
+    def have_deadlines_checked() -> None:
+        while not blocked.is_set():
+            with nccl.deadline(50):  # wakes the monitor
+                pass
+
+    thread = threading.Thread(target=have_deadlines_checked)
+    thread.start()
+    statuses = []
+    for _ in range(60 if FULL else 15):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # ends a child that hangs
+            try:
+                _use_in_a_child(comms, graph, stream)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        statuses.append(os.waitpid(child, 0)[1])
+    blocked.set()
+    thread.join()
+    stream.synchronize()
+    assert not any(statuses)
+    _expire()  # no mutex is locked in the parent either
 
 
 _BLOCKED_AT_EXIT = """

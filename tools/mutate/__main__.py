@@ -74,7 +74,7 @@ def _files(folder: str, names: str) -> tuple[str, ...]:
 AREAS: dict[str, tuple[str, ...]] = {
     "csrc/nccl": (
         "tests/raw",
-        *_files("nccl", "communicator failures threads interrupt deadlines_fork values memory"),
+        *_files("nccl", "communicator failures threads interrupt values memory"),
         *_files("nccl", "device_comm streams"),
         "tests/weights/test_trust.py",
         *_files("doubles", "cuda_path silent_driver"),
