@@ -1,6 +1,7 @@
 """Proves that a call does not wait longer than its time limit for a missing rank but raises an
 error that names the operation, after which the others continue without it; and that operations that
-end in time do not expire.
+end in time do not expire. The other actions of a time limit are none, the end of the process, or a
+call of the program's function, even while the main thread blocks.
 """
 
 from __future__ import annotations
@@ -8,20 +9,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pynccl import nccl
+from pynccl import errors, nccl
+from tests.nccl.test_async import comm_stream_of, start
 from tests.nccl.test_life import check_works
 from tests.support import gpu
 from tests.support.blocking import wait_until
 from tests.support.capsule import open_capsule
-from tests.support.in_world import run_in_world
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -103,23 +109,36 @@ def test_a_split_of_a_revoked_communicator_ends(rank: Rank) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*was not closed:ResourceWarning")
-@pytest.mark.parametrize("deleted", [False, True], ids=["closed", "deleted"])
-@on_ranks(2, timeout=40)
-def test_ending_a_communicator_with_queued_work_has_its_limit(rank: Rank, deleted: bool) -> None:
-    comm, stream, array = rank.communicator(), rank.stream(), np.ones(8, np.float32)
-    comm.all_reduce(array, nccl.MAX)
+@pytest.mark.parametrize(
+    ("provider", "end"),
+    [
+        ("host", "close"),
+        ("host", "deletion"),
+        pytest.param("cuda", "close", marks=pytest.mark.gpu),
+        pytest.param("cuda", "finalize", marks=pytest.mark.gpu),
+    ],
+    indirect=["provider"],
+)
+@on_ranks(2, by="provider", ids=2, timeout=60)
+def test_ending_a_communicator_with_queued_work_has_its_limit(rank: Rank, end: str) -> None:
+    comm, stream = rank.communicator(1), rank.stream()
+    check_works(rank, comm, [0, 1])
     comm.timeout = _LIMIT
     if rank.rank == _ABSENT:
         rank.wait_event("done", 0)
         comm.abort()
         return
-    comm.all_reduce(array, nccl.MAX, stream=stream)
-    if deleted:
+    buffer = rank.memory.put(np.ones(8, np.float32))
+    comm.all_reduce(buffer, nccl.MAX, stream=stream)
+    if end == "deletion":
         del comm
         gc.collect()
     else:
-        with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #2|Finalize|Destroy"):
-            comm.close()
+        with pytest.raises(nccl.NcclTimeoutError, match=r"all_reduce #\d|ncclComm"):
+            getattr(comm, end)()
+        comm.close()
+    with contextlib.suppress(nccl.NcclError):
+        stream.synchronize()
     rank.set_event("done")
 
 
@@ -289,21 +308,6 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> No
         nccl.Communicator.init_all(1, provider="host")
 
 
-def _late(dist: ModuleType, rank: int, _nranks: int) -> None:
-    import torch
-
-    tensor = torch.ones(4)
-    if rank == 1:
-        time.sleep(1)
-    dist.all_reduce(tensor)
-    assert (tensor == 2).all()
-
-
-def test_the_mirror_uses_the_timeouts_of_its_groups(launch: Launcher, tmp_path: Path) -> None:
-    url, env = f"file://{tmp_path}/store", {"PYNCCL_TIMEOUT": "0.3"}
-    launch(2, run_in_world, _late, url, {}, (), env=env, timeout=40)
-
-
 @on_ranks(2, ids=2)
 def test_recover_has_its_own_limit(rank: Rank) -> None:
     """The communicator's timeout is shorter than the wait for a late rank."""
@@ -317,3 +321,341 @@ def test_recover_has_its_own_limit(rank: Rank) -> None:
         recovered.timeout = _LONG
         check_works(rank, recovered, [0, 1])
     assert not expired
+
+
+# Ends on GPUs: ncclCommRevoke waits for the work that precedes the communicator's operations on
+# their streams, ncclCommFinalize waits for its graphs and cannot be revoked, and after either of
+# them NCCL frees memory immediately.
+
+
+def _connected(rank: Rank, index: int) -> nccl.Communicator:
+    comm = rank.communicator(index)
+    check_works(rank, comm, list(range(rank.nranks)))
+    return comm
+
+
+def _graph_of_torch(rank: Rank, comm: nccl.Communicator, *, async_op: bool = False) -> Any:  # noqa: ANN401
+    """With an all-reduce, by async_op on a stream of pynccl that joins the capture."""
+    import torch
+
+    torch.cuda.set_device(rank.device)
+    x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    comm_stream = comm_stream_of(rank, comm) if async_op else None
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        if comm_stream:
+            start(comm_stream, x).wait()
+        else:
+            comm.all_reduce(x)
+    return graph
+
+
+def _graph_of_pynccl(rank: Rank, comm: nccl.Communicator) -> nccl.Graph:
+    stream, buffer = rank.stream(), rank.memory.put(np.ones(4, np.float32))
+    with nccl.capture(stream) as graph:
+        comm.all_reduce(buffer, stream=stream)
+    return graph
+
+
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda", ids=2, timeout=60)
+def test_close_before_a_graph_of_torch_ends(rank: Rank) -> None:
+    comm = _connected(rank, 1)
+    graph = _graph_of_torch(rank, comm)
+    comm.timeout = _LIMIT
+    text = rf"ncclCommDestroy on rank {rank.rank} did not complete within {_LIMIT:g} s"
+    with pytest.raises(nccl.NcclTimeoutError, match=text):
+        comm.close()
+    assert comm.closed
+    comm.close()
+    graph.reset()
+
+
+_GRAPHS: dict[str, Callable[[Rank, nccl.Communicator], Any]] = {
+    "torch": _graph_of_torch,
+    "asynchronous": partial(_graph_of_torch, async_op=True),
+    "pynccl": _graph_of_pynccl,
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "end"),
+    [("torch", "close"), ("torch", "abort"), ("asynchronous", "close"), ("pynccl", "abort")],
+)
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda", ids=2, timeout=60)
+def test_a_graph_outlives_a_revoked_communicator(rank: Rank, how: str, end: str) -> None:
+    gpu.require(rank.provider, "ncclCommRevoke")
+    comm = _connected(rank, 1)
+    graph = _GRAPHS[how](rank, comm)
+    comm.revoke()
+    getattr(comm, end)()
+    assert comm.closed
+    if how == "pynccl":
+        graph.close()
+    else:
+        graph.reset()
+
+
+def _issue_behind(
+    rank: Rank, first: nccl.Communicator, second: nccl.Communicator
+) -> tuple[nccl.Stream, list[Any]] | None:
+    """Return a stream with an all_reduce of the first communicator behind one of the second, and
+    their buffers. Neither completes: the absent rank gets None and only aborts both at the end.
+    """
+    if rank.rank == _ABSENT:
+        rank.wait_event("done", 0)
+        first.abort()
+        second.abort()
+        return None
+    stream = rank.stream()
+    buffers = [rank.memory.put(np.ones(4, np.float32)) for _ in range(2)]
+    for comm, buffer in zip((second, first), buffers, strict=True):
+        comm.all_reduce(buffer, stream=stream)
+    return stream, buffers
+
+
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda", ids=3, timeout=90)
+def test_the_revocation_of_an_expired_communicator_waits_for_another(rank: Rank) -> None:
+    """That of the first waits for that of the second, which expires later."""
+    gpu.require(rank.provider, "ncclCommRevoke")
+    first, second = _connected(rank, 1), _connected(rank, 2)
+    expired = [threading.Event(), threading.Event()]
+    for comm, seconds, event in zip((first, second), (_LIMIT, 6 * _LIMIT), expired, strict=True):
+        comm.timeout = seconds
+        comm.on_timeout = lambda *_, event=event: event.set()
+    issued = _issue_behind(rank, first, second)
+    if issued is None:
+        return
+    stream, _buffers = issued
+    assert expired[0].wait(30)
+    assert expired[1].wait(30)
+    with pytest.raises(nccl.NcclTimeoutError, match="did not complete within"):
+        stream.synchronize()
+    with second.shrink([_ABSENT], abort=True) as smaller:
+        check_works(rank, smaller, [0])
+    for comm in (first, second):
+        assert comm.expired
+        assert not comm.closed
+        comm.close()
+    rank.set_event("done")
+
+
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda", ids=3, timeout=60)
+def test_a_revocation_behind_another_communicator_expires(rank: Rank) -> None:
+    gpu.require(rank.provider, "ncclCommRevoke")
+    first, second = _connected(rank, 1), _connected(rank, 2)
+    issued = _issue_behind(rank, first, second)
+    if issued is None:
+        return
+    stream, _buffers = issued
+    first.timeout = 60
+    with (
+        nccl.deadline(_LIMIT),
+        pytest.raises(nccl.NcclTimeoutError, match=r"^ncclCommRevoke on rank 0 .* within 0\.6 s$"),
+    ):
+        first.revoke()
+    assert first.revoked
+    second.revoke()
+    with contextlib.suppress(nccl.NcclError):
+        stream.synchronize()
+    first.close()
+    second.close()
+    rank.set_event("done")
+
+
+# Actions
+
+
+@on_ranks(2, by="provider", ids=2, timeout=40)
+def test_a_function_is_called_once(rank: Rank) -> None:
+    called: list[tuple[nccl.Communicator, nccl.NcclError]] = []
+    done = threading.Event()
+
+    def note(comm: nccl.Communicator, error: nccl.NcclError) -> None:
+        called.append((comm, error))
+        done.set()
+
+    config = nccl.Config(on_timeout=note)
+    assert config.on_timeout is note
+    comm = rank.communicator(1, config=config)
+    assert comm.on_timeout is note
+    stream, buffer = rank.stream(), rank.memory.put(np.ones(4, np.float32))
+    comm.all_reduce(buffer, stream=stream)
+    stream.synchronize()
+    if rank.rank == 1:
+        rank.wait_event("done", 0)
+        comm.abort()
+        return
+    comm.timeout = 0.5
+    with pytest.raises(nccl.NcclTimeoutError):  # noqa: PT012
+        comm.all_reduce(buffer, stream=stream)
+        stream.synchronize()
+    assert done.wait(20)
+    ((told, error),) = called
+    assert told is comm
+    assert isinstance(error, nccl.NcclTimeoutError)
+    assert "all_reduce #2" in str(error)
+    assert comm.expired
+    comm.timeout = 30
+    with comm.shrink([1], abort=True) as alone:
+        assert alone.on_timeout is note  # inherited like the other settings
+    rank.set_event("done")
+    comm.close()
+    assert len(called) == 1
+
+
+def test_the_function_may_wait_for_the_error_and_use_the_communicator(
+    pair: list[nccl.Communicator],
+) -> None:
+    pair[0].timeout = 0.3
+    raised, shrunk = threading.Event(), []
+
+    def recover(comm: nccl.Communicator, _error: nccl.NcclError) -> None:
+        if raised.wait(20):
+            comm.timeout = 30
+            shrunk.append(comm.shrink([1], abort=True))
+
+    pair[0].on_timeout = recover
+    with pytest.raises(nccl.NcclTimeoutError):
+        pair[0].all_reduce(np.ones(4))
+    raised.set()
+    wait_until(lambda: shrunk)
+    assert shrunk[0].nranks == 1
+    shrunk[0].abort()
+
+
+def test_others_expire_while_a_function_runs() -> None:
+    """A function that does not return delays no other communicator."""
+    comms = [nccl.Communicator.init_all(2, provider="host") for _ in range(2)]
+    stop = threading.Event()
+    ended: list[bool] = []
+    for pair in comms:
+        pair[0].timeout = 0.3
+        pair[0].on_timeout = lambda *_: ended.append(stop.wait(40))
+    for pair in comms:
+        with pytest.raises(nccl.NcclTimeoutError):
+            pair[0].all_reduce(np.ones(4))
+    assert not ended
+    stop.set()
+    for pair in comms:
+        for comm in pair:
+            comm.abort()
+
+
+@pytest.mark.parametrize("raises", ["function", "arguments"])
+def test_a_function_that_raises(
+    pair: list[nccl.Communicator], monkeypatch: pytest.MonkeyPatch, raises: str
+) -> None:
+    seen: list[BaseException | None] = []
+    hooked = threading.Event()
+
+    def hook(unraisable: object) -> None:
+        seen.append(unraisable.exc_value)  # type: ignore[attr-defined]
+        hooked.set()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("mine")
+
+    def create(*arguments: Any) -> nccl.NcclError:  # noqa: ANN401
+        if threading.get_ident() != caller:
+            fail()
+        return from_result(*arguments)
+
+    caller, from_result = threading.get_ident(), errors.from_result
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    if raises == "arguments":
+        monkeypatch.setattr(errors, "from_result", create)
+    pair[0].timeout = 0.3
+    pair[0].on_timeout = fail
+    with pytest.raises(nccl.NcclTimeoutError):
+        pair[0].all_reduce(np.ones(4))
+    assert hooked.wait(20)
+    assert str(seen[0]) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [("ignore", ValueError), (3, TypeError), (b"raise", TypeError)]
+)
+def test_actions_are_checked(
+    comm: nccl.Communicator, value: object, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=r"on_timeout: .*(ignore|3|raise)"):
+        nccl.Config(on_timeout=value)
+    with pytest.raises(error, match="on_timeout: "):
+        comm.on_timeout = value  # type: ignore[assignment]
+
+
+def test_children_inherit_the_action(comm: nccl.Communicator) -> None:
+    def note(*_: object) -> None:
+        pass
+
+    comm.on_timeout = note
+    with comm.split(0) as child:
+        assert child.on_timeout is note
+        child.on_timeout = "abort"
+        assert comm.on_timeout is note
+        with child.split(0) as grandchild:
+            assert grandchild.on_timeout == "abort"
+
+
+_ABORT = """
+import ctypes, os, threading
+import numpy as np
+from pynccl import nccl
+comms = nccl.Communicator.init_all(2, provider="host")
+comms[0].timeout = 0.3
+{before}
+print(comms[0].on_timeout, flush=True)
+{wait}
+print("survived", flush=True)
+"""
+_WAITS = {
+    "a call": "comms[0].all_reduce(np.ones(4))",
+    # The main thread holds the GIL and never returns to Python.
+    "the GIL": """
+threading.Thread(target=comms[0].all_reduce, args=[np.ones(4)], daemon=True).start()
+ctypes.PyDLL(None).sleep(600)
+""",
+}
+
+
+@pytest.mark.parametrize(("wait", "how"), [("a call", "environment"), ("the GIL", "attribute")])
+def test_the_process_is_aborted(tmp_path: Path, wait: str, how: str) -> None:
+    before = "comms[0].on_timeout = 'abort'" if how == "attribute" else ""
+    env = {"PYNCCL_ON_TIMEOUT": "abort"} if how == "environment" else {}
+    env |= {"PYNCCL_FLIGHT_FILE": f"{tmp_path}/flight_", "RANK": "0"}
+    done = run_python("-c", _ABORT.format(before=before, wait=_WAITS[wait]), **env)
+    assert (done.returncode, done.stdout) == (-signal.SIGABRT, "abort\n"), done
+    text = "pynccl: all_reduce #1 (float64, count=4, sum) on rank 0 did not complete"
+    assert text in done.stderr
+    assert (tmp_path / "flight_0").exists()
+
+
+def test_the_environment_sets_the_default_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("raise", ""):
+        monkeypatch.setenv("PYNCCL_ON_TIMEOUT", value)
+        with nccl.Communicator.init_all(1, provider="host")[0] as comm:
+            assert comm.on_timeout == "raise"
+    monkeypatch.setenv("PYNCCL_ON_TIMEOUT", "exit")
+    with pytest.raises(ValueError, match="PYNCCL_ON_TIMEOUT: 'exit' is neither"):
+        nccl.Communicator.init_all(1, provider="host")
+
+
+def test_the_destructor_of_a_replaced_function_may_use_the_attribute(
+    comm: nccl.Communicator,
+) -> None:
+    seen: list[object] = []
+
+    class Function:
+        def __call__(self, *_: object) -> None:
+            pass
+
+        def __del__(self) -> None:
+            seen.append(comm.on_timeout)
+
+    comm.on_timeout = Function()
+    comm.on_timeout = "abort"
+    assert seen == ["abort"]
