@@ -146,7 +146,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         "tests/raw",
         *_files("nccl", "communicator arguments simulate plan buffers streams"),
         *_files("nccl", "graphs suspension memory coll_config groups"),
-        *_files("nccl", "life windows peers borrow overlap deadlines launch_native"),
+        *_files("nccl", "life windows peers borrow overlap deadlines"),
         *_files("nccl", "nonblocking array_kinds one_sided"),
         "tests/hostnccl/test_program_exceptions.py",
         "tests/weights/test_tensors.py",
