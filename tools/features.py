@@ -146,14 +146,14 @@ CALLS = {
     "ncclTeamRail": ("Communicator.team_rail", _TEAMS),
     "ncclTeamRankToWorld": ("Communicator.rank_to_world", _TEAMS),
     "ncclTeamRankToLsa": ("Communicator.rank_to_lsa", _TEAMS),
-    "ncclGetLsaDevicePointer": ("Window.lsa_pointer", "nccl/test_peers.py::test_views"),
+    "ncclGetLsaDevicePointer": ("Window.lsa_pointer", "nccl/test_windows.py::test_views"),
     "ncclGetPeerDevicePointer": (
         "Window.peer Window.peer_pointer Window.peer_pointers",
-        "nccl/test_peers.py::test_views",
+        "nccl/test_windows.py::test_views",
     ),
     "ncclGetLsaMultimemDevicePointer": (
         "Window.multimem_pointer",
-        "nccl/test_peers.py::test_views",
+        "nccl/test_windows.py::test_views",
     ),
     "ncclGetMultimemDevicePointer": (
         "DeviceComm.multimem_pointers",
