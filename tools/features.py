@@ -95,8 +95,8 @@ CALLS = {
         "Communicator.rank",
         "nccl/test_communicator.py::test_properties",
     ),
-    "ncclMemAlloc": ("Communicator.mem_alloc", "nccl/test_buffers.py::test_allocated_buffers"),
-    "ncclMemFree": ("Buffer.close", "nccl/test_buffers.py::test_allocated_buffers"),
+    "ncclMemAlloc": ("Communicator.mem_alloc", "nccl/test_memory.py::test_allocated_buffers"),
+    "ncclMemFree": ("Buffer.close", "nccl/test_memory.py::test_allocated_buffers"),
     "ncclCommRegister": (
         "Communicator.register",
         "nccl/test_leaks.py::test_streams_events_operators_and_buffers",

@@ -6,6 +6,7 @@ nothing, and a result nothing else.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import random
 from collections.abc import Callable
@@ -127,14 +128,14 @@ class _Side:
 
     view: str
     form: str
-    misaligned: bool
+    shift: float  # from its alignment: a fraction of an element, rounded up to bytes
 
     def make(self, values: np.ndarray) -> _Made | None:
         """A buffer with these values, or None if the form has no such buffer."""
         n = values.size
         width = values.dtype.itemsize
-        raw = np.zeros((3 * n + 16) * width + 1, np.uint8)
-        start = 1 if self.misaligned and width > 1 else 0
+        raw = np.zeros((3 * n + 17) * width, np.uint8)
+        start = min(math.ceil(self.shift * width), width - 1)
         whole = raw[start : start + (3 * n + 16) * width].view(values.dtype)
         array = _VIEWS[self.view](whole, n)
         if self.view == "repeated":
@@ -185,7 +186,7 @@ def _side(rng: random.Random) -> _Side:
     return _Side(
         "offset" if plain else rng.choice(list(_VIEWS)),
         rng.choice(("numpy", "torch") if plain else list(_FORMS)),
-        rng.random() < 0.2,
+        rng.choice((0, 0.01, 0.5, 0.99)) if rng.random() < 0.25 else 0,
     )
 
 
@@ -195,7 +196,7 @@ def _case(rng: random.Random) -> _Case:
     return _Case(
         collective,
         dtype,
-        rng.choice((0, 1, 2, 2, 6, 6, 64, 1000)),
+        rng.choice((0, 1, 2, 2, 6, 6, 64, 1000, 6007)),
         rng.choice(dtypes.operators(dtype)[:3]),
         rng.randrange(2),
         collective in _IN_PLACE and rng.random() < 0.5,

@@ -1,21 +1,28 @@
 """Proves that memory pools of frameworks get their segments from ncclMemAlloc and that
 communicators register them: the allocator through the C functions that torch calls, the life of
-registrations, torch's and CuPy's own pools on GPUs; and tensors over such memory.
+registrations, torch's and CuPy's own pools on GPUs. Tensors over such memory, tensors on GPUs,
+Buffers and addresses can be reduced, and memory in use is not freed. test_array_values.py tests
+arrays of every dtype, layout and alignment on CPUs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import threading
+import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pynccl import _C, libraries, memory, nccl
+from pynccl import _C, libraries, memory, nccl, raw
+from tests.support import dtypes, gpu
 from tests.support.blocking import in_threads
-from tests.support.commands import python_output
+from tests.support.memory import GUARD, HostMemory, OnlyDlpack
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -29,46 +36,31 @@ def arena() -> _C.Arena:
     return _C.Arena.of(libraries.load("host"))
 
 
-_AS_TORCH_DOES = """
-import ctypes
-
-import pytest
-
-from pynccl import _C, libraries
-
-library = ctypes.CDLL(_C.__file__)
-malloc, free = library.pynccl_torch_malloc, library.pynccl_torch_free
-malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-malloc.restype = ctypes.c_void_p
-free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-free.restype = None
-
-assert malloc(4096, 0, None) is None  # no arena is chosen
-free(4096, 4096, 0, None)
-
-arena = _C.Arena.of(libraries.load("host"))
-arena.serve_torch()
-arena.serve_torch()
-address = malloc(4096, 0, None)
-ctypes.memset(address, 7, 4096)
-assert ctypes.string_at(address, 4096) == b"\\7" * 4096
-assert malloc(0, 0, None) is None
-assert malloc(-1, 0, None) is None
-assert malloc(2**62, 0, None) is None  # out of memory
-assert malloc(4096, 10**6, None) is None  # no such device
-free(None, 0, 0, None)
-free(address + 1, 4096, 0, None)  # no segment: as in cudaFree, nothing happens
-free(address, 4096, 0, None)
-with pytest.raises(ValueError, match="not the address of a segment"):
-    arena.deallocate(address)  # it was returned
-with pytest.raises(ValueError, match="already use the memory of"):
-    _C.Arena.of(libraries.load({noop!r})).serve_torch()
-print("well")
-"""
-
-
-def test_allocator_as_torch_calls_it() -> None:
-    assert python_output(_AS_TORCH_DOES.format(noop=str(noop.library()))) == "well"
+@on_ranks(1, fresh=True)
+def test_allocator_as_torch_calls_it(rank: Rank) -> None:
+    library, arena = ctypes.CDLL(_C.__file__), _C.Arena.of(libraries.load("host"))
+    malloc, free = library.pynccl_torch_malloc, library.pynccl_torch_free
+    malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    malloc.restype = ctypes.c_void_p
+    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    free.restype = None
+    assert malloc(4096, 0, None) is None  # no arena is chosen
+    free(4096, 4096, 0, None)
+    for _ in range(2):
+        arena.serve_torch()
+    address = malloc(4096, 0, None)
+    ctypes.memset(address, 7, 4096)
+    assert ctypes.string_at(address, 4096) == b"\7" * 4096
+    for size in (0, -1, 2**62):  # none, negative, out of memory
+        assert malloc(size, 0, None) is None
+    assert malloc(4096, 10**6, None) is None  # no such device
+    free(None, 0, 0, None)
+    free(address + 1, 4096, 0, None)  # no segment: as in cudaFree, nothing happens
+    free(address, 4096, 0, None)
+    with pytest.raises(ValueError, match="not the address of a segment"):
+        arena.deallocate(address)  # it was returned
+    with pytest.raises(ValueError, match="already use the memory of"):
+        _C.Arena.of(libraries.load(str(noop.library()))).serve_torch()
 
 
 def test_allocation_errors(arena: _C.Arena) -> None:
@@ -253,3 +245,148 @@ def test_memory_is_freed_beside_captures(comm: nccl.Communicator) -> None:
         with nccl.capture(stream) as graph:
             comm.all_reduce(array, stream=stream)
         graph.close()
+
+
+# Buffers
+
+
+class _OnlyCudaArrayInterface:
+    def __init__(self, tensor: Any) -> None:  # noqa: ANN401
+        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+        self._tensor = tensor
+
+
+def _parameter(tensor: Any) -> Any:  # noqa: ANN401
+    import torch
+
+    return torch.nn.Parameter(tensor)
+
+
+# The forms in which the same memory is passed.
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "torch tensor": lambda tensor: tensor,
+    "torch parameter": _parameter,
+    "only __dlpack__": OnlyDlpack,
+    "only __cuda_array_interface__": _OnlyCudaArrayInterface,
+}
+
+
+@pytest.mark.gpu
+@on_ranks(2, provider="cuda")
+def test_every_form_of_a_buffer(rank: Rank) -> None:
+    """In place and out of place. test_array_values.py tests those of CPUs."""
+    total = np.arange(5, dtype=np.float32) * sum(range(1, rank.nranks + 1))
+    own = np.arange(5, dtype=np.float32) * (rank.rank + 1)
+    stream = rank.stream()
+    for name, form in _FORMS.items():
+        for in_place in (True, False):
+            source, target = rank.memory.put(own), rank.memory.put(np.zeros_like(own))
+            out = None if in_place else form(target)
+            rank.comm.all_reduce(form(source), out=out, stream=stream)
+            stream.synchronize()
+            np.testing.assert_array_equal(
+                rank.memory.get(source if in_place else target), total, err_msg=name
+            )
+
+
+def _address(buffer: Any) -> int:  # noqa: ANN401
+    address: int = buffer.ctypes.data if isinstance(buffer, np.ndarray) else buffer.data_ptr()
+    return address
+
+
+@on_ranks(2, by="provider")
+def test_addresses(rank: Rank) -> None:
+    """Integer addresses with count and with dtype in each form."""
+    own = np.full(6, rank.rank + 1.0, np.float32)
+    stream = rank.stream()
+    for dtype in ("float32", np.float32, np.dtype(np.float32), raw.ncclFloat32):
+        source, target = rank.memory.put(own), rank.memory.put(np.zeros_like(own))
+        rank.comm.all_reduce(
+            _address(source), out=_address(target), count=own.size, dtype=dtype, stream=stream
+        )
+        rank.comm.all_reduce(_address(source), count=own.size, dtype=dtype, stream=stream)
+        stream.synchronize()
+        total = sum(range(1, rank.nranks + 1))
+        np.testing.assert_array_equal(rank.memory.get(target), np.full_like(own, total))
+        np.testing.assert_array_equal(rank.memory.get(source), np.full_like(own, total))
+
+
+@on_ranks(2, by="provider")
+def test_allocated_buffers(rank: Rank) -> None:
+    import torch
+
+    comm = rank.comm
+    buffer = comm.mem_alloc((3, 5), "float32")
+    assert (buffer.shape, buffer.dtype, buffer.nbytes) == ((3, 5), "float32", 60)
+    tensor = torch.from_dlpack(buffer)  # type: ignore[attr-defined]
+    assert tensor.data_ptr() == buffer.ptr
+    assert tensor.shape == (3, 5)
+    tensor.fill_(rank.rank + 1)
+    with comm.register(buffer) as registration:
+        assert isinstance(registration.handle, int)
+        stream = rank.stream()
+        if rank.device is not None:
+            torch.cuda.synchronize(rank.device)
+        comm.all_reduce(buffer, stream=stream)
+        stream.synchronize()
+    assert (tensor.cpu() == sum(range(1, rank.nranks + 1))).all()
+    # The memory lives as long as the last view of it.
+    gone = weakref.ref(buffer)
+    del buffer, registration
+    tensor += 1
+    assert gone() is not None
+    del tensor
+    assert gone() is None
+    for dtype in (name for name in dtypes.ALL if name not in gpu.without(rank.provider)):
+        allocated, gathered = comm.mem_alloc(3, dtype), comm.mem_alloc(3 * rank.nranks, dtype)
+        assert allocated.nbytes == 3 * dtypes.numpy_dtype(dtype).itemsize
+        comm.all_gather(allocated, out=gathered, stream=stream)
+        stream.synchronize()
+        allocated.close()
+        with pytest.raises(ValueError, match="closed"):
+            _ = allocated.ptr
+    assert comm.mem_alloc(0).nbytes == 0
+    with pytest.raises(ValueError, match="shape: -1 is negative"):
+        comm.mem_alloc(-1)
+    with pytest.raises(ValueError, match="does not fit"):
+        comm.mem_alloc((2**62, 2**62), "float64")
+
+
+@pytest.mark.parametrize("close", [False, True])
+@on_ranks(2, by="provider")
+def test_memory_in_use_is_not_freed(rank: Rank, close: bool) -> None:
+    """The stream still sends from the memory when its last reference is deleted."""
+    stream, received = rank.stream(), rank.memory.put(np.zeros(1000, np.float32))
+    buffer = rank.comm.mem_alloc(1000, "float32")
+    rank.comm.all_reduce(received, out=buffer)
+    begin = threading.Event()
+    stream.launch(begin.wait)
+    rank.comm.all_reduce(buffer, out=received, stream=stream)
+    threading.Timer(0.2, begin.set).start()
+    if close:
+        buffer.close()
+    del buffer
+    stream.synchronize()
+    assert not rank.memory.get(received).any()
+
+
+@on_ranks(2, by="provider", threads=True)
+def test_freeing_waits_for_no_other_rank(rank: Rank) -> None:
+    """The other rank's stream waits for this thread, which must not wait for that stream."""
+    array = rank.memory.put(np.ones(4, np.float32))
+    rank.comm.all_reduce(array)
+    buffer = rank.comm.mem_alloc(4, "float32")
+    stream = rank.stream()
+    if rank.rank == 0:
+        time.sleep(0.2)
+        buffer.close()
+    rank.comm.all_reduce(array, stream=stream)
+    stream.synchronize()
+    assert (rank.memory.get(array) == 4).all()
+
+
+def test_a_write_outside_would_be_noticed() -> None:
+    array = HostMemory().put(np.zeros(3))
+    ctypes.memset(array.ctypes.data + array.nbytes + GUARD - 1, 0, 1)
+    with pytest.raises(AssertionError, match="outside"):
+        HostMemory().get(array)

@@ -38,7 +38,6 @@ _ENTER_TORCH = (
     "tests.nccl.test_array_values",
     "tests.nccl.test_async",
     "tests.nccl.test_borrow",
-    "tests.nccl.test_buffers",
     "tests.nccl.test_memory",
     "tests.reliability.test_forked_children",
     "tests.support.in_world",

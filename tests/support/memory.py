@@ -40,10 +40,9 @@ class OnlyDlpack:
 
 
 class HostMemory:
-    def put(self, array: np.ndarray, offset: int = 0) -> np.ndarray:
-        """Place the buffer offset bytes off its alignment."""
-        base = np.full(array.nbytes + 2 * GUARD + offset, _FILL, np.uint8)
-        place = np.ndarray(array.shape, array.dtype, base.data, GUARD + offset)
+    def put(self, array: np.ndarray) -> np.ndarray:
+        base = np.full(array.nbytes + 2 * GUARD, _FILL, np.uint8)
+        place = np.ndarray(array.shape, array.dtype, base.data, GUARD)
         place[...] = array
         return place
 
