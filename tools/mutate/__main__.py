@@ -82,16 +82,13 @@ AREAS: dict[str, tuple[str, ...]] = {
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
         *_files("nccl", "groups threads interrupt windows life deadlines device_comm"),
-        *_files("nccl", "borrow deadlines_graphs overlap flight_dump collectives"),
+        *_files("nccl", "borrow deadlines_graphs overlap collectives"),
         "tests/trace/test_recorder.py",
         *_files("doubles", "cuda_path silent_driver"),
         "tests/hostnccl/test_rendezvous_failures.py",
     ),
     "csrc/watch": (
-        *_files(
-            "nccl",
-            "flight_record comparison inquiry deadlines flight_dump deadlines_graphs",
-        ),
+        *_files("nccl", "flight_record comparison inquiry deadlines deadlines_graphs"),
         *_files("trace", "nvtx recorder recorder_graphs recordings"),
         *_files("doubles", "silent_driver trace_clock cuda_path"),
     ),
@@ -154,7 +151,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/python/device": _files("nccl", "device_comm windows memory"),
     "csrc/python/watch": (
-        *_files("nccl", "comparison flight_record deadlines inquiry flight_dump"),
+        *_files("nccl", "comparison flight_record deadlines inquiry"),
         *_files("trace", "nvtx recorder recordings"),
     ),
     "csrc/c10d": (
