@@ -102,10 +102,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/hostnccl/communicator": (
         *_files("hostnccl", "mismatch reasons worlds strict"),
-        *_files(
-            "nccl",
-            "nonblocking communicator recover_agreement values one_sided suspension coll_config",
-        ),
+        *_files("nccl", "nonblocking communicator values one_sided suspension coll_config"),
         *_files("hostnccl", "deadlock interactions tuning"),
         "tests/reliability/test_kill_matrix.py",
         *_files("nccl", "life recover"),
@@ -122,7 +119,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("hostnccl", "interactions strict deadlock"),
     ),
     "csrc/hostnccl/lifecycle": (
-        *_files("nccl", "communicator suspension nonblocking recover_agreement memory"),
+        *_files("nccl", "communicator suspension nonblocking memory"),
         *_files("hostnccl", "strict interactions"),
         "tests/reliability/test_making.py",
         *_files("nccl", "leaks life recover interrupt"),
