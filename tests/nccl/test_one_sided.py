@@ -1,12 +1,13 @@
 """Proves that the data of a put reaches the target's memory before its signal, for all sizes,
 directions and timings; that signals are counted per rank, index and context; that one-sided
-operations work in groups, plans and streams, in processes and threads; and that wrong arguments
-write nothing.
+operations work in groups, plans and streams, in processes and threads; that wrong arguments write
+nothing; and that the programs of docs/one-sided.md behave as the page says.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import time
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.support import gpu
+from tests.support.blocking import Blocked
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -329,3 +331,85 @@ def test_an_nccl_that_returns_no_window(tmp_path: Path) -> None:
                     comm.put_signal(buffer, 0, window, **{name: 1})
         with pytest.raises(ValueError, match=r"gin_only: needs NCCL 2.32.0, .* 2.29.7"):
             comm.register_window(buffer, gin_only=True)
+
+
+# The programs of the page
+
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "one-sided.md"
+_BLOCK = re.compile(r"^```python\n# (wrong|right)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# The outcome of the wrong program of a rule: the text of its ValueError, or a wait.
+_WAITS = "waits"
+_WRONG = {
+    "Equal offsets within the allocation on all ranks": "0 bytes .* 4096 bytes",
+    "One open window per address": "begins at the same address",
+    "The same open windows on all ranks at registration": "different windows open",
+    "Non-empty puts within the window of the peer": "end after the window of rank",
+    "The source of a put in a symmetric window of the same communicator": "is not in a symm",
+    "Completion of all puts before memory is reused": "",  # not checked
+    "Puts before waits": _WAITS,
+    "One-sided operations first in a group": _WAITS,
+    "Separate counts for signals of captured operations": _WAITS,
+    "One signal in flight per peer in a graph": _WAITS,
+}
+
+
+def _programs() -> dict[str, dict[str, str]]:
+    """The programs of each rule: {"wrong": ..., "right": ...}."""
+    sections = re.split(r"^### (.*)$", _DOCUMENT.read_text(), flags=re.MULTILINE)[1:]
+    return {
+        rule: dict(_BLOCK.findall(text))
+        for rule, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
+_PROGRAMS = _programs()
+
+
+def test_every_rule_has_both_programs() -> None:
+    assert _PROGRAMS.keys() == _WRONG.keys()
+    assert all(programs.keys() == {"wrong", "right"} for programs in _PROGRAMS.values())
+
+
+def _run_program(rank: Rank, program: str) -> tuple[nccl.Stream, np.ndarray]:
+    comm, stream = rank.comm, rank.stream()
+    buffer = comm.mem_alloc(2 * _PAGE)
+    whole = np.from_dlpack(buffer)
+    whole[:] = 10 + rank.rank
+    names = {
+        "nccl": nccl, "np": np, "comm": comm, "rank": rank.rank, "peer": 1 - rank.rank,
+        "buffer": buffer, "window": comm.register_window(buffer), "data": whole[:8],
+        "stream": stream,
+    }  # fmt: skip
+    exec(program, names)
+    return stream, whole
+
+
+@pytest.mark.parametrize("rule", _PROGRAMS)
+@on_ranks(2, timeout=30)
+def test_right_programs(rank: Rank, rule: str) -> None:
+    program = _PROGRAMS[rule]["right"]
+    stream, whole = _run_program(rank, program)
+    stream.synchronize()
+    if "window, 4096" in program and "buffer.close" not in program:
+        expected = 0 if "data[:] = 0" in program else 11 - rank.rank
+        assert (whole[_PAGE : _PAGE + 8] == expected).all()
+        assert (whole[_PAGE + 8 :] == 10 + rank.rank).all()
+
+
+@pytest.mark.parametrize("rule", [rule for rule, outcome in _WRONG.items() if outcome])
+@on_ranks(2, timeout=30)
+def test_wrong_programs(rank: Rank, rule: str) -> None:
+    program, outcome = _PROGRAMS[rule]["wrong"], _WRONG[rule]
+    if outcome != _WAITS:
+        with pytest.raises(ValueError, match=outcome):
+            _run_program(rank, program)
+        return
+
+    def wait() -> None:
+        stream, _ = _run_program(rank, program)
+        stream.synchronize()
+
+    waiting = Blocked(wait)
+    time.sleep(0.5)
+    rank.comm.abort()
+    waiting.end()

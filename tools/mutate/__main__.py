@@ -131,7 +131,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "values array_kinds one_sided"),
     ),
     "csrc/python/collectives": (
-        *_files("nccl", "arguments collectives plan one_sided_rules memory streams graphs"),
+        *_files("nccl", "arguments collectives plan memory streams graphs"),
         "tests/mirror/test_mirror_collectives.py",
         "tests/package/test_random_arguments.py",
         *_files("nccl", "coll_config groups one_sided array_kinds"),
