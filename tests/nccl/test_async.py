@@ -1,6 +1,7 @@
 """Proves the semantics of asynchronous operations on both providers: Work references its tensors
 until a wait, memory does not grow beyond the operations in flight, and captures join them. Also the
-forms of streams, their priorities and the default streams.
+forms of streams, their priorities and the default streams. tests/mirror/test_mirror_work.py tests
+asynchronous operations in groups.
 """
 
 from __future__ import annotations
@@ -141,22 +142,6 @@ def _refused(text: str) -> contextlib.AbstractContextManager[object]:
     from pynccl.mirror.base.errors import BackendError
 
     return pytest.raises((ValueError, BackendError), match=text)
-
-
-@on_ranks(2, by="provider")
-def test_work_of_a_group_is_issued_at_its_end(rank: Rank) -> None:
-    comm_stream, tensor = comm_stream_of(rank, rank.comm), _tensor(rank, 1000)
-    with nccl.group():
-        work = start(comm_stream, tensor)
-        with _refused("leave the group first"):
-            work.wait()
-    work.wait()
-    with contextlib.suppress(ZeroDivisionError), nccl.group():
-        dropped = start(comm_stream, tensor)
-        raise ZeroDivisionError
-    with _refused("its group failed"):
-        dropped.wait()
-    assert (_settled(rank, tensor) == rank.nranks).all()
 
 
 @on_ranks(2, by="provider")

@@ -189,22 +189,6 @@ def test_a_group_that_creates_communicators_waits_for_late_ranks(rank: Rank) -> 
     assert (array == 4).all()
 
 
-@on_ranks(1, ids=1)
-def test_abort_during_the_initialization(rank: Rank) -> None:
-    comm = nccl.Communicator(
-        2, rank.unique_ids[0], 0, provider="host", config=nccl.Config(blocking=0)
-    )
-    deadline = time.monotonic() + 20
-    begun = "initialization in progress: 1 of 2 ranks have joined; missing: 1"
-    while begun not in str(error := comm.async_error()):  # until its thread begins
-        assert isinstance(error, nccl.NcclInProgressError)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    with pytest.raises(ValueError, match="a call on it is in progress"):
-        comm.all_reduce(np.ones(3))
-    comm.abort()
-
-
 @on_ranks(2)
 def test_a_deleted_communicator_warns_and_is_aborted(rank: Rank) -> None:
     comm = rank.communicator()

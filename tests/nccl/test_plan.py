@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.nccl.test_async import comm_stream_of, start
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -151,15 +150,6 @@ def test_an_exception_in_the_block(rank: Rank) -> None:
     assert (buffer == 1).all()
     comm.all_reduce(buffer)
     assert (buffer == rank.nranks).all()
-
-
-@on_ranks(1)
-def test_an_asynchronous_operation_is_refused(rank: Rank) -> None:
-    torch = pytest.importorskip("torch")
-    comm_stream, tensor = comm_stream_of(rank, rank.comm), torch.ones(4)
-    text = "plan: an asynchronous operation cannot be recorded"
-    with nccl.plan(), pytest.raises(RuntimeError, match=text):
-        start(comm_stream, tensor)
 
 
 @on_ranks(2)

@@ -81,11 +81,12 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
-        *_files("nccl", "groups threads interrupt windows life deadlines device_comm"),
+        *_files("nccl", "groups threads interrupt windows life nonblocking deadlines device_comm"),
         *_files("nccl", "borrow deadlines_graphs overlap collectives"),
         "tests/trace/test_recorder.py",
         *_files("doubles", "cuda_path silent_driver"),
         "tests/hostnccl/test_rendezvous_failures.py",
+        "tests/mirror/test_mirror_work.py",
     ),
     "csrc/watch": (
         *_files("nccl", "flight_record comparison inquiry deadlines deadlines_graphs"),
