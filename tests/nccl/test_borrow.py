@@ -18,7 +18,7 @@ from pynccl import nccl
 from tests.nccl.test_life import check_works
 from tests.support.blocking import Blocked
 from tests.support.commands import run_python
-from tests.support.launcher import Launcher
+from tests.support.in_world import init_on_host
 from tests.support.preload import run_client
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -299,13 +299,24 @@ def test_fork_and_exit(close: bool) -> None:
     assert (ran.returncode, ran.stdout.split()) == (0, ["end"]), ran.stderr
 
 
-def _borrow_from_a_group(rank: Rank, url: str) -> None:
+@pytest.fixture
+def backend() -> None:
+    """Build the backend, because this exceeds the time limit of ranks."""
+    from pynccl.c10d.build import build
+
+    build()
+
+
+@on_ranks(2)
+def test_groups_of_torch(rank: Rank, backend: None) -> None:
     import torch
     import torch.distributed as dist
 
     import pynccl.c10d
 
-    dist.init_process_group("cpu:pynccl,cuda:gloo", init_method=url, rank=rank.rank, world_size=2)
+    dist.init_process_group(
+        "cpu:pynccl,cuda:gloo", init_method=rank.init_method, rank=rank.rank, world_size=2
+    )
     group = dist.group.WORLD
     with pytest.raises(ValueError, match="no communicator on this device yet"):
         nccl.Communicator.borrow(group)
@@ -333,12 +344,11 @@ def _borrow_from_a_group(rank: Rank, url: str) -> None:
         kept.all_reduce(tensor)
 
 
-def _borrow_from_the_mirror(rank: Rank, url: str) -> None:
+@on_ranks(2)
+def test_groups_of_the_mirror(rank: Rank) -> None:
     import torch
 
-    import pynccl as dist
-
-    dist.init_process_group("host", init_method=url, rank=rank.rank, world_size=rank.nranks)
+    dist = init_on_host(rank, rank.init_method)
     group = dist.new_group([1, 0])
     default = dist.group.WORLD
     for owner in (group, default):
@@ -358,19 +368,6 @@ def _borrow_from_the_mirror(rank: Rank, url: str) -> None:
         comm.all_reduce(torch.ones(1))
     with pytest.raises(ValueError, match="no communicator on this device yet"):
         nccl.Communicator.borrow(group)
-
-
-def test_groups_of_the_mirror(launch: Launcher, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    launch(2, _borrow_from_the_mirror, f"file://{tmp_path}/store")
-
-
-def test_groups_of_torch(launch: Launcher, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from pynccl.c10d.build import build
-
-    build()
-    launch(2, _borrow_from_a_group, f"file://{tmp_path}/store")
 
 
 @pytest.mark.parametrize(

@@ -38,32 +38,31 @@ def _run(rank: Rank, names: tuple[str, ...], config: nccl.CollConfig) -> int:
     return Runner(rank, config).run_all(cases)
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_values(launch: Launcher, provider: str, threads: bool) -> None:
-    config = nccl.CollConfig(
-        min_ctas=2, max_ctas=2, cga_cluster_size=0, cta_policy=raw.NCCL_CTA_POLICY_DEFAULT,
-        profiler_tag=42,
-    )  # fmt: skip
-    names = collectives.ALL[not threads :: 2]
-    launch(3, _run, names, config, provider=provider, threads=threads)
-
-
 @pytest.mark.parametrize(
-    ("provider", "algorithm", "names"),
+    ("provider", "algorithm", "threads"),
     [
-        *(("host", algorithm, collectives.ALL) for algorithm in (*_OF_HOST, "ring")),
+        *(("host", algorithm, algorithm == "ring") for algorithm in (*_OF_HOST, "ring")),
+        ("host", None, False),
+        *(pytest.param("cuda", None, threads, marks=pytest.mark.gpu) for threads in (False, True)),
         # The only algorithm that NCCL has on every GPU.
-        pytest.param("cuda", "ring", _RINGS, marks=pytest.mark.gpu),
+        pytest.param("cuda", "ring", False, marks=pytest.mark.gpu),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
     indirect=["provider"],
 )
-def test_every_path_gives_the_same(
-    launch: Launcher, provider: str, algorithm: str, names: tuple[str, ...]
-) -> None:
-    chosen = provider == "cuda" or algorithm in _OF_HOST
-    config = nccl.CollConfig(algorithm=algorithm, force_algorithm=chosen)
-    launch(2, _run, names, config, provider=provider, threads=not chosen)
+def test_values(launch: Launcher, provider: str, algorithm: str | None, threads: bool) -> None:
+    """Every path gives the same."""
+    names: tuple[str, ...] = collectives.ALL
+    options: dict[str, Any] = {}
+    if algorithm:
+        chosen = provider == "cuda" or algorithm in _OF_HOST
+        options = {"algorithm": algorithm, "force_algorithm": chosen}
+    if provider == "cuda":
+        names = _RINGS if algorithm else collectives.ALL[not threads :: 2]
+    config = nccl.CollConfig(
+        min_ctas=2, max_ctas=2, cga_cluster_size=0, cta_policy=raw.NCCL_CTA_POLICY_DEFAULT,
+        profiler_tag=42, **options,
+    )  # fmt: skip
+    launch(3, _run, names, config, provider=provider, threads=threads)
 
 
 @on_ranks(2, env={"HOSTNCCL_CMA": "0"})

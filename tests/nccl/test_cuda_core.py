@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl import nccl
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -42,16 +41,6 @@ def test_views_on_cpus(rank: Rank) -> None:
     comm.broadcast(_view(x), 1, stream=stream)
     stream.synchronize()
     assert x.tolist() == [2] * _COUNT
-
-
-def test_views(comm: nccl.Communicator) -> None:
-    with pytest.raises(ValueError, match="tensor: must be contiguous, has shape"):
-        comm.all_reduce(_view(np.zeros((4, 4)).T))
-    with pytest.raises(ValueError, match="out:"):
-        comm.all_reduce(_view(np.zeros(4)), out=_view(np.zeros(4, np.float32)))
-    buffer = comm.mem_alloc(_COUNT, "float32")
-    view = _view(buffer)
-    assert (view.ptr, view.shape) == (buffer.ptr, (_COUNT,))
 
 
 @pytest.mark.gpu

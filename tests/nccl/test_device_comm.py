@@ -129,10 +129,7 @@ def test_a_wrong_version_is_refused(rank: Rank) -> None:
         (23204, "compiled with NCCL 2.32.4, and the loaded library is 2.32.3: .*older"),
         ("2.33.0", "compiled with NCCL 2.33.0, and the loaded library is 2.32.3"),
         (22809, "compiled with NCCL 2.28.9, and the loaded library is 2.32.3: the structs of 2.28"),
-        (
-            "2.27.7",
-            "compiled with NCCL 2.27.7, and the loaded library is 2.32.3: .*needs NCCL 2.28",
-        ),
+        ("2.27.7", "compiled with NCCL 2.27.7, .* 2.32.3: .*needs NCCL 2.28"),
         ("2.99.99", "compiled with NCCL 2.99.99, and the loaded library is 2.32.3"),
         ("2.31", "version: '2.31' is not a version"),
         ("2.100.0", "version: '2.100.0' is not a version"),
@@ -180,11 +177,7 @@ def test_mistakes_are_refused(rank: Rank) -> None:
         (TypeError, "teams: ", {"teams": (1,)}),
         (TypeError, "teams: expected Teams", {"teams": 1}),
         (ValueError, "gin_traffic_class: -1 is negative", {"gin_traffic_class": -1}),
-        (
-            ValueError,
-            "gin_connection: 'all' is not one of 'none', 'full'",
-            {"gin_connection": "all"},
-        ),
+        (ValueError, "gin_connection: 'all' is not one of", {"gin_connection": "all"}),
         (ValueError, "gin_type: 'x' is not one of", {"gin_type": "x"}),
     ]
     for error, message, requirements in wrong:

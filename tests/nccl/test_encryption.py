@@ -62,11 +62,7 @@ def test_a_rank_with_another_key_is_refused(
         ((0,), ValueError, "mode: 0 is not one of"),
         (("psk",), ValueError, "psk: mode 'psk' requires a key"),
         (("none", _KEY), ValueError, "psk: mode 'none' requires psk=None"),
-        (
-            ("psk", "s" * 31),
-            ValueError,
-            "psk: has 31 bytes, must have at least 32 and no zero byte",
-        ),
+        (("psk", "s" * 31), ValueError, "psk: has 31 bytes, must have at least 32 and no zero"),
         (("psk", b"s" * 40 + b"\0"), ValueError, "psk: has 41 bytes, must have .* no zero"),
         (("psk", 12345), TypeError, "psk: expected a str, bytes or None, got int"),
     ],

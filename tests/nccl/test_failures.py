@@ -302,20 +302,21 @@ class _FunctionError(Exception):
     """Raised by a function that a stream calls."""
 
 
+def _fail() -> None:
+    raise _FunctionError
+
+
 @pytest.mark.parametrize("captured", [False, True])
 @on_ranks(1, by="provider")
 def test_an_exception_of_a_launched_function_is_raised(rank: Rank, captured: bool) -> None:
-    def fail() -> None:
-        raise _FunctionError
-
     stream, other, event = rank.stream(), rank.stream(), rank.event()
     graph = None
     if captured:
         with nccl.capture(stream) as graph:
-            stream.launch(fail)
+            stream.launch(_fail)
     for _ in range(2):
         stream.launch(lambda: time.sleep(0.05))
-        graph.launch(stream) if graph else stream.launch(fail)
+        graph.launch(stream) if graph else stream.launch(_fail)
         event.record(stream)
         other.wait(event)
         for wait in (event.synchronize, event.query, stream.synchronize, other.synchronize):
@@ -327,15 +328,12 @@ def test_an_exception_of_a_launched_function_is_raised(rank: Rank, captured: boo
 
 @on_ranks(1, by="provider")
 def test_a_failure_does_not_reach_streams_that_did_not_wait_for_it(rank: Rank) -> None:
-    def fail() -> None:
-        raise _FunctionError
-
     failed, healthy, earlier, other = (rank.stream() for _ in range(4))
     before, beside, gate = rank.event(), rank.event(), threading.Event()
     before.record(failed)
     earlier.wait(before)
     failed.launch(lambda: gate.wait(30))
-    failed.launch(fail)
+    failed.launch(_fail)
     beside.record(healthy)
     other.wait(beside)
     gate.set()
@@ -347,15 +345,11 @@ def test_a_failure_does_not_reach_streams_that_did_not_wait_for_it(rank: Rank) -
 
 def test_the_text_of_an_exception_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exceptions themselves are kept for the 64 most recent functions that failed."""
-
-    def fail() -> None:
-        raise _FunctionError
-
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     streams = [nccl.Stream("host") for _ in range(65)]
     for stream in streams:
         failed = threading.Event()
-        stream.launch(fail)
+        stream.launch(_fail)
         stream.launch(failed.set)
         assert failed.wait(30)
     with pytest.raises(nccl.NcclError, match="the stream called has raised _FunctionError"):
@@ -368,12 +362,8 @@ def test_the_text_of_an_exception_outlives_it(monkeypatch: pytest.MonkeyPatch) -
 @on_ranks(1, provider="cuda")
 def test_events_keep_the_failures_of_destroyed_streams(rank: Rank) -> None:
     """Of the 256 most recently destroyed ones."""
-
-    def fail() -> None:
-        raise _FunctionError
-
     failed, cause = rank.stream(), rank.event()
-    failed.launch(fail)
+    failed.launch(_fail)
     cause.record(failed)
     with pytest.raises(_FunctionError):
         cause.synchronize()

@@ -218,8 +218,7 @@ def test_send_to_self_without_a_receive_is_an_error(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("on_thread", [False, True])
-def test_a_group_that_is_captured_in_part(on_thread: bool) -> None:
-    (comm,) = nccl.Communicator.init_all(1, provider="host")
+def test_a_group_that_is_captured_in_part(comm: nccl.Communicator, on_thread: bool) -> None:
     captured, other = nccl.Stream("host"), nccl.Stream("host")
     with nccl.plan() as both:
         comm.all_reduce(np.ones(4), stream=captured)
@@ -227,7 +226,6 @@ def test_a_group_that_is_captured_in_part(on_thread: bool) -> None:
     text = "some streams of a group are capturing and others are not"
     with nccl.capture(captured), pytest.raises(nccl.NcclInvalidUsageError, match=text):
         both()
-    comm.close()
 
 
 def _drive(rank: Rank, comms: list[nccl.Communicator]) -> None:

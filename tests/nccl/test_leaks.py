@@ -28,58 +28,40 @@ def _no_leak() -> Iterator[None]:
     assert holdings.resident() - memory < 16 << 20
 
 
-def _alone(times: int) -> None:
-    for number in range(times):
-        comm = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
-        comm.all_reduce(np.ones(10))
-        if number % 3 == 0:
-            comm.split(0).close()
-        comm.abort() if number % 5 == 0 else comm.close()
-
-
-@on_ranks(1, fresh=True)
-def test_communicators_of_one_rank(rank: Rank) -> None:
-    _alone(20)
-    with _no_leak():
-        _alone(600)
-
-
-def _pair(ids: list[bytes], rank: int) -> None:
+def _use(ids: list[bytes], rank: int, nranks: int) -> None:
+    """Create a communicator for each id, and end it in one of several ways."""
     for number, unique_id in enumerate(ids):
-        comm = nccl.Communicator(2, unique_id, rank, provider="host")
+        comm = nccl.Communicator(nranks, unique_id, rank, provider="host")
         comm.all_reduce(np.ones(10 if number % 7 else 100_000))
-        if number % 10 == 0:
+        if number % 3 == 0:
             comm.split(rank).close()
         if number % 5 == 0:
             comm.abort()
         elif number % 5 == 1:
             comm.finalize()
-            comm.close()
+        comm.close()
+
+
+def _communicators(rank: Rank, threads: int) -> None:
+    """Of this process alone, of threads or, without any, of the ranks' processes."""
+
+    def use(ids: list[bytes]) -> None:
+        if threads:
+            in_threads(*(partial(_use, ids, number, threads) for number in range(threads)))
         else:
-            comm.close()
+            _use(ids, rank.rank, rank.nranks)
 
-
-def _paired_communicators(rank: Rank) -> None:
-    in_threads(*(partial(_pair, rank.unique_ids[:20], number) for number in range(2)))
+    use(rank.unique_ids[:20])
     with _no_leak():
-        in_threads(*(partial(_pair, rank.unique_ids[20:], number) for number in range(2)))
+        use(rank.unique_ids[20:])
 
 
-def test_communicators_of_two_threads(launch: Launcher) -> None:
+@pytest.mark.parametrize(
+    ("nranks", "threads", "ids"), [(1, 0, 420), (1, 2, 420), (2, 0, 120)], ids=str
+)
+def test_communicators(launch: Launcher, nranks: int, threads: int, ids: int) -> None:
     before = shared_memory.entries()
-    launch(1, _paired_communicators, ids=420, fresh=True)
-    assert not shared_memory.left_behind(before)
-
-
-def _across_processes(rank: Rank) -> None:
-    _pair(rank.unique_ids[:5], rank.rank)
-    with _no_leak():
-        _pair(rank.unique_ids[5:], rank.rank)
-
-
-def test_communicators_of_two_processes(launch: Launcher) -> None:
-    before = shared_memory.entries()
-    launch(2, _across_processes, ids=100, fresh=True)
+    launch(nranks, _communicators, threads, ids=ids, fresh=True)
     assert not shared_memory.left_behind(before)
 
 

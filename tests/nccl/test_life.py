@@ -163,9 +163,7 @@ def test_wrong_arguments_of_grow(rank: Rank) -> None:
         comm.grow(2)
     with pytest.raises(TypeError, match="unique_id"):
         comm.grow(3, "id")
-    with pytest.raises(
-        ValueError, match="rank: rank 3 is out of range for a communicator of size 3"
-    ):
+    with pytest.raises(ValueError, match=r"rank: rank 3 is out of range for .* of size 3"):
         nccl.Communicator.join(3, bytes(128), 3, provider=rank.provider)
     check_works(rank, comm, [0, 1])
     if rank.provider == "cuda":

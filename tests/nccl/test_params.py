@@ -5,6 +5,7 @@ which are never converted; by the objects and by nccl.h's functions.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,30 +22,21 @@ _TYPES = {
 }  # fmt: skip
 
 _DOCUMENTATION = Path(__file__).parents[2] / "docs" / "internals" / "base.md"
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
-# hostnccl's own: the type in C, the default.
-_HOST = {
-    "HOSTNCCL_INIT_TIMEOUT": ("int64_t", "300"),
-    "HOSTNCCL_CMA": (None, "TRUE"),
-    "HOSTNCCL_ISA": ("const char*", None),
-    "HOSTNCCL_SPIN_US": ("uint64_t", "1000"),
-    "HOSTNCCL_DIRECT_BYTES": ("uint64_t", str(16 << 20)),
-    "HOSTNCCL_DIRECT_BYTES_IN_PROCESS": ("uint64_t", str(16 << 10)),
-    "HOSTNCCL_DIRECT_ROOTED_BYTES": ("uint64_t", str(16 << 20)),
-    "HOSTNCCL_DIRECT_REDUCTION_BYTES": ("uint64_t", str(16 << 20)),
-    "HOSTNCCL_DIRECT_MESSAGE_BYTES": ("uint64_t", str(16 << 20)),
-    "HOSTNCCL_DIRECT_EXCHANGE_BYTES": ("uint64_t", str(64 << 10)),
-    "HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED": ("uint64_t", str(48 << 10)),
-    "HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS": ("uint64_t", "0"),
-    "HOSTNCCL_WINDOW_BYTES": ("uint64_t", str(128 << 10)),
-    "HOSTNCCL_STREAM_BYTES": ("uint64_t", str(32 << 10)),
-    "HOSTNCCL_TUNING": ("const char*", "off"),  # as given
-    "HOSTNCCL_TUNING_FILE": ("const char*", ""),
-    "HOSTNCCL_STRICT": (None, "FALSE"),
-    "HOSTNCCL_CONNECT": (None, "TRUE"),
-    "HOSTNCCL_DEADLOCK_MS": ("uint64_t", "1000"),
-    "HOSTNCCL_DELAY_SEED": ("uint64_t", "0"),
-}
+
+def _documented() -> dict[str, str | None]:
+    """The settings of hostnccl and their defaults, None for those that are texts."""
+    rows = re.findall(r"^\| `(HOSTNCCL_\w+)` \| (.*?) \|", _DOCUMENTATION.read_text(), re.MULTILINE)
+    defaults = {}
+    for key, text in rows:
+        found = re.fullmatch(r"(?:measured; )?(\d+) ?(KiB|MiB|)(?: \(off\))?", text)
+        number = str(int(found[1]) * _UNITS[found[2]]) if found else None
+        defaults[key] = text if text in ("TRUE", "FALSE") else number
+    return defaults
+
+
+_HOST = _documented()
 
 
 def _python(code: str, *arguments: str, **env: str) -> str:
@@ -146,12 +138,14 @@ def test_the_settings_of_hostnccl() -> None:
     code += "print({k: (p.param(k).c_type, v) for k, v in p.items()})"
     found = eval(_python(code))  # a dict of strings, printed by us
     assert found.keys() == _HOST.keys()
-    documented = _DOCUMENTATION.read_text()
-    assert not [key for key in found if key not in documented]
-    for key, (c_type, default) in _HOST.items():
-        assert found[key][0] == c_type
-        assert default is None or found[key][1] == default
+    for key, default in _HOST.items():
+        assert found[key][1] == default or default is None
+    assert [key for key, default in _HOST.items() if default is None] == [
+        "HOSTNCCL_ISA", "HOSTNCCL_TUNING", "HOSTNCCL_TUNING_FILE",
+    ]  # fmt: skip
+    assert {c_type for c_type, _ in found.values()} == {"int64_t", "uint64_t", "const char*", None}
     assert found["HOSTNCCL_ISA"][1] in ("baseline", "avx2", "avx512")
+    assert found["HOSTNCCL_TUNING_FILE"][1] == ""
 
 
 _THRESHOLD, _WITHIN = "HOSTNCCL_DIRECT_BYTES", "HOSTNCCL_DIRECT_BYTES_IN_PROCESS"

@@ -85,8 +85,8 @@ def test_memory_is_released(rank: Rank) -> None:
         each.close()
 
 
-@pytest.mark.parametrize("threads", [False, True])
-@on_ranks(3, by="provider threads")
+@pytest.mark.parametrize(("nranks", "threads"), [(1, False), (3, False), (3, True)])
+@on_ranks(by="provider threads")
 def test_results_stay_right(rank: Rank) -> None:
     comm = rank.comm
     for number in range(20):
@@ -164,19 +164,6 @@ def test_operations_on_streams_are_done_first(rank: Rank) -> None:
     comm.resume()
     comm.all_reduce(array)
     assert (array == rank.nranks**11).all()
-
-
-@on_ranks(1, by="provider", ids=2)
-def test_one_rank(rank: Rank) -> None:
-    with nccl.Communicator(
-        1, rank.unique_ids[1], 0, provider=rank.provider, device=rank.device
-    ) as comm:
-        comm.suspend()
-        assert comm.memory_stats().suspended
-        comm.resume()
-        buffer = rank.memory.put(np.ones(5))
-        comm.all_reduce(buffer)
-        assert (rank.memory.get(buffer) == 1).all()
 
 
 @on_ranks(2, by="provider")
