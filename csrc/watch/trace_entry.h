@@ -18,7 +18,7 @@ struct TraceEntry {
     kRangeBegin = 5,  // of the user; sequence numbers the range, count its name
     kRangeEnd = 6,
     kFailure = 7,  // in a recording: an operation failed, whose entry was appended before the call
-    kRun = 10,  // a run of a captured operation in a launch; called is the time of the launch
+    kRun = 10,     // a run of a captured operation in a launch; called is the time of the launch
   };
   // kCalled: appended before the call, for the recording; the time of the call is coarse_time().
   // kOnDevice: the call does not return when the work is done.

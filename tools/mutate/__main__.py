@@ -77,21 +77,21 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "communicator failures threads interrupt values memory"),
         *_files("nccl", "device_comm streams"),
         "tests/weights/test_trust.py",
-        *_files("doubles", "cuda_path silent_driver"),
+        "tests/doubles/test_cuda_path.py",
     ),
     "csrc/comm": (
         *_files("nccl", "communicator flight_record async streams plan graphs failures memory"),
         *_files("nccl", "groups threads interrupt windows life nonblocking deadlines device_comm"),
         *_files("nccl", "borrow deadlines_graphs overlap collectives"),
         "tests/trace/test_recorder.py",
-        *_files("doubles", "cuda_path silent_driver"),
+        "tests/doubles/test_cuda_path.py",
         "tests/hostnccl/test_rendezvous_failures.py",
         "tests/mirror/test_mirror_work.py",
     ),
     "csrc/watch": (
         *_files("nccl", "flight_record comparison inquiry deadlines deadlines_graphs"),
         *_files("trace", "nvtx recorder recorder_graphs recordings"),
-        *_files("doubles", "silent_driver trace_clock cuda_path"),
+        "tests/doubles/test_cuda_path.py",
     ),
     "csrc/hostnccl/rendezvous": (
         *_files("nccl", "communicator encryption nonblocking"),
@@ -162,7 +162,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("mirror", "signatures mirror_collectives mirror_fast mirror_profiler"),
         *_files("mirror", "mirror_operators mirror_outside"),
         *_files("mirror", "mirror_groups mirror_p2p mirror_since mirror_work"),
-        *_files("mirror", "mirror_store mirror_relay mirror_lost_ranks"),
+        *_files("mirror", "mirror_launch mirror_relay mirror_lost_ranks"),
         *_files("c10d", "collectives messages overlaps against_torch work errors"),
     ),
     "pynccl/weights": (
