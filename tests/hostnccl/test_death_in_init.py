@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pynccl import nccl
-from tests.support.launcher import Launcher, Run
+from tests.support.launcher import Launcher, Outcome, Run
 from tests.support.rank import Rank, wait_for
 
 _ENV = {"HOSTNCCL_INIT_TIMEOUT": "20"}
@@ -37,19 +37,28 @@ def _come(rank: Rank, folder: Path, leaves: list[int]) -> None:
 
 
 def _sockets(pid: int) -> int:
-    """The number of open sockets of a process; 0 once it has exited."""
+    """The number of open sockets of a process."""
     count = 0
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                count += os.readlink(entry.path).startswith("socket:")
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            count += os.readlink(entry.path).startswith("socket:")
     return count
+
+
+def _has_exited(pid: int) -> bool:
+    """Whether all threads of a process have ended, each of which keeps its sockets open."""
+    folder = Path(f"/proc/{pid}/task")
+    with contextlib.suppress(OSError):
+        return [one.name for one in folder.iterdir()] == [str(pid)] and (
+            folder / str(pid) / "stat"
+        ).read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
 
 
 def _wait_for_exit(pid: int) -> None:
     """Wait until a process has closed its sockets, of which no rank then expects an answer."""
     deadline = time.monotonic() + 20
-    while _sockets(pid):
+    while not _has_exited(pid):
         assert time.monotonic() < deadline, f"process {pid} has not exited"
         time.sleep(0.01)
 
@@ -62,6 +71,11 @@ def _arrive(folder: Path, rank: int, pid: int) -> None:
     while _sockets(pid) == before and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.4)
+
+
+def _check(outcomes: list[Outcome], ranks: set[int]) -> None:
+    failed = [one for one in outcomes if one.rank in ranks and not one.ok]
+    assert not failed, "\n".join(f"rank {one.rank}: {one.died} {one.trace}" for one in failed)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +97,7 @@ def test_a_late_rank(launch: Launcher, tmp_path: Path, dies: int, leaves: list[i
     outcomes = launch.outcomes(
         nranks, _come, tmp_path, leaves, while_running=drive, env=_ENV, timeout=60
     )
-    for rank in range(nranks):
-        if rank != dies and rank not in leaves:
-            assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+    _check(outcomes, set(range(nranks)) - {dies, *leaves})
 
 
 @pytest.mark.parametrize("nranks", [3, 4])
@@ -103,7 +115,7 @@ def test_a_late_rank_that_becomes_the_host(launch: Launcher, tmp_path: Path, nra
             _arrive(tmp_path, rank, pids[rank])
         run.kill(1, signal.SIGSTOP)
         run.kill(0)
-        time.sleep(0.3)  # until its socket is closed
+        _wait_for_exit(pids[0])
         (tmp_path / "2").touch()
         time.sleep(0.5)
         nonlocal took
@@ -118,5 +130,4 @@ def test_a_late_rank_that_becomes_the_host(launch: Launcher, tmp_path: Path, nra
     )
     if took > 5:
         pytest.skip(f"rank 3 came after {took:.0f} s, and rank 1 answers for 10 s")
-    for rank in (1, nranks - 1):
-        assert outcomes[rank].ok, f"rank {rank}: {outcomes[rank].died} {outcomes[rank].trace}"
+    _check(outcomes, {1, nranks - 1})
