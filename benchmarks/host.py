@@ -9,7 +9,8 @@ the maximum over the ranks. The table shows the medians over the samples of all 
 memcpy of the same number of bytes: the floor of every implementation that moves the bytes once. The
 last column is the ninth decile of hostnccl's samples over their median. The table is printed, JSON
 and a plot are written to a folder. A wrong result ends the run. --beside starts CPU-bound
-processes, as on a laptop or a shared machine.
+processes, as on a laptop or a shared machine; its samples last for several time slices of the
+scheduler, otherwise most of them would contain none and a few would contain nothing else.
 
 hostnccl is called through pynccl.raw, with addresses. "numpy" and "torch" are hostnccl through
 pynccl.nccl, with arrays, which every call reads. MPICH needs the packages mpi4py and mpich, gloo
@@ -63,7 +64,7 @@ def main() -> int:
     print(options.machine)
     rows: list[list[Figure]] = []
     try:
-        with busy_processes(options.beside):
+        with busy_processes(options.beside, own_sessions=True):
             for nranks in options.ranks:
                 rows += _run(options, nranks)
     except BenchmarkError as error:
@@ -95,12 +96,17 @@ def _parse() -> argparse.Namespace:
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--beside", type=int, default=0, help="CPU-bound processes beside the ranks (default: 0)")
-    add("--budget", type=float, help="seconds of a sample (default: 0.02, quick: 0.005)")
+    add(
+        "--budget",
+        type=float,
+        help="seconds of a sample (default: 0.02, quick: 0.005, beside: 0.05)",
+    )
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     options = parser.parse_args()
     options.sizes = options.sizes or (_QUICK_SIZES if options.quick else _FULL_SIZES)
-    options.repeats = options.repeats or (5 if options.quick else 9)
-    options.budget = options.budget or (0.005 if options.quick else 0.02)
+    options.repeats = options.repeats or (5 if options.quick and not options.beside else 9)
+    default = 0.05 if options.beside else 0.005 if options.quick else 0.02
+    options.budget = options.budget or default
     options.libraries = _installed(options.libraries or _LIBRARIES)
     options.machine = describe(inspect("host"))
     return options

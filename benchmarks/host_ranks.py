@@ -4,7 +4,8 @@
 
 pynccl.testing launches the ranks, except those of MPICH, which mpiexec launches. Orders and answers
 pass through a socket: a Row is prepared, a number of calls is sampled. A rank sleeps in a read
-until its next order, so it does not disturb the library that is timed.
+until its next order, so it does not disturb the library that is timed. Every rank is a session of
+its own, as mpiexec makes it: with sched_autogroup, Linux divides the CPUs between sessions first.
 """
 
 from __future__ import annotations
@@ -182,6 +183,8 @@ def main() -> None:
 
 def _serve(rank: testing.Rank | None, name: str, folder: str) -> None:
     """Serve as a rank of a library, until the benchmark closes its end of the socket."""
+    with contextlib.suppress(PermissionError):  # MPICH's ranks have sessions of their own already
+        os.setsid()
     with Client(f"{folder}/socket", "AF_UNIX") as connection:
         try:
             library: Library

@@ -27,15 +27,19 @@ class BenchmarkError(Exception):
 
 
 @contextlib.contextmanager
-def busy_processes(number: int, cpus: Iterable[int] = ()) -> Iterator[None]:
+def busy_processes(
+    number: int, cpus: Iterable[int] = (), *, own_sessions: bool = False
+) -> Iterator[None]:
     """Run CPU-bound processes during the block.
 
     Args:
         number: the number of processes.
         cpus: the CPUs that they may use; all if empty.
+        own_sessions: whether each is a session of its own, to which Linux may grant CPU time of
+            its own (sched_autogroup).
     """
     command = [sys.executable, "-c", _BUSY, *map(str, cpus)]
-    processes = [subprocess.Popen(command) for _ in range(number)]
+    processes = [subprocess.Popen(command, start_new_session=own_sessions) for _ in range(number)]
     try:
         yield
     finally:

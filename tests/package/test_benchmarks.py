@@ -5,6 +5,7 @@ training with DDP and FSDP2 over both backends, whose losses must not differ.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_host_beside_a_busy_process(tmp_path: Path) -> None:
         (size, library) for size in (4, 2**16) for library in ("hostnccl", "gloo", "copy")
     ]
     assert all(row["seconds"] > 0 and row["spread"] >= 1 for row in report["rows"])
+
+
+def test_ranks_and_busy_processes_are_sessions_of_their_own() -> None:
+    from benchmarks.host_ranks import world
+    from benchmarks.ranks import busy_processes
+
+    with world("hostnccl", 2), busy_processes(1, own_sessions=True):
+        children = {
+            int(pid)
+            for task in Path("/proc/self/task").iterdir()
+            for pid in (task / "children").read_text().split()
+        }
+        assert sum(os.getsid(pid) == pid for pid in children) == 3
 
 
 @pytest.mark.skipif(not FULL, reason="it starts a dozen ranks: `make test-all`")
