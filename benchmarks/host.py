@@ -10,7 +10,8 @@ memcpy of the same number of bytes: the floor of every implementation that moves
 last column is the ninth decile of hostnccl's samples over their median. The table is printed, JSON
 and a plot are written to a folder. A wrong result ends the run. --beside starts CPU-bound
 processes, as on a laptop or a shared machine; its samples last for several time slices of the
-scheduler, otherwise most of them would contain none and a few would contain nothing else.
+scheduler, otherwise most of them would contain none and a few would contain nothing else. With
+--compute, each rank computes before each call, as a program does, and times include it.
 
 hostnccl is called through pynccl.raw, with addresses. "numpy" and "torch" are hostnccl through
 pynccl.nccl, with arrays, which every call reads. MPICH needs the packages mpi4py and mpich, gloo
@@ -96,16 +97,17 @@ def _parse() -> argparse.Namespace:
     add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--beside", type=int, default=0, help="CPU-bound processes beside the ranks (default: 0)")
+    add("--compute", type=float, default=0, help="us of CPU time before each call (default: 0)")
     add(
         "--budget",
         type=float,
-        help="seconds of a sample (default: 0.02, quick: 0.005, beside: 0.05)",
+        help="seconds of a sample (default: 0.02, quick: 0.005, beside: 0.1)",
     )
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     options = parser.parse_args()
     options.sizes = options.sizes or (_QUICK_SIZES if options.quick else _FULL_SIZES)
     options.repeats = options.repeats or (5 if options.quick and not options.beside else 9)
-    default = 0.05 if options.beside else 0.005 if options.quick else 0.02
+    default = 0.1 if options.beside else 0.005 if options.quick else 0.02
     options.budget = options.budget or default
     options.libraries = _installed(options.libraries or _LIBRARIES)
     options.machine = describe(inspect("host"))
@@ -128,7 +130,10 @@ def _installed(libraries: Iterable[str]) -> list[str]:
 def _run(options: argparse.Namespace, nranks: int) -> list[list[Figure]]:
     """Measure with one number of ranks, and return the figures of each row."""
     with contextlib.ExitStack() as stack:
-        worlds = [stack.enter_context(world(library, nranks)) for library in options.libraries]
+        worlds = [
+            stack.enter_context(world(library, nranks, options.compute / 1e6))
+            for library in options.libraries
+        ]
         known = ", ".join(f"{one.library} ({one.version})" for one in worlds)
         print(f"\n{nranks} ranks: {known}", flush=True)
         compared = [name for name in _COMPARED if name in options.libraries]

@@ -17,8 +17,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 
@@ -44,12 +46,13 @@ def find_mpiexec() -> str | None:
 
 
 @contextlib.contextmanager
-def world(library: str, nranks: int) -> Iterator[World]:
+def world(library: str, nranks: int, compute: float = 0.0) -> Iterator[World]:
     """Start a library's ranks, and end them after the block.
 
     Args:
         library: a key of benchmarks.libraries.HOST, or ``"mpich"``.
         nranks: the number of ranks.
+        compute: the seconds of CPU time that each rank uses before each call.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostbench-"))
@@ -69,7 +72,7 @@ def world(library: str, nranks: int) -> Iterator[World]:
             ranks = [stack.enter_context(listener.accept()) for _ in range(nranks)]
         except TimeoutError:
             raise BenchmarkError(f"{library}: a rank has not connected in {_START:g} s") from None
-        yield World(library, ranks, run)
+        yield World(library, ranks, run, compute)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -89,10 +92,13 @@ class World:
         version: its version.
     """
 
-    def __init__(self, library: str, ranks: list[Connection], run: testing.Run | None) -> None:
+    def __init__(
+        self, library: str, ranks: list[Connection], run: testing.Run | None, compute: float
+    ) -> None:
         self.library = library
         self._ranks = ranks
         self._run = run
+        self._compute = compute
         self.version = str(self._answers()[0])
 
     def prepare(self, row: Row) -> bool:
@@ -110,9 +116,9 @@ class World:
 
     def sample(self, calls: int) -> Elapsed:
         """Return the mean over a number of calls, the maximum over the ranks."""
-        return Elapsed(max(float(str(answer)) for answer in self._ask(calls)))
+        return Elapsed(max(float(str(answer)) for answer in self._ask((calls, self._compute))))
 
-    def _ask(self, order: Row | int) -> list[object]:
+    def _ask(self, order: Row | tuple[int, float]) -> list[object]:
         for connection in self._ranks:
             connection.send(order)
         return self._answers()
@@ -166,13 +172,26 @@ class _Rank:
         self._share = 0.5 if row.operation == "ping_pong" else 1.0  # one way of a round trip
         return wrong
 
-    def sample(self, calls: int) -> float:
-        """Return the mean seconds of a call; several calls follow one that is not timed."""
-        assert self._call is not None
+    def sample(self, calls: int, compute: float) -> float:
+        """Return the mean seconds of a call; several calls follow one that is not timed.
+
+        With computation, a call includes it.
+        """
+        call = self._call
+        assert call is not None
         if calls > 1:
-            self._call()
+            call()
         self._library.barrier()
-        return self._share * HostClock().measure(self._call, calls).seconds
+        if compute:
+            return HostClock().measure(partial(_compute_and_call, compute, call), calls).seconds
+        return self._share * HostClock().measure(call, calls).seconds
+
+
+def _compute_and_call(seconds: float, call: Call) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    call()
 
 
 def main() -> None:
@@ -207,7 +226,7 @@ def _follow_orders(connection: Connection, rank: _Rank) -> None:
             order = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        connection.send(rank.prepare(order) if isinstance(order, Row) else rank.sample(order))
+        connection.send(rank.prepare(order) if isinstance(order, Row) else rank.sample(*order))
 
 
 if __name__ == "__main__":

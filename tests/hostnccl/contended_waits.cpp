@@ -1,5 +1,5 @@
-// A thread that waits on a machine with planted yields: another process runs during the first one.
-// Prints how often waits spin before they would sleep.
+// Waits of one thread, in which yields last as long as planned. Prints how often each spins and
+// yields before it would sleep.
 #include <chrono>
 #include <iostream>
 #include <thread>
@@ -7,12 +7,13 @@
 #include "hostnccl/base/flag.h"
 
 namespace {
-std::chrono::milliseconds yield_time{100};
-bool yielded = false;
+constexpr std::chrono::milliseconds kSlice{20};
+std::chrono::milliseconds yield_time{0};
+int yields = 0;
 }  // namespace
 
 extern "C" int sched_yield() noexcept {  // instead of that of the C library
-  yielded = true;
+  ++yields;
   std::this_thread::sleep_for(yield_time);
   return 0;
 }
@@ -23,20 +24,27 @@ const char* kernel_isa() { return "baseline"; }  // instead of linking the kerne
 
 namespace {
 
-int spins_before_sleep() {
-  SpinBackoff backoff(false);
+void print_wait(const char* name, Placement placement, bool oversubscribed = false) {
+  SpinBackoff backoff(oversubscribed);
   int spins = 0;
-  while (backoff.wait()) ++spins;
-  return spins;
+  yields = 0;
+  const auto began = Clock::now();
+  while (backoff.wait([placement] { return placement; })) ++spins;
+  const std::chrono::duration<double> time = Clock::now() - began;
+  std::cout << name << ' ' << spins << ' ' << yields << ' ' << time.count() << std::endl;
 }
 
-// Whether a wait spins, whose condition is met after the first spin.
-bool spins_at_first() { return SpinBackoff(false).wait(); }
+void await_calm() {
+  while (cpus_contended()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
 
-void print_waits(const char* name) {
-  std::cout << name;
-  for (int i = 0; i < 100; ++i) std::cout << ' ' << spins_before_sleep();
-  std::cout << std::endl;
+// A thread that loses its CPU while it spins.
+void lose_by_spin() {
+  SpinBackoff backoff(false);
+  while (!cpus_contended()) {
+    std::this_thread::sleep_for(kSlice / 64);
+    backoff.wait();
+  }
 }
 
 }  // namespace
@@ -44,19 +52,20 @@ void print_waits(const char* name) {
 
 int main() {
   using namespace hostnccl;
-  spins_before_sleep();
-  print_waits("missed");
-  while (!spins_at_first()) {
-  }
-  std::cout << "met " << spins_at_first() << ' ' << spins_at_first() << std::endl;
-  print_waits("missed_again");
-  std::cout << "contended " << cpus_contended() << std::endl;
+  print_wait("calm", Placement::Apart);
+  yield_time = kSlice;
+  print_wait("lost_by_yield", Placement::Together);
+  print_wait("unknown", Placement::Unknown);
+  print_wait("together", Placement::Together);
+  print_wait("apart", Placement::Apart);
+  print_wait("oversubscribed", Placement::Apart, true);
 
   yield_time = std::chrono::milliseconds(0);
-  while (cpus_contended()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  yielded = false;
-  SpinBackoff backoff(false);
-  int spins = 0;
-  while (!yielded && backoff.wait()) ++spins;
-  std::cout << "calm " << spins << std::endl;
+  await_calm();
+  print_wait("calm_again", Placement::Together);
+  lose_by_spin();
+  print_wait("lost_by_spin_unknown", Placement::Unknown);
+  print_wait("lost_by_spin_together", Placement::Together);
+  yield_time = kSlice;
+  print_wait("lost_by_both_together", Placement::Together);
 }

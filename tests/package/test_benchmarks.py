@@ -23,7 +23,7 @@ def _run(module: str, options: str, *more: str) -> str:
 def test_host_beside_a_busy_process(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     options = "--quick --ranks 2 --operations all_reduce --sizes 4,64K --libraries hostnccl,gloo"
-    output = _run("host", f"{options} --beside 1", "--out", str(tmp_path))
+    output = _run("host", f"{options} --beside 1 --compute 100", "--out", str(tmp_path))
     assert "gloo: hostnccl is ahead in " in output
     report = json.loads((tmp_path / "host.json").read_text())
     assert report["beside"] == 1
@@ -31,7 +31,9 @@ def test_host_beside_a_busy_process(tmp_path: Path) -> None:
     assert measured == [
         (size, library) for size in (4, 2**16) for library in ("hostnccl", "gloo", "copy")
     ]
-    assert all(row["seconds"] > 0 and row["spread"] >= 1 for row in report["rows"])
+    for row in report["rows"]:
+        assert row["seconds"] > (0 if row["library"] == "copy" else 1e-4)
+        assert row["spread"] >= 1
 
 
 def test_ranks_and_busy_processes_are_sessions_of_their_own() -> None:

@@ -38,32 +38,44 @@ void cpu_relax() {
 #endif
 }
 
-// Contention with other processes for the CPUs. Until contended_until, the waits of this process
-// sleep at once. contended_for is the length of the last such period. Both in the ticks of Clock.
-std::atomic<Clock::rep> contended_until{0};
-std::atomic<Clock::rep> contended_for{0};
+// Time slices that waits of this process have lost to other processes.
+class LostSlices {
+ public:
+  // Whether a slice was lost recently.
+  bool recent(Clock::time_point now) const {
+    return now.time_since_epoch().count() < until_.load(std::memory_order_relaxed);
+  }
 
-bool is_contended(Clock::time_point now) {
-  return now.time_since_epoch().count() < contended_until.load(std::memory_order_relaxed);
-}
+  // Records a period in which a thread only spun or yielded. If it exceeds a time slice, another
+  // process had the CPU. Detecting that again costs another slice, so it counts as recent for 8
+  // times the period, and for up to twice the last such time if it happens again soon after.
+  void note(Clock::time_point begin, Clock::time_point end, bool oversubscribed) {
+    // Far longer than a sleep and its wake-up. Oversubscribed ranks may copy for longer than that.
+    const Clock::duration slice = std::chrono::microseconds(oversubscribed ? 2500 : 200);
+    constexpr Clock::duration kMost = std::chrono::milliseconds(100);
+    constexpr int kFirst = 8;
+    if (end - begin < slice) return;
+    const Clock::rep first = kFirst * (end - begin).count();
+    const Clock::rep last = time_.load(std::memory_order_relaxed);
+    const Clock::rep calm =
+        begin.time_since_epoch().count() - until_.load(std::memory_order_relaxed);
+    const Clock::rep time =
+        calm > last ? first : std::max(first, std::min(2 * last, kMost.count()));
+    time_.store(time, std::memory_order_relaxed);
+    until_.store(end.time_since_epoch().count() + time, std::memory_order_relaxed);
+  }
 
-// Records a period in which the thread only spun or yielded. If it exceeds a time slice, another
-// process had the CPU. Detecting that again costs another slice, so the waits sleep at once for 8
-// times the period, and for up to twice the last such time if it happens again soon after.
-void note_busy_wait(Clock::time_point begin, Clock::time_point end, bool oversubscribed) {
-  // Far longer than a sleep and its wake-up. Oversubscribed ranks may copy for longer than that.
-  const Clock::duration slice = std::chrono::microseconds(oversubscribed ? 2500 : 200);
-  constexpr Clock::duration kMost = std::chrono::milliseconds(100);
-  constexpr int kFirst = 8;
-  if (end - begin < slice) return;
-  const Clock::rep first = kFirst * (end - begin).count();
-  const Clock::rep last = contended_for.load(std::memory_order_relaxed);
-  const Clock::rep calm =
-      begin.time_since_epoch().count() - contended_until.load(std::memory_order_relaxed);
-  const Clock::rep time = calm > last ? first : std::max(first, std::min(2 * last, kMost.count()));
-  contended_for.store(time, std::memory_order_relaxed);
-  contended_until.store(end.time_since_epoch().count() + time, std::memory_order_relaxed);
-}
+ private:
+  std::atomic<Clock::rep> until_{0};  // in the ticks of Clock
+  std::atomic<Clock::rep> time_{0};   // the length of the last period before it
+};
+
+LostSlices lost;            // by spins and yields: other processes compete for the CPUs
+LostSlices lost_by_yields;  // a process of others is ready on this CPU
+
+constexpr int kSpinsPerYield = 64;  // between two yields
+constexpr int kSpinsPerYieldOversubscribed = 4;
+thread_local int spins_per_yield = kSpinsPerYield;
 
 timespec to_timespec(std::chrono::nanoseconds time) {
   return {static_cast<time_t>(time.count() / 1000000000),
@@ -115,7 +127,7 @@ class Sleep {
   size_t count_;
 };
 
-bool cpus_contended() { return is_contended(Clock::now()); }
+bool cpus_contended() { return lost.recent(Clock::now()); }
 
 void Flag::wake() { syscall(SYS_futex, &value_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
@@ -131,23 +143,13 @@ void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanose
 // ranks, the thread that ran was probably a rank that this one waits for, so it yields sooner from
 // then on. A yield as long as a time slice shows that other processes compete for the CPUs. A sleep
 // then costs far less, because it ends as soon as the condition is met.
-//
-// It begins without a spin, because the scheduler often wakes a rank on the CPU of the rank that
-// signals it. There, the awaited rank runs only once this one sleeps. A few waits spin
-// nevertheless: if the ranks have CPUs of their own again, the condition is met meanwhile, and the
-// next waits spin as well.
-bool SpinBackoff::wait() {
-  constexpr int kSpins = 64;  // between two yields
-  constexpr int kSpinsOversubscribed = 4;
-  constexpr unsigned kSleepsPerSpin = 16;  // while other processes compete for the CPUs
-  constexpr auto kOtherThreadRan = std::chrono::microseconds(1);
-  thread_local int spins = kSpins;
-  thread_local unsigned sleeps = 0;
-  thread_local bool sleeps_at_once = false;
-  if (!sleeps_at_once && spins_ < spins) {
+SpinBackoff::Next SpinBackoff::step() {
+  constexpr auto kSpinTimeApart = std::chrono::microseconds(50);  // a few sleeps and wake-ups
+  thread_local bool contended = false;                            // in the last step
+  if (spins_ < spins_per_yield && (apart_ || !contended)) {
     ++spins_;
     cpu_relax();
-    return true;
+    return Next::Spin;
   }
   spins_ = 0;
   const Clock::time_point now = Clock::now();
@@ -155,23 +157,40 @@ bool SpinBackoff::wait() {
     spinning_ = true;
     began_ = now;
   } else {
-    note_busy_wait(yielded_, now, oversubscribed_);
+    lost.note(yielded_, now, oversubscribed_);
   }
-  if (is_contended(now)) {
-    sleeps_at_once = ++sleeps % kSleepsPerSpin != 0;
-    return false;
+  yielded_ = now;
+  contended = lost.recent(now);
+  if (contended) {
+    if (!apart_) return Next::Contended;
+    return now - began_ < kSpinTimeApart ? Next::Spin : Next::Sleep;
   }
-  if (now - began_ >= spin_time()) return false;
-  if (sleeps_at_once) {  // the other processes no longer compete
-    sleeps_at_once = false;
-    yielded_ = now;
-    return true;
-  }
+  if (now - began_ >= spin_time()) return Next::Sleep;
+  yield(now);
+  return Next::Spin;
+}
+
+// Ranks on CPUs of their own spin briefly, but do not yield: while they run at the same time, none
+// of them needs a sleep. A rank on the CPU of this thread runs only once this thread yields or
+// sleeps. A yield costs less, unless it lets a process of others run.
+bool SpinBackoff::spin_contended(Placement placement) {
+  if (oversubscribed_) return false;
+  apart_ = placement == Placement::Apart;
+  if (apart_) return true;
+  if (placement == Placement::Unknown || lost_by_yields.recent(yielded_)) return false;
+  if (yielded_ - began_ >= spin_time()) return false;
+  yield(yielded_);
+  return true;
+}
+
+void SpinBackoff::yield(Clock::time_point now) {
+  constexpr auto kOtherThreadRan = std::chrono::microseconds(1);
   sched_yield();
   yielded_ = Clock::now();
-  note_busy_wait(now, yielded_, oversubscribed_);
-  spins = oversubscribed_ && yielded_ - now > kOtherThreadRan ? kSpinsOversubscribed : kSpins;
-  return true;
+  lost.note(now, yielded_, oversubscribed_);
+  lost_by_yields.note(now, yielded_, oversubscribed_);
+  const bool other_ran = oversubscribed_ && yielded_ - now > kOtherThreadRan;
+  spins_per_yield = other_ran ? kSpinsPerYieldOversubscribed : kSpinsPerYield;
 }
 
 }  // namespace hostnccl

@@ -70,18 +70,36 @@ void sleep_until(const WaitCondition& condition, const Check& check) {
 // Whether recent waits of this process have lost time slices to other processes.
 bool cpus_contended();
 
+// Where the awaited ranks were last seen: all on other CPUs than this thread, or some on its own.
+enum class Placement { Unknown, Apart, Together };
+
 // The busy wait before a sleep. It spins and occasionally yields the CPU, more often if ranks are
-// oversubscribed, and ends almost at once while other processes compete for the CPUs.
+// oversubscribed. While other processes compete for the CPUs, it depends on the placement of the
+// awaited ranks.
 class SpinBackoff {
  public:
   explicit SpinBackoff(bool oversubscribed) : oversubscribed_(oversubscribed) {}
-  void reset() { spinning_ = false; }
-  bool wait();  // spins once. False if the caller should sleep
+  void reset() { spinning_ = apart_ = false; }
+
+  // Spins once. False if the caller should sleep. Calls placement() only while other processes
+  // compete for the CPUs.
+  template <typename Placed>
+  bool wait(const Placed& placement) {
+    const Next next = step();
+    return next == Next::Contended ? spin_contended(placement()) : next == Next::Spin;
+  }
+  bool wait() { return step() == Next::Spin; }
 
  private:
+  enum class Next { Spin, Sleep, Contended };
+  Next step();
+  bool spin_contended(Placement placement);
+  void yield(Clock::time_point now);
+
   bool oversubscribed_;  // more ranks than CPUs
   int spins_ = 0;
   bool spinning_ = false;
+  bool apart_ = false;         // spins although other processes compete for the CPUs
   Clock::time_point began_;    // when spinning_ became true
   Clock::time_point yielded_;  // after the last yield
 };

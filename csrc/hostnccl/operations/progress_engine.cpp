@@ -1,5 +1,7 @@
 #include "hostnccl/operations/progress_engine.h"
 
+#include <sched.h>
+
 #include <algorithm>
 
 #include "hostnccl/base/interrupt.h"
@@ -101,7 +103,7 @@ std::optional<Error> ProgressEngine::run(const Creation* creation) {
       slept = false;
       continue;
     }
-    if (!slept && backoff.wait()) continue;
+    if (!slept && backoff.wait([this] { return placement(); })) continue;
     if (!slept) {
       last_check = Clock::now();
       report_waits();
@@ -236,6 +238,23 @@ void ProgressEngine::end_if_deadlocked() {
   const std::optional<Error> deadlock = Deadlocks::check();
   if (!deadlock) return;
   for (size_t work = 0; work < works_.size(); ++work) fail_work(work, *deadlock);
+}
+
+// Where the ranks were that this one waits for, in their last such waits. Publishes its own CPU.
+Placement ProgressEngine::placement() {
+  const int own = sched_getcpu() + 1;
+  for (const CommunicatorWork& work : works_) {
+    const int rank = work.comm->rank();
+    work.comm->segment().rank_state(rank).cpu.store(own, std::memory_order_relaxed);
+  }
+  for (const PeerQueue& queue : queues_) {
+    if (!waiting(queue)) continue;
+    const Segment& segment = works_[queue.work].comm->segment();
+    const int other = segment.rank_state(queue.blocked.owner).cpu.load(std::memory_order_relaxed);
+    if (other == 0) return Placement::Unknown;
+    if (other == own) return Placement::Together;
+  }
+  return Placement::Apart;
 }
 
 void ProgressEngine::report_waits() {
