@@ -5,6 +5,7 @@ another thread ends the wait; and that waits beside CPU-bound processes are shor
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import threading
@@ -191,6 +192,25 @@ def test_waits_are_short_beside_busy_processes(launch: Launcher) -> None:
             if found["1000"] < 10 * found["0"]:
                 return
     raise AssertionError(f"seconds by HOSTNCCL_SPIN_US: {tried}")
+
+
+def _sleeps_per_call(rank: Rank, cpus: list[int]) -> float:
+    os.sched_setaffinity(0, cpus[rank.rank : rank.rank + 1])
+    comm, array, calls = rank.comm, np.ones(1, np.float32), 20_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    for _ in range(calls):
+        comm.all_reduce(array)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / calls
+
+
+def test_ranks_with_cpus_of_their_own_do_not_sleep(launch: Launcher) -> None:
+    """Beside busy processes: ranks that always slept would do so in one of 10 to 70 calls."""
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    with busy_processes(len(cpus), cpus):
+        found = [max(launch(2, _sleeps_per_call, cpus, fresh=True)) for _ in range(5)]
+    assert statistics.median(found) < 0.005, found
 
 
 def test_waits_while_others_take_the_cpu(tmp_path: Path) -> None:
