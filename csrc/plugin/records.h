@@ -7,22 +7,12 @@
 
 namespace pynccl::plugin {
 
-// A communicator, from init to finalize of the tuner.
-struct TunerContext {
-  std::uint64_t number;   // from 1
-  std::uint64_t comm_id;  // 0 before version 5
-  std::int32_t version;   // of the interface
-  std::int32_t nranks;
-  std::int32_t nodes;
-  std::int32_t open;
-};
-
 // A collective for which NCCL called the tuner's getCollInfo.
 struct TunerChoice {
   static constexpr int kMaxAlgorithms = 8, kMaxProtocols = 4;
 
   std::uint64_t number;   // from 1
-  std::uint64_t context;  // of its communicator
+  std::uint64_t context;  // the number of its communicator
   std::uint64_t nbytes;
   std::uint64_t chunk;  // bytes; 0 if unknown
   std::int64_t thread;  // the kernel's id of the calling thread
@@ -85,8 +75,6 @@ extern "C" {
 // Copy up to `size` records after a number, oldest first, and return how many were copied.
 std::uint64_t pynccl_plugin_choices(std::uint64_t after, pynccl::plugin::TunerChoice* out,
                                     std::uint64_t size);
-std::uint64_t pynccl_plugin_contexts(std::uint64_t after, pynccl::plugin::TunerContext* out,
-                                     std::uint64_t size);
 // Replaces the rules. Returns how many were stored: fewer than count if there are too many.
 std::uint64_t pynccl_plugin_rules(const pynccl::plugin::TunerRule* rules, std::uint64_t count);
 

@@ -13,8 +13,14 @@ using namespace abi;
 
 constexpr std::size_t kMaxChoices = 4096, kMaxContexts = 1024, kMaxRules = 256;
 
+// A communicator.
+struct Context {
+  std::uint64_t number;  // from 1
+  int nranks;
+};
+
 Ring<TunerChoice, kMaxChoices> choices;
-Ring<TunerContext, kMaxContexts> contexts;
+Ring<Context, kMaxContexts> contexts;
 
 std::array<TunerRule, kMaxRules> rules;
 std::size_t rule_count = 0;
@@ -22,26 +28,17 @@ std::size_t rule_count = 0;
 // NCCL's handle of a context is its number.
 std::uint64_t number_of(void* context) { return reinterpret_cast<std::uintptr_t>(context); }
 
-ncclResult_t init(int version, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
-                  void** context) {
-  TunerContext opened{};
-  opened.comm_id = comm_id;
-  opened.version = version;
-  opened.nranks = static_cast<int>(nranks);
-  opened.nodes = static_cast<int>(nodes);
-  opened.open = 1;
-  *context = reinterpret_cast<void*>(static_cast<std::uintptr_t>(contexts.add(opened)));
+ncclResult_t init(std::size_t nranks, void** context) {
+  const std::uint64_t number = contexts.add({0, static_cast<int>(nranks)});
+  *context = reinterpret_cast<void*>(static_cast<std::uintptr_t>(number));
   return ncclSuccess;
 }
 
-ncclResult_t finalize(void* context) {
-  contexts.update(number_of(context), [](TunerContext& one) { one.open = 0; });
-  return ncclSuccess;
-}
+ncclResult_t finalize(void*) { return ncclSuccess; }
 
 int nranks_of(std::uint64_t context) {
   int nranks = 0;
-  contexts.update(context, [&](const TunerContext& one) { nranks = one.nranks; });
+  contexts.update(context, [&](const Context& one) { nranks = one.nranks; });
   return nranks;
 }
 
@@ -106,15 +103,13 @@ ncclResult_t get_coll_info(void* context, int function, std::size_t nbytes, int 
   return ncclSuccess;
 }
 
-template <int version>
-ncclResult_t init_v2(std::size_t nranks, std::size_t nodes, PluginLogger, void** context) {
-  return init(version, 0, nranks, nodes, context);
+ncclResult_t init_v2(std::size_t nranks, std::size_t, PluginLogger, void** context) {
+  return init(nranks, context);
 }
 
-template <int version>
-ncclResult_t init_v5(void** context, std::uint64_t comm_id, std::size_t nranks, std::size_t nodes,
-                     PluginLogger, void*, void*) {
-  return init(version, comm_id, nranks, nodes, context);
+ncclResult_t init_v5(void** context, std::uint64_t, std::size_t nranks, std::size_t, PluginLogger,
+                     void*, void*) {
+  return init(nranks, context);
 }
 
 // NCCL 2.21 passes no cost table, so a rule could select what it cannot use. Rules do not apply.
@@ -156,19 +151,15 @@ using namespace pynccl::plugin;
 #define PROFILER(since, version, symbol)
 #include "abi/nccl_plugin_versions.inc"
 
-const pynccl::abi::TunerV2 ncclTunerPlugin_v2 = {kName, init_v2<2>, get_coll_info_v2, finalize};
-const pynccl::abi::TunerV3 ncclTunerPlugin_v3 = {kName, init_v2<3>, get_coll_info_v3, finalize};
-const pynccl::abi::TunerV4 ncclTunerPlugin_v4 = {kName, init_v2<4>, get_coll_info, finalize};
-const pynccl::abi::TunerV5 ncclTunerPlugin_v5 = {kName, init_v5<5>, get_coll_info, finalize};
-const pynccl::abi::TunerV6 ncclTunerPlugin_v6 = {kName, init_v5<6>, get_coll_info, finalize,
+const pynccl::abi::TunerV2 ncclTunerPlugin_v2 = {kName, init_v2, get_coll_info_v2, finalize};
+const pynccl::abi::TunerV3 ncclTunerPlugin_v3 = {kName, init_v2, get_coll_info_v3, finalize};
+const pynccl::abi::TunerV4 ncclTunerPlugin_v4 = {kName, init_v2, get_coll_info, finalize};
+const pynccl::abi::TunerV5 ncclTunerPlugin_v5 = {kName, init_v5, get_coll_info, finalize};
+const pynccl::abi::TunerV6 ncclTunerPlugin_v6 = {kName, init_v5, get_coll_info, finalize,
                                                  get_chunk_size};
 
 std::uint64_t pynccl_plugin_choices(std::uint64_t after, TunerChoice* out, std::uint64_t size) {
   return choices.copy(after, out, size);
-}
-
-std::uint64_t pynccl_plugin_contexts(std::uint64_t after, TunerContext* out, std::uint64_t size) {
-  return contexts.copy(after, out, size);
 }
 
 std::uint64_t pynccl_plugin_rules(const TunerRule* given, std::uint64_t count) {

@@ -24,11 +24,9 @@ __all__ = [
     "PROFILES",
     "PROTOCOLS",
     "Choice",
-    "Context",
     "Event",
     "Rule",
     "choices",
-    "contexts",
     "display_name",
     "enable",
     "interfaces",
@@ -55,23 +53,12 @@ _LATE_SECONDS = 0.1  # for the proxy thread to report the last operation
 _VARIABLES = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
 _LONGEST = 254  # characters of a plugin's path that NCCL reads
 # The most records of each kind, as in csrc/plugin.
-_CHOICES, _CONTEXTS, _EVENTS = 4096, 1024, 1 << 15
+_CHOICES, _EVENTS = 4096, 1 << 15
 _MOST_BYTES = 2**64 - 1
 _MOST_FILE_BYTES = 1 << 20  # of a tuning file, for 256 rules
 
 
-class Context(ctypes.Structure):  # TunerContext in csrc/plugin/records.h
-    _fields_ = (
-        ("number", ctypes.c_uint64),
-        ("comm_id", ctypes.c_uint64),
-        ("version", ctypes.c_int32),
-        ("nranks", ctypes.c_int32),
-        ("nodes", ctypes.c_int32),
-        ("open", ctypes.c_int32),
-    )
-
-
-class Choice(ctypes.Structure):  # TunerChoice
+class Choice(ctypes.Structure):  # TunerChoice in csrc/plugin/records.h
     _fields_ = (
         ("number", ctypes.c_uint64),
         ("context", ctypes.c_uint64),
@@ -164,7 +151,7 @@ def path() -> Path:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path()))
-    for name in ("pynccl_plugin_choices", "pynccl_plugin_contexts", "pynccl_plugin_events"):
+    for name in ("pynccl_plugin_choices", "pynccl_plugin_events"):
         function = getattr(library, name)
         function.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64]
         function.restype = ctypes.c_uint64
@@ -174,7 +161,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-_T = TypeVar("_T", Choice, Context, Event)
+_T = TypeVar("_T", Choice, Event)
 
 
 def _records(name: str, kind: type[_T], most: int, after: int) -> list[_T]:
@@ -228,11 +215,6 @@ def _fold(name: str) -> str:
 def choices(after: int = 0) -> list[Choice]:
     """Return the recorded choices whose number is above one, oldest first."""
     return _records("pynccl_plugin_choices", Choice, _CHOICES, after)
-
-
-def contexts(after: int = 0) -> list[Context]:
-    """Return the communicators whose number is above one, oldest first."""
-    return _records("pynccl_plugin_contexts", Context, _CONTEXTS, after)
 
 
 def enable() -> None:

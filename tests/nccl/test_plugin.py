@@ -125,10 +125,8 @@ def _table(*, algorithms: int = 7, protocols: int = 3) -> list[list[float]]:
 def test_calls_of_each_version(version: int) -> None:
     tuner = Tuner(version)
     assert tuner.choose(4096, _table()) == ((0, 0), 0)
-    choice, context = _last(), plugin.contexts()[-1]
-    assert choice.context == context.number == tuner.context.value
-    assert (context.version, context.nranks, context.nodes, context.open) == (version, 4, 1, 1)
-    assert context.comm_id == (7 if version >= 5 else 0)
+    choice = _last()
+    assert choice.context == tuner.context.value
     assert (choice.nbytes, plugin.FUNCTIONS[choice.function]) == (4096, "all_reduce")
     assert choice.registered == (1 if version >= 4 else -1)
     if version >= 3:
@@ -137,7 +135,6 @@ def test_calls_of_each_version(version: int) -> None:
     else:  # NCCL 2.21 passes no costs
         assert (choice.algorithms, choice.algorithm, choice.protocol) == (0, -1, -1)
     tuner.end()
-    assert plugin.contexts()[-1].open == 0
 
 
 def test_issued_choices_have_channels() -> None:
@@ -178,7 +175,8 @@ def test_choices_among_any_costs(version: int, forced: bool) -> None:
     tuner.end()
 
 
-def test_the_first_rule_that_matches_applies() -> None:
+@pytest.mark.parametrize("version", _TUNERS[1:])
+def test_the_first_rule_that_matches_applies(version: int) -> None:
     plugin.set_rules(
         [
             Rule("all_reduce", "RING", "LL", max_bytes=1024, nranks=8),
@@ -186,7 +184,7 @@ def test_the_first_rule_that_matches_applies() -> None:
             Rule("all_reduce", "pat", "SIMPLE", min_bytes=1024),
         ]
     )
-    four, eight = Tuner(4, 4), Tuner(4, 8)
+    four, eight = Tuner(version, 4), Tuner(version, 8)
     assert four.choose(1024, _table())[0] == (1, 1)
     assert eight.choose(1024, _table())[0] == (1, 0)
     assert four.choose(1025, _table())[0] == (6, 2)
