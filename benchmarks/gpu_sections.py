@@ -39,7 +39,7 @@ from benchmarks.world import Settings, World
 from pynccl import nccl, raw
 from pynccl.errors import LibraryNotFoundError, MissingFunctionError, NcclError
 from pynccl.tools import lab
-from pynccl.tools.bench.ranks import call_of
+from pynccl.tools.bench import call_of
 from pynccl.tools.trace.bandwidth import BUS_FACTORS, bandwidth
 
 __all__ = ["calls", "collectives", "kernels", "sequences", "sweep"]

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.operations import ROOT, Buffers
 from pynccl import nccl
 from pynccl.testing import Rank
-from pynccl.tools.bench.ranks import OPERATIONS, call_of
+from pynccl.tools.bench import OPERATIONS, call_of
 
 __all__ = ["HOST", "Call", "Distributed", "Library", "Mpich", "Pynccl"]
 

@@ -69,7 +69,7 @@ _COMMANDS = {
         ("pynccl compare --ranks 2 train.py --epochs 1",),
     ),
     "bench": (
-        "pynccl.tools.bench.command",
+        "pynccl.tools.bench",
         "time operations beside those of torch.distributed, and check their results",
         ("pynccl bench", "pynccl bench --ranks 4 --operations all_reduce --sizes 8,64K,16M"),
     ),

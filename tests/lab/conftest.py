@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pynccl.testing import Launcher
-from pynccl.tools.bench import command
+from pynccl.tools import bench
 from pynccl.tools.lab import world
 from tests.support import warm
 
@@ -19,6 +19,6 @@ class _Forks(Launcher):
 @pytest.fixture(scope="session", autouse=True)
 def _forked_ranks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (world, command):
+        for module in (world, bench):
             patch.setattr(module, "Launcher", _Forks)
         yield

@@ -9,22 +9,22 @@ import pytest
 
 import pynccl
 from pynccl import cli
-from pynccl.tools.bench import command, ranks
+from pynccl.tools import bench
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 
 pytestmark = pytest.mark.long
 
 
-def _rows(rank: Rank, nbytes: int) -> list[ranks.Row]:
-    return ranks.measure(rank, [(name, nbytes) for name in ranks.OPERATIONS], 2)
+def _rows(rank: Rank, nbytes: int) -> list[bench.Row]:
+    return bench.measure(rank, [(name, nbytes) for name in bench.OPERATIONS], 2)
 
 
 def test_every_operation(launch: Launcher) -> None:
     """All ranks return the same rows; sizes are rounded to whole elements of each rank."""
     rows = launch(3, _rows, 1000)
     assert rows[0] == rows[1] == rows[2]
-    assert [row.operation for row in rows[0]] == list(ranks.OPERATIONS)
+    assert [row.operation for row in rows[0]] == list(bench.OPERATIONS)
     for row in rows[0]:
         assert not row.wrong
         assert len(row.pynccl) == len(row.torch) == 2
@@ -41,26 +41,26 @@ def _wrong_call(library: object, *_: object) -> object:
     return call
 
 
-def _wrong_rows(rank: Rank) -> list[ranks.Row]:
+def _wrong_rows(rank: Rank) -> list[bench.Row]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "call_of", _wrong_call)
-        return ranks.measure(rank, [("all_reduce", 64)], 1)
+        patch.setattr(bench, "call_of", _wrong_call)
+        return bench.measure(rank, [("all_reduce", 64)], 1)
 
 
 def test_a_wrong_result_and_an_error(launch: Launcher) -> None:
     """They are not timed."""
     rows = launch(2, _wrong_rows)[0]
-    line, wrong = command.write(rows, "gloo").splitlines()[1:]
+    line, wrong = bench.write(rows, "gloo").splitlines()[1:]
     assert line.split() == ["all_reduce", "64", "B", *"-----"]
     assert wrong == "all_reduce 64 B: pynccl: not here, torch: a wrong result on a rank"
 
 
 def test_summary() -> None:
     rows = [
-        ranks.Row("all_reduce", 1024, [1e-6, 2e-6, 3e-6], [8.4e-6, 8.5e-6, 8.6e-6]),
-        ranks.Row("broadcast", 2**20, [2.5e-3], [1e-3]),
+        bench.Row("all_reduce", 1024, [1e-6, 2e-6, 3e-6], [8.4e-6, 8.5e-6, 8.6e-6]),
+        bench.Row("broadcast", 2**20, [2.5e-3], [1e-3]),
     ]
-    header, *lines, summary = command.write(rows, "gloo").splitlines()
+    header, *lines, summary = bench.write(rows, "gloo").splitlines()
     assert header.split() == [
         "operation",
         "size",
