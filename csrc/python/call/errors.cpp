@@ -36,7 +36,7 @@ void raise_python(const std::exception_ptr& pointer) {
   try {
     std::rethrow_exception(pointer);
   } catch (const NcclFailure& e) {
-    raise(error_object(e.code, e.function.c_str(), e.rank, e.what(), e.missing));
+    raise(error_object(e));
   } catch (const FunctionFailure& e) {
     raise(py::reinterpret_borrow<py::object>(static_cast<PyObject*>(e.thrown.get())));
   } catch (const DriverFailure& e) {
@@ -106,12 +106,11 @@ void raise(const py::object& error) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
 
-py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
-                        const std::optional<MissingRanks>& missing) {
-  if (code == ncclSuccess) return py::none();
+py::object error_object(const NcclFailure& failure) {
   std::optional<std::pair<std::vector<int>, std::string>> ranks;
-  if (missing) ranks.emplace(missing->ranks, missing->source);
-  return make(from_result, text, static_cast<int>(code), function, rank, ranks);
+  if (failure.missing) ranks.emplace(failure.missing->ranks, failure.missing->source);
+  return make(from_result, failure.what(), static_cast<int>(failure.code), failure.function,
+              failure.rank, ranks);
 }
 
 bool is_library_error(const py::error_already_set& error) {

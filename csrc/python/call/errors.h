@@ -4,7 +4,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -41,9 +40,8 @@ template <class... Parts>
 // Sets an exception object as Python's current error.
 void raise(const py::object& error);
 
-// Returns the Python exception for a result without raising it; None for ncclSuccess.
-py::object error_object(ncclResult_t code, const char* function, int rank, const std::string& text,
-                        const std::optional<MissingRanks>& missing = std::nullopt);
+// Returns the Python exception for a failure without raising it.
+py::object error_object(const NcclFailure& failure);
 
 // Whether a raised exception is an NcclError or a DriverError.
 bool is_library_error(const py::error_already_set& error);

@@ -341,13 +341,14 @@ py::object memory_stats(Communicator& c) {
 
 py::object async_error(Communicator& c) {
   const ncclResult_t state = c.async_error();
+  if (state == ncclSuccess) return py::none();
   std::string text = "communicator";
   if (c.known_rank() >= 0) text += " of rank " + std::to_string(c.known_rank());
   const Library& library = c.library();
   text += std::string(": ") + library.nccl<&NcclTable::ncclGetErrorString>()(state);
   const char* last = library.nccl<&NcclTable::ncclGetLastError>()(c.handle_or_null());
   if (last && *last) text += std::string(": ") + last;
-  return error_object(state, "ncclCommGetAsyncError", c.known_rank(), text);
+  return error_object(NcclFailure(state, "ncclCommGetAsyncError", c.known_rank(), text));
 }
 
 void wait_ready(Communicator& c, std::optional<double> timeout) {

@@ -39,11 +39,7 @@ void call_in_thread(const std::shared_ptr<void>& function,
     auto* const callable = static_cast<PyObject*>(function.get());
     py::tuple arguments;
     try {
-      gil::or_sleep([&] {
-        arguments = py::make_tuple(
-            communicator, error_object(failure.code, failure.function.c_str(), failure.rank,
-                                       failure.what(), failure.missing));
-      });
+      gil::or_sleep([&] { arguments = py::make_tuple(communicator, error_object(failure)); });
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("the arguments of on_timeout");
       return;

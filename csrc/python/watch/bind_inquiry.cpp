@@ -194,11 +194,7 @@ void bind_inquiry(py::module_& m) {
   auto communicator = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
   communicator.def_property_readonly(
       "_timeout_error",
-      [](const Communicator& c) {
-        const NcclFailure failure = c.expiry("ncclCommGetAsyncError");
-        return error_object(failure.code, failure.function.c_str(), failure.rank, failure.what(),
-                            failure.missing);
-      },
+      [](const Communicator& c) { return error_object(c.expiry("ncclCommGetAsyncError")); },
       "The NcclTimeoutError of an expired communicator, not raised.");
   Comparison::set_exchange(&compare);
   m.def("sleep_at_exit", &gil::sleep_instead_of_terminate,
