@@ -15,7 +15,7 @@ namespace {
 struct NamedOp {
   const char* name;   // as a str
   const char* torch;  // as an attribute of torch's ReduceOp
-  const char* upper;  // in messages
+  const char* upper;  // as an attribute of RedOp, and in messages
   ncclRedOp_t op;
 };
 
@@ -171,13 +171,8 @@ Raises:
         return py::make_tuple(py::module_::import("builtins").attr("getattr"),
                               py::make_tuple(py::type::of<RedOp>(), self.attr("name")));
       });
-  for (const auto& [value, name] :
-       std::initializer_list<std::pair<ncclRedOp_t, const char*>>{{ncclSum, "SUM"},
-                                                                  {ncclProd, "PROD"},
-                                                                  {ncclMax, "MAX"},
-                                                                  {ncclMin, "MIN"},
-                                                                  {ncclAvg, "AVG"}})
-    type.attr(name) = std::make_shared<RedOp>(value, name);
+  for (const NamedOp& one : kNamedOps)  // PROD has two names as a str
+    type.attr(one.upper) = std::make_shared<RedOp>(one.op, one.upper);
 }
 
 }  // namespace pynccl::python
