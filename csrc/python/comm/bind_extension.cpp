@@ -14,6 +14,7 @@
 #include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/comm/batch.h"
+#include "python/convert/integer.h"
 #include "watch/trace.h"
 
 namespace pynccl::python {
@@ -194,9 +195,7 @@ struct Exported final : PyncclCommunicator {
   static void make_one_sided(Communicator& communicator, Operation& o,
                              ncclWaitSignalDesc_t& signals) {
     if (o.root_or_peer < 0 || o.root_or_peer >= communicator.nranks())
-      throw std::invalid_argument("root_or_peer: rank " + std::to_string(o.root_or_peer) +
-                                  " is out of range for a communicator of size " +
-                                  std::to_string(communicator.nranks()));
+      throw_rank("root_or_peer", o.root_or_peer, communicator.nranks());
     switch (o.kind) {
       case OperationKind::kPutSignal: {
         const auto* target = static_cast<const PyncclTarget*>(std::exchange(o.recvbuff, nullptr));
