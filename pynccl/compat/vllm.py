@@ -194,9 +194,8 @@ class PyNcclCommunicator:
     def all_gather(
         self, output_tensor: Tensor, input_tensor: Tensor, stream: object = None
     ) -> None:
-        if self._off(input_tensor):
-            return
-        self.comm.all_gather(input_tensor, out=output_tensor, stream=stream)
+        if not self._off(input_tensor):
+            self.comm.all_gather(input_tensor, out=output_tensor, stream=stream)
 
     def all_gatherv(
         self, output_tensor: Tensor, input_tensor: Tensor, sizes: list[int], stream: object = None
@@ -216,9 +215,8 @@ class PyNcclCommunicator:
         op: ReduceOp = _SUM,
         stream: object = None,
     ) -> None:
-        if self._off(input_tensor):
-            return
-        self.comm.reduce_scatter(input_tensor, op, out=output_tensor, stream=stream)
+        if not self._off(input_tensor):
+            self.comm.reduce_scatter(input_tensor, op, out=output_tensor, stream=stream)
 
     def reduce_scatterv(
         self,
@@ -269,19 +267,16 @@ class PyNcclCommunicator:
             self.recv(output_tensor, root, stream)
 
     def send(self, tensor: Tensor, dst: int, stream: object = None) -> None:
-        if self._off(tensor):
-            return
-        self.comm.send(_bytes_of(tensor), dst, stream=stream)
+        if not self._off(tensor):
+            self.comm.send(_bytes_of(tensor), dst, stream=stream)
 
     def recv(self, tensor: Tensor, src: int, stream: object = None) -> None:
-        if self._off(tensor):
-            return
-        self.comm.recv(_bytes_of(tensor), src, stream=stream)
+        if not self._off(tensor):
+            self.comm.recv(_bytes_of(tensor), src, stream=stream)
 
     def broadcast(self, tensor: Tensor, src: int, stream: object = None) -> None:
-        if self._off(tensor):
-            return
-        self.comm.broadcast(tensor, src, stream=stream)
+        if not self._off(tensor):
+            self.comm.broadcast(tensor, src, stream=stream)
 
     def group_start(self) -> None:
         self._groups.append(nccl.group())
