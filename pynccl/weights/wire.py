@@ -86,6 +86,7 @@ class Link:
         longest: int = LONGEST,
     ) -> None:
         self.name = ""  # of the member at the other end
+        self.lost = ""  # why the connection is lost
         self.types = types
         self.longest = longest
         self._timeout = timeout
@@ -93,7 +94,6 @@ class Link:
         self._received = bytearray()
         self._unread: deque[Message] = deque()
         self._unsent = bytearray()  # preserved if a wait is interrupted, so messages stay whole
-        self._lost = ""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The death of a machine is detected within a minute, even if nothing is sent.
@@ -103,11 +103,6 @@ class Link:
 
     def fileno(self) -> int:
         return self._socket.fileno()
-
-    @property
-    def lost(self) -> str:
-        """Why the connection is lost; empty if it is not."""
-        return self._lost
 
     @property
     def has_unsent(self) -> bool:
@@ -121,7 +116,7 @@ class Link:
 
     def flush(self) -> bool:
         """Send as much as possible without waiting; return whether everything was sent."""
-        while self._unsent and not self._lost:
+        while self._unsent and not self.lost:
             try:
                 sent = self._socket.send(bytes(self._unsent[:_WRITTEN]))
             except _WOULD_BLOCK:
@@ -140,8 +135,8 @@ class Link:
             LinkLostError: the other end closed the connection, or does not read.
         """
         send_all([(self, message)], Deadline(self._timeout))
-        if self._lost:
-            raise LinkLostError(f"{self.name}: {self._lost}")
+        if self.lost:
+            raise LinkLostError(f"{self.name}: {self.lost}")
 
     def receive(self, deadline: Deadline) -> Message:
         """Receive the next message.
@@ -153,8 +148,8 @@ class Link:
         while True:
             if (message := self.next()) is not None:
                 return message
-            if self._lost:
-                raise LinkLostError(f"{self.name}: {self._lost}")
+            if self.lost:
+                raise LinkLostError(f"{self.name}: {self.lost}")
             if deadline.is_over():
                 raise TimeoutError("it does not answer")
             wait([self], deadline)
@@ -173,7 +168,7 @@ class Link:
 
     def lose(self, reason: str) -> None:
         """Give up the connection; messages that have arrived can still be read."""
-        self._lost = self._lost or reason or "lost"
+        self.lost = self.lost or reason or "lost"
         self._received.clear()
         self._unsent.clear()
         self._socket.close()
@@ -188,7 +183,7 @@ class Link:
 
     def _read(self) -> None:
         """Read what has arrived, without waiting."""
-        if self._lost:
+        if self.lost:
             return
         try:
             data = self._socket.recv(_READ)
