@@ -136,7 +136,8 @@ void Connection::end(bool done, const std::string& reason) {
     communicator = std::exchange(communicator_, nullptr);
   }
   if (!communicator || !Py_IsInitialized()) return;
-  in_python([&] { connector_->attr(done ? "close" : "abort")(*communicator); });
+  in_python(
+      [&] { done ? connector_->attr("close")(*communicator) : communicator->attr("abort")(); });
 }
 
 }  // namespace pynccl::dist

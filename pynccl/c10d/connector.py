@@ -216,16 +216,14 @@ class Connector:
         child = comm.split(None if rank < 0 else min(ranks), rank, config=config)
         if child is None:
             return None
-        connector = Connector(
-            store,
-            rank,
-            len(ranks),
-            name=name,
-            timeout=timeout,
-            config=config,
-            gone=self.gone_among(ranks),
+        connector = self._among(
+            ranks, store=store, rank=rank, name=name, timeout=timeout, config=config
         )
         return connector, connector._set_up(child)
+
+    def _among(self, ranks: Sequence[int], **options: Any) -> Connector:  # noqa: ANN401
+        """Return the connector of a group of some of this group's ranks."""
+        return Connector(size=len(ranks), gone=self.gone_among(ranks), **options)
 
     def gone_among(self, ranks: Sequence[int]) -> Callable[[int], str]:
         """Return the function gone() of a group of some of this group's ranks."""
@@ -316,15 +314,7 @@ class Connector:
         self._shrinks += 1
         store = PrefixStore(f"pynccl/shrunk/{self._shrinks}", self._store)
         left = [old for old in range(self._size) if old not in excluded]
-        return Connector(
-            store,
-            rank,
-            len(left),
-            name=name,
-            timeout=timeout,
-            config=config,
-            gone=self.gone_among(left),
-        )
+        return self._among(left, store=store, rank=rank, name=name, timeout=timeout, config=config)
 
     def shrink(
         self, comm: nccl.Communicator, excluded: list[int], *, aborts: bool, to: Connector
@@ -477,10 +467,6 @@ class Connector:
         except nccl.NcclError as error:  # an exception would make torch keep the unusable group
             comm.abort()
             warnings.warn(f"pynccl: group {self._name!r} was aborted: {error}", stacklevel=1)
-
-    def abort(self, comm: nccl.Communicator) -> None:
-        """Abort a communicator."""
-        comm.abort()
 
     def cancel(self) -> None:
         """Cancel connect() on other threads, and abort the communicators that are not in use."""
