@@ -269,6 +269,20 @@ def _wait_in_thread(kernel: Kernel, rank: Rank) -> Callable[[], bool]:
     return join
 
 
+@on_ranks(2)
+def test_a_waiting_kernel_uses_no_cpu(rank: Rank) -> None:
+    kernel = Kernel(rank.comm)
+    result = _wait_in_thread(kernel, rank)
+    before = time.process_time()
+    time.sleep(0.5)
+    used = time.process_time() - before
+    kernel.signal(rank.rank, 1)
+    assert result() is True
+    synchronize(rank)
+    kernel.close()
+    assert used < 0.02, f"{used:.3f} s of CPU in 0.5 s"
+
+
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 @on_ranks(2, by="threads")
 def test_abort_ends_a_wait(rank: Rank) -> None:

@@ -69,11 +69,11 @@ bool wait(void* context, const void* word, int bits, uint64_t least) {
   const Ref<Communicator> comm = handles<Communicator>().find(resources->owner());
   if (!comm) return false;
   auto& header = *reinterpret_cast<ResourceHeader*>(resources->flat().address(comm->rank()));
-  SpinBackoff spin(comm->segment().oversubscribed());
+  SpinBackoff backoff(comm->segment().oversubscribed());
+  while (!reached(word, bits, least) && backoff.wait()) {
+  }
   auto checked = Clock::now();
   while (!reached(word, bits, least)) {
-    if (spin.wait()) continue;
-    spin.reset();
     if (comm->state().stopped()) return false;
     // Reads the word before it increments the count: a later signal either changes the word or sees
     // the count.
