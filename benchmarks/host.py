@@ -186,6 +186,7 @@ def _write(options: argparse.Namespace, rows: list[list[Figure]]) -> None:
         found,
         machine=options.machine,
         beside=options.beside,
+        compute=options.compute,
     )
     try:
         from benchmarks.plot import lines
@@ -193,10 +194,12 @@ def _write(options: argparse.Namespace, rows: list[list[Figure]]) -> None:
         print("note: no plot, matplotlib is not installed")
         return
     dtype = options.dtypes[0]
-    busy = f", beside {options.beside} busy processes" if options.beside else ""
+    how = f", beside {options.beside} busy processes" if options.beside else ""
+    if options.compute:
+        how += f", {options.compute:g} us of computation before each call"
     for nranks in options.ranks:
         chosen = [one for one in found if (one["ranks"], one["dtype"]) == (nranks, dtype)]
-        title = f"{nranks} ranks, {dtype}{busy}\n{options.machine}"
+        title = f"{nranks} ranks, {dtype}{how}\n{options.machine}"
         lines(options.out / f"host-{nranks}ranks.png", chosen, title)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,11 +15,14 @@ __all__ = ["BenchmarkError", "busy_processes", "reasons", "run_ranks"]
 
 _GRACE = 1.0  # seconds for the other ranks after one has failed
 
+# Until its parent ends, even by a signal: one that ends a session does not reach other sessions.
 _BUSY = """
 import os, sys
-if sys.argv[1:]:
-    os.sched_setaffinity(0, map(int, sys.argv[1:]))
-while True: pass
+parent, *cpus = map(int, sys.argv[1:])
+if cpus:
+    os.sched_setaffinity(0, cpus)
+while os.getppid() == parent:
+    for _ in range(1_000_000): pass
 """
 
 
@@ -38,7 +42,7 @@ def busy_processes(
         own_sessions: whether each is a session of its own, to which Linux may grant CPU time of
             its own (sched_autogroup).
     """
-    command = [sys.executable, "-c", _BUSY, *map(str, cpus)]
+    command = [sys.executable, "-c", _BUSY, str(os.getpid()), *map(str, cpus)]
     processes = [subprocess.Popen(command, start_new_session=own_sessions) for _ in range(number)]
     try:
         yield

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,7 @@ def test_host_beside_a_busy_process(tmp_path: Path) -> None:
     output = _run("host", f"{options} --beside 1 --compute 100", "--out", str(tmp_path))
     assert "gloo: hostnccl is ahead in " in output
     report = json.loads((tmp_path / "host.json").read_text())
-    assert report["beside"] == 1
+    assert (report["beside"], report["compute"]) == (1, 100)
     measured = [(row["bytes"], row["library"]) for row in report["rows"]]
     assert measured == [
         (size, library) for size in (4, 2**16) for library in ("hostnccl", "gloo", "copy")
@@ -47,6 +49,18 @@ def test_ranks_and_busy_processes_are_sessions_of_their_own() -> None:
             for pid in (task / "children").read_text().split()
         }
         assert sum(os.getsid(pid) == pid for pid in children) == 3
+
+
+def test_busy_processes_end_with_a_killed_benchmark() -> None:
+    code = (
+        "import os, signal\n"
+        "from benchmarks.ranks import busy_processes\n"
+        "with busy_processes(1, own_sessions=True):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    # The busy process inherits the pipe, whose end is read once it has ended.
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.communicate(timeout=60) == (b"", None)
 
 
 @pytest.mark.skipif(not FULL, reason="it starts a dozen ranks: `make test-all`")
