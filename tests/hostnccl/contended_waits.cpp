@@ -1,20 +1,36 @@
-// Waits of one thread, in which yields last as long as planned. Prints how often each spins and
-// yields before it would sleep.
+// Waits of one thread, in planned time: each reading of the clock takes 2 us, a yield as long as
+// the program says. Prints how often each wait spins and yields before it would sleep, and its
+// microseconds.
+#include <time.h>
+
 #include <chrono>
 #include <iostream>
-#include <thread>
 
 #include "hostnccl/base/flag.h"
 
 namespace {
-constexpr std::chrono::milliseconds kSlice{20};
-std::chrono::milliseconds yield_time{0};
+using std::chrono::hours;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using std::chrono::seconds;
+
+nanoseconds moment = hours(1);
+nanoseconds yield_time = microseconds(1);
 int yields = 0;
 }  // namespace
 
-extern "C" int sched_yield() noexcept {  // instead of that of the C library
+// Instead of those of the C library.
+extern "C" int clock_gettime(clockid_t, timespec* now) noexcept {
+  moment += microseconds(2);
+  now->tv_sec = static_cast<time_t>(moment / seconds(1));
+  now->tv_nsec = static_cast<long>((moment % seconds(1)).count());
+  return 0;
+}
+
+extern "C" int sched_yield() noexcept {
   ++yields;
-  std::this_thread::sleep_for(yield_time);
+  moment += yield_time;
   return 0;
 }
 
@@ -28,22 +44,19 @@ void print_wait(const char* name, Placement placement, bool oversubscribed = fal
   SpinBackoff backoff(oversubscribed);
   int spins = 0;
   yields = 0;
-  const auto began = Clock::now();
+  const nanoseconds began = moment;
   while (backoff.wait([placement] { return placement; })) ++spins;
-  const std::chrono::duration<double> time = Clock::now() - began;
-  std::cout << name << ' ' << spins << ' ' << yields << ' ' << time.count() << std::endl;
-}
-
-void await_calm() {
-  while (cpus_contended()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const double time = std::chrono::duration<double, std::micro>(moment - began).count();
+  std::cout << name << ' ' << spins << ' ' << yields << ' ' << time << std::endl;
 }
 
 // A thread that loses its CPU while it spins.
-void lose_by_spin() {
+void lose_by_spin(nanoseconds time) {
   SpinBackoff backoff(false);
-  while (!cpus_contended()) {
-    std::this_thread::sleep_for(kSlice / 64);
-    backoff.wait();
+  yields = 0;
+  while (yields == 0) backoff.wait();
+  moment += time;
+  while (backoff.wait() && !cpus_contended()) {
   }
 }
 
@@ -52,20 +65,28 @@ void lose_by_spin() {
 
 int main() {
   using namespace hostnccl;
+  constexpr milliseconds kSlice(20);
+  constexpr seconds kCalm(10);
   print_wait("calm", Placement::Apart);
   yield_time = kSlice;
   print_wait("lost_by_yield", Placement::Together);
+  yield_time = microseconds(1);
   print_wait("unknown", Placement::Unknown);
   print_wait("together", Placement::Together);
-  print_wait("apart", Placement::Apart);
   print_wait("oversubscribed", Placement::Apart, true);
+  print_wait("apart", Placement::Apart);
 
-  yield_time = std::chrono::milliseconds(0);
-  await_calm();
+  moment += kCalm;
   print_wait("calm_again", Placement::Together);
-  lose_by_spin();
+  lose_by_spin(kSlice);
   print_wait("lost_by_spin_unknown", Placement::Unknown);
   print_wait("lost_by_spin_together", Placement::Together);
   yield_time = kSlice;
   print_wait("lost_by_both_together", Placement::Together);
+
+  moment += kCalm;
+  yield_time = microseconds(1);
+  lose_by_spin(hours(1));  // the process was stopped
+  moment += seconds(1);
+  print_wait("calm_after_a_stop", Placement::Unknown);
 }

@@ -9,7 +9,6 @@ import ctypes
 import os
 import re
 import resource
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,22 +18,11 @@ import numpy as np
 import pytest
 
 from pynccl import libraries, nccl
+from tests.support.cpp import compile_to_preload
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
 
 _SOON = 15.0  # seconds, on a busy machine; the deadline of a rendezvous is 300
-
-
-def _compile(folder: Path, name: str, text: str, *options: str) -> Path:
-    """A library to preload, or to use in place of hostnccl."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source, library = folder / f"{name}.c", folder / f"lib{name}.so"
-    source.write_text(text)
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, *options, "-ldl"]
-    subprocess.run(command, check=True, timeout=60)
-    return library
 
 
 @contextlib.contextmanager
@@ -209,7 +197,7 @@ void* malloc(size_t size) {
 def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("malloc")
     try:
-        return str(_compile(folder, "malloc", _FAILING_MALLOC))
+        return str(compile_to_preload(folder, "malloc", _FAILING_MALLOC))
     except subprocess.CalledProcessError:
         pytest.skip("the C library has no __libc_malloc")
 
@@ -298,7 +286,7 @@ def test_a_rank_that_stops_during_a_registration_is_not_waited_for(
     launch: Launcher, tmp_path: Path
 ) -> None:
     """Rank 1 is connected to rank 0, which does not answer."""
-    library = str(_compile(tmp_path, "stopping", _STOPPING_ACCEPT))
+    library = str(compile_to_preload(tmp_path, "stopping", _STOPPING_ACCEPT))
 
     def end(run: Run) -> None:
         next(run.reports())
@@ -357,6 +345,6 @@ def test_a_rank_whose_call_fails_is_not_waited_for(
     engine = libraries.locate("host").path
     folder = os.path.dirname(engine)
     options = ("-Wl,--no-as-needed", engine, f"-Wl,-rpath,{folder}", f'-DENGINE="{engine}"')
-    library = _compile(tmp_path, "refusing", _REFUSING, *options)
+    library = compile_to_preload(tmp_path, "refusing", _REFUSING, *options)
     environment = {"PYNCCL_HOSTNCCL_LIBRARY": str(library)}
     launch(2, _register_with_a_refusing_rank, call, env=environment, timeout=60)

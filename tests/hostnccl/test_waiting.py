@@ -4,6 +4,7 @@ another thread ends the wait; and that waits beside CPU-bound processes are shor
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import statistics
@@ -17,8 +18,8 @@ import pytest
 
 from benchmarks.ranks import busy_processes
 from pynccl import nccl
-from tests.support.blocking import wait_until_blocked
-from tests.support.cpp import compile_with_parts, compiler
+from tests.support.blocking import Blocked, wait_until_blocked
+from tests.support.cpp import compile_to_preload, compile_with_parts, compiler
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
 from tests.support.tier import FULL
@@ -219,21 +220,160 @@ def test_waits_while_others_take_the_cpu(tmp_path: Path) -> None:
     own = [Path(__file__).with_name("contended_waits.cpp")]
     parts = [f"base/{name}.cpp" for name in ("flag", "tuning", "params", "process", "error")]
     compile_with_parts(compiler(), program, own, parts, ["-pthread"])
-    printed = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
-    lines = (line.split() for line in printed.stdout.splitlines())
-    spins, yields, seconds = {}, {}, {}
-    for name, *numbers in lines:
-        spins[name], yields[name], seconds[name] = map(float, numbers)
-    for name in ("calm", "calm_again"):
-        assert spins[name] > 64 * (yields[name] - 1) > 0, printed.stdout
-        assert seconds[name] > 1e-3
-    assert yields["lost_by_yield"] == 1
-    for name in ("unknown", "together", "oversubscribed", "lost_by_spin_unknown"):
-        assert (spins[name], yields[name]) == (0, 0), printed.stdout
-    assert spins["apart"] > 64 > yields["apart"] == 0
-    assert seconds["apart"] >= 50e-6
-    assert spins["lost_by_spin_together"] == yields["lost_by_spin_together"] > 10
-    assert yields["lost_by_both_together"] == 1
+    for limit in (1000, 20):
+        environment = {**os.environ, "HOSTNCCL_SPIN_US": str(limit)}
+        printed = subprocess.run(
+            [program], check=True, capture_output=True, text=True, timeout=60, env=environment
+        ).stdout
+        spins, yields, us = {}, {}, {}
+        for name, *numbers in map(str.split, printed.splitlines()):
+            spins[name], yields[name], us[name] = map(float, numbers)
+        for name in ("calm", "calm_again", "calm_after_a_stop"):
+            assert spins[name] > 64 * (yields[name] - 1) > 0, printed
+            assert limit <= us[name] < limit + 10, printed
+        assert yields["lost_by_yield"] == 1, printed
+        for name in ("unknown", "together", "oversubscribed", "lost_by_spin_unknown"):
+            assert (spins[name], yields[name]) == (0, 0), printed
+        assert spins["apart"] > 64 > yields["apart"] == 0, printed
+        assert min(limit, 50) <= us["apart"] < min(limit, 50) + 10, printed
+        assert spins["lost_by_spin_together"] == yields["lost_by_spin_together"] > 1, printed
+        assert us["lost_by_spin_together"] < limit + 10, printed
+        assert yields["lost_by_both_together"] == 1, printed
+
+
+_PLANNED_CPUS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+
+int cpu;                      // of this process
+int loses;                    // whether the next spin after a yield takes 200 ms
+int yields, placements;       // calls
+static long lost;             // seconds / 5
+static _Thread_local int readings;  // of the clock until that spin has ended
+
+int sched_getcpu(void) {
+  __atomic_fetch_add(&placements, 1, __ATOMIC_RELAXED);
+  return cpu;
+}
+
+int sched_yield(void) {
+  __atomic_fetch_add(&yields, 1, __ATOMIC_RELAXED);
+  if (loses) readings = 2;
+  return 0;
+}
+
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  static int (*function)(clockid_t, struct timespec*);
+  if (!function) function = dlsym(RTLD_NEXT, "clock_gettime");
+  if (readings && --readings == 0 && loses) {
+    __atomic_fetch_add(&lost, 1, __ATOMIC_RELAXED);
+    loses = 0;
+  }
+  const int result = function(clock, now);
+  if (clock == CLOCK_MONOTONIC) {
+    now->tv_nsec += 200000000 * (lost % 5);
+    now->tv_sec += lost / 5 + now->tv_nsec / 1000000000;
+    now->tv_nsec %= 1000000000;
+  }
+  return result;
+}
+"""
+
+
+class _PlannedCpus:
+    """What the preloaded library counts, on ranks that run on different CPUs."""
+
+    def __init__(self, rank: Rank, library: str) -> None:
+        self._rank = rank
+        self._library = ctypes.CDLL(library)
+        self._value("cpu").value = rank.rank
+
+    def _value(self, name: str) -> ctypes.c_int:
+        return ctypes.c_int.in_dll(self._library, name)
+
+    @property
+    def yields(self) -> int:
+        return self._value("yields").value
+
+    @property
+    def placements(self) -> int:
+        return self._value("placements").value
+
+    def lose_slice(self, comm: nccl.Communicator) -> None:
+        """Let the waits of rank 0 find that others compete for the CPUs, for at least 100 ms."""
+        goes_on = np.ones(1)
+        if self._rank.rank == 0:
+            time.sleep(0.01)  # rank 1 waits, and publishes its CPU
+        comm.all_reduce(goes_on)
+        self._value("loses").value = self._rank.rank == 0
+        while goes_on[0]:
+            if self._rank.rank == 1:
+                time.sleep(0.002)  # rank 0 waits
+                goes_on[0] = 0
+            comm.all_reduce(goes_on)
+            goes_on[0] = self._value("loses").value
+            comm.all_reduce(goes_on)
+
+
+@pytest.fixture(scope="module")
+def planned_cpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(compile_to_preload(tmp_path_factory.mktemp("planned"), "cpus", _PLANNED_CPUS))
+
+
+def _receive_late_messages(rank: Rank, library: str) -> int:
+    cpus, message = _PlannedCpus(rank, library), np.zeros(1)
+    cpus.lose_slice(rank.comm)
+    before = cpus.placements
+    for _ in range(20):
+        if rank.rank == 0:
+            rank.comm.recv(message, 1)
+        else:
+            time.sleep(0.002)
+            rank.comm.send(message, 0)
+    return cpus.placements - before
+
+
+def test_a_rank_that_has_lost_a_time_slice_spins_for_others_that_have_not(
+    launch: Launcher, planned_cpus: str
+) -> None:
+    """It would have to sleep if it did not know their CPUs."""
+    env = {"LD_PRELOAD": planned_cpus}
+    assert launch(2, _receive_late_messages, planned_cpus, env=env, fresh=True)[0] > 40
+
+
+def _wait_for_own_operation(rank: Rank, library: str) -> int:
+    """The yields of such a wait: the minimum of three, since the machine may calm down."""
+    cpus, comm, other = _PlannedCpus(rank, library), rank.comm, rank.comm.split(0)
+    assert other is not None
+    found = []
+    for attempt in range(3):
+        if rank.rank == 1:
+            cpus.lose_slice(other)
+            rank.wait_event(f"measured {attempt}", 0)
+            comm.send(np.zeros(1), 0)
+            comm.all_reduce(np.zeros(1))
+            continue
+        first = Blocked(lambda: comm.recv(np.zeros(1), 1))
+        first.wait()
+        cpus.lose_slice(other)
+        before = cpus.yields
+        second = Blocked(lambda: comm.all_reduce(np.zeros(1)))
+        second.wait()
+        found.append(cpus.yields - before)
+        rank.set_event(f"measured {attempt}")
+        first.end(None)
+        second.end(None)
+    other.close()
+    return min(found, default=0)
+
+
+def test_a_thread_does_not_yield_to_an_earlier_operation(
+    launch: Launcher, planned_cpus: str
+) -> None:
+    """While others take the CPUs: the thread that runs it may be on any CPU."""
+    env = {"LD_PRELOAD": planned_cpus}
+    assert launch(2, _wait_for_own_operation, planned_cpus, env=env, fresh=True)[0] == 0
 
 
 def _reads_directly(rank: Rank, cpus: list[int]) -> bool | None:

@@ -48,14 +48,16 @@ class LostSlices {
 
   // Records a period in which a thread only spun or yielded. If it exceeds a time slice, another
   // process had the CPU. Detecting that again costs another slice, so it counts as recent for 8
-  // times the period, and for up to twice the last such time if it happens again soon after.
+  // times the period, and for up to twice the last such time if it happens again soon after. A
+  // process that was stopped has not lost its CPU to others, hence the limit.
   void note(Clock::time_point begin, Clock::time_point end, bool oversubscribed) {
     // Far longer than a sleep and its wake-up. Oversubscribed ranks may copy for longer than that.
     const Clock::duration slice = std::chrono::microseconds(oversubscribed ? 2500 : 200);
     constexpr Clock::duration kMost = std::chrono::milliseconds(100);
     constexpr int kFirst = 8;
+    constexpr Clock::duration kMostFirst = std::chrono::seconds(1);
     if (end - begin < slice) return;
-    const Clock::rep first = kFirst * (end - begin).count();
+    const Clock::rep first = std::min(kFirst * (end - begin), kMostFirst).count();
     const Clock::rep last = time_.load(std::memory_order_relaxed);
     const Clock::rep calm =
         begin.time_since_epoch().count() - until_.load(std::memory_order_relaxed);
@@ -70,12 +72,13 @@ class LostSlices {
   std::atomic<Clock::rep> time_{0};   // the length of the last period before it
 };
 
-LostSlices lost;            // by spins and yields: other processes compete for the CPUs
+LostSlices lost_slices;     // by spins and yields: other processes compete for the CPUs
 LostSlices lost_by_yields;  // a process of others is ready on this CPU
 
-constexpr int kSpinsPerYield = 64;  // between two yields
-constexpr int kSpinsPerYieldOversubscribed = 4;
-thread_local int spins_per_yield = kSpinsPerYield;
+// Spins before each check of the time. 0: waits of this thread begin with a check.
+constexpr int kSpinsPerCheck = 64;
+constexpr int kSpinsPerCheckOversubscribed = 4;
+thread_local int spins_per_check = kSpinsPerCheck;
 
 timespec to_timespec(std::chrono::nanoseconds time) {
   return {static_cast<time_t>(time.count() / 1000000000),
@@ -127,7 +130,7 @@ class Sleep {
   size_t count_;
 };
 
-bool cpus_contended() { return lost.recent(Clock::now()); }
+bool cpus_contended() { return lost_slices.recent(Clock::now()); }
 
 void Flag::wake() { syscall(SYS_futex, &value_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
@@ -139,58 +142,50 @@ void sleep_on(const WaitCondition* conditions, size_t count, std::chrono::nanose
   Sleep(conditions, count).run(ceiling);
 }
 
+bool SpinBackoff::spin() {
+  if (spins_ >= spins_per_check) return false;
+  ++spins_;
+  cpu_relax();
+  return true;
+}
+
 // A yield is cheap if no other thread is ready to run. After a longer one with oversubscribed
 // ranks, the thread that ran was probably a rank that this one waits for, so it yields sooner from
 // then on. A yield as long as a time slice shows that other processes compete for the CPUs. A sleep
 // then costs far less, because it ends as soon as the condition is met.
-SpinBackoff::Next SpinBackoff::step() {
-  constexpr auto kSpinTimeApart = std::chrono::microseconds(50);  // a few sleeps and wake-ups
-  thread_local bool contended = false;                            // in the last step
-  if (spins_ < spins_per_yield && (apart_ || !contended)) {
-    ++spins_;
-    cpu_relax();
-    return Next::Spin;
-  }
+//
+// Meanwhile, ranks on CPUs of their own spin briefly, but do not yield: while they run at the same
+// time, none of them needs a sleep. A rank on the CPU of this thread runs only once this thread
+// yields or sleeps. A yield costs less, unless it lets a process of others run.
+bool SpinBackoff::check(Placement placement) {
+  constexpr std::chrono::microseconds kSpinTimeApart(50);  // a few sleeps and wake-ups
+  constexpr std::chrono::microseconds kOtherThreadRan(1);
   spins_ = 0;
   const Clock::time_point now = Clock::now();
-  if (!spinning_) {
-    spinning_ = true;
+  if (!waiting_) {
+    waiting_ = true;
     began_ = now;
   } else {
-    lost.note(yielded_, now, oversubscribed_);
+    lost_slices.note(checked_, now, oversubscribed_);
   }
-  yielded_ = now;
-  contended = lost.recent(now);
+  checked_ = now;
+  const Clock::duration waited = now - began_;
+  const bool contended = lost_slices.recent(now);
   if (contended) {
-    if (!apart_) return Next::Contended;
-    return now - began_ < kSpinTimeApart ? Next::Spin : Next::Sleep;
+    const bool apart = placement == Placement::Apart && !oversubscribed_;
+    spins_per_check = apart ? kSpinsPerCheck : 0;
+    if (apart) return waited < std::min(kSpinTimeApart, spin_time());
+    if (placement != Placement::Together || oversubscribed_ || lost_by_yields.recent(now))
+      return false;
   }
-  if (now - began_ >= spin_time()) return Next::Sleep;
-  yield(now);
-  return Next::Spin;
-}
-
-// Ranks on CPUs of their own spin briefly, but do not yield: while they run at the same time, none
-// of them needs a sleep. A rank on the CPU of this thread runs only once this thread yields or
-// sleeps. A yield costs less, unless it lets a process of others run.
-bool SpinBackoff::spin_contended(Placement placement) {
-  if (oversubscribed_) return false;
-  apart_ = placement == Placement::Apart;
-  if (apart_) return true;
-  if (placement == Placement::Unknown || lost_by_yields.recent(yielded_)) return false;
-  if (yielded_ - began_ >= spin_time()) return false;
-  yield(yielded_);
-  return true;
-}
-
-void SpinBackoff::yield(Clock::time_point now) {
-  constexpr auto kOtherThreadRan = std::chrono::microseconds(1);
+  if (waited >= spin_time()) return false;
   sched_yield();
-  yielded_ = Clock::now();
-  lost.note(now, yielded_, oversubscribed_);
-  lost_by_yields.note(now, yielded_, oversubscribed_);
-  const bool other_ran = oversubscribed_ && yielded_ - now > kOtherThreadRan;
-  spins_per_yield = other_ran ? kSpinsPerYieldOversubscribed : kSpinsPerYield;
+  checked_ = Clock::now();
+  lost_slices.note(now, checked_, oversubscribed_);
+  lost_by_yields.note(now, checked_, oversubscribed_);
+  const bool other_ran = oversubscribed_ && checked_ - now > kOtherThreadRan;
+  if (!contended) spins_per_check = other_ran ? kSpinsPerCheckOversubscribed : kSpinsPerCheck;
+  return true;
 }
 
 }  // namespace hostnccl

@@ -79,29 +79,24 @@ enum class Placement { Unknown, Apart, Together };
 class SpinBackoff {
  public:
   explicit SpinBackoff(bool oversubscribed) : oversubscribed_(oversubscribed) {}
-  void reset() { spinning_ = apart_ = false; }
+  void reset() { waiting_ = false; }
 
-  // Spins once. False if the caller should sleep. Calls placement() only while other processes
-  // compete for the CPUs.
+  // Spins once. False if the caller should sleep. Calls placement() before each check of the time.
   template <typename Placed>
   bool wait(const Placed& placement) {
-    const Next next = step();
-    return next == Next::Contended ? spin_contended(placement()) : next == Next::Spin;
+    return spin() || check(placement());
   }
-  bool wait() { return step() == Next::Spin; }
+  bool wait() { return spin() || check(Placement::Unknown); }
 
  private:
-  enum class Next { Spin, Sleep, Contended };
-  Next step();
-  bool spin_contended(Placement placement);
-  void yield(Clock::time_point now);
+  bool spin();
+  bool check(Placement placement);
 
   bool oversubscribed_;  // more ranks than CPUs
-  int spins_ = 0;
-  bool spinning_ = false;
-  bool apart_ = false;         // spins although other processes compete for the CPUs
-  Clock::time_point began_;    // when spinning_ became true
-  Clock::time_point yielded_;  // after the last yield
+  int spins_ = 0;        // since the last check
+  bool waiting_ = false;
+  Clock::time_point began_;    // when waiting_ became true
+  Clock::time_point checked_;  // the last check, or the end of its yield
 };
 
 }  // namespace hostnccl

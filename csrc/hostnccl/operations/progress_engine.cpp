@@ -240,21 +240,26 @@ void ProgressEngine::end_if_deadlocked() {
   for (size_t work = 0; work < works_.size(); ++work) fail_work(work, *deadlock);
 }
 
-// Where the ranks were that this one waits for, in their last such waits. Publishes its own CPU.
+// Where the ranks were last that this one waits for. Publishes its own CPU, except if it waits for
+// earlier operations, which other threads run.
 Placement ProgressEngine::placement() {
   const int own = sched_getcpu() + 1;
   for (const CommunicatorWork& work : works_) {
-    const int rank = work.comm->rank();
-    work.comm->segment().rank_state(rank).cpu.store(own, std::memory_order_relaxed);
+    if (!work.begun) continue;
+    std::atomic<int>& cpu = work.comm->segment().rank_state(work.comm->rank()).cpu;
+    if (cpu.load(std::memory_order_relaxed) != own) cpu.store(own, std::memory_order_relaxed);
   }
+  Placement found = Placement::Apart;
   for (const PeerQueue& queue : queues_) {
     if (!waiting(queue)) continue;
-    const Segment& segment = works_[queue.work].comm->segment();
-    const int other = segment.rank_state(queue.blocked.owner).cpu.load(std::memory_order_relaxed);
+    const Communicator& comm = *works_[queue.work].comm;
+    const int owner = queue.blocked.owner;
+    if (owner == comm.rank()) return Placement::Unknown;  // another thread
+    const int other = comm.segment().rank_state(owner).cpu.load(std::memory_order_relaxed);
     if (other == 0) return Placement::Unknown;
-    if (other == own) return Placement::Together;
+    if (other == own) found = Placement::Together;
   }
-  return Placement::Apart;
+  return found;
 }
 
 void ProgressEngine::report_waits() {

@@ -142,7 +142,7 @@ struct alignas(4096) RankState {
   uint64_t direct_thresholds[kPatterns];  // SIZE_MAX if this rank cannot read directly
   SignalRange signals;
   bool strict;
-  alignas(128) std::atomic<int> cpu;  // of its last contended wait, plus 1; 0: unknown
+  alignas(128) std::atomic<int> cpu;  // of its last wait that was not short, plus 1; 0: unknown
   alignas(128) CalibrationState calibration;
   alignas(4096) WaitBoard waits;  // of this rank's process
   alignas(4096) unsigned char staging_buffers[2][kStagingBytes];
