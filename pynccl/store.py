@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Protocol, TypeVar
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Protocol, TypeVar, cast
 
 from pynccl import _C
 
-__all__ = ["Store", "ask", "joined_key"]
+__all__ = ["Answer", "Store", "ask", "joined_key"]
 
+_GRACE = 0.5  # seconds past a time limit for a store to answer
+_PATIENCE = 5.0  # seconds without an answer of a store that was slow before
+
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
@@ -89,19 +95,86 @@ def joined_key(comm: str) -> str:
     return f"pynccl/joined/{comm}"
 
 
-def ask(call: Callable[[Future[_T]], _T]) -> Future[_T]:
+class Answer(Future[_T]):
+    """The result of a function that calls a store on another thread: see ask().
+
+    Attributes:
+        heard: when the store answered last, or when the thread was started, by time.monotonic().
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = time.monotonic()
+
+    def note(self, store: _S) -> _S:
+        """Return the store with methods that note when it answers.
+
+        Args:
+            store: the store.
+
+        Returns:
+            An object with the methods of the store.
+        """
+        return cast("_S", _Noted(store, self))
+
+    def arrives(self, timeout: float) -> bool:
+        """Wait for the result, up to the time limit and for the last answer of a slow store.
+
+        The function must end at the time limit if the store answers.
+
+        Args:
+            timeout: the time limit in seconds.
+
+        Returns:
+            True if there is a result or an exception. False if the store is silent.
+
+        Raises:
+            CancelledError: it was cancelled.
+        """
+        limit = time.monotonic() + timeout + _GRACE
+        patience = min(timeout, _PATIENCE) + _GRACE
+        while not self.done():
+            # A slow store may have to answer several calls after the time limit.
+            until = min(max(limit, self.heard + patience), limit + _PATIENCE)
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            with contextlib.suppress(FutureTimeoutError):
+                self.exception(min(left, threading.TIMEOUT_MAX))
+        return True
+
+
+class _Noted:
+    """A store whose methods note in an Answer when they return."""
+
+    def __init__(self, store: object, answer: Answer[Any]) -> None:
+        self._store = store
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def call(*arguments: object) -> Any:  # noqa: ANN401
+            value = method(*arguments)
+            self._answer.heard = time.monotonic()
+            return value
+
+        return call
+
+
+def ask(call: Callable[[Answer[_T]], _T]) -> Answer[_T]:
     """Call a store on a thread, because some calls have no time limit.
 
     A client of torch's TCPStore waits forever if the process that hosts the store is stopped, or
     was killed while a child of it keeps the socket open.
 
     Args:
-        call: uses the store. It receives the future, and returns if the future is cancelled.
+        call: uses the store. It receives the Answer, and returns if that is cancelled.
 
     Returns:
-        A future of the result. Its cancel() ends the wait for it immediately.
+        The Answer, a future of the result. Its cancel() ends the wait for it immediately.
     """
-    answer: Future[_T] = Future()
+    answer: Answer[_T] = Answer()
 
     def run() -> None:
         _C.sleep_at_exit()  # in case the store answers after the interpreter has ended

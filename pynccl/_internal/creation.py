@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, SupportsIndex
 
 from pynccl import _C
 from pynccl.errors import NcclRemoteError, NcclTimeoutError
 from pynccl.libraries import resolve
-from pynccl.store import ask
+from pynccl.store import Answer, ask
 
 if TYPE_CHECKING:
     import pynccl.store
@@ -23,7 +22,6 @@ __all__ = ["from_store", "share_id"]
 
 _REMOTE_ERROR = 6  # ncclRemoteError
 _PAUSE = 0.01  # seconds between polls of a store
-_GRACE = 0.5  # seconds past the time limit for a store to answer
 _REPORT = 5.0  # seconds for a failure to reach the store
 
 
@@ -115,16 +113,18 @@ def share_id(
         NcclTimeoutError: the source did not share it in time, or the store did not answer.
     """
 
-    def exchange(answer: Future[str], value: str | None) -> str:
-        key = f"{path}/{store.add(f'{path}/calls/{rank}', 1)}"
-        if value is not None:
-            store.set(key, value)
-            return value
+    def exchange(answer: Answer[str], value: str | None) -> str:
         end = time.monotonic() + timeout
-        while not store.check([key]):
+        noted = answer.note(store)
+        key = f"{path}/{noted.add(f'{path}/calls/{rank}', 1)}"
+        if value is not None:
+            noted.set(key, value)
+            return value
+        late = False
+        while not noted.check([key]):
             if answer.cancelled():
                 raise CancelledError
-            if time.monotonic() >= end:
+            if late:
                 raise NcclTimeoutError(
                     f"{function}: rank {source} did not share the unique id within {timeout:g} s "
                     f"(key {key!r} of the {type(store).__name__})",
@@ -133,12 +133,13 @@ def share_id(
                     missing=([source], "store"),
                 )
             time.sleep(_PAUSE)
-        return bytes(store.get(key)).decode()
+            late = time.monotonic() >= end  # a check that began earlier may have missed the id
+        return bytes(noted.get(key)).decode()
 
     def exchange_within(seconds: float, value: str | None) -> str:
         answer = ask(lambda future: exchange(future, value))
         try:
-            if not wait([answer], min(seconds + _GRACE, threading.TIMEOUT_MAX)).done:
+            if not answer.arrives(seconds):
                 raise NcclTimeoutError(
                     f"{function}: the {type(store).__name__} has not answered for {seconds:g} s; "
                     f"rank {rank} {'shares' if rank == source else 'waits for'} the unique id of "

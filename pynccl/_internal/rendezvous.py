@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,14 +16,14 @@ from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pynccl.errors import NcclRemoteError
-from pynccl.store import ask
+from pynccl.store import Answer, ask
 
 __all__ = ["Rendezvous", "without_prefix"]
 
 _REMOTE_ERROR = 6  # ncclRemoteError
 _SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between polls of the store
 _PATIENCE = 0.3  # seconds before checking whether the missing ranks are alive
-_GRACE = 0.5  # seconds past the time limit for a store to answer
+_CONNECTS = 0.5  # seconds, at least, for the second round of ranks that connect
 
 _T = TypeVar("_T")
 
@@ -84,14 +83,16 @@ class Rendezvous:
         own, keys = str(self.rank), {str(rank): rank for rank in ranks}
         value = create() if self.rank == ranks[0] else b""
 
-        def exchange(answer: Future[bytes]) -> bytes:
+        def exchange(answer: Answer[bytes]) -> bytes:
+            end = time.monotonic() + timeout
             store = self._exchange(answer, name, (own, value), keys, timeout)
             if connects:
                 for rank in ranks:
                     self.check_present(rank, name)
                 # A second round detects ranks that have ended while waiting in the first. Otherwise
                 # the others would wait for them while creating the communicator.
-                self._exchange(answer, f"{name} (connects)", (own, b""), keys, timeout)
+                left = max(end - time.monotonic(), _CONNECTS)
+                self._exchange(answer, f"{name} (connects)", (own, b""), keys, left)
             return bytes(store.get(str(ranks[0])))
 
         return self.call(exchange, name, timeout)
@@ -113,7 +114,7 @@ class Rendezvous:
             timeout: the time limit in seconds.
         """
 
-        def exchange(answer: Future[list[bytes]]) -> list[bytes]:
+        def exchange(answer: Answer[list[bytes]]) -> list[bytes]:
             store = self._exchange(answer, name, own, keys, timeout)
             return [bytes(value) for value in store.multi_get(list(keys))]
 
@@ -121,20 +122,20 @@ class Rendezvous:
 
     def _exchange(
         self,
-        answer: Future[_T],
+        answer: Answer[_T],
         name: str,
         own: tuple[str, bytes],
         keys: Mapping[str, int],
         timeout: float,
     ) -> Store:
         """Set this process's value, wait for the values of all keys, and return their store."""
-        store = PrefixStore(name, self._store)
+        began = time.monotonic()
+        store = answer.note(PrefixStore(name, self._store))
         key, value = own
         if not store.check([key]):  # after a failure, the first value remains
             store.set(key, value)  # type: ignore[arg-type]
             if store.add("count", 1) == len(keys):
                 store.set("complete", "1")
-        began = time.monotonic()
         look = began + min(_PATIENCE, timeout)
         pause = _SHORTEST
         # Not wait(), which would block other threads that use the store.
@@ -170,16 +171,16 @@ class Rendezvous:
                 self.rank,
             )
 
-    def call(self, function: Callable[[Future[_T]], _T], name: str, timeout: float) -> _T:
+    def call(self, function: Callable[[Answer[_T]], _T], name: str, timeout: float) -> _T:
         """Return the result of a function that calls the store, which may never answer.
 
         Args:
-            function: takes the future of its result, and returns if that is cancelled.
+            function: takes the Answer of the call, and returns if that is cancelled.
             name: the name of the exchange.
             timeout: the time limit in seconds.
         """
 
-        def named(answer: Future[_T]) -> _T:
+        def named(answer: Answer[_T]) -> _T:
             with self._naming_store(name):
                 return function(answer)
 
@@ -188,15 +189,15 @@ class Rendezvous:
         if self._cancelled:  # cancel() may have missed it
             answer.cancel()
         try:
-            return answer.result(timeout + _GRACE)
+            if not answer.arrives(timeout):
+                raise DistStoreError(
+                    f"rank {self.rank}: {_description(self._store)} has not answered for "
+                    f"{timeout:g} seconds during {name!r}; the process that hosts it may be stopped"
+                )
+            return answer.result()
         except CancelledError:
             raise DistBackendError(
                 f"rank {self.rank}: the group was closed while it connected"
-            ) from None
-        except FutureTimeoutError:
-            raise DistStoreError(
-                f"rank {self.rank}: {_description(self._store)} has not answered for {timeout:g} "
-                f"seconds during {name!r}; the process that hosts it may be stopped"
             ) from None
         finally:
             answer.cancel()

@@ -101,12 +101,8 @@ def test_merge_with_a_missing_rank(rank: int, size: int, tmp_path: Path) -> None
     store = dist.FileStore(f"{tmp_path}/merged", size)
     pg: Any = dist.group.WORLD
     merged = pg.merge_remote_group(store, size + 1, timedelta(seconds=2))
-    for _ in range(10):
-        with pytest.raises(dist.DistBackendError) as raised:
-            merged.allreduce([torch.ones(1)]).wait()
-        if "has not answered" not in str(raised.value):  # the store, on a busy machine
-            break
-    assert raised.match("Timed out waiting 2 seconds for rank 2 of 3")
+    with pytest.raises(dist.DistBackendError, match="Timed out waiting 2 seconds for rank 2 of 3"):
+        merged.allreduce([torch.ones(1)]).wait()
 
 
 @needs_torch(2, 14, "Backend.merge")

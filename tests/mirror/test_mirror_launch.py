@@ -321,3 +321,32 @@ def test_exit_after_a_store_did_not_answer() -> None:
     assert ran.returncode == 0, ran
     assert "127.0.0.1" in ran.stdout
     assert "has not answered" in ran.stdout
+
+
+_SLOW = """
+import time
+from torch.distributed import DistStoreError, HashStore, Store
+from pynccl._internal.rendezvous import Rendezvous
+
+class Slow(Store):
+    def __init__(self):
+        super().__init__()
+        self.store = HashStore()
+    def check(self, keys):
+        time.sleep(0.4)
+        return self.store.check(keys)
+    def set(self, key, value):
+        self.store.set(key, value)
+    def add(self, key, amount):
+        return self.store.add(key, amount)
+
+try:
+    Rendezvous(Slow(), 0).gather("x", range(2), b"", 1.4)
+except DistStoreError as error:
+    print(error)
+"""
+
+
+def test_a_slow_store_is_not_silent() -> None:
+    ran = run_python("-c", _SLOW)
+    assert "Timed out waiting 1.4 seconds for rank 1 of 2 in 'x'" in ran.stdout, ran

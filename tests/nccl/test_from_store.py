@@ -4,6 +4,7 @@ errors before the store is used, and time limits if rank 0 or the store is missi
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -198,6 +199,41 @@ def test_a_silent_store(rank: int) -> None:
         _from_store(store, rank, 2, config=nccl.Config(init_timeout=0.1))
     assert time.monotonic() - began < 10
     store.wakes.set()
+
+
+class _Slow(FolderStore):
+    """A store that answers after a while."""
+
+    def add(self, key: str, amount: int) -> int:
+        time.sleep(0.7)
+        return super().add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        time.sleep(0.7)
+        return super().check(keys)
+
+
+def test_a_slow_store_is_not_silent(tmp_path: Path) -> None:
+    with pytest.raises(nccl.NcclTimeoutError, match="rank 0 did not share") as caught:
+        _from_store(_Slow(tmp_path / "store"), 1, 2, config=nccl.Config(init_timeout=1.5))
+    assert caught.value.missing_ranks == [0]
+
+
+class _Overtaken(FolderStore):
+    """A store in which rank 0 shares the id while this rank's first check is answered late."""
+
+    def check(self, keys: list[str]) -> bool:
+        found = super().check(keys)
+        if not found:
+            self.set(keys[0], json.dumps({"id": bytes(128).hex()}))
+            time.sleep(0.3)
+        return found
+
+
+def test_an_id_that_was_shared_in_time_is_found(tmp_path: Path) -> None:
+    store = _Overtaken(tmp_path / "store")
+    found = creation.share_id(store, "path", 1, 0, bytes, timeout=0.2, function="from_store")
+    assert found == bytes(128)
 
 
 def test_a_failure_of_rank_0_is_raised_if_the_store_is_silent(
