@@ -55,7 +55,7 @@ def _has_exited(pid: int) -> bool:
     return True
 
 
-def _wait_for_exit(pid: int) -> None:
+def wait_for_exit(pid: int) -> None:
     """Wait until a process has closed its sockets, of which no rank then expects an answer."""
     deadline = time.monotonic() + 20
     while not _has_exited(pid):
@@ -63,7 +63,7 @@ def _wait_for_exit(pid: int) -> None:
         time.sleep(0.01)
 
 
-def _arrive(folder: Path, rank: int, pid: int) -> None:
+def arrive(folder: Path, rank: int, pid: int) -> None:
     """Let a rank begin, and return some time after it is the host or connects to it."""
     before = _sockets(pid)
     (folder / str(rank)).touch()
@@ -87,10 +87,10 @@ def test_a_late_rank(launch: Launcher, tmp_path: Path, dies: int, leaves: list[i
     def drive(run: Run) -> None:
         pids = run.gather_reports()
         for rank in range(nranks - 1):
-            _arrive(tmp_path, rank, pids[rank])
+            arrive(tmp_path, rank, pids[rank])
         run.kill(dies)
         for rank in leaves:
-            _wait_for_exit(pids[rank])
+            wait_for_exit(pids[rank])
         time.sleep(1)
         (tmp_path / str(nranks - 1)).touch()
 
@@ -112,16 +112,16 @@ def test_a_late_rank_that_becomes_the_host(launch: Launcher, tmp_path: Path, nra
     def drive(run: Run) -> None:
         pids = run.gather_reports()
         for rank in (0, 1):
-            _arrive(tmp_path, rank, pids[rank])
+            arrive(tmp_path, rank, pids[rank])
         run.kill(1, signal.SIGSTOP)
         run.kill(0)
-        _wait_for_exit(pids[0])
+        wait_for_exit(pids[0])
         (tmp_path / "2").touch()
         time.sleep(0.5)
         nonlocal took
         continued = run.kill(1, signal.SIGCONT)
         if leaves:
-            _wait_for_exit(pids[2])
+            wait_for_exit(pids[2])
             (tmp_path / "3").touch()
             took = time.monotonic() - continued
 

@@ -9,6 +9,7 @@ import ctypes
 import os
 import re
 import resource
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ import numpy as np
 import pytest
 
 from pynccl import libraries, nccl
+from tests.hostnccl.test_death_in_init import arrive, wait_for_exit
 from tests.support.cpp import compile_to_preload
 from tests.support.launcher import Launcher, Run
-from tests.support.rank import Rank
+from tests.support.rank import Rank, wait_for
 
 _SOON = 15.0  # seconds, on a busy machine; the deadline of a rendezvous is 300
 
@@ -252,20 +254,66 @@ def test_a_window_without_memory_is_no_window_on_any_rank(
     assert results[0] > 5
 
 
-_STOPPING_ACCEPT = """
+_STOPPING = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 
-int stops;  // whether the next call stops this process
+// A call stops this process once it has sent so many records.
+int in_accept4 = INT_MAX, in_poll = INT_MAX, in_sendmsg = INT_MAX;
+int sent;
+
+static void stop(int* in) {
+  if (sent < *in) return;
+  *in = INT_MAX;
+  raise(SIGSTOP);
+}
 
 int accept4(int fd, struct sockaddr* address, socklen_t* size, int flags) {
-  if (stops) raise(SIGSTOP);
   int (*function)(int, struct sockaddr*, socklen_t*, int) = dlsym(RTLD_NEXT, "accept4");
+  stop(&in_accept4);
   return function(fd, address, size, flags);
 }
+
+int poll(struct pollfd* files, nfds_t count, int ms) {
+  int (*function)(struct pollfd*, nfds_t, int) = dlsym(RTLD_NEXT, "poll");
+  stop(&in_poll);
+  return function(files, count, ms);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr* message, int flags) {
+  ssize_t (*function)(int, const struct msghdr*, int) = dlsym(RTLD_NEXT, "sendmsg");
+  stop(&in_sendmsg);
+  ++sent;
+  return function(fd, message, flags);
+}
 """
+
+
+@pytest.fixture(scope="module")
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(compile_to_preload(tmp_path_factory.mktemp("stopping"), "stopping", _STOPPING))
+
+
+def _stop_in(library: str, call: str, records: int = 0) -> None:
+    """Stop this process in its next such call after so many sent records."""
+    preloaded = ctypes.CDLL(library)
+    ctypes.c_int.in_dll(preloaded, "sent").value = 0
+    ctypes.c_int.in_dll(preloaded, f"in_{call}").value = records
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _wait_until_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while not _is_stopped(pid):
+        assert time.monotonic() < deadline, f"process {pid} has not stopped"
+        time.sleep(0.01)
 
 
 def _register_with_a_stopped_rank(rank: Rank, library: str) -> None:
@@ -273,7 +321,7 @@ def _register_with_a_stopped_rank(rank: Rank, library: str) -> None:
     buffer = comm.mem_alloc(1 << 12)
     comm.all_reduce(np.ones(1))
     if rank.rank == 0:
-        ctypes.c_int.in_dll(ctypes.CDLL(library), "stops").value = 1
+        _stop_in(library, "accept4")
         comm.register_window(buffer)
     comm.timeout = 2
     with pytest.raises(nccl.NcclTimeoutError):
@@ -283,20 +331,96 @@ def _register_with_a_stopped_rank(rank: Rank, library: str) -> None:
 
 
 def test_a_rank_that_stops_during_a_registration_is_not_waited_for(
-    launch: Launcher, tmp_path: Path
+    launch: Launcher, stopping: str
 ) -> None:
     """Rank 1 is connected to rank 0, which does not answer."""
-    library = str(compile_to_preload(tmp_path, "stopping", _STOPPING_ACCEPT))
 
     def end(run: Run) -> None:
         next(run.reports())
         run.kill(0)
 
-    environment = {"LD_PRELOAD": library}
+    environment = {"LD_PRELOAD": stopping}
     _, other = launch.outcomes(
-        2, _register_with_a_stopped_rank, library, while_running=end, env=environment, timeout=30
+        2, _register_with_a_stopped_rank, stopping, while_running=end, env=environment, timeout=30
     )
     assert other.ok, other.trace
+
+
+def _join_a_failing_host(rank: Rank, folder: Path, library: str, call: str, records: int) -> None:
+    rank.report(os.getpid())
+    wait_for(f"{folder}/{rank.rank}")
+    if rank.rank == 1:
+        _stop_in(library, call, records)
+    nranks = 3 + (rank.rank == 2)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="disagree about nranks"):
+        nccl.Communicator(nranks, rank.unique_ids[0], rank.rank, provider="host")
+    if rank.rank == 0:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(("call", "records"), [("sendmsg", 2), ("poll", 3)])
+def test_a_joiner_gets_the_reason_of_a_host_that_has_exited(
+    launch: Launcher, tmp_path: Path, stopping: str, call: str, records: int
+) -> None:
+    """Rank 1 is preempted before it sends its request, the third record, or while it waits."""
+
+    def drive(run: Run) -> None:
+        pids = run.gather_reports()
+        arrive(tmp_path, 0, pids[0])
+        (tmp_path / "1").touch()
+        _wait_until_stopped(pids[1])
+        (tmp_path / "2").touch()
+        wait_for_exit(pids[0])
+        time.sleep(0.3)  # then it checks the process of the host
+        run.kill(1, signal.SIGCONT)
+
+    arguments = (tmp_path, stopping, call, records)
+    environment = {"LD_PRELOAD": stopping}
+    _, *others = launch.outcomes(
+        3, _join_a_failing_host, *arguments, while_running=drive, env=environment, timeout=60
+    )
+    for one in others:
+        assert one.ok, one.trace
+
+
+def _give_up_beside_a_stopped_host(rank: Rank, folder: Path, library: str) -> None:
+    rank.report(os.getpid())
+    if rank.rank == 2:
+        return
+    wait_for(f"{folder}/{rank.rank}")
+    if rank.rank == 0:
+        _stop_in(library, "accept4", 2)  # after its challenge, and after rank 1 has joined
+    config = nccl.Config(init_timeout=4 if rank.rank else 60)
+    with pytest.raises(nccl.NcclTimeoutError, match=r"rank 1 \(pid \d+\) gave up: 2 of 3 ranks"):
+        nccl.Communicator(3, rank.unique_ids[0], rank.rank, config=config, provider="host")
+    if rank.rank == 1:
+        os._exit(0)
+
+
+def test_a_host_gets_the_reason_of_a_joiner_that_has_exited(
+    launch: Launcher, tmp_path: Path, stopping: str
+) -> None:
+    """The host is preempted between its looks at the messages and at the process of rank 1."""
+
+    def drive(run: Run) -> None:
+        pids = run.gather_reports()
+        arrive(tmp_path, 0, pids[0])
+        (tmp_path / "1").touch()
+        _wait_until_stopped(pids[0])
+        wait_for_exit(pids[1])
+        run.kill(0, signal.SIGCONT)
+
+    environment = {"LD_PRELOAD": stopping}
+    arguments = (tmp_path, stopping)
+    host, *_ = launch.outcomes(
+        3,
+        _give_up_beside_a_stopped_host,
+        *arguments,
+        while_running=drive,
+        env=environment,
+        timeout=60,
+    )
+    assert host.ok, host.trace
 
 
 _REFUSING = """

@@ -341,25 +341,16 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
   const ProcessId host = process_of(peer_pid(fd));
   const JoinRequest request = make_join_request(key, nranks_, rank_);
   int64_t host_rank = -1;
-  const auto check_host = [&](bool closed) {
-    const bool alive = closed ? is_alive_after_close(host) : is_alive(host);
-    if (alive && (!closed || host_rank < 0)) return;
-    const std::string who =
-        host_rank < 0 ? format("pid %d", host.pid) : name_of(host_rank, host.pid);
-    const Error reason(abi::ncclRemoteError,
-                       format("%s %s during the rendezvous that it hosted; %s", who.c_str(),
-                              alive ? "gave up" : "died", progress().c_str()));
-    refuse_late_ranks(key, reason);
-    throw reason;
-  };
   auto checked = Clock::now();
   bool proven = false;  // whether the host has proved that it knows the key
+  bool died = false;    // the host, whose last messages are still read
   while (open) {
     Message message;
     Fd file;
     const Received received = receive_message(fd, message, &file);
     if (received == Received::Closed) break;
     if (received == Received::Nothing) {
+      if (died) break;
       if (const auto reason = given_up()) {
         if (proven) send_message(fd, Failure::of(*reason));
         throw *reason;
@@ -369,7 +360,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
       // The host's sockets outlive it in its forked children.
       if (Clock::now() - checked < kProcessCheckInterval) continue;
       checked = Clock::now();
-      check_host(false);
+      died = !is_alive(host);
     } else if (!proven) {
       const auto* challenge = std::get_if<Challenge>(&message);
       if (challenge == nullptr || !handshake.send_answer(fd, *challenge)) {
@@ -377,7 +368,8 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
              "the rendezvous is hosted by pid %d, which does not know the unique id", host.pid);
       }
       proven = true;
-      open = send_message(fd, request);
+      // A host that has failed may have sent its reason before it closed the connection.
+      open = send_message(fd, request) || errno == EPIPE || errno == ECONNRESET;
     } else if (const auto* failure = std::get_if<Failure>(&message)) {
       refuse_late_ranks(key, failure->error());
       throw failure->error();
@@ -388,8 +380,14 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
       joined_.set(progress->joined);
     }
   }
-  check_host(true);
-  return nullptr;
+  const bool alive = is_alive_after_close(host);
+  if (alive && host_rank < 0) return nullptr;
+  const std::string who = host_rank < 0 ? format("pid %d", host.pid) : name_of(host_rank, host.pid);
+  const Error reason(abi::ncclRemoteError,
+                     format("%s %s during the rendezvous that it hosted; %s", who.c_str(),
+                            alive ? "gave up" : "died", progress().c_str()));
+  refuse_late_ranks(key, reason);
+  throw reason;
 }
 
 // Reports an error to the host, because all ranks would wait for this one.
@@ -458,8 +456,13 @@ void RendezvousHost::collect_requests() {
       reported = requests_;
     }
     if (requests_ == rendezvous_.nranks_ || now - checked < kProcessCheckInterval) continue;
-    check_processes();
-    rendezvous_.check_missing();
+    try {
+      check_processes();
+      rendezvous_.check_missing();
+    } catch (const Error&) {
+      poll_once();  // throws the reason that the process sent before it exited, if it did
+      throw;
+    }
     checked = now;
   }
 }
