@@ -261,9 +261,10 @@ _STOPPING = """
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 // A call stops this process once it has sent so many records.
-int in_accept4 = INT_MAX, in_poll = INT_MAX, in_sendmsg = INT_MAX;
+int in_accept4 = INT_MAX, in_poll = INT_MAX, in_process_vm_readv = INT_MAX, in_sendmsg = INT_MAX;
 int sent;
 
 static void stop(int* in) {
@@ -282,6 +283,16 @@ int poll(struct pollfd* files, nfds_t count, int ms) {
   int (*function)(struct pollfd*, nfds_t, int) = dlsym(RTLD_NEXT, "poll");
   stop(&in_poll);
   return function(files, count, ms);
+}
+
+typedef const struct iovec* Parts;
+
+ssize_t process_vm_readv(pid_t pid, Parts to, unsigned long n, Parts from, unsigned long m,
+                         unsigned long flags) {
+  ssize_t (*function)(pid_t, Parts, unsigned long, Parts, unsigned long, unsigned long) =
+      dlsym(RTLD_NEXT, "process_vm_readv");
+  stop(&in_process_vm_readv);
+  return function(pid, to, n, from, m, flags);
 }
 
 ssize_t sendmsg(int fd, const struct msghdr* message, int flags) {
@@ -472,3 +483,104 @@ def test_a_rank_whose_call_fails_is_not_waited_for(
     library = compile_to_preload(tmp_path, "refusing", _REFUSING, *options)
     environment = {"PYNCCL_HOSTNCCL_LIBRARY": str(library)}
     launch(2, _register_with_a_refusing_rank, call, env=environment, timeout=60)
+
+
+def _set_check(check: Callable[[], int]) -> object:
+    """Set the function that waits of this process call. Returns what must be kept."""
+    function = ctypes.CFUNCTYPE(ctypes.c_int)(check)
+    ctypes.CDLL(libraries.load("host").path).hostSetInterruptCheck(function)
+    return function
+
+
+def _stop_in_the_setup(rank: Rank, folder: Path, library: str) -> None:
+    """Stop this process between the two steps of its next setup."""
+    part = folder / f"part{rank.rank}"
+    part.write_text(str(os.getpid()))
+    part.rename(folder / f"pid{rank.rank}")
+    _stop_in(library, "process_vm_readv")
+
+
+def _continue_in_a_check(folder: Path, act: Callable[[], None]) -> object:
+    """Let rank 1 continue while this rank, asleep, looks for a reason to end its wait for it.
+
+    Args:
+        folder: the folder of _stop_in_the_setup().
+        act: called afterwards, in the check.
+    """
+    wait_for(f"{folder}/pid1")
+    pid = int((folder / "pid1").read_text())
+    checks = 0
+
+    def check() -> int:
+        nonlocal checks
+        checks += _is_stopped(pid)
+        if checks == 2:  # the first check may be in the wait for its first step
+            checks += 1
+            os.kill(pid, signal.SIGCONT)
+            act()
+        return 0
+
+    return _set_check(check)
+
+
+def _fail_after_the_setup(rank: Rank, folder: Path, library: str) -> None:
+    """Rank 1 aborts the new communicator while rank 0 is preempted in the wait for it."""
+    if rank.rank == 0:
+        check = _continue_in_a_check(folder, lambda: wait_for(f"{folder}/failed"))
+        comm = rank.communicator()
+        assert check
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 1 .* aborted its communicator"):
+            comm.all_reduce(np.ones(1))
+        return
+    _stop_in_the_setup(rank, folder, library)
+    comm = rank.communicator()
+    comm.all_reduce(np.ones(1), stream=rank.stream())
+    comm.abort()
+    (folder / "failed").touch()
+
+
+def test_a_failure_after_the_setup_does_not_end_the_setup(
+    launch: Launcher, tmp_path: Path, stopping: str
+) -> None:
+    environment = {"LD_PRELOAD": stopping, "HOSTNCCL_TUNING": "off"}
+    arguments = (tmp_path, stopping)
+    launch(2, _fail_after_the_setup, *arguments, env=environment, timeout=60, fresh=True)
+
+
+def _give_up_during_the_setup(rank: Rank, folder: Path, library: str) -> None:
+    """Rank 0 is preempted until rank 1 has completed its setup and the time limit has expired."""
+    limit = 3.0
+    if rank.rank == 0:
+        end = 0.0
+
+        def act() -> None:
+            wait_for(f"{folder}/waits")
+            time.sleep(max(0.0, end - time.monotonic()))
+
+        wait_for(f"{folder}/pid2")
+        check = _continue_in_a_check(folder, act)
+        end = time.monotonic() + limit + 1
+    else:
+        _stop_in_the_setup(rank, folder, library)
+        stops = ctypes.c_int.in_dll(ctypes.CDLL(library), "in_process_vm_readv")
+
+        def note() -> int:
+            if stops.value:  # it has stopped, and waits for the second step of rank 2
+                (folder / "waits").touch()
+            return 0
+
+        check = _set_check(note) if rank.rank == 1 else None
+    config = nccl.Config(init_timeout=60 if rank.rank else limit)
+    with pytest.raises(nccl.NcclTimeoutError, match=r"rank 2 \(pid \d+\) has joined but does not"):
+        nccl.Communicator(3, rank.unique_ids[0], rank.rank, config=config, provider="host")
+    assert check or rank.rank == 2
+    if rank.rank == 0:
+        os.kill(int((folder / "pid2").read_text()), signal.SIGCONT)
+
+
+def test_a_rank_that_has_completed_the_setup_is_not_named(
+    launch: Launcher, tmp_path: Path, stopping: str
+) -> None:
+    environment = {"LD_PRELOAD": stopping, "HOSTNCCL_TUNING": "off"}
+    arguments = (tmp_path, stopping)
+    launch(3, _give_up_during_the_setup, *arguments, env=environment, timeout=60, fresh=True)

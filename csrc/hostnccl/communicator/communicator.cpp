@@ -168,14 +168,14 @@ void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& c
     if (const auto reason = creation_->ended()) {
       throw Error(reason->code(), segment.name_of(rank_) + " " + reason->text());
     }
-    if (segment.failed()) throw segment.failure();
     rendezvous.check_joiners();
-    if (creation_->late() && segment.end_setup(Header::GivenUp)) {
+    segment.check_owner(peer, condition, check_liveness);
+    // This rank may have been preempted since it last looked at the flag.
+    if (creation_->late() && !condition.met() && segment.end_setup(Header::GivenUp)) {
       fail(abi::ncclTimeout,
            "%s gave up after %g s: %s has joined but does not finish its initialization",
            segment.name_of(rank_).c_str(), creation_->limit(), segment.name_of(peer).c_str());
     }
-    segment.check_owner(peer, condition, check_liveness);
   });
 }
 
