@@ -162,10 +162,14 @@ DeviceWork::~DeviceWork() {
     guard_of(stream_.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream_);
 }
 
-bool DeviceWork::done() const {
+void DeviceWork::check_not_captured() const {
   TORCH_CHECK_VALUE(capture_ == 0, name_,
                     ": it was captured into a graph, and runs at every launch of the graph; "
                     "synchronize the stream of the launch instead");
+}
+
+bool DeviceWork::done() const {
+  check_not_captured();
   const Connection::RelaxedCapture relaxed(*connection_);
   return done_ ? (*done_)->query() : stream_.query();
 }
@@ -239,6 +243,8 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
 
 float DeviceWork::getDuration() const {
   if (!times_) throw_not_timed(name_);
+  check_not_captured();
+  const Connection::RelaxedCapture relaxed(*connection_);
   TORCH_CHECK(times_->ended.query(), "getDuration: ", name_, " has not ended");
   return static_cast<float>(times_->began.elapsedTime(times_->ended));
 }

@@ -137,6 +137,7 @@ class DeviceWork final : public PyncclWork {
 
  private:
   bool done() const;
+  void check_not_captured() const;
   void check() const;  // throws if the communicator has failed
   // Throws if a stream cannot wait for the operation, because it was captured into a graph.
   void check_capture(const c10::Stream& waiting) const;

@@ -732,6 +732,30 @@ def test_a_captured_work_is_waited_for_in_its_capture(rank: int, size: int) -> N
         graph.reset()
 
 
+@on_ranks(2, fixture="device_world")
+def test_durations_are_read_during_a_capture(rank: int, size: int) -> None:
+    """In every mode, and the capture stays valid. A captured work has no duration."""
+    x = _connected(rank + 1)
+    pg: Any = dist.group.WORLD
+    pg._enable_collectives_timing()
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    torch.cuda.synchronize()
+    stateless = pytest.raises(ValueError, match=r"all_reduce: it was captured .*every launch")
+    for mode in ("global", "thread_local", "relaxed"):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode=mode):
+            captured = dist.all_reduce(x, async_op=True)
+            captured.wait()
+            assert work._get_duration() >= 0
+            with stateless:
+                captured._get_duration()
+        x.fill_(rank + 1)
+        graph.replay()
+        assert x.tolist() == [3.0] * _COUNT
+        graph.reset()
+
+
 def _trained_on(own: torch.device, rank: int) -> Values:
     model = DistributedDataParallel(make_model().to(own), bucket_cap_mb=0.004)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

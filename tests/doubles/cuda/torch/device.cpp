@@ -156,6 +156,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     need_context();
     check(cuEventSynchronize(static_cast<CUevent>(event)), "cuEventSynchronize");
   }
+  double elapsedTime(void* began, void* ended, const c10::DeviceIndex device) const override {
+    const DeviceScope scope(device);
+    float milliseconds = 0;
+    check(
+        cuEventElapsedTime(&milliseconds, static_cast<CUevent>(began), static_cast<CUevent>(ended)),
+        "cuEventElapsedTime");
+    return milliseconds;
+  }
 
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     cuda_double_record_stream(stream.device_index(), data.get(), handle_of(stream));
