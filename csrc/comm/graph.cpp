@@ -252,14 +252,16 @@ void Graph::launch(CUstream stream) const {
   const std::lock_guard launch_lock(launching_);
   const Exec running = exec();
   const DeviceScope scope(*library_, device_);
-  const bool captured = is_capturing(*library_, stream);
+  // The driver would refuse it as well, and invalidate the capture.
+  if (is_capturing(*library_, stream))
+    throw std::invalid_argument(
+        "graph: the stream is being captured, and a launch cannot be captured into another graph; "
+        "capture the operations themselves");
   std::list<Deadlines::Call> calls;  // on CPUs the graph may run in this thread
-  if (!captured)
-    for (const Used& used : used_)
-      calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
+  for (const Used& used : used_)
+    calls.emplace_back(used.communicator->deadlines(), "cuGraphLaunch");
   if (!library_->reports_failed_work() && launches_.use_count() > 1) launches_->add(stream);
-  std::unique_ptr<Observation> observed;
-  if (!captured) observed = Observers::launches({library_, device_, id_, stream});
+  std::unique_ptr<Observation> observed = Observers::launches({library_, device_, id_, stream});
   try {
     DRIVER_CHECK(*library_, GraphLaunch, (running.get(), stream));
   } catch (const WorkFailure& failure) {
@@ -271,7 +273,7 @@ void Graph::launch(CUstream stream) const {
     throw;
   }
   observed.reset();
-  if (!captured) watch_launch(stream);
+  watch_launch(stream);
 }
 
 // Throws if a communicator has expired. cause: the driver's error, or empty.

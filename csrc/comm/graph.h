@@ -32,8 +32,8 @@ class Graph {
   void begin();
   void end(bool failed);
 
-  // Throws std::invalid_argument if there is nothing to launch. The deadlines of the communicators
-  // apply to the launch, unless it is captured itself.
+  // Throws std::invalid_argument if there is nothing to launch, or the stream is being captured.
+  // The deadlines of the communicators apply to the launch.
   void launch(CUstream stream) const;
   void close();  // launches in progress complete; closing twice is allowed
 

@@ -39,7 +39,7 @@ struct WaitEvent {
   const Event* event = nullptr;  // the target, if it is an event
 };
 
-// A graph launch outside a capture.
+// A graph launch.
 struct LaunchEvent {
   const std::shared_ptr<Library>& library;
   int device;

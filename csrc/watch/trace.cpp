@@ -220,7 +220,7 @@ class TraceCall final : public Observation {
 };
 static_assert(sizeof(TraceCall) <= kCallBytes);
 
-// A graph launch outside a capture.
+// A graph launch.
 class TraceLaunch final : public Observation {
  public:
   explicit TraceLaunch(const LaunchEvent& event) : stream_(event.stream) {

@@ -326,19 +326,22 @@ def test_the_end_of_a_communicator_after_a_launch(rank: Rank, how: str) -> None:
     other.abort()
 
 
-def test_a_launch_in_a_capture_leaves_nothing_pending(comm: nccl.Communicator) -> None:
-    """The launch is refused by hostnccl."""
-    comm.timeout = 0.2
-    streams = nccl.Stream("host"), nccl.Stream("host")
-    with nccl.capture(streams[0]) as graph:
-        comm.all_reduce(np.ones(4), stream=streams[0])
-    with (
-        pytest.raises(nccl.DriverError, match="STREAM_CAPTURE_UNSUPPORTED"),
-        nccl.capture(streams[1]),
-    ):
-        graph.launch(streams[1])
-    time.sleep(0.5)
-    assert not comm.expired
-    graph.launch(streams[0])
-    streams[0].synchronize()
-    graph.close()
+@on_ranks(1, by="provider", ids=2, timeout=40)
+def test_a_launch_in_a_capture_is_refused(rank: Rank) -> None:
+    """The capture stays valid, and nothing is pending."""
+    member = Member(rank)
+    other = rank.stream()
+    member.limit(_LIMIT)
+    with nccl.capture(other) as outer:
+        member.comm.all_reduce(member.buffer, nccl.MAX, stream=other)
+        with pytest.raises(ValueError, match="graph: the stream is being captured, and a launch"):
+            member.graph.launch(other)
+    with nccl.deadline(_LONG):  # wakes the monitor
+        time.sleep(2 * _LIMIT)
+    assert not member.comm.expired
+    member.limit(_LONG)
+    for graph in (member.graph, outer):
+        graph.launch(other)
+    other.synchronize()
+    outer.close()
+    member.close()

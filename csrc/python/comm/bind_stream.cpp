@@ -413,7 +413,8 @@ Args:
 
 Raises:
     RuntimeError: launched inside a group or a plan.
-    ValueError: there is nothing to launch, or a communicator of the graph was closed.
+    ValueError: there is nothing to launch, a communicator of the graph was closed, or the stream is
+        being captured: a launch cannot be captured into another graph.
     NcclTimeoutError: a communicator of the graph exceeded a time limit.
     DriverError: the driver failed.)")
       .def("close", &StreamGraph::close, Release(),
