@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "nccl/clock.h"
 #include "nccl/wait.h"
@@ -53,6 +54,13 @@ void TraceClock::add_base() {
         std::clamp<std::int64_t>(last.time + std::llround(since * 1e9), began, best->complete);
   }
   bases_.push_back(std::move(*best));
+}
+
+void TraceClock::use() {
+  if (in_use() || in_use_.exchange(true)) return;
+  const RelaxedMode relaxed(*library_);
+  update();
+  forget_before(std::numeric_limits<std::int64_t>::max());
 }
 
 void TraceClock::update() {

@@ -3,6 +3,7 @@
 // times. Therefore events are compared with bases, recent events of known time.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -21,6 +22,12 @@ class TraceClock {
   const Library& library() const { return *library_; }
   int device() const { return device_; }
   PooledEvent acquire() const { return events_->acquire(); }
+
+  // Whether the current trace has events of the device. The first use() takes a base if the last
+  // one is old, and drops those of earlier traces. A new clock is in use.
+  void use();
+  bool in_use() const { return in_use_.load(std::memory_order_relaxed); }
+  void end_use() { in_use_.store(false, std::memory_order_relaxed); }
 
   // Takes another base if the last one is old, unless another thread does.
   void update();
@@ -45,6 +52,7 @@ class TraceClock {
   const int device_;
   const std::shared_ptr<EventPool> events_;
   std::optional<Stream> stream_;  // none if events on the null stream complete at once
+  std::atomic<bool> in_use_ = true;
   std::mutex updating_;
   mutable std::mutex mutex_;  // of bases_
   std::deque<Base> bases_;    // oldest first

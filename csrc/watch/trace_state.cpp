@@ -179,7 +179,7 @@ void TraceFile::write_all(std::string_view bytes) {
   file_->write_all(bytes);
 }
 
-TraceTimes::TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph)
+TraceTimes::TraceTimes(TraceClock& clock_of_device, CUstream stream, bool is_in_graph)
     : clock(clock_of_device), in_graph(is_in_graph), began(clock.acquire()) {
   record(*began, stream, in_graph);
 }
@@ -227,10 +227,13 @@ std::uint64_t TraceState::name(const std::string& text) {
   return tables_.add_name(text);
 }
 
-const TraceClock& TraceState::clock(const std::shared_ptr<Library>& library, int device) {
+TraceClock& TraceState::clock(const std::shared_ptr<Library>& library, int device) {
   const std::lock_guard lock(clocks_mutex_);
-  for (const auto& clock : clocks_)
-    if (clock->device() == device && &clock->library() == library.get()) return *clock;
+  for (const auto& clock : clocks_) {
+    if (clock->device() != device || &clock->library() != library.get()) continue;
+    clock->use();
+    return *clock;
+  }
   const RelaxedMode relaxed(*library);
   return *clocks_.emplace_back(std::make_unique<TraceClock>(library, device));
 }
@@ -243,7 +246,10 @@ void TraceState::add_captured(const TraceEntry& entry, std::unique_ptr<TraceTime
 void TraceState::before_launch(std::uint64_t graph) {
   const std::lock_guard lock(mutex_);
   const auto found = captured_.find(graph);
-  if (found != captured_.end()) resolve_launch(found->second);
+  if (found == captured_.end()) return;
+  resolve_launch(found->second);
+  for (const Pending& one : found->second.operations)  // captured during an earlier trace
+    if (one.times) one.times->clock.use();
 }
 
 void TraceState::after_launch(const TraceEntry& launch, const TraceClock& clock, CUstream stream) {
@@ -320,6 +326,8 @@ std::string TraceState::stop(double seconds) {
   tables_.update();
   std::string bytes = memory_->take_last(tables_);
   memory_.reset();
+  const std::lock_guard clocks_lock(clocks_mutex_);
+  for (const auto& clock : clocks_) clock->end_use();
   return bytes;
 }
 
@@ -425,7 +433,8 @@ std::vector<TraceClock*> TraceState::update_clocks() {
   std::vector<TraceClock*> clocks;
   {
     const std::lock_guard lock(clocks_mutex_);
-    for (const auto& clock : clocks_) clocks.push_back(clock.get());
+    for (const auto& clock : clocks_)
+      if (clock->in_use()) clocks.push_back(clock.get());
   }
   for (TraceClock* clock : clocks) clock->update();
   return clocks;

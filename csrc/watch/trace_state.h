@@ -163,13 +163,13 @@ class TraceFile {
 // The events of an entry until their times are known. With in_graph, each launch of the captured
 // graph records them, and they are not reused.
 struct TraceTimes {
-  TraceTimes(const TraceClock& clock_of_device, CUstream stream, bool is_in_graph);
+  TraceTimes(TraceClock& clock_of_device, CUstream stream, bool is_in_graph);
   ~TraceTimes();
   void end(CUstream stream);
   bool done() const;
   void read(TraceEntry& entry) const;
 
-  const TraceClock& clock;
+  TraceClock& clock;
   const bool in_graph;
   PooledEvent began;
   std::optional<PooledEvent> ended;
@@ -184,8 +184,9 @@ class TraceState {
   TraceLog& make_log();
   std::uint32_t number_of(Communicator& communicator);
   std::uint64_t name(const std::string& text);  // returns its number, for entries
-  // Throws DriverFailure if the device cannot create events.
-  const TraceClock& clock(const std::shared_ptr<Library>& library, int device);
+  // The clock of a device, for an event of the trace. Throws DriverFailure if the device cannot
+  // create events.
+  TraceClock& clock(const std::shared_ptr<Library>& library, int device);
 
   // Adds a captured operation of entry.graph. The operations of a group have no times, only the end
   // of the group does.
@@ -218,7 +219,7 @@ class TraceState {
   bool resolve_launches();  // returns whether all are resolved
   void switch_on(unsigned mode);
   void switch_off(unsigned mode);
-  std::vector<TraceClock*> update_clocks();
+  std::vector<TraceClock*> update_clocks();  // returns those in use
   void run();
   static void reset_child() noexcept;
 

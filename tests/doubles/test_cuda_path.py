@@ -472,6 +472,26 @@ def test_asking_for_unfinished_operations_adds_no_events() -> None:
     comm.close()
 
 
+def test_a_trace_compares_the_clocks_of_the_devices_that_it_uses() -> None:
+    """Not those of devices that only an earlier trace used."""
+    streams = [nccl.Stream("cuda", device=device) for device in range(2)]
+
+    def streams_of_events(*used: nccl.Stream) -> set[int]:
+        """The streams of the events that a trace of a range on each stream records."""
+        with library.record() as record, nccl.trace():
+            for stream in used:
+                with nccl.range("used", stream=stream):
+                    pass
+            time.sleep(1.2)  # after which clocks are compared again
+        return {call.stream for call in record.named("cuEventRecord")}
+
+    both = streams_of_events(*streams)
+    assert len(both) == 4  # that of each range and that of its clock
+    first = streams_of_events(streams[0])
+    assert len(first) == 2
+    assert first < both
+
+
 def test_memory_is_freed_before_a_capture_of_others() -> None:
     """For example by torch.cuda.graph(), which collects garbage first.
 
