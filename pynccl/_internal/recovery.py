@@ -3,11 +3,13 @@
 The ranks agree on the surviving ranks, which then create the new communicator. A library whose
 ranks share memory provides an agreement of its own; otherwise the ranks agree through a store, and
 create the communicator from a new id: once its network has noticed that a rank died, NCCL refuses
-to shrink or split a communicator, even after a revocation (init.cc:2711 of 2.28.9).
+to shrink or split a communicator, even after a revocation (init.cc:2711 of 2.28.9). NCCL before
+2.28.7 cannot revoke the old communicator, which is then aborted before the ranks agree.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import weakref
@@ -102,7 +104,9 @@ class Rounds:
         return [member for member in range(self.nranks) if member not in members]
 
 
-_rounds: weakref.WeakKeyDictionary[Communicator, Rounds] = weakref.WeakKeyDictionary()
+# None: the communicator was replaced.
+_rounds: weakref.WeakKeyDictionary[Communicator, Rounds | None] = weakref.WeakKeyDictionary()
+_aborted: weakref.WeakSet[Communicator] = weakref.WeakSet()  # by recover(), which may have failed
 
 
 def recover(
@@ -127,7 +131,9 @@ def recover(
 
     On CPUs, the ranks detect dead ranks and wait only for live ones. NCCL cannot, so on GPUs a
     store or exclude is required. If ranks on several hosts may die, it must be a store: NCCL
-    refuses to shrink a communicator whose network has noticed that a rank died.
+    refuses to shrink a communicator whose network has noticed that a rank died. NCCL before 2.28.7
+    cannot revoke: ranks that wait for this one raise at their own time limit, so timeout must be
+    longer than the limit.
 
     Args:
         comm: the communicator.
@@ -150,8 +156,8 @@ def recover(
         MissingFunctionError: without a store, the library is older than NCCL 2.27.
         NcclRemoteError: this rank was excluded.
         NcclTimeoutError: a rank took part in the agreement but not in creating the communicator.
-            All ranks raise; the next call excludes it. NCCL before 2.28.7 cannot revoke: there a
-            communicator that has expired was aborted, and cannot be recovered.
+            All ranks raise; the next call excludes it. Without a store, also: NCCL is older than
+            2.28.7, so this communicator was aborted when it expired.
         NcclError: NCCL failed.
     """
     _C.check_outside_group("recover")
@@ -159,11 +165,17 @@ def recover(
     known = _checked_ranks(comm, exclude)
     nranks = comm.nranks
     rounds = _rounds.setdefault(comm, Rounds("pynccl/recover", nranks))
+    if rounds is None:
+        raise ValueError("communicator: it is closed; recover() has replaced it")
     if store is None and not known and not _C.can_agree(comm):
         raise ValueError(
             "recover: pass store or exclude: this library cannot detect the surviving ranks"
         )
-    _C.begin_recovery(comm)
+    from_id = store is not None and not _C.can_agree(comm)
+    if from_id and not comm.library.functions()["ncclCommRevoke"][1]:
+        _begin_by_abort(comm)
+    else:
+        _C.begin_recovery(comm)
     agreed: list[int] | None
     for more in reversed(range(nranks)):
         if store is not None:
@@ -172,7 +184,7 @@ def recover(
             agreed = _C.agree(comm, limit, known)
         lost = known if agreed is None else agreed
         unique_id = None
-        if store is not None and not _C.can_agree(comm):
+        if store is not None and from_id:
             path, first = f"{rounds.path}/{rounds.number}/id", rounds.members[0]
             create = partial(_new_id, comm)
             unique_id = share_id(
@@ -185,8 +197,18 @@ def recover(
             # Another rank has died in the meantime. All survivors raise this, and agree again.
             if agreed is None or not more:
                 raise
+    _rounds[comm] = None
     _rounds[recovered] = Rounds(f"{rounds.path}/{rounds.number}/next", nranks - len(lost))
     return recovered
+
+
+def _begin_by_abort(comm: Communicator) -> None:
+    """End the operations of a communicator that NCCL cannot revoke. An expiry has done so."""
+    if not comm.expired and comm not in _aborted:
+        _C.begin_recovery(comm)  # raises if it is closed
+    _aborted.add(comm)
+    with contextlib.suppress(ValueError):  # borrowed, or it shares its parent's resources
+        comm.abort()
 
 
 def _new_id(comm: Communicator) -> bytes:

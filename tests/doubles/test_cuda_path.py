@@ -168,42 +168,6 @@ def test_a_failure_of_the_driver_writes_the_flight_record(launch: Launcher, tmp_
     assert first.ok, first.trace
 
 
-def _recovers_after_an_error(rank: Rank, folder: Path) -> list[float]:
-    comm = rank.communicator(config=nccl.Config(split_share=1))
-    x = rank.memory.put(np.ones(4, np.float32))
-    stream = rank.stream()
-    comm.all_reduce(x, stream=stream)
-    stream.synchronize()
-    (folder / str(rank.rank)).touch()
-    if rank.rank == 2:
-        for survivor in ("0", "1"):
-            wait_for(str(folder / survivor))
-        os.kill(os.getpid(), signal.SIGKILL)
-    comm.all_reduce(x, stream=stream)
-    wait_until(lambda: comm.async_error() is not None)
-    text = r"ncclCommShrink failed on rank \d.*use recover\(store=...\)"
-    with pytest.raises(nccl.NcclRemoteError, match=text):
-        comm.shrink([2], abort=True)
-    with comm.recover(2, store=rank.store()) as smaller:
-        y = rank.memory.put(np.ones(4, np.float32))
-        smaller.all_reduce(y)
-        values: list[float] = rank.memory.get(y).tolist()
-        with smaller.split(0) as child, pytest.raises(ValueError, match="split_share"):
-            child.abort()  # so it has the configuration
-    return values
-
-
-def test_the_ranks_recover_after_the_network_noticed_a_death(
-    launch: Launcher, tmp_path: Path
-) -> None:
-    """NCCL then refuses to shrink or split the communicator, even after a revocation."""
-    env = {"NCCL_DOUBLE_DEAD_PEERS_SPIN": "0", **library.of_version("2.28")}
-    *survivors, _ = launch.outcomes(3, _recovers_after_an_error, tmp_path, provider="cuda", env=env)
-    for outcome in survivors:
-        assert outcome.ok, outcome.trace
-        assert outcome.value == [2.0] * 4
-
-
 def _shrinks_after_a_death(rank: Rank, folder: Path, front: str, notices: bool) -> list[float]:
     import torch
 

@@ -20,7 +20,7 @@ import pytest
 from pynccl import _C, nccl
 from pynccl._internal.recovery import Rounds
 from tests.nccl.test_life import check_works
-from tests.support import gpu, shared_memory
+from tests.support import shared_memory
 from tests.support.blocking import in_threads
 from tests.support.launcher import Launcher, Run
 from tests.support.rank import Rank
@@ -88,7 +88,6 @@ _LOST = [[1], [0], [0, 3], [0, 1, 2]]
 def test_the_surviving_ranks_continue(
     launch: Launcher, provider: str, how: signal.Signals, lost: list[int]
 ) -> None:
-    gpu.require(provider, "ncclCommRevoke", "ncclCommShrink")
     left = [rank for rank in range(_NRANKS) if rank not in lost]
     before = shared_memory.entries()
 
