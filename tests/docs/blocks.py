@@ -16,7 +16,6 @@ Comments before a block:
 ``<!-- setup ... -->``                 Python that runs before the block
 ``<!-- ranks: 2 -->``                  this many threads execute it, each with separate names: rank,
                                        nranks, comm, stream
-``<!-- output: any order -->``         the printed lines may be in any order
 ``<!-- status: 1 -->``                 the exit status of the commands
 ``<!-- page: run by tests/... -->``    all blocks of the page belong to another test
 """
@@ -40,7 +39,7 @@ REASONS = (
 )
 _EXECUTED = ("python", "console", "sh")
 _SOURCES = ("cpp", "c++", "cuda", "c", "make", "json", "toml", "yaml", "xml")
-_MARKS = ("file", "test", "needs", "setup", "ranks", "output", "status", "page")
+_MARKS = ("file", "test", "needs", "setup", "ranks", "status", "page")
 _CODE = ("{code-block}", "{code}", "{doctest}", "{testcode}")  # unknown directives
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")

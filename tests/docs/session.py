@@ -26,24 +26,19 @@ class BlockError(AssertionError):
     """A block did not behave as documented."""
 
 
-def _agrees(expected: str, printed: str, in_any_order: bool) -> bool:
+def _agrees(expected: str, printed: str) -> bool:
     """Whether the output is the documented one, in which ... stands for any text.
 
     Whitespace counts as one space, because columns depend on their values and pages break long
     lines.
     """
-    wanted, got = (
-        [" ".join(line.split()) for line in text.strip().splitlines()]
-        for text in (expected, printed)
-    )
-    if in_any_order:
-        wanted, got = sorted(wanted), sorted(got)
-    pattern = ".*?".join(re.escape(part) for part in " ".join(wanted).split("..."))
-    return re.fullmatch(pattern, " ".join(got)) is not None
+    wanted, got = (" ".join(text.split()) for text in (expected, printed))
+    pattern = ".*?".join(re.escape(part) for part in wanted.split("..."))
+    return re.fullmatch(pattern, got) is not None
 
 
-def _compare(block: Block, expected: str, printed: str, of: str) -> None:
-    if not _agrees(expected, printed, block.marks.get("output") == "any order"):
+def _compare(expected: str, printed: str, of: str) -> None:
+    if not _agrees(expected, printed):
         raise BlockError(f"{of} printed\n{printed}\nand the page says\n{expected}")
 
 
@@ -101,14 +96,14 @@ class Session:
         elif block.kind == "python":
             printed = self._execute(block.text, block.line, block)
             if block.prints is not None:
-                _compare(block, block.prints, printed, "it")
+                _compare(block.prints, printed, "it")
         elif block.kind == "sh":
             self._shell(block.text, block)
         else:
             for command, expected in commands(block.text):
                 printed = self._shell(command, block)
                 if expected.strip():
-                    _compare(block, expected, printed, command)
+                    _compare(expected, printed, command)
 
     def _shell(self, command: str, block: Block) -> str:
         left = self._deadline - time.monotonic()

@@ -180,55 +180,6 @@ def test_a_wrong_page_fails(tmp_path: Path, text: str) -> None:
     assert "this block fails" in end.stderr
 
 
-def test_a_right_page_passes(tmp_path: Path) -> None:
-    text = """
-<!-- setup
-y = 1
--->
-```python
-x = 1
-```
-
-```python
-print(f"x is {x + y} now")
-```
-```text
-x is ... now
-```
-<!-- file: f.py -->
-```python
-print("b")
-print("a")
-```
-<!-- output: any order -->
-```console
-$ python \\
-    f.py
-a
-b
-$ echo c
-```
-<!-- status: 3 -->
-```console
-$ exit 3
-```
-<!-- ranks: 2 -->
-```python
-import numpy
-
-y = numpy.ones(1)
-comm.all_reduce(y)
-assert y[0] == nranks
-```
-<!-- test: needs a GPU -->
-```python
-import no_such_module
-```
-"""
-    end = _page(tmp_path, text)
-    assert end.returncode == 0, end.stderr
-
-
 def test_console_blocks_begin_with_a_command() -> None:
     with pytest.raises(BlockError, match="begins with"):
         commands("output")
