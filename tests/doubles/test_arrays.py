@@ -49,28 +49,6 @@ def test_streams_are_not_ordered_without_events() -> None:
     assert (early, late) == ([0.0] * 4, [1.0] * 4)
 
 
-def test_memory_is_used_again_in_stream_order(no_violations: None) -> None:
-    library.busy(BUSY)
-    x = torch.full((1000,), 7.0, device="cuda")
-    y = x + 1
-    address = x.data_ptr()
-    del x
-    z = torch.empty(1000, device="cuda")
-    assert z.data_ptr() == address
-    z.fill_(0)
-    assert y.tolist() == [8.0] * 1000
-    assert library.violations() == []
-
-
-def test_freed_memory_invalidates_no_capture() -> None:
-    """The allocator checks whether the work of its other streams is done."""
-    side, tensor = torch.cuda.Stream(), torch.ones(1000, device="cuda")
-    tensor.record_stream(side)
-    del tensor
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.empty(1000, device="cuda").fill_(0)
-
-
 @pytest.mark.violations
 def test_memory_that_another_stream_uses_needs_record_stream(no_violations: None) -> None:
     for record in (True, False):

@@ -24,7 +24,6 @@ from pynccl import _C, nccl, raw
 from pynccl.flight.dump import load
 from tests.doubles import library
 from tests.mirror.conftest import mirror_runner
-from tests.nccl.test_delays import race
 from tests.support import warm
 from tests.support.blocking import in_threads, wait_until
 from tests.support.commands import run_python
@@ -676,12 +675,6 @@ def test_close_does_not_wait_for_ranks_excluded_with_abort(rank: Rank) -> None:
     rank.set_event("closed")
     ends = record.named("ncclCommDestroy", "ncclCommAbort")
     assert [call.function for call in ends if parent in call.arguments] == ["ncclCommAbort"]
-
-
-def test_a_missing_wait_is_found_by_most_seeds(launch: Launcher) -> None:
-    """HOSTNCCL_DELAY_SEED also delays the double's streams."""
-    assert max(launch(2, race, True, provider="cuda", ids=2)) == 0
-    assert min(launch(2, race, False, provider="cuda", ids=2)) > 25
 
 
 @on_ranks(2, provider="cuda", timeout=90)

@@ -132,19 +132,6 @@ def test_devices_have_their_own_default_streams(cuda: library.Driver) -> None:
     assert cuda.query("cuStreamQuery", 0)
 
 
-def test_a_query_enqueues_nothing(cuda: library.Driver) -> None:
-    """It finds a stream ready, whichever streams were queried before."""
-    cuda("cuCtxSynchronize")
-    blocking = stream(blocking=True)
-    for _ in range(50):
-        assert cuda.query("cuStreamQuery", blocking)
-        assert cuda.query("cuStreamQuery", 0)
-    library.busy(BUSY, blocking)
-    assert not cuda.query("cuStreamQuery", 0)
-    cuda("cuStreamSynchronize", blocking)
-    assert cuda.query("cuStreamQuery", 0)
-
-
 def test_the_legacy_stream_is_not_captured(cuda: library.Driver) -> None:
     with pytest.raises(RuntimeError, match="STREAM_CAPTURE_UNSUPPORTED"):
         cuda("cuStreamBeginCapture_v2", 0, 0)
@@ -191,15 +178,6 @@ def test_destroying_a_graph_invalidates_captures(
         with pytest.raises(RuntimeError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
             cuda.end_capture(captured)
         destroy()
-
-
-def test_destroying_a_stream_invalidates_no_capture(cuda: library.Driver) -> None:
-    """The double itself then queries whether the work of destroyed streams is done."""
-    captured, first, second = stream(), stream(), stream()
-    cuda("cuStreamDestroy_v2", first)
-    cuda("cuStreamBeginCapture_v2", captured, GLOBAL)
-    cuda("cuStreamDestroy_v2", second)
-    cuda("cuGraphDestroy", cuda.end_capture(captured))
 
 
 def test_an_event_of_another_capture_invalidates_a_capture(cuda: library.Driver) -> None:
