@@ -261,6 +261,6 @@ def every_call() -> list[Call]:
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
-def test_every_call_once(host_world: World, tmp_path: Path, nranks: int) -> None:
+def test_every_call_once(each_world: World, tmp_path: Path, nranks: int) -> None:
     url = f"file://{tmp_path}/torch"
-    host_world(nranks, compare_with_gloo, url, every_call(), timeout=120)
+    each_world(nranks, compare_with_gloo, url, every_call(), timeout=120)

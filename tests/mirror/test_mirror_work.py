@@ -1,5 +1,5 @@
-"""Proves asynchronous operations: waiting, futures, errors and timeouts in wait(), and the lifetime
-of tensors.
+"""Proves asynchronous operations: in groups, errors and timeouts in wait(), and the lifetime of
+tensors. tests/c10d/test_against_torch.py tests every collective.
 """
 
 from __future__ import annotations
@@ -21,53 +21,6 @@ from tests.support.rank import wait_for
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
-
-
-@on_ranks(2, 3, 4, fixture="any_world")
-def test_every_collective(dist: Any, rank: int, size: int) -> None:
-    """All of them in progress at once, waited for in another order."""
-
-    def full(value: float = 1.0, *shape: int) -> torch.Tensor:
-        return torch.full(shape or (2,), float(value))
-
-    tensor, reduced, copied = full(), full(), full(rank)
-    flat, block, exchanged = full(0, size), full(), full(0, size)
-    gathered, collected = [full(0) for _ in range(size)], [full(0) for _ in range(size)]
-    mixed, scattered, listed = [full(0) for _ in range(size)], full(0), full(0)
-    root = rank == 0
-    works = [
-        dist.all_reduce(tensor, async_op=True),
-        dist.reduce(reduced, 0, async_op=True),
-        dist.broadcast(copied, 1, async_op=True),
-        dist.all_gather(gathered, full(rank), async_op=True),
-        dist.all_gather_single(flat, full(rank, 1), async_op=True),
-        dist.gather(full(rank), collected if root else None, async_op=True),
-        dist.scatter(scattered, [full(p) for p in range(size)] if root else None, async_op=True),
-        dist.reduce_scatter(listed, [full() for _ in range(size)], async_op=True),
-        dist.reduce_scatter_single(block, full(1, 2 * size), async_op=True),
-        dist.all_to_all(mixed, [full(rank) for _ in range(size)], async_op=True),
-        dist.all_to_all_single(exchanged, full(rank, size), async_op=True),
-        dist.barrier(async_op=True),
-    ]
-    for work in reversed(works):
-        assert work.wait() is True
-    if tensor.is_cuda:  # there wait() makes the current stream wait, not the caller
-        torch.cuda.synchronize()
-    for work in works:
-        assert work.is_completed()
-        assert work.is_success()
-        assert work.exception() is None
-    assert tensor.tolist() == [size] * 2
-    assert copied.tolist() == [1.0] * 2
-    ranks = [float(peer) for peer in range(size)]
-    assert [t[0].item() for t in gathered] == flat.tolist() == exchanged.tolist() == ranks
-    assert [t[0].item() for t in mixed] == ranks
-    assert scattered.tolist() == [rank] * 2
-    assert listed.tolist() == block.tolist() == [size] * 2
-    assert not root or (
-        reduced.tolist() == [size] * 2 and [t[1].item() for t in collected] == ranks
-    )
-    assert works[0].result()[0] is tensor
 
 
 @on_ranks(2, 3, fixture="any_world")
