@@ -556,24 +556,6 @@ def test_a_timeout_raises_if_configured(
 
 
 @on_ranks(2, fixture="device_world")
-def test_abort(rank: int, size: int) -> None:
-    x = _connected(rank + 1)
-    if rank == 1:
-        set_event("connected")
-        return
-    wait_event("connected")  # an abort also ends unfinished operations of the peer
-    work = dist.all_reduce(x, async_op=True)
-    backend_of(device="cuda").abort()
-    torch.cuda.synchronize()
-    assert work.is_completed()
-    assert not work.is_success()
-    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*aborted"):
-        work.wait(timedelta(seconds=5))
-    with pytest.raises(dist.DistBackendError, match="aborted"):
-        dist.all_reduce(x)
-
-
-@on_ranks(2, fixture="device_world")
 def test_a_signal_handler_aborts_a_waited_operation(rank: int, size: int) -> None:
     """An abort ends the kernel, which the wait must not report as success."""
 
