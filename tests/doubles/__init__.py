@@ -18,6 +18,6 @@ Environment:
     CUDA_DOUBLE_STREAM_SECONDS: how long a new stream does nothing, 0 by default.
     NCCL_DOUBLE_DEAD_PEERS_SPIN: 0 for an NCCL that notices the death of a peer.
     NCCL_DOUBLE_ONE_SIDED: 0 for ranks that cannot map each other's memory.
-    NCCL_DOUBLE_PLUGIN_VERSION: the only version of the plugin interfaces that NCCL knows.
+    NCCL_DOUBLE_PLUGINS: 0 for an NCCL that knows no version of the plugin interfaces.
     NCCL_DOUBLE_NET_STEPS, NCCL_DOUBLE_NET_SECONDS: transfers of a kernel over the network.
 """

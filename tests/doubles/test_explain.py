@@ -41,16 +41,6 @@ def test_choice_is_the_least_of_the_costs(launch: Launcher, version: str) -> Non
     assert trees == {"all_reduce"}
 
 
-@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
-def test_each_version_of_the_interface(launch: Launcher, number: int) -> None:
-    env = {**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": str(number)}
-    (first, _) = launch(2, _explained_or_not, provider="cuda", env=env, fresh=True)
-    if number == 2:
-        assert first == "explain: NCCL passed no costs to the plugin"
-    else:
-        assert isinstance(first, nccl.Explanation)
-
-
 def _explained_or_not(rank: Rank) -> nccl.Explanation | str:
     try:
         return rank.comm.explain("all_reduce", 1 << 20)
@@ -58,7 +48,7 @@ def _explained_or_not(rank: Rank) -> nccl.Explanation | str:
         return str(error)
 
 
-@on_ranks(2, provider="cuda", env={**_ON, "NCCL_DOUBLE_PLUGIN_VERSION": "99"}, fresh=True)
+@on_ranks(2, provider="cuda", env={**_ON, "NCCL_DOUBLE_PLUGINS": "0"}, fresh=True)
 def test_unknown_version(rank: Rank) -> None:
     """NCCL knows no version of the plugin's interface, and continues without it."""
     from pynccl._internal import plugin

@@ -71,17 +71,15 @@ struct Loaded {
   }
 };
 
-// NCCL_DOUBLE_PLUGIN_VERSION: the only version that this NCCL knows.
-bool known(int since, int version) {
-  const auto only = static_cast<int>(setting("NCCL_DOUBLE_PLUGIN_VERSION"));
-  return only ? version == only : since <= kNcclVersion;
-}
+// With NCCL_DOUBLE_PLUGINS=0 this NCCL knows no version.
+bool known(int since) { return since <= kNcclVersion && setting("NCCL_DOUBLE_PLUGINS", 1) != 0; }
 
-// The newest version is the last one in the list.
-#define FIND(since, number, symbol)                                                 \
-  if (void* const one = known(since, number) ? dlsym(library, #symbol) : nullptr) { \
-    found = one;                                                                    \
-    version = number;                                                               \
+// The newest version is the last one in the list. The releases of the double use versions 4 to 6 of
+// the tuner and 2, 5 and 6 of the profiler.
+#define FIND(since, number, symbol)                                         \
+  if (void* const one = known(since) ? dlsym(library, #symbol) : nullptr) { \
+    found = one;                                                            \
+    version = number;                                                       \
   }
 
 const void* find_tuner(void* library, int& version) {
@@ -190,16 +188,11 @@ class Caller {
   void* context_;
 };
 
-// A number in version 1.
-void name(uint8_t& out, const char*, int number) { out = static_cast<uint8_t>(number); }
-void name(const char*& out, const char* text, int) { out = text; }
-
 template <class Caller>
 void* start_task(const Caller& caller, const PluginTask& task, void* group, int rank) {
   constexpr const char* kAlgorithmNames[kAlgorithms] = {
       "TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"};
   constexpr const char* kProtocolNames[kProtocols] = {"LL", "LL128", "SIMPLE"};
-  constexpr int kSend = 6, kRecv = 7;
   const PluginOperation& operation = task.operation;
   const bool collective = operation.function >= 0;
   void* parent = group;
@@ -216,13 +209,13 @@ void* start_task(const Caller& caller, const PluginTask& task, void* group, int 
     event.coll.call.count = operation.count;
     event.coll.call.root = operation.peer;
     event.coll.choice.channels = static_cast<uint8_t>(task.channels);
-    name(event.coll.call.function, operation.name, operation.function);
-    name(event.coll.choice.algorithm, kAlgorithmNames[task.algorithm], task.algorithm);
-    name(event.coll.choice.protocol, kProtocolNames[task.protocol], task.protocol);
+    event.coll.call.function = operation.name;
+    event.coll.choice.algorithm = kAlgorithmNames[task.algorithm];
+    event.coll.choice.protocol = kProtocolNames[task.protocol];
     if constexpr (Caller::kHasApi) event.coll.group = group;
   } else {
     event.p2p = {};
-    name(event.p2p.function, operation.name, operation.recv ? kRecv : kSend);
+    event.p2p.function = operation.name;
     event.p2p.buffer = operation.recv ? operation.recv : const_cast<void*>(operation.send);
     event.p2p.count = operation.count;
     event.p2p.peer = operation.peer;
@@ -284,9 +277,7 @@ void Plugins::open(ncclComm_t comm, int nranks, int rank, int device) {
   profiled_ = p.load();
   if (tuned_) {
     void** const out = &tuner_;
-    need(t.version == 2   ? t.as<TunerV2>().init(ranks, 1, log, out)
-         : t.version == 3 ? t.as<TunerV3>().init(ranks, 1, log, out)
-         : t.version == 4 ? t.as<TunerV4>().init(ranks, 1, log, out)
+    need(t.version == 4   ? t.as<TunerV4>().init(ranks, 1, log, out)
          : t.version == 5 ? t.as<TunerV5>().init(out, id, ranks, 1, log, nullptr, nullptr)
                           : t.as<TunerV6>().init(out, id, ranks, 1, log, nullptr, nullptr),
          "init");
@@ -294,11 +285,8 @@ void Plugins::open(ncclComm_t comm, int nranks, int rank, int device) {
   if (profiled_) {
     void** const out = &profiler_;
     int* const mask = &profiler_mask;
-    need(p.version == 1   ? p.as<ProfilerV1>().init(out, mask)
-         : p.version == 2 ? p.as<ProfilerV2>().init(out, mask)
-         : p.version == 3 ? p.as<ProfilerV3>().init(out, mask)
-         : p.version == 4 ? p.as<ProfilerV4>().init(out, mask, "", id, 1, nranks, rank, log)
-                          : p.as<ProfilerV6>().init(out, id, mask, "", 1, nranks, rank, log),
+    need(p.version == 2 ? p.as<ProfilerV2>().init(out, mask)
+                        : p.as<ProfilerV6>().init(out, id, mask, "", 1, nranks, rank, log),
          "init");
     if (profiler_ == nullptr) report_violation("the profiler returns no context");
   }
@@ -336,30 +324,17 @@ void Plugins::choose(PluginTask& task, bool simulated) {
   const Costs before = costs;
   auto** table = reinterpret_cast<float**>(costs.data());
   int channels = 0, algorithm = -1, protocol = -1;
-  const auto ask = [&](const auto& tuner, auto... more) {
-    need(tuner.getCollInfo(tuner_, function, nbytes, 1, table, kAlgorithms, kProtocols, more...,
+  const auto ask = [&](const auto& tuner) {
+    need(tuner.getCollInfo(tuner_, function, nbytes, 1, table, kAlgorithms, kProtocols, 0,
                            &channels),
          "getCollInfo");
   };
-  switch (plugin.version) {
-    case 2:
-      need(plugin.as<TunerV2>().getCollInfo(tuner_, function, nbytes, 0, 0, 1, &algorithm,
-                                            &protocol, &channels),
-           "getCollInfo");
-      if (algorithm >= 0 && protocol >= 0) costs[algorithm][protocol] = 0;
-      break;
-    case 3:
-      ask(plugin.as<TunerV3>());
-      break;
-    case 4:
-      ask(plugin.as<TunerV4>(), 0);
-      break;
-    case 5:
-      ask(plugin.as<TunerV5>(), 0);
-      break;
-    default:
-      ask(plugin.as<TunerV6>(), 0);
-  }
+  if (plugin.version == 4)
+    ask(plugin.as<TunerV4>());
+  else if (plugin.version == 5)
+    ask(plugin.as<TunerV5>());
+  else
+    ask(plugin.as<TunerV6>());
   float least = FLT_MAX;
   for (int a = 0; a < kAlgorithms; ++a) {
     for (int p = 0; p < kProtocols; ++p) {
@@ -394,18 +369,10 @@ void Plugins::profile(Call&& call) {
   if (!profiled_ || nranks_ < 2) return;
   const Loaded& plugin = profilers();
   const auto with = [&](const auto& profiler) { call(Caller(profiler, profiler_)); };
-  switch (plugin.version) {
-    case 1:
-      return with(plugin.as<ProfilerV1>());
-    case 2:
-      return with(plugin.as<ProfilerV2>());
-    case 3:
-      return with(plugin.as<ProfilerV3>());
-    case 4:
-      return with(plugin.as<ProfilerV4>());
-    default:
-      return with(plugin.as<ProfilerV6>());
-  }
+  if (plugin.version == 2)
+    with(plugin.as<ProfilerV2>());
+  else
+    with(plugin.as<ProfilerV6>());
 }
 
 void Plugins::launch(const std::vector<PluginTask*>& tasks) {
@@ -432,7 +399,7 @@ void Plugins::begin(PluginTask& task) {
       auto event = caller.event(kProfileKernelChannel, task.handle, 0);
       event.kernel.channel = static_cast<uint8_t>(channel);
       if constexpr (requires { event.kernel.time; }) event.kernel.time = now();
-      if ((task.mask & kProfileKernelChannel) != 0 && profilers().version >= 3)
+      if ((task.mask & kProfileKernelChannel) != 0 && profilers().version > 2)
         task.kernel.push_back(caller.start(event));
     }
     if ((task.mask & (kProfileProxyOp | kProfileProxyStep)) == 0 ||
@@ -448,7 +415,7 @@ void Plugins::begin(PluginTask& task) {
 void Plugins::end(PluginTask& task) {
   profile([&](const auto& caller) {
     for (void* const handle : task.kernel) {
-      if (profilers().version >= 4) caller.state(handle, kKernelChannelStop, now());
+      caller.state(handle, kKernelChannelStop, now());
       caller.stop(handle);
     }
   });
