@@ -356,31 +356,6 @@ class _Array(np.ndarray):
     """An array with weak references."""
 
 
-def test_a_graph_prints_its_state() -> None:
-    stream = nccl.Stream("host")
-    graph, texts = nccl.capture(stream), []
-    texts.append(repr(graph))
-    with graph:
-        texts.append(repr(graph))
-        stream.launch(lambda: None)
-    texts.append(repr(graph))
-    graph.close()
-    texts.append(repr(graph))
-    failed = nccl.capture(stream)
-    with contextlib.suppress(nccl.DriverError), failed:
-        stream.synchronize()
-    texts.append(repr(failed))
-    states = (
-        "not ready: nothing was captured",
-        "not ready: it is being captured",
-        "of 1 node",
-        "not ready: it is closed",
-        "not ready: an error ended its capture",
-    )
-    for text, state in zip(texts, states, strict=True):
-        assert text.startswith(f"<pynccl.nccl.Graph {state}")
-
-
 @on_ranks(1)
 def test_rules_of_capturing(rank: Rank) -> None:  # noqa: PLR0915
     stream, other, third = (rank.stream() for _ in range(3))

@@ -412,17 +412,6 @@ def test_operations_beyond_the_limit_are_counted() -> None:
     assert [o.sequence for o in trace.operations] == list(range(1, 101))
 
 
-def test_a_trace_prints_its_state() -> None:
-    trace, texts = nccl.trace(), []
-    texts.append(repr(trace))
-    with _single() as comm, trace:
-        texts.append(repr(trace))
-        comm.all_reduce(np.ones(1))
-    texts.append(repr(trace))
-    states = ("not started", "in progress", "of 1 operations")
-    assert texts == [f"<pynccl.nccl.Trace {state}>" for state in states]
-
-
 def test_one_trace_at_a_time() -> None:
     with nccl.trace() as outer:
         inner = nccl.trace()
