@@ -35,8 +35,8 @@ def _withhold(group: dist.ProcessGroup | None = None) -> None:
         _sum(group).wait()
 
 
-def _sum(group: dist.ProcessGroup | None = None, count: int = 4) -> dist.Work:
-    work: dist.Work = dist.all_reduce(torch.ones(count), group=group, async_op=True)
+def _sum(group: dist.ProcessGroup | None = None) -> dist.Work:
+    work: dist.Work = dist.all_reduce(torch.ones(4), group=group, async_op=True)
     return work
 
 

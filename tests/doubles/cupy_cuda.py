@@ -56,9 +56,7 @@ class Device:
 class Stream:
     """A stream of the current device. A with block makes it current."""
 
-    def __init__(
-        self, null: bool = False, non_blocking: bool = False, *, ptd: bool = False
-    ) -> None:
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
         self.device_id = torch_cuda.current_device()
         self.ptr = 0
         self._before: list[Stream | None] = []
@@ -69,8 +67,9 @@ class Stream:
     def synchronize(self) -> None:
         library.driver()("cuStreamSynchronize", self.ptr)
 
-    def begin_capture(self, mode: int = 2) -> None:
-        library.driver()("cuStreamBeginCapture_v2", self.ptr, mode)
+    def begin_capture(self) -> None:
+        relaxed = 2
+        library.driver()("cuStreamBeginCapture_v2", self.ptr, relaxed)
 
     def end_capture(self) -> Graph:
         return Graph(library.driver().end_capture(self.ptr))

@@ -22,8 +22,8 @@ def _report(*programs: list[dict[str, Any]], missing: int = 0, **fields: object)
     )
 
 
-def _finding(*programs: list[dict[str, Any]], missing: int = 0, **fields: object) -> Finding:
-    findings = _report(*programs, missing=missing, **fields).findings
+def _finding(*programs: list[dict[str, Any]], **fields: object) -> Finding:
+    findings = _report(*programs, **fields).findings
     assert len(findings) == 1, findings
     return findings[0]
 

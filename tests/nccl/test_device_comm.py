@@ -28,10 +28,9 @@ _LIBRARY = 23203  # hostnccl's
 _MAGIC = 0xCAFEBEEF
 
 
-def _array(address: int, count: int, dtype: str = "int64") -> np.ndarray:
+def _array(address: int, count: int) -> np.ndarray:
     """The memory at an address."""
-    memory = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype)
+    return np.frombuffer((ctypes.c_int64 * count).from_address(address), np.int64)
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (4, False)])
@@ -333,9 +332,9 @@ def test_teams_are_values() -> None:
         nccl.Team("8", 0)
 
 
-def _members(team: nccl.Team, rank: int = 5) -> list[int]:
-    """The world ranks of the team of a world rank."""
-    return [rank + (i - team.rank) * team.stride for i in range(team.nranks)]
+def _members(team: nccl.Team) -> list[int]:
+    """The world ranks of the team of world rank 5."""
+    return [5 + (i - team.rank) * team.stride for i in range(team.nranks)]
 
 
 def test_inner_and_outer_teams() -> None:

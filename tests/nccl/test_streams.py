@@ -307,9 +307,9 @@ _POST = ctypes.cast(_LIBC.sem_post, ctypes.c_void_p).value or 0
 _SEMAPHORE = 32  # bytes of a sem_t
 
 
-def _semaphore(value: int = 0) -> np.ndarray:
+def _semaphore() -> np.ndarray:
     memory = np.zeros(_SEMAPHORE, np.uint8)
-    assert _LIBC.sem_init(ctypes.c_void_p(memory.ctypes.data), 0, value) == 0
+    assert _LIBC.sem_init(ctypes.c_void_p(memory.ctypes.data), 0, 0) == 0
     return memory
 
 

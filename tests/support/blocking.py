@@ -27,12 +27,12 @@ DEADLINE = 20.0  # seconds until a blocked call must end
 class Area:
     """A window: the first half is the source of puts, the second half their target."""
 
-    def __init__(self, comm: nccl.Communicator, nbytes: int = 2 * PAGE) -> None:
-        self.buffer = comm.mem_alloc(nbytes)
+    def __init__(self, comm: nccl.Communicator) -> None:
+        self.buffer = comm.mem_alloc(2 * PAGE)
         self.window = comm.register_window(self.buffer)
         halves = np.from_dlpack(self.buffer).view(np.int32).reshape(2, -1)
         self.outgoing, self.incoming = halves[0], halves[1]
-        self.half = nbytes // 2
+        self.half = PAGE
 
     def put(self, comm: nccl.Communicator, peer: int) -> None:
         comm.put_signal(self.outgoing, peer, self.window, self.half)

@@ -142,9 +142,9 @@ def test_conversions_of_the_page() -> None:
         assert not converts(source, target), (source, target)
 
 
-def freed(size: int = 100_000) -> torch.Tensor:
+def freed() -> torch.Tensor:
     """A tensor whose storage was freed, as FSDP does."""
-    tensor = torch.ones(size)
+    tensor = torch.ones(100_000)
     tensor.untyped_storage().resize_(0)
     return tensor
 
