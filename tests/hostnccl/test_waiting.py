@@ -232,23 +232,24 @@ def test_waits_while_others_take_the_cpu(tmp_path: Path) -> None:
             assert spins[name] > 64 * (yields[name] - 1) > 0, printed
             assert limit <= us[name] < limit + 10, printed
         assert yields["lost_by_yield"] == 1, printed
-        for name in ("unknown", "together", "oversubscribed", "lost_by_spin_unknown"):
+        for name in ("not_apart", "oversubscribed", "lost_by_spin"):
             assert (spins[name], yields[name]) == (0, 0), printed
         assert spins["apart"] > 64 > yields["apart"] == 0, printed
         assert min(limit, 50) <= us["apart"] < min(limit, 50) + 10, printed
-        assert spins["lost_by_spin_together"] == yields["lost_by_spin_together"] > 1, printed
-        assert us["lost_by_spin_together"] < limit + 10, printed
-        assert yields["lost_by_both_together"] == 1, printed
 
 
 _PLANNED_CPUS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sched.h>
+#include <string.h>
 #include <time.h>
 
 int cpu;                      // of this process
 int loses;                    // whether the next spin after a yield takes 200 ms
-int yields, placements;       // calls
+int allowed = 15;             // CPUs, as bits
+int requested;                // in the last call of sched_setaffinity
+int placements;               // calls of sched_getcpu
 static long lost;             // seconds / 5
 static _Thread_local int readings;  // of the clock until that spin has ended
 
@@ -257,8 +258,20 @@ int sched_getcpu(void) {
   return cpu;
 }
 
+int sched_getaffinity(pid_t thread, size_t size, cpu_set_t* set) {
+  memset(set, 0, size);
+  memcpy(set, &allowed, sizeof allowed);
+  return 0;
+}
+
+int sched_setaffinity(pid_t thread, size_t size, const cpu_set_t* set) {
+  memcpy(&requested, set, sizeof requested);
+  allowed = requested & 15;
+  if (!(allowed >> cpu & 1)) cpu = __builtin_ctz(allowed);
+  return 0;
+}
+
 int sched_yield(void) {
-  __atomic_fetch_add(&yields, 1, __ATOMIC_RELAXED);
   if (loses) readings = 2;
   return 0;
 }
@@ -282,23 +295,18 @@ int clock_gettime(clockid_t clock, struct timespec* now) {
 
 
 class _PlannedCpus:
-    """What the preloaded library counts, on ranks that run on different CPUs."""
+    """The preloaded library of a rank on this CPU."""
 
-    def __init__(self, rank: Rank, library: str) -> None:
+    def __init__(self, rank: Rank, library: str, cpu: int) -> None:
         self._rank = rank
         self._library = ctypes.CDLL(library)
-        self._value("cpu").value = rank.rank
+        self.set("cpu", cpu)
 
-    def _value(self, name: str) -> ctypes.c_int:
-        return ctypes.c_int.in_dll(self._library, name)
+    def get(self, name: str) -> int:
+        return ctypes.c_int.in_dll(self._library, name).value
 
-    @property
-    def yields(self) -> int:
-        return self._value("yields").value
-
-    @property
-    def placements(self) -> int:
-        return self._value("placements").value
+    def set(self, name: str, value: int) -> None:
+        ctypes.c_int.in_dll(self._library, name).value = value
 
     def lose_slice(self, comm: nccl.Communicator) -> None:
         """Let the waits of rank 0 find that others compete for the CPUs, for at least 100 ms."""
@@ -306,13 +314,13 @@ class _PlannedCpus:
         if self._rank.rank == 0:
             time.sleep(0.01)  # rank 1 waits, and publishes its CPU
         comm.all_reduce(goes_on)
-        self._value("loses").value = self._rank.rank == 0
+        self.set("loses", self._rank.rank == 0)
         while goes_on[0]:
             if self._rank.rank == 1:
                 time.sleep(0.002)  # rank 0 waits
                 goes_on[0] = 0
             comm.all_reduce(goes_on)
-            goes_on[0] = self._value("loses").value
+            goes_on[0] = self.get("loses")
             comm.all_reduce(goes_on)
 
 
@@ -321,17 +329,22 @@ def planned_cpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(compile_to_preload(tmp_path_factory.mktemp("planned"), "cpus", _PLANNED_CPUS))
 
 
-def _receive_late_messages(rank: Rank, library: str) -> int:
-    cpus, message = _PlannedCpus(rank, library), np.zeros(1)
-    cpus.lose_slice(rank.comm)
-    before = cpus.placements
+def _send_late(rank: Rank) -> None:
+    """Rank 0 waits for 20 messages, each for longer than it spins."""
     for _ in range(20):
         if rank.rank == 0:
-            rank.comm.recv(message, 1)
+            rank.comm.recv(np.zeros(1), 1)
         else:
             time.sleep(0.002)
-            rank.comm.send(message, 0)
-    return cpus.placements - before
+            rank.comm.send(np.zeros(1), 0)
+
+
+def _receive_late_messages(rank: Rank, library: str) -> int:
+    cpus = _PlannedCpus(rank, library, rank.rank)
+    cpus.lose_slice(rank.comm)
+    before = cpus.get("placements")
+    _send_late(rank)
+    return cpus.get("placements") - before
 
 
 def test_a_rank_that_has_lost_a_time_slice_spins_for_others_that_have_not(
@@ -342,36 +355,57 @@ def test_a_rank_that_has_lost_a_time_slice_spins_for_others_that_have_not(
     assert launch(2, _receive_late_messages, planned_cpus, env=env, fresh=True)[0] > 40
 
 
+def _share_a_cpu(rank: Rank, library: str, allowed: int) -> tuple[int, int, int]:
+    cpus = _PlannedCpus(rank, library, 1)
+    cpus.set("allowed", allowed)
+    cpus.lose_slice(rank.comm)
+    _send_late(rank)
+    return cpus.get("cpu"), cpus.get("allowed"), cpus.get("requested")
+
+
+@pytest.mark.parametrize(("allowed", "restored"), [(0b1111, -1), (0b1110, 0b1110)])
+def test_a_rank_leaves_the_cpu_of_another_one(
+    launch: Launcher, planned_cpus: str, allowed: int, restored: int
+) -> None:
+    """While others compete for the CPUs. A thread that may run on all CPUs of its cgroup still may
+    when the cgroup gets more.
+    """
+    env = {"LD_PRELOAD": planned_cpus}
+    ranks = launch(2, _share_a_cpu, planned_cpus, allowed, env=env, fresh=True)
+    cpus = [cpu for cpu, _, _ in ranks]
+    assert cpus[0] != cpus[1], ranks
+    assert all(allowed >> cpu & 1 for cpu in cpus), ranks
+    assert [after for _, after, _ in ranks] == [allowed, allowed]
+    assert {last for _, _, last in ranks} - {0} == {restored}, ranks
+
+
 def _wait_for_own_operation(rank: Rank, library: str) -> int:
-    """The yields of such a wait: the minimum of three, since the machine may calm down."""
-    cpus, comm, other = _PlannedCpus(rank, library), rank.comm, rank.comm.split(0)
+    """Whether the rank changes its CPU for it."""
+    cpus, comm, other = _PlannedCpus(rank, library, 1), rank.comm, rank.comm.split(0)
     assert other is not None
-    found = []
-    for attempt in range(3):
-        if rank.rank == 1:
-            cpus.lose_slice(other)
-            rank.wait_event(f"measured {attempt}", 0)
-            comm.send(np.zeros(1), 0)
-            comm.all_reduce(np.zeros(1))
-            continue
+    if rank.rank == 1:
+        cpus.set("cpu", 0)
+        cpus.lose_slice(other)
+        rank.wait_event("waits", 0)
+        comm.send(np.zeros(1), 0)
+        comm.all_reduce(np.zeros(1))
+    else:
         first = Blocked(lambda: comm.recv(np.zeros(1), 1))
         first.wait()
         cpus.lose_slice(other)
-        before = cpus.yields
         second = Blocked(lambda: comm.all_reduce(np.zeros(1)))
         second.wait()
-        found.append(cpus.yields - before)
-        rank.set_event(f"measured {attempt}")
+        rank.set_event("waits")
         first.end(None)
         second.end(None)
     other.close()
-    return min(found, default=0)
+    return cpus.get("requested")
 
 
-def test_a_thread_does_not_yield_to_an_earlier_operation(
+def test_a_thread_does_not_move_for_an_earlier_operation(
     launch: Launcher, planned_cpus: str
 ) -> None:
-    """While others take the CPUs: the thread that runs it may be on any CPU."""
+    """While others compete for the CPUs: the thread that runs it may be on any CPU."""
     env = {"LD_PRELOAD": planned_cpus}
     assert launch(2, _wait_for_own_operation, planned_cpus, env=env, fresh=True)[0] == 0
 

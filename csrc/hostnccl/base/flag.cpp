@@ -72,8 +72,7 @@ class LostSlices {
   std::atomic<Clock::rep> time_{0};   // the length of the last period before it
 };
 
-LostSlices lost_slices;     // by spins and yields: other processes compete for the CPUs
-LostSlices lost_by_yields;  // a process of others is ready on this CPU
+LostSlices lost_slices;
 
 // Spins before each check of the time. 0: waits of this thread begin with a check.
 constexpr int kSpinsPerCheck = 64;
@@ -155,9 +154,8 @@ bool SpinBackoff::spin() {
 // then costs far less, because it ends as soon as the condition is met.
 //
 // Meanwhile, ranks on CPUs of their own spin briefly, but do not yield: while they run at the same
-// time, none of them needs a sleep. A rank on the CPU of this thread runs only once this thread
-// yields or sleeps. A yield costs less, unless it lets a process of others run.
-bool SpinBackoff::check(Placement placement) {
+// time, none of them needs a sleep.
+bool SpinBackoff::check(bool apart) {
   constexpr std::chrono::microseconds kSpinTimeApart(50);  // a few sleeps and wake-ups
   constexpr std::chrono::microseconds kOtherThreadRan(1);
   spins_ = 0;
@@ -170,21 +168,17 @@ bool SpinBackoff::check(Placement placement) {
   }
   checked_ = now;
   const Clock::duration waited = now - began_;
-  const bool contended = lost_slices.recent(now);
-  if (contended) {
-    const bool apart = placement == Placement::Apart && !oversubscribed_;
-    spins_per_check = apart ? kSpinsPerCheck : 0;
-    if (apart) return waited < std::min(kSpinTimeApart, spin_time());
-    if (placement != Placement::Together || oversubscribed_ || lost_by_yields.recent(now))
-      return false;
+  if (lost_slices.recent(now)) {
+    const bool spins = apart && !oversubscribed_;
+    spins_per_check = spins ? kSpinsPerCheck : 0;
+    return spins && waited < std::min(kSpinTimeApart, spin_time());
   }
   if (waited >= spin_time()) return false;
   sched_yield();
   checked_ = Clock::now();
   lost_slices.note(now, checked_, oversubscribed_);
-  lost_by_yields.note(now, checked_, oversubscribed_);
   const bool other_ran = oversubscribed_ && checked_ - now > kOtherThreadRan;
-  if (!contended) spins_per_check = other_ran ? kSpinsPerCheckOversubscribed : kSpinsPerCheck;
+  spins_per_check = other_ran ? kSpinsPerCheckOversubscribed : kSpinsPerCheck;
   return true;
 }
 

@@ -70,27 +70,25 @@ void sleep_until(const WaitCondition& condition, const Check& check) {
 // Whether recent waits of this process have lost time slices to other processes.
 bool cpus_contended();
 
-// Where the awaited ranks were last seen: all on other CPUs than this thread, or some on its own.
-enum class Placement { Unknown, Apart, Together };
-
 // The busy wait before a sleep. It spins and occasionally yields the CPU, more often if ranks are
-// oversubscribed. While other processes compete for the CPUs, it depends on the placement of the
-// awaited ranks.
+// oversubscribed. While other processes compete for the CPUs, it only spins if all awaited ranks
+// are on other CPUs, and does not wait otherwise.
 class SpinBackoff {
  public:
   explicit SpinBackoff(bool oversubscribed) : oversubscribed_(oversubscribed) {}
   void reset() { waiting_ = false; }
 
-  // Spins once. False if the caller should sleep. Calls placement() before each check of the time.
-  template <typename Placed>
-  bool wait(const Placed& placement) {
-    return spin() || check(placement());
+  // Spins once. False if the caller should sleep. Before each check of the time it calls apart(),
+  // which tells whether all awaited ranks are on other CPUs.
+  template <typename Apart>
+  bool wait(const Apart& apart) {
+    return spin() || check(apart());
   }
-  bool wait() { return spin() || check(Placement::Unknown); }
+  bool wait() { return spin() || check(false); }
 
  private:
   bool spin();
-  bool check(Placement placement);
+  bool check(bool apart);
 
   bool oversubscribed_;  // more ranks than CPUs
   int spins_ = 0;        // since the last check

@@ -103,7 +103,7 @@ std::optional<Error> ProgressEngine::run(const Creation* creation) {
       slept = false;
       continue;
     }
-    if (!slept && backoff.wait([this] { return placement(); })) continue;
+    if (!slept && backoff.wait([this] { return apart(); })) continue;
     if (!slept) {
       last_check = Clock::now();
       report_waits();
@@ -240,26 +240,26 @@ void ProgressEngine::end_if_deadlocked() {
   for (size_t work = 0; work < works_.size(); ++work) fail_work(work, *deadlock);
 }
 
-// Where the ranks were last that this one waits for. Publishes its own CPU, except if it waits for
-// earlier operations, which other threads run.
-Placement ProgressEngine::placement() {
+// Whether all ranks that this one waits for were last seen on other CPUs. While other processes
+// compete for the CPUs, moves this thread if they were not. Publishes its own CPU, except if it
+// waits for earlier operations, which other threads run.
+bool ProgressEngine::apart() {
   const int own = sched_getcpu() + 1;
   for (const CommunicatorWork& work : works_) {
     if (!work.begun) continue;
     std::atomic<int>& cpu = work.comm->segment().rank_state(work.comm->rank()).cpu;
     if (cpu.load(std::memory_order_relaxed) != own) cpu.store(own, std::memory_order_relaxed);
   }
-  Placement found = Placement::Apart;
   for (const PeerQueue& queue : queues_) {
     if (!waiting(queue)) continue;
     const Communicator& comm = *works_[queue.work].comm;
     const int owner = queue.blocked.owner;
-    if (owner == comm.rank()) return Placement::Unknown;  // another thread
+    if (owner == comm.rank()) return false;  // another thread
     const int other = comm.segment().rank_state(owner).cpu.load(std::memory_order_relaxed);
-    if (other == 0) return Placement::Unknown;
-    if (other == own) found = Placement::Together;
+    if (other == 0) return false;
+    if (other == own) return cpus_contended() && comm.segment().move_to_free_cpu(comm.rank());
   }
-  return found;
+  return true;
 }
 
 void ProgressEngine::report_waits() {

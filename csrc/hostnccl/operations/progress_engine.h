@@ -104,7 +104,7 @@ class ProgressEngine {
   void sleep();
   void end_if_given_up(const Creation* creation);
   void end_if_deadlocked();
-  Placement placement();
+  bool apart();
   void report_waits();
   void check_waits(bool check_liveness);
   Error found_in(const PeerQueue& queue, const Error& error) const;

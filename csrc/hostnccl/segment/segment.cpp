@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 
@@ -38,6 +39,23 @@ struct Pages {
     return size;
   }
 };
+
+bool is_affinity(const cpu_set_t& cpus) {
+  cpu_set_t now;
+  return sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &cpus);
+}
+
+// Moves this thread to one of these CPUs. It may run on the allowed ones afterwards, as before.
+bool move_to(const cpu_set_t& cpus, const cpu_set_t& allowed) {
+  if (sched_setaffinity(0, sizeof cpus, &cpus) != 0) return false;
+  // The kernel reduces the set of all CPUs to those of the cgroup, and extends it when the cgroup
+  // gets more CPUs later. That is how a thread starts unless somebody has restricted it.
+  cpu_set_t all;
+  std::memset(&all, 0xff, sizeof all);
+  if (sched_setaffinity(0, sizeof all, &all) != 0 || !is_affinity(allowed))
+    sched_setaffinity(0, sizeof allowed, &allowed);
+  return true;
+}
 
 // The bytes of the range's pages that have memory: a page of a memory file has none until it is
 // touched.
@@ -130,6 +148,29 @@ std::optional<Measurements> Segment::measurements() const {
   // Another rank wrote them, whose errors must do no harm here.
   const bool usable = record.state == TuningRecord::Measured && plausible(record.measured);
   return usable ? std::optional(record.measured) : std::nullopt;
+}
+
+// Otherwise the scheduler may leave two ranks on one CPU for seconds: it moves threads that use
+// much of a CPU, and these mostly sleep.
+bool Segment::move_to_free_cpu(int rank) const {
+  constexpr auto kInterval = std::chrono::milliseconds(1);
+  thread_local Clock::time_point last;
+  const Clock::time_point now = Clock::now();
+  if (oversubscribed_ || now - last < kInterval) return false;
+  last = now;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+  cpu_set_t free = allowed;
+  for (int other = 0; other < nranks_; ++other) {
+    const int cpu = rank_state(other).cpu.load(std::memory_order_relaxed);
+    if (cpu > 0) CPU_CLR(static_cast<size_t>(cpu - 1), &free);
+  }
+  if (CPU_COUNT(&free) == 0) return false;
+  std::atomic<int>& own = rank_state(rank).cpu;
+  own.store(0, std::memory_order_relaxed);  // unknown, so that the other rank does not move as well
+  const bool moved = move_to(free, allowed);
+  own.store(sched_getcpu() + 1, std::memory_order_relaxed);
+  return moved;
 }
 
 bool Segment::within_process() const {
