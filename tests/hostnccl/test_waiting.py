@@ -379,6 +379,25 @@ def test_a_rank_leaves_the_cpu_of_another_one(
     assert {last for _, _, last in ranks} - {0} == {restored}, ranks
 
 
+def _crowd(rank: Rank, library: str) -> int:
+    cpus, total = _PlannedCpus(rank, library, 1), np.zeros(1)
+    cpus.set("allowed", 0b110)
+    until = time.monotonic() + 20
+    while total[0] in (0, 3, 6):
+        if rank.rank == 2:
+            time.sleep(0.002)  # the others wait
+        assert time.monotonic() < until
+        total[0] = cpus.get("cpu")
+        rank.comm.all_reduce(total)
+    return cpus.get("cpu")
+
+
+def test_oversubscribed_ranks_spread_over_the_cpus(launch: Launcher, planned_cpus: str) -> None:
+    """The scheduler may leave three of four on one CPU."""
+    ranks = launch(3, _crowd, planned_cpus, env={"LD_PRELOAD": planned_cpus}, fresh=True)
+    assert set(ranks) == {1, 2}
+
+
 def _wait_for_own_operation(rank: Rank, library: str) -> int:
     """Whether the rank changes its CPU for it."""
     cpus, comm, other = _PlannedCpus(rank, library, 1), rank.comm, rank.comm.split(0)

@@ -240,9 +240,10 @@ void ProgressEngine::end_if_deadlocked() {
   for (size_t work = 0; work < works_.size(); ++work) fail_work(work, *deadlock);
 }
 
-// Whether all ranks that this one waits for were last seen on other CPUs. While other processes
-// compete for the CPUs, moves this thread if they were not. Publishes its own CPU, except if it
-// waits for earlier operations, which other threads run.
+// Whether all ranks that this one waits for were last seen on other CPUs. If not, moves this thread
+// where that helps: while other processes compete for the CPUs of ranks that are not
+// oversubscribed, or the other way round. Publishes its own CPU, except if it waits for earlier
+// operations, which other threads run.
 bool ProgressEngine::apart() {
   const int own = sched_getcpu() + 1;
   for (const CommunicatorWork& work : works_) {
@@ -257,7 +258,9 @@ bool ProgressEngine::apart() {
     if (owner == comm.rank()) return false;  // another thread
     const int other = comm.segment().rank_state(owner).cpu.load(std::memory_order_relaxed);
     if (other == 0) return false;
-    if (other == own) return cpus_contended() && comm.segment().move_to_free_cpu(comm.rank());
+    if (other != own) continue;
+    const bool moves = cpus_contended() != comm.segment().oversubscribed();
+    return moves && comm.segment().move_to_other_cpu(comm.rank());
   }
   return true;
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -150,25 +151,35 @@ std::optional<Measurements> Segment::measurements() const {
   return usable ? std::optional(record.measured) : std::nullopt;
 }
 
-// Otherwise the scheduler may leave two ranks on one CPU for seconds: it moves threads that use
-// much of a CPU, and these mostly sleep.
-bool Segment::move_to_free_cpu(int rank) const {
+// The scheduler may leave ranks on one CPU for seconds. It moves threads that use much of a CPU,
+// and ranks that share one with busy processes mostly sleep. If ranks are oversubscribed, it may
+// leave three on one CPU and one on another.
+bool Segment::move_to_other_cpu(int rank) const {
   constexpr auto kInterval = std::chrono::milliseconds(1);
   thread_local Clock::time_point last;
   const Clock::time_point now = Clock::now();
-  if (oversubscribed_ || now - last < kInterval) return false;
+  if (now - last < kInterval) return false;
   last = now;
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
-  cpu_set_t free = allowed;
+  std::array<int, CPU_SETSIZE + 1> ranks{};  // by published CPU
   for (int other = 0; other < nranks_; ++other) {
     const int cpu = rank_state(other).cpu.load(std::memory_order_relaxed);
-    if (cpu > 0) CPU_CLR(static_cast<size_t>(cpu - 1), &free);
+    if (cpu > 0 && cpu <= CPU_SETSIZE) ++ranks[static_cast<size_t>(cpu)];
   }
-  if (CPU_COUNT(&free) == 0) return false;
   std::atomic<int>& own = rank_state(rank).cpu;
+  const int here = ranks[static_cast<size_t>(own.load(std::memory_order_relaxed))];
+  int fewest = here;
+  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) fewest = std::min(fewest, ranks[cpu + 1]);
+  }
+  if (fewest + 1 >= here) return false;
+  cpu_set_t targets = allowed;
+  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (ranks[cpu + 1] > fewest) CPU_CLR(cpu, &targets);
+  }
   own.store(0, std::memory_order_relaxed);  // unknown, so that the other rank does not move as well
-  const bool moved = move_to(free, allowed);
+  const bool moved = move_to(targets, allowed);
   own.store(sched_getcpu() + 1, std::memory_order_relaxed);
   return moved;
 }

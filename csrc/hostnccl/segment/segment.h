@@ -49,9 +49,9 @@ class Segment {
   bool within_process() const;  // whether all ranks are threads of this process
   // Whether there are more ranks than CPUs on which any of them may run.
   bool oversubscribed() const { return oversubscribed_; }
-  // Moves this thread, which runs the rank, to a CPU without ranks if there is one, at most once
-  // per millisecond, and not if ranks are oversubscribed. Returns whether it did.
-  bool move_to_free_cpu(int rank) const;
+  // Moves this thread, which runs the rank, to the CPUs with the fewest ranks, if they then have
+  // fewer than its own one has now. At most once per millisecond. Returns whether it did.
+  bool move_to_other_cpu(int rank) const;
 
   // The setup, in lockstep: a rank calls the next function when all ranks have signalled the
   // previous step.
