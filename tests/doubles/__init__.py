@@ -17,6 +17,8 @@ Environment:
     CUDA_DOUBLE_KERNEL_SECONDS: the minimum duration of a kernel, 0 by default.
     CUDA_DOUBLE_STREAM_SECONDS: how long a new stream does nothing, 0 by default.
     NCCL_DOUBLE_DEAD_PEERS_SPIN: 0 for an NCCL that notices the death of a peer.
+    NCCL_DOUBLE_HANDLE_SECONDS: the time from when a child of a non-blocking communicator is ready
+        until its handle is written, 0 by default.
     NCCL_DOUBLE_ONE_SIDED: 0 for ranks that cannot map each other's memory.
     NCCL_DOUBLE_PLUGINS: 0 for an NCCL that knows no version of the plugin interfaces.
     NCCL_DOUBLE_NET_STEPS, NCCL_DOUBLE_NET_SECONDS: transfers of a kernel over the network.

@@ -140,6 +140,7 @@ ncclResult_t Communicator::refuse(ncclResult_t result) {
 
 bool Communicator::makes_child() {
   constexpr std::chrono::milliseconds kLater(50);
+  if (followed.load() > 0) return true;
   const CommunicatorRef made = child.lock();
   if (!made) return false;
   ncclResult_t state = ncclInProgress;

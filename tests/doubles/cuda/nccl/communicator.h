@@ -80,8 +80,8 @@ struct Communicator {
   ncclResult_t refuse(ncclResult_t result);
   void wait_for_streams() const;
   void wait_for_graphs() const;
-  // Whether the call that creates the last child of a non-blocking communicator is in progress,
-  // which it is for a while after the child is ready.
+  // Whether a call that creates a child of a non-blocking communicator is in progress: until the
+  // child's handle is written, and for a while after the last child is ready.
   bool makes_child();
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;

@@ -207,6 +207,8 @@ static void follow(const Group::Creation& creation) {
     Communicator& parent = *creation.parent;
     wait_while(
         [&] { return !parent.aborted.load() && creation.communicator->state() == ncclInProgress; });
+    std::this_thread::sleep_for(
+        std::chrono::duration<double>(setting("NCCL_DOUBLE_HANDLE_SECONDS")));
     if (!parent.aborted.load()) *creation.out = creation.communicator->handle();
     parent.followed.fetch_sub(1);
   }).detach();
