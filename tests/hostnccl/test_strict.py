@@ -330,25 +330,30 @@ def test_a_derivation_makes_its_parent_busy(launch: Launcher, strict: bool) -> N
     launch(3, _deriving, strict, env={"HOSTNCCL_STRICT": str(int(strict))}, ids=2, timeout=30)
 
 
-def _failing_to_derive(rank: Rank, strict: bool) -> None:
-    """In NCCL the error is that of the non-blocking parent: the child has no handle."""
+def _failing_to_derive(rank: Rank, strict: bool, revoked: bool) -> None:
+    """In NCCL the error is that of the non-blocking parent, which a revocation clears."""
     comm = rank.communicator(1, config=nccl.Config(blocking=False))
     comm.wait_ready(20)
     if rank.rank == 0:
+        if revoked:
+            comm.revoke()
+            comm.wait_ready(20)
         child = comm.shrink([2])
         rank.set_event("derives")
         with pytest.raises(nccl.NcclRemoteError, match="rank 1"):
             child.wait_ready(20)
-        assert isinstance(comm.async_error(), nccl.NcclRemoteError) == strict
+        reports = strict and not revoked
+        assert isinstance(comm.async_error(), nccl.NcclRemoteError) == reports
         child.abort()
     rank.wait_event("derives", 0)
     comm.abort()
 
 
 @_MODES
-def test_a_parent_reports_that_its_child_failed(launch: Launcher, strict: bool) -> None:
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_failed_derivation_is_reported(launch: Launcher, strict: bool, revoked: bool) -> None:
     env = {"HOSTNCCL_STRICT": str(int(strict))}
-    launch(3, _failing_to_derive, strict, env=env, ids=2, timeout=30)
+    launch(3, _failing_to_derive, strict, revoked, env=env, ids=2, timeout=30)
 
 
 def _cancelled(rank: Rank, strict: bool) -> None:

@@ -32,19 +32,17 @@ class RunningJob {
 
 // Runs a job in this thread and returns its error.
 std::optional<Error> run(const Job& job) {
+  std::optional<Error> error;
   try {
     job.work(job);
-    if (job.late && job.comm) *job.out = handle_of(job.comm);
-    return std::nullopt;
   } catch (...) {
-    Error error = current_error();
-    if (job.comm) job.comm->state().fail(error);
-    if (job.makes_parent_busy()) {  // the child has no handle yet
-      job.parent->state().refuse(error);
-      if (job.comm) handles<Communicator>().close(job.comm);
-    }
-    return error;
+    error = current_error();
+    if (job.comm) job.comm->state().fail(*error);
+    if (job.makes_parent_busy()) job.parent->state().refuse(*error);
   }
+  // As in NCCL, even if it has failed: if the parent is revoked, only the child reports the error.
+  if (job.late && job.comm) *job.out = handle_of(job.comm);
+  return error;
 }
 
 // The threads of blocking jobs. While they run, the calling thread checks for interruption.

@@ -16,8 +16,8 @@ struct Job {
   abi::ncclComm_t* out = nullptr;
   std::shared_ptr<Creation> creation;  // of comm, or of the other ranks' communicator
   bool blocking = true;
-  // out is written once the communicator is ready. Until then, a non-blocking parent is in
-  // progress.
+  // out is written once the communicator is ready or has failed. Until then, a non-blocking parent
+  // is in progress.
   bool late = false;
   uint32_t sequence_count = 1;     // sequence numbers of the parent that it takes
   uint32_t sequence = 0;           // the first of them
