@@ -377,10 +377,11 @@ def _disagree(rank: testing.Rank, folder: str) -> bool:
     return "measured" in nccl.params("host")["HOSTNCCL_TUNING"]
 
 
-def _touched_memory(rank: testing.Rank) -> list[int]:
+def _touched_memory(rank: testing.Rank, cpus: list[int]) -> list[int]:
     """The shared memory touched by a single message, and by one in a group with another."""
     import numpy as np
 
+    os.sched_setaffinity(0, cpus)
     comm, peer = rank.communicator(0, provider="host"), 1 - rank.rank
     sent, received = np.ones(_MIB, np.uint8), np.empty(_MIB, np.uint8)
     before = comm.memory_stats().total
@@ -395,18 +396,19 @@ def _touched_memory(rank: testing.Rank) -> list[int]:
     return [alone - before, comm.memory_stats().total - alone]
 
 
-def test_a_message_alone_has_a_threshold_of_its_own() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_message_alone_has_a_threshold_of_its_own(count: int) -> None:
     """A staged message touches all cells of its ring, a direct one only one cell."""
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("with more ranks than CPUs there is one threshold for both")
+    cpus = sorted(os.sched_getaffinity(0))[:count]
     few, many = 32 * _KIB, 96 * _KIB
     env = {"HOSTNCCL_DIRECT_MESSAGE_BYTES": "0", "HOSTNCCL_DIRECT_EXCHANGE_BYTES": "0"}
-    direct = testing.launch(2, _touched_memory, unique_ids=1, env=env, timeout=60)[0]
+    direct = testing.launch(2, _touched_memory, (cpus,), unique_ids=1, env=env, timeout=60)[0]
     if direct[1] > many:
         pytest.skip("ranks cannot read each other's memory here")
-    for key in ("EXCHANGE_BYTES", "MESSAGE_BYTES_OVERSUBSCRIBED"):  # the latter on a busy machine
+    for key in ("EXCHANGE_BYTES", "MESSAGE_BYTES_CONTENDED"):  # the latter on a busy machine
         env[f"HOSTNCCL_DIRECT_{key}"] = str(_NEVER)
-    alone, grouped = testing.launch(2, _touched_memory, unique_ids=1, env=env, timeout=60)[0]
+    found = testing.launch(2, _touched_memory, (cpus,), unique_ids=1, env=env, timeout=60)
+    alone, grouped = found[0]
     assert alone < few
     assert grouped > many
 

@@ -47,10 +47,9 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_DIRECT_EXCHANGE_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "65536",
      "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message in a group with other operations", nullptr,
      ParamId::DirectMessageBytes},
-    {"HOSTNCCL_DIRECT_MESSAGE_BYTES_OVERSUBSCRIBED", ParamType::Uint64, true, 0, kMaxBytes, "49152",
-     "HOSTNCCL_DIRECT_MESSAGE_BYTES with more ranks than CPUs, or while other processes take the "
-     "CPUs",
-     nullptr, ParamId::DirectMessageBytes},
+    {"HOSTNCCL_DIRECT_MESSAGE_BYTES_CONTENDED", ParamType::Uint64, true, 0, kMaxBytes, "49152",
+     "HOSTNCCL_DIRECT_MESSAGE_BYTES while other processes compete for the CPUs", nullptr,
+     ParamId::DirectMessageBytes},
     {"HOSTNCCL_DIRECT_MESSAGE_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "0",
      "HOSTNCCL_DIRECT_MESSAGE_BYTES for a message between two ranks of one process", nullptr,
      ParamId::DirectMessageBytes},

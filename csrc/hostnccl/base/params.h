@@ -25,7 +25,7 @@ enum class ParamId : uint8_t {
   DirectReductionBytes,
   DirectMessageBytes,
   DirectExchangeBytes,
-  DirectMessageBytesOversubscribed,
+  DirectMessageBytesContended,
   DirectMessageBytesInProcess,
   WindowBytes,
   StreamBytes,

@@ -268,8 +268,7 @@ void adopt_measurements(const Measurements& measured) {
   }
 }
 
-Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process,
-                   bool oversubscribed) {
+Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process) {
   std::optional<Thresholds> found;
   if (measured) found = thresholds_of(*measured);
   const auto value = [&found](ParamId id) -> size_t {
@@ -290,8 +289,7 @@ Tuning tuning_from(const std::optional<Measurements>& measured, bool within_proc
   tuning.window = value(ParamId::WindowBytes);
   tuning.message = value(ParamId::DirectMessageBytes);
   tuning.exchange = value(ParamId::DirectExchangeBytes);
-  tuning.message_oversubscribed = value(ParamId::DirectMessageBytesOversubscribed);
-  if (oversubscribed) tuning.message = tuning.exchange = tuning.message_oversubscribed;
+  tuning.message_contended = value(ParamId::DirectMessageBytesContended);
   tuning.message_in_process = value(ParamId::DirectMessageBytesInProcess);
   tuning.stream = value(ParamId::StreamBytes);
   return tuning;

@@ -92,7 +92,7 @@ struct Tuning {
   size_t message;            // a message alone
   size_t exchange;           // a message in a group with other operations
   size_t message_in_process;
-  size_t message_oversubscribed;  // while ranks or other processes compete for the CPUs
+  size_t message_contended;  // while other processes compete for the CPUs
   size_t stream;
 
   size_t direct_message(bool within_process, bool alone) const {
@@ -101,8 +101,7 @@ struct Tuning {
 };
 
 // The values of this process: those of the environment, else those derived from measured.
-Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process,
-                   bool oversubscribed);
+Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process);
 
 // The time of a collective between two ranks in ns, extrapolated from the measured sizes.
 struct PathTimes {

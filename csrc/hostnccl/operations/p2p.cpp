@@ -20,8 +20,7 @@ Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone
   if (bytes >= tuning.direct_message(in_process, alone)) return Transfer::Direct;
   // While other processes compete for the CPUs, each wake-up takes long. A direct read needs one,
   // pieces need many.
-  const bool avoids_wakeups =
-      !in_process && bytes >= tuning.message_oversubscribed && cpus_contended();
+  const bool avoids_wakeups = !in_process && bytes >= tuning.message_contended && cpus_contended();
   return avoids_wakeups ? Transfer::Direct : Transfer::Pieces;
 }
 

@@ -199,7 +199,7 @@ void Segment::probe_peer_memory(int rank) {
     readable = can_read(process(peer).pid, rank_state(peer).probe, &value, sizeof value) &&
                value == probe_value_;
   }
-  const Tuning own = tuning_from(measurements(), within_process(), false);
+  const Tuning own = tuning_from(measurements(), within_process());
   for (size_t i = 0; i < kPatterns; ++i) {
     rank_state(rank).direct_thresholds[i] = readable ? own.direct[i] : SIZE_MAX;
   }
@@ -214,7 +214,7 @@ void Segment::finish_setup() {
     CPU_ZERO(&cpus);
     for (int rank = 0; rank < nranks_; ++rank) CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
     oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
-    tuning_ = tuning_from(measurements(), false, oversubscribed_);
+    tuning_ = tuning_from(measurements(), false);
     for (size_t i = 0; i < kPatterns; ++i) {
       tuning_.direct[i] = 0;
       for (int rank = 0; rank < nranks_; ++rank) {
