@@ -106,7 +106,7 @@ def _parse() -> argparse.Namespace:
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     options = parser.parse_args()
     options.sizes = options.sizes or (_QUICK_SIZES if options.quick else _FULL_SIZES)
-    options.repeats = options.repeats or (5 if options.quick and not options.beside else 9)
+    options.repeats = options.repeats or (5 if options.quick else 9)
     default = 0.1 if options.beside else 0.005 if options.quick else 0.02
     options.budget = options.budget or default
     options.libraries = _installed(options.libraries or _LIBRARIES)

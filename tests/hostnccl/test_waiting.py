@@ -176,6 +176,7 @@ def _exchange(rank: Rank, cpus: list[int]) -> float:
         for sender in range(2):
             comm.send(array, 1 - sender) if rank.rank == sender else comm.recv(array, sender)
         taken.append(time.perf_counter() - began)
+    assert os.sched_getaffinity(0) == set(cpus)
     return statistics.median(taken)
 
 
@@ -250,6 +251,7 @@ int loses;                    // whether the next spin after a yield takes 200 m
 int allowed = 15;             // CPUs, as bits
 int requested;                // in the last call of sched_setaffinity
 int placements;               // calls of sched_getcpu
+int slow;                     // whether time passes a thousand times more slowly
 static long lost;             // seconds / 5
 static _Thread_local int readings;  // of the clock until that spin has ended
 
@@ -285,9 +287,13 @@ int clock_gettime(clockid_t clock, struct timespec* now) {
   }
   const int result = function(clock, now);
   if (clock == CLOCK_MONOTONIC) {
-    now->tv_nsec += 200000000 * (lost % 5);
-    now->tv_sec += lost / 5 + now->tv_nsec / 1000000000;
-    now->tv_nsec %= 1000000000;
+    static _Thread_local long begin;
+    const long second = 1000000000;
+    long moment = now->tv_sec * second + now->tv_nsec + lost * second / 5;
+    if (!slow) begin = moment;
+    moment = begin + (moment - begin) / (slow ? 1000 : 1);
+    now->tv_sec = moment / second;
+    now->tv_nsec = moment % second;
   }
   return result;
 }
@@ -355,12 +361,20 @@ def test_a_rank_that_has_lost_a_time_slice_spins_for_others_that_have_not(
     assert launch(2, _receive_late_messages, planned_cpus, env=env, fresh=True)[0] > 40
 
 
-def _share_a_cpu(rank: Rank, library: str, allowed: int) -> tuple[int, int, int]:
-    cpus = _PlannedCpus(rank, library, 1)
+def _share_a_cpu(
+    rank: Rank, library: str, allowed: int, contended: bool
+) -> tuple[list[float], int, int]:
+    """The CPUs of all ranks once they differ. At first they are the same."""
+    cpus, found = _PlannedCpus(rank, library, 1), np.ones((rank.world_size, 1))
     cpus.set("allowed", allowed)
-    cpus.lose_slice(rank.comm)
-    _send_late(rank)
-    return cpus.get("cpu"), cpus.get("allowed"), cpus.get("requested")
+    cpus.set("slow", not contended)  # even if others do compete
+    if contended:
+        cpus.lose_slice(rank.comm)
+    while len(set(found[:, 0])) == 1:
+        if rank.rank == 1:
+            time.sleep(0.002)  # the others wait
+        rank.comm.all_gather(np.full(1, float(cpus.get("cpu"))), out=found)
+    return found[:, 0].tolist(), cpus.get("allowed"), cpus.get("requested")
 
 
 @pytest.mark.parametrize(("allowed", "restored"), [(0b1111, -1), (0b1110, 0b1110)])
@@ -371,37 +385,55 @@ def test_a_rank_leaves_the_cpu_of_another_one(
     when the cgroup gets more.
     """
     env = {"LD_PRELOAD": planned_cpus}
-    ranks = launch(2, _share_a_cpu, planned_cpus, allowed, env=env, fresh=True)
-    cpus = [cpu for cpu, _, _ in ranks]
-    assert cpus[0] != cpus[1], ranks
-    assert all(allowed >> cpu & 1 for cpu in cpus), ranks
+    ranks = launch(2, _share_a_cpu, planned_cpus, allowed, True, env=env, fresh=True)
+    assert all(allowed >> int(cpu) & 1 for cpu in ranks[0][0]), ranks
     assert [after for _, after, _ in ranks] == [allowed, allowed]
     assert {last for _, _, last in ranks} - {0} == {restored}, ranks
 
 
-def _crowd(rank: Rank, library: str) -> int:
-    cpus, total = _PlannedCpus(rank, library, 1), np.zeros(1)
-    cpus.set("allowed", 0b110)
-    until = time.monotonic() + 20
-    while total[0] in (0, 3, 6):
-        if rank.rank == 2:
-            time.sleep(0.002)  # the others wait
-        assert time.monotonic() < until
-        total[0] = cpus.get("cpu")
-        rank.comm.all_reduce(total)
-    return cpus.get("cpu")
-
-
 def test_oversubscribed_ranks_spread_over_the_cpus(launch: Launcher, planned_cpus: str) -> None:
     """The scheduler may leave three of four on one CPU."""
-    ranks = launch(3, _crowd, planned_cpus, env={"LD_PRELOAD": planned_cpus}, fresh=True)
-    assert set(ranks) == {1, 2}
+    env = {"LD_PRELOAD": planned_cpus}
+    ranks = launch(3, _share_a_cpu, planned_cpus, 0b110, False, env=env, fresh=True)
+    assert set(ranks[0][0]) == {1, 2}
+
+
+def _oversubscribe(rank: Rank, library: str, contended: bool) -> int:
+    cpus = _PlannedCpus(rank, library, 1)
+    cpus.set("allowed", 0b10)
+    cpus.set("slow", not contended)
+    if contended:
+        cpus.lose_slice(rank.comm)
+        if rank.rank != 2:
+            _send_late(rank)  # rank 0 publishes the loss
+    rank.comm.barrier()
+    cpus.set("allowed", 0b110)
+    for late in range(20):
+        if rank.rank == late % rank.world_size:
+            time.sleep(0.002)  # the others wait
+        rank.comm.all_reduce(np.zeros(1))
+        if contended:
+            time.sleep(0.1)  # calm again after a second
+    return cpus.get("requested")
+
+
+@pytest.mark.parametrize(("spins", "contended"), [("0", False), ("1000", True)])
+def test_oversubscribed_ranks_stay_on_their_cpus(
+    launch: Launcher, planned_cpus: str, spins: str, contended: bool
+) -> None:
+    """If they do not spin, and if others have recently competed for the CPUs."""
+    env = {"LD_PRELOAD": planned_cpus, "HOSTNCCL_SPIN_US": spins}
+    ranks = launch(3, _oversubscribe, planned_cpus, contended, env=env, fresh=True)
+    assert ranks == [0, 0, 0]
 
 
 def _wait_for_own_operation(rank: Rank, library: str) -> int:
     """Whether the rank changes its CPU for it."""
     cpus, comm, other = _PlannedCpus(rank, library, 1), rank.comm, rank.comm.split(0)
     assert other is not None
+    if rank.rank == 0:
+        time.sleep(0.01)  # rank 1 waits, and publishes the same CPU
+    comm.all_reduce(np.zeros(1))
     if rank.rank == 1:
         cpus.set("cpu", 0)
         cpus.lose_slice(other)

@@ -113,7 +113,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("hostnccl", "mismatch device_api numbers interactions strict"),
         *_files("nccl", "values groups one_sided windows"),
         "tests/reliability/test_kill_matrix.py",
-        *_files("hostnccl", "tuning death rendezvous_failures"),
+        *_files("hostnccl", "tuning death rendezvous_failures waiting"),
     ),
     "csrc/hostnccl/group": (
         *_files("nccl", "simulate plan streams nonblocking windows groups coll_config"),

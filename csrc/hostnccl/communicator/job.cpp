@@ -38,10 +38,10 @@ std::optional<Error> run(const Job& job) {
   } catch (...) {
     error = current_error();
     if (job.comm) job.comm->state().fail(*error);
-    if (job.makes_parent_busy()) job.parent->state().refuse(*error);
   }
   // As in NCCL, even if it has failed: if the parent is revoked, only the child reports the error.
   if (job.late && job.comm) *job.out = handle_of(job.comm);
+  if (error && job.makes_parent_busy()) job.parent->state().refuse(*error);
   return error;
 }
 

@@ -240,16 +240,15 @@ void ProgressEngine::end_if_deadlocked() {
   for (size_t work = 0; work < works_.size(); ++work) fail_work(work, *deadlock);
 }
 
-// Whether all ranks that this one waits for were last seen on other CPUs. If not, moves this thread
-// where that helps: while other processes compete for the CPUs of ranks that are not
-// oversubscribed, or the other way round. Publishes its own CPU, except if it waits for earlier
-// operations, which other threads run.
+// Whether all ranks that this one waits for were last seen on other CPUs. If not, it may move this
+// thread: oversubscribed ranks move only while no other processes compete for the CPUs, others only
+// while some do. Publishes its own CPU, except if it waits for earlier operations, which other
+// threads run.
 bool ProgressEngine::apart() {
   const int own = sched_getcpu() + 1;
+  const bool contended = cpus_contended();
   for (const CommunicatorWork& work : works_) {
-    if (!work.begun) continue;
-    std::atomic<int>& cpu = work.comm->segment().rank_state(work.comm->rank()).cpu;
-    if (cpu.load(std::memory_order_relaxed) != own) cpu.store(own, std::memory_order_relaxed);
+    if (work.begun) work.comm->segment().publish_cpu(work.comm->rank(), own, contended);
   }
   for (const PeerQueue& queue : queues_) {
     if (!waiting(queue)) continue;
@@ -259,8 +258,8 @@ bool ProgressEngine::apart() {
     const int other = comm.segment().rank_state(owner).cpu.load(std::memory_order_relaxed);
     if (other == 0) return false;
     if (other != own) continue;
-    const bool moves = cpus_contended() != comm.segment().oversubscribed();
-    return moves && comm.segment().move_to_other_cpu(comm.rank());
+    const bool moves = spin_time().count() != 0 && contended != comm.segment().oversubscribed();
+    return moves && comm.segment().move_to_other_cpu(comm.rank()) && apart();
   }
   return true;
 }

@@ -143,6 +143,7 @@ struct alignas(4096) RankState {
   SignalRange signals;
   bool strict;
   alignas(128) std::atomic<int> cpu;  // of its last wait that was not short, plus 1; 0: unknown
+  std::atomic<Clock::rep> contended;  // when other processes last competed for that CPU
   alignas(128) CalibrationState calibration;
   alignas(4096) WaitBoard waits;  // of this rank's process
   alignas(4096) unsigned char staging_buffers[2][kStagingBytes];

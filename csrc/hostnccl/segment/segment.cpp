@@ -49,12 +49,16 @@ bool is_affinity(const cpu_set_t& cpus) {
 // Moves this thread to one of these CPUs. It may run on the allowed ones afterwards, as before.
 bool move_to(const cpu_set_t& cpus, const cpu_set_t& allowed) {
   if (sched_setaffinity(0, sizeof cpus, &cpus) != 0) return false;
-  // The kernel reduces the set of all CPUs to those of the cgroup, and extends it when the cgroup
-  // gets more CPUs later. That is how a thread starts unless somebody has restricted it.
-  cpu_set_t all;
-  std::memset(&all, 0xff, sizeof all);
-  if (sched_setaffinity(0, sizeof all, &all) != 0 || !is_affinity(allowed))
-    sched_setaffinity(0, sizeof allowed, &allowed);
+  thread_local cpu_set_t restriction{};  // by somebody else than the cgroup, as last found
+  if (!CPU_EQUAL(&restriction, &allowed)) {
+    // The kernel reduces the set of all CPUs to those of the cgroup, and extends it when the cgroup
+    // gets more CPUs later. That is how a thread starts.
+    cpu_set_t all;
+    std::memset(&all, 0xff, sizeof all);
+    if (sched_setaffinity(0, sizeof all, &all) == 0 && is_affinity(allowed)) return true;
+    restriction = allowed;
+  }
+  sched_setaffinity(0, sizeof allowed, &allowed);
   return true;
 }
 
@@ -151,15 +155,27 @@ std::optional<Measurements> Segment::measurements() const {
   return usable ? std::optional(record.measured) : std::nullopt;
 }
 
+void Segment::publish_cpu(int rank, int cpu, bool contended) const {
+  RankState& own = rank_state(rank);
+  if (own.cpu.load(std::memory_order_relaxed) != cpu) own.cpu.store(cpu, std::memory_order_relaxed);
+  if (contended)
+    own.contended.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+}
+
 // The scheduler may leave ranks on one CPU for seconds. It moves threads that use much of a CPU,
 // and ranks that share one with busy processes mostly sleep. If ranks are oversubscribed, it may
-// leave three on one CPU and one on another.
+// leave three on one CPU and one on another. Or it has left the CPUs of busy processes to these.
 bool Segment::move_to_other_cpu(int rank) const {
   constexpr auto kInterval = std::chrono::milliseconds(1);
+  constexpr auto kCalm = std::chrono::seconds(10);
   thread_local Clock::time_point last;
   const Clock::time_point now = Clock::now();
   if (now - last < kInterval) return false;
   last = now;
+  for (int other = 0; other < nranks_ && oversubscribed_; ++other) {
+    const Clock::duration contended(rank_state(other).contended.load(std::memory_order_relaxed));
+    if (contended.count() != 0 && now.time_since_epoch() - contended < kCalm) return false;
+  }
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
   std::array<int, CPU_SETSIZE + 1> ranks{};  // by published CPU
@@ -168,7 +184,8 @@ bool Segment::move_to_other_cpu(int rank) const {
     if (cpu > 0 && cpu <= CPU_SETSIZE) ++ranks[static_cast<size_t>(cpu)];
   }
   std::atomic<int>& own = rank_state(rank).cpu;
-  const int here = ranks[static_cast<size_t>(own.load(std::memory_order_relaxed))];
+  const int own_cpu = own.load(std::memory_order_relaxed);
+  const int here = own_cpu > 0 && own_cpu <= CPU_SETSIZE ? ranks[static_cast<size_t>(own_cpu)] : 0;
   int fewest = here;
   for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (CPU_ISSET(cpu, &allowed)) fewest = std::min(fewest, ranks[cpu + 1]);

@@ -49,6 +49,8 @@ class Segment {
   bool within_process() const;  // whether all ranks are threads of this process
   // Whether there are more ranks than CPUs on which any of them may run.
   bool oversubscribed() const { return oversubscribed_; }
+  // Publishes the CPU of a rank that waits, plus 1, and whether other processes compete for it.
+  void publish_cpu(int rank, int cpu, bool contended) const;
   // Moves this thread, which runs the rank, to the CPUs with the fewest ranks, if they then have
   // fewer than its own one has now. At most once per millisecond. Returns whether it did.
   bool move_to_other_cpu(int rank) const;
