@@ -266,6 +266,7 @@ _STOPPING = """
 // A call stops this process once it has sent so many records.
 int in_accept4 = INT_MAX, in_poll = INT_MAX, in_process_vm_readv = INT_MAX, in_sendmsg = INT_MAX;
 int sent;
+int in_second_file;  // whether it stops before it sends a second descriptor
 
 static void stop(int* in) {
   if (sent < *in) return;
@@ -297,8 +298,10 @@ ssize_t process_vm_readv(pid_t pid, Parts to, unsigned long n, Parts from, unsig
 
 ssize_t sendmsg(int fd, const struct msghdr* message, int flags) {
   ssize_t (*function)(int, const struct msghdr*, int) = dlsym(RTLD_NEXT, "sendmsg");
+  static int files;
   stop(&in_sendmsg);
   ++sent;
+  if (message->msg_controllen && ++files == 2 && in_second_file) raise(SIGSTOP);
   return function(fd, message, flags);
 }
 """
@@ -432,6 +435,40 @@ def test_a_host_gets_the_reason_of_a_joiner_that_has_exited(
         timeout=60,
     )
     assert host.ok, host.trace
+
+
+def _join_a_host_that_stops(rank: Rank, folder: Path, library: str) -> str:
+    rank.report(os.getpid())
+    wait_for(f"{folder}/{rank.rank}")
+    ctypes.c_int.in_dll(ctypes.CDLL(library), "in_second_file").value = 1
+    with pytest.raises(nccl.NcclRemoteError, match="died") as caught:
+        nccl.Communicator(3, rank.unique_ids[0], rank.rank, provider="host")
+    return str(caught.value)
+
+
+def test_a_host_that_dies_between_its_last_messages(
+    launch: Launcher, tmp_path: Path, stopping: str
+) -> None:
+    """Rank 1 has the memory of the communicator, and would wait for rank 0, which has not."""
+
+    def drive(run: Run) -> None:
+        pids = run.gather_reports()
+        arrive(tmp_path, 2, pids[2])
+        arrive(tmp_path, 1, pids[1])
+        (tmp_path / "0").touch()
+        _wait_until_stopped(pids[2])
+        time.sleep(0.3)  # rank 1 waits for the first step of the setup
+        run.kill(2)
+
+    arguments = (tmp_path, stopping)
+    environment = {"LD_PRELOAD": stopping}
+    *others, _ = launch.outcomes(
+        3, _join_a_host_that_stops, *arguments, while_running=drive, env=environment, timeout=30
+    )
+    for one in others:
+        assert one.ok, one.trace
+    assert "during the rendezvous that it hosted" in others[0].value
+    assert re.search(r"rank 2 \(pid \d+\) died while others were waiting", others[1].value)
 
 
 _REFUSING = """
