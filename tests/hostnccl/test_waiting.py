@@ -428,29 +428,36 @@ def test_oversubscribed_ranks_stay_on_their_cpus(
 
 
 def _wait_for_own_operation(rank: Rank, library: str) -> int:
-    """Whether the rank changes its CPU for it."""
-    cpus, comm, other = _PlannedCpus(rank, library, 1), rank.comm, rank.comm.split(0)
+    """Whether rank 0 changes its CPU, on which rank 2 has waited, for it."""
+    cpus, comm = _PlannedCpus(rank, library, 0 if rank.rank == 1 else 1), rank.comm
+    other = comm.split(0)
     assert other is not None
     if rank.rank == 0:
-        time.sleep(0.01)  # rank 1 waits, and publishes the same CPU
+        time.sleep(0.01)  # the others wait, and publish their CPUs
     comm.all_reduce(np.zeros(1))
-    if rank.rank == 1:
-        cpus.set("cpu", 0)
+    if rank.rank == 2:
+        cpus.set("cpu", 2)
+    if rank.rank != 0:
         cpus.lose_slice(other)
         rank.wait_event("waits", 0)
-        comm.send(np.zeros(1), 0)
+        if rank.rank == 1:
+            comm.send(np.zeros(1), 0)
         comm.all_reduce(np.zeros(1))
-    else:
-        first = Blocked(lambda: comm.recv(np.zeros(1), 1))
-        first.wait()
-        cpus.lose_slice(other)
-        second = Blocked(lambda: comm.all_reduce(np.zeros(1)))
-        second.wait()
-        rank.set_event("waits")
-        first.end(None)
-        second.end(None)
+        other.close()
+        return 0
+    first = Blocked(lambda: comm.recv(np.zeros(1), 1))
+    first.wait()
+    cpus.lose_slice(other)
+    cpus.set("cpu", 1)
+    cpus.set("requested", 0)
+    second = Blocked(lambda: comm.all_reduce(np.zeros(1)))
+    second.wait()
+    found = cpus.get("requested")
+    rank.set_event("waits")
+    first.end(None)
+    second.end(None)
     other.close()
-    return cpus.get("requested")
+    return found
 
 
 def test_a_thread_does_not_move_for_an_earlier_operation(
@@ -458,7 +465,7 @@ def test_a_thread_does_not_move_for_an_earlier_operation(
 ) -> None:
     """While others compete for the CPUs: the thread that runs it may be on any CPU."""
     env = {"LD_PRELOAD": planned_cpus}
-    assert launch(2, _wait_for_own_operation, planned_cpus, env=env, fresh=True)[0] == 0
+    assert launch(3, _wait_for_own_operation, planned_cpus, env=env, fresh=True)[0] == 0
 
 
 def _reads_directly(rank: Rank, cpus: list[int]) -> bool | None:
