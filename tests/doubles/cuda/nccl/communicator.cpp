@@ -65,7 +65,9 @@ bool Communicator::failed() const {
   return error != ncclSuccess && error != ncclInProgress;
 }
 
-bool Communicator::busy() { return !blocking && (issuing.load() || connects() || makes_child()); }
+bool Communicator::busy() {
+  return !blocking && (issuing.load() || connects() || followed.load() > 0);
+}
 
 void Communicator::wait_for_streams() const {
   wait_while([this] { return pending.load() > 0; });
@@ -136,22 +138,6 @@ ncclResult_t Communicator::refuse(ncclResult_t result) {
   if (kNcclVersion < 22400 && (state() == ncclInProgress || busy())) return ncclInvalidUsage;
   refused.store(result);
   return result;
-}
-
-bool Communicator::makes_child() {
-  constexpr std::chrono::milliseconds kLater(50);
-  if (followed.load() > 0) return true;
-  const CommunicatorRef made = child.lock();
-  if (!made) return false;
-  ncclResult_t state = ncclInProgress;
-  if (made->engine) nccl().ncclCommGetAsyncError(made->engine, &state);
-  if (state == ncclInProgress) return true;
-  const auto now = std::chrono::steady_clock::now();
-  if (child_ready == decltype(child_ready)()) child_ready = now;
-  if (now - child_ready < kLater) return true;
-  child.reset();
-  child_ready = {};
-  return false;
 }
 
 CommunicatorRef find_communicator(ncclComm_t handle) { return communicators().find(handle); }

@@ -49,9 +49,9 @@ struct Communicator {
   std::vector<std::pair<int, bool>> begun;       // messages, by peer and whether this rank sends
   std::vector<std::pair<int, bool>> unanswered;  // the messages that still connect
   bool had_messages = false;                     // a group with messages has ended
-  std::atomic<int> followed{0};                  // children whose handles are not written yet
-  std::weak_ptr<Communicator> child;             // the last one, of a non-blocking communicator
-  std::chrono::steady_clock::time_point child_ready{};
+  // Calls in progress that create a child of a non-blocking communicator: until the child's handle
+  // is written, and for a while longer.
+  std::atomic<int> followed{0};
 
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
   // Called before its ranks join.
@@ -80,9 +80,6 @@ struct Communicator {
   ncclResult_t refuse(ncclResult_t result);
   void wait_for_streams() const;
   void wait_for_graphs() const;
-  // Whether a call that creates a child of a non-blocking communicator is in progress: until the
-  // child's handle is written, and for a while after the last child is ready.
-  bool makes_child();
 };
 using CommunicatorRef = std::shared_ptr<Communicator>;
 

@@ -115,7 +115,7 @@ ncclResult_t create(ncclComm_t* out, int device, bool blocking, std::string key,
   *out = later ? nullptr : made->handle();
   if (result != ncclSuccess && result != ncclInProgress) return result;
   group.creations.push_back({out, made, later ? parent : nullptr, parent != nullptr});
-  if (parent && !parent->blocking) parent->child = made;
+  if (later) parent->followed.fetch_add(1);
   if (group.depth > 0) return result;
   if (group.settle_creations() != ncclSuccess) {
     nccl().ncclCommAbort(made->engine);
@@ -382,7 +382,7 @@ ncclResult_t Call<&Table::ncclCommGetAsyncError>::run(const char*, ncclComm_t co
     *error = kept;
     return ncclSuccess;
   }
-  if (*error == ncclSuccess && communicator->makes_child()) *error = ncclInProgress;
+  if (*error == ncclSuccess && communicator->followed.load() > 0) *error = ncclInProgress;
   const bool busy =
       communicator->issuing.exchange(false) || communicator->connects() || communicator->stuck;
   if (busy && *error == ncclSuccess) *error = ncclInProgress;

@@ -200,9 +200,9 @@ bool Group::creates() const {
   return last && last->state() == ncclInProgress;
 }
 
-// Writes the handle of a child of a non-blocking communicator once the child is ready.
+// Writes the handle of a child of a non-blocking communicator once the child is ready. The parent
+// is in progress for a while longer.
 static void follow(const Group::Creation& creation) {
-  creation.parent->followed.fetch_add(1);
   std::thread([creation] {
     Communicator& parent = *creation.parent;
     wait_while(
@@ -210,6 +210,8 @@ static void follow(const Group::Creation& creation) {
     std::this_thread::sleep_for(
         std::chrono::duration<double>(setting("NCCL_DOUBLE_HANDLE_SECONDS")));
     if (!parent.aborted.load()) *creation.out = creation.communicator->handle();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+    wait_while([&] { return !parent.aborted.load() && std::chrono::steady_clock::now() < end; });
     parent.followed.fetch_sub(1);
   }).detach();
 }
@@ -244,6 +246,7 @@ ncclResult_t Group::settle_creations() {
     if (creation.communicator->engine != nullptr && creation.parent) {
       follow(creation);
     } else if (creation.communicator->engine == nullptr && creation.child) {
+      if (creation.parent) creation.parent->followed.fetch_sub(1);
       withdraw(creation.communicator->handle());
       *creation.out = nullptr;
     } else if (creation.communicator->engine == nullptr) {  // the caller must abort it
