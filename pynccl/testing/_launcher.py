@@ -180,6 +180,7 @@ class Run:
         # For each unique id in use, the ranks and whether they have created the communicator.
         self._joins: dict[int, dict[int, bool]] = {}
         self._killed: set[int] = set()  # the ranks that timed out
+        self._signalled = False  # by kill(): a rank that ends before the signal arrives dies later
         self._open = True
 
     def __enter__(self) -> Run:
@@ -194,7 +195,7 @@ class Run:
             return
         self._open = False
         outcomes = self._outcomes.values()
-        reusable = len(outcomes) == self.world_size
+        reusable = len(outcomes) == self.world_size and not self._signalled
         reusable = reusable and all(map(self._is_reusable, outcomes))
         self._take_back(self._processes, reusable)
         if self._folder is not None:
@@ -259,6 +260,7 @@ class Run:
         process = next(
             p for p, hosted in zip(self._processes, self._hosted, strict=True) if rank in hosted
         )
+        self._signalled = True
         before = time.monotonic()
         process.popen.send_signal(with_signal)
         return before
@@ -390,9 +392,9 @@ class Options(TypedDict, total=False):
 class Launcher:
     """Launches ranks on worker processes that are reused from one launch to the next.
 
-    Processes are reused only for the same environment variables. After a failed launch, its
-    processes are replaced. As a context manager, it ends all processes on exit. They also end with
-    the thread that started them. Not thread-safe.
+    Processes are reused only for the same environment variables. After a launch that failed, or
+    that sent a signal to a rank, its processes are replaced. As a context manager, it ends all
+    processes on exit. They also end with the thread that started them. Not thread-safe.
 
     Args:
         rank_type: the subclass of :class:`Rank` to pass to functions.

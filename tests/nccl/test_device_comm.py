@@ -104,7 +104,7 @@ def test_properties(rank: Rank) -> None:
 def test_resources_on_gpus(rank: Rank) -> None:
     gpu.require(rank.provider, "ncclCommQueryProperties", "ncclDevCommCreate")
     if "CUDA_DOUBLE_LIBRARIES" in os.environ and nccl.get_version("cuda") < (2, 31, 0):
-        pytest.skip("the double's engine has the device communicators of NCCL 2.31")
+        pytest.skip("the double's engine has device_comm() of NCCL 2.31, the loaded one is older")
     comm = rank.comm
     if not comm.properties().device_api_support:
         pytest.skip("no device API for two ranks on this machine")

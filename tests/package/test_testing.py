@@ -224,6 +224,15 @@ def test_ranks_report_and_can_be_killed(launch: Launcher) -> None:
     assert outcomes[1].died == "killed by SIGTERM"
 
 
+def test_a_process_that_was_killed_is_not_kept() -> None:
+    """Even if its rank had ended before the signal, of which it has not died yet."""
+    with Launcher() as launch:
+        with launch.start(2, _identity, (0,)) as run:
+            pids = [outcome.value[2] for outcome in run.outcomes()]
+            run.kill(1, signal.SIGCONT)
+        assert not {value[2] for value in launch(2, _identity, 0)} & set(pids)
+
+
 def _die_with_a_child(rank: Rank, pids: Path) -> None:
     if (child := os.fork()) == 0:
         time.sleep(60)
