@@ -316,8 +316,8 @@ class Stream(_C.Stream):
         provider: ``"cuda"``, ``"host"`` or None, as for :class:`Communicator`.
         device: the GPU as for :class:`Communicator`; None is the thread's current device.
         priority: CUDA's priority, lower numbers first; 0 is the default. A number outside the
-            device's range is clamped; the attribute ``priority`` returns the result. On CPUs, -1 to
-            -5 are nice values of the worker thread, if the kernel allows the process to set them.
+            device's range is clamped; the attribute ``priority`` returns the result. It has no
+            effect on CPUs.
 
     Raises:
         TypeError, ValueError: an invalid argument, or a device of another provider.
