@@ -241,7 +241,7 @@ def _advice(facts: Facts, outcome: Outcome, steps: list[str]) -> str:
         if fault in text:
             return advice
     if facts.provider == "host":
-        return "a bug in hostnccl, unless a HOSTNCCL variable is wrong: please report it"
+        return "a bug in hostnccl, unless a HOSTNCCL or PYNCCL variable is wrong: please report it"
     if not outcome.died:
         return "NCCL_DEBUG=INFO pynccl doctor prints what NCCL did"
     if not steps:
