@@ -162,7 +162,7 @@ class Calibrator {
     }
   }
 
-  // Moves data like a round of a collective (operations/collective_staged.cpp).
+  // Moves data like a round of a collective (operations/collective.cpp).
   void exchange_blocks(size_t bytes, bool streams) {
     static_assert(Measurements::kLarge <= kStagingBytes);
     stage(segment_.rank_state(rank_).staging_buffers[0], sent_.data(), bytes, streams);
