@@ -6,7 +6,7 @@ NCCL chooses by message size: a tree, with 2 log2(n) steps, for small messages; 
 1) steps but all links busy all the time, for large ones. NCCL_ALGO in the environment decides for
 the whole process, before the first communicator is created: here, one set of ranks is started for
 each value. hostnccl has one algorithm per size and ignores it; the results are the same. From NCCL
-2.32 on, a single call can choose: ncclAllReduceConfig in pynccl.raw takes an ncclCollConfig_t.
+2.31 on, a single call can choose: the methods of pynccl.nccl.Communicator take a CollConfig.
 
 Prints:
     NCCL_ALGO=Ring
