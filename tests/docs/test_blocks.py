@@ -106,7 +106,8 @@ def ends(
             (work / name).symlink_to(_ROOT / name)
         env = _environment(folder, socket)
         python = str(folder / "bin" / "python")
-        command = [python, "-m", "tests.docs.session", str(_ROOT / page), str(_SECONDS)]
+        # By sh, which reads the script: it is busy while a fork of the other thread has it open.
+        command = ["sh", python, "-m", "tests.docs.session", str(_ROOT / page), str(_SECONDS)]
         # A command of the page has its remaining time, so that none outlives the session.
         return run_command(command, work, env, _SECONDS + 20)
 
