@@ -17,7 +17,10 @@ store does not return. An answer of the store is preferred.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import select
+import socket
 import threading
 import time
 import weakref
@@ -96,6 +99,31 @@ class _Questions:
                 known[rank] = parse(self._store.get(key).decode(), key)
 
 
+def _connections(store: Store) -> set[int]:
+    """Return the descriptors of this process's connections to the server of torch's TCPStore."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    port = getattr(store, "port", None)
+    found: set[int] = set()
+    for name in os.listdir("/proc/self/fd") if port else ():
+        with contextlib.suppress(OSError):  # it is not a connected socket, or has been closed
+            end = socket.socket(fileno=int(name))
+            try:
+                if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
+                    found.add(int(name))
+            finally:
+                end.detach()
+    return found
+
+
+def _is_closed(connections: set[int]) -> bool:
+    """Return whether the other side has closed one of these connections."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 class _Open:
     """A pending question of this process."""
 
@@ -139,6 +167,7 @@ class _Watcher:
         self._running = False
         self._asks_ras = False
         self._clones: weakref.WeakKeyDictionary[Store, Store] = weakref.WeakKeyDictionary()
+        self._connections: weakref.WeakKeyDictionary[Store, set[int]] = weakref.WeakKeyDictionary()
         # By id(); None in place of the questions of a failed store.
         self._known: dict[int, tuple[Store, _Questions | None]] = {}
 
@@ -152,7 +181,10 @@ class _Watcher:
             return store
         with self._lock:
             if store not in self._clones:
-                self._clones[store] = clone()
+                before = _connections(store)
+                self._clones[store] = own = clone()
+                if connections := _connections(own) - before:
+                    self._connections[own] = connections
             return self._clones[store]
 
     def start(self, store: bool, ras: bool) -> None:
@@ -170,14 +202,14 @@ class _Watcher:
         import pynccl.flight.missing  # noqa: F401 - now, rather than when an operation is overdue
 
         waiting: list[_Open] = []
-        while True:
-            with self._calls:
-                if not self._look():
-                    return
+        running = True
+        while running:
+            # Before the first poll as well: in a short program, the rank that hosts the store may
+            # already have ended.
             inquiry = _C.take_inquiry(_STEP if waiting else _PERIOD)
             with self._calls:
+                running = self._look()
                 if inquiry is not None:
-                    self._look()
                     waiting += self._open(inquiry)
                 waiting = [one for one in waiting if not _ends(one)]
             del inquiry
@@ -199,7 +231,9 @@ class _Watcher:
         self._known = {key: known for key, known in self._known.items() if key in stores}
         for key, store in stores.items():
             try:
-                if key not in self._known:
+                if self._is_gone(store):
+                    self._known[key] = store, None
+                elif key not in self._known:
                     self._known[key] = store, _Questions(store)
                 if questions := self._known[key][1]:
                     for _, comm, joined, _ in members:
@@ -209,6 +243,15 @@ class _Watcher:
             except Exception:  # the process that hosts the store has ended
                 self._known[key] = store, None
         return bool(stores)
+
+    def _is_gone(self, store: Store) -> bool:
+        """Return whether the server of torch's TCPStore has ended.
+
+        The store prints a C++ backtrace if it is called afterwards.
+        """
+        with self._lock:
+            owned = [fds for one, fds in self._connections.items() if one is store]
+        return any(map(_is_closed, owned))
 
     def _open(self, inquiry: _C.Inquiry) -> list[_Open]:
         store = inquiry.store

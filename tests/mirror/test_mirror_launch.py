@@ -215,6 +215,29 @@ COMPLAINT = re.compile(
 )
 
 
+# A rank outlives the one that hosts torch's store.
+OUTLIVE = """
+    import sys, time
+    import torch
+    import {module} as dist
+
+    rank, url = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group({backend!r}, init_method=url, rank=rank, world_size=2)
+    dist.barrier()
+    time.sleep(1.2 * rank)
+"""
+
+
+@pytest.mark.parametrize("backend", ["host", "pynccl"])
+def test_a_rank_that_outlives_the_store_is_silent(start: Start, backend: str) -> None:
+    """A call of torch's store then prints a C++ backtrace."""
+    module = "pynccl" if backend == "host" else "pynccl.c10d, torch.distributed"
+    code = textwrap.dedent(OUTLIVE).format(module=module, backend=backend)
+    url = f"tcp://127.0.0.1:{free_port()}"
+    for process in [start(code, "{script}", str(rank), url) for rank in (0, 1)]:
+        assert finish(process) == ("", "")
+
+
 @pytest.mark.parametrize(("how", "count"), [("end", 0), ("end", 3), ("send", 3)])
 def test_exit_without_destroy(start: Start, how: str, count: int) -> None:
     """The first rank that exits does not affect the others, and no rank prints an error."""
