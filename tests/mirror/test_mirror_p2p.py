@@ -87,7 +87,7 @@ def test_mistakes(dist: Any, rank: int, size: int) -> None:
     for call in (lambda: dist.isend(tensor, rank), lambda: dist.irecv(tensor, rank)):
         with pytest.raises(ValueError, match="pass both to batch_isend_irecv"):
             call()
-    with pytest.raises(ValueError, match="rank 99 is out of range for a group of size"):
+    with pytest.raises(ValueError, match="dst: rank 99 is out of range for a group of size"):
         dist.isend(tensor, 99)
     with pytest.raises(RuntimeError, match="No backend type associated with device type meta"):
         dist.isend(tensor.to("meta"), (rank + 1) % size)

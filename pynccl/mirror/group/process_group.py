@@ -263,8 +263,7 @@ class ProcessGroup(_C.ProcessGroup):
             RuntimeError: no backend of this group supports the device.
             ValueError: the group has ended, or the peer is this rank or is not in the group.
         """
-        name = "isend" if sends else "irecv"
-        self._check_peer(peer, name)
+        self._check_peer(peer, "dst" if sends else "src")
         on_group = tensor.device.type == "cuda" and self.bound_device_id is not None
         data, result = real(tensor), [] if sends else [tensor]
 
@@ -272,7 +271,8 @@ class ProcessGroup(_C.ProcessGroup):
             transfer = comm.send if sends else comm.recv
             transfer(data, peer if on_group else 1 - comm.rank, stream=stream)
 
-        call = Call(name[1:], tensor, enqueue, result, async_op, None if sends else peer)
+        kind = "send" if sends else "recv"
+        call = Call(kind, tensor, enqueue, result, async_op, None if sends else peer)
         if on_group:
             return self.comm_stream(tensor.device).issue(call)
         return self._pair_with(tensor.device, peer).issue(call, sends)
