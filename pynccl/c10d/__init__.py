@@ -87,6 +87,10 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
         raise TypeError(
             f"pg_options: expected pynccl.c10d.options(), got {type(pg_options).__name__}"
         )
+    if given.group_rank >= given.group_size > 0:
+        raise ValueError(
+            f"rank: {given.group_rank} is out of range for a group of size {given.group_size}"
+        )
     chosen._timeout = given.timeout
     chosen.group_name = given.group_id
     chosen.global_ranks_in_group = given.global_ranks_in_group

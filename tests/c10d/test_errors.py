@@ -9,6 +9,12 @@ import torch.distributed as dist
 from tests.support.ranks import on_ranks
 
 
+def test_a_rank_outside_of_the_world() -> None:
+    with pytest.raises(ValueError, match="rank: 2 is out of range for a group of size 2"):
+        dist.init_process_group("pynccl", store=dist.HashStore(), rank=2, world_size=2)
+    assert not dist.is_initialized()
+
+
 @on_ranks(2)
 def test_mistakes_name_the_argument(rank: int, size: int) -> None:
     group = dist.distributed_c10d._get_default_group()

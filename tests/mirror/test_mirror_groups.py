@@ -167,6 +167,8 @@ def test_invalid_arguments_of_init() -> None:
         dist.init_process_group("host", store=store, rank=0)
     with pytest.raises(AssertionError, match="rank must be non-negative"):
         dist.init_process_group("host", store=store, world_size=1)
+    with pytest.raises(ValueError, match="rank: 2 is out of range for a world of 2 ranks"):
+        dist.init_process_group("host", store=store, rank=2, world_size=2)
     with pytest.raises(TypeError, match=r"datetime\.timedelta, got 5"):
         dist.init_process_group("host", store=store, rank=0, world_size=1, timeout=5)
     with pytest.raises(TypeError, match="pg_options"):

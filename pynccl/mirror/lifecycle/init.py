@@ -56,6 +56,7 @@ def init_process_group(
             created on first use.
 
     Raises:
+        ValueError: the rank is not in the world, or a backend or an option is not supported.
         DistStoreError: not all ranks called it before the timeout.
     """
     if world.default is not None:
@@ -79,6 +80,8 @@ def init_process_group(
             rendezvous(init_method or "env://", rank, world_size, timeout=limit)
         )
         store.set_timeout(limit)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank: {rank} is out of range for a world of {world_size} ranks")
     store = _job_store(store, rank, world_size, limit)
     pg = ProcessGroup(
         Job(store, rank, range(world_size)),
