@@ -57,7 +57,7 @@ Tensors& only_list(const char* name, std::vector<Tensors>& lists) {
 void check_list(const char* name, const Tensors& list, int size, const at::Tensor& other) {
   check_length(name, list.size(), static_cast<std::size_t>(size));
   check_tensors(name, list, other.device());
-  for (const at::Tensor& tensor : list) check_same_dtype(name, tensor, other);
+  for (const at::Tensor& tensor : list) check_same_layout(name, tensor, other);
 }
 
 void check_pairs(const Tensors& outputs, const Tensors& inputs) {
@@ -154,7 +154,7 @@ WorkPtr PyncclBackend::allreduce_coalesced(Tensors& tensors,
   std::optional<Factor> factor = reduction(options.reduceOp, first).factor;
   for (const at::Tensor& tensor : tensors) {
     check_tensor("tensors", tensor, first.device());
-    if (factor) check_same_dtype("tensors", tensor, first);
+    if (factor) check_same_layout("tensors", tensor, first);
     operation.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
                                    reduced("tensors", tensor),
                                    reduction(options.reduceOp, tensor).op));
@@ -203,7 +203,7 @@ WorkPtr PyncclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const at::Tensor& output = list[i];
       check_tensor("tensor_list", output, device);
-      check_same_dtype("tensor_list", output, inputs[i]);
+      check_same_layout("tensor_list", output, inputs[i]);
       if (root == rank_) check_count("tensor_list", output, inputs[i].numel());
       const void* sent = root == rank_ ? inputs[i].const_data_ptr() : output.const_data_ptr();
       operation.calls.push_back(
@@ -231,7 +231,7 @@ WorkPtr PyncclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_tensor("input_tensor", inputs[i], device);
     check_tensor("output_tensor", outputs[i], device);
-    check_same_dtype("output_tensor", outputs[i], inputs[i]);
+    check_same_layout("output_tensor", outputs[i], inputs[i]);
     check_count("output_tensor", outputs[i], inputs[i].numel() * size_);
     operation.calls.push_back(call(PYNCCL_ALL_GATHER, inputs[i].const_data_ptr(),
                                    outputs[i].data_ptr(), moved(inputs[i])));
@@ -277,8 +277,8 @@ WorkPtr PyncclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_tensor("input", inputs[i], first.device());
     check_tensor("output", outputs[i], first.device());
-    check_same_dtype("output", outputs[i], inputs[i]);
-    if (factor) check_same_dtype("input", inputs[i], first);
+    check_same_layout("output", outputs[i], inputs[i]);
+    if (factor) check_same_layout("input", inputs[i], first);
     check_count("input", inputs[i], outputs[i].numel() * size_);
     operation.calls.push_back(call(PYNCCL_REDUCE_SCATTER, inputs[i].const_data_ptr(),
                                    outputs[i].data_ptr(), reduced("output", outputs[i]),
@@ -310,7 +310,7 @@ WorkPtr PyncclBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllToAllOptions& options) {
   check_tensor("input", input, input.device());
   check_tensor("output", output, input.device());
-  check_same_dtype("output", output, input);
+  check_same_layout("output", output, input);
   auto operation = create_operation(OpType::ALLTOALL_BASE, "pynccl:all_to_all_single", options,
                                     {input}, {output});
   const Parts sent = parts_of("input", input, input_splits, size_);
@@ -359,7 +359,7 @@ WorkPtr PyncclBackend::gather_single(at::Tensor& output, at::Tensor& input,
   auto operation = create_operation(OpType::GATHER, "pynccl:gather_single", options, {input}, {});
   if (rank_ == root) {
     check_tensor("gather_tensor", output, input.device());
-    check_same_dtype("gather_tensor", output, input);
+    check_same_layout("gather_tensor", output, input);
     check_count("gather_tensor", output, input.numel() * size_);
     operation.outputs.push_back(output);
   }

@@ -23,8 +23,8 @@ at::Device with_index(const at::Device& device);
 void check_tensor(const char* name, const at::Tensor& tensor, const at::Device& device);
 void check_tensors(const char* name, const std::vector<at::Tensor>& tensors,
                    const at::Device& device);
-// Throws unless the tensors have the same dtype.
-void check_same_dtype(const char* name, const at::Tensor& tensor, const at::Tensor& other);
+// Throws unless the tensors have the same dtype and order of elements in memory.
+void check_same_layout(const char* name, const at::Tensor& tensor, const at::Tensor& other);
 void check_length(const char* name, std::size_t length, std::size_t expected);
 void check_count(const char* name, const at::Tensor& tensor, std::int64_t expected);
 // Returns the only tensor of a list, which must have one.

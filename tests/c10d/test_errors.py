@@ -44,5 +44,13 @@ def test_mistakes_name_the_argument(rank: int, size: int) -> None:
         group.alltoall_base(ones.double(), ones, [], [])
     with pytest.raises(ValueError, match="split sizes must add up to its first dimension"):
         dist.all_to_all_single(torch.empty(4, 4), ones, [1, 3], [1, 1])
+    pixels = torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last)  # another order in memory
+    images = [torch.empty(2, 3, 2, 2) for _ in range(size)]
+    with pytest.raises(ValueError, match=r"tensor_list: it has strides \[12, 4, 2, 1\], but other"):
+        dist.all_gather(images, pixels)
+    with pytest.raises(ValueError, match=r"output: .* or all channels-last"):
+        group._reduce_scatter_base(torch.empty(1, 3, 2, 2), pixels)
+    dist.all_reduce(pixels)
+    assert pixels.sum().item() == 24.0 * size
     dist.all_reduce(ones)  # nothing was sent before
     assert ones[0, 0].item() == float(size)
