@@ -127,6 +127,22 @@ def test_operators_of_a_coalesced_call(dist: Any, rank: int, size: int) -> None:
 
 
 @in_both_modes
+@on_ranks(2, fixture="each_world")
+def test_channels_last(dist: Any, rank: int, size: int, async_op: bool) -> None:
+    image = torch.arange(120.0).reshape(4, 5, 2, 3).to(memory_format=torch.channels_last)
+    volume = image.reshape(2, 5, 2, 3, 2).to(memory_format=torch.channels_last_3d)
+    for data in (image, volume):
+        total, reduced, copy = data.clone(), data.clone(), data * rank
+        assert not total.is_contiguous()
+        _finish(dist.all_reduce(total, async_op=async_op), async_op)
+        _finish(dist.reduce(reduced, 1, async_op=async_op), async_op)
+        _finish(dist.broadcast(copy, 1, async_op=async_op), async_op)
+        assert torch.equal(total, data * size)
+        assert rank == 0 or torch.equal(reduced, data * size)
+        assert torch.equal(copy, data)
+
+
+@in_both_modes
 @on_ranks(*SIZES, fixture="each_world")
 def test_unequal_parts(dist: Any, rank: int, size: int, async_op: bool) -> None:
     """Shapes differ between ranks; some are empty or zero-dimensional."""

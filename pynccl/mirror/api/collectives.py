@@ -1,7 +1,8 @@
 """Collectives on one tensor per rank.
 
 They accept contiguous tensors of any shape and of any dtype that NCCL supports (listed in
-docs/mirror.md), on the devices of the group's backends. A synchronous call enqueues the operation
+docs/mirror.md), on the devices of the group's backends. all_reduce, broadcast and reduce also
+accept channels-last tensors, if those of all ranks are. A synchronous call enqueues the operation
 on the current stream and returns; on CPUs it returns when the operation is complete. An
 asynchronous call runs on the group's communication stream.
 """
@@ -12,7 +13,7 @@ import torch
 from typing_extensions import deprecated
 
 from pynccl import _C, nccl
-from pynccl.mirror.base.checks import check_tensor, real
+from pynccl.mirror.base.checks import check_tensor, in_memory_order, real
 from pynccl.mirror.base.operators import Operator, ReduceOp, supports_complex, torch_operator
 from pynccl.mirror.group.comm_stream import Call
 from pynccl.mirror.group.process_group import ProcessGroup
@@ -44,11 +45,12 @@ def broadcast(
     check_tensor(tensor, "tensor")
     if member(pg, "broadcast") is None:
         return None
+    data = in_memory_order(tensor)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
-        comm.broadcast(tensor, root, stream=stream)
+        comm.broadcast(data, root, stream=stream)
 
-    return pg.issue(Call("broadcast", tensor, enqueue, [tensor], async_op))
+    return pg.issue(Call("broadcast", data, enqueue, [tensor], async_op))
 
 
 @_C.fast
@@ -71,11 +73,12 @@ def all_reduce(
     if tensor.is_complex() and not supports_complex(torch_operator(op)):
         raise ValueError(f"all_reduce does not support {op} on complex tensors")
     red_op = pg.red_op(op, tensor)
+    data = in_memory_order(tensor)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
-        comm.all_reduce(tensor, red_op, stream=stream)
+        comm.all_reduce(data, red_op, stream=stream)
 
-    return pg.issue(Call("all_reduce", tensor, enqueue, [tensor], async_op))
+    return pg.issue(Call("all_reduce", data, enqueue, [tensor], async_op))
 
 
 @_C.fast
@@ -94,11 +97,12 @@ def reduce(
     if member(pg, "reduce") is None:
         return None
     red_op = pg.red_op(op, tensor)
+    data = in_memory_order(tensor)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
-        comm.reduce(tensor, root, red_op, stream=stream)
+        comm.reduce(data, root, red_op, stream=stream)
 
-    return pg.issue(Call("reduce", tensor, enqueue, [tensor], async_op))
+    return pg.issue(Call("reduce", data, enqueue, [tensor], async_op))
 
 
 def _check_dtypes(output: torch.Tensor, input: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "check_tensor",
     "check_tensor_list",
     "contiguous",
+    "in_memory_order",
     "real",
     "reals",
 ]
@@ -93,6 +94,14 @@ def check_same_size(tensors: Sequence[torch.Tensor], like: torch.Tensor, name: s
                 f"{name}: tensor {index} has {tensor.numel()} elements, must have {like.numel()}: "
                 "all tensors must be same size"
             )
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor; a channels-last one as a contiguous view whose last dimension is C."""
+    if tensor.layout != torch.strided or tensor.dim() not in (4, 5) or tensor.is_contiguous():
+        return tensor
+    last = tensor.movedim(1, -1)
+    return last if last.is_contiguous() else tensor
 
 
 def real(tensor: torch.Tensor) -> torch.Tensor:
