@@ -123,11 +123,11 @@ def _find_tools(folder: Path) -> None:
     if missing:
         raise RuntimeError(
             f"pynccl: cannot find {' and '.join(missing)} to build the torch.distributed backend "
-            "for the installed torch. Install a C++20 compiler and ninja; the backend is then "
-            "built on first use. Or use a machine that has them, with the same versions of "
-            "Python, torch and pynccl: either run `python -m pynccl build-backend` there and copy "
-            f"{folder} to the same path here (to another path with PYNCCL_CACHE), or build a wheel "
-            "that contains the backend: `pip wheel . "
+            "for the installed torch. Install a C++20 compiler and ninja (`pip install ninja`); "
+            "the backend is then built on first use. Or use a machine that has them, with the "
+            "same versions of Python, torch and pynccl: either run `python -m pynccl "
+            f"build-backend` there and copy {folder} to the same path here (to another path with "
+            "PYNCCL_CACHE), or build a wheel that contains the backend: `pip wheel . "
             "--no-build-isolation --config-settings cmake.define.PYNCCL_BUILD_BACKEND=ON`."
         )
 

@@ -97,6 +97,18 @@ def test_packages(
     assert found.advice.startswith("pip install") == (level != "ok")
 
 
+def test_tools_that_build_the_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(packages, "_version", {"torch": "2.13.0+cpu"}.get)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    found = list(packages.examine(device_present=False))
+    assert _about(found, "there is no C++ compiler").level == "note"
+    assert _about(found, "there is no ninja").advice == "pip install ninja"
+    (tmp_path / "ninja").touch(mode=0o755)  # beside Python, in an environment that is not activated
+    found = list(packages.examine(device_present=False))
+    assert not any("ninja" in one.text for one in found)
+
+
 def test_packages_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "_version", {"torch": "2.13.0+cpu"}.get)
     found = list(packages.examine(device_present=True))
