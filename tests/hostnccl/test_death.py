@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from pynccl import nccl
 from tests.support.blocking import PAGE, Blocked
 from tests.support.launcher import Launcher, Run
-from tests.support.rank import Rank
+from tests.support.rank import Rank, wait_for
 
 pytestmark = pytest.mark.long
 
@@ -81,3 +83,53 @@ def test_a_killed_rank_ends_calls_at_any_step(launch: Launcher) -> None:
     assert dead.died
     assert survivor.ok, survivor.trace
     assert survivor.value - killed < 20  # shorter than any time limit
+
+
+def _all_reduce(comm: nccl.Communicator) -> None:
+    comm.all_reduce(np.ones(1000))
+
+
+def _agree_on_a_split(comm: nccl.Communicator) -> None:
+    comm.revoke()
+    comm.split(0)
+
+
+def _wait_for_a_late_rank(
+    rank: Rank, call: Callable[[nccl.Communicator], None], folder: Path
+) -> float:
+    comm = rank.communicator()
+    rank.report("ready")
+    if rank.rank == 1:
+        wait_for(f"{folder}/failed")
+    elif rank.rank == 0:
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 2 \(pid \d+\) died"):
+            call(comm)
+        (folder / "failed").touch()
+    else:
+        time.sleep(60)
+    ended = time.monotonic()
+    comm.abort()
+    return ended
+
+
+@pytest.mark.parametrize("strict", [0, 1])
+@pytest.mark.parametrize("call", [_all_reduce, _agree_on_a_split])
+def test_a_death_is_noticed_while_another_rank_is_late(
+    launch: Launcher, tmp_path: Path, call: Callable[[nccl.Communicator], None], strict: int
+) -> None:
+    """In strict mode, the first operation waits until all ranks have called it."""
+    killed = 0.0
+
+    def kill(run: Run) -> None:
+        nonlocal killed
+        run.gather_reports()
+        time.sleep(0.2)  # rank 0 waits for rank 1 first
+        killed = run.kill(2)
+
+    environment = {"HOSTNCCL_STRICT": str(strict)}
+    survivor, late, _ = launch.outcomes(
+        3, _wait_for_a_late_rank, call, tmp_path, while_running=kill, env=environment, timeout=30
+    )
+    assert survivor.ok, survivor.trace
+    assert survivor.value - killed < 20
+    assert late.ok, late.trace

@@ -127,7 +127,11 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
       sleep_until(arrived, [&](bool check_liveness) {
         check(creation,
               segment_->name_of(peer) + " did not take part in creating another communicator");
-        segment_->check_agreement_peer(peer, arrived, check_liveness);
+        // The peer may only be late while another one has died.
+        for (int other = peer; other < segment_->nranks(); ++other) {
+          const WaitCondition same{&segment_->rank_state(other).agreement_step, number};
+          if (!same.met()) segment_->check_agreement_peer(other, same, check_liveness);
+        }
       });
       all.push_back(segment_->rank_state(peer).records[number & 1]);
     }

@@ -27,7 +27,8 @@ bool connects_at_creation() {
   return text != nullptr && std::string_view(text) == "0";
 }
 
-void sleep_until_met(const Communicator& comm, const Wait& wait) {
+// others: the later waits of the same call, for ranks that may die while this one is only late.
+void sleep_until_met(const Communicator& comm, const Wait& wait, std::span<const Wait> others) {
   SpinBackoff backoff(comm.segment().oversubscribed());
   while (!wait.condition.met())
     if (!backoff.wait()) break;
@@ -35,6 +36,9 @@ void sleep_until_met(const Communicator& comm, const Wait& wait) {
   const Sleeping sleeping(wait);
   sleep_until(wait.condition, [&](bool check_liveness) {
     comm.state().check_wait({wait.condition, wait.peer}, check_liveness);
+    for (const Wait& other : others)
+      if (!other.condition.met())
+        comm.state().check_wait({other.condition, other.peer}, check_liveness);
     if (const auto reason = interruption())
       throw Error(reason->code(), comm.segment().name_of(comm.rank()) + " " + reason->text());
     if (const auto deadlock = Deadlocks::check()) throw Error(*deadlock);
@@ -70,7 +74,8 @@ std::vector<Wait> begin_connecting(const Communicator& comm, const Operation& op
 // Sleeps until the waits are over, one after the other. An error is an error of the communicator.
 void wait_until_connected(Communicator& comm, const std::vector<Wait>& waits) {
   try {
-    for (const Wait& one : waits) sleep_until_met(comm, one);
+    for (size_t i = 0; i < waits.size(); ++i)
+      sleep_until_met(comm, waits[i], std::span(waits).subspan(i + 1));
   } catch (...) {
     throw comm.fail_operation(current_error());
   }

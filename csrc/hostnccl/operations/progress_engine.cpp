@@ -282,10 +282,23 @@ void ProgressEngine::check_waits(bool check_liveness) {
   for (PeerQueue& queue : queues_) {
     if (!waiting(queue) || queue.blocked.condition.met()) continue;
     try {
-      works_[queue.work].comm->state().check_wait(queue.blocked, check_liveness);
+      check_wait(queue, check_liveness);
     } catch (...) {
       fail_work(queue.work, found_in(queue, current_error()));
     }
+  }
+}
+
+// A step of a collective ends when all ranks have reached it. This rank waits for one after the
+// other, so the first may only be late while another one has died.
+void ProgressEngine::check_wait(const PeerQueue& queue, bool check_liveness) const {
+  const Communicator& comm = *works_[queue.work].comm;
+  if (!queue.task || !is_collective(operations_[queue.next - 1].operation.kind))
+    return comm.state().check_wait(queue.blocked, check_liveness);
+  for (int rank = 0; rank < comm.nranks(); ++rank) {
+    const Blocked step{{&comm.segment().rank_state(rank).step, queue.blocked.condition.target},
+                       rank};
+    if (!step.condition.met()) comm.state().check_wait(step, check_liveness);
   }
 }
 

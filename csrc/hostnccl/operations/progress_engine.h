@@ -107,6 +107,7 @@ class ProgressEngine {
   bool apart();
   void report_waits();
   void check_waits(bool check_liveness);
+  void check_wait(const PeerQueue& queue, bool check_liveness) const;
   Error found_in(const PeerQueue& queue, const Error& error) const;
 
   std::vector<CommunicatorWork> works_;
