@@ -267,6 +267,8 @@ _STOPPING = """
 int in_accept4 = INT_MAX, in_poll = INT_MAX, in_process_vm_readv = INT_MAX, in_sendmsg = INT_MAX;
 int sent;
 int in_second_file;  // whether it stops before it sends a second descriptor
+int after_second_file;  // whether it stops before it receives a record after that
+static int files;
 
 static void stop(int* in) {
   if (sent < *in) return;
@@ -298,10 +300,15 @@ ssize_t process_vm_readv(pid_t pid, Parts to, unsigned long n, Parts from, unsig
 
 ssize_t sendmsg(int fd, const struct msghdr* message, int flags) {
   ssize_t (*function)(int, const struct msghdr*, int) = dlsym(RTLD_NEXT, "sendmsg");
-  static int files;
   stop(&in_sendmsg);
   ++sent;
   if (message->msg_controllen && ++files == 2 && in_second_file) raise(SIGSTOP);
+  return function(fd, message, flags);
+}
+
+ssize_t recvmsg(int fd, struct msghdr* message, int flags) {
+  ssize_t (*function)(int, struct msghdr*, int) = dlsym(RTLD_NEXT, "recvmsg");
+  if (files == 2 && after_second_file) raise(SIGSTOP);
   return function(fd, message, flags);
 }
 """
@@ -471,6 +478,48 @@ def test_a_host_that_dies_between_its_last_messages(
     assert re.search(r"rank 2 \(pid \d+\) died while others were waiting", others[1].value)
 
 
+def _join_beside_a_failing_rank(rank: Rank, folder: Path, library: str) -> None:
+    nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host").close()  # before a limit
+    rank.report(os.getpid())
+    wait_for(f"{folder}/{rank.rank}")
+    ctypes.c_int.in_dll(ctypes.CDLL(library), "after_second_file").value = 1
+    fails = rank.rank == 0
+    with (
+        _address_space(1 << 20) if fails else contextlib.nullcontext(),
+        pytest.raises(nccl.NcclSystemError if fails else nccl.NcclRemoteError) as caught,
+    ):
+        nccl.Communicator(3, rank.unique_ids[0], rank.rank, provider="host")
+    if fails:
+        assert re.search(r"mmap of \d+ bytes for 3 ranks", str(caught.value))
+        wait_for(f"{folder}/failed")
+    else:
+        assert re.search(r"rank 2 \(pid \d+\) died", str(caught.value))
+        (folder / "failed").touch()
+
+
+def test_a_host_that_dies_with_the_reason_of_a_joiner(
+    launch: Launcher, tmp_path: Path, stopping: str
+) -> None:
+    """Rank 0 cannot map the memory, which the host does not report before it dies. The host has
+    completed the first step of the setup, for which rank 1 waits.
+    """
+
+    def drive(run: Run) -> None:
+        pids = run.gather_reports()
+        arrive(tmp_path, 2, pids[2])
+        arrive(tmp_path, 1, pids[1])
+        (tmp_path / "0").touch()
+        _wait_until_stopped(pids[2])
+        time.sleep(0.3)
+        run.kill(2)
+
+    arguments = (tmp_path, stopping)
+    environment = {"LD_PRELOAD": stopping}
+    *others, _ = launch.outcomes(
+        3, _join_beside_a_failing_rank, *arguments, while_running=drive, env=environment, timeout=40
+    )
+    for one in others:
+        assert one.ok, one.trace
 _REFUSING = """
 #include <dlfcn.h>
 #include <stddef.h>

@@ -172,9 +172,8 @@ void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& c
     segment.check_owner(peer, condition, check_liveness);
     // If the host died before all ranks had the segment, the peer may never have joined it.
     for (int other = 0; other < nranks_; ++other) {
-      const WaitCondition same_step{&segment.rank_state(other).step,
-                                    segment.rank_state(rank_).step.load_own()};
-      if (!same_step.met()) segment.check_owner(other, same_step, check_liveness);
+      const WaitCondition last_step{&segment.rank_state(other).step, Segment::kSetupSteps};
+      if (!last_step.met()) segment.check_owner(other, last_step, check_liveness);
     }
     // This rank may have been preempted since it last looked at the flag.
     if (creation_->late() && !condition.met() && segment.end_setup(Header::GivenUp)) {

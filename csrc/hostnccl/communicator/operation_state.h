@@ -78,13 +78,11 @@ class EnqueueLock {
 // scratch memory.
 class CollectiveState {
  public:
-  // Called after the setup of the segment, which takes the steps 1 and 2: announce_rank() and
-  // probe_peer_memory().
+  // Called after the setup of the segment, which takes the first steps.
   void attach(Segment& segment, int rank) {
-    constexpr uint32_t kSetupSteps = 2;
     segment_ = &segment;
     rank_ = rank;
-    step_ = kSetupSteps;
+    step_ = Segment::kSetupSteps;
     sources_.resize(static_cast<size_t>(segment.nranks()));
     scalars_.resize(static_cast<size_t>(segment.nranks()));
   }

@@ -56,7 +56,8 @@ class Segment {
   bool move_to_other_cpu(int rank) const;
 
   // The setup, in lockstep: a rank calls the next function when all ranks have signalled the
-  // previous step.
+  // previous step. Each rank has kSetupSteps.
+  static constexpr uint32_t kSetupSteps = 2;
   void announce_rank(int rank, const CommSettings& settings);  // signals step 1
   void probe_peer_memory(int rank);                            // signals step 2
   void finish_setup();                                         // before the first operation
