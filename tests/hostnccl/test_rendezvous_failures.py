@@ -520,6 +520,55 @@ def test_a_host_that_dies_with_the_reason_of_a_joiner(
     )
     for one in others:
         assert one.ok, one.trace
+
+
+def _grow_with_a_host_from_outside(rank: Rank, folder: Path, library: str) -> None:
+    rank.report(os.getpid())
+    if rank.rank == 2:
+        wait_for(f"{folder}/id")
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 1 \(pid \d+\) died"):
+            nccl.Communicator.join(3, (folder / "id").read_bytes(), 2, provider="host")
+        return
+    comm = nccl.Communicator(2, rank.unique_ids[0], rank.rank, provider="host")
+    unique_id = None
+    if rank.rank == 0:
+        unique_id = bytes(comm.get_unique_id())
+        (folder / "part").write_bytes(unique_id)
+        (folder / "part").rename(folder / "id")
+    else:
+        _stop_in(library, "sendmsg")  # before it proves that it knows the id
+    wait_for(f"{folder}/grow")
+    with pytest.raises(nccl.NcclRemoteError, match=r"rank 1 \(pid \d+\) died"):
+        comm.grow(3, unique_id)
+    comm.abort()
+
+
+def test_a_host_from_outside_does_not_know_the_missing_ranks(
+    launch: Launcher, tmp_path: Path, stopping: str
+) -> None:
+    """Rank 2 hosts the rendezvous of a grow, and rank 1 dies before it has joined."""
+
+    def drive(run: Run) -> None:
+        pids = run.gather_reports()
+        arrive(tmp_path, 2, pids[2])  # beginning with the id
+        (tmp_path / "grow").touch()
+        _wait_until_stopped(pids[1])
+        run.kill(1)
+
+    arguments = (tmp_path, stopping)
+    environment = {"LD_PRELOAD": stopping}
+    root, _, joined = launch.outcomes(
+        3,
+        _grow_with_a_host_from_outside,
+        *arguments,
+        while_running=drive,
+        env=environment,
+        timeout=30,
+    )
+    assert root.ok, root.trace
+    assert joined.ok, joined.trace
+
+
 _REFUSING = """
 #include <dlfcn.h>
 #include <stddef.h>

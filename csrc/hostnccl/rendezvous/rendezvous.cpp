@@ -361,6 +361,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
       if (Clock::now() - checked < kProcessCheckInterval) continue;
       checked = Clock::now();
       died = !is_alive(host);
+      if (proven && !died) report_missing(fd);
     } else if (!proven) {
       const auto* challenge = std::get_if<Challenge>(&message);
       if (challenge == nullptr || !handshake.send_answer(fd, *challenge)) {
@@ -423,6 +424,16 @@ void Rendezvous::check_given_up() const {
 void Rendezvous::check_missing() const {
   if (!watch_) return;
   for (const int rank : joined_.missing()) watch_(rank);
+}
+
+// The host may be a rank that joins from outside and does not know the missing ones.
+void Rendezvous::report_missing(int connection) const {
+  try {
+    check_missing();
+  } catch (const Error& error) {
+    send_message(connection, Failure::of(error));
+    throw;
+  }
 }
 
 RendezvousHost::RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Fd listener)

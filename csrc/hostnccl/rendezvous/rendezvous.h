@@ -93,6 +93,7 @@ class Rendezvous {
   std::optional<Error> given_up() const;  // why this rank gives up
   void check_given_up() const;
   void check_missing() const;
+  void report_missing(int connection) const;
   friend class RendezvousHost;
 
   const int nranks_;
