@@ -133,3 +133,23 @@ def test_a_death_is_noticed_while_another_rank_is_late(
     assert survivor.ok, survivor.trace
     assert survivor.value - killed < 20
     assert late.ok, late.trace
+
+
+def _run_another_program(rank: Rank) -> float:
+    comm = rank.comm
+    comm.all_reduce(np.ones(1000))
+    if rank.rank == 1:
+        os.execv("/bin/sleep", ["sleep", "8"])
+    began = time.monotonic()
+    with pytest.raises(nccl.NcclRemoteError, match=r"rank 1 \(pid \d+\) died"):
+        comm.all_reduce(np.ones(1000))
+    took = time.monotonic() - began
+    comm.abort()
+    return took
+
+
+def test_a_rank_that_runs_another_program_is_dead(launch: Launcher) -> None:
+    """Its process continues with the same start time."""
+    survivor, _ = launch.outcomes(2, _run_another_program, timeout=40)
+    assert survivor.ok, survivor.trace
+    assert survivor.value < 6

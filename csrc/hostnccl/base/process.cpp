@@ -21,10 +21,13 @@
 namespace hostnccl {
 namespace {
 
+constexpr int kTickBits = 40;
+constexpr uint64_t kTicks = (uint64_t{1} << kTickBits) - 1;
+
 struct Stat {
   char state = '?';
   long threads = 0;
-  uint64_t start = 0;
+  uint64_t start = 0;  // as in ProcessId
 };
 
 // Returns the number of bytes read, or -1 with errno.
@@ -47,13 +50,24 @@ bool read_stat(pid_t pid, Stat& stat) {
   const char* name_end = std::strrchr(buffer, ')');  // the name may contain any character
   if (name_end == nullptr) return false;
   unsigned long long start = 0;
-  // Fields 3 (state), 20 (threads) and 22 (start time) of proc(5).
+  unsigned long long stack = 0;
+  // Fields 3 (state), 20 (threads), 22 (start time) and 28 (address of the stack) of proc(5).
   const int fields = std::sscanf(name_end + 1,
                                  " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d "
-                                 "%*d %ld %*d %llu",
-                                 &stat.state, &stat.threads, &start);
-  stat.start = start;
-  return fields == 3;
+                                 "%*d %ld %*d %llu %*u %*d %*u %*u %*u %llu",
+                                 &stat.state, &stat.threads, &start, &stack);
+  constexpr int kGranularity = 4;  // the lowest bits of the address are zeros
+  stat.start = start & kTicks;
+  if (stack > 1) stat.start |= (stack >> kGranularity | 1) << kTickBits;
+  return fields == 4;
+}
+
+// Whether the program still runs. It has ended if another one has replaced it in its process
+// (execve). The kernel places the stack of each program at a random address, which it may hide.
+bool is_same(const ProcessId& process, const Stat& now) {
+  if (process.start == 0 || process.start == now.start) return true;
+  const bool hidden = process.start <= kTicks || now.start <= kTicks;
+  return hidden && (process.start & kTicks) == (now.start & kTicks);
 }
 
 bool exists(pid_t pid) { return kill(pid, 0) == 0 || errno == EPERM; }
@@ -106,7 +120,7 @@ bool is_alive(const ProcessId& process) {
     return errno == EMFILE || errno == ENFILE ? is_alive_without_descriptor(process.pid)
                                               : exists(process.pid);
   }
-  if (process.start != 0 && stat.start != process.start) return false;
+  if (!is_same(process, stat)) return false;
   // A process whose first thread has ended appears as a zombie while other threads still run.
   return (stat.state != 'Z' && stat.state != 'X') || stat.threads > 1;
 }

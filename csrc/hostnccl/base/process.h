@@ -12,7 +12,9 @@ namespace hostnccl {
 // A pid may be reused; a pid together with its start time is unique.
 struct ProcessId {
   int32_t pid = 0;
-  uint64_t start = 0;  // clock ticks since boot
+  // Clock ticks since boot and, in the upper bits, a part of the address of the program's stack, or
+  // zeros if the kernel hides it.
+  uint64_t start = 0;
   friend auto operator<=>(const ProcessId&, const ProcessId&) = default;
 };
 
