@@ -204,6 +204,28 @@ def _grow_without_a_rank(member: Member) -> None:
     comm.abort()
 
 
+def _end_with_an_unused_id(member: Member, end: str) -> None:
+    """The root ends a communicator without growing it; it informs the rank that waits to join."""
+    first_id = member.share_id()
+    if member.rank == 0:
+        unique_id: bytes = member.share()
+        began = time.monotonic()
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 \(pid \d+\) .* no longer grow"):
+            _join(unique_id, 2, 1, _config(_PATIENT))
+        assert time.monotonic() - began < _SOON
+        return
+    comm = nccl.Communicator(1, first_id, 0, provider="host")
+    member.share(lambda: bytes(comm.get_unique_id()), maker=1)
+    time.sleep(0.5)  # the joining rank has arrived
+    getattr(comm, end)()
+    member.hear("go")
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "recover"])
+def test_a_communicator_that_ends_before_it_grows(run: Callable[..., None], end: str) -> None:
+    run(2, _end_with_an_unused_id, end, away=1)
+
+
 def _late_join(member: Member) -> None:
     """A joining rank gives up; the parent's ranks are informed, and the parent is unaffected."""
     if member.rank == 2:

@@ -76,6 +76,7 @@ ncclResult_t hostCommAgree(ncclComm_t comm, double seconds, int* excluded, int* 
     const Recovery::Limit limit(std::min(seconds, kMaxSeconds));
     Recovery& recovery = parent->recovery();
     const std::vector<int> result = recovery.agree(lost, limit);
+    parent->refuse_new_ranks("recovered its communicator");
     parent->derivations().begin_recovery(recovery.number());
     parent->agreement().restart(recovery.number());
     std::copy(result.begin(), result.end(), excluded);

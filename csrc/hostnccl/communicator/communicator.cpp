@@ -233,10 +233,23 @@ void Communicator::abort() {
   if (segment_ != nullptr) leave(Presence::Aborted);
 }
 
+void Communicator::refuse_new_ranks(const char* how) {
+  const auto key = derivations_.take_grow_id();
+  if (!key) return;
+  try {
+    refuse_host(*key, Error(abi::ncclRemoteError,
+                            segment_->name_of(rank_) + " " + how + ", which can no longer grow"));
+  } catch (const Error&) {
+    // No free descriptor: they wait until their own time limits.
+  }
+}
+
 void Communicator::leave(Presence how) {
   end_use();
   Deadlocks::remove(*segment_, rank_);
   segment_->leave(rank_, how);
+  refuse_new_ranks(how == Presence::Left ? "destroyed its communicator"
+                                         : "aborted its communicator");
 }
 
 void Communicator::revoke(CommState::RevokedBy by) {

@@ -1,6 +1,7 @@
 #include "hostnccl/communicator/derivations.h"
 
 #include <string>
+#include <utility>
 
 #include "hostnccl/base/interrupt.h"
 
@@ -64,7 +65,6 @@ void Derivations::begin_recovery(uint32_t number) {
   const std::lock_guard lock(mutex_);
   recovery_ = number;
   shrinks_.clear();
-  grow_key_.reset();
 }
 
 abi::ncclUniqueId Derivations::make_grow_id() {
@@ -90,9 +90,9 @@ bool Derivations::growing() const {
   return grow_key_.has_value();
 }
 
-void Derivations::use_grow_id() {
+std::optional<RendezvousKey> Derivations::take_grow_id() {
   const std::lock_guard lock(mutex_);
-  grow_key_.reset();
+  return std::exchange(grow_key_, std::nullopt);
 }
 
 void Agreement::attach(Segment& segment, int rank) {

@@ -46,8 +46,8 @@ class Derivations {
   // The id of ncclCommGetUniqueId. At most one can be unused at a time.
   abi::ncclUniqueId make_grow_id();
   void check_grow_id(const RendezvousKey& key) const;  // throws if key is not that of the id
-  void use_grow_id();
-  bool growing() const;  // whether there is an unused id
+  std::optional<RendezvousKey> take_grow_id();         // the key of the unused id. Empty: none
+  bool growing() const;                                // whether there is an unused id
 
  private:
   mutable std::mutex mutex_;

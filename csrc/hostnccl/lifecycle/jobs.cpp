@@ -190,7 +190,7 @@ void grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
     if (id) refuse_host(*id, error);  // the new ranks wait in its rendezvous
     throw;
   }
-  if (id) job.parent->derivations().use_grow_id();
+  if (id) job.parent->derivations().take_grow_id();
   std::vector<int> members(static_cast<size_t>(job.parent->nranks()));
   std::iota(members.begin(), members.end(), 0);
   initialize(job, members, nranks, key);
