@@ -231,6 +231,34 @@ def test_all_raise_if_a_member_does_not_create_it(rank: Rank) -> None:
         rank.set_event("excluded")
 
 
+def _shrink(comm: nccl.Communicator) -> None:
+    comm.shrink([2])
+
+
+def _split_the_revoked(comm: nccl.Communicator) -> None:
+    comm.revoke()
+    comm.split(0)
+
+
+@pytest.mark.parametrize("create", [_shrink, _split_the_revoked])
+@on_ranks(3, fresh=True)
+def test_a_rank_that_recovers_joins_no_other_communicator(
+    rank: Rank, create: Callable[[nccl.Communicator], None]
+) -> None:
+    """Rank 0 has seen no error yet, and creates a communicator without rank 2."""
+    comm = rank.comm
+    check_works(rank, comm, [0, 1, 2])
+    if rank.rank == 2:
+        rank.wait_event("done", 0, 1)
+        return
+    if rank.rank == 0:
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 1 \(pid \d+\) recovers"):
+            create(comm)
+    with comm.recover(_TIMEOUT, exclude=[2]) as smaller:
+        check_works(rank, smaller, [0, 1])
+    rank.set_event("done")
+
+
 @on_ranks(3, by="provider", fresh=True)
 def test_excluded_ranks_are_not_waited_for(rank: Rank) -> None:
     comm = rank.comm

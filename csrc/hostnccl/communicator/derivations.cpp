@@ -130,7 +130,7 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
         // The peer may only be late while another one has died.
         for (int other = peer; other < segment_->nranks(); ++other) {
           const WaitCondition same{&segment_->rank_state(other).agreement_step, number};
-          if (!same.met()) segment_->check_agreement_peer(other, same, check_liveness);
+          if (!same.met()) segment_->check_agreement_peer(other, rank_, same, check_liveness);
         }
       });
       all.push_back(segment_->rank_state(peer).records[number & 1]);

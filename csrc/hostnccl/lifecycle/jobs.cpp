@@ -88,7 +88,7 @@ Rendezvous::Watch watch_members(const Job& job, std::vector<int> members,
     if (rank >= static_cast<int>(members.size())) return;
     const int member = members[static_cast<size_t>(rank)];
     const Segment& segment = parent->segment();
-    segment.check_member(member);
+    segment.check_member(member, parent->rank());
     const uint64_t given_up = segment.rank_state(member).given_up.load();
     if (given_up == before && segment.failed()) throw segment.failure();
     if (given_up == before || given_up == mark) {

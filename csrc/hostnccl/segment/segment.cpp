@@ -304,16 +304,22 @@ void Segment::check_owner(int rank, const WaitCondition& condition, bool check_p
                  name_of(rank).c_str(), how);
 }
 
-void Segment::check_agreement_peer(int rank, const WaitCondition& condition,
+const char* Segment::how_unavailable_to(int own_rank, int rank, bool check_process) const {
+  const uint32_t recovery = rank_state(rank).recovery_step.load();
+  if (!rank_state(own_rank).recovery_step.reached(recovery)) return "recovers its communicator";
+  return how_unavailable(rank, check_process, false);
+}
+
+void Segment::check_agreement_peer(int rank, int own_rank, const WaitCondition& condition,
                                    bool check_process) const {
-  const char* how = how_unavailable(rank, check_process, false);
+  const char* how = how_unavailable_to(own_rank, rank, check_process);
   if (how == nullptr || condition.met()) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot take part in creating another one",
                  name_of(rank).c_str(), how);
 }
 
-void Segment::check_member(int rank) const {
-  const char* how = how_unavailable(rank, true, false);
+void Segment::check_member(int rank, int own_rank) const {
+  const char* how = how_unavailable_to(own_rank, rank, true);
   if (how == nullptr) return;
   hostnccl::fail(abi::ncclRemoteError, "%s %s and cannot be in the new communicator",
                  name_of(rank).c_str(), how);

@@ -85,11 +85,13 @@ class Segment {
   // owner, the rank that signals the flag, has left. With check_process, also if the process of the
   // owner is dead.
   void check_owner(int rank, const WaitCondition& condition, bool check_process) const;
-  // The same for a flag that a rank signals even after it has revoked its communicator.
-  void check_agreement_peer(int rank, const WaitCondition& condition, bool check_process) const;
+  // The same for a flag that a rank signals even after it has revoked its communicator, until it
+  // begins a recovery without own_rank.
+  void check_agreement_peer(int rank, int own_rank, const WaitCondition& condition,
+                            bool check_process) const;
 
-  // Throws if a rank can no longer become a member of a derived communicator.
-  void check_member(int rank) const;
+  // Throws if a rank can no longer become a member of a communicator that own_rank derives.
+  void check_member(int rank, int own_rank) const;
 
   bool is_available(int rank) const { return how_unavailable(rank, true, false) == nullptr; }
   std::atomic<uint64_t>& recovery() const { return header_->recovery; }  // for Recovery
@@ -114,6 +116,8 @@ class Segment {
   // How a rank became unavailable, as the predicate of an error text. Null if it is available.
   // After a revocation a rank is available for agreements but not for operations.
   const char* how_unavailable(int rank, bool check_process, bool for_operations) const;
+  // The same for the creations of own_rank, which a rank leaves when it begins a recovery.
+  const char* how_unavailable_to(int own_rank, int rank, bool check_process) const;
 
   int nranks_;
   int own_pid_;
