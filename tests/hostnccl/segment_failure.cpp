@@ -1,5 +1,6 @@
 // Prints how a rank sees the failure of a segment: one whose writer is preempted before it has
-// written the text, and then in a wait that goes on, and in one whose flag was signalled before.
+// written the text, and then in a wait that goes on, and in one whose flag was signalled before;
+// and one whose writer is killed.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -46,4 +47,10 @@ int main() {
   wait(segment, "not signalled", {&flag, 1});
   flag.signal(1);
   wait(segment, "signalled", {&flag, 1});
+
+  header.failure = Header::Writing;  // the writer is killed
+  const Segment same(file.get(), 2);
+  const auto began = Clock::now();
+  for (int i = 0; i < 3; ++i) std::printf("%s\n", same.failure().text().c_str());
+  std::printf("waited %s\n", Clock::now() - began < std::chrono::seconds(2) ? "once" : "often");
 }

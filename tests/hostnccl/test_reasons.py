@@ -195,3 +195,8 @@ def test_a_failure_does_not_end_a_wait_that_is_over(segment_failure: list[str]) 
     assert "before the failure: no error" in segment_failure
     assert "not signalled: rank 1 (pid 2) died" in segment_failure
     assert "signalled: no error" in segment_failure
+
+
+def test_a_killed_writer_of_a_failure_is_awaited_once(segment_failure: list[str]) -> None:
+    assert segment_failure.count("a rank died while it reported a failure") == 3
+    assert "waited once" in segment_failure

@@ -1,7 +1,6 @@
 #include "hostnccl/communicator/communicator.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "hostnccl/base/delay.h"
 #include "hostnccl/base/interrupt.h"
@@ -128,11 +127,7 @@ std::shared_ptr<Segment> Communicator::join_segment(const RendezvousKey& key,
 
 // Completes the setup, unless a rank gave up before it saw that all had completed both steps.
 void Communicator::end_setup(Segment& segment) const {
-  if (segment.end_setup(Header::Complete)) return;
-  const auto end =
-      Clock::now() + std::chrono::seconds(1);  // until that rank has written its reason
-  while (!segment.failed() && Clock::now() < end) std::this_thread::sleep_for(kCheckInterval / 50);
-  throw segment.failure();
+  if (!segment.end_setup(Header::Complete)) throw segment.failure();
 }
 
 // Returns when rank 0 has published the measurements of this machine. Ranks 0 and 1 measure it now

@@ -268,7 +268,8 @@ Error Segment::failure() const {
   // The writer completes the text within moments, unless it is killed. It may be preempted.
   const auto end = Clock::now() + std::chrono::seconds(1);
   while (header_->failure.load(std::memory_order_acquire) != Header::Written) {
-    if (Clock::now() > end) {
+    if (waited_for_failure_ || Clock::now() > end) {
+      waited_for_failure_ = true;
       return Error(abi::ncclRemoteError, "a rank died while it reported a failure");
     }
     sched_yield();

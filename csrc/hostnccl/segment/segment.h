@@ -129,6 +129,7 @@ class Segment {
   std::atomic<bool> oversubscribed_{false};
   Tuning tuning_{};
   std::once_flag tuning_is_set_;
+  mutable std::atomic<bool> waited_for_failure_{false};  // in vain: its writer was killed
   uint64_t probe_value_;
   uint64_t identity_;
 };
