@@ -341,6 +341,21 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Owner owner() const;
   std::shared_ptr<Communicator> root();
   std::vector<std::shared_ptr<Communicator>> borrowers() const;
+  // Calls visit for all communicators that use the handle: its owner, or this one if the owner is
+  // foreign, and the borrowers.
+  template <class Visit>
+  void visit_users(Visit&& visit) {
+    std::shared_ptr<Communicator> owner;
+    {
+      const std::lock_guard lock(mutex_);
+      if (owner_) owner = owner_->communicator;
+    }
+    Communicator& lender = owner ? *owner : *this;
+    visit(lender);
+    for (const auto& borrower : lender.borrowers()) visit(*borrower);
+  }
+  // The unfinished operations on the handle, which a revocation or an abort would end.
+  std::vector<Deadlines::Unfinished> unfinished();
   void notify_observers(bool aborted) const;
   void mark_revoked(bool revoked = true);
   void mark_shrunk();

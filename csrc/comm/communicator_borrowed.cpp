@@ -160,23 +160,26 @@ void Communicator::notify_observers(bool aborted) const {
 }
 
 void Communicator::mark_revoked(bool revoked) {
-  revoked_ = revoked;
-  const auto owner = root();
-  owner->revoked_ = revoked;
-  for (const auto& borrower : owner->borrowers()) borrower->revoked_ = revoked;
+  visit_users([revoked](Communicator& one) { one.revoked_ = revoked; });
 }
 
 // Operations are refused from now on: NCCL would accept them, but without the excluded ranks they
 // cannot complete.
 void Communicator::mark_shrunk() {
-  const auto note = [](Communicator& one) {
+  visit_users([](Communicator& one) {
     one.shrunk_by_abort_ = true;
     State open = State::kOpen;
     one.state_.compare_exchange_strong(open, State::kShrunk);
-  };
-  const auto owner = root();
-  note(*owner);
-  for (const auto& borrower : owner->borrowers()) note(*borrower);
+  });
+}
+
+std::vector<Deadlines::Unfinished> Communicator::unfinished() {
+  std::vector<Deadlines::Unfinished> all;
+  visit_users([&all](Communicator& one) {
+    Deadlines::Unfinished unfinished = one.deadlines_->unfinished();
+    if (!unfinished.streams.empty()) all.push_back(std::move(unfinished));
+  });
+  return all;
 }
 
 bool Communicator::in_use() const {

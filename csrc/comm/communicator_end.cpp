@@ -140,8 +140,8 @@ bool Communicator::finalize_within(double seconds, const char* function) {
     const Use comm(*this);
     const Deadlines::Call call(*deadlines_, function);
     poll_until(std::nullopt, [&] {
-      return deadlines_->unfinished().streams.empty() || expired() || closed() || revoked_ ||
-             failed() || Interrupt::poll();
+      return unfinished().empty() || expired() || closed() || revoked_ || failed() ||
+             Interrupt::poll();
     });
   }
   if (Interrupt::pending()) end_interrupted();
@@ -198,7 +198,8 @@ bool Communicator::shares() const {
 
 void Communicator::abort_alone() {
   notify_observers(true);
-  fail_queued_work(ncclInvalidUsage, "ncclCommAbort", "its communicator was aborted");
+  if (!borrowed_)
+    fail_queued_work(ncclInvalidUsage, "ncclCommAbort", "its communicator was aborted");
   free_handle(true, kAbortSeconds);
 }
 
@@ -324,13 +325,13 @@ std::optional<NcclFailure> Communicator::record_expiry(const Deadlines::Late& la
   heavy_barrier();
   if (!library_->reports_failed_work())  // these libraries only enqueue, which does not block
     poll_until(kIssueSeconds, [this] { return !issuing_.load(std::memory_order_acquire); });
-  const Deadlines::Unfinished unfinished = deadlines_->unfinished();
-  FailedStreams::add(
-      unfinished.streams, unfinished.since,
-      [failure, communicator = weak_from_this(), function = late.what](const std::string& cause) {
-        const auto alive = communicator.lock();
-        throw alive ? alive->expiry(function, cause) : failure;
-      });
+  const auto throw_expiry = [failure, communicator = weak_from_this(),
+                             function = late.what](const std::string& cause) {
+    const auto alive = communicator.lock();
+    throw alive ? alive->expiry(function, cause) : failure;
+  };
+  for (const Deadlines::Unfinished& one : unfinished())
+    FailedStreams::add(one.streams, one.since, throw_expiry);
   return failure;
 }
 

@@ -293,19 +293,21 @@ void Communicator::observe() { Observers::add(*new WorkFailures); }
 // failed work itself, or if the communicator has expired, which already recorded it.
 void Communicator::fail_queued_work(ncclResult_t result, const char* function,
                                     const std::string& reason, double seconds) {
-  if (library_->reports_failed_work() || expired() || closed() || borrowed_) return;
-  Deadlines::Unfinished unfinished;
+  if (library_->reports_failed_work() || expired() || closed()) return;
+  std::vector<Deadlines::Unfinished> unfinished;
   poll_until(seconds, [&] {
-    unfinished = deadlines_->unfinished();
-    return unfinished.streams.empty();
+    unfinished = this->unfinished();
+    return unfinished.empty();
   });
-  if (unfinished.streams.empty() || closed()) return;
+  if (closed()) return;
   const NcclFailure failure(result, function, rank_, "work queued on the stream failed: " + reason);
-  FailedStreams::add(unfinished.streams, unfinished.since, [failure](const std::string& cause) {
+  const auto throw_failure = [failure](const std::string& cause) {
     if (cause.empty()) throw NcclFailure(failure);
     throw NcclFailure(failure.code, failure.function, failure.rank,
                       failure.what() + (": " + cause));
-  });
+  };
+  for (const Deadlines::Unfinished& one : unfinished)
+    FailedStreams::add(one.streams, one.since, throw_failure);
 }
 
 NcclFailure Communicator::expiry(const std::string& function, const std::string& nccl) const {

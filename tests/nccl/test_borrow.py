@@ -208,6 +208,50 @@ def test_an_abort_of_the_owner_ends_calls(rank: Rank) -> None:
     assert comm.closed
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("works", "ends", "how"),
+    [
+        ("borrower", "owner", "abort"),
+        ("borrower", "owner", "revoke"),
+        ("borrower", "other", "revoke"),
+        ("owner", "other", "deadline"),
+        ("borrower", "owner", "deadline"),
+    ],
+)
+@on_ranks(2, provider="cuda")
+def test_the_end_of_one_fails_the_queued_work_of_all(
+    rank: Rank, works: str, ends: str, how: str
+) -> None:
+    """NCCL's kernels end as if they had completed, whoever of the handle issued them."""
+    owner = rank.communicator()
+    comms = {
+        "owner": owner,
+        "borrower": nccl.Communicator.borrow(owner),
+        "other": nccl.Communicator.borrow(owner),
+    }
+    array = rank.memory.put(np.ones(3, np.float32))
+    owner.all_reduce(array)
+    rank.memory.get(array)
+    if rank.rank == 1:
+        rank.wait_event("done", 0)
+        owner.abort()
+        return
+    work, late = rank.stream(), rank.stream()
+    comms[works].all_reduce(array, stream=work)
+    if how == "deadline":
+        with nccl.deadline(0.5):
+            comms[ends].all_reduce(array, stream=late)
+        with pytest.raises(nccl.NcclTimeoutError):
+            late.synchronize()
+    else:
+        getattr(comms[ends], how)()
+    with pytest.raises(nccl.NcclTimeoutError if how == "deadline" else nccl.NcclInvalidUsageError):
+        work.synchronize()
+    rank.set_event("done")
+    owner.abort()
+
+
 @on_ranks(2)
 def test_recover(rank: Rank) -> None:
     owner = rank.communicator()
