@@ -417,6 +417,8 @@ void Communicator::wait_ready(std::optional<double> seconds) {
 std::vector<std::shared_ptr<Communicator>> Communicator::init_all(
     const std::shared_ptr<Library>& library, const std::vector<int>& devices, Factory make) {
   RawGroup::check_none();
+  default_limit();  // both throw if the environment is invalid
+  default_policy();
   const DeviceScope scope(*library, devices.empty() ? -1 : devices.front());
   std::vector<ncclComm_t> comms(devices.size());
   NCCL_CHECK(*library, nullptr, -1, ncclCommInitAll,

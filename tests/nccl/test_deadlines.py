@@ -24,7 +24,7 @@ import pytest
 from pynccl import errors, nccl
 from tests.nccl.test_async import comm_stream_of, start
 from tests.nccl.test_life import check_works
-from tests.support import gpu
+from tests.support import gpu, holdings
 from tests.support.blocking import wait_until
 from tests.support.capsule import open_capsule
 from tests.support.commands import run_python
@@ -304,8 +304,10 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> No
         with nccl.Communicator.init_all(1, provider="host")[0] as comm:
             assert comm.timeout == expected
     monkeypatch.setenv("PYNCCL_TIMEOUT", "5 min")
+    before = holdings.count()
     with pytest.raises(ValueError, match="PYNCCL_TIMEOUT: '5 min'"):
-        nccl.Communicator.init_all(1, provider="host")
+        nccl.Communicator.init_all(2, provider="host")
+    holdings.check(before)
 
 
 @on_ranks(2, ids=2)
