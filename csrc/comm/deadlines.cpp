@@ -51,39 +51,50 @@ std::int64_t default_limit() {
   return limit_from_seconds(seconds == 0 ? std::nullopt : std::optional(seconds));
 }
 
-DeadlineScope::DeadlineScope(double seconds, Kind kind) : before_(of_this_thread()) {
-  const std::int64_t limit = limit_from_seconds(seconds);
-  if (kind == Kind::kReplaces)
-    of_this_thread().replacement = limit;
-  else
-    of_this_thread().shortest = std::min(before_.shortest, limit);
+DeadlineScope::DeadlineScope(double seconds, Kind kind)
+    : limit_(limit_from_seconds(seconds)), kind_(kind) {
+  {
+    const std::lock_guard lock(thread_->mutex);
+    thread_->scopes.push_back(this);
+  }
   {
     const std::lock_guard lock(scopes_mutex);
     scopes_.fetch_add(1);
-    shortest_.store(std::min(shortest_.load(), limit));
+    shortest_.store(std::min(shortest_.load(), limit_));
   }
   Observers::deadlines_changed();
 }
 
 DeadlineScope::~DeadlineScope() {
-  of_this_thread() = before_;
+  {
+    const std::lock_guard lock(thread_->mutex);
+    std::erase(thread_->scopes, this);
+  }
   const std::lock_guard lock(scopes_mutex);
   if (scopes_.fetch_sub(1) == 1) shortest_.store(FlightRecord::kNoLimit);
 }
 
-DeadlineScope::Limits& DeadlineScope::of_this_thread() {
-  thread_local Limits limits;
-  return limits;
+const std::shared_ptr<DeadlineScope::Thread>& DeadlineScope::this_thread() {
+  thread_local const auto thread = std::make_shared<Thread>();
+  return thread;
 }
 
 bool DeadlineScope::on_this_thread() {
-  const Limits& limits = of_this_thread();
-  return limits.replacement || limits.shortest != FlightRecord::kNoLimit;
+  Thread& thread = *this_thread();
+  const std::lock_guard lock(thread.mutex);
+  return !thread.scopes.empty();
 }
 
 std::int64_t DeadlineScope::applied_to(std::int64_t limit) {
-  const Limits& limits = of_this_thread();
-  return std::min(limits.replacement.value_or(limit), limits.shortest);
+  std::int64_t shortest = FlightRecord::kNoLimit;
+  Thread& thread = *this_thread();
+  const std::lock_guard lock(thread.mutex);
+  for (const DeadlineScope* const scope : thread.scopes)
+    if (scope->kind_ == Kind::kReplaces)
+      limit = scope->limit_;
+    else
+      shortest = std::min(shortest, scope->limit_);
+  return std::min(limit, shortest);
 }
 
 void Deadlines::begin(std::shared_ptr<Library> library, int device) {

@@ -31,7 +31,8 @@ double seconds_from_limit(std::int64_t limit);
 std::int64_t default_limit();
 
 // The scope of a time limit for the operations that this thread issues. kReplaces replaces the
-// limit of the communicator. Of nested kShortens limits the shortest applies.
+// limit of the communicator. Of several kShortens limits the shortest applies. The scopes of a
+// thread can end in any order, and on another thread, as those of generators and coroutines do.
 class DeadlineScope {
  public:
   enum class Kind { kShortens, kReplaces };
@@ -41,6 +42,7 @@ class DeadlineScope {
   DeadlineScope(const DeadlineScope&) = delete;
   DeadlineScope& operator=(const DeadlineScope&) = delete;
 
+  bool began_on_this_thread() const { return thread_ == this_thread(); }
   static bool any() { return scopes_.load(std::memory_order_relaxed) != 0; }
   static bool on_this_thread();
   [[gnu::cold]] static std::int64_t applied_to(std::int64_t limit);  // a communicator's limit
@@ -48,16 +50,18 @@ class DeadlineScope {
   static std::int64_t shortest() { return shortest_.load(); }
 
  private:
-  struct Limits {
-    std::int64_t shortest = FlightRecord::kNoLimit;
-    std::optional<std::int64_t> replacement;
+  struct Thread {
+    std::mutex mutex;
+    std::vector<const DeadlineScope*> scopes;  // that have not ended, oldest first
   };
 
-  static Limits& of_this_thread();
+  static const std::shared_ptr<Thread>& this_thread();
 
   inline static std::atomic<int> scopes_ = 0;
   inline static std::atomic<std::int64_t> shortest_ = FlightRecord::kNoLimit;
-  const Limits before_;
+  const std::shared_ptr<Thread> thread_ = this_thread();
+  const std::int64_t limit_;
+  const Kind kind_;
 };
 
 class Deadlines {

@@ -25,7 +25,7 @@ from pynccl import errors, nccl
 from tests.nccl.test_async import comm_stream_of, start
 from tests.nccl.test_life import check_works
 from tests.support import gpu, holdings
-from tests.support.blocking import wait_until
+from tests.support.blocking import in_threads, wait_until
 from tests.support.capsule import open_capsule
 from tests.support.commands import run_python
 from tests.support.launcher import Launcher
@@ -275,6 +275,43 @@ def test_deadlines_nest_and_are_per_thread(pair: list[nccl.Communicator]) -> Non
         pass
     with pytest.raises(ValueError, match="it was not entered"):  # the scope has ended
         scope.__exit__(None, None, None)
+
+
+def _expires(comm: nccl.Communicator, queued: float = 0.6) -> bool:
+    """Whether this thread's limit ends an operation that is queued for some seconds."""
+    stream = nccl.Stream("host")
+    stream.launch(partial(time.sleep, queued))
+    comm.all_reduce(np.ones(1), stream=stream)
+    try:
+        stream.synchronize()
+    except nccl.NcclTimeoutError:
+        return True
+    return False
+
+
+def test_deadlines_end_in_any_order(comm: nccl.Communicator) -> None:
+    """As those of coroutines do: the first one does not outlive its end."""
+    first, second = nccl.deadline(0.2), nccl.deadline(50)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not _expires(comm)
+    second.__exit__(None, None, None)
+    with nccl.deadline(60):
+        assert not _expires(comm)
+
+
+def test_a_deadline_of_several_threads(comm: nccl.Communicator) -> None:
+    """A thread ends its own scope, or else that of the thread that entered it last."""
+    scope = nccl.deadline(0.2)
+    scope.__enter__()
+    in_threads(scope.__enter__)
+    scope.__exit__(None, None, None)
+    assert not _expires(comm)
+    scope.__enter__()
+    in_threads(partial(scope.__exit__, None, None, None))
+    with nccl.deadline(60):
+        assert not _expires(comm)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])

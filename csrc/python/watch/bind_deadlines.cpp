@@ -1,7 +1,9 @@
 // Deadlines of operations: Communicator.timeout and on_timeout, and the context manager deadline().
 #include "comm/deadlines.h"
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <thread>
 
 #include "common/signals_blocked.h"
@@ -14,14 +16,17 @@
 namespace pynccl::python {
 namespace {
 
-// The context manager of deadline(). It can be entered again, and nested.
+// The context manager of deadline(). It can be entered again, nested, and by several threads.
 class Deadline {
  public:
   explicit Deadline(double seconds) : seconds_(*checked_seconds("seconds", seconds)) {}
   void enter() { scopes_.push_back(std::make_unique<DeadlineScope>(seconds_)); }
   void exit(bool) {
     if (scopes_.empty()) throw std::invalid_argument("deadline: it was not entered");
-    scopes_.pop_back();
+    auto last = std::find_if(scopes_.rbegin(), scopes_.rend(),
+                             [](const auto& one) { return one->began_on_this_thread(); });
+    if (last == scopes_.rend()) last = scopes_.rbegin();  // it was entered on another thread
+    scopes_.erase(std::prev(last.base()));
   }
 
  private:
