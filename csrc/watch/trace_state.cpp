@@ -310,7 +310,7 @@ void TraceState::start(std::uint64_t operations, bool graphs) {
 std::string TraceState::stop(double seconds) {
   {
     const std::lock_guard lock(mutex_);
-    if (!memory_) throw std::invalid_argument("trace: none is running");
+    if (!TraceModes::timed()) throw std::invalid_argument("trace: none is running");
     switch_off(TraceModes::kTimed | TraceModes::kGraphs);
   }
   poll_until(seconds, [this] {

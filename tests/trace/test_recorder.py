@@ -24,6 +24,7 @@ from pynccl.tools.trace.model import Operation, ProcessTrace
 from pynccl.tools.trace.order import check
 from tests.support import gpu
 from tests.support.blocking import in_threads, wait_until
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -423,6 +424,41 @@ def test_one_trace_at_a_time() -> None:
     with _single() as comm, nccl.trace() as after:
         comm.all_reduce(np.ones(1, np.float32))
     assert len(after.process.operations) == 1
+
+
+_TWO_STOPS = """
+import threading
+import numpy as np
+from pynccl import _C, nccl
+ends = threading.Event()
+comm, stream = nccl.Communicator.init_all(1, provider="host")[0], nccl.Stream("host")
+outcomes = []
+def stop():
+    try:
+        outcomes.append(type(_C.stop_trace(30.0)).__name__)
+    except ValueError as error:
+        outcomes.append(str(error))
+_C.start_trace(100, False)
+stream.launch(ends.wait)
+comm.all_reduce(np.ones(1), stream=stream)
+first = threading.Thread(target=stop)
+first.start()
+while True:  # until it has switched the trace off, and waits for the stream
+    number = _C.begin_range("range", False, None, 0)
+    if number == 0:
+        break
+threading.Timer(1, ends.set).start()
+stop()
+first.join()
+print(*outcomes, sep=", ")
+comm.close()
+"""
+
+
+def test_a_trace_is_stopped_once() -> None:
+    """Another thread may try it while the first one waits for the traced work."""
+    ran = run_python("-c", _TWO_STOPS)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "trace: none is running, bytes"), ran.stderr
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
