@@ -22,6 +22,7 @@ import pytest
 from pynccl import _C, libraries, memory, nccl, raw
 from tests.support import dtypes, gpu
 from tests.support.blocking import in_threads
+from tests.support.commands import run_python
 from tests.support.memory import GUARD, HostMemory, OnlyDlpack
 from tests.support.old_nccl import compile_nccl
 from tests.support.rank import Rank
@@ -390,3 +391,30 @@ def test_a_write_outside_would_be_noticed() -> None:
     ctypes.memset(array.ctypes.data + array.nbytes + GUARD - 1, 0, 1)
     with pytest.raises(AssertionError, match="outside"):
         HostMemory().get(array)
+
+
+_DELETED_AT_EXIT = """
+import ctypes
+from pynccl import nccl
+comm = nccl.Communicator.init_all(1, provider="host")[0]
+capsule = comm.mem_alloc(4).__dlpack__()
+comm.close()
+api = ctypes.pythonapi
+api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+managed = api.PyCapsule_GetPointer(capsule, b"dltensor")
+used = ctypes.c_char_p(b"used_dltensor")
+api.PyCapsule_SetName(capsule, used)
+deleter = ctypes.c_void_p.from_address(managed + 56)  # DLManagedTensor.deleter
+at_exit = ctypes.CDLL(None).__cxa_atexit
+at_exit.argtypes = [ctypes.c_void_p] * 3
+at_exit(deleter, managed, None)
+print("end")
+"""
+
+
+def test_a_tensor_deleted_after_the_interpreter() -> None:
+    """As by the destructor of a static object of C++."""
+    ran = run_python("-c", _DELETED_AT_EXIT)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["end"]), ran.stderr

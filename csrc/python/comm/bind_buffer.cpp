@@ -25,6 +25,7 @@ struct Export {
     tensor.shape = const_cast<std::int64_t*>(source.shape().data());
     managed.manager_ctx = this;
     managed.deleter = [](Managed* self) {
+      if (!Py_IsInitialized()) return;  // Python objects can no longer be released
       const GilAcquired gil;
       delete static_cast<Export*>(self->manager_ctx);
     };
