@@ -222,3 +222,18 @@ def test_closed_while_it_is_called(rank: Rank) -> None:
         threading.Event().wait(0.6)
         plan()
     assert (buffer == rank.nranks).all()
+
+
+def test_a_recording_ends_with_its_plan(comm: nccl.Communicator) -> None:
+    """Without an exit, the thread would record later operations instead of issuing them."""
+    plan = nccl.plan()
+    plan.__enter__()
+    comm.all_reduce(np.ones(1))
+    nccl.group().__enter__()
+    comm.all_reduce(np.ones(1))
+    del plan
+    comm.all_reduce(np.ones(1))
+    assert len(comm.flight_record()) == 1
+    with nccl.plan() as other:
+        comm.all_reduce(np.ones(1))
+    assert len(other) == 1

@@ -153,6 +153,13 @@ void Group::enter(const Recorder& recorder) {
   enter();
 }
 
+Group::Recorder::~Recorder() {
+  Group* const group = active();
+  if (!group || group->recorder_ != this) return;
+  group->recorder_ = nullptr;
+  while (!group->marks_.empty()) group->leave(true);
+}
+
 Batch Group::exit(const Recorder& recorder, bool failed) {
   const std::string name = recorder.name;
   if (recorder_ != &recorder)

@@ -69,9 +69,11 @@ class Group {
   void exit(bool failed);
 
   // The same for a recorder (a plan or a simulation), which must be the outermost group of its
-  // thread and receives the collected operations. The name is for error texts.
+  // thread and receives the collected operations. The name is for error texts. A recorder that is
+  // deleted on this thread without an exit drops the operations.
   struct Recorder {
     const char* name;
+    ~Recorder();
   };
   void enter(const Recorder& recorder);
   Batch exit(const Recorder& recorder, bool failed);
