@@ -16,13 +16,14 @@ namespace pynccl::python {
 static_assert(PYBIND11_VERSION_HEX >= 0x03000000 && PYBIND11_VERSION_HEX < 0x04000000,
               "fastcall.h is written for pybind11 3: check the layout of detail::instance");
 
-// Returns the C++ object inside a pybind11 instance of a class with one bound base. The method
-// descriptor has already checked the type of self.
+// Returns the C++ object inside a pybind11 instance. The method descriptor has already checked the
+// type of self.
 template <class T>
 [[gnu::always_inline]] inline T& unwrap(PyObject* self) {
   auto* instance = reinterpret_cast<py::detail::instance*>(self);
-  void* value = instance->simple_layout ? instance->simple_value_holder[0]
-                                        : instance->nonsimple.values_and_holders[0];
+  if (!instance->simple_layout) [[unlikely]]  // a Python class with several bound bases
+    return py::cast<T&>(py::handle(self));
+  void* value = instance->simple_value_holder[0];
   if (!value) [[unlikely]]
     throw py::value_error("the object is not initialised: __init__ was not called");
   return *static_cast<T*>(value);
