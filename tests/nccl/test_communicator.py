@@ -234,6 +234,22 @@ def test_children_that_share_are_not_aborted_alone(rank: Rank) -> None:
             del child
     parent.all_reduce(x)
     assert (rank.memory.get(x) == 8).all()
+    with pytest.raises(ZeroDivisionError), parent.split(0) as child:
+        raise ZeroDivisionError
+    assert child.closed
     child = parent.split(0)
     parent.abort()
     child.abort()
+
+
+def test_a_class_with_another_base() -> None:
+    """Its instances contain several C++ objects, of which the communicator is the second."""
+
+    class Both(nccl.Config, nccl.Communicator):
+        def __init__(self) -> None:
+            nccl.Config.__init__(self)
+            nccl.Communicator.__init__(self, 1, nccl.get_unique_id("host"), 0, provider="host")
+
+    with Both() as both:
+        both.all_reduce(np.ones(1))
+        assert len(both.flight_record()) == 1

@@ -614,10 +614,11 @@ Raises:
            [](Communicator& c, const py::object& exception, const py::object&, const py::object&) {
              const GilReleased released;
              if (exception.is_none()) return c.close();
-             if (!c.borrowed()) return c.abort();
+             // Without exceptions of its own, because that of the block is raised.
+             if (!c.borrowed()) return c.discard();
              try {
                c.close();
-             } catch (const std::invalid_argument&) {  // the block's exception is raised
+             } catch (const std::invalid_argument&) {
              }
            })
       .def_property_readonly("rank", &Communicator::rank, "This rank (ncclCommUserRank).")
