@@ -187,15 +187,17 @@ struct Exported final : PyncclCommunicator {
                         .recvbuff = o.recvbuff,
                         .count = o.count,
                         .stream = static_cast<cudaStream_t>(o.stream)};
-    if (o.kind > PYNCCL_RECV) [[unlikely]]
-      make_one_sided(communicator, operation, signals);
+    if (o.kind >= PYNCCL_SEND) {
+      if (o.root_or_peer < 0 || o.root_or_peer >= communicator.nranks()) [[unlikely]]
+        throw_rank("root_or_peer", o.root_or_peer, communicator.nranks());
+      if (o.kind > PYNCCL_RECV) [[unlikely]]
+        make_one_sided(communicator, operation, signals);
+    }
     return operation;
   }
 
   static void make_one_sided(Communicator& communicator, Operation& o,
                              ncclWaitSignalDesc_t& signals) {
-    if (o.root_or_peer < 0 || o.root_or_peer >= communicator.nranks())
-      throw_rank("root_or_peer", o.root_or_peer, communicator.nranks());
     switch (o.kind) {
       case OperationKind::kPutSignal: {
         const auto* target = static_cast<const PyncclTarget*>(std::exchange(o.recvbuff, nullptr));
