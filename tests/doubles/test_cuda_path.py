@@ -710,3 +710,15 @@ def test_nothing_waits_for_a_driver_that_does_not_respond(rank: Rank) -> None:
     assert "the GPU driver has not answered for" in str(error)
     comm.abort()
     other.abort()
+
+
+@on_ranks(1, provider="cuda")
+def test_the_flight_record_waits_for_a_driver_without_the_gil(rank: Rank) -> None:
+    buffer, stream = rank.memory.put(np.ones(4, np.float32)), rank.stream()
+    with library.blocked_queries() as blocked:
+        rank.comm.all_reduce(buffer, stream=stream)
+        reading = threading.Thread(target=rank.comm.flight_record)
+        reading.start()
+        wait_until(blocked)
+    reading.join()
+    stream.synchronize()

@@ -15,7 +15,10 @@ namespace {
 
 py::list flight_record(Communicator& communicator) {
   Deadlines& deadlines = communicator.deadlines();
-  deadlines.update();
+  {
+    const GilReleased released;  // a GPU driver can block the queries
+    deadlines.update();
+  }
   const py::object type = py::module_::import("pynccl._internal.records").attr("FlightRecord");
   const std::int64_t epoch = epoch_of_clock();
   py::list records;
