@@ -20,6 +20,7 @@ import pytest
 
 from pynccl import nccl
 from tests.support import gpu, holdings, shared_memory
+from tests.support.commands import run_python
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -398,3 +399,34 @@ def test_teams_of_a_communicator(rank: Rank) -> None:
         comm.rank_to_world(outside, 1)
     with pytest.raises(ValueError, match="rank: 2 is out of range for Team"):
         comm.rank_to_world(outside, 2)
+
+
+_SLOW_IMPORT = """
+import sys, threading, time
+import pynccl._internal.team
+from pynccl import nccl
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "pynccl._internal.team":
+            time.sleep(0.5)
+def convert():
+    try:
+        comm.rank_to_world(5, 0)
+    except TypeError as error:
+        print(error)
+comm = nccl.Communicator.init_all(1, provider="host")[0]
+del sys.modules["pynccl._internal.team"]
+sys.meta_path.insert(0, Finder())
+threads = [threading.Thread(target=convert) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+comm.close()
+"""
+
+
+def test_wrong_teams_of_two_threads() -> None:
+    """The first use does not wait for another thread's import with the GIL."""
+    ran = run_python("-c", _SLOW_IMPORT)
+    assert ran.stdout.splitlines() == ["team: expected a Team, got 5 (int)"] * 2, ran.stderr

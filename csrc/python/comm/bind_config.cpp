@@ -4,6 +4,7 @@
 #include "comm/stream.h"
 #include "python/call/bind.h"
 #include "python/call/held.h"
+#include "python/call/modules.h"
 #include "python/comm/group.h"
 
 namespace pynccl::python {
@@ -86,13 +87,9 @@ std::optional<std::uint64_t> check_from_python(const py::object& value) {
 }
 
 void configure(Operation& operation, const Communicator& communicator, PyObject* config) {
-  static PyObject* type = nullptr;  // set under the GIL
-  if (!type)
-    type = py::object(py::module_::import("pynccl._internal.coll_config").attr("CollConfig"))
-               .release()
-               .ptr();
+  static ModuleClass type{"pynccl._internal.coll_config", "CollConfig"};
   const py::handle given(config);
-  if (!py::isinstance(given, type)) throw_type_error("config", "a CollConfig or None", config);
+  if (!type.is_base_of(Py_TYPE(config))) throw_type_error("config", "a CollConfig or None", config);
   if (const py::object event = given.attr("launch_event"); py::isinstance<Event>(event)) {
     const Library& library = py::cast<const Event&>(event).library();
     if (&library != &communicator.library())

@@ -7,6 +7,7 @@
 #include "comm/device_communicator.h"
 #include "python/call/bind.h"
 #include "python/call/gil.h"
+#include "python/call/modules.h"
 #include "python/comm/group.h"
 #include "python/convert/integer.h"
 
@@ -15,9 +16,8 @@ namespace {
 
 // Converts a Team of pynccl._internal.team. Throws TypeError for other objects.
 ncclTeam team_from_python(const char* argument, const py::handle& team) {
-  static PyObject* const type =
-      py::object(py::module_::import("pynccl._internal.team").attr("Team")).release().ptr();
-  if (!py::isinstance(team, type)) throw_type_error(argument, "a Team", team.ptr());
+  static ModuleClass type{"pynccl._internal.team", "Team"};
+  if (!type.is_base_of(Py_TYPE(team.ptr()))) throw_type_error(argument, "a Team", team.ptr());
   const auto field = [&](const char* name) {
     return integer_from_python<int>(argument, py::object(team.attr(name)).ptr());
   };
