@@ -10,6 +10,7 @@ The backend is a C++ extension that is built for the installed torch on first us
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,7 @@ def _default_connector() -> Connector | None:
 def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
     """Create the backend of a group. Called by torch."""
     module = _module()
-    chosen = module.Options() if pg_options is None else pg_options
-    if not isinstance(chosen, module.Options):
+    if not isinstance(pg_options, (module.Options, type(None))):
         raise TypeError(
             f"pg_options: expected pynccl.c10d.options(), got {type(pg_options).__name__}"
         )
@@ -91,6 +91,8 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
         raise ValueError(
             f"rank: {given.group_rank} is out of range for a group of size {given.group_size}"
         )
+    # A copy, because the same options can be passed for several groups.
+    chosen = module.Options() if pg_options is None else copy.copy(pg_options)
     chosen._timeout = given.timeout
     chosen.group_name = given.group_id
     chosen.global_ranks_in_group = given.global_ranks_in_group

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import pynccl.c10d
 from pynccl import nccl
 from tests.c10d.in_torch import backend_of, cpu_communicator, set_event, wait_event
 from tests.c10d.versions import needs_torch
@@ -80,6 +81,16 @@ def test_properties_of_a_backend(rank: int, size: int) -> None:
     assert backend_of().options._timeout == timedelta(seconds=30)
     assert dist.get_backend(dist.new_group([0, 1])) == "pynccl"
     assert dist.get_backend_config() == "cpu:pynccl,cuda:pynccl"
+
+
+@on_ranks(2)
+def test_options_of_several_groups(rank: int, size: int) -> None:
+    given = pynccl.c10d.options(is_high_priority_stream=True)
+    groups = [dist.new_group(timeout=timedelta(seconds=n), pg_options=given) for n in (30, 20)]
+    options = [group._get_backend(torch.device("cpu")).options for group in groups]
+    assert [one._timeout.total_seconds() for one in options] == [30, 20]
+    assert [one.group_name for one in options] == [group.group_name for group in groups]
+    assert all(one.is_high_priority_stream for one in options)
 
 
 @on_ranks(2)
