@@ -288,6 +288,8 @@ def test_split_group(dist: Any, rank: int, size: int) -> None:
         ([[0], []], None, "cannot be empty"),
         ([[0, 1, 2, 3, 3]], None, "less or equal to the world_size"),
         ([[0, 1, 1]], None, "duplicate ranks"),
+        ([[0, 4]], None, "split_ranks: rank 4 is out of range for a group of size 4"),
+        ([[0, -1]], None, "split_ranks: rank -1 is out of range for a group of size 4"),
         ([[0, 1]], other, f"Requested backend '{other}' for device"),
     ):
         with pytest.raises(ValueError, match=message):

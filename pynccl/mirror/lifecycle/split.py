@@ -34,7 +34,7 @@ def split_group(
         raise ValueError(f"Group {parent} is not registered")
     config = parent.config if backend is None else _part_of(parent.config, str(backend))
     limit = timeout_of(timeout, config)
-    color = _color_of(parent.rank(), split_ranks, default.size())
+    color = _color_of(parent, split_ranks, default.size())
     members = sorted(split_ranks[color or 0])
     name = f"{parent.group_name}:split:{parent.splits}:{color}"
     parent.splits += 1
@@ -76,7 +76,7 @@ def _split_comm_stream(
         child.adopt(child.make_comm_stream(comm, comm_stream.device))
 
 
-def _color_of(rank: int, split_ranks: list[list[int]], world_size: int) -> int | None:
+def _color_of(parent: ProcessGroup, split_ranks: list[list[int]], world_size: int) -> int | None:
     color = None
     for index, ranks in enumerate(split_ranks):
         if len(ranks) == 0:
@@ -88,7 +88,12 @@ def _color_of(rank: int, split_ranks: list[list[int]], world_size: int) -> int |
             )
         if len(ranks) != len(set(ranks)):
             raise ValueError("the split group cannot have duplicate ranks")
-        if color is None and rank in ranks:
+        for rank in ranks:
+            if not 0 <= rank < parent.size():
+                raise ValueError(
+                    f"split_ranks: rank {rank} is out of range for a group of size {parent.size()}"
+                )
+        if color is None and parent.rank() in ranks:
             color = index
     return color
 
