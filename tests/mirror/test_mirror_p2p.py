@@ -135,13 +135,38 @@ def test_missing_peer(dist: Any, rank: int, size: int) -> None:
         return
     work = dist.irecv(torch.empty(1), 1)
     assert not work.is_completed()
+    future = work.get_future()
     with pytest.raises(RuntimeError, match="Timed out waiting 100ms"):
         work.wait(timedelta(milliseconds=100))
     with pytest.raises(dist.DistBackendError, match="waiting 1 seconds for rank 1 of 2 in"):
         work.wait()
+    with pytest.raises(dist.DistBackendError, match="waiting 1 seconds for rank 1 of 2 in"):
+        future.wait()
     assert work.is_completed()
     assert not work.is_success()
     dist.monitored_barrier(timeout=timedelta(seconds=20))
+
+
+@on_ranks(2)
+def test_future_of_a_message_before_the_ranks_connect(dist: Any, rank: int, size: int) -> None:
+    if rank == 1:
+        dist.monitored_barrier()  # by the store
+        dist.send(torch.tensor([7.0]), 0)
+        assert dist.recv(torch.empty(1), 0) == 0
+        return
+    received = torch.zeros(1)
+    work = dist.irecv(received, 1)
+
+    def reply(future: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+        dist.send(received, 1)
+        return future.value()
+
+    future = work.get_future().then(reply)
+    assert not future.done()
+    assert work.result()[0] is received
+    assert work.source_rank() == 1
+    dist.monitored_barrier()
+    assert future.wait()[0].item() == 7
 
 
 @on_ranks(3)

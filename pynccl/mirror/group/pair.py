@@ -7,6 +7,7 @@ the connection: a thread connects, and then issues the operations called in the 
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -78,7 +79,7 @@ class Pair:
             if call.async_op and connecting is not None:
                 work: Future[Work] = Future()
                 self._deferred.append(_Deferred(call, sends, work, _ready(call.tensor)))
-                return DeferredWork(call.kind, work, self._timeout)
+                return DeferredWork(call, work, self._timeout)
         if connecting is not None:
             connecting.result()
         return self._comm_streams[sends].issue(call)
@@ -120,18 +121,27 @@ class Pair:
             for transfer in deferred:
                 transfer.work.set_exception(error)
             raise
-        with self._lock:
-            for comm_stream in comm_streams.values():
-                comm_stream.set_timeout(self._timeout)  # it may have changed in the meantime
-            for transfer in self._deferred:
-                try:
-                    transfer.work.set_result(_issue_deferred(transfer, comm_streams))
-                except BaseException as error:
-                    transfer.work.set_exception(error)
-            self._deferred = []
-            # Last, because from here on the fast path uses the CommStreams without this lock.
-            self._comm_streams = comm_streams
-            self._connected(comm_streams[True], comm_streams[False])
+        outcomes: list[Callable[[], None]] = []
+        try:
+            with self._lock:
+                for comm_stream in comm_streams.values():
+                    comm_stream.set_timeout(self._timeout)  # it may have changed in the meantime
+                outcomes += [_outcome(transfer, comm_streams) for transfer in self._deferred]
+                self._deferred = []
+                # Last, because from here on the fast path uses the CommStreams without this lock.
+                self._comm_streams = comm_streams
+                self._connected(comm_streams[True], comm_streams[False])
+        finally:
+            for outcome in outcomes:  # without the lock, because callbacks of futures may send
+                outcome()
+
+
+def _outcome(transfer: _Deferred, comm_streams: dict[bool, CommStream]) -> Callable[[], None]:
+    """Issue a deferred transfer, and return a function that reports it to its DeferredWork."""
+    try:
+        return functools.partial(transfer.work.set_result, _issue_deferred(transfer, comm_streams))
+    except BaseException as error:
+        return functools.partial(transfer.work.set_exception, error)
 
 
 def _ready(tensor: torch.Tensor) -> nccl.Event | None:

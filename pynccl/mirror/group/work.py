@@ -6,7 +6,7 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -32,6 +32,19 @@ class _CommStream(Protocol):
     def stream(self) -> _C.Stream: ...
 
     def error(self, kind: str) -> BackendError | None: ...
+
+
+class _Call(Protocol):
+    """The part of Call that a DeferredWork uses."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def tensor(self) -> torch.Tensor: ...
+    @property
+    def result(self) -> list[torch.Tensor]: ...
+    @property
+    def source(self) -> int | None: ...
 
 
 class Work(_C.Work):
@@ -148,12 +161,22 @@ class Work(_C.Work):
 
 
 class DeferredWork(Work):
-    """The Work of an operation whose communicator is still being created by another thread."""
+    """The Work of an operation whose communicator is still being created by another thread.
 
-    def __init__(self, name: str, work: Future[Work], timeout: timedelta) -> None:
-        self._operation = name
-        self._work = work
+    Args:
+        call: the operation.
+        started: receives its Work when the communicator exists.
+        timeout: the timeout of the operation.
+    """
+
+    def __init__(self, call: _Call, started: Future[Work], timeout: timedelta) -> None:
+        self._call = call
+        self._started = started
         self._timeout = timeout
+
+    @property
+    def _source(self) -> int | None:
+        return self._call.source
 
     @property
     def timeout(self) -> timedelta:
@@ -161,41 +184,57 @@ class DeferredWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         timeout = timeout or _NO_TIMEOUT
-        limit = timeout.total_seconds() if timeout > _NO_TIMEOUT else None
+        if timeout <= _NO_TIMEOUT:
+            return self._started.result().wait()
+        until = time.monotonic() + timeout.total_seconds()
         try:
-            started = self._work.result(limit)
+            started = self._started.result(timeout.total_seconds())
         except FutureTimeoutError:
             raise BackendTimeoutError(
-                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._operation}: "
+                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._call.kind}: "
                 "the other rank has not connected yet",
                 8,
-                self._operation,
+                self._call.kind,
             ) from None
-        return started.wait(timeout)
+        left = timedelta(seconds=until - time.monotonic())
+        return started.wait(max(left, timedelta(microseconds=1)))
 
     def is_completed(self) -> bool:
-        if not self._work.done():
+        if not self._started.done():
             return False
-        return self._work.exception() is not None or self._work.result().is_completed()
+        return self._started.exception() is not None or self._started.result().is_completed()
 
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        if not self._work.done():
+        if not self._started.done():
             return None
-        return self._work.exception() or self._work.result().exception()
+        return self._started.exception() or self._started.result().exception()
 
     def result(self) -> list[torch.Tensor]:
-        return self._work.result().result()
-
-    def source_rank(self) -> int:
-        return self._work.result().source_rank()
-
-    _source_rank = source_rank
+        return self._call.result
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        return self._work.result().get_future()
+        """See Work.get_future. Even on GPUs, it is not complete before the ranks are connected."""
+        device = self._call.tensor.device
+        future: Any = torch.futures.Future(devices=[] if device.type == "cpu" else [device])
+
+        def complete(done: torch.futures.Future[list[torch.Tensor]]) -> None:
+            try:
+                future.set_result(done.value())
+            except Exception as error:
+                future.set_exception(error)
+
+        def follow(started: Future[Work]) -> None:
+            error = started.exception()
+            if error is not None:
+                future.set_exception(error)
+            else:
+                started.result().get_future().add_done_callback(complete)
+
+        self._started.add_done_callback(follow)
+        return cast("torch.futures.Future[list[torch.Tensor]]", future)
 
     def __repr__(self) -> str:
-        return f"<pynccl.Work {self._operation}, connecting>"
+        return f"<pynccl.Work {self._call.kind}, connecting>"
 
 
 def _milliseconds(duration: timedelta) -> int:
