@@ -50,6 +50,7 @@ _MAX_TRACE_BYTES = 8000  # reported bytes of a dead process's stack traces
 T = TypeVar("T")
 
 _GRACE = 10.0
+_LONGEST_WAIT = 86400.0  # seconds; poll() takes at most 24 days
 _MAKE_IDS = 60.0  # seconds to create unique ids, including the start of a process
 # The part of multiprocessing's preparation data that a worker requires to import the main module.
 _MAIN = ("init_main_from_name", "init_main_from_path", "sys_argv", "dir")
@@ -91,7 +92,8 @@ class Process:
         ours, theirs = socket.socketpair()
         self._traces: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         traces = self._traces.fileno()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from pynccl.testing import _worker; "
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # as the import system does
+        code = f"import sys; sys.path[:] = {path!r}; from pynccl.testing import _worker; "
         code += f"_worker.main({theirs.fileno()}, {traces}, {parent or os.getpid()})"
         with theirs:
             self.popen = popen(
@@ -108,13 +110,24 @@ class Process:
         """Return the next message, or None if the process has died."""
         try:
             message: Ended | Joins | Reported = pickle.loads(self.connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # even in the middle of a message
             return None
         return message
 
     def wait_for_death(self) -> str:
-        code = self.popen.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        """Return how the process ended, after it closed the connection."""
+        try:
+            code = self.popen.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+            return "killed, because it closed the connection to the launcher"
+        if code >= 0:
+            return f"exited with {code}"
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:  # most real-time signals have no name
+            return f"killed by signal {-code}"
 
     def trace(self) -> str:
         """Return the last part of faulthandler's output."""
@@ -256,7 +269,12 @@ class Run:
         Returns:
             The time in seconds before sending the signal, by time.monotonic, which all processes
             share.
+
+        Raises:
+            ValueError: there is no such rank.
         """
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank: {rank} is not in [0, {self.world_size})")
         process = next(
             p for p, hosted in zip(self._processes, self._hosted, strict=True) if rank in hosted
         )
@@ -306,8 +324,11 @@ class Run:
             for index, process in enumerate(self._processes)
             if any(rank not in self._outcomes for rank in self._hosted[index])
         }
-        left = max(self._deadline - time.monotonic(), 0)
-        ready = wait(list(waiting), left if left != float("inf") else None)
+        while True:
+            left = max(self._deadline - time.monotonic(), 0)
+            ready = wait(list(waiting), min(left, _LONGEST_WAIT))
+            if ready or left <= _LONGEST_WAIT:
+                break
         for connection in ready:
             index = waiting[connection]  # type: ignore[index]
             match self._processes[index].receive():

@@ -224,6 +224,51 @@ def test_ranks_report_and_can_be_killed(launch: Launcher) -> None:
     assert outcomes[1].died == "killed by SIGTERM"
 
 
+def _kill_by_a_real_time_signal(_: testing.Rank) -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+
+def _close_all_descriptors(_: testing.Rank) -> None:
+    os.closerange(3, 1000)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("function", "died"),
+    [
+        (_kill_by_a_real_time_signal, f"killed by signal {signal.SIGRTMIN + 6}"),
+        (_close_all_descriptors, "killed, because it closed the connection to the launcher"),
+    ],
+)
+def test_an_unusual_end_is_an_outcome(
+    function: Callable[[testing.Rank], None], died: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pynccl.testing._launcher._GRACE", 1.0)
+    with pytest.raises(LaunchError, match=f"rank 0: {died}"):
+        testing.launch(1, function, unique_ids=0)
+
+
+def _report_much(rank: testing.Rank) -> None:
+    rank.report(None)
+    rank.report(bytes(1 << 24))
+
+
+def test_a_death_in_the_middle_of_a_message_is_an_outcome() -> None:
+    with testing.Launcher() as launcher, launcher.start(1, _report_much, unique_ids=0) as run:
+        run.gather_reports()
+        wait_until(lambda: _is_blocked(run))
+        with pytest.raises(ValueError, match=r"rank: 1 is not in \[0, 1\)"):
+            run.kill(1)
+        run.kill(0)
+        assert run.outcomes()[0].died == "killed by SIGKILL"
+
+
+def _is_blocked(run: Run) -> bool:
+    """Whether the only rank waits until the launcher reads its message."""
+    stat = Path(f"/proc/{run._processes[0].popen.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "S"
+
+
 def test_a_process_that_was_killed_is_not_kept() -> None:
     """Even if its rank had ended before the signal, of which it has not died yet."""
     with Launcher() as launch:
