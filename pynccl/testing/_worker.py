@@ -108,6 +108,7 @@ class Worker:
             try:
                 call = self._load(job)
             except BaseException as error:
+                _flush()
                 for rank in job.ranks:
                     self._send(Ended(_failure(rank, error)))
                 continue
@@ -160,6 +161,7 @@ class Worker:
             message = pickle.dumps(Ended(Outcome(number, value=value)))
         except BaseException as error:
             message = pickle.dumps(Ended(_failure(number, error)))
+        _flush()
         self._send_bytes(message)
 
     def _send(self, message: object) -> None:
@@ -168,6 +170,13 @@ class Worker:
     def _send_bytes(self, message: bytes) -> None:
         with self._lock:
             self._connection.send_bytes(message)
+
+
+def _flush() -> None:
+    """Write what the function has printed: the process ends without the interpreter's flush."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, broken, closed
+            stream.flush()
 
 
 def _failure(rank: int, error: BaseException) -> Outcome:

@@ -377,6 +377,29 @@ def _report_often(rank: testing.Rank, count: int) -> None:
         time.sleep(60)
 
 
+def _print_and_return(rank: testing.Rank) -> None:
+    print(f"printed by rank {rank.rank}")
+
+
+def test_ranks_print_to_the_output_of_the_caller(tmp_path: Path) -> None:
+    """Even to a file, which Python writes in blocks, and before the launch returns."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from pynccl import testing\n"
+        "from tests.package import test_testing\n"
+        "sys.path.append(Path.cwd())  # which Python ignores, because it is not a string\n"
+        "testing.launch(2, test_testing._print_and_return, unique_ids=0, timeout=1e7)\n"
+        "print('printed by the caller', flush=True)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = run_command([sys.executable, str(script)], tmp_path, env, timeout=60)
+    assert sorted(done.stdout.splitlines()[:2]) == [f"printed by rank {rank}" for rank in range(2)]
+    assert done.stdout.splitlines()[2:] == ["printed by the caller"], done.stderr
+
+
 def test_reports_arrive_immediately() -> None:
     with testing.Launcher() as launcher:
         with launcher.start(2, _report_often, (2,), unique_ids=0) as run:
