@@ -9,6 +9,7 @@ import secrets
 import ssl
 import stat
 import tempfile
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,36 +136,43 @@ def _local_path(port: int) -> Path:
 class LocalKey:
     """A new key in a file of this user, for the receivers of the session at a port.
 
+    The file is removed at the exit of the process at the latest.
+
     Raises:
         OSError: the file cannot be written, or another user has a file of this name.
     """
 
     def __init__(self, port: int) -> None:
         self.key = new_key()
-        self._owner = os.getpid()
-        self._path = _local_path(port)
+        path = _local_path(port)
         # Created with O_EXCL, O_NOFOLLOW and mode 0600. In a directory shared by all users, a
         # rename cannot replace another user's file.
-        descriptor, name = tempfile.mkstemp(prefix=".pynccl-weights-", dir=self._path.parent)
         try:
-            with open(descriptor, "w") as file:
-                file.write(self.key)
-            os.replace(name, self._path)
-        except BaseException as error:
-            os.unlink(name)
-            if isinstance(error, OSError):
-                raise OSError(
-                    f"key: {self._path} cannot be written ({error}); pass key= on all members"
-                ) from error
-            raise
+            descriptor, name = tempfile.mkstemp(prefix=".pynccl-weights-", dir=path.parent)
+            try:
+                with open(descriptor, "w") as file:
+                    file.write(self.key)
+                os.replace(name, path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            raise OSError(
+                f"key: {path} cannot be written ({error}); pass key= on all members"
+            ) from error
+        self._remove = weakref.finalize(self, _remove_key, path, self.key, os.getpid())
 
     def remove(self) -> None:
         """Remove the file, unless another session has replaced it or this is a forked child."""
-        if os.getpid() != self._owner:
-            return
-        with contextlib.suppress(OSError):
-            if _read_private(self._path, "key") == self.key:
-                self._path.unlink()
+        self._remove()
+
+
+def _remove_key(path: Path, key: str, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    with contextlib.suppress(OSError):
+        if _read_private(path, "key") == key:
+            path.unlink()
 
 
 def read_local_key(port: int) -> str | None:

@@ -9,6 +9,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from pynccl.weights.messages import (
     Welcome,
     parse,
 )
+from tests.support.commands import run_command
 from tests.weights import peers
 from tests.weights.peers import GARBAGE, KEY, frame, hello, proven
 from tests.weights.sessions import NUMPY, MemoryStore, together
@@ -195,6 +197,19 @@ def test_key_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match=f"^key: {path} cannot be written .* pass key= on all"):
         keys.LocalKey(1)
     assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    with pytest.raises(OSError, match=r"^key: .*missing.* cannot be written .* pass key= on all"):
+        keys.LocalKey(1)
+
+
+def test_the_key_of_a_sender_that_is_not_closed(tmp_path: Path) -> None:
+    """Its file does not outlive the process."""
+    code = "from pynccl.weights import WeightSender; sender = WeightSender('127.0.0.1:0')"
+    code += f"; import os; print(os.listdir({str(tmp_path)!r}))"
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = run_command([sys.executable, "-c", code], Path.cwd(), env, timeout=60)
+    assert ".key" in done.stdout, done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_key_of_a_sender_that_starts_again(session: Session) -> None:
