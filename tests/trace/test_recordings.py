@@ -107,8 +107,9 @@ def test_a_recording_that_cannot_be_written(tmp_path: Path) -> None:
     env = {"PYNCCL_RECORD": str(tmp_path / "missing" / "file")}
     done = run_python("-c", PROGRAM.format(count=3, end=""), **env)
     assert "the recording was stopped" in done.stderr
-    done = run_python("-c", "from pynccl import nccl", PYNCCL_RECORD_LIMIT="1 GB", **env)
-    assert "PYNCCL_RECORD_LIMIT: '1 GB' is not a number of bytes" in done.stderr
+    for text in ("1 GB", "\u00b2", "9" * 23):
+        done = run_python("-c", "from pynccl import nccl", PYNCCL_RECORD_LIMIT=text, **env)
+        assert f"PYNCCL_RECORD_LIMIT: {text!r} is not a number of bytes" in done.stderr
 
 
 def test_the_end_of_a_recording_that_cannot_be_written(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def start_from_environment() -> None:
         _ends.append((os.getpid(), lambda: whole.__exit__(None, None, None)))
     if path := os.environ.get("PYNCCL_RECORD"):
         text = os.environ.get("PYNCCL_RECORD_LIMIT", "")
-        if text and not text.isdigit():
+        if text and not (text.isascii() and text.isdigit() and int(text) < 1 << 63):
             raise ValueError(f"PYNCCL_RECORD_LIMIT: {text!r} is not a number of bytes")
         _C.start_recording(path, int(text) if text else _RECORD_BYTES)
         _ends.append((os.getpid(), _C.stop_recording))
