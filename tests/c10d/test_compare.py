@@ -97,6 +97,7 @@ def test_times(tmp_path: Path) -> None:
         all_reduce=[[[4e-6, 90e-6, 5e-6], [80e-6, 6e-6, 70e-6]], [[1e-6] * 3, [2e-6] * 3]],
         send=[[[8e-6], []], [[2e-6], []]],
         only_here=[[[], []], [[1e-6], [1e-6]]],
+        instant=[[[1e-6], [1e-6]], [[0.0], [0.0]]],
     )
     found = comparison.read(tmp_path, _BACKENDS, 2)
     rows = {row.operation: row for row in found.rows}
@@ -105,6 +106,10 @@ def test_times(tmp_path: Path) -> None:
     lines = {line.split()[0]: line.split() for line in found.text().splitlines()}
     assert lines["all_reduce"] == ["all_reduce", "3", "5.0", "1.0", "5.00"]
     assert lines["only_here"] == ["only_here", "1", "-", "1.0", "-"]
+    assert lines["instant"] == ["instant", "1", "1.0", "0.0", "-"]
+    text = json.dumps(found.json(), allow_nan=False)
+    seconds = {row["operation"]: row["seconds"] for row in json.loads(text)["rows"]}
+    assert seconds["only_here"] == [None, 1e-6]
 
 
 def test_groups_get_the_backend() -> None:

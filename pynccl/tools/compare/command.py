@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from pynccl.tools.compare.comparison import read
@@ -76,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
             again.mkdir()
             _run_script(arguments, again, backends[0])
             found = read(folder, backends, arguments.ranks, again)
-    print(json.dumps(asdict(found), indent=2) if arguments.json else found.text())
+    print(json.dumps(found.json(), indent=2) if arguments.json else found.text())
     return 0 if found.equal else 1
 
 

@@ -7,8 +7,9 @@ import json
 import math
 import re
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pynccl.tools.text import table
 
@@ -75,11 +76,19 @@ class Comparison:
         operations = table(header, rows) if rows else _NO_OPERATIONS
         return "\n".join([operations, f"the script: {times}", f"output: {self.output}"])
 
+    def json(self) -> dict[str, Any]:
+        """Return the comparison for JSON, which has no NaN: a missing time is None."""
+        value = asdict(self)
+        for row in value["rows"]:
+            row["seconds"] = [None if math.isnan(one) else one for one in row["seconds"]]
+        return value
+
 
 def _times(seconds: tuple[float, float]) -> tuple[str, str, str]:
     first, second = seconds
     texts = ["-" if math.isnan(one) else f"{one * 1e6:.1f}" for one in seconds]
-    return texts[0], texts[1], "-" if math.isnan(first / second) else f"{first / second:.2f}"
+    ratio = first / second if second else math.nan
+    return texts[0], texts[1], "-" if math.isnan(ratio) else f"{ratio:.2f}"
 
 
 def read(
