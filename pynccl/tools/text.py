@@ -14,6 +14,7 @@ __all__ = [
     "one_of",
     "parse_size",
     "positive",
+    "seconds",
     "significant",
     "size_text",
     "table",
@@ -22,6 +23,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+_MOST_SECONDS = 1e6  # functions that take time limits overflow at larger values
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -90,6 +92,13 @@ def positive(text: str) -> int:
     """The type of an argument of a command that is an integer above 0."""
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """The type of an argument of a command that is a time limit or duration in seconds."""
+    if not 0 < (value := float(text)) <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most {_MOST_SECONDS:g}")
     return value
 
 

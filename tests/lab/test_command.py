@@ -212,6 +212,12 @@ def test_sweep_lists_variants_that_did_not_run(
         ("bench", ["--operations", "gossip"], "'gossip' is not one of all_reduce"),
         ("bench", ["--sizes", "4X"], "'4X' is not a size"),
         ("bench", ["--ranks", "0"], "argument --ranks: 0 is below 1"),
+        ("lab overlap", ["--load-seconds", "-1"], "argument --load-seconds: -1 is not above 0"),
+        ("lab overlap", ["--limit", "nan"], "argument --limit: nan is not above 0"),
+        ("lab overlap", ["--repeats", "0"], "argument --repeats: 0 is below 1"),
+        ("lab sweep", ["--repeats", "-1"], "argument --repeats: -1 is below 1"),
+        ("lab overlap", ["--limit", "inf"], "--limit: inf is not above 0 and at most 1e+06"),
+        ("compare", ["--timeout", "nan", "x.py"], "argument --timeout: nan is not above 0"),
         ("compare", ["--ranks", "0", "x.py"], "argument --ranks: 0 is below 1"),
     ],
 )
@@ -223,6 +229,20 @@ def test_wrong_arguments(command: str, words: list[str], text: str, capsys: Capt
         status = ended.code
     assert status == 2
     assert text in capsys.readouterr().err
+
+
+def test_failures(tmp_path: Path, capsys: Capture) -> None:
+    """A rank that fails, and a file that cannot be written, after the table was printed."""
+    words = ["lab", "overlap", "--provider", "host", "--sizes", "4K", "--repeats", "3"]
+    assert cli.main([*words, "--chunks", "0", "--load", "sleep"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("pynccl lab overlap: 2 of 2 ranks failed")
+    assert "chunks: 0 is below 1" in printed
+    missing = tmp_path / "missing" / "rows.json"
+    assert cli.main([*words, "--load", "sleep:0.001", "--json", str(missing)]) == 2
+    output = capsys.readouterr()
+    assert "verdict" in output.out
+    assert f"No such file or directory: '{missing}'" in output.err
 
 
 def test_a_sweep_under_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

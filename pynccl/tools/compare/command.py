@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from pynccl.tools.compare.comparison import read
-from pynccl.tools.text import positive
+from pynccl.tools.text import positive, seconds
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", help="torch's backend to compare with (default: nccl with GPUs, else gloo)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=600.0, help="seconds for each run (default: 600)"
+        "--timeout", type=seconds, default=600.0, help="seconds for each run (default: 600)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("script", help="a script that calls torch.distributed, as for torchrun")

@@ -12,12 +12,13 @@ from typing import Any
 from pynccl import nccl
 from pynccl._internal.progress import Progress
 from pynccl.libraries import PROVIDERS, default_provider
+from pynccl.testing import LaunchError
 from pynccl.tools.lab import algorithms, settings, variants, world
 from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
 from pynccl.tools.lab.plots import check_matplotlib, draw_exposed, draw_lanes
 from pynccl.tools.lab.row import Row, write_json, write_table
 from pynccl.tools.lab.settings import POLICIES
-from pynccl.tools.text import list_of, one_of, parse_size, positive
+from pynccl.tools.text import list_of, one_of, parse_size, positive, seconds
 
 __all__ = ["add_arguments", "run"]
 
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     overlap.add_argument(
         "--load-seconds",
-        type=float,
+        type=seconds,
         help="duration of every load (default: its own SECONDS, else T_comm)",
     )
     overlap.add_argument(
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure until the verdict of each row is certain, up to --limit instead of 5 s",
     )
     overlap.add_argument(
-        "--limit", type=float, default=60.0, help="seconds for the rounds of a row (default: 60)"
+        "--limit", type=seconds, default=60.0, help="seconds for the rounds of a row (default: 60)"
     )
     overlap.add_argument(
         "--plot", type=Path, help="draw the exposed times: a PNG file; needs matplotlib"
@@ -124,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=default_provider(),
             help="host on CPUs, cuda on GPUs (default: %(default)s)",
         )
-        command.add_argument("--repeats", type=int, help=f"samples of each row ({repeats})")
+        command.add_argument("--repeats", type=positive, help=f"samples of each row ({repeats})")
         command.add_argument("--json", type=Path, help="also write the rows to a JSON file")
 
 
@@ -132,16 +133,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 2 for wrong arguments, or if a plot needs matplotlib.
+        The exit status: 1 if a rank failed, 2 for wrong arguments, if a plot needs matplotlib, or
+            if a file cannot be written.
     """
     try:
         if arguments.lab_command == "overlap":
             _overlap(arguments)
         else:
             _sweep(arguments)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         print(f"pynccl lab {arguments.lab_command}: {error}", file=sys.stderr)
         return 2
+    except LaunchError as error:
+        print(f"pynccl lab {arguments.lab_command}: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
