@@ -322,16 +322,24 @@ def _calls(one: Merged) -> Iterator[Finding]:
 
 
 def _messages(one: Merged) -> Iterator[Finding]:
-    for source, sender in one.members.items():
-        for target, receiver in one.members.items():
-            sends = sender.messages("send", target)
-            receives = receiver.messages("recv", source)
-            if sends or receives:
-                yield from _pair(one, source, target, sends, receives)
+    pairs = {
+        (rank, peer) if operation == "send" else (peer, rank)
+        for rank, member in one.members.items()
+        for operation, peer in member.messages
+        if peer in one.members
+    }
+    for source, target in sorted(pairs):
+        sends = one.members[source].messages.get(("send", target), {})
+        receives = one.members[target].messages.get(("recv", source), {})
+        yield from _pair(one, source, target, sends, receives)
 
 
 def _pair(
-    one: Merged, source: int, target: int, sends: dict[int, Record], receives: dict[int, Record]
+    one: Merged,
+    source: int,
+    target: int,
+    sends: Mapping[int, Record],
+    receives: Mapping[int, Record],
 ) -> Iterator[Finding]:
     for number in sorted(sends.keys() & receives.keys()):
         send, receive = sends[number], receives[number]
@@ -371,11 +379,12 @@ def _pair(
 
 
 def _missing(one: Merged, *, explained: bool) -> Iterator[Finding]:
+    missing = set(one.missing)
     waits = [
         f"rank {rank} waits in {_named(record)} for {member.waited(record):.1f} s"
         for rank, member in one.members.items()
         for record in member.communicator.records
-        if record.is_open and record.peer in one.missing
+        if record.is_open and record.peer in missing
     ]
     text = f"there is no file of {ranks_text(one.missing)}"
     if not explained and not waits:

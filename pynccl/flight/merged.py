@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,13 +38,14 @@ class Member:
         records = self.communicator.records
         return not records or records[0].sequence == 1
 
-    def messages(self, operation: str, peer: int) -> dict[int, Record]:
-        """Return the most recent sends to, or receives from, a peer by number."""
-        return {
-            record.number: record
-            for record in self.communicator.records
-            if record.operation == operation and record.peer == peer and record.number is not None
-        }
+    @cached_property
+    def messages(self) -> Mapping[tuple[str, int], Mapping[int, Record]]:
+        """The most recent sends to ("send", peer), and receives from ("recv", peer), by number."""
+        found: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
+        for record in self.communicator.records:
+            if record.is_message and record.peer is not None and record.number is not None:
+                found[record.operation, record.peer][record.number] = record
+        return found
 
     def waited(self, record: Record) -> float:
         """Return the seconds since an operation was called."""

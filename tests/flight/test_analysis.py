@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -223,6 +225,19 @@ def test_several_ranks_in_one_process() -> None:
 def test_ranks_of_processes_are_named() -> None:
     text = analyse([dump(4, communicator(0, 2, [])), dump(7, communicator(1, 2, []))]).text()
     assert "its ranks: 0 in process 4, 1 in process 7" in text
+
+
+def test_many_ranks_are_compared_in_time() -> None:
+    """The time grows with the number of records, not with the number of pairs of ranks."""
+    nranks = 1200
+    first = dump(0, communicator(0, nranks, [record("all_reduce")] * 400))
+    dumps = [
+        replace(first, communicators=[replace(first.communicators[0], rank=rank)])
+        for rank in range(nranks)
+    ]
+    began = time.process_time()
+    assert not analyse(dumps).findings
+    assert time.process_time() - began < 5
 
 
 def test_files_that_do_not_belong_together_are_rejected() -> None:
