@@ -98,7 +98,8 @@ def build(cls: type[_T], value: object, **given: object) -> _T:
         if name in value:
             one = value[name]
             # The exact type: bool is an int, but is not accepted as one.
-            fields[name] = one if type(one) in plain else _named(name, hint, one)
+            is_plain = type(one) in plain and not _is_too_large(one)
+            fields[name] = one if is_plain else _named(name, hint, one)
         elif required:
             raise FieldError(f"{name} is missing")
     return cls(**fields)
@@ -113,6 +114,8 @@ def _named(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - the
 
 def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
     if type(value) in _plain(hint):
+        if _is_too_large(value):
+            raise FieldError(f"{_short(value)} exceeds 64 bits")
         return value
     for part in typing.get_args(hint) if isinstance(hint, types.UnionType) else ():
         if dataclasses.is_dataclass(part) or _is_named_tuple(part):
@@ -136,6 +139,11 @@ def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
         return make(*map(_converted, hints.values(), value))
     names = [one.__name__ for one in _plain(hint) if one is not type(None)]
     raise FieldError(f"{_short(value)} is not of type {names[-1]}")
+
+
+def _is_too_large(value: object) -> bool:
+    """Whether a value is an integer that no program wrote, which would overflow as a float."""
+    return type(value) is int and value.bit_length() > 64
 
 
 def _is_named_tuple(hint: object) -> bool:

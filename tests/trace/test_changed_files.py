@@ -107,6 +107,16 @@ def test_ranks_of_a_trace() -> None:
         chrome.parse(json.dumps(value))
 
 
+def test_integers_that_overflow() -> None:
+    """Of a dump, of a trace, and within a tuple of numbers."""
+    with pytest.raises(DumpError, match=r"time_ns: 10+\.\.\. exceeds 64 bits"):
+        dump(0, communicator(0, 1, []), time_ns=10**400)
+    value = json.loads(corpus.seeds("trace")[0])
+    value["pynccl"]["processes"][0]["operations"][0]["kernel"] = [0, 0, 1, 1, 10**400, 1, 1]
+    with pytest.raises(TraceError, match=r"kernel: 10+\.\.\. exceeds 64 bits"):
+        chrome.parse(json.dumps(value))
+
+
 def test_deeply_nested_values() -> None:
     """In a recording; test_files.py tests those of a trace, which is parsed like a dump."""
     block = b"[" * 200_000
