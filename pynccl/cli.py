@@ -113,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    if sys.stdout is None:  # closed by the caller; libraries print to its descriptor, too
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()

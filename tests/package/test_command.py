@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pynccl import cli
-from tests.support.commands import python_output
+from tests.support.commands import python_output, run_command
 
 
 def _help(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -39,6 +42,14 @@ def test_every_help_ends_with_examples_that_parse(capsys: pytest.CaptureFixture[
                 continue  # the program whose output the next command reads
             words = shlex.split(arguments)
             assert cli._parser(words).parse_args(words)
+
+
+@pytest.mark.parametrize("command", ["info", "doctor --provider host"])
+def test_a_closed_output(command: str, tmp_path: Path) -> None:
+    """There is no error: the report is not printed."""
+    line = f"exec {shlex.quote(sys.executable)} -m pynccl {command} >&-"
+    done = run_command(["sh", "-c", line], tmp_path, {**os.environ}, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_command_imports_only_its_own_module() -> None:
