@@ -155,8 +155,9 @@ def test_a_missing_file(files: list[str], capsys: pytest.CaptureFixture[str]) ->
     [
         (["--ranks", "5"], "ranks: 5 requested, but there are 4 recordings"),
         (["--ranks", "0"], "ranks: 0 requested, but there are 4 recordings"),
-        (["--scale", "0"], "scale: 0.0 is not above 0"),
-        (["--scale", "nan"], "scale: nan is not above 0"),
+        (["--scale", "0"], "scale: 0.0 is not above 0 and at most 1e+09"),
+        (["--scale", "nan"], "scale: nan is not above 0 and at most 1e+09"),
+        (["--scale", "1e308"], "scale: 1e+308 is not above 0 and at most 1e+09"),
         (["--timeout", "-1"], "timeout: -1.0 is not above 0"),
     ],
 )

@@ -27,6 +27,7 @@ from pynccl.tools.trace.shape import total
 
 __all__ = ["Result", "Row", "replay"]
 
+_LARGEST_SCALE = 1e9
 _SILENCE = 60.0  # seconds without progress of any rank, in addition to the time limit
 
 
@@ -103,7 +104,7 @@ def replay(
         traces: the recordings or traces, one per process.
         provider: "host" or "cuda".
         ranks: replay only the first ones, and cut communicators to these; None is all.
-        scale: factor for counts, which remain at least 1.
+        scale: factor for counts, which remain at least 1; at most 1e9.
         speed: "recorded" preserves the time between calls, "max" does not.
         check: whether to compare the operations of all ranks first, and to refuse a replay of
             inconsistent ones.
@@ -118,8 +119,8 @@ def replay(
     """
     if speed not in ("max", "recorded"):
         raise ReplayError(f"speed: {speed!r} is neither 'max' nor 'recorded'")
-    if not 0 < scale < float("inf"):
-        raise ReplayError(f"scale: {scale} is not above 0")
+    if not 0 < scale <= _LARGEST_SCALE:
+        raise ReplayError(f"scale: {scale} is not above 0 and at most {_LARGEST_SCALE:g}")
     if not 0 < timeout < float("inf"):
         raise ReplayError(f"timeout: {timeout} is not above 0")
     recorded = gather(traces, ranks)
