@@ -65,6 +65,10 @@ class Memory:
         """The name of a tensor's dtype."""
         raise NotImplementedError
 
+    def kind_of(self, tensor: Tensor) -> object:
+        """The properties of a tensor that determine whether it is raw."""
+        raise NotImplementedError
+
     def raw(self, tensor: Tensor, dtype: str) -> Tensor | None:
         """The tensor, or its bytes, if it is raw; else None."""
         if not self._is_raw(tensor, dtype):
@@ -127,6 +131,9 @@ class _NumPy(Memory):
     def dtype_of(self, tensor: Tensor) -> str:
         return str(tensor.dtype)
 
+    def kind_of(self, tensor: Tensor) -> object:
+        return tensor.dtype, tensor.shape, tensor.strides
+
     def address(self, raw: Tensor) -> int:
         return int(raw.__array_interface__["data"][0])
 
@@ -164,6 +171,9 @@ class _Torch(Memory):
         if (name := self._names.get(tensor.dtype)) is None:
             name = self._names[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
         return name
+
+    def kind_of(self, tensor: Tensor) -> object:
+        return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
     def address(self, raw: Tensor) -> int:
         return int(raw.data_ptr())

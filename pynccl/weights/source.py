@@ -137,7 +137,7 @@ def layout_of_specs(metadata: Metadata) -> dict[str, Part]:
 
 
 class Given:
-    """Tensors of the user, whose memory, dtype and shape may change between versions.
+    """Tensors of the user, whose memory, dtype, shape and strides may change between versions.
 
     Raises:
         ValueError: a tensor has no memory.
@@ -149,6 +149,7 @@ class Given:
         self.check_storage()
         self.layout = layout_of(values, memory)
         self.tensors = {name: memory.wrap(tensor) for name, tensor in self._local.items()}
+        self._kind_of = memory.kind_of
         self._kinds = self._new_kinds()
 
     def check_storage(self) -> None:
@@ -156,11 +157,15 @@ class Given:
         self._storages = check_storage(self._local, self._storages)
 
     def has_changed(self) -> bool:
-        """Whether a dtype or a shape has changed, for example by module.half()."""
+        """Whether a tensor differs in more than its address, for example by module.half()."""
         return self._new_kinds() != self._kinds
 
-    def _new_kinds(self) -> list[Any]:
-        return [(tensor.dtype, tensor.shape) for tensor in self.tensors.values()]
+    def renew(self) -> None:
+        """Accept the changes."""
+        self._kinds = self._new_kinds()
+
+    def _new_kinds(self) -> list[object]:
+        return list(map(self._kind_of, self.tensors.values()))
 
 
 class Views:

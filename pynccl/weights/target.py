@@ -170,6 +170,9 @@ class Target(Views):
                     f"into: {name} is {dtype} of shape {shape} now; it was {part.dtype} of shape "
                     f"{part.box.shape} when the receiver was created"
                 )
+        # Another identity: bind() must not use the memory as it was, which may have been larger.
+        self._state = self._state._replace(tensors=dict(self._state.tensors))
+        self._given.renew()
 
     def _new(self) -> dict[str, Tensor]:
         return {

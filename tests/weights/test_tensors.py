@@ -254,6 +254,57 @@ def test_targets_that_lose_their_memory(change: Any, when: str, commit: Any) -> 
     assert sent is True, sent
 
 
+def halve(tensor: torch.Tensor, behind: torch.Tensor) -> None:
+    """Replace a tensor by a smaller one that lies before other data."""
+    halves = behind.view(torch.float16)[: tensor.numel()]
+    tensor.data = halves.view(tensor.shape)
+
+
+def transpose(tensor: torch.Tensor, _: torch.Tensor) -> None:
+    tensor.data = tensor.clone().t()
+
+
+@pytest.mark.parametrize("change", [halve, transpose])
+@pytest.mark.parametrize("commit", ["copy", "in_place"])
+@pytest.mark.parametrize("side", [8, 300])  # packed in a bucket, and received directly
+def test_targets_that_change(change: Any, commit: Any, side: int) -> None:  # noqa: ANN401
+    """Their dtype or strides, between two versions: nothing is written as they were before."""
+    source = {"w": (torch.arange(side * side, dtype=torch.float32) % 50).view(side, side)}
+    into = {"w": torch.zeros(side, side)}
+    behind = torch.zeros(side * side)
+
+    def send(sender: WeightSender) -> Any:  # noqa: ANN401
+        return [sender.send(source).repaired for _ in range(2)]
+
+    def receive(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        change(into["w"], behind)
+        receiver.receive()
+
+    sent, _ = run([send], [receive], [into], receiver_options={"commit": commit})
+    assert sent == [(), ()]
+    assert torch.equal(into["w"].float(), source["w"])
+    assert not behind.view(torch.float16)[side * side :].any()
+
+
+@pytest.mark.parametrize("side", [8, 300])
+def test_sources_that_are_transposed(side: int) -> None:
+    source = {"w": torch.arange(side * side, dtype=torch.float32).view(side, side)}
+    into = {"w": torch.zeros(side, side)}
+
+    def send(sender: WeightSender) -> None:
+        sender.send(source)
+        transpose(source["w"], into["w"])
+        sender.send(source)
+
+    def receive(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        receiver.receive()
+
+    assert run([send], [receive], [into]) == [None, None]
+    assert torch.equal(into["w"], source["w"])
+
+
 @pytest.mark.parametrize("commit", ["copy", "in_place"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_inference_tensors(commit: Any, dtype: Any) -> None:  # noqa: ANN401
