@@ -85,9 +85,11 @@ class Cell:
         return PATIENCE if self.notices_death else ABSENCE
 
     @property
-    def makes(self) -> bool:
-        """Whether the phase is the creation of a communicator by a rendezvous only."""
-        return self.phase in MAKES
+    def leaves(self) -> bool:
+        """Whether survivors keep something: a rendezvous that answers late ranks in the background
+        for a while, or the handle of a revoked communicator that may be in a graph of NCCL.
+        """
+        return self.phase in MAKES or (self.provider == "cuda" and self.phase == "graph")
 
     @property
     def names_rank(self) -> bool:
@@ -461,12 +463,8 @@ _PHASES: dict[str, Callable[[Scene], None]] = {
 }
 
 
-def live_in_the_making(member: Member, cell: Cell) -> Ending | None:
-    """Run a rank of a cell; return how its wait ended, None without a wait.
-
-    A rank that failed to create a communicator answers late ranks in the background for a while, so
-    its process is not checked for leaks, and not reused.
-    """
+def live_and_leave(member: Member, cell: Cell) -> Ending | None:
+    """Run a rank of a cell; return how its wait ended, None without a wait."""
     scene = Scene(member, cell)
     ending = None
     try:
@@ -485,7 +483,7 @@ def live_in_the_making(member: Member, cell: Cell) -> Ending | None:
 @leaving_nothing
 def live(member: Member, cell: Cell) -> Ending | None:
     """The same, and check that nothing leaks in the process."""
-    return live_in_the_making(member, cell)
+    return live_and_leave(member, cell)
 
 
 def _recover(scene: Scene, *, ended: bool) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 import pytest
 
 from pynccl import libraries
-from tests.reliability.cells import ABSENCE, PATIENCE, Cell, live, live_in_the_making, table
+from tests.reliability.cells import ABSENCE, PATIENCE, Cell, live, live_and_leave, table
 from tests.reliability.endings import Ending
 from tests.reliability.workers import Lane, WorldError, lanes
 from tests.support import gpu, shared_memory
@@ -48,7 +48,7 @@ def _check(cell: Cell, rank: int, ending: Ending, signalled: float) -> bool:
 def _run(lane: Lane, cell: Cell) -> None:
     everyone = range(cell.nranks)
     survivors = [rank for rank in everyone if rank != cell.victim]
-    function = live_in_the_making if cell.makes else live
+    function = live_and_leave if cell.leaves else live
     with lane.world(cell.nranks, function, cell, provider=cell.provider) as world:
         world.gather(everyone, "ready", _STUCK)
         signalled = world.signal(cell.victim, getattr(signal, cell.signal))
