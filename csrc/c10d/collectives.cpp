@@ -154,7 +154,7 @@ WorkPtr PyncclBackend::allreduce_coalesced(Tensors& tensors,
   std::optional<Factor> factor = reduction(options.reduceOp, first).factor;
   for (const at::Tensor& tensor : tensors) {
     check_tensor("tensors", tensor, first.device());
-    if (factor) check_same_layout("tensors", tensor, first);
+    if (factor) check_same_dtype("tensors", tensor, first);
     operation.calls.push_back(call(PYNCCL_ALL_REDUCE, tensor.data_ptr(), tensor.data_ptr(),
                                    reduced("tensors", tensor),
                                    reduction(options.reduceOp, tensor).op));
@@ -278,7 +278,7 @@ WorkPtr PyncclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
     check_tensor("input", inputs[i], first.device());
     check_tensor("output", outputs[i], first.device());
     check_same_layout("output", outputs[i], inputs[i]);
-    if (factor) check_same_layout("input", inputs[i], first);
+    if (factor) check_same_dtype("input", inputs[i], first);
     check_count("input", inputs[i], outputs[i].numel() * size_);
     operation.calls.push_back(call(PYNCCL_REDUCE_SCATTER, inputs[i].const_data_ptr(),
                                    outputs[i].data_ptr(), reduced("output", outputs[i]),

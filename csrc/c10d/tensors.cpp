@@ -99,12 +99,21 @@ void check_tensors(const char* name, const std::vector<at::Tensor>& tensors,
   for (const at::Tensor& tensor : tensors) check_tensor(name, tensor, device);
 }
 
-void check_same_layout(const char* name, const at::Tensor& tensor, const at::Tensor& other) {
+void check_same_dtype(const char* name, const at::Tensor& tensor, const at::Tensor& other) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), name, ": it has dtype ",
                    tensor.scalar_type(), ", but other tensors of the operation have ",
                    other.scalar_type());
-  TORCH_CHECK_VALUE(tensor.is_contiguous() == other.is_contiguous(), name, ": it has strides ",
-                    tensor.strides(), ", but other tensors of the operation have ", other.strides(),
+}
+
+void check_same_layout(const char* name, const at::Tensor& tensor, const at::Tensor& other) {
+  check_same_dtype(name, tensor, other);
+  if (tensor.dim() != other.dim() || (tensor.is_contiguous() && other.is_contiguous())) return;
+  const auto are = [&](at::MemoryFormat format) {
+    return tensor.is_contiguous(format) && other.is_contiguous(format);
+  };
+  TORCH_CHECK_VALUE(are(at::MemoryFormat::ChannelsLast) || are(at::MemoryFormat::ChannelsLast3d),
+                    name, ": it has strides ", tensor.strides(),
+                    ", but other tensors of the operation have ", other.strides(),
                     "; all must be contiguous, or all channels-last");
 }
 

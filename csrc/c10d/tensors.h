@@ -23,7 +23,10 @@ at::Device with_index(const at::Device& device);
 void check_tensor(const char* name, const at::Tensor& tensor, const at::Device& device);
 void check_tensors(const char* name, const std::vector<at::Tensor>& tensors,
                    const at::Device& device);
-// Throws unless the tensors have the same dtype and order of elements in memory.
+// Throws unless the tensors have the same dtype.
+void check_same_dtype(const char* name, const at::Tensor& tensor, const at::Tensor& other);
+// Throws unless they also have the same order of elements in memory. One with another number of
+// dimensions, such as a flat buffer, is memory without an order.
 void check_same_layout(const char* name, const at::Tensor& tensor, const at::Tensor& other);
 void check_length(const char* name, std::size_t length, std::size_t expected);
 void check_count(const char* name, const at::Tensor& tensor, std::int64_t expected);
