@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tensors.h"
 
@@ -152,13 +153,14 @@ void PyncclBackend::startCoalescing() {
   coalescing_ = true;
 }
 
+std::optional<PyncclBackend::Coalesced> PyncclBackend::take_coalesced() {
+  const std::scoped_lock lock(mutex_);
+  coalescing_ = false;
+  return std::exchange(coalesced_, std::nullopt);
+}
+
 WorkPtr PyncclBackend::endCoalescing() {
-  std::optional<Coalesced> all;
-  {
-    const std::scoped_lock lock(mutex_);
-    std::swap(all, coalesced_);
-    coalescing_ = false;
-  }
+  std::optional<Coalesced> all = take_coalesced();
   TORCH_CHECK_VALUE(all, "coalescing: not started");
   if (!all->device) return nullptr;
   all->operation.type = c10d::OpType::COALESCED;

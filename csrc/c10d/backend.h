@@ -173,6 +173,9 @@ class PyncclBackend final : public c10d::Backend {
   // Adds an operation to the time estimate.
   WorkPtr estimated(const at::Device& device, Operation operation);
   WorkPtr message(Tensors& tensors, int peer, bool sends);
+  WorkPtr checked_message(Tensors& tensors, int peer, bool sends);
+  // Ends coalescing without issuing the operations, and returns them.
+  std::optional<Coalesced> take_coalesced();
   WorkPtr issue(Lane& lane, Operation operation);
   std::chrono::milliseconds timeout_of(const Operation& operation) const;
   // Applies the active extensions by addEphemeralTimeout().

@@ -391,11 +391,11 @@ WorkPtr PyncclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
 }
 
 WorkPtr PyncclBackend::send(Tensors& tensors, int peer, int /*tag*/) {
-  return message(tensors, checked_root("dst", peer), true);
+  return message(tensors, peer, true);
 }
 
 WorkPtr PyncclBackend::recv(Tensors& tensors, int peer, int /*tag*/) {
-  return message(tensors, checked_root("src", peer), false);
+  return message(tensors, peer, false);
 }
 
 // NCCL cannot receive from any source, but in a group of two there is only one.
@@ -407,10 +407,23 @@ WorkPtr PyncclBackend::recvAnysource(Tensors& tensors, int /*tag*/) {
   return message(tensors, 1 - rank_, false);
 }
 
+// torch's batch_isend_irecv does not end coalescing after an exception, and later operations must
+// not be added to an abandoned batch.
 WorkPtr PyncclBackend::message(Tensors& tensors, int peer, bool sends) {
+  try {
+    return checked_message(tensors, peer, sends);
+  } catch (...) {
+    take_coalesced();
+    throw;
+  }
+}
+
+WorkPtr PyncclBackend::checked_message(Tensors& tensors, int peer, bool sends) {
+  const char* name = sends ? "dst" : "src";
+  checked_root(name, peer);
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
-  TORCH_CHECK_VALUE(peer != rank_, sends ? "dst" : "src", ": ", peer, " is this rank");
+  TORCH_CHECK_VALUE(peer != rank_, name, ": ", peer, " is this rank");
   auto operation = sends ? create_operation(OpType::SEND, "pynccl:send", {tensor}, {})
                          : create_operation(OpType::RECV, "pynccl:recv", {}, {tensor});
   const bool on_group = sends_on_group(tensor.device());

@@ -61,6 +61,21 @@ def test_batch(dist: Any, rank: int, size: int) -> None:
     assert "isend" in repr(operations[0]) or "irecv" in repr(operations[0])
 
 
+@on_ranks(2, fixture="each_world")
+def test_a_refused_batch_sends_nothing(dist: Any, rank: int, size: int) -> None:
+    sent, received = torch.tensor([rank + 1.0]), torch.zeros(1)
+    ops = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+    column = dist.P2POp(dist.irecv, torch.empty(2, 2)[:, 0], 1 - rank)
+    with pytest.raises(ValueError, match="contiguous"):
+        dist.batch_isend_irecv([*ops, column])
+    values = torch.tensor([float(rank)])
+    dist.broadcast(values, 1)
+    assert values.item() == 1
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert received.item() == 2 - rank
+
+
 @on_ranks(2, fixture="host_world")
 def test_two_ranks_send_small_tensors_first(dist: Any, rank: int, size: int) -> None:
     received = torch.empty(2)
