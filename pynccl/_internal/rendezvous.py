@@ -5,6 +5,7 @@ Every exchange has a time limit, even if the store never answers.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -30,6 +31,8 @@ _T = TypeVar("_T")
 
 class Rendezvous:
     """The exchanges of a group.
+
+    A time limit of 0 seconds is no limit.
 
     Errors of all methods, besides those listed: DistStoreError if the time limit expires, with the
     missing ranks or the name of the store; DistNetworkError if the store is gone; DistBackendError
@@ -80,6 +83,7 @@ class Rendezvous:
         Raises:
             NcclRemoteError: a rank no longer takes part.
         """
+        timeout = timeout or math.inf
         own, keys = str(self.rank), {str(rank): rank for rank in ranks}
         value = create() if self.rank == ranks[0] else b""
 
@@ -113,6 +117,7 @@ class Rendezvous:
             keys: the keys of all processes, with their ranks.
             timeout: the time limit in seconds.
         """
+        timeout = timeout or math.inf
 
         def exchange(answer: Answer[list[bytes]]) -> list[bytes]:
             store = self._exchange(answer, name, own, keys, timeout)
@@ -184,6 +189,7 @@ class Rendezvous:
             with self._naming_store(name):
                 return function(answer)
 
+        timeout = timeout or math.inf
         answer = ask(named)
         self._pending.add(answer)  # type: ignore[arg-type]
         if self._cancelled:  # cancel() may have missed it

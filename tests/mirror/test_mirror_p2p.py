@@ -169,6 +169,24 @@ def test_future_of_a_message_before_the_ranks_connect(dist: Any, rank: int, size
     assert future.wait()[0].item() == 7
 
 
+@on_ranks(2)
+def test_no_timeout(dist: Any, rank: int, size: int) -> None:
+    """A timeout of zero is no limit, for connections and for the end of the groups as well."""
+    dist.set_timeout(timedelta(0))
+    received = torch.zeros(1)
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    else:
+        time.sleep(0.5)
+        dist.recv(received, 0)
+        assert received.item() == 1
+        time.sleep(0.5)
+    work = dist.all_reduce(received, async_op=True)
+    dist.destroy_process_group()
+    work.wait()
+    assert received.item() == 1
+
+
 @on_ranks(3)
 def test_messages_in_a_group_after_the_ranks_were_renumbered(
     dist: Any, rank: int, size: int

@@ -7,6 +7,7 @@ per direction.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -182,13 +183,14 @@ class CommStream(_C.CommStream):
                 aborts the communicator.
         """
         self._finished = False
+        limit = self.timeout or math.inf
         if self.blocks:
-            self._finished = self._drained(started + min(_GRACE, self.timeout))
+            self._finished = self._drained(started + min(_GRACE, limit))
         elif not (self.comm.closed or self.comm.revoked):
             error = self.comm.async_error()
             if error is not None:
                 raise translate(error)
-            until = started + self.timeout
+            until = started + limit
             if not (self._drained(until) and _synchronized(self.device, until)):
                 raise self._unfinished()
             with translated(NcclError, DriverError):
@@ -275,7 +277,7 @@ def _synchronized(device: torch.device, until: float) -> bool:
 
     thread = threading.Thread(target=synchronize, daemon=True)
     thread.start()
-    thread.join(max(0.0, until - time.monotonic()))
+    thread.join(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
     return not thread.is_alive()
 
 
