@@ -147,7 +147,7 @@ def test_missing_peer(dist: Any, rank: int, size: int) -> None:
     dist.monitored_barrier(timeout=timedelta(seconds=20))
 
 
-@on_ranks(2)
+@on_ranks(2, fixture="any_world")
 def test_future_of_a_message_before_the_ranks_connect(dist: Any, rank: int, size: int) -> None:
     if rank == 1:
         dist.monitored_barrier()  # by the store
