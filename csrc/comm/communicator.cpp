@@ -169,6 +169,7 @@ void Communicator::begin_child(Communicator& parent, const char* creator, bool s
   }
   if (shares && !parent.revoked_) {
     shared_parent_ = root;
+    const std::lock_guard lock(root->mutex_);
     std::erase_if(root->shared_children_, [](const auto& child) { return child.expired(); });
     root->shared_children_.push_back(weak_from_this());
   }
@@ -517,10 +518,9 @@ void Communicator::check_shares_nothing() const {
   if (shares())
     throw std::invalid_argument(
         "communicator: it shares the memory of its parent (split_share, shrink_share)");
-  for (const auto& shared : shared_children_)
-    if (const auto child = shared.lock(); child && !child->closed())
-      throw std::invalid_argument(
-          "communicator: a child shares its memory (split_share, shrink_share); close it first");
+  if (!open_shared_children().empty())
+    throw std::invalid_argument(
+        "communicator: a child shares its memory (split_share, shrink_share); close it first");
 }
 
 std::uint64_t Communicator::memory_stat(ncclCommMemStat_t stat) {

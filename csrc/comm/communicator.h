@@ -131,12 +131,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Finalizes and destroys the communicator. Closing twice is allowed. A communicator with an
   // asynchronous error is aborted, and the error is thrown unless an operation already threw one.
   void close();
-  // Callable from any thread. Does nothing if the communicator is closed. Calls of other threads
-  // return first; from NCCL 2.28.7 on, a revocation ends them. NCCL may wait for graphs and streams
-  // without limit, so after some seconds the abort continues in the background.
+  // Callable from any thread. Does nothing if the communicator is closed. Aborts the children that
+  // share its resources as well. Calls of other threads return first; from NCCL 2.28.7 on, a
+  // revocation ends them. NCCL may wait for graphs and streams without limit, so after some seconds
+  // the abort continues in the background.
   void abort();
-  // abort() for an unreferenced communicator. One that shares its parent's resources is destroyed
-  // in the background instead.
+  // abort() for an unreferenced communicator. One that shares resources with its parent or with
+  // children is destroyed in the background instead.
   void discard() noexcept;
 
   // The scope of a call that creates a communicator from this one or changes its windows. NCCL
@@ -405,6 +406,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t call_parent(Communicator& parent,
                            const std::function<ncclResult_t(ncclComm_t)>& call);
   bool shares() const;
+  std::vector<std::shared_ptr<Communicator>> open_shared_children() const;
   void check_shares_nothing() const;
   void abort_alone();
   ncclComm_t take_to_free();
@@ -483,7 +485,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // With splitShare or shrinkShare in the parent's configuration, NCCL shares the parent's memory
   // and abort flag with its children.
   std::weak_ptr<Communicator> shared_parent_;
-  std::vector<std::weak_ptr<Communicator>> shared_children_;
   std::vector<std::weak_ptr<Communicator>> shrunk_;  // the children of shrink()
   std::atomic<bool> growing_ = false;                // between get_unique_id() and begin_grow()
   State changed_ = State::kOpen;                     // the state that finish_change() sets
@@ -496,6 +497,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> was_ready_ = false;                 // a non-blocking creation has completed
   mutable std::mutex mutex_;                            // guards the following, up to kept_
   std::weak_ptr<Communicator> created_from_;
+  std::vector<std::weak_ptr<Communicator>> shared_children_;
   std::shared_ptr<const Owner> owner_;                  // of a borrowed handle
   std::vector<std::weak_ptr<Communicator>> borrowers_;  // of this communicator's handle
   Expiry expiry_;                                       // set before expired_

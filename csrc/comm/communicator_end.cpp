@@ -183,7 +183,7 @@ void Communicator::abort() {
 void Communicator::discard() noexcept {
   parent_claim_.reset();
   try {
-    if (!shares()) return abort_alone();
+    if (!shares() && open_shared_children().empty()) return abort_alone();
     notify_observers(true);
     free_handle(false, kAbortSeconds);
   } catch (...) {  // there is no caller to report it to
@@ -196,7 +196,18 @@ bool Communicator::shares() const {
   return parent && !parent->closed();
 }
 
+std::vector<std::shared_ptr<Communicator>> Communicator::open_shared_children() const {
+  std::vector<std::shared_ptr<Communicator>> open;
+  const std::lock_guard lock(mutex_);
+  for (const auto& one : shared_children_)
+    if (auto child = one.lock(); child && !child->closed()) open.push_back(std::move(child));
+  return open;
+}
+
 void Communicator::abort_alone() {
+  // NCCL has one abort flag for all of them. It would accept later operations of the children and
+  // end them without a result.
+  for (const auto& child : open_shared_children()) child->abort_alone();
   notify_observers(true);
   if (!borrowed_)
     fail_queued_work(ncclInvalidUsage, "ncclCommAbort", "its communicator was aborted");

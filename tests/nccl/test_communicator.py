@@ -238,7 +238,32 @@ def test_children_that_share_are_not_aborted_alone(rank: Rank) -> None:
         raise ZeroDivisionError
     assert child.closed
     child = parent.split(0)
-    parent.abort()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del parent  # is destroyed, which the child survives
+        gc.collect()
+    child.all_reduce(x)
+    assert (rank.memory.get(x) == 16).all()
+    child.close()
+
+
+@on_ranks(2, by="provider")
+def test_an_abort_ends_the_children_that_share(rank: Rank) -> None:
+    parent = rank.communicator(config=nccl.Config(split_share=1))
+    child = parent.split(0)
+    x, stream = rank.memory.put(np.ones(4, np.float32)), rank.stream()
+    child.all_reduce(x)
+    rank.memory.get(x)
+    if rank.rank == 0:
+        child.all_reduce(x, stream=stream)
+        parent.abort()
+        with pytest.raises(nccl.NcclInvalidUsageError):
+            stream.synchronize()
+        rank.set_event("done")
+    else:
+        rank.wait_event("done", 0)
+        parent.abort()
+    assert child.closed
     child.abort()
 
 

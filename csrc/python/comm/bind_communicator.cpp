@@ -593,8 +593,9 @@ Raises:
            R"(Free the communicator immediately (ncclCommAbort).
 
 Any thread can call it. It neither waits for other ranks nor notifies them: their operations with
-this rank stay pending. Children stay usable, unless they share resources of this communicator
-(split_share, shrink_share). Aborting a closed communicator does nothing.
+this rank stay pending. Children that share resources of this communicator (split_share,
+shrink_share) are aborted as well, the others stay usable. Aborting a closed communicator does
+nothing.
 
 Calls of other threads on the communicator are revoked first and raise an error (NCCL 2.28.7).
 abort() waits 2 seconds for them to return. If one does not, the communicator is not freed. An older
