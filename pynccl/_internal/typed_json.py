@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 __all__ = ["FieldError", "build", "load_document"]
 
 _T = TypeVar("_T")
+_MOST_BITS = 512  # of an integer; sums and quotients of such ones are finite as floats
 
 
 class FieldError(ValueError):
@@ -115,7 +116,7 @@ def _named(name: str, hint: Any, value: object) -> object:  # noqa: ANN401 - the
 def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
     if type(value) in _plain(hint):
         if _is_too_large(value):
-            raise FieldError(f"{_short(value)} exceeds 64 bits")
+            raise FieldError(f"{_short(value)} exceeds {_MOST_BITS} bits")
         return value
     for part in typing.get_args(hint) if isinstance(hint, types.UnionType) else ():
         if dataclasses.is_dataclass(part) or _is_named_tuple(part):
@@ -142,8 +143,8 @@ def _converted(hint: Any, value: object) -> object:  # noqa: ANN401 - the same
 
 
 def _is_too_large(value: object) -> bool:
-    """Whether a value is an integer that no program wrote, which would overflow as a float."""
-    return type(value) is int and value.bit_length() > 64
+    """Whether a value is an integer that would overflow as a float."""
+    return type(value) is int and value.bit_length() > _MOST_BITS
 
 
 def _is_named_tuple(hint: object) -> bool:
