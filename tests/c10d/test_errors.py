@@ -51,7 +51,7 @@ def test_mistakes_name_the_argument(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match=r"output: .* or all channels-last"):
         group._reduce_scatter_base(torch.empty(1, 3, 2, 2), pixels)
     flat = torch.empty(24 * size)
-    group._allgather_base(flat, pixels)
+    group._allgather_base(flat, pixels).wait()
     assert flat.sum().item() == 24.0 * size
     dist.all_reduce(pixels)
     assert pixels.sum().item() == 24.0 * size
