@@ -10,6 +10,7 @@
 
 #include "comm/graph.h"
 #include "comm/stream.h"
+#include "common/per_process.h"
 #include "nccl/device.h"
 #include "nccl/interrupt.h"
 #include "nccl/wait.h"
@@ -32,11 +33,6 @@ struct Pending {
   bool has_thread = false;
 };
 
-Pending& pending() {
-  static Pending& all = *new Pending;  // its thread may outlive static objects
-  return all;
-}
-
 void free_after_work(const std::vector<Freed>& memory) {
   const Freed* last = nullptr;
   for (const Freed& one : memory) {
@@ -55,7 +51,7 @@ void free_after_work(const std::vector<Freed>& memory) {
 }
 
 void free_pending() {
-  Pending& all = pending();
+  Pending& all = common::per_process<Pending>();
   std::unique_lock lock(all.mutex);
   while (!all.memory.empty()) {
     const std::vector<Freed> memory = std::exchange(all.memory, {});
@@ -71,7 +67,7 @@ constexpr std::chrono::seconds kAllocationWait(10);
 constexpr std::chrono::milliseconds kFreeWait(50);
 
 void wait_for_pending(std::chrono::milliseconds limit) {
-  Pending& all = pending();
+  Pending& all = common::per_process<Pending>();
   std::unique_lock lock(all.mutex);
   all.changed.wait_for(lock, limit, [&] { return !all.has_thread; });
 }
@@ -122,7 +118,7 @@ bool wait_for_device_or_signal(const std::shared_ptr<Library>& library, int devi
 void free_memory_later(std::shared_ptr<Library> library, void* data, int device,
                        CUstream captured) noexcept {
   const bool on_gpu = library->memory() == Memory::kDevice;
-  Pending& all = pending();
+  Pending& all = common::per_process<Pending>();
   {
     const std::lock_guard lock(all.mutex);
     try {

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -384,6 +386,29 @@ def test_freeing_waits_for_no_other_rank(rank: Rank) -> None:
     rank.comm.all_reduce(array, stream=stream)
     stream.synchronize()
     assert (rank.memory.get(array) == 4).all()
+
+
+def test_a_forked_child_frees_memory(comm: nccl.Communicator) -> None:
+    """The thread of its parent, which had memory to free, is gone."""
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:")
+
+    stream, begin = nccl.Stream("host"), threading.Event()
+    stream.launch(begin.wait)
+    comm.mem_alloc(1 << 20).close()  # freed when the stream is done
+    if (child := os.fork()) == 0:
+        signal.alarm(60)
+        with nccl.Communicator.init_all(1, provider="host")[0] as own:
+            buffer = own.mem_alloc(1 << 20)
+            before = mappings()
+            buffer.close()
+            while mappings() >= before:
+                time.sleep(0.01)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    begin.set()
+    stream.synchronize()
 
 
 def test_a_write_outside_would_be_noticed() -> None:
