@@ -124,7 +124,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     print(write(rows, "nccl" if arguments.provider == "cuda" else "gloo"))
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        try:
+            arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        except OSError as error:
+            print(f"pynccl bench: {error}", file=sys.stderr)
+            return 2
     return 1 if any(row.wrong for row in rows) else 0
 
 

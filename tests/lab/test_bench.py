@@ -85,3 +85,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 1 + 4 + 1
     assert "of 4 rows" in lines[-1]
     assert [len(row["torch"]) for row in json.loads(data.read_text())] == [3] * 4
+    words = ["--operations", "all_reduce", "--sizes", "8", "--repeats", "1", "--provider", "host"]
+    assert cli.main(["bench", *words, "--json", str(tmp_path)]) == 2
+    assert "pynccl bench: [Errno 21]" in capsys.readouterr().err
