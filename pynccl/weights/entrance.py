@@ -162,7 +162,8 @@ class Entrance:
             try:
                 self._admit(link, link.receive(Deadline(_TO_SAY_HELLO)))
             finally:
-                self._proven.discard(link)
+                with self._changed:
+                    self._proven.discard(link)
         except (OSError, ValueError):
             sock.close()
             with self._changed:
