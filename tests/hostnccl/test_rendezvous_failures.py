@@ -21,7 +21,7 @@ import pytest
 from pynccl import libraries, nccl
 from tests.hostnccl.test_death_in_init import arrive, wait_for_exit
 from tests.support.cpp import compile_to_preload
-from tests.support.launcher import Launcher, Run
+from tests.support.launcher import Launcher, Outcome, Run
 from tests.support.rank import Rank, wait_for
 
 _SOON = 15.0  # seconds, on a busy machine; the deadline of a rendezvous is 300
@@ -444,6 +444,29 @@ def test_a_host_gets_the_reason_of_a_joiner_that_has_exited(
     assert host.ok, host.trace
 
 
+def _kill_a_stopped_host(
+    launch: Launcher, join: Callable[..., object], folder: Path, library: str
+) -> list[Outcome]:
+    """Ranks 2, 1 and 0 join in this order; kill the host, rank 2, when it has stopped itself."""
+
+    def drive(run: Run) -> None:
+        pids = run.gather_reports()
+        arrive(folder, 2, pids[2])
+        arrive(folder, 1, pids[1])
+        (folder / "0").touch()
+        _wait_until_stopped(pids[2])
+        time.sleep(0.3)  # rank 1 waits for the first step of the setup
+        run.kill(2)
+
+    environment = {"LD_PRELOAD": library}
+    *others, _ = launch.outcomes(
+        3, join, folder, library, while_running=drive, env=environment, timeout=30
+    )
+    for one in others:
+        assert one.ok, one.trace
+    return others
+
+
 def _join_a_host_that_stops(rank: Rank, folder: Path, library: str) -> str:
     rank.report(os.getpid())
     wait_for(f"{folder}/{rank.rank}")
@@ -457,23 +480,7 @@ def test_a_host_that_dies_between_its_last_messages(
     launch: Launcher, tmp_path: Path, stopping: str
 ) -> None:
     """Rank 1 has the memory of the communicator, and would wait for rank 0, which has not."""
-
-    def drive(run: Run) -> None:
-        pids = run.gather_reports()
-        arrive(tmp_path, 2, pids[2])
-        arrive(tmp_path, 1, pids[1])
-        (tmp_path / "0").touch()
-        _wait_until_stopped(pids[2])
-        time.sleep(0.3)  # rank 1 waits for the first step of the setup
-        run.kill(2)
-
-    arguments = (tmp_path, stopping)
-    environment = {"LD_PRELOAD": stopping}
-    *others, _ = launch.outcomes(
-        3, _join_a_host_that_stops, *arguments, while_running=drive, env=environment, timeout=30
-    )
-    for one in others:
-        assert one.ok, one.trace
+    others = _kill_a_stopped_host(launch, _join_a_host_that_stops, tmp_path, stopping)
     assert "during the rendezvous that it hosted" in others[0].value
     assert re.search(r"rank 2 \(pid \d+\) died while others were waiting", others[1].value)
 
@@ -503,23 +510,7 @@ def test_a_host_that_dies_with_the_reason_of_a_joiner(
     """Rank 0 cannot map the memory, which the host does not report before it dies. The host has
     completed the first step of the setup, for which rank 1 waits.
     """
-
-    def drive(run: Run) -> None:
-        pids = run.gather_reports()
-        arrive(tmp_path, 2, pids[2])
-        arrive(tmp_path, 1, pids[1])
-        (tmp_path / "0").touch()
-        _wait_until_stopped(pids[2])
-        time.sleep(0.3)
-        run.kill(2)
-
-    arguments = (tmp_path, stopping)
-    environment = {"LD_PRELOAD": stopping}
-    *others, _ = launch.outcomes(
-        3, _join_beside_a_failing_rank, *arguments, while_running=drive, env=environment, timeout=40
-    )
-    for one in others:
-        assert one.ok, one.trace
+    _kill_a_stopped_host(launch, _join_beside_a_failing_rank, tmp_path, stopping)
 
 
 def _grow_with_a_host_from_outside(rank: Rank, folder: Path, library: str) -> None:

@@ -215,7 +215,7 @@ COMPLAINT = re.compile(
 )
 
 
-# A rank outlives the one that hosts torch's store.
+# Rank 0, whose process hosts torch's TCPStore, ends first.
 OUTLIVE = """
     import sys, time
     import torch

@@ -223,7 +223,7 @@ def test_an_abort_of_the_owner_ends_calls(rank: Rank) -> None:
 def test_the_end_of_one_fails_the_queued_work_of_all(
     rank: Rank, works: str, ends: str, how: str
 ) -> None:
-    """NCCL's kernels end as if they had completed, whoever of the handle issued them."""
+    """NCCL ends the kernels of all communicators of the handle, as if they had completed."""
     owner = rank.communicator()
     comms = {
         "owner": owner,

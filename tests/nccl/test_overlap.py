@@ -5,14 +5,13 @@ defined ones are not.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.capsule import Report, open_capsule
+from tests.support.capsule import issue_operations, open_capsule
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -137,58 +136,6 @@ def test_communicators_of_one_thread_in_a_group(pair: list[nccl.Communicator]) -
     assert (x == 2).all()
 
 
-class _Operation(ctypes.Structure):  # PyncclOperation
-    _fields_ = (
-        ("kind", ctypes.c_int),
-        ("dtype", ctypes.c_int),
-        ("op", ctypes.c_int),
-        ("root_or_peer", ctypes.c_int),
-        ("sendbuff", ctypes.c_void_p),
-        ("recvbuff", ctypes.c_void_p),
-        ("count", ctypes.c_size_t),
-        ("stream", ctypes.c_void_p),
-    )
-
-
-_IssueFunction = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.POINTER(_Operation),
-    ctypes.c_size_t,
-    ctypes.c_double,
-    Report,
-    ctypes.c_void_p,
-)
-_KINDS = (
-    "all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter send recv "
-    "put_signal signal wait_signal"
-)
-
-
-def _through_capsule(
-    comm: nccl.Communicator, *operations: tuple[str, np.ndarray | None, np.ndarray | None, int, int]
-) -> str:
-    """Issue operations (name, input, output, count, root or peer). Returns the error's text."""
-    capsule = comm.__pynccl_communicator__()
-    struct, pointer = open_capsule(capsule)
-    issue = ctypes.cast(struct.issue, _IssueFunction)
-    texts: list[bytes] = []
-    report = Report(lambda _, text: texts.append(text))
-
-    def address(array: np.ndarray | None) -> int | None:
-        return None if array is None else array.ctypes.data
-
-    made = [
-        _Operation(
-            _KINDS.split().index(name), 7, 0, root, address(sent), address(received), count, None
-        )
-        for name, sent, received, count, root in operations
-    ]
-    result = issue(pointer, (_Operation * len(made))(*made), len(made), 0.0, report, None)
-    assert (result != 0) == bool(texts)
-    return b"".join(texts).decode()
-
-
 @on_ranks(2)
 def test_capsule(rank: Rank) -> None:
     comm, me, other = rank.comm, rank.rank, 1 - rank.rank
@@ -203,28 +150,28 @@ def test_capsule(rank: Rank) -> None:
         ("all_to_all", x, x),
         ("all_to_all", x, x[7:]),
     ):
-        text = _through_capsule(comm, (name, sent, received, 4, 0))
+        text = issue_operations(comm, (name, sent, received, 4, 0))
         assert text.startswith(f"the output of {name} overlaps its input"), (name, text)
-    text = _through_capsule(comm, ("send", x, None, 4, other), ("recv", None, x[3:], 4, other))
+    text = issue_operations(comm, ("send", x, None, 4, other), ("recv", None, x[3:], 4, other))
     assert text.startswith("the output of recv (operation 2 of 2) overlaps the input of send")
     if me == 0:
-        text = _through_capsule(comm, ("gather", x[5:], x[1:], 4, 0))
+        text = issue_operations(comm, ("gather", x[5:], x[1:], 4, 0))
         assert text.startswith("the output of gather overlaps its input")
     assert (x == 1).all()
-    assert not _through_capsule(comm, ("all_gather", x[4 * me :], x, 4, 0))
-    assert not _through_capsule(comm, ("reduce_scatter", x, x[4 * me :], 4, 0))
-    assert not _through_capsule(comm, ("gather", x[4 * me :], x if me == 0 else None, 4, 0))
+    assert not issue_operations(comm, ("all_gather", x[4 * me :], x, 4, 0))
+    assert not issue_operations(comm, ("reduce_scatter", x, x[4 * me :], 4, 0))
+    assert not issue_operations(comm, ("gather", x[4 * me :], x if me == 0 else None, 4, 0))
     buffer = comm.mem_alloc(4096)
     window = comm.register_window(buffer)
-    assert not _through_capsule(comm, ("signal", None, None, 1, other))
-    assert not _through_capsule(comm, ("wait_signal", None, None, 1, other))
-    text = _through_capsule(comm, ("signal", None, None, 1, 2))
+    assert not issue_operations(comm, ("signal", None, None, 1, other))
+    assert not issue_operations(comm, ("wait_signal", None, None, 1, other))
+    text = issue_operations(comm, ("signal", None, None, 1, 2))
     assert text == "root_or_peer: rank 2 is out of range for a communicator of size 2"
     window.close()
     # Buffers that the function does not use on this rank are ignored.
-    assert not _through_capsule(comm, ("reduce", x[8:], x[8 + me :], 4, 0))
-    assert not _through_capsule(comm, ("scatter", x if me == 0 else x[1:], x[4 * me :], 4, 0))
-    assert not _through_capsule(comm, ("all_to_all", x, x, 0, 0))
+    assert not issue_operations(comm, ("reduce", x[8:], x[8 + me :], 4, 0))
+    assert not issue_operations(comm, ("scatter", x if me == 0 else x[1:], x[4 * me :], 4, 0))
+    assert not issue_operations(comm, ("all_to_all", x, x, 0, 0))
     comm.barrier()
 
 
@@ -232,7 +179,7 @@ def test_one_rank(comm: nccl.Communicator) -> None:
     x = np.arange(4, dtype=np.float32)
     with pytest.raises(ValueError, match="no all-to-all in place"):
         comm.all_to_all(x, out=x)
-    assert "overlaps its input" in _through_capsule(comm, ("all_to_all", x, x, 4, 0))
+    assert "overlaps its input" in issue_operations(comm, ("all_to_all", x, x, 4, 0))
     for name in ("all_gather", "reduce_scatter"):
         with pytest.raises(ValueError, match="out: overlaps"):
             getattr(comm, name)(x[:3], out=x[1:])

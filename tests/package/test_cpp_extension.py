@@ -31,7 +31,7 @@ from pynccl import nccl
 from pynccl.errors import NcclInvalidUsageError
 from tests.support import gpu
 from tests.support.blocking import in_threads
-from tests.support.capsule import Capsule, Report, open_capsule
+from tests.support.capsule import Capsule, issue_operations, open_capsule
 from tests.support.commands import ROOT, python_output, run_command
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -235,46 +235,15 @@ def test_capsule_knows_the_windows() -> None:
     comm.close()
 
 
-class _Operation(ctypes.Structure):
-    """PyncclOperation of csrc/extension/capsule.h."""
-
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("dtype", ctypes.c_int),
-        ("op", ctypes.c_int),
-        ("root_or_peer", ctypes.c_int),
-        ("sendbuff", ctypes.c_void_p),
-        ("recvbuff", ctypes.c_void_p),
-        ("count", ctypes.c_size_t),
-        ("stream", ctypes.c_void_p),
-    ]
-
-
 @pytest.mark.parametrize("peer", [-1, 1, 2**30])
-@pytest.mark.parametrize("kind", [8, 9])  # PYNCCL_SEND, PYNCCL_RECV
-def test_capsule_refuses_wrong_peers(kind: int, peer: int) -> None:
+@pytest.mark.parametrize("kind", ["send", "recv"])
+def test_capsule_refuses_wrong_peers(kind: str, peer: int) -> None:
     """Before the flight recorder counts the message."""
-    memory = (ctypes.c_int8 * 1)()
-    texts: list[bytes] = []
+    memory = np.ones(1, np.float32)
     with _communicator() as comm:
-        capsule = comm.__pynccl_communicator__()
-        c, self = open_capsule(capsule)
-        issue = ctypes.CFUNCTYPE(
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.POINTER(_Operation),
-            ctypes.c_size_t,
-            ctypes.c_double,
-            Report,
-            ctypes.c_void_p,
-        )(c.issue)
-        message = _Operation(
-            kind, 0, 0, peer, ctypes.addressof(memory), ctypes.addressof(memory), 1, None
-        )
-        report = Report(lambda _, text: texts.append(text))
-        assert issue(self, ctypes.byref(message), 1, 0.0, report, None) != 0
+        text = issue_operations(comm, (kind, memory, memory, 1, peer))
         assert not comm.flight_record()
-    assert texts[0].startswith(f"root_or_peer: rank {peer} is out of range".encode())
+    assert text.startswith(f"root_or_peer: rank {peer} is out of range")
 
 
 def test_references_keep_the_communicator() -> None:

@@ -4,9 +4,43 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["Capsule", "Report", "open_capsule"]
+import numpy as np
+
+from pynccl import nccl
+
+__all__ = ["Capsule", "Report", "issue_operations", "open_capsule"]
 
 Report = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)  # of an error's text
+
+
+class _Operation(ctypes.Structure):
+    """PyncclOperation of csrc/extension/capsule.h."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("root_or_peer", ctypes.c_int),
+        ("sendbuff", ctypes.c_void_p),
+        ("recvbuff", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+_IssueFunction = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.POINTER(_Operation),
+    ctypes.c_size_t,
+    ctypes.c_double,
+    Report,
+    ctypes.c_void_p,
+)
+_KINDS = (
+    "all_reduce broadcast reduce all_gather reduce_scatter all_to_all gather scatter send recv "
+    "put_signal signal wait_signal"
+)
 
 
 class Capsule(ctypes.Structure):
@@ -25,7 +59,7 @@ class Capsule(ctypes.Structure):
         ("version", ctypes.c_int),
         ("on_device", ctypes.c_int),
         ("path", ctypes.c_char_p),
-        ("issue", ctypes.c_void_p),
+        ("issue", _IssueFunction),
         ("simulate", ctypes.c_void_p),
         ("state", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, Report, ctypes.c_void_p)),
         (
@@ -50,3 +84,26 @@ def open_capsule(capsule: object) -> tuple[Capsule, int]:
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address = get(capsule, b"pynccl.communicator.v1")
     return Capsule.from_address(address), address
+
+
+def issue_operations(
+    comm: nccl.Communicator, *operations: tuple[str, np.ndarray | None, np.ndarray | None, int, int]
+) -> str:
+    """Issue operations (name, input, output, count, root or peer). Returns the error's text."""
+    capsule = comm.__pynccl_communicator__()
+    struct, pointer = open_capsule(capsule)
+    texts: list[bytes] = []
+    report = Report(lambda _, text: texts.append(text))
+
+    def address(array: np.ndarray | None) -> int | None:
+        return None if array is None else array.ctypes.data
+
+    made = [
+        _Operation(
+            _KINDS.split().index(name), 7, 0, root, address(sent), address(received), count, None
+        )
+        for name, sent, received, count, root in operations
+    ]
+    result = struct.issue(pointer, (_Operation * len(made))(*made), len(made), 0.0, report, None)
+    assert (result != 0) == bool(texts)
+    return b"".join(texts).decode()
