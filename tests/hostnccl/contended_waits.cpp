@@ -1,9 +1,13 @@
 // Waits of one thread, in planned time: each reading of the clock takes 2 us, a yield as long as
 // the program says. Prints how often each wait spins and yields before it would sleep, and its
-// microseconds.
+// microseconds. Then prints the time slice of the thread
+// before and after them, in microseconds.
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <iostream>
 
 #include "hostnccl/base/flag.h"
@@ -60,11 +64,19 @@ void lose_by_spin(nanoseconds time) {
   }
 }
 
+// 0 before Linux 6.12.
+double slice_us() {
+  uint64_t attributes[6] = {};  // struct sched_attr of linux/sched/types.h
+  if (syscall(SYS_sched_getattr, 0, attributes, sizeof attributes, 0) != 0) return -1;
+  return static_cast<double>(attributes[3]) / 1000;
+}
+
 }  // namespace
 }  // namespace hostnccl
 
 int main() {
   using namespace hostnccl;
+  const double slice_before = slice_us();
   constexpr milliseconds kSlice(20);
   constexpr seconds kCalm(10);
   print_wait("calm", true);
@@ -84,4 +96,5 @@ int main() {
   lose_by_spin(hours(1));  // the process was stopped
   moment += seconds(1);
   print_wait("calm_after_a_stop", false);
+  std::cout << "slice " << slice_before << ' ' << slice_us() << " 0" << std::endl;
 }
