@@ -134,6 +134,40 @@ def test_a_handler_runs_while_the_call_waits(rank: Rank) -> None:
         comm.close()
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+@on_ranks(1, fresh=True)
+def test_a_handler_may_run_operations(rank: Rank, grouped: bool) -> None:
+    """On another communicator, while the main thread waits in an operation or a group."""
+    comms = nccl.Communicator.init_all(2, provider="host")
+    alone = nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host")
+    arrays = [np.ones(4), np.ones(4)]
+    handled = threading.Event()
+
+    def scope() -> contextlib.AbstractContextManager[object]:
+        return nccl.group() if grouped else contextlib.nullcontext()
+
+    def handle(*_: object) -> None:
+        with scope():
+            for count in (4, 5):
+                alone.all_reduce(np.ones(count))
+        handled.set()
+
+    def interrupt() -> None:
+        interrupt_when_blocked(signal.SIGALRM)
+        handled.wait(20)
+        comms[1].all_reduce(arrays[1])
+
+    signal.signal(signal.SIGALRM, handle)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with scope():
+        comms[0].all_reduce(arrays[0])
+    thread.join()
+    assert (arrays[0] == 2).all()
+    for comm in (*comms, alone):
+        comm.close()
+
+
 @on_ranks(1, fresh=True)
 def test_shrink_with_abort_waits_for_the_operations_that_it_ends(rank: Rank) -> None:
     """The caller may then free their buffers. One is blocked in a signal handler meanwhile."""

@@ -418,8 +418,26 @@ abi::ncclResult_t Group::submit(PendingOperation&& operation) {
          operation.comm->rank());
   }
   connect_ranks({&operation, 1});
-  dispatch(operation, inline_engine_);
+  dispatch_all(operation);
   return operation.comm->begin_issuing() ? abi::ncclInProgress : abi::ncclSuccess;
+}
+
+// An interrupt check may call this function while the engine of the thread runs.
+template <typename Operations>
+void Group::dispatch_all(const Operations& operations) {
+  if (dispatching_) {
+    ProgressEngine engine;
+    return dispatch(operations, engine);
+  }
+  struct Scope {
+    explicit Scope(bool& flag) : dispatching(flag = true) {}
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() { dispatching = false; }
+    bool& dispatching;
+  };
+  const Scope scope(dispatching_);
+  dispatch(operations, inline_engine_);
 }
 
 abi::ncclResult_t Group::submit(Job job) {
@@ -457,8 +475,12 @@ abi::ncclResult_t Group::end() {
   if (active()) return abi::ncclSuccess;
   try {
     check();
-    const abi::ncclResult_t result = start_all();
+    // The interrupt check of a wait may call this group again.
+    std::vector<PendingOperation> operations = std::exchange(operations_, {});
+    const abi::ncclResult_t result = start_all(operations);
     clear();
+    operations.clear();
+    operations_ = std::move(operations);  // for its memory
     return result;
   } catch (...) {
     cancel_and_rethrow();
@@ -546,21 +568,21 @@ void Group::check_launch_events() const {
   }
 }
 
-abi::ncclResult_t Group::start_all() {
+abi::ncclResult_t Group::start_all(const std::vector<PendingOperation>& operations) {
   abi::ncclResult_t result = abi::ncclSuccess;
   if (!jobs_.empty()) {
     std::vector<Job> jobs;
     jobs.swap(jobs_);
     result = run_jobs(jobs.data(), jobs.size());
   }
-  if (operations_.empty()) return result;
-  connect_ranks(operations_);
-  dispatch(operations_, inline_engine_);
+  if (operations.empty()) return result;
+  connect_ranks(operations);
+  dispatch_all(operations);
   bool continues = false;
-  for (const PendingOperation& pending : operations_)
+  for (const PendingOperation& pending : operations)
     continues = pending.comm->begin_issuing() || continues;
   if (!continues) return result;
-  for (const PendingOperation& pending : operations_) {
+  for (const PendingOperation& pending : operations) {
     if (pending.comm->settings().blocking && pending.comm->nranks() > 1)
       pending.comm->state().begin_issuing(true);
   }

@@ -47,13 +47,16 @@ class Group {
   void check() const;
   void check_messages_to_self() const;
   void check_launch_events() const;
-  abi::ncclResult_t start_all();
+  abi::ncclResult_t start_all(const std::vector<PendingOperation>& operations);
+  template <typename Operations>
+  void dispatch_all(const Operations& operations);
 
   WaitingThread& thread_ = WaitingThread::current();
   int depth_ = 0;
   std::optional<Error> error_;
   std::vector<PendingOperation> operations_;
   std::vector<Job> jobs_;
+  bool dispatching_ = false;
   ProgressEngine inline_engine_;  // for operations of the calling thread, reused for its memory
 };
 
