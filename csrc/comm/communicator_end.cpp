@@ -398,7 +398,10 @@ void Communicator::revoke() {
   fail_queued_work(ncclInvalidUsage, "ncclCommRevoke", "its communicator was revoked");
   const bool before = revoked_;
   mark_revoked();
-  const double seconds = seconds_from_limit(deadlines_->limit());
+  double seconds = seconds_from_limit(deadlines_->limit());
+  // A signal handler may run in an operation of the communicator, which ends only after it.
+  const bool in_handler = Interrupt::in_handler();
+  if (in_handler) seconds = std::min(seconds, kEndCallsSeconds);
   bool in_time;
   try {
     in_time = revoke_within(seconds);
@@ -406,7 +409,7 @@ void Communicator::revoke() {
     mark_revoked(before);
     throw;
   }
-  if (!in_time) throw_late(seconds, "ncclCommRevoke");
+  if (!in_time && !in_handler) throw_late(seconds, "ncclCommRevoke");
 }
 
 // Returns false after the given seconds, while the revocation continues on its thread. Throws if

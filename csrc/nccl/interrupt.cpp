@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 #include "common/thread_id.h"
 
 namespace pynccl {
@@ -14,7 +16,10 @@ void Interrupt::install(void* set_check) {
 bool Interrupt::on_main_thread() { return check_ && common::thread_id() == getpid(); }
 
 int Interrupt::check() {
-  if (!pending_ && check_) pending_ = check_();
+  if (pending_ || !check_) return pending_;
+  const bool before = std::exchange(in_handler_, true);
+  pending_ = check_();
+  in_handler_ = before;
   return pending_;
 }
 

@@ -18,6 +18,9 @@ class Interrupt {
   // Whether this is the thread that runs signal handlers.
   static bool on_main_thread();
 
+  // Whether this thread runs a signal handler within a wait, which ends after the handler.
+  static bool in_handler() { return in_handler_; }
+
   // For waits outside the library: runs pending handlers and returns whether one of them raised.
   static bool poll() { return check() != 0; }
 
@@ -26,6 +29,7 @@ class Interrupt {
 
   inline static bool (*check_)() = nullptr;
   inline static thread_local bool pending_ = false;
+  inline static thread_local bool in_handler_ = false;
 };
 
 }  // namespace pynccl

@@ -169,6 +169,18 @@ def test_a_handler_may_run_operations(rank: Rank, grouped: bool) -> None:
 
 
 @on_ranks(1, fresh=True)
+def test_a_handler_may_revoke_the_communicator(rank: Rank) -> None:
+    """Of the operation in which the main thread waits, which ends after the handler."""
+    comms = nccl.Communicator.init_all(2, provider="host")
+    signal.signal(signal.SIGALRM, lambda *_: comms[0].revoke())
+    interrupt_when_blocked(signal.SIGALRM)
+    with pytest.raises(nccl.NcclInvalidUsageError, match="revoked"):
+        comms[0].all_reduce(np.ones(4))
+    for comm in comms:
+        comm.abort()
+
+
+@on_ranks(1, fresh=True)
 def test_shrink_with_abort_waits_for_the_operations_that_it_ends(rank: Rank) -> None:
     """The caller may then free their buffers. One is blocked in a signal handler meanwhile."""
     comms = nccl.Communicator.init_all(2, provider="host")
