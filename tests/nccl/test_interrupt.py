@@ -181,6 +181,32 @@ def test_a_handler_may_revoke_the_communicator(rank: Rank) -> None:
 
 
 @on_ranks(1, fresh=True)
+def test_all_branches_of_a_graph_end(rank: Rank) -> None:
+    """Although only the first one runs in the interrupted thread. The other ranks are notified."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    comms = [nccl.Communicator.init_all(2, provider="host") for _ in range(2)]
+    first, second = nccl.Stream("host"), nccl.Stream("host")
+    begun, reduced, joined = (nccl.Event("host") for _ in range(3))
+    with nccl.capture(first) as graph:
+        begun.record(first)
+        second.wait(begun)
+        comms[0][0].all_reduce(np.ones(4))
+        reduced.record(first)
+        second.wait(reduced)
+        comms[1][0].all_reduce(np.ones(4), stream=second)
+        joined.record(second)
+        first.wait(joined)
+    interrupt_when_blocked()
+    with pytest.raises(KeyboardInterrupt):
+        graph.launch(0)
+    for one, other in comms:
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 .*interrupted"):
+            other.all_reduce(np.ones(4))
+        one.abort()
+        other.abort()
+
+
+@on_ranks(1, fresh=True)
 def test_shrink_with_abort_waits_for_the_operations_that_it_ends(rank: Rank) -> None:
     """The caller may then free their buffers. One is blocked in a signal handler meanwhile."""
     comms = nccl.Communicator.init_all(2, provider="host")

@@ -60,6 +60,10 @@ Error Communicator::fail_operation(const Error& error) {
   return state_.operation_error();
 }
 
+void Communicator::fail_interrupted() {
+  fail_operation(Error(abi::ncclRemoteError, segment_->name_of(rank_) + " " + kInterruption));
+}
+
 void Communicator::add_user(WaitingThread& thread) {
   user_.store(thread.number(), std::memory_order_relaxed);
   const std::lock_guard lock(users_mutex_);

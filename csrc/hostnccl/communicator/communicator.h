@@ -88,6 +88,7 @@ class Communicator final : public WaitingCommunicator {
   // Called when an operation of this rank has failed: fails the communicator, informs Deadlocks,
   // and returns the error of the operation.
   Error fail_operation(const Error& error);
+  void fail_interrupted();  // the same if the user has interrupted a wait of this rank
 
   // Bracket the operations of this rank that run together. Begin throws the communicator's error if
   // no operation may run any more.

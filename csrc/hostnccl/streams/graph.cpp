@@ -36,8 +36,6 @@ std::vector<std::vector<size_t>> nodes_of_branches(const Graph& graph) {
   return branches;
 }
 
-void wait(Flag& flag) { sleep_in_process({&flag, 1}); }
-
 }  // namespace
 
 size_t Graph::branches() const {
@@ -114,16 +112,16 @@ class GraphExec::Launch {
   // The first branch, on the stream of the launch. It starts and completes the launch.
   void run_first_branch(const std::vector<size_t>& branch, EventRecord& end) {
     if (previous_end_) previous_end_->wait();
-    if (previous_end_ && previous_end_->failure() != ignored_) inherit(previous_end_->failure());
-    if (stream_) before_ = stream_->failure_besides(reported_);
+    SharedFailure failure;
+    if (previous_end_ && previous_end_->failure() != ignored_) failure = previous_end_->failure();
+    before_ = failure = inherit(failure);
     started_.signal(1);
     run(branch);
     for (const size_t index : graph_->final_nodes()) {
       wait(node_done_[index]);
-      inherit(node_failures_[index]);
+      if (!failure) failure = node_failures_[index];
     }
-    if (stream_) before_ = stream_->failure_besides(reported_);
-    end.complete(before_);
+    end.complete(inherit(failure));
   }
   void run_other_branch(const std::vector<size_t>& branch) {
     wait(started_);
@@ -135,13 +133,32 @@ class GraphExec::Launch {
     return failure && failure->reported ? failure : nullptr;
   }
 
-  // Makes a failure, if there is one, that of the stream. Without a stream, that of the launch.
-  void inherit(const SharedFailure& failure) {
-    if (!failure || failure == before_) return;
-    if (stream_)
-      stream_->set_failure(failure->error);
-    else if (!before_)
-      before_ = failure;
+  // Makes a failure, if there is one, that of the stream. Returns that of the launch.
+  SharedFailure inherit(const SharedFailure& failure) {
+    if (!stream_) return failure;
+    if (failure && failure != before_) stream_->set_failure(failure->error);
+    return stream_->failure_besides(reported_);
+  }
+
+  // If the wait is interrupted, this rank completes none of the remaining operations. The other
+  // ranks get the reason, and the branches end.
+  void wait(Flag& flag) {
+    const WaitCondition done{&flag, 1};
+    try {
+      sleep_in_process(done);
+    } catch (...) {
+      fail_operations();
+      while (!done.met()) sleep_on(done, kCheckInterval);
+    }
+  }
+
+  void fail_operations() const {
+    for (size_t i = 0; i < engines_.size(); ++i) {
+      if (!engines_[i] || node_done_[i].reached(1)) continue;
+      for (const auto& operation :
+           std::get<std::vector<Graph::NodeOperation>>(graph_->nodes()[i].payload))
+        operation.comm->fail_interrupted();
+    }
   }
 
   void run(const std::vector<size_t>& branch) {
@@ -174,9 +191,9 @@ class GraphExec::Launch {
   const Ref<Graph> graph_;
   const Ref<Stream> stream_;
   const std::shared_ptr<EventRecord> previous_end_;
-  const SharedFailure ignored_;   // of previous_end_, since it was reported
-  const SharedFailure reported_;  // of stream_, likewise
-  SharedFailure before_;          // the failure before the launch, finally that of the launch
+  const SharedFailure ignored_;                           // of previous_end_, since it was reported
+  const SharedFailure reported_;                          // of stream_, likewise
+  SharedFailure before_;                                  // the failure before the launch
   std::vector<std::unique_ptr<ProgressEngine>> engines_;  // one per node; null: a host function
   const std::unique_ptr<Flag[]> node_done_;               // one per node
   // Per node, once it is done: its own failure or that of a preceding node.
@@ -205,8 +222,15 @@ void GraphExec::launch(const Ref<Stream>& stream) {
   const auto branches = std::make_shared<const std::vector<std::vector<size_t>>>(branches_);
   std::shared_ptr<Launch> launch;
   {
-    const std::lock_guard lock(mutex_);  // all streams get the launches in the same order
-    // Everything that can fail comes before the first sequence number.
+    std::unique_lock lock(mutex_);  // all streams get the launches in the same order
+    // Everything that can fail comes before the first sequence number, and so does the wait of the
+    // calling thread, which may be interrupted.
+    while (!stream && last_end_ && !last_end_->done()) {
+      const auto previous_end = last_end_;
+      lock.unlock();
+      previous_end->wait();
+      lock.lock();
+    }
     launch = std::make_shared<Launch>(graph_, stream, last_end_);
     OperationOrders orders;
     launch->prepare(orders);
