@@ -7,11 +7,13 @@ tests/hostnccl/test_interactions.py tests for leaks.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PROT_READ, PROT_WRITE
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
 _PAGE = 4096
+_MAP_FIXED = 0x10
 
 
 @pytest.mark.parametrize(("nranks", "threads"), [(1, False), (2, True), (3, False)])
@@ -256,6 +259,32 @@ def test_a_window_closed_by_some_ranks(rank: Rank) -> None:
         rank.comm.all_reduce(data.outside)
         rank.comm.all_reduce(data.inside)
         assert np.array_equal(data.inside, data.outside)
+
+
+@pytest.mark.parametrize("message", [False, True])
+@on_ranks(2, env={"HOSTNCCL_DIRECT_BYTES": "0", "HOSTNCCL_DIRECT_MESSAGE_BYTES": "0"})
+def test_memory_at_the_address_of_a_closed_window(rank: Rank, message: bool) -> None:
+    """It is read, even by a rank that has not closed the window yet."""
+    comm, size = rank.comm, 64 * _PAGE
+    buffer = comm.mem_alloc(size)
+    window = comm.register_window(buffer)
+    own = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(buffer.ptr))
+    if rank.rank == 1:
+        window.close()
+        # As if the buffer had been freed and the kernel had used its address again.
+        mmap = ctypes.CDLL(None).mmap
+        mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        flags = MAP_PRIVATE | MAP_ANONYMOUS | _MAP_FIXED
+        mmap(buffer.ptr, size, PROT_READ | PROT_WRITE, flags, -1, 0)
+        own[:] = 7
+    received = np.zeros((2, size), np.uint8)
+    if not message:
+        comm.all_gather(own, out=received)
+    elif rank.rank == 1:
+        comm.send(own, 0)
+    else:
+        comm.recv(received[1], 1)
+    assert rank.rank == 1 or (received[1] == 7).all()
 
 
 def _staged() -> int:

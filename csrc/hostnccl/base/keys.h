@@ -118,7 +118,7 @@ inline std::span<const uint8_t> bytes_of(std::string_view text) {
 }
 
 // Version of the ids, the messages of a rendezvous and the layouts in shared memory.
-inline constexpr uint32_t kProtocol = 8;
+inline constexpr uint32_t kProtocol = 9;
 
 // The secret of a rendezvous, known only to its ranks. They find each other by its hash, and prove
 // to each other that they know it.

@@ -234,7 +234,7 @@ Task run_staged(Communicator& comm, const Operation& operation) {
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(collective.step_of(peer), step, peer);
       if (checked) continue;
-      if (call.check_descriptor(peer, own).windows != 0) all_staged = false;
+      if (call.check_descriptor(peer, own).windows_only) all_staged = false;
     }
     checked = true;
     // A peer that tried the direct path has seen this descriptor and falls back: repeat the round.
@@ -272,9 +272,10 @@ struct DirectCall : CollectiveCall {
       const size_t now = std::min(most, count - done);
       const size_t start = offset + done * element;
       for (int peer = 0; peer < nranks; ++peer) {
+        const Descriptor& published = collective.descriptor_of(peer);
         collective.sources()[peer] =
             peer == rank ? send_at(start)
-                         : access.view(peer, collective.descriptor_of(peer).send + start,
+                         : access.view(peer, published.windows, published.send + start,
                                        collective.scratch(peer, kScratchBytes), now * element);
       }
       reduce_into(static_cast<char*>(to) + done * element, now);
@@ -290,7 +291,8 @@ struct DirectCall : CollectiveCall {
       if (peer == rank) {
         copy_own_block(0, operation.block_bytes());
       } else {
-        access.read(peer, collective.descriptor_of(peer).send + offset_in_send(rank),
+        const Descriptor& published = collective.descriptor_of(peer);
+        access.read(peer, published.windows, published.send + offset_in_send(rank),
                     recv_at(offset_in_recv(peer)), operation.block_bytes());
       }
     }
@@ -307,7 +309,8 @@ struct DirectCall : CollectiveCall {
     for (int i = 1; i < nranks; ++i) {
       const int owner = (rank + i) % nranks;
       const auto [begin, length] = slice_of(owner, operation.count, kAligned);
-      access.read(owner, collective.descriptor_of(owner).recv + begin * element,
+      const Descriptor& published = collective.descriptor_of(owner);
+      access.read(owner, published.windows, published.recv + begin * element,
                   recv_at(begin * element), length * element);
     }
     access.check();
@@ -334,13 +337,15 @@ Task run_direct(Communicator& comm, const Operation& operation,
   ExposureEpoch exposure(call.segment, call.rank);
   try {
     Descriptor own = describe(operation);
-    own.windows = windows_only ? call.windows->identity() : 0;
+    own.windows = call.windows ? call.windows->identity() : 0;
+    own.windows_only = windows_only;
     collective.next_staging();
     collective.own_descriptor() = own;
     uint32_t step = collective.signal_step();
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(collective.step_of(peer), step, peer);
-      if (call.check_descriptor(peer, own).windows != own.windows) all_direct = false;
+      const bool same = call.check_descriptor(peer, own).windows == own.windows;
+      if (windows_only && !same) all_direct = false;
     }
     if (!all_direct) {
       // A peer took the staged path. It repeats the round in which it saw this descriptor, so both

@@ -53,6 +53,7 @@ Task run_send(Communicator& comm, const Operation& operation, bool alone) {
   first.transfer = transfer_for(segment, peer, bytes, alone);
   if (first.transfer == Transfer::Direct) {
     first.address = reinterpret_cast<uint64_t>(operation.send);
+    first.windows = comm.windows().any() ? comm.windows().open_set()->identity() : 0;
     ExposureEpoch exposure(segment, comm.rank());
     ring.posted.signal(number + 1);
     co_await until(ring.taken, number + 1, peer);
@@ -90,7 +91,7 @@ Task run_recv(Communicator& comm, const Operation& operation) {
     {
       const auto windows = comm.windows().open_set();
       const AccessEpoch access(segment, comm.rank(), windows.get());
-      access.read(peer, first.address, operation.recv, bytes);
+      access.read(peer, first.windows, first.address, operation.recv, bytes);
       access.check();
     }
     ring.taken.signal(number + 1);

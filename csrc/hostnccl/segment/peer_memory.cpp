@@ -32,13 +32,15 @@ void AccessEpoch::check() const {
   if (segment_.failed()) throw segment_.failure();
 }
 
-const char* AccessEpoch::local_address(int peer, uint64_t address, size_t bytes) const {
+const char* AccessEpoch::local_address(int peer, uint64_t windows, uint64_t address,
+                                       size_t bytes) const {
   if (segment_.same_process(peer)) return reinterpret_cast<const char*>(address);
-  return windows_ != nullptr ? windows_->local_address(peer, address, bytes) : nullptr;
+  const bool same = windows_ != nullptr && windows_->identity() == windows;
+  return same ? windows_->local_address(peer, address, bytes) : nullptr;
 }
 
-void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const {
-  const char* const local = local_address(peer, address, bytes);
+void AccessEpoch::read(int peer, uint64_t windows, uint64_t address, void* to, size_t bytes) const {
+  const char* const local = local_address(peer, windows, address, bytes);
   for (size_t done = 0; done < bytes;) {
     const size_t block = std::min(kBlock, bytes - done);
     char* target = static_cast<char*>(to) + done;
@@ -60,9 +62,10 @@ void AccessEpoch::read(int peer, uint64_t address, void* to, size_t bytes) const
   }
 }
 
-const void* AccessEpoch::view(int peer, uint64_t address, void* scratch, size_t bytes) const {
-  if (const char* local = local_address(peer, address, bytes)) return local;
-  read(peer, address, scratch, bytes);
+const void* AccessEpoch::view(int peer, uint64_t windows, uint64_t address, void* scratch,
+                              size_t bytes) const {
+  if (const char* local = local_address(peer, windows, address, bytes)) return local;
+  read(peer, windows, address, scratch, bytes);
   return scratch;
 }
 

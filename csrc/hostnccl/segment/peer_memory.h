@@ -25,14 +25,16 @@ class AccessEpoch {
   AccessEpoch& operator=(const AccessEpoch&) = delete;
   ~AccessEpoch();
 
-  void read(int peer, uint64_t address, void* to, size_t bytes) const;
+  // windows: the identity of the windows that the peer has open. If this rank has others open, the
+  // memory at the address may no longer be that of a window.
+  void read(int peer, uint64_t windows, uint64_t address, void* to, size_t bytes) const;
   // A pointer to the peer's bytes: to its memory if that is mapped here, else to a copy in scratch.
-  const void* view(int peer, uint64_t address, void* scratch, size_t bytes) const;
+  const void* view(int peer, uint64_t windows, uint64_t address, void* scratch, size_t bytes) const;
   void check() const;
 
  private:
   // The address of the peer's memory in this process. Null if it is not mapped.
-  const char* local_address(int peer, uint64_t address, size_t bytes) const;
+  const char* local_address(int peer, uint64_t windows, uint64_t address, size_t bytes) const;
 
   Segment& segment_;
   const WindowSet* windows_;

@@ -38,8 +38,9 @@ struct Descriptor {
   uint8_t reduce;
   uint8_t multiplies;
   uint8_t path;
-  uint64_t tag;      // userProfilerTag, for error texts only
-  uint64_t windows;  // WindowSet::identity() if peers read only from windows, else 0
+  bool windows_only;  // peers read only from windows
+  uint64_t tag;       // userProfilerTag, for error texts only
+  uint64_t windows;   // WindowSet::identity() of a direct call
 };
 
 // The numbers of contexts and of signals per context that a rank has for each peer.
@@ -169,6 +170,7 @@ enum class Transfer : uint32_t { Eager, Direct, Pieces };
 struct Cell {
   uint64_t count;
   uint64_t address;  // Direct: of the sender's buffer
+  uint64_t windows;  // Direct: WindowSet::identity() of the sender
   uint32_t dtype;
   Transfer transfer;
   alignas(64) unsigned char payload[kCellBytes];
