@@ -710,3 +710,26 @@ def test_a_rank_that_has_completed_the_setup_is_not_named(
     environment = {"LD_PRELOAD": stopping, "HOSTNCCL_TUNING": "off"}
     arguments = (tmp_path, stopping)
     launch(3, _give_up_during_the_setup, *arguments, env=environment, timeout=60, fresh=True)
+
+
+def _split_without_descriptors(rank: Rank) -> float:
+    comm = rank.comm
+    comm.all_reduce(np.ones(1))
+    started = time.monotonic()
+    with (  # noqa: PT012
+        _free_descriptors(0) if rank.rank == 1 else contextlib.nullcontext(),
+        pytest.raises(nccl.NcclSystemError if rank.rank == 1 else nccl.NcclRemoteError),
+        nccl.group(),
+    ):
+        for _ in range(3):
+            comm.split(0)
+    took = time.monotonic() - started
+    if rank.rank == 1:
+        rank.wait_event("failed", 0)
+    else:
+        rank.set_event("failed")
+    return took
+
+
+def test_a_rank_that_gives_up_several_creations_is_not_waited_for(launch: Launcher) -> None:
+    assert max(launch(2, _split_without_descriptors, timeout=60, fresh=True)) < _SOON

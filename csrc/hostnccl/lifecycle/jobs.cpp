@@ -73,7 +73,7 @@ auto take_step(const Job& job, uint64_t mark, Step&& step) {
   try {
     return step();
   } catch (...) {
-    job.parent->segment().rank_state(job.parent->rank()).given_up.store(mark);
+    job.parent->segment().rank_state(job.parent->rank()).given_up.add(mark);
     throw;
   }
 }
@@ -89,9 +89,10 @@ Rendezvous::Watch watch_members(const Job& job, std::vector<int> members,
     const int member = members[static_cast<size_t>(rank)];
     const Segment& segment = parent->segment();
     segment.check_member(member, parent->rank());
-    const uint64_t given_up = segment.rank_state(member).given_up.load();
-    if (given_up == before && segment.failed()) throw segment.failure();
-    if (given_up == before || given_up == mark) {
+    const GivenUpCreations& given_up = segment.rank_state(member).given_up;
+    const bool early = given_up.contains(before);
+    if (early && segment.failed()) throw segment.failure();
+    if (early || given_up.contains(mark)) {
       fail(abi::ncclRemoteError, "%s gave up creating the communicator",
            segment.name_of(member).c_str());
     }

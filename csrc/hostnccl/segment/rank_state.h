@@ -60,6 +60,22 @@ struct ExchangeRecord {
   RendezvousKey key;
 };
 
+// The last creations that a rank gave up, as marks of lifecycle/jobs.cpp.
+class GivenUpCreations {
+ public:
+  void add(uint64_t mark) { marks_[next_++ % kMarks] = mark; }
+  bool contains(uint64_t mark) const {
+    for (const auto& one : marks_)
+      if (one == mark) return true;
+    return false;
+  }
+
+ private:
+  static constexpr uint32_t kMarks = 64;
+  std::atomic<uint32_t> next_;
+  std::atomic<uint64_t> marks_[kMarks];
+};
+
 // A set of ranks that peers may read while it is written.
 struct SharedRanks {
   std::atomic<uint64_t> words[kMaxRanks / 64];
@@ -130,10 +146,10 @@ struct alignas(4096) RankState {
   alignas(128) Descriptor descriptors[2];
   alignas(128) Flag agreement_step;  // number of the last published record
   ExchangeRecord records[2];
-  Flag recovery_step;              // number of the last recovery in which it takes part
-  SharedRanks survivors[2];        // its proposals for that recovery and the previous one
-  Flag called;                     // in strict mode, 1: it has called a collective
-  std::atomic<uint64_t> given_up;  // the last creation that it gave up: see lifecycle/jobs.cpp
+  Flag recovery_step;        // number of the last recovery in which it takes part
+  SharedRanks survivors[2];  // its proposals for that recovery and the previous one
+  Flag called;               // in strict mode, 1: it has called a collective
+  GivenUpCreations given_up;
   alignas(128) std::atomic<Presence> presence;
   std::atomic<uint32_t> accessing;  // 1 while this rank reads peers' buffers by pointer
   int32_t pid;
