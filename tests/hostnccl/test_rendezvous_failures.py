@@ -11,6 +11,7 @@ import re
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from pynccl import libraries, nccl
 from tests.hostnccl.test_death_in_init import arrive, wait_for_exit
+from tests.support.blocking import wait_until
 from tests.support.cpp import compile_to_preload
 from tests.support.launcher import Launcher, Outcome, Run
 from tests.support.rank import Rank, wait_for
@@ -712,6 +714,37 @@ def test_a_rank_that_has_completed_the_setup_is_not_named(
     launch(3, _give_up_during_the_setup, *arguments, env=environment, timeout=60, fresh=True)
 
 
+def _give_up_before_an_operation_ends(rank: Rank) -> None:
+    """Rank 0 is preempted until its earlier operation is done and the time limit has expired."""
+    limit = 0.5
+    comm = rank.comm
+    comm.all_reduce(np.ones(1))
+    if rank.rank == 1:
+        rank.wait_event("waits", 0)
+        comm.all_reduce(np.ones(1))
+        return
+    main, stream = threading.get_ident(), rank.stream()
+    comm.all_reduce(np.ones(1), stream=stream)
+    end = time.monotonic() + limit + 1
+
+    def check() -> int:
+        if threading.get_ident() == main and time.monotonic() < end:
+            rank.set_event("waits")
+            wait_until(stream.query)
+            time.sleep(end - time.monotonic())
+        return 0
+
+    held = _set_check(check)
+    with comm.shrink([1], config=nccl.Config(init_timeout=limit)) as alone:
+        alone.all_reduce(np.ones(1))
+    assert held
+    assert not comm.revoked
+
+
+def test_a_limit_that_expires_after_the_awaited_operation(launch: Launcher) -> None:
+    launch(2, _give_up_before_an_operation_ends, fresh=True)
+
+
 def _split_without_descriptors(rank: Rank) -> float:
     comm = rank.comm
     comm.all_reduce(np.ones(1))
@@ -733,3 +766,24 @@ def _split_without_descriptors(rank: Rank) -> float:
 
 def test_a_rank_that_gives_up_several_creations_is_not_waited_for(launch: Launcher) -> None:
     assert max(launch(2, _split_without_descriptors, timeout=60, fresh=True)) < _SOON
+
+
+def _split_after_giving_up(rank: Rank) -> None:
+    """Rank 0 gives up the second creation while the first one is still waiting for rank 1."""
+    comm = rank.comm
+    comm.all_reduce(np.ones(1))
+    comm.revoke()
+    if rank.rank == 1:
+        rank.wait_event("gave up", 0)
+    error = nccl.NcclTimeoutError if rank.rank == 0 else nccl.NcclRemoteError
+    reason = r"rank 0 \(pid \d+\) gave up"
+    with pytest.raises(error, match=reason), nccl.group():  # noqa: PT012
+        for limit in (1.0, 0.3):
+            comm.split(0, config=nccl.Config(init_timeout=limit))
+    rank.set_event("gave up")
+    with comm.split(0, config=nccl.Config(init_timeout=_SOON)) as child:
+        child.all_reduce(np.ones(1))
+
+
+def test_creations_after_one_that_was_given_up(launch: Launcher) -> None:
+    launch(2, _split_after_giving_up, timeout=60, fresh=True)

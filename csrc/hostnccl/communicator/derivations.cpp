@@ -102,44 +102,77 @@ void Agreement::attach(Segment& segment, int rank) {
 
 void Agreement::restart(uint32_t recovery) {
   constexpr uint32_t kAgreements = 1 << 16;  // more than occur between two recoveries
+  const std::lock_guard lock(mutex_);
   issued_ = recovery * kAgreements;
+  ended_.clear();
   completed_.signal(issued_);
 }
 
-void Agreement::check(const Creation& creation, const std::string& awaited) const {
+void Agreement::check(const WaitCondition& condition, const Creation& creation,
+                      const std::string& awaited) const {
   if (state_.aborted()) throw state_.error();
   const auto reason = creation.given_up();
-  if (!reason) return;
+  // This rank may have been preempted since it last looked at the flag.
+  if (!reason || condition.met()) return;
   throw Error(reason->code(), segment_->name_of(rank_) + " " + reason->text() + ": " + awaited);
+}
+
+void Agreement::check_peer(int peer, uint32_t number) const {
+  if (!segment_->rank_state(peer).given_up.contains(mark_of(number))) return;
+  fail(abi::ncclRemoteError, "%s gave up creating the communicator",
+       segment_->name_of(peer).c_str());
 }
 
 std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& own, uint32_t number,
                                                         const Creation& creation) {
-  const WaitCondition earlier{&completed_, number - 1};
-  sleep_until(earlier,
-              [&](bool) { check(creation, "an earlier communicator is still being created"); });
-  std::vector<ExchangeRecord> all;
   try {
-    segment_->rank_state(rank_).records[number & 1] = own;
-    segment_->rank_state(rank_).agreement_step.signal(number);
-    for (int peer = 0; peer < segment_->nranks(); ++peer) {
-      const WaitCondition arrived{&segment_->rank_state(peer).agreement_step, number};
-      sleep_until(arrived, [&](bool check_liveness) {
-        check(creation,
-              segment_->name_of(peer) + " did not take part in creating another communicator");
-        // The peer may only be late while another one has died.
-        for (int other = peer; other < segment_->nranks(); ++other) {
-          const WaitCondition same{&segment_->rank_state(other).agreement_step, number};
-          if (!same.met()) segment_->check_agreement_peer(other, rank_, same, check_liveness);
-        }
-      });
-      all.push_back(segment_->rank_state(peer).records[number & 1]);
-    }
+    std::vector<ExchangeRecord> all = exchange(own, number, creation);
+    complete(number);
+    return all;
   } catch (...) {
-    completed_.signal(number);  // the next agreement detects the reason itself
+    // Before the next agreement, after which the peers do not find this rank's record.
+    segment_->rank_state(rank_).given_up.add(mark_of(number));
+    complete(number);
     throw;
   }
-  completed_.signal(number);
+}
+
+// A later agreement may have been given up while it waited for this one.
+void Agreement::complete(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  ended_.insert(number);
+  for (;;) {
+    const uint32_t next = completed_.load_own() + 1;
+    if (ended_.erase(next) == 0) return;
+    completed_.signal(next);
+  }
+}
+
+std::vector<ExchangeRecord> Agreement::exchange(const ExchangeRecord& own, uint32_t number,
+                                                const Creation& creation) {
+  const WaitCondition earlier{&completed_, number - 1};
+  sleep_until(earlier, [&](bool) {
+    check(earlier, creation, "an earlier communicator is still being created");
+  });
+  segment_->rank_state(rank_).records[number & 1] = own;
+  segment_->rank_state(rank_).agreement_step.signal(number);
+  std::vector<ExchangeRecord> all;
+  for (int peer = 0; peer < segment_->nranks(); ++peer) {
+    const WaitCondition arrived{&segment_->rank_state(peer).agreement_step, number};
+    sleep_until(arrived, [&](bool check_liveness) {
+      check(arrived, creation,
+            segment_->name_of(peer) + " did not take part in creating another communicator");
+      // The peer may only be late while another one has died or given up.
+      for (int other = peer; other < segment_->nranks(); ++other) {
+        const WaitCondition same{&segment_->rank_state(other).agreement_step, number};
+        if (same.met()) continue;
+        check_peer(other, number);
+        segment_->check_agreement_peer(other, rank_, same, check_liveness);
+      }
+    });
+    all.push_back(segment_->rank_state(peer).records[number & 1]);
+    check_peer(peer, number);
+  }
   return all;
 }
 

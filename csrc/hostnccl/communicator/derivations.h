@@ -7,6 +7,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "hostnccl/base/keys.h"
@@ -71,18 +73,27 @@ class Agreement {
 
   // Agreements have sequence numbers, like operations.
   uint32_t take_number() { return ++issued_; }
-  // Returns the records of all ranks. Waits for the agreements with lower numbers. Throws if this
-  // rank gives up the creation.
+  // The mark of a creation that a rank gave up before it had the records of all ranks.
+  static uint64_t mark_of(uint32_t number) { return uint64_t{2} << 32 | number; }
+  // Returns the records of all ranks. Waits for the agreements with lower numbers. Throws if a rank
+  // gives up the creation.
   std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number,
                                                const Creation& creation);
 
  private:
-  void check(const Creation& creation, const std::string& awaited) const;
+  void check(const WaitCondition& condition, const Creation& creation,
+             const std::string& awaited) const;
+  void check_peer(int peer, uint32_t number) const;
+  std::vector<ExchangeRecord> exchange(const ExchangeRecord& own, uint32_t number,
+                                       const Creation& creation);
+  void complete(uint32_t number);
 
   const CommState& state_;
   Segment* segment_ = nullptr;
   int rank_ = -1;
   std::atomic<uint32_t> issued_{0};
+  std::mutex mutex_;
+  std::set<uint32_t> ended_;  // numbers after those of unfinished agreements
   Flag completed_;
 };
 

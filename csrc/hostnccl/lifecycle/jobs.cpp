@@ -49,7 +49,8 @@ void await_earlier_operations(const Job& job) {
   sleep_until(earlier.condition, [&](bool) {
     parent.state().check_wait(earlier, false);
     const auto reason = job.creation->given_up();
-    if (!reason) return;
+    // This rank may have been preempted since it last looked at the flag.
+    if (!reason || earlier.condition.met()) return;
     parent.state().fail(Error(reason->code(), parent.segment().name_of(parent.rank()) + " " +
                                                   reason->text() +
                                                   "; it waited for earlier operations"));
@@ -60,7 +61,7 @@ void await_earlier_operations(const Job& job) {
 
 // The mark of a creation in RankState::given_up, before and after the ranks know its key.
 uint64_t mark_of(const Job& job) {
-  return job.agreement != 0 ? uint64_t{2} << 32 | job.agreement : uint64_t{1} << 32 | job.sequence;
+  return job.agreement != 0 ? Agreement::mark_of(job.agreement) : uint64_t{1} << 32 | job.sequence;
 }
 
 uint64_t mark_of(const RendezvousKey& key) {
@@ -114,11 +115,11 @@ void initialize(const Job& job, const std::vector<int>& members, int nranks,
 // so a rank that makes a different call at the same position gets the error of mismatched calls, in
 // which kind names the calling function. A revoked parent runs no operations, and its ranks agree.
 std::vector<ExchangeRecord> exchange_records(const Job& job, Kind kind, const ExchangeRecord& own) {
+  if (job.agreement != 0) {
+    const Derivations::Scope derivation(job.parent->derivations(), *job.creation);
+    return job.parent->agreement().exchange_records(own, job.agreement, *job.creation);
+  }
   return take_step(job, mark_of(job), [&] {
-    if (job.agreement != 0) {
-      const Derivations::Scope derivation(job.parent->derivations(), *job.creation);
-      return job.parent->agreement().exchange_records(own, job.agreement, *job.creation);
-    }
     std::vector<ExchangeRecord> all(static_cast<size_t>(job.parent->nranks()));
     run_operation(job.parent, all_gather(kind, own, all), job.sequence, job.creation.get());
     return all;
