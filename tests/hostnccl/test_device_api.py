@@ -20,7 +20,14 @@ import pytest
 
 from pynccl import nccl, raw
 from pynccl.errors import NcclError, NcclInvalidArgumentError, NcclInvalidUsageError
-from tests.support.blocking import DEADLINE, PAGE, Area, synchronize, wait_until
+from tests.support.blocking import (
+    DEADLINE,
+    PAGE,
+    Area,
+    interrupt_when_blocked,
+    synchronize,
+    wait_until,
+)
 from tests.support.launcher import Launcher
 from tests.support.preload import run_client
 from tests.support.rank import Rank
@@ -296,6 +303,21 @@ def test_abort_ends_a_wait(rank: Rank) -> None:
         synchronize(rank)
         if end == "revoke":
             child.close()
+
+
+@on_ranks(2, fresh=True)
+def test_a_wait_is_interrupted(rank: Rank) -> None:
+    """In the main thread. The other rank is notified."""
+    kernel = Kernel(rank.comm)
+    if rank.rank == 1:
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 .*interrupted"):
+            rank.comm.all_reduce(np.ones(1))
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt_when_blocked()
+    with pytest.raises(KeyboardInterrupt):
+        kernel.wait(0, 1)
+    rank.comm.abort()
 
 
 def _dies(rank: Rank, file: str) -> None:

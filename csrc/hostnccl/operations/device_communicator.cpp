@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "hostnccl/base/interrupt.h"
 #include "hostnccl/operations/window_registration.h"
 
 namespace hostnccl {
@@ -14,10 +15,10 @@ namespace {
 
 using pynccl::device::ResourceHeader;
 
-// For a thread that waits in a kernel: the longest sleep, and the interval between liveness checks
-// of the other ranks.
+// For a thread that waits in a kernel: the longest sleep, and the interval between checks for an
+// interruption and the liveness of the other ranks.
 constexpr auto kSleep = std::chrono::milliseconds(10);
-constexpr auto kLivenessPeriod = std::chrono::milliseconds(100);
+constexpr auto kCheckPeriod = std::chrono::milliseconds(100);
 
 // floor(n / divisor) is the high half of n times this, for NCCL's idivFast32.
 uint32_t reciprocal(int divisor) {
@@ -85,9 +86,13 @@ bool wait(void* context, const void* word, int bits, uint64_t least) {
         futex(word, FUTEX_WAIT, seen, &time);
     }
     header.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (const auto now = Clock::now(); now - checked > kLivenessPeriod) {
+    if (const auto now = Clock::now(); now - checked > kCheckPeriod) {
       checked = now;
       if (!peers_alive(*comm)) return false;
+      if (interrupted()) {
+        comm->fail_interrupted();
+        return false;
+      }
     }
   }
   return true;
