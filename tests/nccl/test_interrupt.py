@@ -169,6 +169,25 @@ def test_a_handler_may_run_operations(rank: Rank, grouped: bool) -> None:
 
 
 @on_ranks(1, fresh=True)
+def test_a_handler_that_waits_for_the_operation_that_it_interrupts(rank: Rank) -> None:
+    comms = nccl.Communicator.init_all(2, provider="host")
+    deadlock, errors = "deadlock: this process waits for its own work", []
+
+    def handle(*_: object) -> None:
+        with pytest.raises(nccl.NcclInvalidUsageError, match=deadlock) as caught:
+            comms[0].all_reduce(np.ones(4))
+        errors.append(caught)
+
+    signal.signal(signal.SIGALRM, handle)
+    interrupt_when_blocked(signal.SIGALRM)
+    with pytest.raises(nccl.NcclInvalidUsageError, match=deadlock):
+        comms[0].all_reduce(np.ones(4))
+    assert errors
+    for comm in comms:
+        comm.abort()
+
+
+@on_ranks(1, fresh=True)
 def test_a_handler_may_revoke_the_communicator(rank: Rank) -> None:
     """Of the operation in which the main thread waits, which ends after the handler."""
     comms = nccl.Communicator.init_all(2, provider="host")

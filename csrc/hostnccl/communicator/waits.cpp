@@ -194,7 +194,7 @@ std::string chain_text(const Processes& known, const ProcessSet& set, const Proc
   std::string text;
   for (const PublishedWait* wait : chain)
     text += (text.empty() ? "" : "; ") + std::string(wait->text);
-  return text;
+  return text.empty() ? "this process waits for its own work" : text;
 }
 
 class Detector {
