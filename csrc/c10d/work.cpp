@@ -220,7 +220,11 @@ void DeviceWork::synchronize() {
     traced.of(sequence_);
     (*done_)->block(current);
   }
-  held_.clear();
+  std::vector<at::Tensor> released;  // without the lock
+  {
+    const std::scoped_lock lock(mutex_);  // several threads may wait
+    released.swap(held_);
+  }
   check();
 }
 

@@ -31,6 +31,7 @@ from tests.c10d import test_work as works
 from tests.c10d.in_torch import backend_of, run_in_torch, set_event, wait_event
 from tests.c10d.training import Values, batches, make_model, values
 from tests.support import gpu
+from tests.support.blocking import together
 from tests.support.launcher import Launcher, Outcome
 from tests.support.ranks import of_ranks, on_ranks
 from tests.support.tier import FULL
@@ -470,6 +471,16 @@ def test_timeout_of_a_wait(rank: int, size: int) -> None:
     assert work.wait(timedelta(seconds=20))
     assert work.is_completed()
     assert x.tolist() == [3.0] * _COUNT
+
+
+@on_ranks(2, fixture="device_world")
+def test_several_threads_wait_for_a_work(rank: int, size: int) -> None:
+    """It releases its tensors once."""
+    for _ in range(20):
+        tensors = [_full(rank + 1, 1) for _ in range(500)]
+        work = dist.group.WORLD.allreduce_coalesced(tensors)
+        assert together(*[work.wait] * 4) == [True] * 4
+        assert [tensor.item() for tensor in tensors] == [3.0] * 500
 
 
 _RAISE = {"PYNCCL_ON_TIMEOUT": "raise"}
