@@ -74,13 +74,18 @@ def test_work_of_a_late_rank(dist: Any, rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_properties_of_a_backend(rank: int, size: int) -> None:
-    dist.barrier(device_ids=[rank])  # no such accelerator: ignored, as by gloo
     dist.all_reduce(torch.ones(1))
+    dist.barrier()
     assert backend_of()._get_sequence_number_for_group() == 2
     assert backend_of().name() == "pynccl"
     assert backend_of().options._timeout == timedelta(seconds=30)
     assert dist.get_backend(dist.new_group([0, 1])) == "pynccl"
     assert dist.get_backend_config() == "cpu:pynccl,cuda:pynccl"
+
+
+@on_ranks(2, fixture="host_world")
+def test_barrier_with_device_ids(dist: Any, rank: int, size: int) -> None:
+    dist.barrier(device_ids=[rank])  # no such accelerator: ignored, as by gloo
 
 
 @on_ranks(2)

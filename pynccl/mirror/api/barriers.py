@@ -58,7 +58,7 @@ def barrier(
 
 
 def _device(pg: ProcessGroup, device_ids: list[int] | None) -> torch.device:
-    if isinstance(device_ids, list) and device_ids:
+    if isinstance(device_ids, list) and device_ids and "cuda" in pg.config.device_backend_map:
         return torch.device("cuda", device_ids[0])
     return pg.bound_device_id or torch.device(pg.object_device)
 
