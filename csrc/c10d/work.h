@@ -25,13 +25,13 @@ class PyncclWork : public c10d::Work {
         name_(name_of(operation)),
         outputs_(std::move(operation.outputs)),
         number_(operation.number),
-        peer_(operation.peer),
+        source_(operation.type == c10d::OpType::RECV ? operation.peer : -1),
         timeout_(timeout),
         connection_(std::move(connection)) {}
 
   std::vector<at::Tensor> result() override { return outputs_; }
   std::uint64_t getSequencenumber() const override { return number_; }
-  int sourceRank() const override { return peer_; }
+  int sourceRank() const override { return source_ < 0 ? Work::sourceRank() : source_; }
   std::uint64_t completion_key() const { return key_; }
   // Whether it has completed, or was captured and so has no state of its own.
   virtual bool is_over() { return isCompleted(); }
@@ -48,7 +48,7 @@ class PyncclWork : public c10d::Work {
   const char* const name_;
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t number_;
-  const int peer_;
+  const int source_;                         // of a received message, else -1
   const std::chrono::milliseconds timeout_;  // the operation's, else the group's
   const std::uint64_t key_ = new_completion_key();
   const std::shared_ptr<Connection> connection_;  // null if nothing is issued

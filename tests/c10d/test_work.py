@@ -88,6 +88,14 @@ def test_barrier_with_device_ids(dist: Any, rank: int, size: int) -> None:
     dist.barrier(device_ids=[rank])  # no such accelerator: ignored, as by gloo
 
 
+@on_ranks(2, fixture="host_world")
+def test_source_of_other_operations_than_a_receive(dist: Any, rank: int, size: int) -> None:
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    with pytest.raises(RuntimeError, match="may only be called on work"):
+        work._source_rank()
+    work.wait()
+
+
 @on_ranks(2)
 def test_options_of_several_groups(rank: int, size: int) -> None:
     given = pynccl.c10d.options(is_high_priority_stream=True)
