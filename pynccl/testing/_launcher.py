@@ -9,6 +9,7 @@ import pickle
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 _GRACE = 10.0
 _LONGEST_WAIT = 86400.0  # seconds; poll() takes at most 24 days
+_SHORTEST_READ = 1.0  # seconds for a message that has begun to arrive
 _MAKE_IDS = 60.0  # seconds to create unique ids, including the start of a process
 # The part of multiprocessing's preparation data that a worker requires to import the main module.
 _MAIN = ("init_main_from_name", "init_main_from_path", "sys_argv", "dir")
@@ -106,10 +108,22 @@ class Process:
     def send(self, job: Job) -> None:
         self.connection.send_bytes(pickle.dumps(job))
 
-    def receive(self) -> Ended | Joins | Reported | None:
-        """Return the next message, or None if the process has died."""
+    def receive(self, seconds: float) -> Ended | Joins | Reported | None:
+        """Return the next message, or None if the process has died.
+
+        Args:
+            seconds: the time limit of each read, for a process that is stopped while it sends.
+
+        Raises:
+            BlockingIOError: the time limit expired in the middle of a message.
+        """
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
+            limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # struct timeval
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         try:
             message: Ended | Joins | Reported = pickle.loads(self.connection.recv_bytes())
+        except BlockingIOError:
+            raise
         except (EOFError, OSError):  # even in the middle of a message
             return None
         return message
@@ -331,7 +345,13 @@ class Run:
                 break
         for connection in ready:
             index = waiting[connection]  # type: ignore[index]
-            match self._processes[index].receive():
+            left = max(self._deadline - time.monotonic(), _SHORTEST_READ)
+            try:
+                message = self._processes[index].receive(min(left, _LONGEST_WAIT))
+            except BlockingIOError:
+                self._expire()
+                return False
+            match message:
                 case None:
                     self._note_death(index)
                 case Reported() as report:

@@ -263,6 +263,14 @@ def test_a_death_in_the_middle_of_a_message_is_an_outcome() -> None:
         assert run.outcomes()[0].died == "killed by SIGKILL"
 
 
+def test_a_rank_that_stops_in_the_middle_of_a_message_is_killed_at_the_deadline() -> None:
+    with testing.Launcher() as launcher, launcher.start(1, _report_much, unique_ids=0) as run:
+        run.gather_reports()
+        wait_until(lambda: _is_blocked(run))
+        run.kill(0, signal.SIGSTOP)
+        assert run.outcomes(timeout=1.5)[0].died == "not done within 1.5 s"
+
+
 def _is_blocked(run: Run) -> bool:
     """Whether the only rank waits until the launcher reads its message."""
     stat = Path(f"/proc/{run._processes[0].popen.pid}/stat").read_text()
