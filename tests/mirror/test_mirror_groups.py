@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as torch_dist
 
 from tests.support import gpu
+from tests.support.blocking import together
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
 from tests.support.rank import wait_for
@@ -181,6 +183,14 @@ def test_invalid_arguments_of_init() -> None:
         with pytest.raises(ValueError, match=rf"{name}={value}.* not supported"):
             dist.init_process_group("host", store=store, rank=0, world_size=1, pg_options=config)
     assert not dist.is_initialized()
+
+
+@on_ranks(2, fixture="any_world")
+def test_the_first_operations_of_several_threads(dist: Any, rank: int, size: int) -> None:
+    """One of them creates the communicator."""
+    tensors = [torch.full((3,), rank + 1.0) for _ in range(4)]
+    assert together(*[partial(dist.all_reduce, tensor) for tensor in tensors]) == [None] * 4
+    assert [tensor.tolist() for tensor in tensors] == [[3.0] * 3] * 4
 
 
 def test_without_init() -> None:

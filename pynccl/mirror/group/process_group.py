@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import zlib
 from datetime import timedelta
@@ -128,6 +129,7 @@ class ProcessGroup(_C.ProcessGroup):
         self.splits = 0
         self.store = PrefixStore(f"{self.group_name}/", job.store)
         self.rendezvous = Rendezvous(self.store, rank, job.gone)
+        self._opening = threading.Lock()  # one thread creates a communicator
         self._pairs: dict[tuple[str, int], Pair] = {}  # by device type and peer
         self._pair_ids: list[bytes] = []  # on CPUs, for all pairs
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
@@ -236,7 +238,10 @@ class ProcessGroup(_C.ProcessGroup):
             ValueError: the group has ended.
         """
         found = self._comm_stream(device.type)
-        return self._open(device) if found is None else found
+        if found is not None:
+            return found
+        with self._opening:
+            return self._comm_stream(device.type) or self._open(device)
 
     def adopt(self, comm_stream: CommStream) -> None:
         """Take ownership of a CommStream created by a split."""
