@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.support import gpu
 from tests.support.blocking import together
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher
-from tests.support.rank import wait_for
+from tests.support.rank import Rank, wait_for
 from tests.support.ranks import on_ranks
 
 World = Callable[..., list[Any]]
@@ -191,6 +192,24 @@ def test_the_first_operations_of_several_threads(dist: Any, rank: int, size: int
     tensors = [torch.full((3,), rank + 1.0) for _ in range(4)]
     assert together(*[partial(dist.all_reduce, tensor) for tensor in tensors]) == [None] * 4
     assert [tensor.tolist() for tensor in tensors] == [[3.0] * 3] * 4
+
+
+def _init_as_rank_0(rank: Rank) -> str:
+    import pynccl as dist
+
+    limit = timedelta(seconds=2)
+    with pytest.raises((ValueError, dist.DistStoreError)) as caught:
+        dist.init_process_group(
+            "host", init_method=rank.init_method, rank=0, world_size=2, timeout=limit
+        )
+    assert not dist.is_initialized()
+    return str(caught.value)
+
+
+def test_two_processes_with_one_rank(launch: Launcher) -> None:
+    texts = sorted(launch(2, _init_as_rank_0))
+    assert "Timed out waiting 2 seconds for rank 1" in texts[0]
+    assert "rank: 0 has joined this job before; another process uses the same rank" in texts[1]
 
 
 def test_without_init() -> None:

@@ -56,7 +56,8 @@ def init_process_group(
             created on first use.
 
     Raises:
-        ValueError: the rank is not in the world, or a backend or an option is not supported.
+        ValueError: the rank is not in the world or has joined before, or a backend or an option is
+            not supported.
         DistStoreError: not all ranks called it before the timeout.
     """
     if world.default is not None:
@@ -113,10 +114,18 @@ def _job_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     torch.distributed may use the same store in the same process, so all keys have a prefix.
     """
     store = PrefixStore("pynccl", store)
-    call = Rendezvous(store, rank).call(
-        lambda _: store.add("calls", 1), "init_process_group", timeout.total_seconds()
-    )
-    return PrefixStore(str((call - 1) // size), store)
+
+    def join(_answer: object) -> tuple[int, int]:
+        job = (store.add("calls", 1) - 1) // size
+        return job, store.add(f"{job}/rank {rank}", 1)
+
+    job, joined = Rendezvous(store, rank).call(join, "init_process_group", timeout.total_seconds())
+    if joined > 1:
+        raise ValueError(
+            f"rank: {rank} has joined this job before; another process uses the same rank, or "
+            "init_process_group was called again before all ranks had joined"
+        )
+    return PrefixStore(str(job), store)
 
 
 def _connect(pg: ProcessGroup) -> None:
