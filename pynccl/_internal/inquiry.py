@@ -20,7 +20,6 @@ import atexit
 import contextlib
 import os
 import select
-import socket
 import threading
 import time
 import weakref
@@ -100,19 +99,28 @@ class _Questions:
 
 
 def _connections(store: Store) -> set[int]:
-    """Return the descriptors of this process's connections to the server of torch's TCPStore."""
+    """Return the descriptors of this process's connections to the server of torch's TCPStore.
+
+    A Python socket on a descriptor would make it non-blocking after socket.setdefaulttimeout().
+    """
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     port = getattr(store, "port", None)
-    found: set[int] = set()
-    for name in os.listdir("/proc/self/fd") if port else ():
-        with contextlib.suppress(OSError):  # it is not a connected socket, or has been closed
-            end = socket.socket(fileno=int(name))
-            try:
-                if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
-                    found.add(int(name))
-            finally:
-                end.detach()
+    if not port:
+        return set()
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as lines:
+            rows = [line.split() for line in lines][1:]
+            # The remote address, "0100007F:7373", and the inode.
+            sockets |= {
+                f"socket:[{row[9]}]" for row in rows if int(row[2].split(":")[1], 16) == port
+            }
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has been closed
+            if os.readlink(f"/proc/self/fd/{name}") in sockets:
+                found.add(int(name))
     return found
 
 

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -526,3 +527,21 @@ def test_the_process_ends_while_the_thread_calls_a_store() -> None:
     """Python before 3.14 ends the thread in the C++ of the store, which aborts the process."""
     done = run_python("-c", _ENDS_IN_A_CALL, popen=warm.WholePopen)
     assert done.returncode == 0, done.stderr
+
+
+def test_sockets_of_the_process_stay_blocking() -> None:
+    """Torch's store reads its socket without a time limit, and must not be given one."""
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True)
+    store.set("key", "value")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(30)
+    try:
+        clone = inquiry.watcher.attach(store)
+    finally:
+        socket.setdefaulttimeout(before)
+    assert [store.get("key"), clone.get("key")] == [b"value", b"value"]
+    found = inquiry.watcher._connections[clone]
+    assert len(found) == 1
+    assert all(map(os.get_blocking, found))
