@@ -224,14 +224,19 @@ def test_closed_while_it_is_called(rank: Rank) -> None:
     assert (buffer == rank.nranks).all()
 
 
-def test_a_recording_ends_with_its_plan(comm: nccl.Communicator) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_recording_ends_with_its_plan(comm: nccl.Communicator, elsewhere: bool) -> None:
     """Without an exit, the thread would record later operations instead of issuing them."""
-    plan = nccl.plan()
-    plan.__enter__()
+    plans = [nccl.plan()]
+    plans[0].__enter__()
     comm.all_reduce(np.ones(1))
     nccl.group().__enter__()
     comm.all_reduce(np.ones(1))
-    del plan
+    if elsewhere:
+        deleting = threading.Thread(target=plans.clear)
+        deleting.start()
+        deleting.join()
+    plans.clear()
     comm.all_reduce(np.ones(1))
     assert len(comm.flight_record()) == 1
     with nccl.plan() as other:

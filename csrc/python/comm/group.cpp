@@ -145,19 +145,19 @@ void Group::check_overlap() {
   }
 }
 
-void Group::enter(const Recorder& recorder) {
+void Group::enter(Recorder& recorder) {
   const std::string name = recorder.name;
   if (!marks_.empty())
     throw std::runtime_error(name + ": it cannot begin inside a group, a plan or a simulation");
   recorder_ = &recorder;
+  recorder.owner = this;
   enter();
 }
 
 Group::Recorder::~Recorder() {
-  Group* const group = active();
-  if (!group || group->recorder_ != this) return;
-  group->recorder_ = nullptr;
-  while (!group->marks_.empty()) group->leave(true);
+  if (!owner || owner->recorder_ != this) return;
+  owner->recorder_ = nullptr;
+  while (!owner->marks_.empty()) owner->leave(true);
 }
 
 Batch Group::exit(const Recorder& recorder, bool failed) {

@@ -70,12 +70,13 @@ class Group {
 
   // The same for a recorder (a plan or a simulation), which must be the outermost group of its
   // thread and receives the collected operations. The name is for error texts. A recorder that is
-  // deleted on this thread without an exit drops the operations.
+  // deleted without an exit, on any thread, drops the operations. Requires the GIL.
   struct Recorder {
     const char* name;
+    Group* owner = nullptr;  // the group that it was entered in
     ~Recorder();
   };
-  void enter(const Recorder& recorder);
+  void enter(Recorder& recorder);
   Batch exit(const Recorder& recorder, bool failed);
 
  private:
