@@ -20,6 +20,7 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.support import gpu
+from tests.support.blocking import wait_until
 from tests.support.commands import python_output
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -746,6 +747,51 @@ def test_owners_live_until_the_stream_has_run_the_operation(comm: nccl.Communica
         comm.all_reduce(_Copy(values), out=out, stream=stream)
         stream.synchronize()
         assert not source.alive()
+
+
+@on_ranks(2, timeout=30)
+def test_arrays_live_until_the_stream_has_run_the_operation(rank: Rank) -> None:
+    """The caller drops its references at once, and reuses the memory."""
+    comm, ones, stream, begin = rank.comm, np.ones(1000), nccl.Stream("host"), threading.Event()
+    out = np.zeros(1000)
+    with nccl.plan() as plan:
+        comm.all_reduce(ones + 4, out=out, stream=stream)
+    calls: list[tuple[float, Callable[[], object]]] = [
+        (2, lambda: comm.all_reduce(ones + 1, out=out, stream=stream)),
+        (3, lambda: comm.broadcast(ones + 2, 0, out=out, stream=stream)),
+    ]
+
+    def in_group() -> None:
+        with nccl.group():
+            comm.all_reduce(ones + 3, out=out, stream=stream)
+
+    calls += [(4, in_group), (5, plan)]
+    for value, call in calls:
+        begin.clear()
+        stream.launch(begin.wait)
+        call()
+        if call is plan:
+            plan.close()
+        overwritten = [np.zeros(1000) for _ in range(10)]
+        begin.set()
+        stream.synchronize()
+        expected = value if value == 3 else comm.nranks * value
+        np.testing.assert_array_equal(out, expected)
+        del overwritten
+
+
+def test_arrays_are_released_when_the_stream_has_run_the_operation(
+    comm: nccl.Communicator,
+) -> None:
+    stream, begin, array = nccl.Stream("host"), threading.Event(), np.ones(4)
+    reference = weakref.ref(array)
+    stream.launch(begin.wait)
+    comm.all_reduce(array, stream=stream)
+    del array
+    assert reference() is not None
+    begin.set()
+    stream.synchronize()
+    wait_until(lambda: reference() is None)
 
 
 def test_wrong_streams(comm: nccl.Communicator) -> None:

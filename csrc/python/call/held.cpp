@@ -1,9 +1,12 @@
 #include "python/call/held.h"
 
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "comm/graph.h"
 #include "comm/stream.h"
+#include "common/per_process.h"
 #include "nccl/device.h"
 #include "python/call/gil.h"
 
@@ -24,12 +27,47 @@ py::object held(const std::shared_ptr<void>& object) {
   return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(object.get()));
 }
 
-void keep_alive_in_capture(const Library& library, CUstream stream,
-                           std::initializer_list<PyObject*> objects) {
+namespace {
+
+py::list list_of(std::initializer_list<PyObject*> objects) {
   py::list held;
   for (PyObject* object : objects)
     if (object) held.append(py::handle(object));
-  Graph::keep_alive(library, stream, hold(held));
+  return held;
+}
+
+// Released by the next holder of the GIL, so that a stream's thread does not wait for it.
+struct Finished {
+  std::mutex mutex;
+  std::vector<PyObject*> objects;
+};
+Finished& finished() { return common::per_process<Finished>(); }
+
+int release_pending(void*) {
+  std::vector<PyObject*> released;
+  {
+    const std::lock_guard lock(finished().mutex);
+    released.swap(finished().objects);
+  }
+  for (PyObject* object : released) Py_DECREF(object);
+  return 0;
+}
+
+}  // namespace
+
+void release_soon(PyObject* object) {
+  const std::lock_guard lock(finished().mutex);
+  finished().objects.push_back(object);
+  // If Python's list of pending calls is full, a later call releases them.
+  const bool scheduled = finished().objects.size() > 1;
+  if (!scheduled && Py_IsInitialized()) Py_AddPendingCall(&release_pending, nullptr);
+}
+
+void release_finished() { release_pending(nullptr); }
+
+void keep_alive_in_capture(const Library& library, CUstream stream,
+                           std::initializer_list<PyObject*> objects) {
+  Graph::keep_alive(library, stream, hold(list_of(objects)));
 }
 
 namespace {
@@ -59,15 +97,26 @@ void release_done() {
 
 }  // namespace
 
-void keep_alive_until_done(Communicator& communicator, CUstream stream, PyObject* object) {
+void keep_alive_until_done(Communicator& communicator, CUstream stream,
+                           std::initializer_list<PyObject*> objects, PyObject* owner) {
   const Library& library = communicator.library();
-  if (!object || (library.memory() == Memory::kHost && !stream)) return;
+  if (library.memory() == Memory::kHost) {
+    if (!outlives_call(library, stream) || is_capturing(library, stream)) return;
+    release_finished();
+    py::list held = list_of(objects);
+    if (owner) held.append(py::handle(owner));
+    const auto release = [](void* kept) { release_soon(static_cast<PyObject*>(kept)); };
+    if (library.driver().LaunchHostFunc(stream, release, held.ptr()) == CUDA_SUCCESS)
+      held.release();
+    return;
+  }
+  if (!owner) return;
   release_done();
   const DeviceScope device(library, communicator.device());
   if (is_capturing(library, stream)) return;  // the event could not be queried
   auto done = std::make_unique<Event>(communicator.shared_library(), communicator.device(), false);
   done->record(stream);
-  on_streams().push_back({std::move(done), py::reinterpret_borrow<py::object>(object)});
+  on_streams().push_back({std::move(done), py::reinterpret_borrow<py::object>(owner)});
 }
 
 }  // namespace pynccl::python

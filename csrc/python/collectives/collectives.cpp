@@ -74,8 +74,8 @@ template <Kind K>
       else
         communicator.issue(K, operation);
     }
-    if (a.owner()) [[unlikely]]
-      keep_alive_until_done(communicator, operation.stream, a.owner());
+    if (a.owner() || outlives_call(communicator.library(), operation.stream)) [[unlikely]]
+      keep_alive_until_done(communicator, operation.stream, {a.tensor, a.out, a.op}, a.owner());
   }
   return Py_NewRef(Py_None);
 }

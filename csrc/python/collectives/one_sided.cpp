@@ -84,7 +84,7 @@ void issue_one_sided(PyObject* self, Communicator& communicator, const Operation
     const GilReleased released;
     communicator.issue(operation);
   }
-  keep_alive_until_done(communicator, operation.stream, owner);
+  keep_alive_until_done(communicator, operation.stream, needed, owner);
 }
 
 PyObject* put_signal(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {

@@ -91,24 +91,44 @@ void Batch::check_overlap() const {
   check.run();
 }
 
-void Batch::keep_alive_in_captures() const {
+py::list Batch::all_held() const {
   py::list objects;
   for (const py::object& object : held_) objects.append(object);
   for (const Owned& one : owned_) objects.append(one.owner);
-  const std::shared_ptr<void> held = python::hold(objects);
+  return objects;
+}
+
+// Calls visit(communicator, stream) once for each stream.
+template <class Visit>
+void Batch::each_stream(Visit&& visit) const {
   std::vector<CUstream> streams;
   for (const Entry& entry : entries_) {
     const CUstream stream = entry.operation.stream;
     if (std::find(streams.begin(), streams.end(), stream) != streams.end()) continue;
     streams.push_back(stream);
-    Graph::keep_alive(entry.communicator->library(), stream, held);
+    visit(*entry.communicator, stream);
   }
 }
 
+void Batch::keep_alive_in_captures() const {
+  const std::shared_ptr<void> held = python::hold(all_held());
+  each_stream([&](Communicator& communicator, CUstream stream) {
+    Graph::keep_alive(communicator.library(), stream, held);
+  });
+}
+
 void Batch::keep_alive_until_done() const {
+  py::object held;
+  each_stream([&](Communicator& communicator, CUstream stream) {
+    if (!outlives_call(communicator.library(), stream)) return;
+    if (!held) held = all_held();
+    python::keep_alive_until_done(communicator, stream, {held.ptr()}, nullptr);
+  });
   for (const Owned& one : owned_) {
     const Entry& entry = entries_[one.entry];
-    python::keep_alive_until_done(*entry.communicator, entry.operation.stream, one.owner.ptr());
+    if (!outlives_call(entry.communicator->library(), entry.operation.stream))
+      python::keep_alive_until_done(*entry.communicator, entry.operation.stream, {},
+                                    one.owner.ptr());
   }
 }
 

@@ -45,7 +45,8 @@ class Batch {
   // Keeps the objects alive as long as the graphs that capture() captures the operations into.
   void keep_alive_in_captures() const;
 
-  // After issue(): keeps the owners of memory alive until the operations are done.
+  // After issue(): keeps the objects or, on GPUs, the owners of memory alive until the operations
+  // are done.
   void keep_alive_until_done() const;
 
   // Issues all operations as one NCCL group per library, in the order in which the libraries first
@@ -65,6 +66,9 @@ class Batch {
 
   class Uses;
 
+  py::list all_held() const;
+  template <class Visit>
+  void each_stream(Visit&& visit) const;
   void check_open() const;
   void check_alike() const;
   void compare() const;

@@ -1,7 +1,6 @@
 // The classes Stream, Event and Graph, for both providers.
 #include "comm/stream.h"
 
-#include <mutex>
 #include <vector>
 
 #include "comm/failed_streams.h"
@@ -119,37 +118,17 @@ void launch(const Stream& stream, const py::function& callable) {
   capture(stream, &call_again, call, held, "function");
 }
 
-// A call that keeps a Python object alive until it has run. The next holder of the GIL releases it,
-// so that the stream's thread does not wait for it.
+// A call that keeps a Python object alive until it has run.
 struct NativeCall {
   CUhostFn function;
   void* argument;
   PyObject* kept;
 };
 
-std::mutex finished_mutex;
-std::vector<PyObject*>& finished() {
-  static auto& all = *new std::vector<PyObject*>;  // the streams may outlive static objects
-  return all;
-}
-
-int release_finished(void*) {
-  std::vector<PyObject*> released;
-  {
-    const std::lock_guard lock(finished_mutex);
-    released.swap(finished());
-  }
-  for (PyObject* object : released) Py_DECREF(object);
-  return 0;
-}
-
 void run(void* data) {
   const std::unique_ptr<NativeCall> call(static_cast<NativeCall*>(data));
   call->function(call->argument);
-  const std::lock_guard lock(finished_mutex);
-  finished().push_back(call->kept);
-  // If Python's list of pending calls is full, the next launch_native() releases them.
-  if (Py_IsInitialized()) Py_AddPendingCall(&release_finished, nullptr);
+  release_soon(call->kept);
 }
 
 bool is_numpy_scalar(const py::object& object) {
@@ -177,7 +156,7 @@ std::uintptr_t argument_from_python(const py::object& object, py::object& kept) 
 }
 
 void launch_native(const Stream& stream, const py::object& function, const py::object& argument) {
-  release_finished(nullptr);
+  release_finished();
   const auto address = integer_from_python<std::uintptr_t>("function", function.ptr());
   if (address == 0) throw_value_error("function", "the address is 0");
   const auto call = reinterpret_cast<CUhostFn>(address);

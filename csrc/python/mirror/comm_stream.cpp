@@ -76,6 +76,7 @@ py::object issue_call(const py::object& self, const py::object& call) {
     work.result = call.attr("result");
     work.source = py::cast<std::optional<int>>(call.attr("source")).value_or(-1);
     return comm_stream.start(std::move(work), call, [&](CUstream stream) {
+      const HeldByCaller by_work;
       enqueue(py::int_(reinterpret_cast<std::uintptr_t>(stream)));
     });
   };
