@@ -8,6 +8,7 @@ referenced until the operation is done.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 import threading
 import weakref
@@ -244,6 +245,9 @@ def test_wrong_memory(comm: nccl.Communicator) -> None:
     buffer = comm.mem_alloc(8, "float32")
     with pytest.raises(BufferError, match="a Buffer cannot be exported as a copy"):
         buffer.__dlpack__(copy=True)
+    with pytest.raises(BufferError, match=r"dl_device: .* got \(2, 0\)"):
+        buffer.__dlpack__(dl_device=(2, 0))
+    assert "dltensor" in repr(buffer.__dlpack__(dl_device=(1, 0)))
     assert '"dltensor"' in repr(buffer.__dlpack__(copy=False))
     for version, name in ((None, "dltensor"), ((0, 8), "dltensor"), ((1, 0), "dltensor_versioned")):
         assert f'"{name}"' in repr(buffer.__dlpack__(max_version=version))
@@ -320,6 +324,28 @@ def test_wrong_arguments_of_streams_and_events() -> None:
         event.elapsed_time(stream)
     with pytest.raises(ValueError, match=r"mode: expected 'global', .* or 'relaxed', got 'local'"):
         nccl.capture(stream, mode="local")
+
+
+def test_strides_of_an_exported_buffer(comm: nccl.Communicator) -> None:
+    """Since DLPack 1.2 a consumer may read them without a check."""
+
+    class Tensor(ctypes.Structure):
+        _fields_ = (
+            ("header", ctypes.c_uint64 * 4),  # of a DLManagedTensorVersioned
+            ("data", ctypes.c_void_p),
+            ("device", ctypes.c_int32 * 2),
+            ("ndim", ctypes.c_int32),
+            ("dtype", ctypes.c_uint32),
+            ("shape", ctypes.POINTER(ctypes.c_int64)),
+            ("strides", ctypes.POINTER(ctypes.c_int64)),
+        )
+
+    capsule = comm.mem_alloc((2, 3, 4), "float32").__dlpack__(max_version=(1, 3))
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = Tensor.from_address(pointer(capsule, b"dltensor_versioned"))
+    assert tensor.shape[: tensor.ndim] == [2, 3, 4]
+    assert tensor.strides[: tensor.ndim] == [12, 4, 1]
 
 
 def test_an_object_without_init() -> None:

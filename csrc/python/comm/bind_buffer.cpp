@@ -1,6 +1,8 @@
 // The class Buffer, and Arena and PoolRegistration for pynccl.memory.
 #include <dlpack/dlpack.h>
 
+#include <vector>
+
 #include "comm/arena.h"
 #include "python/call/bind.h"
 #include "python/call/gil.h"
@@ -14,6 +16,7 @@ template <class Managed>
 struct Export {
   Managed managed{};
   py::object owner;
+  std::vector<std::int64_t> strides;  // required since DLPack 1.2
 
   explicit Export(py::object buffer) : owner(std::move(buffer)) {
     const auto& source = py::cast<const Buffer&>(owner);
@@ -23,6 +26,10 @@ struct Export {
     tensor.ndim = static_cast<int>(source.shape().size());
     tensor.dtype = {source.dtype().code, source.dtype().bits, 1};
     tensor.shape = const_cast<std::int64_t*>(source.shape().data());
+    strides.resize(source.shape().size());
+    std::int64_t stride = 1;
+    for (std::size_t i = strides.size(); i-- > 0; stride *= source.shape()[i]) strides[i] = stride;
+    tensor.strides = strides.data();
     managed.manager_ctx = this;
     managed.deleter = [](Managed* self) {
       if (!Py_IsInitialized()) return;  // Python objects can no longer be released
@@ -48,8 +55,15 @@ py::capsule capsule_of(py::object buffer, const char* name) {
   return capsule;
 }
 
+py::tuple device_of(const Buffer& buffer) {
+  return py::make_tuple(buffer.device_type(), buffer.device_id());
+}
+
 py::capsule to_dlpack(const py::object& self, const py::object&, const py::object& max_version,
-                      const py::object&, const py::object& copy) {
+                      const py::object& dl_device, const py::object& copy) {
+  if (!dl_device.is_none() && !dl_device.equal(device_of(py::cast<const Buffer&>(self))))
+    throw py::buffer_error("dl_device: a Buffer cannot be exported to another device, got " +
+                           std::string(py::repr(dl_device)));
   if (py::cast<bool>(copy))  // None is false
     throw py::buffer_error("copy: a Buffer cannot be exported as a copy");
   if (!max_version.is_none() && py::cast<int>(py::cast<py::tuple>(max_version)[0]) >= 1)
@@ -83,8 +97,7 @@ then is done. No tensor may use the memory after close().)",
       .def("close", &Buffer::close, Release(),
            "Free the memory once the work on its device is done (ncclMemFree). Closing twice is "
            "allowed.")
-      .def("__dlpack_device__",
-           [](const Buffer& b) { return py::make_tuple(b.device_type(), b.device_id()); })
+      .def("__dlpack_device__", &device_of)
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none());
