@@ -40,6 +40,7 @@ PROVIDERS = ("cuda", "host")
 
 _FOLDER = Path(__file__).parent / "lib"
 _NCCL_SONAME = "libnccl.so.2"
+_LAST_DEVICE = 2**31 - 1
 _MOST_RANKS = 2**16  # per process: more than any library supports
 
 
@@ -220,6 +221,8 @@ def resolve(provider: str | None, device: object) -> tuple[_C.Library, int]:
         LibraryNotFoundError: the provider's library was not found.
     """
     implied, ordinal = _parse_device(device)
+    if ordinal > _LAST_DEVICE:
+        raise ValueError(f"device: {device!r} is above {_LAST_DEVICE}")
     if implied is not None and provider in PROVIDERS and provider != implied:
         raise ValueError(f"device: {device!r} does not belong to provider {provider!r}")
     return load(provider if provider is not None else implied), ordinal

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pynccl import _C
-from pynccl._internal.arguments import wrong_type
+from pynccl._internal.arguments import integer, wrong_type
 from pynccl._internal.creation import share_id
 from pynccl.errors import NcclRemoteError
 
@@ -226,7 +226,7 @@ def _checked_timeout(timeout: float) -> float:
 def _checked_ranks(comm: Communicator, exclude: Sequence[int]) -> list[int]:
     if not isinstance(exclude, Sequence) or isinstance(exclude, str):
         raise TypeError(f"exclude: expected a sequence of ranks, got {exclude!r}")
-    for rank in exclude:
+    for rank in (integer("exclude", one) for one in exclude):
         if not 0 <= rank < comm.nranks:
             raise ValueError(
                 f"exclude: rank {rank} is out of range for a communicator of size {comm.nranks}"

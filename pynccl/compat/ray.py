@@ -39,7 +39,7 @@ from ray.util.collective import collective, types
 from ray.util.collective.backend_registry import register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
-from pynccl import nccl
+from pynccl import _C, nccl
 
 __all__ = ["CPUGraphCommunicator", "GraphCommunicator", "Group", "TensorTransport", "register"]
 
@@ -88,8 +88,7 @@ def _ask(key: str, rank: int, seconds: float) -> bytes:
 
 def _limit() -> float:
     """Return the time limit for creating a communicator, in seconds."""
-    seconds = float(os.environ.get("PYNCCL_TIMEOUT") or 0)  # 0: no limit
-    return min(seconds or _SECONDS, _SECONDS)
+    return min(_C.default_timeout(), _SECONDS)
 
 
 def _create(key: str, rank: int, nranks: int) -> nccl.Communicator:

@@ -84,6 +84,13 @@ def test_missing_ranks(store: _Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not store.values
 
 
+@pytest.mark.parametrize("value", ["soon", "-1", "nan"])
+def test_a_wrong_time_limit(store: _Store, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("PYNCCL_TIMEOUT", value)
+    with pytest.raises(ValueError, match=f"PYNCCL_TIMEOUT: '{value}' is not a non-negative"):
+        compat._create("group", 0, 2)
+
+
 def _empty(shape: tuple[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 

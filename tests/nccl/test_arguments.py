@@ -277,6 +277,7 @@ _ID = bytes(128)  # never parsed
         (ValueError, "device: 'tpu' is neither", (1, _ID, 0), {"device": "tpu"}),
         (ValueError, "device: -1 is negative", (1, _ID, 0), {"device": -1}),
         (ValueError, "device: 3 does not exist", (1, _ID, 0), {"device": 3}),
+        (ValueError, f"device: {2**40} is above", (1, _ID, 0), {"device": 2**40}),
         (ValueError, "has no number after the colon", (1, _ID, 0), {"device": "cuda:x"}),
         (TypeError, "device: expected an integer", (1, _ID, 0), {"device": 1.5}),
         (ValueError, "does not belong to provider", (1, _ID, 0), {"device": "cuda:0"}),
@@ -346,6 +347,28 @@ def test_strides_of_an_exported_buffer(comm: nccl.Communicator) -> None:
     tensor = Tensor.from_address(pointer(capsule, b"dltensor_versioned"))
     assert tensor.shape[: tensor.ndim] == [2, 3, 4]
     assert tensor.strides[: tensor.ndim] == [12, 4, 1]
+
+
+def test_wrong_time_limits(comm: nccl.Communicator) -> None:
+    for error, text, call in (
+        (TypeError, "^timeout: .*got '5'", lambda: setattr(comm, "timeout", "5")),
+        (ValueError, "^timeout: 0 must be above", lambda: setattr(comm, "timeout", 0)),
+        (TypeError, "^seconds: .*got None", lambda: nccl.deadline(None)),  # type: ignore[arg-type]
+        (ValueError, "^seconds: -1.5 must be above", lambda: nccl.deadline(-1.5)),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_wrong_ranks_to_exclude(comm: nccl.Communicator) -> None:
+    with pytest.raises(TypeError, match="exclude: expected an integer, got 'x'"):
+        comm.recover(exclude=["x"])  # type: ignore[list-item]
+
+
+def test_the_text_of_a_long_value_is_cut(comm: nccl.Communicator) -> None:
+    with pytest.raises(TypeError, match=r"got \['ä', .*\.\.\. \(list\)$") as caught:
+        comm.all_reduce(["ä"] * 10**6)
+    assert len(str(caught.value)) < 300
 
 
 def test_an_object_without_init() -> None:
@@ -689,6 +712,10 @@ def test_sequences_that_change_while_they_are_read(comm: nccl.Communicator) -> N
     comm.all_reduce(_Interface(shape=_emptied(), typestr="<i1"))
     with pytest.raises(TypeError, match="__array_interface__: expected a dict"):
         comm.all_reduce(type("Wrong", (), {"__array_interface__": 3})())
+    counts: dict[int, Any] = {}
+    counts |= {0: _Index(1, counts.clear), 1: 1}
+    with pytest.raises(ValueError, match="peers: rank 1 is out of range"):
+        comm.wait_signal(counts)
     library = raw.load("host")
     items: list[Any] = []
     items += [_Index(0, items.clear)] * 50

@@ -9,6 +9,7 @@ import copy
 import inspect
 import pickle
 import sys
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,8 @@ def test_config_prints_and_pickles_its_settings() -> None:
         (ValueError, "init_timeout: 0.0", {"init_timeout": 0.0}),
         (ValueError, "init_timeout: -1.0", {"init_timeout": -1.0}),
         (ValueError, "init_timeout: nan", {"init_timeout": float("nan")}),
+        (TypeError, "timeout: expected a number of seconds, got '5' (str)", {"timeout": "5"}),
+        (TypeError, "init_timeout: expected a number of seconds", {"init_timeout": timedelta(1)}),
     ],
 )
 def test_config_refuses(error: type[Exception], text: str, settings: dict[str, object]) -> None:

@@ -90,8 +90,11 @@ void translate(std::exception_ptr pointer) {
 }  // namespace
 
 void throw_type_error(const char* argument, const char* expected, PyObject* value) {
+  constexpr int kMost = 200;  // characters of a value, which may be a long list
+  const py::object whole = py::repr(value), text = whole[py::slice(0, kMost, 1)];
   throw py::type_error(std::string(argument) + ": expected " + expected + ", got " +
-                       std::string(py::repr(value)) + " (" + Py_TYPE(value)->tp_name + ")");
+                       std::string(py::str(text)) + (py::len(whole) > kMost ? "..." : "") + " (" +
+                       Py_TYPE(value)->tp_name + ")");
 }
 
 void throw_os_error(const std::system_error& error) {

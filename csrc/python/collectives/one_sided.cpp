@@ -172,7 +172,8 @@ std::vector<ncclWaitSignalDesc_t> descriptors_from_python(PyObject* peers,
   if (PyIndex_Check(peers)) {
     add_peer(peers, count);
   } else if (PyDict_Check(peers)) {
-    for (const auto& [peer, its_count] : py::reinterpret_borrow<py::dict>(peers))
+    // A copy: the conversion of a count may run Python code that changes the dict.
+    for (const auto& [peer, its_count] : py::reinterpret_steal<py::dict>(PyDict_Copy(peers)))
       add_peer(peer, count_from_python("peers", its_count.ptr()));
   } else if (!py::isinstance<py::iterable>(peers) || PyUnicode_Check(peers)) {
     throw_type_error("peers", "a rank, ranks, a dict of ranks and counts, or descriptors", peers);

@@ -142,14 +142,14 @@ Raises:
   type.def(py::init([](const py::kwargs& settings) { return make_config(settings); }))
       .def_property(
           "init_timeout", [](const Config& c) { return c.options.init_timeout; },
-          [](Config& c, std::optional<double> seconds) {
-            c.options.init_timeout = checked_seconds("init_timeout", seconds);
+          [](Config& c, const py::object& seconds) {
+            c.options.init_timeout = seconds_from_python("init_timeout", seconds);
           },
           "The time limit for creating the communicator in seconds, or None.")
       .def_property(
           "timeout", [](const Config& c) { return c.options.timeout; },
-          [](Config& c, std::optional<double> seconds) {
-            c.options.timeout = checked_seconds("timeout", seconds);
+          [](Config& c, const py::object& seconds) {
+            c.options.timeout = seconds_from_python("timeout", seconds);
           },
           "The time limit of every operation in seconds, or None.")
       .def_property(

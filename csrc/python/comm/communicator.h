@@ -48,8 +48,9 @@ Communicator::Options options_from_python(const py::object& config, int device);
 // Converts "every", a number or None. Throws TypeError or ValueError for other objects.
 std::optional<std::uint64_t> check_from_python(const py::object& value);
 
-// Returns a time limit argument. Throws ValueError unless it is positive.
-std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds);
+// Converts a time limit in seconds, or None. Throws TypeError, and ValueError unless it is
+// positive.
+std::optional<double> seconds_from_python(const char* argument, const py::object& value);
 
 // Converts "raise", "abort" or a function. Throws TypeError or ValueError for other objects.
 TimeoutPolicy policy_from_python(const py::object& value);

@@ -19,7 +19,11 @@ namespace {
 // The context manager of deadline(). It can be entered again, nested, and by several threads.
 class Deadline {
  public:
-  explicit Deadline(double seconds) : seconds_(*checked_seconds("seconds", seconds)) {}
+  explicit Deadline(const py::object& seconds) {
+    const auto limit = seconds_from_python("seconds", seconds);
+    if (!limit) throw_type_error("seconds", "a number of seconds", seconds.ptr());
+    seconds_ = *limit;
+  }
   void enter() { scopes_.push_back(std::make_unique<DeadlineScope>(seconds_)); }
   void exit(bool) {
     if (scopes_.empty()) throw std::invalid_argument("deadline: it was not entered");
@@ -73,8 +77,15 @@ py::object policy_to_python(const TimeoutPolicy& policy) {
   return py::str(policy.abort ? "abort" : "raise");
 }
 
-std::optional<double> checked_seconds(const char* argument, std::optional<double> seconds) {
-  if (seconds && !(*seconds > 0)) throw_value_error(argument, *seconds, " must be above 0 seconds");
+std::optional<double> seconds_from_python(const char* argument, const py::object& value) {
+  if (value.is_none()) return std::nullopt;
+  const double seconds = PyFloat_AsDouble(value.ptr());
+  if (seconds == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    throw_type_error(argument, "a number of seconds", value.ptr());
+  }
+  if (!(seconds > 0))
+    throw_value_error(argument, std::string(py::repr(value)), " must be above 0 seconds");
   return seconds;
 }
 
@@ -96,7 +107,7 @@ Args:
 
 Raises:
     ValueError: seconds is not positive.)");
-  deadline_type.def(py::init<double>(), py::arg("seconds"));
+  deadline_type.def(py::init<const py::object&>(), py::arg("seconds"));
   add_context(deadline_type);
 
   auto type = py::reinterpret_borrow<CommunicatorClass>(m.attr("Communicator"));
@@ -107,8 +118,8 @@ Raises:
             if (limit == FlightRecord::kNoLimit) return std::nullopt;
             return static_cast<double>(limit) / 1e9;
           },
-          [](Communicator& c, std::optional<double> seconds) {
-            c.set_timeout(checked_seconds("timeout", seconds));
+          [](Communicator& c, const py::object& seconds) {
+            c.set_timeout(seconds_from_python("timeout", seconds));
           },
           "The time limit of subsequent operations in seconds, or None for no limit. See "
           "Config.timeout.")
@@ -125,6 +136,10 @@ the waiting calls raise whether or not it returns. It may create and close commu
 the GIL and cannot run while another thread holds it. Its exceptions go to sys.unraisablehook.)")
       .def_property_readonly("expired", &Communicator::expired,
                              "Whether an operation or call exceeded its time limit.");
+  m.def(
+      "default_timeout", [] { return seconds_from_limit(default_limit()); },
+      "The time limit of communicators that set none, in seconds: PYNCCL_TIMEOUT or 1800. Raises "
+      "ValueError if the variable is not a number of seconds.");
 }
 
 }  // namespace pynccl::python
