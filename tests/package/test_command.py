@@ -52,6 +52,15 @@ def test_a_closed_output(command: str, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_a_wrong_provider_in_the_environment(tmp_path: Path) -> None:
+    for command, code in (("info", 0), ("explain", 2), ("bench --help", 2)):
+        line = [sys.executable, "-m", "pynccl", *command.split()]
+        done = run_command(line, tmp_path, {**os.environ, "PYNCCL_PROVIDER": "gpu"}, timeout=60)
+        assert done.returncode == code
+        assert "PYNCCL_PROVIDER: 'gpu' is not one of" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_command_imports_only_its_own_module() -> None:
     code = (
         "import sys; from pynccl import cli; cli._parser(['trace']);"

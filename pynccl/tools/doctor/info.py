@@ -17,6 +17,14 @@ from pynccl.tools.doctor.library import Facts, describe
 __all__ = ["add_arguments", "run"]
 
 
+def _default_provider() -> str:
+    """Return the default provider, or what is wrong with PYNCCL_PROVIDER."""
+    try:
+        return default_provider()
+    except ValueError as error:
+        return f"none: {error}"
+
+
 def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yield (label, text) lines that describe one provider."""
     if facts.path:
@@ -54,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"pynccl {pynccl.__version__}, Python {platform.python_version()}, {platform.platform()}")
     if problem := installation.conflict():
         print(f"problem: {problem}")
-    print(f"default provider: {default_provider()}")
+    print(f"default provider: {_default_provider()}")
     for provider in PROVIDERS:
         print(f"\nprovider {provider}")
         for label, text in _lines(describe(provider)):
