@@ -58,9 +58,13 @@ void Communicator::borrow(ncclComm_t comm, Owner owner) {
 
 // A copy of the owner of a borrowed communicator.
 Communicator::Owner Communicator::owner() const {
-  const std::lock_guard lock(mutex_);
-  if (!owner_) throw_not_open();
-  return *owner_;
+  std::shared_ptr<const Owner> owner;
+  {
+    const std::lock_guard lock(mutex_);
+    owner = owner_;
+  }
+  if (!owner) throw_not_open();  // which locks the mutex if it has expired
+  return *owner;
 }
 
 void Communicator::check_owned(const char* call) const {
