@@ -52,6 +52,33 @@ def test_operations_of_init_all_are_watched_on_their_devices() -> None:
         comm.abort()
 
 
+class _Exported:
+    """Exports memory that only the capsule references."""
+
+    def __init__(self, comm: nccl.Communicator) -> None:
+        self._comm = comm
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: object = None) -> object:
+        return self._comm.mem_alloc(4, "float32").__dlpack__()
+
+
+def test_an_event_of_kept_memory_fails() -> None:
+    """The events of other operations, which are done, are still there at the next call."""
+    comm, streams = _one_rank(), [nccl.Stream("cuda", device=0) for _ in range(3)]
+    library.busy(0.3, streams[0].handle)
+    comm.all_reduce(_Exported(comm), stream=streams[0])
+    with library.record() as record:
+        comm.all_reduce(_Exported(comm), stream=streams[1])
+    streams[0].synchronize()
+    library.driver()("cuEventDestroy_v2", record.named("cuEventRecord")[-1].arguments[0])
+    for _ in range(2):
+        comm.all_reduce(_Exported(comm), stream=streams[2])
+    comm.abort()
+
+
 @on_ranks(2, provider="cuda")
 def test_a_barrier_waits_for_the_gpu(rank: Rank) -> None:
     """A barrier without earlier communication on the GPU."""

@@ -85,11 +85,20 @@ std::vector<OnStream>& on_streams() {
   return *all;
 }
 
+// Ends the wait for an event: after a failure of the device, nothing uses the memory.
+bool is_done(const Event& event) {
+  try {
+    return event.query();
+  } catch (const DriverFailure&) {
+    return true;
+  }
+}
+
 void release_done() {
   if (Graph::any_capture()) return;  // a query may invalidate a capture
   std::vector<OnStream> released;    // released on return, since that may run Python code
   std::erase_if(on_streams(), [&](OnStream& one) {
-    if (!one.done->query()) return false;
+    if (!is_done(*one.done)) return false;
     released.push_back(std::move(one));
     return true;
   });
