@@ -71,7 +71,7 @@ def _given_key(
             )
         return INSECURE
     if isinstance(key, os.PathLike):
-        return _checked(_read_private(Path(key), "key"), f"key: {os.fspath(key)}")
+        return _checked(_read_private(Path(key)), f"key: {os.fspath(key)}")
     if key is not None:
         if not isinstance(key, str):
             raise TypeError(f"key: expected a str, a path or None, got {type(key).__name__}")
@@ -104,19 +104,19 @@ def _is_loopback(address: str) -> bool:
     return host == "localhost"
 
 
-def _read_private(path: Path, argument: str) -> str:
+def _read_private(path: Path) -> str:
     """The text of a file that only this user, or root, can read and write."""
     # A pipe must not block; a link may lead to a file chosen by another user.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise PermissionError(f"{argument}: {path} is not a regular file")
+            raise PermissionError(f"key: {path} is not a regular file")
         if status.st_uid not in (0, os.geteuid()):
-            raise PermissionError(f"{argument}: {path} belongs to another user")
+            raise PermissionError(f"key: {path} belongs to another user")
         if status.st_mode & 0o077:
             raise PermissionError(
-                f"{argument}: {path} has mode {status.st_mode & 0o777:04o}, so other users can "
+                f"key: {path} has mode {status.st_mode & 0o777:04o}, so other users can "
                 "read or write it; chmod 600 it, and use another key if they may have read it"
             )
         return file.read(_LONGEST + 1).decode(errors="replace").strip()
@@ -171,7 +171,7 @@ def _remove_key(path: Path, key: str, owner: int) -> None:
     if os.getpid() != owner:
         return
     with contextlib.suppress(OSError):
-        if _read_private(path, "key") == key:
+        if _read_private(path) == key:
             path.unlink()
 
 
@@ -182,6 +182,6 @@ def read_local_key(port: int) -> str | None:
         PermissionError: other users can read the file, or own it.
     """
     try:
-        return _read_private(_local_path(port), "key")
+        return _read_private(_local_path(port))
     except FileNotFoundError:
         return None

@@ -215,16 +215,16 @@ def _released(what: str, release: Callable[[], bool]) -> None:
         warnings.warn(f"unclosed {what}", ResourceWarning, stacklevel=2)
 
 
-def checked_seconds(argument: str, seconds: object) -> float:
+def checked_seconds(timeout: object) -> float:
     """Check a time limit.
 
     Raises:
         TypeError, ValueError: it is not a positive number.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"{argument}: expected seconds, got {seconds!r}")
-    if not 0 < seconds <= threading.TIMEOUT_MAX:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout: expected seconds, got {timeout!r}")
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
         raise ValueError(
-            f"{argument}: {seconds} is not above 0 and at most {threading.TIMEOUT_MAX:g} seconds"
+            f"timeout: {timeout} is not above 0 and at most {threading.TIMEOUT_MAX:g} seconds"
         )
-    return float(seconds)
+    return float(timeout)

@@ -90,7 +90,7 @@ class WeightReceiver(Closing):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         check_address(address)
-        limit = checked_seconds("timeout", timeout)
+        limit = checked_seconds(timeout)
         self._trust = trust_of(address, key, insecure=insecure, tls=tls)
         commit = commit or ("swap" if into is None else "copy")
         if commit not in ("swap", "copy", "in_place"):
@@ -131,7 +131,7 @@ class WeightReceiver(Closing):
             WeightsError: the sender gave up the version. Another one may follow.
             SessionClosedError: the sender has closed the session.
         """
-        deadline = Deadline(None if timeout is None else checked_seconds("timeout", timeout))
+        deadline = Deadline(None if timeout is None else checked_seconds(timeout))
         if self._follower.has_left:
             try:
                 self._join(deadline.within(self._follower.timeout))

@@ -108,7 +108,7 @@ class WeightSender(Closing):
             raise ValueError(f"bucket_bytes: {bucket_bytes} is not a multiple of {_PAGE}")
         if direct_bytes is not None and direct_bytes < 1:
             raise ValueError(f"direct_bytes: {direct_bytes} must be at least 1")
-        limit = checked_seconds("timeout", timeout)
+        limit = checked_seconds(timeout)
         trust = trust_of(address, key, insecure=insecure, tls=tls)
         self.address = ""
         self.key: str | None = None
