@@ -314,6 +314,12 @@ def test_a_deadline_of_several_threads(comm: nccl.Communicator) -> None:
         assert not _expires(comm)
 
 
+def test_a_deadline_of_a_communicator_without_a_limit(comm: nccl.Communicator) -> None:
+    comm.timeout = None
+    with nccl.deadline(0.2):
+        assert _expires(comm)
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_limits_are_checked(comm: nccl.Communicator, seconds: float) -> None:
     with pytest.raises(ValueError, match=r"timeout: .* must be above 0 seconds"):
@@ -679,8 +685,10 @@ def test_the_environment_sets_the_default_action(monkeypatch: pytest.MonkeyPatch
         with nccl.Communicator.init_all(1, provider="host")[0] as comm:
             assert comm.on_timeout == "raise"
     monkeypatch.setenv("PYNCCL_ON_TIMEOUT", "exit")
+    before = holdings.count()
     with pytest.raises(ValueError, match="PYNCCL_ON_TIMEOUT: 'exit' is neither"):
-        nccl.Communicator.init_all(1, provider="host")
+        nccl.Communicator.init_all(2, provider="host")
+    holdings.check(before)
 
 
 def test_the_destructor_of_a_replaced_function_may_use_the_attribute(
