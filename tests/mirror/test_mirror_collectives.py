@@ -92,6 +92,7 @@ def test_mistakes_leave_the_group_usable(dist: Any, rank: int, size: int) -> Non
         (TypeError, "List\\[torch.Tensor\\]", lambda: dist.all_gather(one, one)),
         (TypeError, "with elements of type", lambda: dist.all_gather([1] * size, one)),
         (ValueError, "contiguous", lambda: dist.all_reduce(turned)),
+        (ValueError, "contiguous", lambda: dist.all_reduce(torch.ones(4)[::2])),
         (ValueError, "contiguous", lambda: dist.broadcast(turned, 0, async_op=True)),
         (ValueError, "contiguous", lambda: dist.all_to_all_single(turned, turned, [1] * size)),
         (RuntimeError, "No backend type associated with device type meta",

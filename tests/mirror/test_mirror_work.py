@@ -75,6 +75,21 @@ def test_tensors_of_a_dropped_work_are_released(dist: Any, rank: int, size: int,
     assert seen() is None
 
 
+@on_ranks(2)
+def test_a_group_that_is_destroyed_with_a_pending_operation(
+    dist: Any, rank: int, size: int
+) -> None:
+    """The end of the group waits a moment for the operation, whose other rank is late."""
+    group = dist.new_group([0, 1])
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    if rank == 1:
+        time.sleep(0.3)
+    dist.all_reduce(tensor, group=group, async_op=True)
+    dist.destroy_process_group(group)
+    assert tensor.item() == 4.0
+
+
 @on_ranks(2, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "10000", "PYNCCL_TIMEOUT": "0.3"})
 def test_timeout_of_the_group(dist: Any, rank: int, size: int) -> None:
     """An operation without all ranks ends at its group's timeout, regardless of the environment;
