@@ -210,7 +210,10 @@ def _end_with_an_unused_id(member: Member, end: str) -> None:
     if member.rank == 0:
         unique_id: bytes = member.share()
         began = time.monotonic()
-        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 \(pid \d+\) .* no longer grow"):
+        how = {"close": "destroyed", "abort": "aborted", "recover": "recovered"}[end]
+        with pytest.raises(
+            nccl.NcclRemoteError, match=rf"rank 0 \(pid \d+\) {how} .* no longer grow"
+        ):
             _join(unique_id, 2, 1, _config(_PATIENT))
         assert time.monotonic() - began < _SOON
         return
