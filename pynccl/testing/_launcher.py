@@ -92,6 +92,8 @@ class Process:
         self.environment = environment
         self.fresh = fresh  # not to be reused
         ours, theirs = socket.socketpair()
+        ours.setblocking(True)  # whatever socket.setdefaulttimeout() was
+        theirs.setblocking(True)
         self._traces: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         traces = self._traces.fileno()
         path = [entry for entry in sys.path if isinstance(entry, str)]  # as the import system does
@@ -103,7 +105,8 @@ class Process:
                 env={**copy_environment(), **dict(environment)},
                 pass_fds=[theirs.fileno(), traces],
             )
-        self.connection = Connection(ours.detach())
+        self._socket = ours
+        self.connection = Connection(os.dup(ours.fileno()))
 
     def send(self, job: Job) -> None:
         self.connection.send_bytes(pickle.dumps(job))
@@ -117,9 +120,8 @@ class Process:
         Raises:
             BlockingIOError: the time limit expired in the middle of a message.
         """
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as ours:
-            limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # struct timeval
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # struct timeval
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         try:
             message: Ended | Joins | Reported = pickle.loads(self.connection.recv_bytes())
         except BlockingIOError:
@@ -156,6 +158,7 @@ class Process:
     def close(self) -> None:
         """Close the connection, at which the process ends, and kill it if it does not."""
         self.connection.close()
+        self._socket.close()
         try:
             self.popen.wait(2)
         except subprocess.TimeoutExpired:

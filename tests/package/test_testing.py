@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -275,6 +276,19 @@ def _is_blocked(run: Run) -> bool:
     """Whether the only rank waits until the launcher reads its message."""
     stat = Path(f"/proc/{run._processes[0].popen.pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "S"
+
+
+def _large(rank: Rank) -> bytes:
+    return bytes(50_000_000)
+
+
+def test_large_results_arrive_with_a_default_timeout_of_sockets() -> None:
+    with testing.Launcher() as launcher:
+        socket.setdefaulttimeout(30)
+        try:
+            assert launcher.launch(1, _large, unique_ids=0) == [bytes(50_000_000)]
+        finally:
+            socket.setdefaulttimeout(None)
 
 
 def test_a_process_that_was_killed_is_not_kept() -> None:
