@@ -833,6 +833,26 @@ def test_arrays_live_until_the_stream_has_run_the_operation(rank: Rank) -> None:
         del overwritten
 
 
+@on_ranks(2, timeout=30, ids=2)
+def test_arrays_live_after_a_group_that_was_issued_in_part(rank: Rank) -> None:
+    comm, stream, begin, out = rank.comm, nccl.Stream("host"), threading.Event(), np.zeros(1000)
+    other, ones = rank.communicator(1), np.ones(1000)
+
+    def issue() -> None:
+        with nccl.group():
+            comm.all_reduce(ones + 1, out=out, stream=stream)
+            other.all_reduce(np.ones(3 + rank.rank))
+
+    stream.launch(begin.wait)
+    with pytest.raises(nccl.NcclError, match="make different calls"):
+        issue()
+    overwritten = [np.zeros(1000) for _ in range(10)]
+    begin.set()
+    stream.synchronize()
+    assert (out == 4).all()
+    del overwritten
+
+
 def test_arrays_are_released_when_the_stream_has_run_the_operation(
     comm: nccl.Communicator,
 ) -> None:

@@ -56,10 +56,13 @@ int release_pending(void*) {
 }  // namespace
 
 void release_soon(PyObject* object) {
-  const std::lock_guard lock(finished().mutex);
-  finished().objects.push_back(object);
+  bool scheduled;
+  {
+    const std::lock_guard lock(finished().mutex);
+    finished().objects.push_back(object);
+    scheduled = finished().objects.size() > 1;
+  }
   // If Python's list of pending calls is full, a later call releases them.
-  const bool scheduled = finished().objects.size() > 1;
   if (!scheduled && Py_IsInitialized()) Py_AddPendingCall(&release_pending, nullptr);
 }
 
@@ -114,6 +117,7 @@ void keep_alive_until_done(Communicator& communicator, CUstream stream,
     release_finished();
     py::list held = list_of(objects);
     if (owner) held.append(py::handle(owner));
+    if (held.empty()) return;
     const auto release = [](void* kept) { release_soon(static_cast<PyObject*>(kept)); };
     if (library.driver().LaunchHostFunc(stream, release, held.ptr()) == CUDA_SUCCESS)
       held.release();

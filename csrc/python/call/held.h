@@ -44,7 +44,7 @@ inline bool outlives_call(const Library& library, CUstream stream) {
 }
 
 // Keeps objects alive until the work enqueued on the stream so far is done: if it outlives_call(),
-// the objects that were passed to the call, and always the owner of memory that no caller holds.
+// the objects that were passed to the call, and on GPUs the owner of memory that no caller holds.
 // Skips nullptr and streams that are being captured: keep_alive_in_capture() covers those of
 // capture(), and memory used by a graph of another library is managed by that library. Requires the
 // GIL.

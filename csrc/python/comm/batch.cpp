@@ -8,6 +8,7 @@
 #include "comm/observer.h"
 #include "comm/overlap.h"
 #include "comm/window.h"
+#include "python/call/gil.h"
 #include "python/call/held.h"
 #include "python/convert/stream.h"
 #include "watch/comparison.h"
@@ -203,6 +204,19 @@ void Batch::compare() const {
   operations.reserve(entries_.size());
   for (const Entry& entry : entries_) operations.emplace_back(entry.communicator, &entry.operation);
   Comparison::run(operations);
+}
+
+void Batch::run() const {
+  if (Graph::any_capture()) [[unlikely]]
+    keep_alive_in_captures();
+  try {
+    const GilReleased released;
+    issue();
+  } catch (...) {
+    keep_alive_until_done();  // some of the operations may have been issued
+    throw;
+  }
+  keep_alive_until_done();
 }
 
 void Batch::issue() const {

@@ -42,12 +42,9 @@ class Batch {
   // A copy with all operations on one stream: a pynccl, torch or CuPy stream, or an integer.
   Batch on_stream(PyObject* stream) const;
 
-  // Keeps the objects alive as long as the graphs that capture() captures the operations into.
-  void keep_alive_in_captures() const;
-
-  // After issue(): keeps the objects or, on GPUs, the owners of memory alive until the operations
-  // are done.
-  void keep_alive_until_done() const;
+  // Calls issue() without the GIL. Keeps the objects or, on GPUs, the owners of memory alive until
+  // the operations are done, and the objects as long as a graph that captures the operations.
+  void run() const;
 
   // Issues all operations as one NCCL group per library, in the order in which the libraries first
   // appear. Throws before anything is issued if a communicator or window is closed. The calls can
@@ -66,6 +63,8 @@ class Batch {
 
   class Uses;
 
+  void keep_alive_in_captures() const;
+  void keep_alive_until_done() const;
   py::list all_held() const;
   template <class Visit>
   void each_stream(Visit&& visit) const;

@@ -1,5 +1,4 @@
 // group(), plan() and simulate(), and the classes Plan and Simulation.
-#include "comm/graph.h"
 #include "comm/overlap.h"
 #include "python/call/bind.h"
 #include "python/call/fastcall.h"
@@ -107,13 +106,7 @@ void Plan::replay(PyObject* stream) const {
   if (stream) batch = std::make_shared<const Batch>(batch->on_stream(stream));
   if (Group* group = Group::active()) [[unlikely]]
     return group->batch().append(*batch);
-  if (Graph::any_capture()) [[unlikely]]
-    batch->keep_alive_in_captures();
-  {
-    const GilReleased released;
-    batch->issue();
-  }
-  batch->keep_alive_until_done();
+  batch->run();
 }
 
 std::string Plan::why_not_ready() const {

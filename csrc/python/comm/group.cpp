@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "comm/graph.h"
 #include "python/call/gil.h"
 
 namespace pynccl::python {
@@ -209,12 +208,7 @@ void Group::issue(const Batch& batch) {
     const GilReleased released;
     create_objects(devices, &DeviceCommunicator::create);
   }
-  if (Graph::any_capture()) batch.keep_alive_in_captures();
-  {
-    const GilReleased released;
-    batch.issue();
-  }
-  batch.keep_alive_until_done();
+  batch.run();
 }
 
 void create_or_change(Group::Action action, std::shared_ptr<Communicator> communicator,
