@@ -130,11 +130,15 @@ std::vector<ExchangeRecord> Agreement::exchange_records(const ExchangeRecord& ow
     complete(number);
     return all;
   } catch (...) {
-    // Before the next agreement, after which the peers do not find this rank's record.
-    segment_->rank_state(rank_).given_up.add(mark_of(number));
-    complete(number);
+    give_up(number);
     throw;
   }
+}
+
+void Agreement::give_up(uint32_t number) {
+  // Before the next agreement, after which the peers do not find this rank's record.
+  segment_->rank_state(rank_).given_up.add(mark_of(number));
+  complete(number);
 }
 
 // A later agreement may have been given up while it waited for this one.
@@ -154,7 +158,7 @@ std::vector<ExchangeRecord> Agreement::exchange(const ExchangeRecord& own, uint3
   sleep_until(earlier, [&](bool) {
     check(earlier, creation, "an earlier communicator is still being created");
   });
-  segment_->rank_state(rank_).records[number & 1] = own;
+  segment_->rank_state(rank_).records[number % GivenUpCreations::kMarks] = own;
   segment_->rank_state(rank_).agreement_step.signal(number);
   std::vector<ExchangeRecord> all;
   for (int peer = 0; peer < segment_->nranks(); ++peer) {
@@ -170,7 +174,7 @@ std::vector<ExchangeRecord> Agreement::exchange(const ExchangeRecord& own, uint3
         segment_->check_agreement_peer(other, rank_, same, check_liveness);
       }
     });
-    all.push_back(segment_->rank_state(peer).records[number & 1]);
+    all.push_back(segment_->rank_state(peer).records[number % GivenUpCreations::kMarks]);
     check_peer(peer, number);
   }
   return all;

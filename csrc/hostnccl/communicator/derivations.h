@@ -79,6 +79,8 @@ class Agreement {
   // gives up the creation.
   std::vector<ExchangeRecord> exchange_records(const ExchangeRecord& own, uint32_t number,
                                                const Creation& creation);
+  // Ends an agreement whose number was taken, without exchanging records.
+  void give_up(uint32_t number);
 
  private:
   void check(const WaitCondition& condition, const Creation& creation,

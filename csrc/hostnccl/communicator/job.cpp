@@ -117,6 +117,7 @@ abi::ncclResult_t run_jobs(Job* jobs, size_t count) {
       errors[i] = current_error();
       // The sequence number of the job stays unused, so no later operation of the parent can run.
       if (jobs[i].parent && jobs[i].sequence_count != 0) jobs[i].parent->state().fail(*errors[i]);
+      if (jobs[i].agreement != 0) jobs[i].parent->agreement().give_up(jobs[i].agreement);
     }
   }
   threads.join(jobs, count);

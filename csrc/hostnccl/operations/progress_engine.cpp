@@ -226,6 +226,9 @@ void ProgressEngine::sleep() {
 void ProgressEngine::end_if_given_up(const Creation* creation) {
   const auto reason = creation ? creation->given_up() : interruption();
   if (!reason) return;
+  // This rank may have been preempted since it last looked at the flags.
+  const auto met = [](const WaitCondition& condition) { return condition.met(); };
+  if (creation && std::ranges::any_of(conditions_, met)) return;
   for (size_t work = 0; work < works_.size(); ++work) {
     const Communicator& comm = *works_[work].comm;
     std::string text = comm.segment().name_of(comm.rank()) + " " + reason->text();

@@ -63,6 +63,8 @@ struct ExchangeRecord {
 // The last creations that a rank gave up, as marks of lifecycle/jobs.cpp.
 class GivenUpCreations {
  public:
+  static constexpr uint32_t kMarks = 64;
+
   void add(uint64_t mark) { marks_[next_++ % kMarks] = mark; }
   bool contains(uint64_t mark) const {
     for (const auto& one : marks_)
@@ -71,7 +73,6 @@ class GivenUpCreations {
   }
 
  private:
-  static constexpr uint32_t kMarks = 64;
   std::atomic<uint32_t> next_;
   std::atomic<uint64_t> marks_[kMarks];
 };
@@ -139,13 +140,14 @@ struct CalibrationState {
 // The state that one rank publishes. Peers only read it.
 //
 // Descriptors and staging buffers are double-buffered: a rank fills those of call k only after
-// every rank has published call k-1, and therefore has finished reading those of call k-2. The same
-// applies to the exchange records of agreements, which work even after the segment has failed.
+// every rank has published call k-1, and therefore has finished reading those of call k-2.
+// Agreements work even after the segment has failed. A rank may give up several of them and publish
+// the record of a later one, while a peer still reads that of an earlier one.
 struct alignas(4096) RankState {
   alignas(128) Flag step;  // of the setup, then of the running collective
   alignas(128) Descriptor descriptors[2];
   alignas(128) Flag agreement_step;  // number of the last published record
-  ExchangeRecord records[2];
+  ExchangeRecord records[GivenUpCreations::kMarks];
   Flag recovery_step;        // number of the last recovery in which it takes part
   SharedRanks survivors[2];  // its proposals for that recovery and the previous one
   Flag called;               // in strict mode, 1: it has called a collective

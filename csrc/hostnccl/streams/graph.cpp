@@ -216,7 +216,6 @@ GraphExec::~GraphExec() {
 }
 
 void GraphExec::launch(const Ref<Stream>& stream) {
-  graph_->check_usable();
   const auto end = std::make_shared<EventRecord>();
   // A copy for the queued branches, which may outlive this object.
   const auto branches = std::make_shared<const std::vector<std::vector<size_t>>>(branches_);
@@ -231,6 +230,7 @@ void GraphExec::launch(const Ref<Stream>& stream) {
       previous_end->wait();
       lock.lock();
     }
+    graph_->check_usable();
     launch = std::make_shared<Launch>(graph_, stream, last_end_);
     OperationOrders orders;
     launch->prepare(orders);
