@@ -129,7 +129,8 @@ class ProcessGroup(_C.ProcessGroup):
         self.splits = 0
         self.store = PrefixStore(f"{self.group_name}/", job.store)
         self.rendezvous = Rendezvous(self.store, rank, job.gone)
-        self._opening = threading.Lock()  # one thread creates a communicator
+        # One thread creates the communicator of a device type.
+        self._opening = {kind: threading.RLock() for kind in config.device_backend_map}
         self._pairs: dict[tuple[str, int], Pair] = {}  # by device type and peer
         self._pair_ids: list[bytes] = []  # on CPUs, for all pairs
         if self.bound_device_id is not None and self.bound_device_id.type == "cuda":
@@ -238,10 +239,7 @@ class ProcessGroup(_C.ProcessGroup):
             ValueError: the group has ended.
         """
         found = self._comm_stream(device.type)
-        if found is not None:
-            return found
-        with self._opening:
-            return self._comm_stream(device.type) or self._open(device)
+        return self._open(device) if found is None else found
 
     def adopt(self, comm_stream: CommStream) -> None:
         """Take ownership of a CommStream created by a split."""
@@ -402,17 +400,19 @@ class ProcessGroup(_C.ProcessGroup):
         self._invalidate(reason, keep=True)
 
     def _open(self, device: torch.device, timeout: timedelta | None = None) -> CommStream:
-        """Exchange a unique id through the store, and create the CommStream."""
+        """Exchange a unique id through the store, and create the CommStream if there is none."""
         self.provider(device)  # raises on every rank without a backend for the device
         device = _concrete(device)
-        with translated(NcclError):
+        with self._opening[device.type], translated(NcclError):
+            if (found := self._comm_stream(device.type)) is not None:
+                return found
             ids = self.rendezvous.broadcast(
                 f"{device.type}/communicator",
                 range(self.size()),
                 functools.partial(self.new_ids, device),
                 (timeout or self.timeout).total_seconds(),
             )
-        return self.open(device, ids)
+            return self.open(device, ids)
 
     def _communicator(
         self, size: int, unique_id: bytes, rank: int, device: torch.device, config: nccl.Config
