@@ -132,8 +132,9 @@ def _parser(words: list[str]) -> _Parser:
     for name, (module, text, examples) in _COMMANDS.items():
         one = commands.add_parser(name, help=text, description=text, examples=examples)
         if module and words[:1] == [name]:
+            command = importlib.import_module(module)
             try:
-                importlib.import_module(module).add_arguments(one)
+                command.add_arguments(one)
             except ValueError as error:  # a default value: PYNCCL_PROVIDER is not a provider
                 one.error(str(error))
     return parser

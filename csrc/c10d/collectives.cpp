@@ -424,7 +424,7 @@ WorkPtr PyncclBackend::checked_message(Tensors& tensors, int peer, bool sends) {
   at::Tensor& tensor = only("tensor", tensors);
   check_tensor("tensor", tensor, tensor.device());
   TORCH_CHECK_VALUE(peer != rank_ || coalescing_, name, ": ", peer,
-                    " is this rank; pass a send and a receive of one rank to batch_isend_irecv");
+                    " is this rank; pass both the send and the receive to one batch_isend_irecv");
   auto operation = sends ? create_operation(OpType::SEND, "pynccl:send", {tensor}, {})
                          : create_operation(OpType::RECV, "pynccl:recv", {}, {tensor});
   const bool on_group = sends_on_group(tensor.device());

@@ -1,7 +1,6 @@
 // Waits of one thread, in planned time: each reading of the clock takes 2 us, a yield as long as
 // the program says. Prints how often each wait spins and yields before it would sleep, and its
-// microseconds. Then prints the time slice of the thread
-// before and after them, in microseconds.
+// microseconds. Then prints the time slice of the thread before and after them, in microseconds.
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>

@@ -163,6 +163,7 @@ def test_a_handler_may_run_operations(rank: Rank, grouped: bool) -> None:
     with scope():
         comms[0].all_reduce(arrays[0])
     thread.join()
+    assert handled.is_set()
     assert (arrays[0] == 2).all()
     for comm in (*comms, alone):
         comm.close()
