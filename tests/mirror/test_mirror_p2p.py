@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -167,6 +168,38 @@ def test_future_of_a_message_before_the_ranks_connect(dist: Any, rank: int, size
     assert work.source_rank() == 1
     dist.monitored_barrier()
     assert future.wait()[0].item() == 7
+
+
+@on_ranks(2)
+def test_future_of_a_message_that_fails_after_the_ranks_connect(
+    dist: Any, rank: int, size: int
+) -> None:
+    """Both ranks receive, and neither sends."""
+    dist.set_timeout(timedelta(seconds=1))
+    future = dist.irecv(torch.empty(1), 1 - rank).get_future()
+    with pytest.raises(dist.DistBackendError, match=r"recv .*Timed out after 1 seconds"):
+        future.wait()
+
+
+@on_ranks(2)
+def test_a_timeout_that_changes_while_the_ranks_connect(dist: Any, rank: int, size: int) -> None:
+    """The communicators exist, but the group does not know them yet."""
+    group, peer = dist.group.WORLD, 1 - rank
+    create = group.make_comm_stream
+
+    def create_before_the_change(*arguments: Any) -> Any:
+        comm_stream = create(*arguments)
+        dist.set_timeout(timedelta(seconds=25))
+        return comm_stream
+
+    with patch.object(group, "make_comm_stream", create_before_the_change):
+        works = [dist.isend(torch.ones(1), peer), dist.irecv(torch.empty(1), peer)]
+        for work in works:
+            work.wait()
+    works = [dist.isend(torch.ones(1), peer), dist.irecv(torch.empty(1), peer)]
+    for work in works:
+        work.wait()
+        assert work.timeout == timedelta(seconds=25)
 
 
 @on_ranks(2)
