@@ -54,6 +54,26 @@ def test_works_of_a_group(dist: Any, rank: int, size: int) -> None:
     assert second.tolist() == [size * 10.0 * sum(range(size))] * 4
 
 
+@on_ranks(2)
+def test_timeouts_of_wait(dist: Any, rank: int, size: int) -> None:
+    """Numbers are seconds, as in torch; also before the ranks are connected."""
+    tensor = torch.ones(1)
+    if rank == 0:
+        works = [dist.irecv(tensor, 1), dist.all_reduce(torch.ones(1), async_op=True)]
+        for work in works:
+            with pytest.raises(dist.DistBackendError, match="Timed out waiting 100ms"):
+                work.wait(timeout=0.1)
+            text = r"timeout: expected a datetime\.timedelta or seconds as a float, got str"
+            with pytest.raises(TypeError, match=text):
+                work.wait("1")
+    dist.monitored_barrier()  # by the store
+    if rank == 1:
+        works = [dist.isend(tensor, 0), dist.all_reduce(torch.ones(1), async_op=True)]
+    for work in works:
+        assert work.wait(20.0)
+        assert work.wait(None)
+
+
 @pytest.mark.parametrize("then", ["all_reduce", "barrier", "destroy_process_group"])
 @on_ranks(2)
 def test_tensors_of_a_dropped_work_are_released(dist: Any, rank: int, size: int, then: str) -> None:

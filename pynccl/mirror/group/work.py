@@ -59,9 +59,10 @@ class Work(_C.Work):
 
     _comm_stream: _CommStream
 
-    def _wait_at_most(self, timeout: timedelta | None) -> bool:
+    def _wait_at_most(self, timeout: timedelta | float | None) -> bool:
         """Implement wait() with a timeout."""
-        if timeout is None or timeout <= _NO_TIMEOUT:
+        timeout = _limit(timeout)
+        if timeout <= _NO_TIMEOUT:
             return self.wait()
         until = time.monotonic() + timeout.total_seconds()
         while not self._ends_within(min(_SLICE, max(0.0, until - time.monotonic()))):
@@ -182,8 +183,8 @@ class DeferredWork(Work):
     def timeout(self) -> timedelta:
         return self._timeout
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        timeout = timeout or _NO_TIMEOUT
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        timeout = _limit(timeout)
         if timeout <= _NO_TIMEOUT:
             return self._started.result().wait()
         until = time.monotonic() + timeout.total_seconds()
@@ -235,6 +236,20 @@ class DeferredWork(Work):
 
     def __repr__(self) -> str:
         return f"<pynccl.Work {self._call.kind}, connecting>"
+
+
+def _limit(timeout: timedelta | float | None) -> timedelta:
+    """Return the argument of wait(), which is in seconds if it is a number, as in torch."""
+    if timeout is None:
+        return _NO_TIMEOUT
+    if isinstance(timeout, (int, float)):
+        return timedelta(seconds=timeout)
+    if not isinstance(timeout, timedelta):
+        raise TypeError(
+            "timeout: expected a datetime.timedelta or seconds as a float, got "
+            f"{type(timeout).__name__}"
+        )
+    return timeout
 
 
 def _milliseconds(duration: timedelta) -> int:
