@@ -81,7 +81,7 @@ def connect_pair(
     name = f"{device.type}/send and receive of {low} and {high}"
     try:
         ids = rendezvous.broadcast(
-            name, (low, high), lambda: known or unique_ids(device, 2), timeout, connects=True
+            name, (low, high), lambda: known or unique_ids(device, 2), timeout
         )
     except DistNetworkError:
         if not known:

@@ -68,17 +68,16 @@ class Rendezvous:
         ranks: Sequence[int],
         create: Callable[[], bytes],
         timeout: float,
-        *,
-        connects: bool = False,
     ) -> bytes:
         """Wait until all ranks have called this, and return the first rank's value on each.
+
+        The ranks connect next, so none of them may have ended while it waited for the others.
 
         Args:
             name: a unique name of the exchange; retries after a failure use the same name.
             ranks: the ranks that take part.
             create: returns the value; called on the first rank.
             timeout: the time limit in seconds.
-            connects: whether the ranks connect next, so all of them must still be present.
 
         Raises:
             NcclRemoteError: a rank no longer takes part.
@@ -90,19 +89,16 @@ class Rendezvous:
         def exchange(answer: Answer[bytes]) -> bytes:
             end = time.monotonic() + timeout
             store = self._exchange(answer, name, (own, value), keys, timeout)
-            if connects:
-                for rank in ranks:
-                    self.check_present(rank, name)
-                # A second round detects ranks that have ended while waiting in the first. Otherwise
-                # the others would wait for them while creating the communicator.
-                left = max(end - time.monotonic(), _CONNECTS)
-                self._exchange(answer, f"{name} (connects)", (own, b""), keys, left)
+            # A second round detects ranks that have ended while waiting in the first. Otherwise the
+            # others would wait for them while creating the communicator.
+            left = max(end - time.monotonic(), _CONNECTS)
+            self._exchange(answer, f"{name} (connects)", (own, b""), keys, left)
             return bytes(store.get(str(ranks[0])))
 
         return self.call(exchange, name, timeout)
 
     def gather(self, name: str, ranks: Sequence[int], value: bytes, timeout: float) -> list[bytes]:
-        """Do the same, but return the values of all ranks, in order."""
+        """Wait until all ranks have called this, and return their values, in order."""
         keys = {str(rank): rank for rank in ranks}
         return self.gather_by_key(name, (str(self.rank), value), keys, timeout)
 
@@ -137,7 +133,10 @@ class Rendezvous:
         began = time.monotonic()
         store = answer.note(PrefixStore(name, self._store))
         key, value = own
-        if not store.check([key]):  # after a failure, the first value remains
+        if store.check([key]):  # after a failure, the values of all ranks remain
+            for rank in keys.values():
+                self.check_present(rank, name)
+        else:
             store.set(key, value)  # type: ignore[arg-type]
             if store.add("count", 1) == len(keys):
                 store.set("complete", "1")

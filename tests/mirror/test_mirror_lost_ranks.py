@@ -28,6 +28,7 @@ from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
 
+_PAIR_CONFIG = "pynccl.mirror.group.process_group.ProcessGroup._pair_config"
 _LIMIT = 1.5  # seconds
 _SOON = 15.0  # seconds, on a busy machine; the limits that are not meant are 30
 
@@ -233,9 +234,24 @@ def test_a_pair_has_the_time_limit_of_its_group(
     tensor = torch.ones(4)
     dist.set_timeout(timedelta(seconds=_LIMIT))
     if rank == 1:
-        pair = "pynccl.mirror.group.process_group.ProcessGroup._pair_config"
-        with patch(pair, stay_away), pytest.raises(InterruptedError):
+        with patch(_PAIR_CONFIG, stay_away), pytest.raises(InterruptedError):
             dist.send(tensor, 0)
         return
     _soon(dist.DistBackendError, "1.5 s", lambda: dist.recv(tensor, 1))
     Path(raised).touch()
+
+
+@on_ranks(2)
+def test_a_second_attempt_without_the_peer(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
+    """The store still contains what the peer has sent for the first one."""
+    left = tmp_path / "left"
+    tensor = torch.ones(4)
+    with patch(_PAIR_CONFIG, side_effect=InterruptedError), pytest.raises(InterruptedError):
+        dist.send(tensor, 1 - rank)
+    if rank == 1:
+        dist.destroy_process_group()
+        left.touch()
+        return
+    wait_for(str(left))
+    text = "rank 1 has died or has left the job"
+    _soon(dist.DistBackendError, text, lambda: dist.send(tensor, 1))

@@ -182,5 +182,19 @@ def _new_group(member: Member, victim: int) -> None:
     dist.destroy_process_group()
 
 
-def test_mirror_new_group(lane: Lane) -> None:
-    _run(lane, 3, 1, _new_group)
+def _in_new_group(member: Member, victim: int) -> None:
+    """The victim waits for the last rank, which calls it when the victim has died."""
+    dist = init_on_host(member, member.init_method)
+    if member.rank == victim:
+        _fork_inside(member, dist.new_group)
+    member.report("ready")
+    if member.rank == member.nranks - 1:
+        member.hear("go")
+    gone = f"rank {victim} has died or has left the job"
+    _fails(dist.DistBackendError, gone, dist.new_group)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("live", [_new_group, _in_new_group])
+def test_mirror_new_group(lane: Lane, live: Callable[..., None]) -> None:
+    _run(lane, 3, 1, live)
