@@ -56,6 +56,29 @@ def _check_all_but(outcomes: list[Any], *lost: int) -> None:
         assert rank in lost or outcome.ok, f"rank {rank}: {outcome.died} {outcome.trace}"
 
 
+def _interrupted_init(rank: Rank, url: str) -> None:
+    import pynccl as dist
+    from pynccl._internal.rendezvous import Rendezvous
+
+    init = partial(init_on_host, rank, url)
+    if rank.rank != 0:
+        _soon(dist.DistBackendError, "rank 0 has died or has left the job", init)
+        return
+    gather = Rendezvous.gather
+
+    def gather_and_raise(*arguments: Any) -> None:
+        gather(*arguments)
+        raise KeyboardInterrupt
+
+    with patch.object(Rendezvous, "gather", gather_and_raise), pytest.raises(KeyboardInterrupt):
+        init()
+
+
+def test_init_that_is_interrupted_on_a_rank(launch: Launcher, tmp_path: Path) -> None:
+    """It ends between the exchange of the processes and that of the unique id."""
+    launch(3, _interrupted_init, f"file://{tmp_path}/store")
+
+
 @on_ranks(3)
 def test_new_group_that_a_rank_skips(dist: Any, rank: int, size: int) -> None:
     limit = timedelta(seconds=_LIMIT)

@@ -330,7 +330,7 @@ class ProcessGroup(_C.ProcessGroup):
         if device is not None:
             self._open(device, timeout)
 
-    def new_ids(self, device: torch.device) -> bytes:
+    def _new_ids(self, device: torch.device) -> bytes:
         """Return compressed unique ids for a device type: the group's, and on CPUs all pairs'.
 
         On CPUs an id costs nothing and compresses well. Knowing the ids of all pairs, two ranks can
@@ -338,18 +338,6 @@ class ProcessGroup(_C.ProcessGroup):
         """
         pairs = self.size() * (self.size() - 1) if device.type == "cpu" else 0
         return zlib.compress(unique_ids(device, 1 + pairs))
-
-    def open(self, device: torch.device, ids: bytes) -> CommStream:
-        """Create the CommStream for a device's tensors from the result of one rank's new_ids()."""
-        unique_id, *id_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
-        if device.type == "cpu":
-            self._pair_ids = _divided(b"".join(id_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
-        config = self._new_config(device)
-        with translated(NcclError):
-            comm = self._communicator(self.size(), unique_id, self.rank(), device, config)
-        comm_stream = self.make_comm_stream(comm, device)
-        self.adopt(comm_stream)
-        return comm_stream
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later operations: see :func:`pynccl.set_timeout`."""
@@ -409,10 +397,17 @@ class ProcessGroup(_C.ProcessGroup):
             ids = self.rendezvous.broadcast(
                 f"{device.type}/communicator",
                 range(self.size()),
-                functools.partial(self.new_ids, device),
+                functools.partial(self._new_ids, device),
                 (timeout or self.timeout).total_seconds(),
             )
-            return self.open(device, ids)
+            unique_id, *id_pairs = _divided(zlib.decompress(ids), NCCL_UNIQUE_ID_BYTES)
+            if device.type == "cpu":
+                self._pair_ids = _divided(b"".join(id_pairs), 2 * NCCL_UNIQUE_ID_BYTES)
+            config = self._new_config(device)
+            comm = self._communicator(self.size(), unique_id, self.rank(), device, config)
+            comm_stream = self.make_comm_stream(comm, device)
+            self.adopt(comm_stream)
+            return comm_stream
 
     def _communicator(
         self, size: int, unique_id: bytes, rank: int, device: torch.device, config: nccl.Config

@@ -129,24 +129,13 @@ def _job_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
 
 
 def _connect(pg: ProcessGroup) -> None:
-    """Exchange process information between the ranks, and create the first communicator.
-
-    The same exchange distributes its unique id.
-    """
-    device = pg.eager_device()
-    ids = ""
-    if device is not None:
-        pg.provider(device)  # raises on every rank without a backend for the device
-        if pg.rank() == 0:
-            ids = pg.new_ids(device).hex()
-    own = json.dumps([Process.own(), ids]).encode()
+    """Exchange process information between the ranks, and create the first communicator."""
+    own = json.dumps(Process.own()).encode()
     values = pg.rendezvous.gather(
         "init_process_group", range(pg.size()), own, pg.timeout.total_seconds()
     )
-    given = [json.loads(value) for value in values]
-    pg.job.processes = [Process(*process) for process, _ in given]
-    if device is not None:
-        pg.open(device, bytes.fromhex(given[0][1]))
+    pg.job.processes = [Process(*json.loads(value)) for value in values]
+    pg.open_eagerly()
 
 
 def _device_of(device_id: torch.device | int | None) -> torch.device | None:
