@@ -17,9 +17,11 @@ store does not return. An answer of the store is preferred.
 from __future__ import annotations
 
 import atexit
-import contextlib
+import ctypes
 import os
 import select
+import socket
+import sys
 import threading
 import time
 import weakref
@@ -38,6 +40,7 @@ _PATIENCE = 1.7  # seconds to wait for the answers; ranks on a busy machine answ
 _STEP = 0.02
 _LONGEST = 16 << 20  # bytes of a report of RAS
 _LONG = 3600.0
+_ADDRESS_BYTES = 128  # sockaddr_storage
 _LAST_CALL = 1.0  # seconds to wait at exit for a call of a store
 _RECENT = 8  # questions before the first poll that are answered
 _FRESH = 2.0  # seconds during which the answers to a question are reused for another rank
@@ -101,26 +104,26 @@ class _Questions:
 def _connections(store: Store) -> set[int]:
     """Return the descriptors of this process's connections to the server of torch's TCPStore.
 
-    A Python socket on a descriptor would make it non-blocking after socket.setdefaulttimeout().
+    A Python socket on a descriptor would make it non-blocking after socket.setdefaulttimeout(), and
+    /proc/self/net/tcp may leave out a connection while others change.
     """
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     port = getattr(store, "port", None)
     if not port:
         return set()
-    sockets = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as lines:
-            rows = [line.split() for line in lines][1:]
-            # The remote address, "0100007F:7373", and the inode.
-            sockets |= {
-                f"socket:[{row[9]}]" for row in rows if int(row[2].split(":")[1], 16) == port
-            }
-    found = set()
+    getpeername = ctypes.CDLL(None).getpeername
+    address, found = (ctypes.c_uint8 * _ADDRESS_BYTES)(), set()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it has been closed
-            if os.readlink(f"/proc/self/fd/{name}") in sockets:
-                found.add(int(name))
+        size = ctypes.c_uint32(_ADDRESS_BYTES)
+        if getpeername(int(name), address, ctypes.byref(size)) != 0:
+            continue  # it is not a connected socket, or has been closed
+        is_internet = int.from_bytes(address[:2], sys.byteorder) in (
+            socket.AF_INET,
+            socket.AF_INET6,
+        )
+        if is_internet and int.from_bytes(address[2:4], "big") == port:
+            found.add(int(name))
     return found
 
 
