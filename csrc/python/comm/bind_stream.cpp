@@ -131,6 +131,17 @@ void run(void* data) {
   release_soon(call->kept);
 }
 
+// Afterwards the objects of the operations before are released. The main thread, which releases
+// them otherwise, may wait for this one.
+template <typename T>
+void synchronize(const T& stream_or_event) {
+  {
+    const GilReleased released;
+    stream_or_event.synchronize();
+  }
+  release_finished();
+}
+
 bool is_numpy_scalar(const py::object& object) {
   const py::object modules = py::module_::import("sys").attr("modules");
   return modules.contains("numpy") && py::isinstance(object, modules["numpy"].attr("generic"));
@@ -247,7 +258,7 @@ implements __cuda_stream__, so torch and CuPy accept it.)");
            [](const Stream& s) {
              return py::make_tuple(0, reinterpret_cast<std::uintptr_t>(s.handle()));
            })
-      .def("synchronize", &Stream::synchronize, Release(),
+      .def("synchronize", &synchronize<Stream>,
            R"(Wait until all enqueued work is done (cuStreamSynchronize).
 
 Raises:
@@ -331,7 +342,7 @@ Args:
 Raises:
     TypeError, ValueError: stream is not a stream, or the event or the stream is closed.
     DriverError: the driver failed.)")
-      .def("synchronize", &Event::synchronize, Release(),
+      .def("synchronize", &synchronize<Event>,
            R"(Wait until the recorded point is reached (cuEventSynchronize).
 
 Raises:
