@@ -479,7 +479,7 @@ def test_several_threads_wait_for_a_work(rank: int, size: int) -> None:
     for _ in range(20):
         tensors = [_full(rank + 1, 1) for _ in range(500)]
         work = dist.group.WORLD.allreduce_coalesced(tensors)
-        assert together(*[work.wait] * 4) == [True] * 4
+        assert together(work.wait, work.wait, work.wait, work.wait) == [True] * 4
         assert [tensor.item() for tensor in tensors] == [3.0] * 500
 
 

@@ -190,7 +190,8 @@ def test_invalid_arguments_of_init() -> None:
 def test_the_first_operations_of_several_threads(dist: Any, rank: int, size: int) -> None:
     """One of them creates the communicator."""
     tensors = [torch.full((3,), rank + 1.0) for _ in range(4)]
-    assert together(*[partial(dist.all_reduce, tensor) for tensor in tensors]) == [None] * 4
+    calls = [partial(dist.all_reduce, tensor) for tensor in tensors]
+    assert together(*calls) == [None] * 4
     assert [tensor.tolist() for tensor in tensors] == [[3.0] * 3] * 4
 
 

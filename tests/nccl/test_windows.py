@@ -274,7 +274,14 @@ def test_memory_at_the_address_of_a_closed_window(rank: Rank, message: bool) -> 
         # As if the buffer had been freed and the kernel had used its address again.
         mmap = ctypes.CDLL(None).mmap
         mmap.restype = ctypes.c_void_p
-        mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        mmap.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_long,
+        ]
         flags = MAP_PRIVATE | MAP_ANONYMOUS | _MAP_FIXED
         assert mmap(buffer.ptr, size, PROT_READ | PROT_WRITE, flags, -1, 0) == buffer.ptr
         own[:] = 7
