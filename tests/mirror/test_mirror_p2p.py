@@ -179,6 +179,7 @@ def test_future_of_a_message_that_fails_after_the_ranks_connect(
     future = dist.irecv(torch.empty(1), 1 - rank).get_future()
     with pytest.raises(dist.DistBackendError, match=r"recv .*Timed out after 1 seconds"):
         future.wait()
+    dist.monitored_barrier(timeout=timedelta(seconds=20))  # the other one waits a second as well
 
 
 @on_ranks(2)
