@@ -244,11 +244,18 @@ def test_waits_while_others_take_the_cpu(tmp_path: Path) -> None:
 _PLANNED_CPUS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 int cpu;                      // of this process
+int runnable = 100;           // threads of the machine
 int loses;                    // whether the next spin after a yield takes 200 ms
 int allowed = 15;             // CPUs, as bits
 int requested;                // in the last call of sched_setaffinity
@@ -273,6 +280,20 @@ int sched_setaffinity(pid_t thread, size_t size, const cpu_set_t* set) {
   allowed = requested & 15;
   if (!(allowed >> cpu & 1)) cpu = __builtin_ctz(allowed);
   return 0;
+}
+
+int open(const char* path, int flags, ...) {
+  if (strcmp(path, "/proc/loadavg") == 0) {
+    const int file = memfd_create("loadavg", MFD_CLOEXEC);
+    dprintf(file, "0.00 0.00 0.00 %d/1000 1\\n", runnable);
+    lseek(file, 0, SEEK_SET);
+    return file;
+  }
+  va_list arguments;
+  va_start(arguments, flags);
+  const int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, int) : 0;
+  va_end(arguments);
+  return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
 int sched_yield(void) {
@@ -398,6 +419,37 @@ def test_oversubscribed_ranks_spread_over_the_cpus(launch: Launcher, planned_cpu
     env = {"LD_PRELOAD": planned_cpus}
     ranks = launch(3, _share_a_cpu, planned_cpus, 0b110, False, env=env, fresh=True)
     assert set(ranks[0][0]) == {1, 2}
+
+
+def _share_a_cpu_beside_an_idle_rank(rank: Rank, library: str, runnable: int) -> int:
+    """Three ranks have two CPUs: the first two share one, and the third is idle on the other."""
+    cpus = _PlannedCpus(rank, library, rank.rank + 1)
+    cpus.set("allowed", 0b1010)
+    cpus.set("slow", 1)
+    for late in range(15):
+        if rank.rank == late % rank.world_size:
+            time.sleep(0.002)  # the others wait, and publish their CPUs
+        rank.comm.all_reduce(np.zeros(1))
+    cpus.set("runnable", runnable)
+    if rank.rank == 1:
+        cpus.set("cpu", 1)
+    for _ in range(20):
+        if rank.rank == 0:
+            time.sleep(0.002)
+            rank.comm.send(np.zeros(1), 1)
+        elif rank.rank == 1:
+            rank.comm.recv(np.zeros(1), 0)
+    rank.comm.barrier()
+    return cpus.get("cpu")
+
+
+@pytest.mark.parametrize(("runnable", "found"), [(2, 3), (3, 1)])
+def test_oversubscribed_ranks_find_an_idle_cpu(
+    launch: Launcher, planned_cpus: str, runnable: int, found: int
+) -> None:
+    env = {"LD_PRELOAD": planned_cpus}
+    arguments = planned_cpus, runnable
+    assert launch(3, _share_a_cpu_beside_an_idle_rank, *arguments, env=env, fresh=True)[1] == found
 
 
 def _oversubscribe(rank: Rank, library: str, contended: bool) -> int:

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -147,6 +148,14 @@ size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
     done += static_cast<size_t>(read);
   }
   return done;
+}
+
+int runnable_threads() {
+  char buffer[128];
+  int threads = 0;
+  const bool known = read_file("/proc/loadavg", buffer, sizeof buffer) > 0 &&
+                     std::sscanf(buffer, "%*f %*f %*f %d", &threads) == 1;
+  return known ? threads : INT_MAX;
 }
 
 uint64_t boot_identity() {

@@ -39,6 +39,9 @@ inline bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return read_process(pid, address, to, bytes) == bytes;
 }
 
+// The number of threads of this machine that run or are ready to. INT_MAX if it is unknown.
+int runnable_threads();
+
 uint64_t boot_identity();  // hash of this boot of the machine
 
 // Hash of the boot, the network namespace and the pid namespace. Only ranks with the same value can

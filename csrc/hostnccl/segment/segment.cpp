@@ -165,6 +165,8 @@ void Segment::publish_cpu(int rank, int cpu, bool contended) const {
 // The scheduler may leave ranks on one CPU for seconds. It moves threads that use much of a CPU,
 // and ranks that share one with busy processes mostly sleep. If ranks are oversubscribed, it may
 // leave three on one CPU and one on another. Or it has left the CPUs of busy processes to these.
+// The published CPUs include those of ranks that do nothing now. While no more threads are ready to
+// run than there are CPUs, and two ranks share one, another CPU is idle.
 bool Segment::move_to_other_cpu(int rank) const {
   constexpr auto kInterval = std::chrono::milliseconds(1);
   constexpr auto kCalm = std::chrono::seconds(10);
@@ -190,10 +192,15 @@ bool Segment::move_to_other_cpu(int rank) const {
   for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (CPU_ISSET(cpu, &allowed)) fewest = std::min(fewest, ranks[cpu + 1]);
   }
-  if (fewest + 1 >= here) return false;
   cpu_set_t targets = allowed;
-  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (ranks[cpu + 1] > fewest) CPU_CLR(cpu, &targets);
+  if (fewest + 1 < here) {
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (ranks[cpu + 1] > fewest) CPU_CLR(cpu, &targets);
+    }
+  } else if (own_cpu > 0 && runnable_threads() <= CPU_COUNT(&allowed)) {
+    CPU_CLR(static_cast<size_t>(own_cpu - 1), &targets);
+  } else {
+    return false;
   }
   own.store(0, std::memory_order_relaxed);  // unknown, so that the other rank does not move as well
   const bool moved = move_to(targets, allowed);
