@@ -94,20 +94,21 @@ def _parse() -> argparse.Namespace:
     add("--sizes", type=list_of(parse_size), help="bytes, as 4,64K,16M (default: 4 to 256M)")
     add("--quick", action="store_true", help="five sizes, shorter samples")
     add("--libraries", type=list_of(one_of(_LIBRARIES)), help="default: all")
-    add("--repeats", type=int, help="samples of each library (default: 9, quick: 5)")
+    add("--repeats", type=int, help="samples of each (default: 9, quick: 5, beside: 21)")
     add("--passes", type=int, default=1, help="over all rows, minutes apart (default: 1)")
     add("--beside", type=int, default=0, help="CPU-bound processes beside the ranks (default: 0)")
     add("--compute", type=float, default=0, help="us of CPU time before each call (default: 0)")
     add(
         "--budget",
         type=float,
-        help="seconds of a sample (default: 0.02, quick: 0.005, beside: 0.1)",
+        help="seconds of a sample (default: 0.02, quick: 0.005, beside: 0.025)",
     )
     add("--out", type=Path, default=_OUT, help="folder for JSON and plot (default: %(default)s)")
     options = parser.parse_args()
     options.sizes = options.sizes or (_QUICK_SIZES if options.quick else _FULL_SIZES)
-    options.repeats = options.repeats or (5 if options.quick else 9)
-    default = 0.1 if options.beside else 0.005 if options.quick else 0.02
+    repeats = 21 if options.beside else 5 if options.quick else 9  # for a ninth decile
+    options.repeats = options.repeats or repeats
+    default = 0.025 if options.beside else 0.005 if options.quick else 0.02
     options.budget = options.budget or default
     options.libraries = _installed(options.libraries or _LIBRARIES)
     options.machine = describe(inspect("host"))
