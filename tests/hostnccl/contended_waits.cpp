@@ -1,6 +1,9 @@
 // Waits of one thread, in planned time: each reading of the clock takes 2 us, a yield as long as
 // the program says. Prints how often each wait spins and yields before it would sleep, and its
 // microseconds. Then prints the time slice of the thread before and after them, in microseconds.
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -8,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <iostream>
+#include <string_view>
 
 #include "hostnccl/base/flag.h"
 
@@ -21,6 +25,8 @@ using std::chrono::seconds;
 nanoseconds moment = hours(1);
 nanoseconds yield_time = microseconds(1);
 int yields = 0;
+int runnable = 1;
+constexpr int kRanks = 4;
 }  // namespace
 
 // Instead of those of the C library.
@@ -29,6 +35,16 @@ extern "C" int clock_gettime(clockid_t, timespec* now) noexcept {
   now->tv_sec = static_cast<time_t>(moment / seconds(1));
   now->tv_nsec = static_cast<long>((moment % seconds(1)).count());
   return 0;
+}
+
+extern "C" int open(const char* path, int flags, ...) {
+  if (path != std::string_view("/proc/loadavg")) {
+    return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags));
+  }
+  const int file = memfd_create("loadavg", MFD_CLOEXEC);
+  dprintf(file, "0.00 0.00 0.00 %d/1000 1\n", runnable);
+  lseek(file, 0, SEEK_SET);
+  return file;
 }
 
 extern "C" int sched_yield() noexcept {
@@ -43,8 +59,8 @@ const char* kernel_isa() { return "baseline"; }  // instead of linking the kerne
 
 namespace {
 
-void print_wait(const char* name, bool apart, bool oversubscribed = false) {
-  SpinBackoff backoff(oversubscribed);
+void print_wait(const char* name, bool apart, int ranks = 0) {
+  SpinBackoff backoff(ranks);
   int spins = 0;
   yields = 0;
   const nanoseconds began = moment;
@@ -55,7 +71,7 @@ void print_wait(const char* name, bool apart, bool oversubscribed = false) {
 
 // A thread that loses its CPU while it spins.
 void lose_by_spin(nanoseconds time) {
-  SpinBackoff backoff(false);
+  SpinBackoff backoff(0);
   yields = 0;
   while (yields == 0) backoff.wait();
   moment += time;
@@ -83,7 +99,8 @@ int main() {
   print_wait("lost_by_yield", false);
   yield_time = microseconds(1);
   print_wait("not_apart", false);
-  print_wait("oversubscribed", true, true);
+  print_wait("oversubscribed", true, kRanks);
+  print_wait("oversubscribed_again", true, kRanks);
   print_wait("apart", true);
 
   moment += kCalm;
@@ -95,5 +112,17 @@ int main() {
   lose_by_spin(hours(1));  // the process was stopped
   moment += seconds(1);
   print_wait("calm_after_a_stop", false);
+
+  constexpr microseconds kCopy(300);
+  moment += kCalm;
+  yield_time = kCopy;
+  print_wait("a_rank_copies", false, kRanks);
+  runnable = kRanks + 1;
+  print_wait("another_process_runs", false, kRanks);
+  runnable = kRanks;
+  moment += seconds(1);
+  print_wait("it_still_runs", false, kRanks);
+  moment += 2 * kCalm;
+  print_wait("a_rank_copies_again", false, kRanks);
   std::cout << "slice " << slice_before << ' ' << slice_us() << " 0" << std::endl;
 }

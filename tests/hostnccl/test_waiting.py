@@ -235,6 +235,12 @@ def test_waits_while_others_take_the_cpu(tmp_path: Path) -> None:
         assert yields["lost_by_yield"] == 1, printed
         for name in ("not_apart", "oversubscribed", "lost_by_spin"):
             assert (spins[name], yields[name]) == (0, 0), printed
+        again = "oversubscribed_again"
+        assert (spins[again], yields[again]) == (64, 0), printed
+        for name in ("another_process_runs", "it_still_runs"):
+            assert yields[name] == 1, printed
+        for name in ("a_rank_copies", "a_rank_copies_again"):
+            assert yields[name] == (limit + 301) // 302, printed
         assert spins["apart"] > 64 > yields["apart"] == 0, printed
         assert min(limit, 50) <= us["apart"] < min(limit, 50) + 10, printed
         before, after = spins["slice"], yields["slice"]

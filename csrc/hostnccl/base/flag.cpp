@@ -10,8 +10,10 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <limits>
 #include <utility>
 
+#include "hostnccl/base/process.h"
 #include "hostnccl/base/tuning.h"
 
 namespace hostnccl {
@@ -47,17 +49,31 @@ class LostSlices {
     return now.time_since_epoch().count() < until_.load(std::memory_order_relaxed);
   }
 
-  // Records a period in which a thread only spun or yielded. If it exceeds a time slice, another
-  // process had the CPU. Detecting that again costs another slice, so it counts as recent for 8
-  // times the period, and for up to twice the last such time if it happens again soon after. A
-  // process that was stopped has not lost its CPU to others, hence the limit.
-  void note(Clock::time_point begin, Clock::time_point end, bool oversubscribed) {
-    // Far longer than a sleep and its wake-up. Oversubscribed ranks may copy for longer than that.
-    const Clock::duration slice = std::chrono::microseconds(oversubscribed ? 2500 : 200);
-    constexpr Clock::duration kMost = std::chrono::milliseconds(100);
+  // Records a period in which a thread only spun or yielded. In a long one, other threads had its
+  // CPU, which counts as recent for 8 times the period, because detecting it again costs as much,
+  // and for up to twice the last such time if it happens again soon after. A process that was
+  // stopped has not lost its CPU to others, hence the limit.
+  //
+  // ranks: those that compete with each other for the CPUs, or 0. One of them may copy for as long.
+  // It was another process if more threads than ranks are ready to run, which is rarely so while
+  // ranks sleep, or if the period was at least half of a usual time slice.
+  void note(Clock::time_point begin, Clock::time_point end, int ranks) {
+    constexpr auto kLong = std::chrono::microseconds(200);  // far longer than a sleep and wake-up
+    constexpr auto kSlice = std::chrono::microseconds(2500);
+    constexpr Clock::duration kMemory = std::chrono::seconds(10);
+    constexpr Clock::duration kMost = std::chrono::milliseconds(300);
     constexpr int kFirst = 8;
     constexpr Clock::duration kMostFirst = std::chrono::seconds(1);
-    if (end - begin < slice) return;
+    if (end - begin < kLong) return;
+    if (ranks > 0) {
+      const Clock::rep now = end.time_since_epoch().count();
+      if (runnable_threads() > ranks) {
+        others_.store(now, std::memory_order_relaxed);
+      } else if (end - begin < kSlice &&
+                 now - others_.load(std::memory_order_relaxed) > kMemory.count()) {
+        return;
+      }
+    }
     const Clock::rep first = std::min(kFirst * (end - begin), kMostFirst).count();
     const Clock::rep last = time_.load(std::memory_order_relaxed);
     const Clock::rep calm =
@@ -71,6 +87,7 @@ class LostSlices {
  private:
   std::atomic<Clock::rep> until_{0};  // in the ticks of Clock
   std::atomic<Clock::rep> time_{0};   // the length of the last period before it
+  std::atomic<Clock::rep> others_{std::numeric_limits<Clock::rep>::min() / 2};  // last seen
 };
 
 LostSlices lost_slices;
@@ -193,20 +210,20 @@ bool SpinBackoff::check(bool apart) {
     waiting_ = true;
     began_ = now;
   } else {
-    lost_slices.note(checked_, now, oversubscribed_);
+    lost_slices.note(checked_, now, ranks_);
   }
   checked_ = now;
   const Clock::duration waited = now - began_;
   if (lost_slices.recent(now)) {
-    const bool spins = apart && !oversubscribed_;
-    spins_per_check = spins ? kSpinsPerCheck : 0;
+    const bool spins = apart && ranks_ == 0;
+    spins_per_check = spins || ranks_ > 0 ? kSpinsPerCheck : 0;
     return spins && waited < std::min(kSpinTimeApart, spin_time());
   }
   if (waited >= spin_time()) return false;
   sched_yield();
   checked_ = Clock::now();
-  lost_slices.note(now, checked_, oversubscribed_);
-  const bool other_ran = oversubscribed_ && checked_ - now > kOtherThreadRan;
+  lost_slices.note(now, checked_, ranks_);
+  const bool other_ran = ranks_ > 0 && checked_ - now > kOtherThreadRan;
   spins_per_check = other_ran ? kSpinsPerCheckOversubscribed : kSpinsPerCheck;
   return true;
 }

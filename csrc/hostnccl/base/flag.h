@@ -75,7 +75,8 @@ bool cpus_contended();
 // are on other CPUs, and does not wait otherwise.
 class SpinBackoff {
  public:
-  explicit SpinBackoff(bool oversubscribed) : oversubscribed_(oversubscribed) {}
+  // ranks: as Segment::competing_ranks() returns it.
+  explicit SpinBackoff(int ranks) : ranks_(ranks) {}
   void reset() { waiting_ = false; }
 
   // Spins once. False if the caller should sleep. Before each check of the time it calls apart(),
@@ -90,8 +91,8 @@ class SpinBackoff {
   bool spin();
   bool check(bool apart);
 
-  bool oversubscribed_;  // more ranks than CPUs
-  int spins_ = 0;        // since the last check
+  int ranks_;
+  int spins_ = 0;  // since the last check
   bool waiting_ = false;
   Clock::time_point began_;    // when waiting_ became true
   Clock::time_point checked_;  // the last check, or the end of its yield

@@ -160,7 +160,7 @@ void Communicator::await_step(Segment& segment, uint32_t step, const Rendezvous&
 
 void Communicator::await_peer(Segment& segment, int peer, const WaitCondition& condition,
                               const Rendezvous& rendezvous, bool spins) const {
-  SpinBackoff backoff(segment.oversubscribed());
+  SpinBackoff backoff(segment.competing_ranks());
   while (spins && !condition.met() && backoff.wait()) {
   }
   sleep_until(condition, [&](bool check_liveness) {

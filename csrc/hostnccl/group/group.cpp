@@ -29,7 +29,7 @@ bool connects_at_creation() {
 
 // others: the later waits of the same call, for ranks that may die while this one is only late.
 void sleep_until_met(const Communicator& comm, const Wait& wait, std::span<const Wait> others) {
-  SpinBackoff backoff(comm.segment().oversubscribed());
+  SpinBackoff backoff(comm.segment().competing_ranks());
   while (!wait.condition.met())
     if (!backoff.wait()) break;
   if (wait.condition.met()) return;

@@ -70,7 +70,7 @@ bool wait(void* context, const void* word, int bits, uint64_t least) {
   const Ref<Communicator> comm = handles<Communicator>().find(resources->owner());
   if (!comm) return false;
   auto& header = *reinterpret_cast<ResourceHeader*>(resources->flat().address(comm->rank()));
-  SpinBackoff backoff(comm->segment().oversubscribed());
+  SpinBackoff backoff(comm->segment().competing_ranks());
   while (!reached(word, bits, least) && backoff.wait()) {
   }
   auto checked = Clock::now();

@@ -90,10 +90,10 @@ std::optional<Error> ProgressEngine::run(const Creation* creation) {
     const CommunicatorWork& work = works_[queue.work];
     queue.blocked = {work.comm->order().before(work.sequence), work.comm->rank()};
   }
-  bool oversubscribed = false;
+  int ranks = 0;
   for (const CommunicatorWork& work : works_)
-    oversubscribed = oversubscribed || work.comm->segment().oversubscribed();
-  SpinBackoff backoff(oversubscribed);
+    ranks = std::max(ranks, work.comm->segment().competing_ranks());
+  SpinBackoff backoff(ranks);
   Clock::time_point last_check;
   bool slept = false;
   while (unfinished_queues_ != 0) {
@@ -261,7 +261,8 @@ bool ProgressEngine::apart() {
     const int other = comm.segment().rank_state(owner).cpu.load(std::memory_order_relaxed);
     if (other == 0) return false;
     if (other != own) continue;
-    const bool moves = spin_time().count() != 0 && contended != comm.segment().oversubscribed();
+    const bool moves =
+        spin_time().count() != 0 && contended != (comm.segment().competing_ranks() > 0);
     return moves && comm.segment().move_to_other_cpu(comm.rank()) && apart();
   }
   return true;

@@ -174,7 +174,7 @@ bool Segment::move_to_other_cpu(int rank) const {
   const Clock::time_point now = Clock::now();
   if (now - last < kInterval) return false;
   last = now;
-  for (int other = 0; other < nranks_ && oversubscribed_; ++other) {
+  for (int other = 0; competing_ranks_ > 0 && other < nranks_; ++other) {
     const Clock::duration contended(rank_state(other).contended.load(std::memory_order_relaxed));
     if (contended.count() != 0 && now.time_since_epoch() - contended < kCalm) return false;
   }
@@ -237,7 +237,7 @@ void Segment::finish_setup() {
     cpu_set_t cpus;
     CPU_ZERO(&cpus);
     for (int rank = 0; rank < nranks_; ++rank) CPU_OR(&cpus, &cpus, &rank_state(rank).cpus);
-    oversubscribed_ = nranks_ > CPU_COUNT(&cpus);
+    competing_ranks_ = nranks_ > CPU_COUNT(&cpus) ? nranks_ : 0;
     tuning_ = tuning_from(measurements(), false);
     for (size_t i = 0; i < kPatterns; ++i) {
       tuning_.direct[i] = 0;

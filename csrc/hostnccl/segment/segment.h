@@ -47,8 +47,8 @@ class Segment {
   ProcessId process(int rank) const { return {rank_state(rank).pid, rank_state(rank).start}; }
   bool same_process(int rank) const { return rank_state(rank).pid == own_pid_; }
   bool within_process() const;  // whether all ranks are threads of this process
-  // Whether there are more ranks than CPUs on which any of them may run.
-  bool oversubscribed() const { return oversubscribed_; }
+  // The number of ranks if there are more than CPUs on which any of them may run, otherwise 0.
+  int competing_ranks() const { return competing_ranks_; }
   // Publishes the CPU of a rank that waits, plus 1, and whether other processes compete for it.
   void publish_cpu(int rank, int cpu, bool contended) const;
   // Moves this thread, which runs the rank, to the CPUs with the fewest ranks, if they then have
@@ -126,7 +126,7 @@ class Segment {
   Header* header_;
   std::span<RankState> rank_states_;
   std::span<PairRing> pair_rings_;
-  std::atomic<bool> oversubscribed_{false};
+  std::atomic<int> competing_ranks_{0};
   Tuning tuning_{};
   std::once_flag tuning_is_set_;
   mutable std::atomic<bool> waited_for_failure_{false};  // in vain: its writer was killed
