@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -353,6 +354,30 @@ def test_wrong_time_limits(comm: nccl.Communicator) -> None:
     ):
         with pytest.raises(error, match=text):
             call()
+
+
+class _Unreadable(Fraction):
+    """A number whose conversion raises."""
+
+    error: BaseException
+
+    def __float__(self) -> float:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("no number")])
+def test_errors_of_a_conversion_are_raised(comm: nccl.Communicator, error: BaseException) -> None:
+    number: Any = _Unreadable(1)
+    number.error = error
+    for call in (
+        lambda: setattr(comm, "timeout", number),
+        lambda: nccl.deadline(number),
+        lambda: nccl.Config(init_timeout=number),
+        lambda: comm.pre_mul_sum(number, "float64"),
+    ):
+        with pytest.raises(type(error)) as caught:
+            call()
+        assert caught.value is error
 
 
 def test_wrong_ranks_to_exclude(comm: nccl.Communicator) -> None:

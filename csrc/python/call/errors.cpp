@@ -97,6 +97,13 @@ void throw_type_error(const char* argument, const char* expected, PyObject* valu
                        Py_TYPE(value)->tp_name + ")");
 }
 
+void throw_conversion_error(const char* argument, const char* expected, PyObject* value) {
+  if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_BufferError))
+    throw py::error_already_set();
+  PyErr_Clear();
+  throw_type_error(argument, expected, value);
+}
+
 void throw_os_error(const std::system_error& error) {
   const std::string text = error.what(), reason = ": " + error.code().message();
   const std::string file = text.substr(0, text.rfind(reason));

@@ -19,6 +19,11 @@ namespace py = pybind11;
 [[noreturn, gnu::cold]] void throw_type_error(const char* argument, const char* expected,
                                               PyObject* value);
 
+// The same in place of the TypeError or BufferError that the value's conversion has raised. Other
+// exceptions, such as a KeyboardInterrupt or those of __float__() itself, propagate.
+[[noreturn, gnu::cold]] void throw_conversion_error(const char* argument, const char* expected,
+                                                    PyObject* value);
+
 // Throws a ValueError that names the argument. The text consists of the parts.
 template <class... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void throw_value_error(std::string_view argument,

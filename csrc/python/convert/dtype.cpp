@@ -184,10 +184,7 @@ std::uint64_t encode_scalar(const char* argument, PyObject* value, const DType& 
       break;
   }
   const double number = PyFloat_AsDouble(value);
-  if (number == -1.0 && PyErr_Occurred()) {
-    PyErr_Clear();
-    throw_type_error(argument, "a real number", value);
-  }
+  if (number == -1.0 && PyErr_Occurred()) throw_conversion_error(argument, "a real number", value);
   switch (dtype.nccl) {
     case ncclFloat16:
       return encode(number, {5, 10, 0x7c00, 0x7e00});

@@ -369,10 +369,7 @@ Reader& slot_of(PyTypeObject* type) {
 // Returns nullptr if the type has no exchange API or one of another major version.
 const DLPackExchangeAPI* find_exchange_api(PyTypeObject* type) {
   static constinit Name name("__dlpack_c_exchange_api__");
-  if (!_PyType_Lookup(type, name.get())) return nullptr;
-  const auto capsule = py::reinterpret_steal<py::object>(
-      PyObject_GetAttr(reinterpret_cast<PyObject*>(type), name.get()));
-  if (!capsule) PyErr_Clear();
+  const py::object capsule = attribute_or_null(reinterpret_cast<PyObject*>(type), name.get());
   if (!capsule || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
   const auto* api = static_cast<const DLPackExchangeAPI*>(
       PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));

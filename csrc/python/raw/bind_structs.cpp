@@ -74,10 +74,8 @@ py::bytes bytes_of(const ncclUniqueId& id) { return py::bytes(id.internal, kUniq
 ncclUniqueId unique_id_from_python(const char* name, PyObject* value) {
   if (py::isinstance<ncclUniqueId>(value)) return py::cast<ncclUniqueId>(py::handle(value));
   Py_buffer view;
-  if (PyObject_GetBuffer(value, &view, PyBUF_SIMPLE) != 0) {
-    PyErr_Clear();
-    throw_type_error(name, "a UniqueId or 128 bytes", value);
-  }
+  if (PyObject_GetBuffer(value, &view, PyBUF_SIMPLE) != 0)
+    throw_conversion_error(name, "a UniqueId or 128 bytes", value);
   ncclUniqueId id;
   const Py_ssize_t size = view.len;
   if (size == kUniqueIdBytes) std::memcpy(id.internal, view.buf, kUniqueIdBytes);

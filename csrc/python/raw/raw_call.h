@@ -165,11 +165,7 @@ struct Array : Input {
     if (null) return;
     // A copy: the conversion of an item may run Python code that changes a list.
     const auto items = py::reinterpret_steal<py::object>(PySequence_Tuple(object));
-    if (!items) {
-      if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw py::error_already_set();
-      PyErr_Clear();
-      throw_type_error(name, "a sequence or None", object);
-    }
+    if (!items) throw_conversion_error(name, "a sequence or None", object);
     const auto size = static_cast<std::size_t>(PyTuple_GET_SIZE(items.ptr()));
     const std::size_t needed = call.count(Length.text);
     if (size < needed)

@@ -80,10 +80,8 @@ py::object policy_to_python(const TimeoutPolicy& policy) {
 std::optional<double> seconds_from_python(const char* argument, const py::object& value) {
   if (value.is_none()) return std::nullopt;
   const double seconds = PyFloat_AsDouble(value.ptr());
-  if (seconds == -1 && PyErr_Occurred()) {
-    PyErr_Clear();
-    throw_type_error(argument, "a number of seconds", value.ptr());
-  }
+  if (seconds == -1 && PyErr_Occurred())
+    throw_conversion_error(argument, "a number of seconds", value.ptr());
   if (!(seconds > 0))
     throw_value_error(argument, std::string(py::repr(value)), " must be above 0 seconds");
   return seconds;
