@@ -91,7 +91,7 @@ def _messages(rank: Rank, count: int, dtype: str) -> str:
 def test_different_messages(launch: Launcher, count: int, dtype: str) -> None:
     texts = launch(2, _messages, count, dtype, timeout=20)
     assert "rank 0 sends" in texts[1]
-    assert f"receives {count} x {dtype}" in texts[1]
+    assert f"receives {count} x {dtype} [" in texts[1]  # the operation is not added
     if count > 10_000:  # in pieces, and directly: the sender also gets the error
         assert f"receives {count} x {dtype}" in texts[0]
 

@@ -536,17 +536,26 @@ def _grow_with_a_host_from_outside(rank: Rank, folder: Path, library: str) -> No
     comm.abort()
 
 
+@pytest.mark.parametrize("late_host", [False, True])
 def test_a_host_from_outside_does_not_know_the_missing_ranks(
-    launch: Launcher, tmp_path: Path, stopping: str
+    launch: Launcher, tmp_path: Path, stopping: str, late_host: bool
 ) -> None:
-    """Rank 2 hosts the rendezvous of a grow, and rank 1 dies before it has joined."""
+    """Rank 2 hosts the rendezvous of a grow, and rank 1 dies before it has joined.
+
+    If the host is late, rank 0 first proves that it knows the id: the host would ignore its report.
+    """
 
     def drive(run: Run) -> None:
         pids = run.gather_reports()
         arrive(tmp_path, 2, pids[2])  # beginning with the id
+        if late_host:
+            run.kill(2, signal.SIGSTOP)
         (tmp_path / "grow").touch()
         _wait_until_stopped(pids[1])
         run.kill(1)
+        if late_host:
+            time.sleep(1)  # rank 0 checks the members every 200 ms
+            run.kill(2, signal.SIGCONT)
 
     arguments = (tmp_path, stopping)
     environment = {"LD_PRELOAD": stopping}

@@ -38,6 +38,7 @@ from pynccl.weights.target import Target
 from pynccl.weights.watch import Watcher
 from pynccl.weights.wire import Deadline, Link, wait
 from tests.support import holdings
+from tests.support.blocking import wait_until
 from tests.support.tier import FULL
 from tests.weights.peers import KEY
 from tests.weights.sessions import NUMPY, MemoryStore, run, run_numpy, together
@@ -534,6 +535,20 @@ def test_sessions_leave_nothing() -> None:
     for number in range(40 if FULL else 12):
         session(bool(number % 2))
     holdings.check(before)
+
+
+def test_a_sender_forgets_receivers_that_have_left() -> None:
+    def links() -> int:
+        gc.collect()
+        return sum(type(one) is Link for one in gc.get_objects())
+
+    counts = []
+    with WeightSender("127.0.0.1:0", key=KEY, **NUMPY) as sender:
+        for _ in range(8):
+            with WeightReceiver(sender.address, key=KEY, **NUMPY) as receiver:
+                together(lambda: sender.send(model()), receiver.receive)
+            counts.append(links())
+        wait_until(lambda: links() <= counts[2])
 
 
 @pytest.mark.parametrize("state", ["joined", "received", "left"])
