@@ -71,8 +71,7 @@ inline constexpr unsigned CU_EVENT_DEFAULT = 0;
 inline constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
 inline constexpr unsigned CU_EVENT_RECORD_EXTERNAL = 1;
 
-// The special stream handles, which are not pointers. On hostnccl all three are the calling thread.
-inline constexpr std::uintptr_t kStreamDefault = 0;
+// The special stream handles other than null. On hostnccl all three are the calling thread.
 inline constexpr std::uintptr_t kStreamLegacy = 1;
 inline constexpr std::uintptr_t kStreamPerThread = 2;
 
