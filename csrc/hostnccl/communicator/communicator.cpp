@@ -33,7 +33,8 @@ Communicator::Communicator(CommSettings settings, std::shared_ptr<Creation> crea
 
 Communicator::~Communicator() {
   end_sharing();
-  end_use();
+  if (creator_) creator_->add_unused(-1);
+  for (const auto& user : users_) user->add_used(-1);
   if (segment_ != nullptr) Deadlocks::remove(*segment_, rank_);
 }
 
@@ -73,13 +74,6 @@ void Communicator::add_user(WaitingThread& thread) {
   if (std::ranges::any_of(users_, is_thread)) return;
   users_.push_back(WaitingThread::share_current());
   thread.add_used(1);
-}
-
-void Communicator::end_use() {
-  const std::lock_guard lock(users_mutex_);
-  if (const auto creator = std::exchange(creator_, nullptr)) creator->add_unused(-1);
-  for (const auto& user : users_) user->add_used(-1);
-  users_.clear();
 }
 
 std::string Communicator::label() const {
@@ -244,7 +238,6 @@ void Communicator::refuse_new_ranks(const char* how) {
 }
 
 void Communicator::leave(Presence how) {
-  end_use();
   Deadlocks::remove(*segment_, rank_);
   segment_->leave(rank_, how);
   refuse_new_ranks(how == Presence::Left ? "destroyed its communicator"

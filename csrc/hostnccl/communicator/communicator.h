@@ -123,7 +123,6 @@ class Communicator final : public WaitingCommunicator {
   void note_failure() const noexcept;
   void note_failure(const Error& error) const noexcept;
   void add_user(WaitingThread& thread);
-  void end_use();
   void leave(Presence how);
 
   const CommSettings settings_;
