@@ -11,7 +11,8 @@ from typing import Any
 __all__ = ["main"]
 
 # A command's module, its description, and examples. The module defines add_arguments() and run(),
-# and is imported for that command only.
+# and is imported for that command only. The exit status is 2 if the command cannot run, and 1 if it
+# reports a problem.
 _COMMANDS = {
     "info": (
         "pynccl.tools.doctor.info",
@@ -142,6 +143,20 @@ def _parser(words: list[str]) -> _Parser:
 
 def _run(words: list[str]) -> int:
     arguments = _parser(words).parse_args(words)
+    try:
+        return _run_command(arguments)
+    except BrokenPipeError:
+        raise
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        if sys.flags.dev_mode:  # python -X dev -m pynccl ... prints the traceback
+            raise
+        from pynccl.testing import LaunchError  # slow to import
+
+        print(f"pynccl {arguments.command}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, LaunchError) else 2
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
     if module := _COMMANDS[arguments.command][0]:
         status: int = importlib.import_module(module).run(arguments)
         return status

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from pynccl.flight.analysis import analyse
-from pynccl.flight.dump import DumpError, load
+from pynccl.flight.dump import load
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,12 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if a rank waits or differs, 2 if a file cannot be read.
+        The exit status: 1 if a rank waits or differs.
+
+    Raises:
+        DumpError, OSError: a file cannot be read.
     """
-    try:
-        report = analyse([load(path) for path in arguments.files])
-    except (DumpError, OSError) as error:
-        print(f"pynccl flight: {error}", file=sys.stderr)
-        return 2
+    report = analyse([load(path) for path in arguments.files])
     print(json.dumps(report.json(), indent=2) if arguments.json else report.text())
     return 1 if report.findings else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pynccl
 from pynccl._internal.progress import Progress
 from pynccl.libraries import PROVIDERS, default_provider
-from pynccl.testing import Launcher, LaunchError, Rank
+from pynccl.testing import Launcher, Rank
 from pynccl.tools.lab.row import Timing
 from pynccl.tools.text import (
     list_of,
@@ -103,32 +102,28 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if a result is wrong or a rank failed, 2 for wrong arguments.
+        The exit status: 1 if a result is wrong.
+
+    Raises:
+        ImportError: torch is not installed.
+        LaunchError: a rank failed.
+        OSError: the JSON file cannot be written.
     """
     if importlib.util.find_spec("torch") is None:
-        print("pynccl bench: needs torch, which is not installed", file=sys.stderr)
-        return 2
+        raise ImportError("needs torch, which is not installed")
     pairs = [(name, size) for name in arguments.operations for size in arguments.sizes]
-    try:
-        with Launcher() as launcher:
-            rows = launcher.launch(
-                arguments.ranks,
-                measure,
-                (pairs, arguments.repeats),
-                provider=arguments.provider,
-                timeout=None,
-                env={"OMP_NUM_THREADS": "1"},
-            )[0]
-    except LaunchError as error:
-        print(f"pynccl bench: {error}", file=sys.stderr)
-        return 1
+    with Launcher() as launcher:
+        rows = launcher.launch(
+            arguments.ranks,
+            measure,
+            (pairs, arguments.repeats),
+            provider=arguments.provider,
+            timeout=None,
+            env={"OMP_NUM_THREADS": "1"},
+        )[0]
     print(write(rows, "nccl" if arguments.provider == "cuda" else "gloo"))
     if arguments.json:
-        try:
-            arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-        except OSError as error:
-            print(f"pynccl bench: {error}", file=sys.stderr)
-            return 2
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 1 if any(row.wrong for row in rows) else 0
 
 

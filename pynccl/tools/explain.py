@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from pynccl.tools.lab import algorithms, world
 from pynccl.tools.lab.algorithms import Measured
 from pynccl.tools.lab.operations import COLLECTIVES
 from pynccl.tools.lab.variants import Variant
-from pynccl.tools.text import list_of, parse_size, size_text, table
+from pynccl.tools.text import list_of, parse_size, positive, size_text, table
 
 __all__ = ["Times", "add_arguments", "explain_sizes", "measured_times", "run", "write_table"]
 
@@ -36,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes of the larger buffer (default: 1K,4K,...,1G)",
     )
     parser.add_argument(
-        "--ranks", type=int, help="number of ranks (default: the GPUs of this machine; on CPUs 2)"
+        "--ranks",
+        type=positive,
+        help="number of ranks (default: the GPUs of this machine; on CPUs 2)",
     )
     parser.add_argument(
         "--provider",
@@ -55,34 +56,34 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 2 for wrong arguments, and if NCCL cannot explain its choices.
+        The exit status, 0.
+
+    Raises:
+        ValueError: an argument or a file is invalid.
+        OSError: a file cannot be read or written.
+        LibraryNotFoundError: the library was not found.
+        MissingFunctionError: NCCL cannot explain its choices.
+        LaunchError: a rank failed.
     """
     provider = arguments.provider
     env = {"PYNCCL_EXPLAIN": "1"} if provider == "cuda" else {}
-    measured: list[Measured] = []
-    try:
-        if arguments.tuning:
-            if provider == "host":
-                raise ValueError("--tuning: hostnccl reads no tuning file; use --provider cuda")
-            plugin.read_rules(arguments.tuning)  # report its errors here rather than in a rank
-            env["PYNCCL_TUNING"] = str(arguments.tuning.resolve())
-        if arguments.measured:
-            measured = algorithms.read_json(arguments.measured)
-        nranks = arguments.ranks or (2 if provider == "host" else len(load("cuda").device_names()))
-        if nranks < 2:
-            raise ValueError(f"--ranks: {nranks} is below 2: NCCL chooses nothing for one rank")
-        if provider == "cuda" and world.is_under_torchrun():
-            nccl.explain(arguments.tuning)
-        args = (arguments.operation, arguments.sizes)
-        rows = world.run(nranks, explain_sizes, args, provider, env)
-    except (ValueError, OSError, MissingFunctionError, nccl.LibraryNotFoundError) as error:
-        print(f"pynccl explain: {error}", file=sys.stderr)
-        return 2
+    if arguments.tuning:
+        if provider == "host":
+            raise ValueError("--tuning: hostnccl reads no tuning file; use --provider cuda")
+        plugin.read_rules(arguments.tuning)  # report its errors here rather than in a rank
+        env["PYNCCL_TUNING"] = str(arguments.tuning.resolve())
+    measured = algorithms.read_json(arguments.measured) if arguments.measured else []
+    nranks = arguments.ranks or (2 if provider == "host" else len(load("cuda").device_names()))
+    if nranks < 2:
+        raise ValueError(f"--ranks: {nranks} is below 2: NCCL chooses nothing for one rank")
+    if provider == "cuda" and world.is_under_torchrun():
+        nccl.explain(arguments.tuning)
+    args = (arguments.operation, arguments.sizes)
+    rows = world.run(nranks, explain_sizes, args, provider, env)
     if rows is None:
         return 0  # a rank of torchrun other than rank 0
     if isinstance(rows, str):
-        print(f"pynccl explain: {rows}", file=sys.stderr)
-        return 2
+        raise MissingFunctionError(rows)
     times = [measured_times(row, measured) for row in rows]
     print(write_table(rows, times))
     if arguments.json:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 
 from pynccl.flight.merged import ranks_text
-from pynccl.flight.ras import Communicator, Query, RasError, Report
+from pynccl.flight.ras import Communicator, Query, Report
 from pynccl.tools.text import table
 
 __all__ = ["add_arguments", "run"]
@@ -30,13 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if ranks are missing or differ, 2 without an answer.
+        The exit status: 1 if ranks are missing or differ.
+
+    Raises:
+        RasError: there is no answer.
     """
-    try:
-        report = Query(arguments.address).result()
-    except RasError as error:
-        print(f"pynccl ras: {error}", file=sys.stderr)
-        return 2
+    report = Query(arguments.address).result()
     print(json.dumps(_json(report), indent=2) if arguments.json else _text(report))
     return 1 if any(one.missing().text for one in report.communicators) else 0
 

@@ -200,7 +200,9 @@ def test_sweep_lists_variants_that_did_not_run(
             ["--collective", "send_recv", "--algorithms", "direct"],
             "send_recv has none",
         ),
+        ("explain", ["--ranks", "0"], "argument --ranks: 0 is below 1"),
         ("explain", ["--ranks", "1"], "--ranks: 1 is below 2"),
+        ("explain", ["--sizes", "1K", "--json", "missing/x"], "pynccl explain: [Errno 2]"),
         ("explain", ["--tuning", "x"], "--tuning: hostnccl reads no tuning file"),
         (
             "explain",
@@ -236,7 +238,7 @@ def test_failures(tmp_path: Path, capsys: Capture) -> None:
     words = ["lab", "overlap", "--provider", "host", "--sizes", "4K", "--repeats", "3"]
     assert cli.main([*words, "--chunks", "0", "--load", "sleep"]) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("pynccl lab overlap: 2 of 2 ranks failed")
+    assert printed.startswith("pynccl lab: 2 of 2 ranks failed")
     assert "chunks: 0 is below 1" in printed
     missing = tmp_path / "missing" / "rows.json"
     assert cli.main([*words, "--load", "sleep:0.001", "--json", str(missing)]) == 2

@@ -61,6 +61,21 @@ def test_a_wrong_provider_in_the_environment(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_errors_without_a_traceback(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYNCCL_HOSTNCCL_LIBRARY": "/missing"}
+    for command, code, text in (
+        ("info", 2, "pynccl info: /missing: cannot open"),
+        ("explain --provider host", 1, "pynccl explain: 1 of 1 ranks failed"),
+        ("flight missing", 2, "pynccl flight: [Errno 2]"),
+    ):
+        line = [sys.executable, "-m", "pynccl", *command.split()]
+        done = run_command(line, tmp_path, environment, timeout=60)
+        assert done.returncode == code
+        assert done.stderr.startswith(text)
+    line = [sys.executable, "-X", "dev", "-m", "pynccl", "flight", "missing"]
+    assert "Traceback" in run_command(line, tmp_path, environment, timeout=60).stderr
+
+
 def test_a_command_imports_only_its_own_module() -> None:
     code = (
         "import sys; from pynccl import cli; cli._parser(['trace']);"

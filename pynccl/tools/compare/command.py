@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from pynccl.testing import LaunchError
 from pynccl.tools.compare.comparison import read
 from pynccl.tools.text import positive, seconds
 
@@ -39,23 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if the output differs or a run failed, 2 for wrong arguments.
+        The exit status: 1 if the output differs.
+
+    Raises:
+        ImportError: torch is not installed.
+        ValueError: there is no such script.
+        LaunchError: a run of the script failed.
     """
-    try:
-        return _run(arguments)
-    except (ImportError, ValueError) as error:
-        print(f"pynccl compare: {error}", file=sys.stderr)
-        return 2
-    except _RunError as error:
-        print(f"pynccl compare: {error}", file=sys.stderr)
-        return 1
-
-
-class _RunError(Exception):
-    """A run of the script without a result."""
-
-
-def _run(arguments: argparse.Namespace) -> int:
     try:
         import torch
     except ImportError as error:
@@ -83,7 +74,7 @@ def _run_script(arguments: argparse.Namespace, folder: Path, backend: str) -> No
     """Run the script over a backend.
 
     Raises:
-        _RunError: it failed or did not finish in time, or a rank left no result.
+        LaunchError: it failed or did not finish in time, or a rank left no result.
     """
     deadline = time.monotonic() + arguments.timeout
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -103,10 +94,10 @@ def _run_script(arguments: argparse.Namespace, folder: Path, backend: str) -> No
         except subprocess.TimeoutExpired:
             process.terminate()  # torchrun, which then ends the ranks
             text = f"did not finish within {arguments.timeout:g} s over {backend}"
-            raise _RunError(f"the script {text}: see the stacks of the ranks above") from None
+            raise LaunchError(f"the script {text}: see the stacks of the ranks above") from None
     if status:
-        raise _RunError(f"the script failed (status {status}) over {backend}")
+        raise LaunchError(f"the script failed (status {status}) over {backend}")
     for rank in range(arguments.ranks):
         if not (folder / f"{backend}.{rank}.json").exists():
             text = f"rank {rank} ended without a result over {backend}"
-            raise _RunError(f"{text}: the script may call os._exit()")
+            raise LaunchError(f"{text}: the script may call os._exit()")

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 
 from pynccl.libraries import PROVIDERS
@@ -36,14 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 0 without problems, 1 with problems, 2 for wrong arguments.
+        The exit status: 0 without problems, 1 with problems.
+
+    Raises:
+        ValueError: the time limit is not above 0.
     """
-    try:
-        with _library_output_on_stderr():
-            found = diagnose(arguments.provider, arguments.timeout)
-    except ValueError as error:
-        print(f"pynccl doctor: {error}", file=sys.stderr)
-        return 2
+    with _library_output_on_stderr():
+        found = diagnose(arguments.provider, arguments.timeout)
     print(json.dumps(found.json(), indent=2) if arguments.json else found.text())
     return 1 if found.problems else 0
 

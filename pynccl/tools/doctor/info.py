@@ -58,6 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         The exit status, 0.
+
+    Raises:
+        LibraryNotFoundError: hostnccl cannot be loaded.
     """
     print(f"pynccl {pynccl.__version__}, Python {platform.python_version()}, {platform.platform()}")
     if problem := installation.conflict():
@@ -67,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\nprovider {provider}")
         for label, text in _lines(describe(provider)):
             print(f"  {label:<12} {text}")
-    print("\nparameters of provider host", flush=True)
     found = params("host")
+    print("\nparameters of provider host", flush=True)
     if arguments.all:
         found.dump()
         return 0

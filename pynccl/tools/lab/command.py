@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from pynccl import nccl
 from pynccl._internal.progress import Progress
 from pynccl.libraries import PROVIDERS, default_provider
-from pynccl.testing import LaunchError
 from pynccl.tools.lab import algorithms, settings, variants, world
 from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
 from pynccl.tools.lab.plots import check_matplotlib, draw_exposed, draw_lanes
@@ -133,20 +131,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if a rank failed, 2 for wrong arguments, if a plot needs matplotlib, or
-            if a file cannot be written.
+        The exit status, 0.
+
+    Raises:
+        ValueError: an argument is invalid.
+        ImportError: a plot needs matplotlib.
+        OSError: a file cannot be written.
+        LaunchError: a rank failed.
     """
-    try:
-        if arguments.lab_command == "overlap":
-            _overlap(arguments)
-        else:
-            _sweep(arguments)
-    except (ValueError, ImportError, OSError) as error:
-        print(f"pynccl lab {arguments.lab_command}: {error}", file=sys.stderr)
-        return 2
-    except LaunchError as error:
-        print(f"pynccl lab {arguments.lab_command}: {error}", file=sys.stderr)
-        return 1
+    if arguments.lab_command == "overlap":
+        _overlap(arguments)
+    else:
+        _sweep(arguments)
     return 0
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
-from pynccl.errors import LibraryNotFoundError
-from pynccl.testing import LaunchError
-from pynccl.tools.replay.recorded import ReplayError
 from pynccl.tools.replay.run import Result, Row, replay
 from pynccl.tools.text import columns
 from pynccl.tools.trace.chrome import load
-from pynccl.tools.trace.model import TraceError
 
 __all__ = ["add_arguments", "run"]
 
@@ -73,25 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if ranks differ, hang or fail; 2 if nothing can be replayed.
+        The exit status: 1 if ranks differ, hang or fail.
+
+    Raises:
+        ReplayError, TraceError, LibraryNotFoundError, OSError: nothing can be replayed.
+        LaunchError: a rank died.
     """
-    try:
-        traces = [trace for path in arguments.files for trace in load(path)]
-        result = replay(
-            traces,
-            provider=arguments.provider,
-            ranks=arguments.ranks,
-            scale=arguments.scale,
-            speed=arguments.speed,
-            check=not arguments.no_check,
-            timeout=arguments.timeout,
-        )
-    except (ReplayError, TraceError, LibraryNotFoundError, OSError) as error:
-        print(f"pynccl replay: {error}", file=sys.stderr)
-        return 2
-    except LaunchError as error:
-        print(f"pynccl replay: {error}", file=sys.stderr)
-        return 1
+    result = replay(
+        [trace for path in arguments.files for trace in load(path)],
+        provider=arguments.provider,
+        ranks=arguments.ranks,
+        scale=arguments.scale,
+        speed=arguments.speed,
+        check=not arguments.no_check,
+        timeout=arguments.timeout,
+    )
     if arguments.json:
         print(json.dumps({"ok": result.ok, **asdict(result)}, indent=2))
     else:

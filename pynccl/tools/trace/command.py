@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 
 from pynccl.tools.trace import chrome
@@ -41,13 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 1 if a check found conflicts, 2 on error.
+        The exit status: 1 if a check found conflicts.
+
+    Raises:
+        TraceError, OSError: a file cannot be read or written.
     """
-    try:
-        result: int = arguments.run_trace(arguments)
-    except (TraceError, OSError) as error:
-        print(f"pynccl trace {arguments.trace_command}: {error}", file=sys.stderr)
-        return 2
+    result: int = arguments.run_trace(arguments)
     return result
 
 
