@@ -150,6 +150,16 @@ def test_one_machine_has_one_clock() -> None:
     assert [(one.offset, one.method) for one in merge(same).clocks] == [(0, "same")] * 3
 
 
+def test_a_collective_counts_once_for_two_machines() -> None:
+    builders = _shifted([0, 0, 0, 50 * MS, 50 * MS, 50 * MS])
+    for builder in (builders[1], builders[4]):
+        operations = builder.trace.operations
+        operations[7] = dataclasses.replace(operations[7], ended=None)
+    clock = merge([builder.trace for builder in builders]).clocks[-1]
+    assert clock.operations == 100
+    assert abs(clock.offset + 50 * MS) < 10_000
+
+
 def test_outliers_do_not_move_the_clock() -> None:
     builders = _shifted([0, 70 * MS])
     for builder in builders:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ class Clock:
         offset: in nanoseconds; it is added.
         method: "same" (one machine), "operations" (matched with those of other machines), "epoch"
             (the machines' wall clocks).
-        operations: number of matched operations that the offset is derived from.
+        operations: number of matched collectives that the offset is derived from.
     """
 
     offset: int
@@ -274,16 +273,21 @@ def _needs(match: Match, one: Member, other: Member) -> bool:
 
 
 def _clocks(traces: Sequence[ProcessTrace], matches: Iterable[Match]) -> list[Clock]:
-    # The differences of the ends of collectives, which all ranks leave at about the same time.
+    # The differences of the ends of collectives, which all ranks leave at about the same time,
+    # between the machine of the lowest rank and each other machine.
     differences: dict[tuple[str, str], list[int]] = defaultdict(list)
     for match in matches:
         if match.is_message or match.kind in _FROM_ROOT | _TO_ROOT:
             continue
-        for one, other in itertools.permutations(match.members, 2):
-            boots = traces[one.trace].boot, traces[other.trace].boot
-            ends = one.operation.ended, other.operation.ended
-            if boots[0] != boots[1] and ends[0] is not None and ends[1] is not None:
-                differences[boots].append(ends[0] - ends[1])
+        ends: dict[str, list[int]] = defaultdict(list)
+        for one in match.members:
+            if one.operation.ended is not None:
+                ends[traces[one.trace].boot].append(one.operation.ended)
+        first = next(iter(ends), "")
+        for boot in list(ends)[1:]:
+            difference = statistics.median_low(ends[first]) - statistics.median_low(ends[boot])
+            differences[first, boot].append(difference)
+            differences[boot, first].append(-difference)
     clocks = {traces[0].boot: Clock(0, "same")}
     epochs: dict[str, int] = {}
     for trace in traces:
