@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pynccl
+from pynccl._internal.compile_backend import NAME, Sources
 from pynccl.c10d import private_folder
-from pynccl.c10d.compile import NAME, Sources
 
 __all__ = ["build", "load", "path"]
 

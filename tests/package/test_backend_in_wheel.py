@@ -115,7 +115,7 @@ def test_the_backend_has_no_cxx_library_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also from a compiler that links its own statically: two of them end the process (SIGSEGV)."""
-    from pynccl.c10d.compile import Sources
+    from pynccl._internal.compile_backend import Sources
 
     compiler = tmp_path / "c++"
     compiler.write_text('#!/bin/sh\nexec c++ -static-libstdc++ "$@"\n')

@@ -48,7 +48,7 @@ _OPTIONS = (
     "-DCMAKE_UNITY_BUILD_BATCH_SIZE=3",  # a change recompiles few other sources
 )
 _USUAL_S = 1800  # the limit for the tests of an area without a change
-_BACKEND_FLAGS = ('"-O2"', '"-O0"')  # in pynccl/c10d/compile.py, for the copy
+_BACKEND_FLAGS = ('"-O2"', '"-O0"')  # in compile_backend.py, for the copy
 _WITH_GPU_CODE = (  # tested on the double, too
     "csrc/nccl",
     "csrc/comm",
@@ -281,7 +281,7 @@ def _try(area: str, seed: int, mutant: Mutant, seconds: float) -> Outcome:
     return Outcome(area, seed, mutant, status, time.monotonic() - began, failed)
 
 
-# A line of docs/quality.md that lists a change without an effect: its file, and what it is.
+# A line of docs/quality.md that lists a change without an effect: its file and its text.
 _WITHOUT_EFFECT = re.compile(r"^\* (\S+): (.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\| (\S+) \| (\d+) \| .+$", re.MULTILINE)
 _SURVIVOR = re.compile(r"^\* (\S+), seed (\d+): .+$", re.MULTILINE)
@@ -330,11 +330,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20, help="changes of each area")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--area", choices=AREAS, action="append", help="only these")
-    parser.add_argument("--keep", action="store_true", help="go on: keep what earlier runs gave")
+    parser.add_argument("--keep", action="store_true", help="continue: keep earlier outcomes")
     parser.add_argument(
-        "--again", action="store_true", help="the same, and try again what was not noticed"
+        "--again", action="store_true", help="like --keep, but retry changes that were not noticed"
     )
-    parser.add_argument("--list", action="store_true", help="print the changes, and make none")
+    parser.add_argument("--list", action="store_true", help="only print the changes")
     options = parser.parse_args()
     plans = {area: chosen(area, options.count, options.seed) for area in options.area or AREAS}
     if options.list:
@@ -392,7 +392,7 @@ def _kept(
 
 def _prepare() -> None:
     _synchronise(_TREE)
-    compile_backend = _TREE / "pynccl" / "c10d" / "compile.py"
+    compile_backend = _TREE / "pynccl" / "_internal" / "compile_backend.py"
     compile_backend.write_text(compile_backend.read_text().replace(*_BACKEND_FLAGS))
     # With ccache, undoing a change does not recompile its source.
     launcher = shutil.which("ccache")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
-import shutil
-import sysconfig
 from collections.abc import Iterator
 from functools import partial
 
+from pynccl._internal.compile_backend import missing_tools
 from pynccl._internal.installation import conflict
 from pynccl.tools.doctor.finding import Finding
 
@@ -35,23 +33,12 @@ def examine(*, device_present: bool) -> Iterator[Finding]:
         yield _problem(
             "cuda-pathfinder is not installed: it finds libnccl.so.2", "pip install cuda-pathfinder"
         )
-    if _version("torch"):
-        yield from _build_tools()
-
-
-def _build_tools() -> Iterator[Finding]:
-    """The tools that pynccl.c10d requires."""
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")))
-    for tool, command, advice in (
-        ("C++ compiler", os.environ.get("CXX", "c++"), "install g++ 11 or newer"),
-        ("ninja", "ninja", "pip install ninja"),
-    ):
-        if shutil.which(command, path=path) is None:
-            yield _note(
-                f'there is no {tool}: the backend "pynccl" of torch.distributed is built at its '
-                "first use (the functions of `import pynccl as dist` need none)",
-                advice,
-            )
+    if _version("torch") and (missing := missing_tools()):
+        yield _note(
+            f"cannot find {' and '.join(missing)}, which build the torch.distributed backend "
+            '"pynccl" at its first use (`import pynccl as dist` does not need them)',
+            "install g++ 11 or newer, and ninja (pip install ninja)",
+        )
 
 
 def _version(package: str) -> str | None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["NAME", "Sources", "main"]
+__all__ = ["NAME", "Sources", "main", "missing_tools"]
 
 NAME = "_pynccl_c10d"
 _FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden"]
@@ -64,7 +64,7 @@ class Sources:
         Raises:
             RuntimeError: there is no compiler, or it failed.
         """
-        _find_tools(file.parent)
+        _check_tools(file.parent)
         import torch
         from torch.utils import cpp_extension
 
@@ -93,7 +93,7 @@ class Sources:
                 )
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"pynccl: the backend could not be built for torch {torch.__version__}; "
+                    f"the backend could not be built for torch {torch.__version__}; "
                     f"`python -m pynccl build-backend` shows the commands: {error}"
                 ) from error
             built = Path(folder) / f"{NAME}.so"
@@ -113,16 +113,22 @@ def _cxx_library() -> list[str]:
         return list({word for word in maps.read().split() if "/libstdc++.so.6" in word})
 
 
-def _find_tools(folder: Path) -> None:
-    # Where pip installs ninja, in case the environment is not activated.
-    scripts = sysconfig.get_path("scripts")
-    if scripts not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), scripts])
-    compiler = os.environ.get("CXX", "c++")
-    missing = [tool for tool in (compiler, "ninja") if shutil.which(tool) is None]
-    if missing:
+def missing_tools() -> list[str]:
+    """Return the commands that a build requires and that are not installed: compiler, ninja."""
+    commands = os.environ.get("CXX", "c++"), "ninja"  # torch takes CXX for one word
+    return [one for one in commands if shutil.which(one, path=_path()) is None]
+
+
+def _path() -> str:
+    """PATH with the folder in which pip installs ninja, in case no environment is activated."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
+
+
+def _check_tools(folder: Path) -> None:
+    os.environ["PATH"] = _path()
+    if missing := missing_tools():
         raise RuntimeError(
-            f"pynccl: cannot find {' and '.join(missing)} to build the torch.distributed backend "
+            f"cannot find {' and '.join(missing)} to build the torch.distributed backend "
             "for the installed torch. Install a C++20 compiler and ninja (`pip install ninja`); "
             "the backend is then built on first use. Or use a machine that has them, with the "
             "same versions of Python, torch and pynccl: either run `python -m pynccl "
