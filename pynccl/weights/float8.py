@@ -83,7 +83,7 @@ def quantize(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = tensor.shape
     padding = (0, -columns % _BLOCK, 0, -rows % _BLOCK)  # right and below, with zeros
     padded = torch.nn.functional.pad(tensor.detach().float(), padding)
-    blocks = padded.reshape(padded.shape[0] // _BLOCK, _BLOCK, -1, _BLOCK)
+    blocks = padded.reshape(padded.shape[0] // _BLOCK, _BLOCK, padded.shape[1] // _BLOCK, _BLOCK)
     largest = blocks.abs().amax(dim=(1, 3))
     scales = torch.where(largest == 0, 1.0, largest / torch.finfo(torch.float8_e4m3fn).max)
     values = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)

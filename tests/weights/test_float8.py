@@ -45,6 +45,13 @@ def test_largest_number_is_exact_and_zeros_stay() -> None:
     assert torch.equal(dequantize(values, scales), tensor)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_matrices_without_elements(shape: tuple[int, int]) -> None:
+    _, metadata = float8({"weight": torch.empty(shape)})
+    values, scales = quantize(torch.empty(shape))
+    assert [values.shape, scales.shape] == [spec.shape for spec in metadata.values() if spec]
+
+
 def test_values_and_scales_are_sent() -> None:
     tensors = {
         "layer.weight": torch.randn(200, 300),
