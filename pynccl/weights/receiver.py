@@ -97,6 +97,8 @@ class WeightReceiver(Closing):
             raise ValueError(f"commit: {commit!r} is not one of 'swap', 'copy', 'in_place'")
         if commit == ("copy" if into is None else "swap"):
             raise ValueError(f"commit: {commit!r} is for receivers {_WITH[into is None]} into")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name: expected a str or None, got {name!r}")
         self.name = f"{socket.gethostname()}:{os.getpid()}" if name is None else name
         self._address = address
         member = Member(limit, library, device, progress)

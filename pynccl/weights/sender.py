@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import ssl
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 __all__ = ["WeightSender"]
 
 _PAGE = 4096  # bytes
+_LARGEST = (1 << 63) - 1
 
 
 class WeightSender(Closing):
@@ -161,8 +163,10 @@ class WeightSender(Closing):
             WeightsError: there are no receivers, all of them have local errors, or another sender
                 gave up the version.
         """
+        number = self.version + 1 if version is None else operator.index(version)
+        if not -_LARGEST <= number <= _LARGEST:
+            raise ValueError(f"version: {number} does not fit in 64 bits")
         source = self._source = self._source_of(tensors, metadata)
-        number = self.version + 1 if version is None else version
         return self._session.transfer(number, source)
 
     @property

@@ -448,6 +448,7 @@ def test_layouts_that_do_not_fit_together(
         (WeightSender, {"direct_bytes": 0}, "direct_bytes: 0"),
         (WeightSender, {"timeout": 0}, "timeout: 0"),
         (WeightSender, {"timeout": "soon"}, "timeout: expected seconds"),
+        (WeightReceiver, {"name": 0}, "name: expected a str or None, got 0"),
         (WeightReceiver, {"timeout": float("inf")}, "timeout: inf"),
         (WeightReceiver, {"timeout": float("nan")}, "timeout: nan"),
         (WeightReceiver, {"timeout": 1e30}, r"timeout: 1e\+30"),
@@ -505,6 +506,27 @@ def test_wrong_sources(
 ) -> None:
     with WeightSender("127.0.0.1:0") as sender, pytest.raises(error, match=text):
         sender.send(tensors, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("version", "text"), [(1.5, "'float' object"), ("1", "'str' object"), (1 << 63, "version: 92")]
+)
+def test_wrong_versions(version: Any, text: str) -> None:  # noqa: ANN401
+    with (
+        WeightSender("127.0.0.1:0") as sender,
+        pytest.raises((TypeError, ValueError), match=text),
+    ):
+        sender.send(model(), version=version)
+
+
+def test_a_version_of_numpy() -> None:
+    sent, received = run_numpy(
+        [lambda sender: sender.send(model(), version=np.int64(7)).version],  # type: ignore[arg-type]
+        [lambda receiver: receiver.receive().version],
+        [None],
+    )
+    assert (sent, received) == (7, 7)
+    assert type(sent) is int
 
 
 _ENDS = 0.5  # seconds until the threads of closed sessions have ended
