@@ -489,6 +489,30 @@ def test_sglang() -> None:
         sglang.load(engine.models[0], [("weight", torch.ones(1))])
 
 
+def test_sglang_leaves_an_earlier_session() -> None:
+    engine = _SGLang(1)
+    with (
+        WeightSender("127.0.0.1:0", timeout=20, key=KEY) as first,
+        WeightSender("127.0.0.1:0", timeout=20, key=KEY) as second,
+    ):
+        for sender in (first, second):
+            sglang.update(engine, sender, models.make(1))
+        (receiver,) = sglang._receivers.values()
+    receiver.close()
+    sglang._receivers.clear()
+
+
+def test_sglang_ends_without_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender fails before a version begins, for which the engine waits."""
+    monkeypatch.setattr("pynccl.weights.adapters.beside._GRACE", 0.5)
+    with (
+        WeightSender("127.0.0.1:0", timeout=20, key=KEY) as sender,
+        pytest.raises(TypeError, match="expected a tensor, got int"),
+    ):
+        sglang.update(_SGLang(1), sender, {"a": 3})
+    assert not sglang._receivers
+
+
 def test_sglang_refuses() -> None:
     engine = _SGLang(1)
     engine.refusal = "not now"

@@ -51,7 +51,8 @@ def beside(
 ) -> Report:
     """Ask an engine to receive a version while it is sent, and finish the update.
 
-    If the engine fails before the version is sent, the session is aborted.
+    If the engine fails before the version is sent, or does not answer after the sender has failed,
+    the session is aborted.
 
     Args:
         sender: sends the version.
@@ -91,6 +92,7 @@ def _beside(
     asks_here: bool,
 ) -> Report:
     asked: list[BaseException] = []
+    answered = threading.Event()
     sent: list[BaseException] = []
     reports: list[Report] = []
 
@@ -101,12 +103,17 @@ def _beside(
             asked.append(error)
             if not reports and not sent:
                 sender.abort()
+        finally:
+            answered.set()
 
     def run_send() -> None:
         try:
             reports.append(send())
         except BaseException as error:
             sent.append(error)
+            # The engine may wait for a version that never begins. Ctrl-C does not wait for it.
+            if isinstance(error, Exception) and not answered.wait(_GRACE):
+                sender.abort()
 
     here, there = (run_ask, run_send) if asks_here else (run_send, run_ask)
     thread = _start(there)

@@ -8,9 +8,9 @@
     sglang.update(engine, sender, dict(model.named_parameters()))
 
 The key is passed to the engine with each update. Each scheduler of the engine joins the session at
-its first update. It receives whole tensors in the checkpoint's format, verifies them, and loads
-them into its model, between begin_weight_update() and end_weight_update(), which releases of SGLang
-require and older ones lack. Written for SGLang 0.5.23.
+its first update, and leaves an earlier one. It receives whole tensors in the checkpoint's format,
+verifies them, and loads them into its model, between begin_weight_update() and end_weight_update(),
+which releases of SGLang require and older ones lack. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["LOADER", "load", "request", "update"]
 LOADER = "pynccl.weights.adapters.sglang.load"
 _NAME = "pynccl.weights"
 
-_receivers: dict[str, WeightReceiver] = {}  # by address and key
+_receivers: dict[str, WeightReceiver] = {}  # the joined session, by address and key
 
 
 def request(address: str, key: str | None = None) -> list[tuple[str, Any]]:
@@ -63,6 +63,8 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:  # noqa:
     session = bytes(named_tensors[0][1].tolist()).decode()
     receiver = _receivers.get(session)
     if receiver is None:
+        while _receivers:  # of an earlier session, with two copies of the model
+            _receivers.popitem()[1].close()
         address, _, key = session.partition(" ")
         receiver = WeightReceiver(address, library="torch", key=key or None)
         _receivers[session] = receiver
