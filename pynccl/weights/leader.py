@@ -16,7 +16,6 @@ from pynccl.weights.errors import ChecksumError, PeerLostError, WeightsError
 from pynccl.weights.layout import Layout
 from pynccl.weights.member import InterruptedTransferError, Member
 from pynccl.weights.plan import Step
-from pynccl.weights.progress import meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Source
 from pynccl.weights.transfer import Sums, digests
@@ -480,9 +479,8 @@ class Leader:
         """Make all senders send some units; return the checksums."""
         steps = self._member.steps_of(numbers)
         own = [step for step in steps if step.sender == 0]
-        progress = meter(self._member.progress, sum(step.payload() for step in own))
         with self._member.transfer(self._links()) as ring:
-            sums = ring.send(own, source, progress)
+            sums = ring.send(own, source)
         self._add_sums(sums, steps)
         return sums
 

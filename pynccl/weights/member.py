@@ -9,23 +9,19 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pynccl.weights.errors import WeightsError
 from pynccl.weights.layout import Part, whole
 from pynccl.weights.memory import Library, Memory, Tensor, memory_for
 from pynccl.weights.messages import Plan, WorldPlace
 from pynccl.weights.plan import Step, Unit, make_plan, make_steps
-from pynccl.weights.progress import OnProgress
 from pynccl.weights.ring import Ring
 from pynccl.weights.watch import Watcher, is_ending
 from pynccl.weights.wire import Link
 from pynccl.weights.world import World
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["Closing", "InterruptedTransferError", "Member", "checked_seconds", "finalize"]
+__all__ = ["InterruptedTransferError", "Member", "checked_seconds", "finalize"]
 
 _LOOK = 0.05  # seconds between two checks of the connections
 
@@ -37,15 +33,8 @@ class InterruptedTransferError(WeightsError):
 class Member:
     """The state of one member of a session: see :class:`WeightSender` for the arguments."""
 
-    def __init__(
-        self,
-        timeout: float,
-        library: Library | None,
-        device: int | None,
-        progress: OnProgress | None,
-    ) -> None:
+    def __init__(self, timeout: float, library: Library | None, device: int | None) -> None:
         self.timeout = timeout
-        self.progress = progress
         self._library = library
         self._device = device
         self._memory: Memory | None = None
@@ -184,19 +173,6 @@ def _create_beside(create: Callable[[], World], links: Sequence[Link]) -> World:
         if not created.cancel() and created.exception() is None:
             created.result().abort()
         raise
-
-
-class Closing:
-    """A base of classes whose ``with`` statement calls close()."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def finalize(owner: object, what: str, release: Callable[[], bool]) -> weakref.finalize[..., Any]:

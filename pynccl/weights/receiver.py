@@ -15,10 +15,9 @@ from pynccl.weights.follower import Follower
 from pynccl.weights.keys import trust_of
 from pynccl.weights.layout import Layout
 from pynccl.weights.meeting import check_address, join
-from pynccl.weights.member import Closing, Member, checked_seconds, finalize
+from pynccl.weights.member import Member, checked_seconds, finalize
 from pynccl.weights.memory import Library, Tensor
 from pynccl.weights.plan import Segment, Step
-from pynccl.weights.progress import OnProgress, meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Shard, local
 from pynccl.weights.target import Commit, Target
@@ -30,7 +29,7 @@ __all__ = ["WeightReceiver"]
 _WITH = {True: "with", False: "without"}
 
 
-class WeightReceiver(Closing):
+class WeightReceiver(contextlib.AbstractContextManager["WeightReceiver"]):
     """Receives versions of weights from the senders of a session.
 
         receiver = WeightReceiver("trainer:29600", into=dict(model.named_parameters()))
@@ -59,7 +58,6 @@ class WeightReceiver(Closing):
         device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of into, else the
             current device of torch.
         timeout: seconds for each wait of a transfer.
-        progress: as for :class:`WeightSender`.
         key: as for :class:`WeightSender`.
         insecure: as for :class:`WeightSender`.
         tls: a context that verifies the certificate of sender 0; None disables TLS.
@@ -84,7 +82,6 @@ class WeightReceiver(Closing):
         library: Library | None = None,
         device: int | None = None,
         timeout: float = 300.0,
-        progress: OnProgress | None = None,
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         tls: ssl.SSLContext | None = None,
@@ -101,7 +98,7 @@ class WeightReceiver(Closing):
             raise TypeError(f"name: expected a str or None, got {name!r}")
         self.name = f"{socket.gethostname()}:{os.getpid()}" if name is None else name
         self._address = address
-        member = Member(limit, library, device, progress)
+        member = Member(limit, library, device)
         self._follower = _ReceivingFollower(member, into, commit)
         self._join(Deadline(limit))
         finalize(self, f"WeightReceiver {self.name!r}", self._follower.release)
@@ -176,6 +173,9 @@ class WeightReceiver(Closing):
         """
         self._follower.close()
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class _ReceivingFollower(Follower):
     """The state of a receiver."""
@@ -227,9 +227,8 @@ class _ReceivingFollower(Follower):
         member, target = self._member, self.target
         if target is None:
             raise RuntimeError("the memory of the session is not known")
-        progress = meter(member.progress, self._count(steps))
         with member.transfer([self._link]) as ring:
-            self._sums = ring.receive(steps, target, progress)
+            self._sums = ring.receive(steps, target)
             number = ring.world.receiver
         units = (unit for unit in member.units if number in unit.receivers)
         target.check_tied(units, self._sums, member.steps)

@@ -7,7 +7,7 @@ bucket is sent or received, the calling thread fills or empties the other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,6 @@ from pynccl.weights.world import World
 __all__ = ["Ring", "Slot"]
 
 _SLOTS = 2
-
-Progress = Callable[[int], object]  # called with the bytes of a completed step
 
 
 @dataclass
@@ -62,7 +60,7 @@ class Ring:
             self._slots.append(Slot(buffer, memory.bucket(buffer), event))
             self._registrations += [comm.register(buffer) for comm in comms]
 
-    def send(self, steps: Sequence[Step], source: Source, progress: Progress) -> Sums:
+    def send(self, steps: Sequence[Step], source: Source) -> Sums:
         """Send the steps of this sender, and return the checksums of their units.
 
         Raises:
@@ -75,8 +73,6 @@ class Ring:
         for number, step in enumerate(steps):
             slot = self._slots[number % _SLOTS]
             slot.wait()
-            if number >= _SLOTS:
-                progress(steps[number - _SLOTS].payload())
             bound = None if source.is_lazy else bind(step, None, source, memory)
             if bound is not None and len(step.units) == len(bound.raws) == 1:
                 slot.kept += bound.raws
@@ -88,11 +84,9 @@ class Ring:
         source.end()
         for slot in self._slots:
             slot.wait()
-        for step in steps[-_SLOTS:]:
-            progress(step.payload())
         return sums
 
-    def receive(self, steps: Sequence[Step], target: Target, progress: Progress) -> Sums:
+    def receive(self, steps: Sequence[Step], target: Target) -> Sums:
         """Receive the units of all senders' steps for this receiver.
 
         Returns:
@@ -114,7 +108,6 @@ class Ring:
                 sums[bound.numbers[0]] = memory.checksum(bound.raws[0])
             else:
                 unpack(memory, slot.bucket, bound, sums)
-            progress(step.payload(receiver))
 
         own = [step for step in steps if step.segments_for(receiver)]
         for number, step in enumerate(own):

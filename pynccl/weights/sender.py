@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import ssl
@@ -17,7 +18,6 @@ from pynccl.weights.layout import Layout
 from pynccl.weights.leader import Leader, Options
 from pynccl.weights.meeting import check_address, join
 from pynccl.weights.member import (
-    Closing,
     InterruptedTransferError,
     Member,
     checked_seconds,
@@ -25,7 +25,6 @@ from pynccl.weights.member import (
 )
 from pynccl.weights.memory import Library
 from pynccl.weights.plan import Step
-from pynccl.weights.progress import OnProgress, meter
 from pynccl.weights.report import Report
 from pynccl.weights.source import Gathered, Held, Metadata, Source, Sources, local
 from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
@@ -36,7 +35,7 @@ _PAGE = 4096  # bytes
 _LARGEST = (1 << 63) - 1
 
 
-class WeightSender(Closing):
+class WeightSender(contextlib.AbstractContextManager["WeightSender"]):
     """Sends versions of weights to the receivers of a session.
 
         sender = WeightSender("0.0.0.0:29600", receivers=2)
@@ -60,8 +59,6 @@ class WeightSender(Closing):
         library: "torch" or "numpy"; None is that of the first tensor.
         device: the GPU, as for :class:`pynccl.nccl.Communicator`; None is that of the tensors.
         timeout: seconds for each wait of a transfer.
-        progress: called during transfers with the bytes that this sender has sent and its total, at
-            first with 0; None if progress is not reported.
         key: the session's key, whose knowledge all members prove: a secret of at least 32
             characters, or the path of a file with it that only its owner can read. None uses
             PYNCCL_WEIGHTS_KEY; if that is not set, sender 0 creates a key, which the others find in
@@ -96,7 +93,6 @@ class WeightSender(Closing):
         library: Library | None = None,
         device: int | None = None,
         timeout: float = 300.0,
-        progress: OnProgress | None = None,
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         tls: ssl.SSLContext | None = None,
@@ -115,7 +111,7 @@ class WeightSender(Closing):
         self.address = ""
         self.key: str | None = None
         self._source: Source | None = None
-        self._member = Member(limit, library, device, progress)
+        self._member = Member(limit, library, device)
         self._session: Leader | _SendingFollower
         if rank == 0:
             entrance = Entrance(address, trust, senders, limit)
@@ -200,6 +196,9 @@ class WeightSender(Closing):
         self._session.close()
         self._source = None
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _source_of(self, tensors: Sources, metadata: Metadata | None) -> Source:
         if isinstance(tensors, Mapping):
             if metadata is not None:
@@ -255,9 +254,8 @@ class _SendingFollower(Follower):
 
     def _transfer(self, steps: list[Step]) -> None:
         own = self._own(steps)
-        progress = meter(self._member.progress, self._count(steps))
         with self._member.transfer([self._link]) as ring:
-            sums = ring.send(own, self._current_source(), progress)
+            sums = ring.send(own, self._current_source())
         self._link.send(messages.Sent(self._epoch, sums))
 
     def _handle(self, message: messages.Message) -> None:

@@ -121,31 +121,24 @@ def test_receiver_with_a_local_error_is_dropped(
 def test_error_of_the_only_receiver() -> None:
     """The sender raises its error, and the session continues."""
 
-    def fail(_done: int, _nbytes: int) -> None:
-        if failures:
-            raise KeyError(failures.pop())
-
-    failures = ["progress"]
-
     def send(sender: WeightSender) -> int:
-        with pytest.raises(WeightsError, match="receiver 0: KeyError: 'progress'"):
+        with pytest.raises(WeightsError, match="receiver 0: KeyError: 'local'"):
             sender.send(model())
         while not sender.waiting():
             time.sleep(0.01)
         return sender.send(model()).version
 
     def receive(receiver: WeightReceiver) -> int:
-        with pytest.raises(KeyError):
-            receiver.receive()
+        def fail(_steps: object) -> None:
+            raise KeyError("local")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(receiver._follower, "_transfer", fail)
+            with pytest.raises(KeyError):
+                receiver.receive()
         return receiver.receive().version
 
-    assert run(
-        [send],
-        [receive],
-        [None],
-        receiver_options={"library": "numpy", "progress": fail},
-        library="numpy",
-    ) == [1, 1]
+    assert run_numpy([send], [receive], [None]) == [1, 1]
 
 
 def test_waiting_counts_until_the_next_version() -> None:

@@ -10,10 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl.weights import SessionClosedError, WeightReceiver, WeightSender, WeightsError
+from pynccl.weights import (
+    ChecksumError,
+    PeerLostError,
+    SessionClosedError,
+    WeightReceiver,
+    WeightSender,
+    WeightsError,
+)
+from pynccl.weights.report import Report
 from tests.support.tier import FULL
 from tests.weights import interrupts
 from tests.weights.sessions import run, run_numpy
+
+
+def test_texts_of_reports_and_errors() -> None:
+    report = Report(3, 2_000_000, 0.5, ("a", "b"), ("c", "d"), ("w",))
+    assert str(report) == (
+        "version 3: 2.0 MB to 2 receivers in 500.0 ms, 0.00 GB/s; lost: c, d; sent again: w"
+    )
+    assert Report(1, 5, 0.0, (), (), ()).bandwidth == 0.0
+    for kind in (PeerLostError, ChecksumError):
+        error = kind("the text", ("a",))
+        assert (str(error), error.names) == ("the text", ("a",))
 
 
 def half(name: str, version: int) -> dict[str, Any]:
