@@ -9,8 +9,8 @@ kernel reads and writes N bytes. CuPy does not support CPUs: there the same step
 arrays, with NumPy in place of the two kernels.
 
 Prints:
-rank 0 of 2: relu(sum of scaled arrays - 3) is right in 3 steps
-rank 1 of 2: relu(sum of scaled arrays - 3) is right in 3 steps
+rank 0 of 2: relu(sum of scaled arrays - 3) is correct in 3 steps
+rank 1 of 2: relu(sum of scaled arrays - 3) is correct in 3 steps
 """
 
 import os
@@ -109,7 +109,9 @@ def run(rank: Rank) -> str:
         got = data.get() if on_gpu else data
         np.testing.assert_allclose(got, np.maximum(total - 3, 0), rtol=1e-6)
     del step  # the graph must be destroyed before the communicator that it uses
-    return f"rank {rank.rank} of {NRANKS}: relu(sum of scaled arrays - 3) is right in {STEPS} steps"
+    return (
+        f"rank {rank.rank} of {NRANKS}: relu(sum of scaled arrays - 3) is correct in {STEPS} steps"
+    )
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def run(rank: Rank) -> str:
         result.zero_()
         by_torch.replay()
         if result.mean().item() != results[-1]:
-            raise RuntimeError("torch's graph gave something else")
+            raise RuntimeError("torch's graph computed another result")
         by_torch.reset()  # NCCL waits for all graphs of a communicator before it frees it
     return f"rank {rank.rank}: results {results} from a graph of pynccl"
 

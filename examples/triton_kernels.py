@@ -9,8 +9,8 @@ transferred, and each kernel reads and writes N bytes. On CPUs, Triton's interpr
 kernels on CPU tensors, and the calls go to hostnccl.
 
 Prints:
-rank 0 of 2: relu(sum of scaled tensors - 3) is right in 3 steps
-rank 1 of 2: relu(sum of scaled tensors - 3) is right in 3 steps
+rank 0 of 2: relu(sum of scaled tensors - 3) is correct in 3 steps
+rank 1 of 2: relu(sum of scaled tensors - 3) is correct in 3 steps
 """
 
 import os
@@ -99,7 +99,7 @@ def run(rank: Rank) -> str:
         np.testing.assert_allclose(data.cpu().numpy(), np.maximum(total - 3, 0), rtol=1e-6)
     del step  # the graph must be destroyed before the communicator that it uses
     return (
-        f"rank {rank.rank} of {NRANKS}: relu(sum of scaled tensors - 3) is right in {STEPS} steps"
+        f"rank {rank.rank} of {NRANKS}: relu(sum of scaled tensors - 3) is correct in {STEPS} steps"
     )
 
 

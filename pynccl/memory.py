@@ -168,7 +168,7 @@ def torch_empty(
         A contiguous ``torch.Tensor``.
 
     Raises:
-        TypeError, ValueError: an invalid argument, or the communicator is closed.
+        TypeError, ValueError: an invalid argument.
         MissingFunctionError: the library is older than NCCL 2.19.
         NcclError: the memory cannot be allocated.
     """
@@ -195,8 +195,8 @@ def numpy_empty(
         A contiguous ``numpy.ndarray``.
 
     Raises:
-        TypeError, ValueError: an invalid argument, or the communicator is closed.
-        BufferError: the communicator is on a GPU, or NumPy lacks the dtype.
+        TypeError, ValueError: an invalid argument.
+        BufferError, RuntimeError: the communicator is on a GPU, or NumPy lacks the dtype.
         NcclError: the memory cannot be allocated.
     """
     import numpy as np

@@ -9,7 +9,7 @@ double-buffered in two halves of the memory: a neighbour that is a step ahead wr
 half. With send and recv, each step takes one call of pynccl and one of Numba.
 
 Prints, with other times:
-rank 0 of 2: 200 steps of 64 x 64 are right; kernel 3.7 us a step, send and recv 12.9 us
+rank 0 of 2: 200 steps of 64 x 64 are correct; kernel 3.7 us a step, send and recv 12.9 us
 """
 
 import numba
@@ -92,7 +92,7 @@ def heat(world: World) -> str:
     np.testing.assert_array_equal(halves[done % 2, 1:-1], plate[done % 2, own])
     size = f"{comm.nranks * ROWS} x {COLUMNS}"
     return (
-        f"rank 0 of {comm.nranks}: {STEPS} steps of {size} are right; "
+        f"rank 0 of {comm.nranks}: {STEPS} steps of {size} are correct; "
         f"kernel {times[0]:.1f} us a step, send and recv {times[1]:.1f} us"
     )
 

@@ -10,7 +10,7 @@ last program of a call synchronises with those of the other ranks: after that, n
 gathered rows. On CPUs, Triton's interpreter runs the kernel, so its time says nothing about GPUs.
 
 Prints, with other times:
-rank 0 of 2: (128, 64) @ (64, 128) is right; kernel 210423 us, all_gather and matmul 66 us
+rank 0 of 2: (128, 64) @ (64, 128) is correct; kernel 210423 us, all_gather and matmul 66 us
 """
 
 import os
@@ -120,7 +120,7 @@ def forward(world: World) -> str:
     times = [world.median(call) for call in (kernel, library)]
     torch.testing.assert_close(y, expected, rtol=0, atol=0)
     return (
-        f"rank 0 of {comm.nranks}: {tuple(apart.shape)} @ {tuple(w.shape)} is right; "
+        f"rank 0 of {comm.nranks}: {tuple(apart.shape)} @ {tuple(w.shape)} is correct; "
         f"kernel {times[0]:.0f} us, all_gather and matmul {times[1]:.0f} us"
     )
 

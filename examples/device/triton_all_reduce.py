@@ -10,8 +10,8 @@ steps, which takes longer for small messages. On CPUs, Triton's interpreter runs
 time says nothing about GPUs.
 
 Prints, with other times:
-rank 0 of 2: 4096 bytes are right; kernel 27812 us, comm.all_reduce 18 us
-rank 0 of 2: 65536 bytes are right; kernel 109001 us, comm.all_reduce 25 us
+rank 0 of 2: 4096 bytes are correct; kernel 27812 us, comm.all_reduce 18 us
+rank 0 of 2: 65536 bytes are correct; kernel 109001 us, comm.all_reduce 25 us
 """
 
 import os
@@ -69,7 +69,7 @@ def all_reduce(world: World) -> str:
         times = [world.median(call) for call in (kernel, library)]
         torch.testing.assert_close(out, reduced, rtol=0, atol=0)
         lines.append(
-            f"rank {comm.rank} of {comm.nranks}: {4 * count} bytes are right; "
+            f"rank {comm.rank} of {comm.nranks}: {4 * count} bytes are correct; "
             f"kernel {times[0]:.0f} us, comm.all_reduce {times[1]:.0f} us"
         )
     return "\n".join(lines)

@@ -102,7 +102,7 @@ class Communicator:
     def missing(self, rank: int | None = None, *, counted: bool = True) -> Missing:
         """Find the missing ranks.
 
-        Ranks of which the processes are gone are missing, and those that have launched the fewest
+        These are the ranks whose processes are gone, and those that have launched the fewest
         collectives.
 
         Args:
@@ -340,7 +340,7 @@ class _Session:
         return answer.decode(errors="replace").strip()
 
     def rest(self, longest: int) -> bytes:
-        """Receive until the end of the connection, at most so many bytes."""
+        """Receive until the end of the connection, at most the given number of bytes."""
         parts, size = [self._received], len(self._received)
         while more := self._receive():
             parts.append(more)

@@ -167,7 +167,7 @@ def _median_and_spread(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def measure(rank: Rank, pairs: Sequence[tuple[str, int]], repeats: int) -> list[Row]:
-    """Measure operations with their bytes, in samples of both libraries by turns, on all ranks."""
+    """Measure operations of given sizes on all ranks; the samples of both libraries alternate."""
     import torch
     import torch.distributed as dist
 
@@ -228,7 +228,7 @@ def _measure_row(rank: Rank, device: torch.device, row: Row, repeats: int) -> Ro
 def _buffers(
     operation: str, rank: Rank, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The input of this rank, the output and what it must contain; in place, both are one."""
+    """The input of this rank, the output and its expected contents; in place, both are one."""
     import torch
 
     size, source = rank.world_size, values + rank.rank

@@ -63,7 +63,7 @@ def time_text(nanoseconds: int | None) -> str:
 
 
 def significant(value: float, places: int) -> str:
-    """Format a number with three significant digits, and at most so many after the point."""
+    """Format a number with three significant digits, at most ``places`` after the point."""
     digits = 2 - math.floor(math.log10(abs(value))) if value else 2
     return f"{round(value, digits):.{min(places, max(0, digits))}f}"
 

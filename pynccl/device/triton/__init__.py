@@ -32,6 +32,7 @@ import triton.language as tl
 
 from pynccl.device._words import barrier_words
 from pynccl.device.triton import interpreter
+from pynccl.device.triton.interpreter import set_timeout
 
 __all__ = [
     "arrive_last",
@@ -57,18 +58,6 @@ _ADD: tl.constexpr = tl.constexpr("add")  # Triton 3.6: a plain str cannot be a 
 
 if _INTERPRETED.value:
     interpreter.install()
-
-
-def set_timeout(seconds: float) -> None:
-    """Set the time limit of waits in Triton's interpreter.
-
-    Args:
-        seconds: the time limit of a single wait, for the whole process; 60 by default.
-
-    Raises:
-        ValueError: seconds is not positive.
-    """
-    interpreter.set_timeout(seconds)
 
 
 def _pause(spins: Any, _semantic: Any = None) -> None:

@@ -34,10 +34,10 @@ _position = _Position()
 
 
 def set_timeout(seconds: float) -> None:
-    """Set the time limit of a single wait.
+    """Set the time limit of waits in Triton's interpreter.
 
     Args:
-        seconds: the time limit, which must be positive.
+        seconds: the time limit of a single wait, for the whole process; 60 by default.
 
     Raises:
         ValueError: seconds is not positive.

@@ -36,7 +36,7 @@ from triton.language import core
 
 from pynccl import _C, libraries
 from pynccl.device.headers import header_version
-from pynccl.device.triton import _WORD, _pause, _read, barrier_words, pointer
+from pynccl.device.triton import _WORD, _read, barrier_words, pointer
 from pynccl.errors import LibraryNotFoundError
 
 __all__ = [
@@ -277,7 +277,6 @@ def lsa_barrier(comm, buffer, index=0):
     for peer in range(size):
         seen = _read(local + peer)
         while seen < epoch:
-            _pause(0)
             seen = _read(local + peer)
     tl.debug_barrier()
     tl.store(local + size, epoch)

@@ -18,7 +18,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def _default_provider() -> str:
-    """Return the default provider, or what is wrong with PYNCCL_PROVIDER."""
+    """Return the default provider, or the error in PYNCCL_PROVIDER."""
     try:
         return default_provider()
     except ValueError as error:

@@ -161,7 +161,7 @@ def exchange(rank: Rank) -> float:
             comm.send(sent, (own + 1) % size, stream=stream)
             comm.recv(got, (own - 1) % size, stream=stream)
         transfer.compare("recv", got, (own - 1) % size + 10.0)
-        rank.report("right messages")
+        rank.report("correct messages")
         for one in (sent, got):
             one.close()
     return seconds
@@ -243,7 +243,7 @@ def _advice(facts: Facts, outcome: Outcome, steps: list[str]) -> str:
     if facts.provider == "host":
         return "a bug in hostnccl, unless a HOSTNCCL or PYNCCL variable is wrong: please report it"
     if not outcome.died:
-        return "NCCL_DEBUG=INFO pynccl doctor prints what NCCL did"
+        return "NCCL_DEBUG=INFO pynccl doctor prints NCCL's log"
     if not steps:
         return "the process did not start in time: --timeout 60 shows whether it starts at all"
     if not steps[1:]:  # no communicator yet

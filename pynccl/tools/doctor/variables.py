@@ -23,7 +23,7 @@ PYNCCL: Final = {
     "PYNCCL_CACHE": "the directory of components that are built at first use",
     "PYNCCL_CHECK": "every or a number: ranks compare their calls before they issue them",
     "PYNCCL_COMPAT_PROVIDER": "the provider of pynccl.compat.cupy_nccl",
-    "PYNCCL_EXPLAIN": "has NCCL load the plugin of nccl.explain()",
+    "PYNCCL_EXPLAIN": "makes NCCL load the plugin of nccl.explain()",
     "PYNCCL_FLIGHT_FILE": "the prefix of the files for flight records when a communicator fails",
     "PYNCCL_HOSTNCCL_LIBRARY": "the path of another libhostnccl.so",
     "PYNCCL_NCCL_DEVICE_LIBRARY": "the path of NCCL's device library (bitcode) for Triton",

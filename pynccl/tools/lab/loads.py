@@ -58,7 +58,7 @@ class Sleep(_Timed):
 
     It is a host function on the stream, on GPUs as well: it uses no SM, no bandwidth and no GIL.
     CUDA runs such functions of all streams one after another, so two of these do not overlap there,
-    and lab.overlap() with ``evidence`` takes a delay by its own functions for a wait.
+    and lab.overlap() with ``evidence`` mistakes a delay by its own functions for a wait.
 
     Args:
         seconds: duration, rounded to microseconds; the system may add about 0.1 ms.

@@ -52,9 +52,9 @@ def exposed(trace: ProcessTrace) -> Exposed:
     Without them, it is the time in which threads or compute streams waited: operations on a CPU
     thread's default stream, which the thread itself runs, and waits. A wait for a known operation
     is exposed time of that operation. A wait for a stream is exposed time of the operations that
-    ran there in the meantime. Not counted are operations on a thread that runs them for others,
-    which wait for them; waits for streams without operations; and waits of streams with operations
-    for unknown ones.
+    ran there in the meantime. Three cases do not count: operations on a thread that runs them for
+    other threads, which wait for them; waits for streams without operations; and waits of streams
+    with operations for unknown ones.
 
     Args:
         trace: the trace of one process, with times.
