@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.blocking import wait_until_blocked
+from tests.support.blocking import interrupt_when_blocked
 
 World = Callable[..., list[Any]]
 
@@ -47,14 +45,7 @@ def _interrupted(rank: int, _size: int) -> dict[str, float]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     late = {}
     for name, wait in _WAITS.items():
-        sent: list[float] = []
-
-        def interrupt(sent: list[float] = sent) -> None:
-            wait_until_blocked(threading.main_thread())
-            sent.append(time.monotonic())
-            os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=interrupt).start()
+        sent = interrupt_when_blocked()
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012
             wait(groups[name], torch.ones(4))
             time.sleep(0.01)  # the exception is raised between two instructions

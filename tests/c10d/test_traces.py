@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from pynccl import nccl
 from pynccl.tools.trace.exposure import WAITS, exposed
 from tests.c10d.in_torch import set_event, wait_event
-from tests.support.blocking import wait_until_blocked
+from tests.support.blocking import when_blocked
 from tests.support.ranks import on_ranks
 
 _LATE = 0.2  # seconds
@@ -21,11 +20,6 @@ _LATE = 0.2  # seconds
 def _exchange(x: torch.Tensor, peer: int) -> None:
     for work in [dist.isend(x, peer), dist.irecv(torch.empty(1000), peer)]:
         work.wait()
-
-
-def _tell_when_blocked(thread: threading.Thread) -> None:
-    wait_until_blocked(thread)
-    set_event("blocked")
 
 
 @on_ranks(2)
@@ -39,7 +33,7 @@ def test_waits_of_works_are_traced(rank: int, size: int) -> None:
             wait_event("blocked")
             time.sleep(_LATE)
         else:
-            threading.Thread(target=_tell_when_blocked, args=[threading.main_thread()]).start()
+            when_blocked(lambda: set_event("blocked"))
         work = dist.all_reduce(x, async_op=True)
         work.wait()
         _exchange(x, 1 - rank)

@@ -19,6 +19,7 @@ import pytest
 from pynccl import nccl
 from tests.doubles import build, library
 from tests.support import gpu
+from tests.support.blocking import wait_until_blocked
 from tests.support.commands import python_output
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank, wait_for
@@ -170,12 +171,12 @@ def test_abort_under_a_call_is_reported(no_violations: None) -> None:
         target=lambda: functions.ncclCommFinalize(ctypes.c_void_p(pair[0].handle))
     )
     finalizing.start()
-    time.sleep(0.1)
+    wait_until_blocked(finalizing)
     aborting = threading.Thread(
         target=lambda: functions.ncclCommAbort(ctypes.c_void_p(pair[0].handle))
     )
     aborting.start()
-    time.sleep(0.1)
+    wait_until_blocked(aborting)
     graph.close()
     aborting.join(10)
     finalizing.join(10)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
-from tests.support.blocking import wait_until_blocked
+from tests.support.blocking import when_blocked
 from tests.support.cpp import compile_with_parts, compiler
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
@@ -60,13 +59,7 @@ def _wait(comm: nccl.Communicator, stream: nccl.Stream | None = None) -> str:
 
 def _wait_visibly(rank: Rank, comm: nccl.Communicator) -> str:
     """Set the event "waits" as soon as this rank waits in the communicator."""
-
-    def tell() -> None:
-        wait_until_blocked(threading.main_thread())
-        rank.set_event("waits")
-
-    teller = threading.Thread(target=tell)
-    teller.start()
+    teller = when_blocked(lambda: rank.set_event("waits"))
     try:
         return _wait(comm)
     finally:

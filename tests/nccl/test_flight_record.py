@@ -23,7 +23,7 @@ from pynccl import _C, nccl
 from pynccl.flight.analysis import analyse
 from pynccl.flight.dump import Dump, load
 from tests.nccl.test_life import carry
-from tests.support.blocking import wait_until, wait_until_blocked
+from tests.support.blocking import wait_until, when_blocked
 from tests.support.commands import ROOT, run_command, run_python
 from tests.support.in_world import run_in_world
 from tests.support.launcher import Launcher, Run
@@ -375,13 +375,8 @@ def _wait_in_the_main_thread(rank: Rank) -> None:
     os.environ["RANK"] = str(rank.rank)
     comm, array = rank.comm, np.ones(1000, np.float32)
     comm.all_reduce(array)
-
-    def report() -> None:
-        wait_until_blocked(threading.main_thread())
-        rank.report("waits")
-
     if rank.rank != _ABSENT:
-        threading.Thread(target=report).start()
+        when_blocked(lambda: rank.report("waits"))
     else:
         rank.report("waits")
         for other in range(rank.nranks):

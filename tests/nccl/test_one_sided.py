@@ -410,6 +410,6 @@ def test_wrong_programs(rank: Rank, rule: str) -> None:
         stream.synchronize()
 
     waiting = Blocked(wait)
-    time.sleep(0.5)
+    waiting.wait()
     rank.comm.abort()
     waiting.end()

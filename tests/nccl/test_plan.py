@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.support.blocking import when_blocked
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
 
@@ -213,13 +214,12 @@ def test_closed_while_it_is_called(rank: Rank) -> None:
     with nccl.plan() as plan:
         comm.all_reduce(buffer)
     if rank.rank == 0:
-        closer = threading.Timer(0.2, plan.close)
-        closer.start()
-        plan()  # waits for the other rank while the timer's thread runs
+        closer = when_blocked(lambda: (plan.close(), rank.set_event("closed")))
+        plan()  # waits for the other rank
         closer.join()
         assert repr(plan).startswith("<pynccl.nccl.Plan not ready: it is closed")
     else:
-        threading.Event().wait(0.6)
+        rank.wait_event("closed", 0)
         plan()
     assert (buffer == rank.nranks).all()
 

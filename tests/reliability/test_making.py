@@ -5,9 +5,7 @@ the waiting ranks immediately get an error that names the rank and the reason.
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -17,6 +15,7 @@ import pytest
 from pynccl import nccl
 from tests.reliability.endings import leaving_nothing
 from tests.reliability.workers import Lane, Member
+from tests.support.blocking import interrupt_when_blocked, when_blocked
 
 _LIMIT = 0.5  # seconds
 _PATIENT = 60.0
@@ -192,12 +191,13 @@ def _grow_without_a_rank(member: Member) -> None:
     if member.rank == 1:
         member.share()
         unique_id: bytes = member.share()
+        when_blocked(lambda: member.set_event("joins"))
         _gives_up(member, 0, lambda config: _join(unique_id, 3, 2, config))
         return
     comm = _parent(member, [0, 2])
     unique_id = member.share(lambda: bytes(comm.get_unique_id()))
     if member.rank == 0:
-        time.sleep(0.3)  # the joining rank has arrived
+        member.wait_event("joins", 1)
         _gives_up(member, 0, lambda config: comm.grow(3, unique_id, config=config))
     else:
         member.hear("go")
@@ -211,6 +211,7 @@ def _end_with_an_unused_id(member: Member, end: str) -> None:
         unique_id: bytes = member.share()
         began = time.monotonic()
         how = {"close": "destroyed", "abort": "aborted", "recover": "recovered"}[end]
+        when_blocked(lambda: member.set_event("joins"))
         with pytest.raises(
             nccl.NcclRemoteError, match=rf"rank 0 \(pid \d+\) {how} .* no longer grow"
         ):
@@ -219,7 +220,7 @@ def _end_with_an_unused_id(member: Member, end: str) -> None:
         return
     comm = nccl.Communicator(1, first_id, 0, provider="host")
     member.share(lambda: bytes(comm.get_unique_id()), maker=1)
-    time.sleep(0.5)  # the joining rank has arrived
+    member.wait_event("joins", 0)
     getattr(comm, end)()
     member.hear("go")
 
@@ -266,7 +267,7 @@ def _abort_in_a_group(_member: Member) -> None:
     group = nccl.group()
     group.__enter__()
     comm = nccl.Communicator(2, nccl.get_unique_id("host"), 0, provider="host")
-    threading.Timer(_LIMIT, comm.abort).start()
+    when_blocked(comm.abort)
     with pytest.raises(nccl.NcclError, match="aborted"):
         group.__exit__(None, None, None)
     assert comm.closed
@@ -276,7 +277,7 @@ def _abort_in_a_group(_member: Member) -> None:
 def _abort_the_parent(member: Member) -> None:
     comm = _init(member, 3)
     if member.rank == 0:
-        threading.Timer(_LIMIT, comm.abort).start()
+        when_blocked(comm.abort)
         with pytest.raises(nccl.NcclError, match="another thread has aborted"):
             comm.split(0)
     elif member.rank == 1:
@@ -301,7 +302,7 @@ def _interrupted(member: Member, create: Callable[[], object]) -> None:
     """Rank 0 is interrupted during the creation, and informs the others."""
     if member.rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(_LIMIT, os.kill, [os.getpid(), signal.SIGINT]).start()
+        interrupt_when_blocked()
         with pytest.raises(KeyboardInterrupt):
             create()
     else:

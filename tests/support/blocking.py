@@ -128,16 +128,27 @@ def wait_until_blocked(thread: threading.Thread) -> None:
         before = at
 
 
+def when_blocked(call: Callable[[], object]) -> threading.Thread:
+    """Call a function on another thread, which is returned, once the main thread is blocked."""
+
+    def run() -> None:
+        wait_until_blocked(threading.main_thread())
+        call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
 def interrupt_when_blocked(number: signal.Signals = signal.SIGINT) -> list[float]:
     """Send a signal to this process as soon as the main thread is blocked, and list when."""
     sent: list[float] = []
 
     def interrupt() -> None:
-        wait_until_blocked(threading.main_thread())
         sent.append(time.monotonic())
         os.kill(os.getpid(), number)
 
-    threading.Thread(target=interrupt, daemon=True).start()
+    when_blocked(interrupt)
     return sent
 
 
