@@ -119,8 +119,14 @@ def _late_after_a_revocation(member: Member) -> None:
         member.hear("go")
         comm.abort()
         return
-    with pytest.raises(nccl.NcclTimeoutError, match=r"rank 2 \(pid \d+\) did not take part"):
-        comm.split(0, config=_config())
+    if member.rank == 1:
+        when_blocked(lambda: member.set_event("waits"))
+        with pytest.raises(nccl.NcclRemoteError, match=r"rank 0 \(pid \d+\) gave up"):
+            comm.split(0, config=_config(_PATIENT))
+    else:
+        member.wait_event("waits", 1)
+        with pytest.raises(nccl.NcclTimeoutError, match=r"rank 2 \(pid \d+\) did not take part"):
+            comm.split(0, config=_config())
     with comm.shrink([2], abort=True) as smaller:
         _check_works(smaller)
     comm.abort()

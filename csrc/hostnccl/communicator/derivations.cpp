@@ -166,12 +166,11 @@ std::vector<ExchangeRecord> Agreement::exchange(const ExchangeRecord& own, uint3
     sleep_until(arrived, [&](bool check_liveness) {
       check(arrived, creation,
             segment_->name_of(peer) + " did not take part in creating another communicator");
-      // The peer may only be late while another one has died or given up.
-      for (int other = peer; other < segment_->nranks(); ++other) {
-        const WaitCondition same{&segment_->rank_state(other).agreement_step, number};
-        if (same.met()) continue;
+      // The peer may only be late while another one has died or given up, even after it arrived.
+      for (int other = 0; other < segment_->nranks(); ++other) {
         check_peer(other, number);
-        segment_->check_agreement_peer(other, rank_, same, check_liveness);
+        const WaitCondition same{&segment_->rank_state(other).agreement_step, number};
+        if (!same.met()) segment_->check_agreement_peer(other, rank_, same, check_liveness);
       }
     });
     all.push_back(segment_->rank_state(peer).records[number % GivenUpCreations::kMarks]);
