@@ -231,16 +231,27 @@ def test_a_grown_communicator(rank: Rank, tmp_path: Path) -> None:
     grown.abort()
 
 
-@on_ranks(3, timeout=40)
-def test_a_missing_rank_is_named(rank: Rank, tmp_path: Path) -> None:
+def _reduce_without_a_rank(rank: Rank, folder: Path) -> list[int] | None:
+    """Return the missing ranks."""
     config = nccl.Config(check="every", timeout=0.5)
-    comm = rank.communicator(0, config=config, store=FolderStore(tmp_path))
+    comm = rank.communicator(0, config=config, store=FolderStore(folder))
+    missing = None
     if rank.rank != _ODD:
-        text = r"check: rank 1 did not reach the comparison of #1 all_reduce\(.*\) within 0\.5 s"
-        with pytest.raises(nccl.NcclTimeoutError, match=text) as raised:
+        text = r"check: (rank 1|ranks 1, 2|ranks 0, 1) did not reach the comparison of #1 "
+        with pytest.raises(
+            nccl.NcclTimeoutError, match=text + r"all_reduce\(.*\) within 0\.5 s"
+        ) as raised:
             comm.all_reduce(np.ones(4, np.float32))
-        assert raised.value.missing_ranks == [_ODD]
+        missing = raised.value.missing_ranks
     comm.abort()
+    return missing
+
+
+def test_a_missing_rank_is_named(launch: Launcher, tmp_path: Path) -> None:
+    """On a busy machine, the other one may reach it too late for one of the two ranks."""
+    found = launch(3, _reduce_without_a_rank, tmp_path, timeout=40)
+    assert [_ODD] in found
+    assert all(missing is None or _ODD in missing for missing in found)
 
 
 @on_ranks(2, by="provider", ids=2, timeout=40)
