@@ -59,12 +59,13 @@ def test_running_work_ends_before_its_group(
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-@on_ranks(2, fixture="world", init={"timeout": timedelta(seconds=1)})
+@on_ranks(2, fixture="world")
 def test_work_that_is_aborted_is_an_error(dist: Any, rank: int, size: int, async_op: bool) -> None:
     import torch
 
     dist.all_reduce(torch.ones(1))
     torch.cuda.synchronize()
+    dist.set_timeout(timedelta(seconds=1))
     for comm_stream in dist.group.WORLD.comm_streams().values():
         comm_stream.comm.timeout = 60  # else the operation may abort the process first
     _busy(3.0)
