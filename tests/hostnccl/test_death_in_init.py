@@ -45,13 +45,16 @@ def _sockets(pid: int) -> int:
     return count
 
 
+def _state(pid: int) -> str:
+    """That of the main thread."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _has_exited(pid: int) -> bool:
     """Whether all threads of a process have ended, each of which keeps its sockets open."""
     folder = Path(f"/proc/{pid}/task")
     with contextlib.suppress(OSError):
-        return [one.name for one in folder.iterdir()] == [str(pid)] and (
-            folder / str(pid) / "stat"
-        ).read_text().rpartition(")")[2].split()[0] == "Z"
+        return [one.name for one in folder.iterdir()] == [str(pid)] and _state(pid) == "Z"
     return True
 
 
@@ -64,13 +67,16 @@ def wait_for_exit(pid: int) -> None:
 
 
 def arrive(folder: Path, rank: int, pid: int) -> None:
-    """Let a rank begin, and return some time after it is the host or connects to it."""
+    """Let a rank begin, and return when it has slept as the host, or connected to it."""
     before = _sockets(pid)
     (folder / str(rank)).touch()
     deadline = time.monotonic() + 20
     while _sockets(pid) == before and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.4)
+    asleep = 0  # samples; those of a process that a busy machine does not run do not count
+    while asleep < 40 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        asleep += _state(pid) == "S"
 
 
 def _check(outcomes: list[Outcome], ranks: set[int]) -> None:
