@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 
 from pynccl import nccl, raw
 from tests.doubles import library
+from tests.support.blocking import wait_until_blocked
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -54,9 +54,14 @@ def test_the_first_operation_is_collective_before_2_31(rank: Rank) -> None:
     if rank.rank == 0:
         thread = threading.Thread(target=signal)
         thread.start()
-        assert done.wait(0.5) != _is_old()
+        if _is_old():
+            wait_until_blocked(thread)
+            assert not done.is_set()
+        else:
+            assert done.wait(20)
+        rank.set_event("signals")
     if rank.rank == 1:
-        time.sleep(1)
+        rank.wait_event("signals", 0)
         lib.ncclWaitSignal(1, [raw.ncclWaitSignalDesc_t(opCnt=1, peer=0)], comm, stream.handle)
     else:
         thread.join(20)

@@ -6,6 +6,7 @@ it. The tests call nccl.h directly, because pynccl itself prevents most of these
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -195,13 +196,14 @@ def _deregistered_under_a_put(rank: Rank, strict: bool) -> None:
     memory = lib.ncclMemAlloc(2 * _PAGE)
     symmetric = raw.NCCL_WIN_COLL_SYMMETRIC
     window = lib.ncclCommWindowRegister(comm, memory, 2 * _PAGE, symmetric)
-    event = rank.event()
+    event, tried = rank.event(), threading.Event()
     if rank.rank == 1:
-        stream.launch(lambda: time.sleep(0.5))
+        stream.launch(lambda: tried.wait(20 if strict else 0.5))
         lib.ncclPutSignal(memory, 8, _BYTE, 0, window, _PAGE, 0, 0, 0, comm, stream.handle)
         event.record(stream)
         with _refused(strict, "a put into it is not complete"):
             lib.ncclCommWindowDeregister(comm, window)
+        tried.set()
         stream.synchronize()
     else:
         _wait(lib, comm, 1)

@@ -97,7 +97,7 @@ def _without_the_store(rank: Rank, url: str) -> None:
     dist = init_on_host(rank, url, timeout=timedelta(seconds=20))
     dist.barrier()
     if rank.rank:
-        time.sleep(0.3)
+        _wait_until_closed(url)
         started = time.monotonic()
         address = url.removeprefix("tcp://")
         with pytest.raises(dist.DistNetworkError, match=f"the job's store at {address} is gone"):

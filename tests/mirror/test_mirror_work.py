@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.blocking import in_threads
+from tests.support.blocking import in_threads, wait_until
 from tests.support.rank import wait_for
 from tests.support.ranks import on_ranks
 
@@ -83,8 +83,7 @@ def test_tensors_of_a_dropped_work_are_released(dist: Any, rank: int, size: int,
     seen = weakref.ref(tensor)
     dist.all_reduce(tensor, async_op=True)
     del tensor
-    dist.monitored_barrier()  # by the store: both ranks have issued it
-    time.sleep(0.3)
+    wait_until(lambda: dist.get_backend_impl().flight_record()[-1].state == "done")
     if then == "all_reduce":
         dist.all_reduce(torch.ones(1))
     elif then == "barrier":
