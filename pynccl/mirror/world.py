@@ -124,7 +124,11 @@ def group_or_default(pg: ProcessGroup | None) -> ProcessGroup:
 
 
 def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
-    """Return the group of an operation, or None with a warning if this rank is not in it."""
+    """Return the group of an operation, or None with a warning if this rank is not in it.
+
+    Raises:
+        ValueError: it is not a group of the mirror, but a list of ranks or a group of torch, say.
+    """
     if pg is None:
         return _get_default_group()
     if _rank_not_in_group(pg):
@@ -134,7 +138,13 @@ def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
             stacklevel=3,
         )
         return None
+    if not isinstance(pg, ProcessGroup):
+        raise _not_registered(pg)
     return pg
+
+
+def _not_registered(group: object) -> ValueError:
+    return ValueError(f"Group {group} is not registered, please create group with new_group")
 
 
 def is_registered(pg: object) -> TypeGuard[ProcessGroup]:
@@ -156,7 +166,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     elif is_registered(group):
         rank_of = group.rank_of
     else:
-        raise ValueError(f"Group {group} is not registered, please create group with new_group")
+        raise _not_registered(group)
     rank = rank_of.get(global_rank)
     if rank is None:
         raise ValueError(f"Global rank {global_rank} is not part of group {group}")
@@ -168,7 +178,7 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     if group is world.default and group is not None:
         return group_rank
     if not (_rank_not_in_group(group) or is_registered(group)):
-        raise ValueError(f"Group {group} is not registered, please create group with new_group")
+        raise _not_registered(group)
     ranks = get_process_group_ranks(group)
     if not 0 <= group_rank < len(ranks):
         raise ValueError(f"Group rank {group_rank} is not part of group {group}")
@@ -219,7 +229,7 @@ def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
     if not _rank_not_in_group(group):
         return list(group_or_default(group or None).ranks)
     if world.outside is None:
-        raise ValueError(f"Group {group} is not registered, please create group with new_group")
+        raise _not_registered(group)
     return list(world.outside)
 
 

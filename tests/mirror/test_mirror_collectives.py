@@ -87,6 +87,7 @@ def test_mistakes_leave_the_group_usable(dist: Any, rank: int, size: int) -> Non
     one = torch.ones(2)
     wrong_list = [one] * (size + 1)
     turned = torch.ones(4, size).t()
+    torch_group = torch.distributed.ProcessGroup(rank, size)
     for error, message, call in (
         (TypeError, "`tensor` of type torch.Tensor", lambda: dist.all_reduce([1.0])),
         (TypeError, "List\\[torch.Tensor\\]", lambda: dist.all_gather(one, one)),
@@ -97,6 +98,9 @@ def test_mistakes_leave_the_group_usable(dist: Any, rank: int, size: int) -> Non
         (ValueError, "contiguous", lambda: dist.all_to_all_single(turned, turned, [1] * size)),
         (RuntimeError, "No backend type associated with device type meta",
          lambda: dist.all_reduce(torch.ones(1, device="meta"))),
+        (ValueError, "tensor: expected a dense tensor", lambda: dist.all_reduce(one.to_sparse())),
+        (ValueError, "Group \\[0, 1\\] is not regist", lambda: dist.all_reduce(one, group=[0, 1])),
+        (ValueError, "is not registered", lambda: dist.all_gather([one] * size, one, torch_group)),
         (ValueError, "one for each of the", lambda: dist.all_gather(wrong_list, one)),
         (TypeError, "output_tensor_list.*List", lambda: dist.all_to_all(one, [one] * size)),
         (RuntimeError, "one for each of the", lambda: dist.all_to_all(wrong_list, [one] * size)),

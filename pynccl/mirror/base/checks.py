@@ -23,16 +23,19 @@ __all__ = [
 
 
 def check_tensor(value: Any, name: str) -> None:
-    """Check that an object is a tensor.
+    """Check that an object is a dense tensor.
 
     Raises:
-        TypeError: with torch's text.
+        TypeError: it is not a tensor; with torch's text.
+        ValueError: it is sparse.
     """
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"Invalid function argument. Expected parameter `{name}` of type torch.Tensor but got "
             f"{type(value)} instead."
         )
+    if value.layout is not torch.strided:
+        raise ValueError(f"{name}: expected a dense tensor, got one of {value.layout} layout")
 
 
 def check_tensor_list(value: Any, name: str) -> None:
