@@ -6,6 +6,7 @@ Every exchange has a time limit, even if the store never answers.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -19,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from pynccl.errors import NcclRemoteError
 from pynccl.store import Answer, ask
 
-__all__ = ["Rendezvous", "without_prefix"]
+__all__ = ["Rendezvous", "of_attempt", "without_prefix"]
 
 _REMOTE_ERROR = 6  # ncclRemoteError
 _SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between polls of the store
@@ -235,6 +236,31 @@ def without_prefix(store: Store) -> Store:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
+
+
+def of_attempt(store: Store) -> Store:
+    """Return a store without the keys of earlier attempts of torchrun.
+
+    torchrun restarts ranks with the same store, in which the keys of the failed ranks remain. With
+    several nodes, their agents do not count the same restarts, so nothing tells attempts apart.
+
+    Args:
+        store: the store of a group.
+
+    Returns:
+        The store, with a prefix if it is that of torchrun on one node.
+    """
+    env, base = os.environ, without_prefix(store)
+    restarts = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if (
+        restarts == "0"
+        or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        or env.get("GROUP_WORLD_SIZE") != "1"
+        or not isinstance(base, TCPStore)
+        or str(base.port) != env.get("MASTER_PORT")
+    ):
+        return store
+    return PrefixStore(f"restart {restarts}", store)
 
 
 def _description(store: Store) -> str:

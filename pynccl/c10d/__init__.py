@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pynccl._internal.rendezvous import of_attempt
 from pynccl.c10d.build import load
 from pynccl.c10d.connector import Connector, leave_stores
 
@@ -100,7 +101,7 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
         chosen.enable_reconfigure = True
     default = _default_connector()
     connector = Connector(
-        given.store,
+        of_attempt(given.store),
         given.group_rank,
         given.group_size,
         name=given.group_id,

@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from pynccl import _C
 from pynccl._internal.processes import Process
-from pynccl._internal.rendezvous import Rendezvous
+from pynccl._internal.rendezvous import Rendezvous, of_attempt
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.base.job import Job
 from pynccl.mirror.group.process_group import Options, ProcessGroup
@@ -113,7 +113,7 @@ def _job_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
     Each rank calls this once per job, so the number of previous calls identifies the job.
     torch.distributed may use the same store in the same process, so all keys have a prefix.
     """
-    store = PrefixStore("pynccl", store)
+    store = PrefixStore("pynccl", of_attempt(store))
 
     def join(_answer: object) -> tuple[int, int]:
         job = (store.add("calls", 1) - 1) // size
