@@ -88,7 +88,8 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
         raise TypeError(
             f"pg_options: expected pynccl.c10d.options(), got {type(pg_options).__name__}"
         )
-    if given.group_rank >= given.group_size > 0:
+    reconfigures = getattr(given, "enable_reconfigure", False)  # since torch 2.14
+    if given.group_rank >= given.group_size and not reconfigures:
         raise ValueError(
             f"rank: {given.group_rank} is out of range for a group of size {given.group_size}"
         )
@@ -97,7 +98,7 @@ def _create(given: Any, pg_options: Any) -> Any:  # noqa: ANN401
     chosen._timeout = given.timeout
     chosen.group_name = given.group_id
     chosen.global_ranks_in_group = given.global_ranks_in_group
-    if getattr(given, "enable_reconfigure", False):  # since torch 2.14
+    if reconfigures:
         chosen.enable_reconfigure = True
     default = _default_connector()
     connector = Connector(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,9 +11,13 @@ import torch.distributed as dist
 from tests.support.ranks import on_ranks
 
 
-def test_a_rank_outside_of_the_world() -> None:
-    with pytest.raises(ValueError, match="rank: 2 is out of range for a group of size 2"):
-        dist.init_process_group("pynccl", store=dist.HashStore(), rank=2, world_size=2)
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (0, 0)])
+def test_a_rank_outside_of_the_world(tmp_path: Path, rank: int, size: int) -> None:
+    url = (tmp_path / "store").as_uri()
+    with pytest.raises(
+        ValueError, match=f"rank: {rank} is out of range for a group of size {size}"
+    ):
+        dist.init_process_group("pynccl", url, rank=rank, world_size=size)
     assert not dist.is_initialized()
 
 
