@@ -536,7 +536,8 @@ class Launcher:
             The run, for use in a ``with`` statement.
 
         Raises:
-            TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled.
+            TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled, or a value of ``env`` is
+                not a str.
             ValueError: ``world_size`` is less than 1, or the length of ``env`` differs from it.
             RuntimeError: called while a rank's process imports the main module.
         """
@@ -677,6 +678,10 @@ def _environments(
         env = [env or {}] * world_size
     if len(env) != world_size:
         raise ValueError(f"env has {len(env)} elements, world_size is {world_size}")
+    for variables in env:
+        for name, value in variables.items():
+            if not isinstance(value, str):
+                raise TypeError(f"env: {name} is {value!r}, it must be a str")
     return [tuple(sorted(variables.items())) for variables in env]
 
 

@@ -381,6 +381,8 @@ def test_mistakes_are_refused_before_a_process_starts() -> None:
         testing.launch(0, _sum)
     with pytest.raises(ValueError, match="env has 1 elements, world_size is 2"):
         testing.launch(2, _sum, env=[{}])
+    with pytest.raises(TypeError, match="env: HOSTNCCL_STRICT is 1, it must be a str"):
+        testing.launch(2, _sum, env={"HOSTNCCL_STRICT": 1})  # type: ignore[dict-item]
 
 
 def _return_a_lock(_: testing.Rank) -> object:
