@@ -2,6 +2,7 @@
 // the program says. Prints how often each wait spins and yields before it would sleep, and its
 // microseconds. Then prints the time slice of the thread before and after them, in microseconds.
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -35,6 +36,13 @@ extern "C" int clock_gettime(clockid_t, timespec* now) noexcept {
   now->tv_sec = static_cast<time_t>(moment / seconds(1));
   now->tv_nsec = static_cast<long>((moment % seconds(1)).count());
   return 0;
+}
+
+// As if this thread might run on all CPUs.
+extern "C" long sysconf(int name) noexcept {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return -1;
+  return name == _SC_NPROCESSORS_ONLN ? CPU_COUNT(&allowed) : -1;
 }
 
 extern "C" int open(const char* path, int flags, ...) {

@@ -281,6 +281,12 @@ int sched_getaffinity(pid_t thread, size_t size, cpu_set_t* set) {
   return 0;
 }
 
+long sysconf(int name) {
+  static long (*function)(int);
+  if (!function) function = dlsym(RTLD_NEXT, "sysconf");
+  return name == _SC_NPROCESSORS_ONLN ? __builtin_popcount(allowed & 15) : function(name);
+}
+
 int sched_setaffinity(pid_t thread, size_t size, const cpu_set_t* set) {
   memcpy(&requested, set, sizeof requested);
   allowed = requested & 15;

@@ -54,9 +54,9 @@ class LostSlices {
   // and for up to twice the last such time if it happens again soon after. A process that was
   // stopped has not lost its CPU to others, hence the limit.
   //
-  // ranks: those that compete with each other for the CPUs, or 0. One of them may copy for as long.
-  // It was another process if more threads than ranks are ready to run, which is rarely so while
-  // ranks sleep, or if the period was at least half of a usual time slice.
+  // ranks: the number of ranks that compete with each other for the CPUs, or 0. One of them may
+  // copy for as long. It was another process if more threads than ranks are ready to run, which is
+  // rarely so while ranks sleep, or if the period was at least half of a usual time slice.
   void note(Clock::time_point begin, Clock::time_point end, int ranks) {
     constexpr auto kLong = std::chrono::microseconds(200);  // far longer than a sleep and wake-up
     constexpr auto kSlice = std::chrono::microseconds(2500);
@@ -67,7 +67,7 @@ class LostSlices {
     if (end - begin < kLong) return;
     if (ranks > 0) {
       const Clock::rep now = end.time_since_epoch().count();
-      if (runnable_threads() > ranks) {
+      if (runnable_threads().value_or(0) > ranks) {
         others_.store(now, std::memory_order_relaxed);
       } else if (end - begin < kSlice &&
                  now - others_.load(std::memory_order_relaxed) > kMemory.count()) {

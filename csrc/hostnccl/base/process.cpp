@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -10,7 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -150,12 +150,15 @@ size_t read_process(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return done;
 }
 
-int runnable_threads() {
+std::optional<int> runnable_threads() {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return std::nullopt;
+  if (CPU_COUNT(&allowed) != sysconf(_SC_NPROCESSORS_ONLN)) return std::nullopt;
   char buffer[128];
   int threads = 0;
   const bool known = read_file("/proc/loadavg", buffer, sizeof buffer) > 0 &&
-                     std::sscanf(buffer, "%*f %*f %*f %d", &threads) == 1;
-  return known ? threads : INT_MAX;
+                     std::sscanf(buffer, "%*s %*s %*s %d", &threads) == 1 && threads > 0;
+  return known ? std::optional(threads) : std::nullopt;
 }
 
 uint64_t boot_identity() {

@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 namespace hostnccl {
 
@@ -39,8 +40,9 @@ inline bool can_read(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return read_process(pid, address, to, bytes) == bytes;
 }
 
-// The number of threads of this machine that run or are ready to. INT_MAX if it is unknown.
-int runnable_threads();
+// The number of threads of this machine that run or are ready to, if it is known and this thread
+// may run on all CPUs of the machine.
+std::optional<int> runnable_threads();
 
 uint64_t boot_identity();  // hash of this boot of the machine
 

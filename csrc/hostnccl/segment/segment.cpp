@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <climits>
 #include <cstring>
 #include <memory>
 
@@ -197,7 +198,7 @@ bool Segment::move_to_other_cpu(int rank) const {
     for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
       if (ranks[cpu + 1] > fewest) CPU_CLR(cpu, &targets);
     }
-  } else if (own_cpu > 0 && runnable_threads() <= CPU_COUNT(&allowed)) {
+  } else if (own_cpu > 0 && runnable_threads().value_or(INT_MAX) <= CPU_COUNT(&allowed)) {
     CPU_CLR(static_cast<size_t>(own_cpu - 1), &targets);
   } else {
     return false;
