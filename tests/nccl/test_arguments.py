@@ -380,6 +380,13 @@ def test_errors_of_a_conversion_are_raised(comm: nccl.Communicator, error: BaseE
         assert caught.value is error
 
 
+def test_a_number_that_no_double_holds(comm: nccl.Communicator) -> None:
+    with pytest.raises(TypeError, match=r"timeout: expected .*, got 1000"):
+        comm.timeout = 10**400
+    with pytest.raises(TypeError, match=r"scalar: expected .*, got 1000"):
+        comm.pre_mul_sum(10**400, "float64")
+
+
 def test_wrong_ranks_to_exclude(comm: nccl.Communicator) -> None:
     with pytest.raises(TypeError, match="exclude: expected an integer, got 'x'"):
         comm.recover(exclude=["x"])  # type: ignore[list-item]

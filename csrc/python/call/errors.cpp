@@ -98,8 +98,10 @@ void throw_type_error(const char* argument, const char* expected, PyObject* valu
 }
 
 void throw_conversion_error(const char* argument, const char* expected, PyObject* value) {
-  if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_BufferError))
-    throw py::error_already_set();
+  const bool refused = PyErr_ExceptionMatches(PyExc_TypeError) ||
+                       PyErr_ExceptionMatches(PyExc_OverflowError) ||
+                       PyErr_ExceptionMatches(PyExc_BufferError);
+  if (!refused) throw py::error_already_set();
   PyErr_Clear();
   throw_type_error(argument, expected, value);
 }

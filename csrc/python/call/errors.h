@@ -19,8 +19,8 @@ namespace py = pybind11;
 [[noreturn, gnu::cold]] void throw_type_error(const char* argument, const char* expected,
                                               PyObject* value);
 
-// The same in place of the TypeError or BufferError that the value's conversion has raised. Other
-// exceptions, such as a KeyboardInterrupt or those of __float__() itself, propagate.
+// The same in place of the TypeError, OverflowError or BufferError that the value's conversion has
+// raised. Other exceptions, such as a KeyboardInterrupt, propagate.
 [[noreturn, gnu::cold]] void throw_conversion_error(const char* argument, const char* expected,
                                                     PyObject* value);
 
