@@ -126,20 +126,20 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("nccl", "leaks life recover interrupt"),
     ),
     "csrc/python/convert": (
-        *_files("nccl", "arguments memory array_values streams"),
+        *_files("nccl", "arguments array_lifetimes memory array_values streams"),
         "tests/raw",
         "tests/mirror/test_mirror_collectives.py",
         *_files("nccl", "values one_sided"),
     ),
     "csrc/python/collectives": (
-        *_files("nccl", "arguments collectives plan memory streams graphs"),
+        *_files("nccl", "arguments array_lifetimes collectives plan memory streams graphs"),
         "tests/mirror/test_mirror_collectives.py",
         "tests/package/test_random_arguments.py",
         *_files("nccl", "coll_config groups one_sided"),
     ),
     "csrc/python/comm": (
         "tests/raw",
-        *_files("nccl", "communicator arguments simulate plan memory streams"),
+        *_files("nccl", "communicator arguments array_lifetimes simulate plan memory streams"),
         *_files("nccl", "graphs suspension coll_config groups"),
         *_files("nccl", "life windows borrow overlap deadlines"),
         *_files("nccl", "nonblocking one_sided"),
