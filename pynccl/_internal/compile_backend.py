@@ -115,13 +115,14 @@ def _cxx_library() -> list[str]:
 
 def missing_tools() -> list[str]:
     """Return the commands that a build requires and that are not installed: compiler, ninja."""
-    commands = os.environ.get("CXX", "c++"), "ninja"  # torch takes CXX for one word
+    commands = os.environ.get("CXX", "c++"), "ninja"  # torch treats CXX as a single word
     return [one for one in commands if shutil.which(one, path=_path()) is None]
 
 
 def _path() -> str:
     """PATH with the folder in which pip installs ninja, in case no environment is activated."""
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
+    path, scripts = os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")
+    return path if scripts in path.split(os.pathsep) else os.pathsep.join([path, scripts])
 
 
 def _check_tools(folder: Path) -> None:

@@ -242,7 +242,7 @@ def of_attempt(store: Store) -> Store:
     """Return a store without the keys of earlier attempts of torchrun.
 
     torchrun restarts ranks with the same store, in which the keys of the failed ranks remain. With
-    several nodes, their agents do not count the same restarts, so nothing tells attempts apart.
+    several nodes, their agents do not count the same restarts, so attempts cannot be distinguished.
 
     Args:
         store: the store of a group.

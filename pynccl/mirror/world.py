@@ -127,7 +127,7 @@ def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
     """Return the group of an operation, or None with a warning if this rank is not in it.
 
     Raises:
-        ValueError: it is not a group of the mirror, but a list of ranks or a group of torch, say.
+        ValueError: it is not a group of the mirror, for example a list of ranks.
     """
     if pg is None:
         return _get_default_group()

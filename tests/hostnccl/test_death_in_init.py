@@ -46,7 +46,7 @@ def _sockets(pid: int) -> int:
 
 
 def _state(pid: int) -> str:
-    """That of the main thread."""
+    """The state of a process's main thread, as in proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -67,7 +67,7 @@ def wait_for_exit(pid: int) -> None:
 
 
 def arrive(folder: Path, rank: int, pid: int) -> None:
-    """Let a rank begin, and return when it has slept as the host, or connected to it."""
+    """Let a rank begin. Return once it hosts the rendezvous or has connected, and sleeps."""
     before = _sockets(pid)
     (folder / str(rank)).touch()
     deadline = time.monotonic() + 20
