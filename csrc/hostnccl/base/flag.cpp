@@ -215,9 +215,8 @@ bool SpinBackoff::check(bool apart) {
   checked_ = now;
   const Clock::duration waited = now - began_;
   if (lost_slices.recent(now)) {
-    const bool spins = apart && ranks_ == 0;
-    spins_per_check = spins || ranks_ > 0 ? kSpinsPerCheck : 0;
-    return spins && waited < std::min(kSpinTimeApart, spin_time());
+    spins_per_check = apart || ranks_ > 0 ? kSpinsPerCheck : 0;
+    return apart && ranks_ == 0 && waited < std::min(kSpinTimeApart, spin_time());
   }
   if (waited >= spin_time()) return false;
   sched_yield();
