@@ -52,7 +52,8 @@ class Segment {
   // Publishes the CPU of a rank that waits, plus 1, and whether other processes compete for it.
   void publish_cpu(int rank, int cpu, bool contended) const;
   // Moves this thread, which runs the rank, to the CPUs with the fewest ranks, if they then have
-  // fewer than its own one has now. At most once per millisecond. Returns whether it did.
+  // fewer than its own one has now, or to any other CPU if one is idle. At most once per
+  // millisecond. Returns whether it did.
   bool move_to_other_cpu(int rank) const;
 
   // The setup, in lockstep: a rank calls the next function when all ranks have signalled the
