@@ -36,10 +36,10 @@ _UNREADABLE = (*_FAR[:7], (0, 0))
 
 # The minimum and maximum of each threshold, in KiB.
 _EXPECTED: dict[tuple[object, ...], tuple[list[int], list[int]]] = {
-    _FAR: ([16, 4096, 32768, 32768, 16], [16, 4096, 32768, 32768, 64]),
-    _NEAR: ([_NEVER >> 10, 4096, 32768, 32768, 32], [_NEVER >> 10, 4096, 32768, 32768, 1024]),
+    _FAR: ([16, 4096, 32768, 16384, 16], [16, 4096, 32768, 16384, 64]),
+    _NEAR: ([_NEVER >> 10, 4096, 32768, 16384, 32], [_NEVER >> 10, 4096, 32768, 16384, 1024]),
     _SLOW: ([16, 64, 64, 16, 16], [64, 128, 128, 64, 32]),
-    _UNREADABLE: ([16, 4096, 32768, 32768, 1024], [16, 4096, 32768, 32768, 1024]),
+    _UNREADABLE: ([16, 4096, 32768, 16384, 4096], [16, 4096, 32768, 16384, 4096]),
 }
 
 
@@ -405,8 +405,7 @@ def test_a_message_alone_has_a_threshold_of_its_own(count: int) -> None:
     direct = testing.launch(2, _touched_memory, (cpus,), unique_ids=1, env=env, timeout=60)[0]
     if direct[1] > many:
         pytest.skip("ranks cannot read each other's memory here")
-    for key in ("EXCHANGE_BYTES", "MESSAGE_BYTES_CONTENDED"):  # the latter on a busy machine
-        env[f"HOSTNCCL_DIRECT_{key}"] = str(_NEVER)
+    env["HOSTNCCL_DIRECT_EXCHANGE_BYTES"] = str(_NEVER)
     found = testing.launch(2, _touched_memory, (cpus,), unique_ids=1, env=env, timeout=60)
     alone, grouped = found[0]
     assert alone < few

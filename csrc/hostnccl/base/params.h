@@ -25,7 +25,6 @@ enum class ParamId : uint8_t {
   DirectReductionBytes,
   DirectMessageBytes,
   DirectExchangeBytes,
-  DirectMessageBytesContended,
   DirectMessageBytesInProcess,
   WindowBytes,
   StreamBytes,

@@ -89,7 +89,8 @@ Thresholds thresholds_of(const Measurements& measured) {
   // The measured sizes fit into the caches. From some MiB on, a direct read takes less time, from
   // smaller sizes on if every rank copies than if only one sends.
   constexpr double kMostExchange = 4 * kMiB;
-  constexpr double kMostFromOne = 32 * kMiB;
+  constexpr double kMostMessage = 16 * kMiB;
+  constexpr double kMostRooted = 32 * kMiB;
 
   const bool past_caches = streams(measured);
   const Time& message = measured.message[past_caches];
@@ -104,9 +105,9 @@ Thresholds thresholds_of(const Measurements& measured) {
   found.stream =
       clamped(past_caches ? stream_from(measured) : kNever, double(Measurements::kSmall), kNever);
   found.direct = from(measured.blocks[past_caches], collective, 64 * kKiB, kMostExchange);
-  found.direct_rooted = from(message, collective, 64 * kKiB, kMostFromOne);
-  found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostFromOne);
-  found.direct_exchange = from(exchange, direct, 16 * kKiB, kMiB);
+  found.direct_rooted = from(message, collective, 64 * kKiB, kMostRooted);
+  found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostMessage);
+  found.direct_exchange = from(exchange, direct, 16 * kKiB, kMostExchange);
   return found;
 }
 
@@ -269,6 +270,7 @@ void adopt_measurements(const Measurements& measured) {
 }
 
 Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process) {
+  constexpr size_t kMessageContended = size_t{512} << 10;  // several fills of a ring
   std::optional<Thresholds> found;
   if (measured) found = thresholds_of(*measured);
   const auto value = [&found](ParamId id) -> size_t {
@@ -289,7 +291,9 @@ Tuning tuning_from(const std::optional<Measurements>& measured, bool within_proc
   tuning.window = value(ParamId::WindowBytes);
   tuning.message = value(ParamId::DirectMessageBytes);
   tuning.exchange = value(ParamId::DirectExchangeBytes);
-  tuning.message_contended = value(ParamId::DirectMessageBytesContended);
+  const bool given = param_source(ParamId::DirectMessageBytes) == ParamSource::Environment ||
+                     param_source(ParamId::DirectExchangeBytes) == ParamSource::Environment;
+  tuning.message_contended = given ? SIZE_MAX : kMessageContended;
   tuning.message_in_process = value(ParamId::DirectMessageBytesInProcess);
   tuning.stream = value(ParamId::StreamBytes);
   return tuning;

@@ -92,7 +92,7 @@ struct Tuning {
   size_t message;            // a message alone
   size_t exchange;           // a message in a group with other operations
   size_t message_in_process;
-  size_t message_contended;  // while other processes compete for the CPUs
+  size_t message_contended;  // while other processes compete for the CPUs that ranks share
   size_t stream;
 
   size_t direct_message(bool within_process, bool alone) const {

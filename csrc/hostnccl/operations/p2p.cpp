@@ -16,11 +16,11 @@ Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone
   if (bytes <= kCellBytes) return Transfer::Eager;
   if (!segment.supports_direct()) return Transfer::Pieces;
   const Tuning& tuning = segment.tuning();
-  const bool in_process = segment.same_process(peer);
-  if (bytes >= tuning.direct_message(in_process, alone)) return Transfer::Direct;
-  // While other processes compete for the CPUs, each wake-up takes long. A direct read needs one,
-  // pieces need many.
-  const bool avoids_wakeups = !in_process && bytes >= tuning.message_contended && cpus_contended();
+  if (bytes >= tuning.direct_message(segment.same_process(peer), alone)) return Transfer::Direct;
+  // Ranks on CPUs of their own fill and empty the ring at the same time. Others must be woken for
+  // each ring, which takes long while other processes compete for the CPUs.
+  const bool avoids_wakeups =
+      segment.competing_ranks() > 0 && bytes >= tuning.message_contended && cpus_contended();
   return avoids_wakeups ? Transfer::Direct : Transfer::Pieces;
 }
 
