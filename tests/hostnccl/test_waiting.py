@@ -413,14 +413,13 @@ def _share_a_cpu(
 
 
 @pytest.mark.parametrize(("allowed", "restored"), [(0b1111, -1), (0b1110, 0b1110)])
+@pytest.mark.parametrize("contended", [False, True])
 def test_a_rank_leaves_the_cpu_of_another_one(
-    launch: Launcher, planned_cpus: str, allowed: int, restored: int
+    launch: Launcher, planned_cpus: str, allowed: int, restored: int, contended: bool
 ) -> None:
-    """While others compete for the CPUs. A thread that may run on all CPUs of its cgroup still may
-    when the cgroup gets more.
-    """
+    """A thread that may run on all CPUs of its cgroup still may when the cgroup gets more."""
     env = {"LD_PRELOAD": planned_cpus}
-    ranks = launch(2, _share_a_cpu, planned_cpus, allowed, True, env=env, fresh=True)
+    ranks = launch(2, _share_a_cpu, planned_cpus, allowed, contended, env=env, fresh=True)
     assert all(allowed >> int(cpu) & 1 for cpu in ranks[0][0]), ranks
     assert [after for _, after, _ in ranks] == [allowed, allowed]
     assert {last for _, _, last in ranks} - {0} == {restored}, ranks

@@ -244,9 +244,8 @@ void ProgressEngine::end_if_deadlocked() {
 }
 
 // Whether all ranks that this one waits for were last seen on other CPUs. If not, it may move this
-// thread: oversubscribed ranks move only while no other processes compete for the CPUs, others only
-// while some do. Publishes its own CPU, except if it waits for earlier operations, which other
-// threads run.
+// thread, but oversubscribed ranks only while no other processes compete for the CPUs. Publishes
+// its own CPU, except if it waits for earlier operations, which other threads run.
 bool ProgressEngine::apart() {
   const int own = sched_getcpu() + 1;
   const bool contended = cpus_contended();
@@ -262,7 +261,7 @@ bool ProgressEngine::apart() {
     if (other == 0) return false;
     if (other != own) continue;
     const bool moves =
-        spin_time().count() != 0 && contended != (comm.segment().competing_ranks() > 0);
+        spin_time().count() != 0 && (!contended || comm.segment().competing_ranks() == 0);
     return moves && comm.segment().move_to_other_cpu(comm.rank()) && apart();
   }
   return true;

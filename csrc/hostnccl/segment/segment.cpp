@@ -163,11 +163,11 @@ void Segment::publish_cpu(int rank, int cpu, bool contended) const {
     own.contended.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
 }
 
-// The scheduler may leave ranks on one CPU for seconds. It moves threads that use much of a CPU,
-// and ranks that share one with busy processes mostly sleep. If ranks are oversubscribed, it may
-// leave three on one CPU and one on another. Or it has left the CPUs of busy processes to these.
-// The published CPUs include those of ranks that do nothing now. While no more threads are ready to
-// run than there are CPUs, and two ranks share one, another CPU is idle.
+// The scheduler may leave ranks on one CPU for seconds, if a busy process has another one, or
+// because it moves threads that use much of a CPU, whereas these mostly sleep. If ranks are
+// oversubscribed, it may leave three on one CPU and one on another. Or it has left the CPUs of busy
+// processes to these. The published CPUs include those of ranks that do nothing now. While no more
+// threads are ready to run than there are CPUs, and two ranks share one, another CPU is idle.
 bool Segment::move_to_other_cpu(int rank) const {
   constexpr auto kInterval = std::chrono::milliseconds(1);
   constexpr auto kCalm = std::chrono::seconds(10);
