@@ -22,8 +22,15 @@ from tests.support.tier import FULL
 
 _KIB, _MIB = 2**10, 2**20
 _NEVER = 2**40
-_KEYS = ("STREAM", "DIRECT", "DIRECT_ROOTED", "DIRECT_MESSAGE", "DIRECT_EXCHANGE")
-_DEFAULTS = [32 * _KIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 64 * _KIB]
+_KEYS = (
+    "STREAM",
+    "DIRECT",
+    "DIRECT_ALL_GATHER",
+    "DIRECT_ROOTED",
+    "DIRECT_MESSAGE",
+    "DIRECT_EXCHANGE",
+)
+_DEFAULTS = [32 * _KIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 64 * _KIB]
 
 # A round trip of a line in ns; us for 16 and 256 KiB: a message, messages both ways, blocks of a
 # collective, each through the caches and past them, and direct reads. The first two are as measured
@@ -36,10 +43,13 @@ _UNREADABLE = (*_FAR[:7], (0, 0))
 
 # The minimum and maximum of each threshold, in KiB.
 _EXPECTED: dict[tuple[object, ...], tuple[list[int], list[int]]] = {
-    _FAR: ([16, 4096, 32768, 16384, 16], [16, 4096, 32768, 16384, 64]),
-    _NEAR: ([_NEVER >> 10, 4096, 32768, 16384, 32], [_NEVER >> 10, 4096, 32768, 16384, 1024]),
-    _SLOW: ([16, 64, 64, 16, 16], [64, 128, 128, 64, 32]),
-    _UNREADABLE: ([16, 4096, 32768, 16384, 4096], [16, 4096, 32768, 16384, 4096]),
+    _FAR: ([16, 4096, 32768, 32768, 32768, 16], [16, 4096, 32768, 32768, 32768, 64]),
+    _NEAR: (
+        [_NEVER >> 10, 4096, 32768, 32768, 32768, 32],
+        [_NEVER >> 10, 4096, 32768, 32768, 32768, 1024],
+    ),
+    _SLOW: ([16, 64, 64, 64, 16, 16], [64, 128, 128, 128, 64, 32]),
+    _UNREADABLE: ([16, 4096, 32768, 32768, 32768, 4096], [16, 4096, 32768, 32768, 32768, 4096]),
 }
 
 
@@ -106,8 +116,8 @@ def test_an_explanation_contains_the_path_and_the_measured_times(
     found, other = testing.launch(2, _explain, unique_ids=1, env=env, timeout=60)
     assert found == other
     params = _thresholds(TUNING_FILE=file)
-    exchange, rooted, reduction = params[1], params[2], 16 * _MIB
-    direct_from = {"all_gather": exchange, "broadcast": rooted, "gather": rooted}
+    gather, rooted, reduction = params[2], params[3], 16 * _MIB
+    direct_from = {"all_gather": gather, "broadcast": rooted, "gather": rooted}
     round_trip, messages, blocks, direct = machine[0], machine[1:3], machine[5:7], machine[7]
     streams = params[0] <= 256 * _KIB
     for one in found:
@@ -195,11 +205,11 @@ def test_the_environment_wins(tmp_path: Path) -> None:
     measured = _thresholds(TUNING_FILE=file)
     assert _thresholds(TUNING_FILE=file, TUNING="off") == _DEFAULTS
     assert _thresholds(TUNING_FILE=file, DIRECT_MESSAGE_BYTES=12345) == [
-        *measured[:3],
+        *measured[:4],
         12345,
         12345,
     ]
-    assert _thresholds(TUNING_FILE=file, DIRECT_BYTES=7) == [measured[0], 7, 7, *measured[3:]]
+    assert _thresholds(TUNING_FILE=file, DIRECT_BYTES=7) == [measured[0], 7, 7, 7, *measured[4:]]
     with pytest.raises(AssertionError, match="HOSTNCCL_TUNING=perhaps"):
         _thresholds(TUNING="perhaps")
 

@@ -36,6 +36,8 @@ constexpr Param kParams[] = {
     {"HOSTNCCL_DIRECT_BYTES_IN_PROCESS", ParamType::Uint64, true, 0, kMaxBytes, "16384",
      "HOSTNCCL_DIRECT_BYTES for a communicator whose ranks are all in one process", nullptr,
      ParamId::DirectBytes},
+    {"HOSTNCCL_DIRECT_ALL_GATHER_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
+     "HOSTNCCL_DIRECT_BYTES for an all-gather", nullptr, ParamId::DirectBytes},
     {"HOSTNCCL_DIRECT_ROOTED_BYTES", ParamType::Uint64, true, 0, kMaxBytes, "16777216",
      "HOSTNCCL_DIRECT_BYTES for a broadcast, a gather and a scatter", nullptr,
      ParamId::DirectBytes},

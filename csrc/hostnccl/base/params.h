@@ -21,6 +21,7 @@ enum class ParamId : uint8_t {
   SpinUs,
   DirectBytes,
   DirectBytesInProcess,
+  DirectAllGatherBytes,
   DirectRootedBytes,
   DirectReductionBytes,
   DirectMessageBytes,

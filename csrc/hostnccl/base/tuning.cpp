@@ -80,6 +80,7 @@ Time direct_collective(const Measurements& measured) {
 struct Thresholds {
   uint64_t stream;
   uint64_t direct;
+  uint64_t direct_all_gather;
   uint64_t direct_rooted;
   uint64_t direct_message;
   uint64_t direct_exchange;
@@ -87,10 +88,10 @@ struct Thresholds {
 
 Thresholds thresholds_of(const Measurements& measured) {
   // The measured sizes fit into the caches. From some MiB on, a direct read takes less time, from
-  // smaller sizes on if every rank copies than if only one sends.
+  // smaller sizes on if every rank copies than if only one sends. All ranks read a staged block of
+  // an all-gather from a cache.
   constexpr double kMostExchange = 4 * kMiB;
-  constexpr double kMostMessage = 16 * kMiB;
-  constexpr double kMostRooted = 32 * kMiB;
+  constexpr double kMostShared = 32 * kMiB;
 
   const bool past_caches = streams(measured);
   const Time& message = measured.message[past_caches];
@@ -105,8 +106,9 @@ Thresholds thresholds_of(const Measurements& measured) {
   found.stream =
       clamped(past_caches ? stream_from(measured) : kNever, double(Measurements::kSmall), kNever);
   found.direct = from(measured.blocks[past_caches], collective, 64 * kKiB, kMostExchange);
-  found.direct_rooted = from(message, collective, 64 * kKiB, kMostRooted);
-  found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostMessage);
+  found.direct_all_gather = from(measured.blocks[past_caches], collective, 64 * kKiB, kMostShared);
+  found.direct_rooted = from(message, collective, 64 * kKiB, kMostShared);
+  found.direct_message = from(message, times(direct, kDirectShare), 16 * kKiB, kMostShared);
   found.direct_exchange = from(exchange, direct, 16 * kKiB, kMostExchange);
   return found;
 }
@@ -203,6 +205,7 @@ struct MeasuredParam {
 constexpr MeasuredParam kMeasured[] = {
     {ParamId::StreamBytes, &Thresholds::stream},
     {ParamId::DirectBytes, &Thresholds::direct},
+    {ParamId::DirectAllGatherBytes, &Thresholds::direct_all_gather},
     {ParamId::DirectRootedBytes, &Thresholds::direct_rooted},
     {ParamId::DirectMessageBytes, &Thresholds::direct_message},
     {ParamId::DirectExchangeBytes, &Thresholds::direct_exchange},
@@ -270,7 +273,6 @@ void adopt_measurements(const Measurements& measured) {
 }
 
 Tuning tuning_from(const std::optional<Measurements>& measured, bool within_process) {
-  constexpr size_t kMessageContended = size_t{512} << 10;  // several fills of a ring
   std::optional<Thresholds> found;
   if (measured) found = thresholds_of(*measured);
   const auto value = [&found](ParamId id) -> size_t {
@@ -282,7 +284,8 @@ Tuning tuning_from(const std::optional<Measurements>& measured, bool within_proc
   };
   Tuning tuning;
   const size_t in_process = value(ParamId::DirectBytesInProcess);
-  constexpr ParamId kDirect[kPatterns] = {ParamId::DirectBytes, ParamId::DirectRootedBytes,
+  constexpr ParamId kDirect[kPatterns] = {ParamId::DirectBytes, ParamId::DirectAllGatherBytes,
+                                          ParamId::DirectRootedBytes,
                                           ParamId::DirectReductionBytes};
   for (size_t i = 0; i < kPatterns; ++i) {
     const size_t between_processes = value(kDirect[i]);
@@ -293,7 +296,8 @@ Tuning tuning_from(const std::optional<Measurements>& measured, bool within_proc
   tuning.exchange = value(ParamId::DirectExchangeBytes);
   const bool given = param_source(ParamId::DirectMessageBytes) == ParamSource::Environment ||
                      param_source(ParamId::DirectExchangeBytes) == ParamSource::Environment;
-  tuning.message_contended = given ? SIZE_MAX : kMessageContended;
+  tuning.message_contended[false] = given ? SIZE_MAX : size_t{16} << 20;
+  tuning.message_contended[true] = given ? SIZE_MAX : size_t{512} << 10;  // several fills of a ring
   tuning.message_in_process = value(ParamId::DirectMessageBytesInProcess);
   tuning.stream = value(ParamId::StreamBytes);
   return tuning;

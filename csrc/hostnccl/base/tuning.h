@@ -79,10 +79,10 @@ void adopt_measurements(const Measurements& measured);
 // the measurement is then repeated.
 void save_measurements(const Measurements& measured);
 
-// How a collective moves data: every rank sends and receives, one rank only sends or receives, or
-// data is reduced.
-enum class Pattern { Exchange, Rooted, Reduction };
-inline constexpr size_t kPatterns = 3;
+// How a collective moves data: each pair of ranks has a block of its own, all ranks receive the
+// same blocks, one rank only sends or receives, or data is reduced.
+enum class Pattern { Exchange, AllGather, Rooted, Reduction };
+inline constexpr size_t kPatterns = 4;
 
 // Minimum sizes, in bytes, for reading a peer's buffer directly instead of staging it, and for
 // staging past the caches. A direct read within a process follows a pointer, so it pays off early.
@@ -92,7 +92,8 @@ struct Tuning {
   size_t message;            // a message alone
   size_t exchange;           // a message in a group with other operations
   size_t message_in_process;
-  size_t message_contended;  // while other processes compete for the CPUs that ranks share
+  // While other processes compete for the CPUs. [1]: ranks share them as well.
+  size_t message_contended[2];
   size_t stream;
 
   size_t direct_message(bool within_process, bool alone) const {

@@ -381,7 +381,8 @@ Task run_direct(Communicator& comm, const Operation& operation,
 Pattern pattern_of(Kind kind) {
   const CollectiveTraits& traits = traits_of(kind);
   if (traits.reduces) return Pattern::Reduction;
-  return traits.has_root() ? Pattern::Rooted : Pattern::Exchange;
+  if (traits.has_root()) return Pattern::Rooted;
+  return traits.block_per_destination ? Pattern::Exchange : Pattern::AllGather;
 }
 
 size_t contribution_of(const Operation& operation, int nranks) {

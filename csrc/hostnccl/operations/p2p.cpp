@@ -17,11 +17,10 @@ Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone
   if (!segment.supports_direct()) return Transfer::Pieces;
   const Tuning& tuning = segment.tuning();
   if (bytes >= tuning.direct_message(segment.same_process(peer), alone)) return Transfer::Direct;
-  // Ranks on CPUs of their own fill and empty the ring at the same time. Others must be woken for
-  // each ring, which takes long while other processes compete for the CPUs.
-  const bool avoids_wakeups =
-      segment.competing_ranks() > 0 && bytes >= tuning.message_contended && cpus_contended();
-  return avoids_wakeups ? Transfer::Direct : Transfer::Pieces;
+  // A wake-up takes long while other processes compete for the CPUs. Pieces need one for each fill
+  // of the ring, if the ranks do not run at the same time.
+  const size_t contended = tuning.message_contended[segment.competing_ranks() > 0];
+  return bytes >= contended && cpus_contended() ? Transfer::Direct : Transfer::Pieces;
 }
 
 void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {
