@@ -533,36 +533,41 @@ def test_a_thread_does_not_move_for_an_earlier_operation(
     assert launch(3, _wait_for_own_operation, planned_cpus, env=env, fresh=True)[0] == 0
 
 
-def _reads_directly(rank: Rank, cpus: list[int]) -> bool | None:
-    """Whether a message soon touches one cell of its ring only; None if ranks cannot read others'
-    memory.
+def _reads_directly(rank: Rank, library: str, operation: str) -> list[bool] | None:
+    """Whether rank 0 fills one cell of a ring, or no staging buffer, only: before other threads are
+    ready to run, and then. None if ranks cannot read others' memory.
     """
     if rank.comm.explain("broadcast", 1 << 30).algorithm != "direct":
         return None
-    os.sched_setaffinity(0, cpus)
-    token, message = np.zeros(1, bool), np.ones(1 << 20, np.uint8)
-    for unique_id in range(1, 10):
+    cpus = _PlannedCpus(rank, library, 1)
+    cpus.set("allowed", 0b10)
+    found = []
+    for unique_id, contended in enumerate((False, True), 1):
+        token, message = np.zeros(1), np.full(4 << 20, rank.rank == 0)
         with rank.communicator(unique_id, provider="host") as comm:
-            for _ in range(200):
-                comm.all_reduce(token, "max")
+            if contended:
+                cpus.lose_slice(comm)
+            for _ in range(2):
+                comm.all_reduce(token)  # in both staging buffers
             before = comm.memory_stats().total
-            if rank.rank == 0:
+            if operation == "broadcast":
+                comm.broadcast(message, root=0)
+            elif rank.rank == 0:
                 comm.send(message, 1)
             else:
                 comm.recv(message, 0)
-            token[0] = comm.memory_stats().total - before < 32 << 10
-            comm.broadcast(token, root=0)
-        if token[0]:
-            return True
-    return False
+            assert message.all()
+            found.append(comm.memory_stats().total - before < 32 << 10)
+    return found
 
 
-def test_messages_are_read_at_once_while_others_take_the_cpu(launch: Launcher) -> None:
-    """Those between ranks that share a CPU, of a size that is staged otherwise."""
-    cpus = sorted(os.sched_getaffinity(0))[:1]
-    env = {"HOSTNCCL_TUNING": "off"}
-    with busy_processes(2, cpus):
-        found = launch(2, _reads_directly, cpus, env=env, fresh=True, ids=10)
-    if found == [None, None]:
+@pytest.mark.parametrize("operation", ["send", "broadcast"])
+def test_data_is_read_at_once_while_others_take_the_cpu(
+    launch: Launcher, planned_cpus: str, operation: str
+) -> None:
+    """Between ranks that share a CPU, if it is of a size that is staged otherwise."""
+    env = {"HOSTNCCL_TUNING": "off", "LD_PRELOAD": planned_cpus}
+    found = launch(2, _reads_directly, planned_cpus, operation, env=env, fresh=True, ids=3)[0]
+    if found is None:
         pytest.skip("ranks cannot read each other's memory here")
-    assert found == [True, True]
+    assert found == [False, True]

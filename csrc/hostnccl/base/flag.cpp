@@ -49,6 +49,11 @@ class LostSlices {
     return now.time_since_epoch().count() < until_.load(std::memory_order_relaxed);
   }
 
+  // Whether more threads than ranks were ready to run in a period that ended since a time.
+  bool others_seen_since(Clock::time_point time) const {
+    return others_.load(std::memory_order_relaxed) >= time.time_since_epoch().count();
+  }
+
   // Records a period in which a thread only spun or yielded. In a long one, other threads had its
   // CPU, which counts as recent for 8 times the period, because detecting it again costs as much,
   // and for up to twice the last such time if it happens again soon after. A process that was
@@ -67,12 +72,8 @@ class LostSlices {
     if (end - begin < kLong) return;
     if (ranks > 0) {
       const Clock::rep now = end.time_since_epoch().count();
-      if (runnable_threads().value_or(0) > ranks) {
-        others_.store(now, std::memory_order_relaxed);
-      } else if (end - begin < kSlice &&
-                 now - others_.load(std::memory_order_relaxed) > kMemory.count()) {
-        return;
-      }
+      if (runnable_threads().value_or(0) > ranks) others_.store(now, std::memory_order_relaxed);
+      if (end - begin < kSlice && !others_seen_since(end - kMemory)) return;
     }
     const Clock::rep first = std::min(kFirst * (end - begin), kMostFirst).count();
     const Clock::rep last = time_.load(std::memory_order_relaxed);
@@ -175,6 +176,11 @@ class Sleep {
 };
 
 bool cpus_contended() { return lost_slices.recent(Clock::now()); }
+
+bool cpus_contended(int ranks) {
+  constexpr std::chrono::seconds kRecent(1);
+  return ranks > 0 ? lost_slices.others_seen_since(Clock::now() - kRecent) : cpus_contended();
+}
 
 void Flag::wake() { syscall(SYS_futex, &value_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 

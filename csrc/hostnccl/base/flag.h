@@ -70,6 +70,10 @@ void sleep_until(const WaitCondition& condition, const Check& check) {
 // Whether recent waits of this process have lost time slices to other processes.
 bool cpus_contended();
 
+// The same for ranks that share CPUs (Segment::competing_ranks()): whether other threads were ready
+// to run in the last second. A rank that only copies may take as long as a time slice.
+bool cpus_contended(int ranks);
+
 // The busy wait before a sleep. It spins and occasionally yields the CPU, more often if ranks are
 // oversubscribed. While other processes compete for the CPUs, it only spins if all awaited ranks
 // are on other CPUs, and does not wait otherwise.

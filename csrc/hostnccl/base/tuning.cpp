@@ -294,10 +294,15 @@ Tuning tuning_from(const std::optional<Measurements>& measured, bool within_proc
   tuning.window = value(ParamId::WindowBytes);
   tuning.message = value(ParamId::DirectMessageBytes);
   tuning.exchange = value(ParamId::DirectExchangeBytes);
-  const bool given = param_source(ParamId::DirectMessageBytes) == ParamSource::Environment ||
-                     param_source(ParamId::DirectExchangeBytes) == ParamSource::Environment;
-  tuning.message_contended[false] = given ? SIZE_MAX : size_t{16} << 20;
-  tuning.message_contended[true] = given ? SIZE_MAX : size_t{512} << 10;  // several fills of a ring
+  const auto unless_given = [](size_t bytes, std::initializer_list<ParamId> ids) {
+    const auto given = [](ParamId id) { return param_source(id) == ParamSource::Environment; };
+    return std::any_of(ids.begin(), ids.end(), given) ? SIZE_MAX : bytes;
+  };
+  const auto message = {ParamId::DirectMessageBytes, ParamId::DirectExchangeBytes};
+  tuning.message_contended[false] = unless_given(size_t{16} << 20, message);
+  tuning.message_contended[true] =
+      unless_given(size_t{512} << 10, message);  // some fills of a ring
+  tuning.rooted_contended = unless_given(size_t{4} << 20, {ParamId::DirectRootedBytes});
   tuning.message_in_process = value(ParamId::DirectMessageBytesInProcess);
   tuning.stream = value(ParamId::StreamBytes);
   return tuning;

@@ -94,6 +94,7 @@ struct Tuning {
   size_t message_in_process;
   // While other processes compete for the CPUs. [1]: ranks share them as well.
   size_t message_contended[2];
+  size_t rooted_contended;  // contribution of the root, while ranks and others share the CPUs
   size_t stream;
 
   size_t direct_message(bool within_process, bool alone) const {

@@ -218,42 +218,6 @@ struct StagedCall : CollectiveCall {
   }
 };
 
-Task run_staged(Communicator& comm, const Operation& operation) {
-  const StagedCall call(comm, operation);
-  CollectiveState& collective = call.collective;
-  const Descriptor own = describe(operation);
-  bool checked = false;
-  // A call without elements has one round, in which the ranks compare their calls.
-  for (size_t from = 0; from == 0 || from < operation.count;) {
-    const size_t count = std::min(call.chunk, operation.count - from);
-    collective.next_staging();
-    if (count != 0) call.fill_staging(from, count);
-    if (from == 0) collective.own_descriptor() = own;
-    uint32_t step = collective.signal_step();
-    bool all_staged = true;
-    for (int peer = 0; peer < call.nranks; ++peer) {
-      co_await until(collective.step_of(peer), step, peer);
-      if (checked) continue;
-      if (call.check_descriptor(peer, own).windows_only) all_staged = false;
-    }
-    checked = true;
-    // A peer that tried the direct path has seen this descriptor and falls back: repeat the round.
-    if (!all_staged) continue;
-    if (count == 0) co_return;
-    if (!call.sliced) {
-      call.read_staging(from, count);
-    } else {
-      call.reduce_own_slice(from, count);
-      step = collective.signal_step();
-      for (int peer = 0; peer < call.nranks; ++peer) {
-        co_await until(collective.step_of(peer), step, peer);
-      }
-      call.read_slices(from, count);
-    }
-    from += call.chunk;
-  }
-}
-
 // A call on the direct path.
 struct DirectCall : CollectiveCall {
   const std::shared_ptr<const WindowSet> windows;  // may be null
@@ -325,6 +289,49 @@ struct DirectCall : CollectiveCall {
   }
 };
 
+Task run_staged(Communicator& comm, const Operation& operation) {
+  const StagedCall call(comm, operation);
+  CollectiveState& collective = call.collective;
+  const Descriptor own = describe(operation);
+  bool checked = false;
+  // A call without elements has one round, in which the ranks compare their calls.
+  for (size_t from = 0; from == 0 || from < operation.count;) {
+    const size_t count = std::min(call.chunk, operation.count - from);
+    collective.next_staging();
+    if (count != 0) call.fill_staging(from, count);
+    if (from == 0) collective.own_descriptor() = own;
+    uint32_t step = collective.signal_step();
+    bool all_staged = true, root_staged = true;
+    for (int peer = 0; peer < call.nranks; ++peer) {
+      co_await until(collective.step_of(peer), step, peer);
+      if (checked) continue;
+      const Source source = call.check_descriptor(peer, own).source;
+      if (source == Source::Windows) all_staged = false;
+      if (source == Source::Memory) root_staged = false;
+    }
+    checked = true;
+    // A peer that tried the direct path has seen this descriptor and falls back: repeat the round.
+    if (!all_staged) continue;
+    if (!root_staged) {  // see chooses_direct()
+      DirectCall(comm, operation, {}).receive();
+      collective.signal_step();
+      co_return;
+    }
+    if (count == 0) co_return;
+    if (!call.sliced) {
+      call.read_staging(from, count);
+    } else {
+      call.reduce_own_slice(from, count);
+      step = collective.signal_step();
+      for (int peer = 0; peer < call.nranks; ++peer) {
+        co_await until(collective.step_of(peer), step, peer);
+      }
+      call.read_slices(from, count);
+    }
+    from += call.chunk;
+  }
+}
+
 // Reads the other ranks' buffers directly: through their windows if windows is not null, else by
 // pointer within the process or with process_vm_readv. With windows_only, all buffers must lie in
 // windows. A rank knows that only of its own buffers. If those of another rank do not, the call
@@ -338,7 +345,7 @@ Task run_direct(Communicator& comm, const Operation& operation,
   try {
     Descriptor own = describe(operation);
     own.windows = call.windows ? call.windows->identity() : 0;
-    own.windows_only = windows_only;
+    own.source = windows_only ? Source::Windows : Source::Memory;
     collective.next_staging();
     collective.own_descriptor() = own;
     uint32_t step = collective.signal_step();
@@ -403,11 +410,22 @@ size_t staged_chunk(const Operation& operation, int nranks) {
   return most < kAligned ? most : most / kAligned * kAligned;
 }
 
+// Whether this rank, the root, lets the others read its memory, which they learn in the first round
+// of the staged path. While other processes compete for the CPUs that ranks share, each of the many
+// rounds of that path takes long.
+bool chooses_direct(const CollectiveCall& call) {
+  const Segment& segment = call.segment;
+  return call.traits.only_root_sends && call.rank == call.root && segment.competing_ranks() > 0 &&
+         segment.supports_direct() && !call.comm.windows().any() &&
+         contribution_of(call.operation, call.nranks) >= segment.tuning().rooted_contended &&
+         cpus_contended(segment.competing_ranks());
+}
+
 Task run_collective(Communicator& comm, const Operation& operation) {
   if (comm.nranks() == 1) return run_single_rank(comm, operation);
   const CollectiveCall call(comm, operation);
   if (operation.path == Path::Staged) return run_staged(comm, operation);
-  const bool direct = path_of(comm, operation) == Path::Direct;
+  const bool direct = path_of(comm, operation) == Path::Direct || chooses_direct(call);
   const size_t contribution = contribution_of(operation, comm.nranks());
   if (comm.windows().any() && contribution >= comm.segment().tuning().window) {
     std::shared_ptr<const WindowSet> windows = comm.windows().open_set();

@@ -16,11 +16,14 @@ Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone
   if (bytes <= kCellBytes) return Transfer::Eager;
   if (!segment.supports_direct()) return Transfer::Pieces;
   const Tuning& tuning = segment.tuning();
-  if (bytes >= tuning.direct_message(segment.same_process(peer), alone)) return Transfer::Direct;
+  const bool in_process = segment.same_process(peer);
+  if (bytes >= tuning.direct_message(in_process, alone)) return Transfer::Direct;
+  if (in_process) return Transfer::Pieces;
   // A wake-up takes long while other processes compete for the CPUs. Pieces need one for each fill
   // of the ring, if the ranks do not run at the same time.
-  const size_t contended = tuning.message_contended[segment.competing_ranks() > 0];
-  return bytes >= contended && cpus_contended() ? Transfer::Direct : Transfer::Pieces;
+  const int ranks = segment.competing_ranks();
+  const bool avoids_wakeups = bytes >= tuning.message_contended[ranks > 0] && cpus_contended(ranks);
+  return avoids_wakeups ? Transfer::Direct : Transfer::Pieces;
 }
 
 void check_match(const Communicator& comm, const Operation& recv, const Cell& cell) {

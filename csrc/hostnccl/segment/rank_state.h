@@ -26,6 +26,10 @@ inline constexpr size_t kStagingBytes = size_t{256} << 10;
 // Membership of a rank. Revoked and Shrunk: a member that runs no operations any more.
 enum class Presence : uint32_t { Absent, Alive, Left, Aborted, Revoked, Shrunk };
 
+// From where the other ranks read a rank's data: from its staging buffer, from its windows if the
+// data of all ranks lie in windows, or from its memory.
+enum class Source : uint8_t { Staging, Windows, Memory };
+
 // A collective call as published by one rank. The peers compare it with their own calls.
 struct Descriptor {
   uint64_t count;  // elements of one block
@@ -38,9 +42,9 @@ struct Descriptor {
   uint8_t reduce;
   uint8_t multiplies;
   uint8_t path;
-  bool windows_only;  // peers read only from windows
-  uint64_t tag;       // userProfilerTag, for error texts only
-  uint64_t windows;   // WindowSet::identity() of a direct call
+  Source source;
+  uint64_t tag;      // userProfilerTag, for error texts only
+  uint64_t windows;  // WindowSet::identity() of a direct call
 };
 
 // The numbers of contexts and of signals per context that a rank has for each peer.
