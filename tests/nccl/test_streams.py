@@ -141,6 +141,16 @@ def test_launched_functions_run_in_order(rank: Rank) -> None:
     assert alive() is None
 
 
+@on_ranks(1)
+def test_a_function_cannot_wait_for_its_own_stream(rank: Rank) -> None:
+    """CUDA does not permit it either. Here it would wait for itself."""
+    stream, other = rank.stream(), rank.stream()
+    stream.launch(other.synchronize)
+    stream.launch(stream.synchronize)
+    with pytest.raises(nccl.DriverError, match="not permitted in a function called by a stream"):
+        stream.synchronize()
+
+
 @on_ranks(2)
 def test_a_group_does_not_couple_streams_that_share_no_communicator(rank: Rank) -> None:
     first, second, gate = rank.stream(), rank.stream(), threading.Event()

@@ -20,7 +20,7 @@ void remove_running(const Stream* stream) {
                 [stream](const Ref<Stream>& other) { return other.get() == stream; });
 }
 
-thread_local bool in_callback = false;
+thread_local const Stream* stream_of_thread = nullptr;  // whose callbacks this thread runs
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void Stream::add_prepared(const Ref<Stream>& self) {
 
 void Stream::run() {
   Delay::bind_to_stream(number_);
-  in_callback = true;
+  stream_of_thread = this;
   std::unique_lock lock(mutex_);
   WaitingThread::adopt(worker_);
   for (;;) {
@@ -128,6 +128,7 @@ SharedFailure Stream::failure_besides(const SharedFailure& reported) {
 }
 
 void Stream::synchronize() {
+  require(stream_of_thread != this, abi::CUDA_ERROR_NOT_PERMITTED);
   uint32_t target;
   {
     const std::lock_guard lock(mutex_);
@@ -137,7 +138,7 @@ void Stream::synchronize() {
 }
 
 void Stream::synchronize_all() {
-  require(!in_callback, abi::CUDA_ERROR_NOT_PERMITTED);
+  require(!stream_of_thread, abi::CUDA_ERROR_NOT_PERMITTED);
   std::vector<Ref<Stream>> streams;
   {
     const std::lock_guard lock(immortal<Running>().mutex);

@@ -94,7 +94,9 @@ class Stream {
     std::list<Callback> callback_;  // one callback, until it is enqueued
   };
 
-  void synchronize();  // waits for every callback enqueued before
+  // Waits for every callback enqueued before. Throws CUDA_ERROR_NOT_PERMITTED in a callback of the
+  // stream.
+  void synchronize();
   // Waits for every callback enqueued before on any stream, including destroyed ones. Throws
   // CUDA_ERROR_NOT_PERMITTED in a callback.
   static void synchronize_all();
