@@ -282,6 +282,7 @@ def test_barriers_order_the_streams_of_all_ranks(rank: Rank) -> None:
 @on_ranks(2, provider="cuda")
 def test_barriers_on_a_device(rank: Rank) -> None:
     stream = rank.stream()
+    rank.comm.barrier()  # on the default stream
     for _ in range(3):
         rank.comm.barrier(stream=stream)
     with nccl.capture(stream) as graph:

@@ -107,8 +107,10 @@ void barrier(const py::object& self, const py::object& stream) {
     return allocate_shared(communicator.shared_library(), device, 1);
   };
   const auto address = reinterpret_cast<std::uintptr_t>(communicator.barrier_memory(allocate));
+  // An address has no framework, and thus no current stream.
+  const py::object on = stream.is_none() ? py::int_(0) : stream;
   self.attr("all_reduce")(address, py::arg("count") = 1, py::arg("dtype") = "uint8",
-                          py::arg("stream") = stream);
+                          py::arg("stream") = on);
 }
 
 // The docstrings: that of the operation, followed by those of its common arguments.
