@@ -7,6 +7,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include "comm/failed_streams.h"
 #include "comm/observer.h"
@@ -262,7 +263,7 @@ void Stream::if_existing(CUstream stream, const std::function<void()>& function)
 }
 
 Event::Event(std::shared_ptr<Library> library, int device, bool timing)
-    : library_(std::move(library)) {
+    : library_(std::move(library)), timing_(timing) {
   const DeviceScope scope(*library_, device);
   device_ = scope.device();
   DRIVER_CHECK(*library_, EventCreate,
@@ -343,6 +344,9 @@ bool Event::is_done(CUevent event) const {
 }
 
 double Event::elapsed_seconds(const Event& end) const {
+  for (const auto& [event, name] : {std::pair(this, "event"), std::pair(&end, "end")})
+    if (!event->timing_)
+      throw std::invalid_argument(std::string(name) + ": it was created without timing=True");
   const RelaxedMode relaxed(*library_);
   float milliseconds = 0;
   CHECK_IN_CONTEXT(EventElapsedTime, (&milliseconds, handle(), end.handle()));

@@ -106,7 +106,8 @@ class Event {
   // Makes the stream wait for the event. Waits for the stream then throw failures of the recorded
   // work.
   void block(CUstream stream) const;
-  double elapsed_seconds(const Event& end) const;  // both events need timing and a record()
+  // Both events need a record(). Throws std::invalid_argument if one was created without timing.
+  double elapsed_seconds(const Event& end) const;
   // The stream and the time of the last record(). The time is 0 unless it is needed.
   CUstream recorded_on() const { return recorded_on_.load(std::memory_order_relaxed); }
   std::int64_t recorded_at() const { return recorded_at_.load(std::memory_order_relaxed); }
@@ -119,6 +120,7 @@ class Event {
   std::shared_ptr<Library> library_;
   CUevent event_ = nullptr;
   int device_ = 0;
+  bool timing_;
   mutable std::atomic<CUstream> recorded_on_ = nullptr;
   mutable std::atomic<std::int64_t> recorded_at_ = 0;  // nanoseconds of precise_time(); 0: unknown
 };

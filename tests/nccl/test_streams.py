@@ -208,8 +208,13 @@ def test_closed_streams_and_events(rank: Rank) -> None:
     array = np.zeros(2)
     with pytest.raises(ValueError, match="stream: it is closed"):
         rank.comm.all_reduce(array, stream=stream)
+    timed = rank.event(timing=True)
+    with pytest.raises(ValueError, match=r"^end: it was created without timing=True"):
+        timed.elapsed_time(rank.event())
+    with pytest.raises(ValueError, match=r"^event: it was created without timing=True"):
+        rank.event().elapsed_time(timed)
     with pytest.raises(nccl.DriverError) as caught:
-        rank.event(timing=True).elapsed_time(rank.event())
+        timed.elapsed_time(rank.event(timing=True))
     assert caught.value.function == "cuEventElapsedTime"
     caught.match(r"^cuEventElapsedTime failed: CUDA_ERROR_INVALID_HANDLE \(\w.*\w\) \[stream\.cpp:")
     rank.comm.all_reduce(array)

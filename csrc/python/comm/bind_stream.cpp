@@ -375,8 +375,8 @@ Returns:
     The time in seconds.
 
 Raises:
-    ValueError: an event is closed.
-    DriverError: an event was created without timing, or is not recorded or not reached.
+    ValueError: an event is closed, or was created without timing.
+    DriverError: an event is not recorded or not reached.
     NcclError: an operation before one of them failed.)")
       .def("close", &Event::close, R"(Free the event (cuEventDestroy). Closing twice is allowed.
 
