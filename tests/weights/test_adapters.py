@@ -439,6 +439,20 @@ def test_errors_beside_a_transfer(asks_here: bool) -> None:
         assert [thread is here for thread in finishing] == [True, asks_here]
 
 
+def test_an_engine_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even after the abort. Its answer, its end and the update have one time limit."""
+    monkeypatch.setattr("pynccl.weights.adapters.beside._GRACE", 1.0)
+    ended = threading.Event()
+    began = time.monotonic()
+    with (
+        WeightSender("127.0.0.1:0", key=KEY) as sender,
+        pytest.raises(RuntimeError, match="no tensors"),
+    ):
+        beside(sender, ended.wait, _failing("no tensors"), ended.wait)
+    ended.set()
+    assert time.monotonic() - began < 2.9
+
+
 class _SGLang:
     """The methods of sglang.Engine that update weights, with schedulers that are threads."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,10 +13,11 @@ from pynccl.weights.keys import key_to_pass
 from pynccl.weights.meeting import own_host
 from pynccl.weights.report import Report
 from pynccl.weights.sender import WeightSender
+from pynccl.weights.wire import Deadline
 
 __all__ = ["Once", "beside", "open_session"]
 
-_GRACE = 10.0  # seconds in which an engine answers after a failure
+_GRACE = 5.0  # seconds in which an engine answers after a failure, and again after an abort
 
 
 def open_session(
@@ -52,7 +54,8 @@ def beside(
     """Ask an engine to receive a version while it is sent, and finish the update.
 
     If the engine fails before the version is sent, or does not answer after the sender has failed,
-    the session is aborted.
+    the session is aborted. All waits for the engine after a failure have one time limit, except for
+    calls that this thread makes itself.
 
     Args:
         sender: sends the version.
@@ -67,8 +70,9 @@ def beside(
     Raises:
         Exception: raised by the engine, with the sender's as its cause; else by the sender.
     """
+    limit = functools.cache(lambda: Deadline(2 * _GRACE))  # begins at the first failure
     try:
-        report = _beside(sender, ask, send, asks_here=asks_here)
+        report = _beside(sender, ask, send, limit, asks_here=asks_here)
     except BaseException:
 
         def try_to_finish() -> None:
@@ -78,7 +82,7 @@ def beside(
         if asks_here:
             try_to_finish()
         else:
-            _start(try_to_finish).join(_GRACE)
+            _start(try_to_finish).join(limit().left())
         raise
     finish()
     return report
@@ -88,6 +92,7 @@ def _beside(
     sender: WeightSender,
     ask: Callable[[], object],
     send: Callable[[], Report],
+    limit: Callable[[], Deadline],
     *,
     asks_here: bool,
 ) -> Report:
@@ -112,14 +117,15 @@ def _beside(
         except BaseException as error:
             sent.append(error)
             # The engine may wait for a version that never begins. Ctrl-C does not wait for it.
-            if isinstance(error, Exception) and not answered.wait(_GRACE):
+            grace = limit().within(_GRACE)
+            if isinstance(error, Exception) and not answered.wait(grace.left()):
                 sender.abort()
 
     here, there = (run_ask, run_send) if asks_here else (run_send, run_ask)
     thread = _start(there)
     here()
     if not sent or isinstance(sent[0], Exception):  # Ctrl-C does not wait
-        thread.join(_GRACE if sent else None)
+        thread.join(limit().left() if sent else None)
     error = sent[0] if sent else None
     if asked and (error is None or isinstance(error, WeightsError)):
         raise asked[0] from error
