@@ -210,14 +210,17 @@ def _grow_without_a_rank(member: Member) -> None:
     comm.abort()
 
 
-def _end_with_an_unused_id(member: Member, end: str) -> None:
-    """The root ends a communicator without growing it; it informs the rank that waits to join."""
+def _end_with_an_unused_id(member: Member, end: str, late: bool) -> None:
+    """The root ends a communicator without growing it, before or while another rank joins."""
     first_id = member.share_id()
     if member.rank == 0:
         unique_id: bytes = member.share()
         began = time.monotonic()
         how = {"close": "destroyed", "abort": "aborted", "recover": "recovered"}[end]
-        when_blocked(lambda: member.set_event("joins"))
+        if late:
+            member.wait_event("ended", 1)
+        else:
+            when_blocked(lambda: member.set_event("joins"))
         with pytest.raises(
             nccl.NcclRemoteError, match=rf"rank 0 \(pid \d+\) {how} .* no longer grow"
         ):
@@ -226,14 +229,19 @@ def _end_with_an_unused_id(member: Member, end: str) -> None:
         return
     comm = nccl.Communicator(1, first_id, 0, provider="host")
     member.share(lambda: bytes(comm.get_unique_id()), maker=1)
-    member.wait_event("joins", 0)
+    if not late:
+        member.wait_event("joins", 0)
     getattr(comm, end)()
+    member.set_event("ended")
     member.hear("go")
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("end", ["close", "abort", "recover"])
-def test_a_communicator_that_ends_before_it_grows(run: Callable[..., None], end: str) -> None:
-    run(2, _end_with_an_unused_id, end, away=1)
+def test_a_communicator_that_ends_before_it_grows(
+    run: Callable[..., None], end: str, late: bool
+) -> None:
+    run(2, _end_with_an_unused_id, end, late, away=1)
 
 
 def _late_join(member: Member) -> None:
@@ -251,11 +259,14 @@ def _late_join(member: Member) -> None:
 
 
 @leaving_nothing
-def _late_join_alone(member: Member) -> None:
-    comm = nccl.Communicator(1, member.share_id(), 0, provider="host")
+def _give_up_alone(_member: Member, unique_id: bytes) -> None:
     with pytest.raises(nccl.NcclTimeoutError, match="missing: 0"):
-        _join(bytes(comm.get_unique_id()), 2, 1, _config())
-    comm.close()
+        _join(unique_id, 2, 1, _config())
+
+
+def _late_join_alone(member: Member) -> None:
+    with nccl.Communicator(1, member.share_id(), 0, provider="host") as comm:
+        _give_up_alone(member, bytes(comm.get_unique_id()))
 
 
 @leaving_nothing

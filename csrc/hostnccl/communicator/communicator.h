@@ -33,8 +33,8 @@ class Communicator final : public WaitingCommunicator {
   void abort();
   // See CommState::revoke(). The errors of the operations name what this rank waits for.
   void revoke(CommState::RevokedBy by);
-  // Ends the wait of ranks that have joined with an id that this rank can no longer use. how: why,
-  // as the predicate of its name.
+  // Ends the wait of ranks that have joined, or join within some seconds, with an id that this rank
+  // can no longer use. how: why, as the predicate of its name.
   void refuse_new_ranks(const char* how);
 
   // Throws the caller's error if no operation can be issued. If the communicator has failed, ranks

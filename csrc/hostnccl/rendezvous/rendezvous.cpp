@@ -142,21 +142,6 @@ class Refusal {
   const Clock::time_point end_ = Clock::now() + kRefusalTime;
 };
 
-// Starts a thread that reports the reason to late ranks for some seconds. Every failed rank does
-// so, except one that gave up itself, because the processes of the others may end. It listens if no
-// other rank does. If a late rank listens, as the host that waits for the others, it reports the
-// reason to that rank. listener: that of a host.
-void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
-                       std::optional<JoinListener> listener = {}) {
-  try {
-    start_thread([refusal = Refusal(key, reason, std::move(listener))]() mutable {
-      guarded([&] { refusal.run(); });
-    });
-  } catch (const std::exception&) {
-    // Without the thread, late ranks wait until their own deadlines.
-  }
-}
-
 // The segments that this process has mapped, by the keys of their rendezvous.
 struct Rendezvouses {
   std::mutex mutex;
@@ -215,9 +200,21 @@ JoinRequest make_join_request(const RendezvousKey& key, int nranks, int rank) {
 
 }  // namespace
 
-void refuse_host(const RendezvousKey& key, const Error& reason) {
+bool refuse_host(const RendezvousKey& key, const Error& reason) {
   const Fd connection = try_connect(SocketName(key));
-  if (connection) report(connection.get(), key, Failure::of(reason), Clock::now() + kReportTime);
+  return connection &&
+         report(connection.get(), key, Failure::of(reason), Clock::now() + kReportTime);
+}
+
+void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
+                       std::optional<JoinListener> listener) {
+  try {
+    start_thread([refusal = Refusal(key, reason, std::move(listener))]() mutable {
+      guarded([&] { refusal.run(); });
+    });
+  } catch (const std::exception&) {
+    // Without the thread, late ranks wait until their own deadlines.
+  }
 }
 
 // The host of a rendezvous. It collects the join requests, checks that they agree, and sends each

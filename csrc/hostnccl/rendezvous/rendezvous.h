@@ -49,9 +49,16 @@ class Creation {
   std::atomic<End> end_{End::None};
 };
 
-// Reports the reason to the ranks that are currently in the rendezvous of a key, if there are any.
-// For a rank that gives up before it has joined.
-void refuse_host(const RendezvousKey& key, const Error& reason);
+// Reports the reason to the ranks that are currently in the rendezvous of a key. False if there are
+// none. For a rank that gives up before it has joined.
+bool refuse_host(const RendezvousKey& key, const Error& reason);
+
+// Starts a thread that reports the reason to ranks that join within some seconds. Every failed rank
+// does so, except one that gave up itself, because the processes of the others may end. It listens
+// if no other rank does. If a late rank listens, as the host that waits for the others, it reports
+// the reason to that rank. listener: that of a host.
+void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
+                       std::optional<JoinListener> listener = {});
 
 // The ranks that have joined a rendezvous. Any thread may query them.
 class JoinedRanks {
