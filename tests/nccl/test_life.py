@@ -221,7 +221,7 @@ def _join_a_dead_rank(rank: Rank) -> None:
             time.sleep(60)
     unique_id = carry(rank, None)
     rank.report("ready")
-    with pytest.raises(nccl.NcclRemoteError, match="which had created the uniqueId, died"):
+    with pytest.raises(nccl.NcclRemoteError, match="which had created the uniqueId, has exited"):
         nccl.Communicator.join(2, unique_id, 1, provider="host")
     rank.comm.abort()
 

@@ -301,7 +301,7 @@ Job join_job(abi::ncclComm_t* out, int nranks, int rank, const UniqueId& id,
              const CommSettings& settings) {
   return init_job(out, nranks, rank, id.key, settings, [creator = id.creator](int) {
     if (is_alive(creator)) return;
-    fail(abi::ncclRemoteError, "pid %d, which had created the uniqueId, died", creator.pid);
+    fail(abi::ncclRemoteError, "pid %d, which had created the uniqueId, has exited", creator.pid);
   });
 }
 
