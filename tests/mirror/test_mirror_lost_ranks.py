@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.support.blocking import wait_until_blocked
+from tests.support.blocking import wait_until_blocked, when_blocked
 from tests.support.commands import free_port
 from tests.support.in_world import init_on_host
 from tests.support.launcher import Launcher, Run
@@ -80,11 +80,17 @@ def test_init_that_is_interrupted_on_a_rank(launch: Launcher, tmp_path: Path) ->
 
 
 @on_ranks(3)
-def test_new_group_that_a_rank_skips(dist: Any, rank: int, size: int) -> None:
-    limit = timedelta(seconds=_LIMIT)
+def test_new_group_that_a_rank_skips(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
+    """Rank 2 arrives after rank 0 has given up, and still counts it as present."""
+    gave_up = tmp_path / "gave up"
+    if rank == 2:
+        wait_for(str(gave_up))
     if rank != 1:
-        text = r"waiting 1.5 seconds for rank 1 of 3 in 'cpu/communicator'"
+        missing = "ranks 1, 2" if rank == 0 else "rank 1"
+        text = f"waiting 0.5 seconds for {missing} of 3 in 'cpu/communicator'"
+        limit = timedelta(seconds=0.5)
         _soon(dist.DistStoreError, text, lambda: dist.new_group(timeout=limit))
+        gave_up.touch()
     _until_all_are_done(dist)
 
 
@@ -199,9 +205,14 @@ def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
     dist.set_timeout(timedelta(seconds=30))
     rank.set_event("failed")
     rank.wait_event("failed", *left)
-    began = time.monotonic()
     # Ranks do not wait for a dead rank, but for one that is only late.
-    group = dist.reconfigure(timeout=timedelta(seconds=_LIMIT if late else 30))
+    gives_up = late and own == 0
+    if gives_up:
+        rank.wait_event("waits", *left[1:])
+    elif late:
+        when_blocked(lambda: rank.set_event("waits"))
+    began = time.monotonic()
+    group = dist.reconfigure(timeout=timedelta(seconds=_LIMIT if gives_up else 30))
     assert time.monotonic() - began < _SOON
     assert dist.group.WORLD is group
     assert (dist.get_rank(), dist.get_world_size()) == (left.index(own), len(left))
