@@ -38,7 +38,7 @@ from pynccl.weights.target import Target
 from pynccl.weights.watch import Watcher
 from pynccl.weights.wire import Deadline, Link, wait
 from tests.support import holdings
-from tests.support.blocking import wait_until
+from tests.support.blocking import interrupt_when_blocked, wait_until
 from tests.support.tier import FULL
 from tests.weights.peers import KEY
 from tests.weights.sessions import NUMPY, MemoryStore, run, run_numpy, together
@@ -214,7 +214,8 @@ def test_offer_of_a_version_that_could_not_begin() -> None:
 def test_sender_whose_leader_does_not_send() -> None:
     store = MemoryStore()
     with WeightSender(store, senders=2, **NUMPY):
-        other = WeightSender(store, rank=1, senders=2, timeout=0.2, library="numpy")
+        other = WeightSender(store, rank=1, senders=2, **NUMPY)
+        other._member.timeout = 0.2
         with pytest.raises(PeerLostError, match="sender 0 has not answered"):
             other.send(model())
 
@@ -238,7 +239,7 @@ def test_sender_that_starts_again_at_the_same_store() -> None:
 
 def test_store_with_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver gives up an address that does not answer, and reads the store again."""
-    monkeypatch.setattr(meeting, "_TRY", 0.05)
+    monkeypatch.setattr(meeting, "_TRY", 0.3)
     old, store = MemoryStore(), MemoryStore()
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
@@ -247,7 +248,7 @@ def test_store_with_an_address_that_does_not_answer(monkeypatch: pytest.MonkeyPa
         values = iter([f"127.0.0.1:{silent.getsockname()[1]} key".encode()])
         monkeypatch.setattr(old, "check", store.check)
         monkeypatch.setattr(old, "get", lambda key: next(values, store.get(key)))
-        WeightReceiver(old, timeout=5, library="numpy").close()
+        WeightReceiver(old, **NUMPY).close()
 
 
 def _connected() -> tuple[socket.socket, socket.socket]:
@@ -358,7 +359,7 @@ def test_interrupt_of_a_wait(state: str) -> None:
 
             thread = threading.Thread(target=receive)
             thread.start()
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            interrupt_when_blocked()
             with pytest.raises(KeyboardInterrupt):
                 sender.send(model())
             seconds = time.monotonic() - caught[0]
