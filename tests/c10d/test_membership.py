@@ -5,6 +5,7 @@ the state of groups and operations.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from tests.c10d.in_torch import (
     wait_event,
 )
 from tests.c10d.versions import VERSION, needs_torch
+from tests.support.blocking import when_blocked
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -416,6 +418,8 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
     own = api._get_reconfigure_handle()
     every = _exchange_handles(folder, 1, own, rank, range(size))
     backend_of().suspend()  # the new configuration is not
+    nobody = '["elsewhere", ["", 12345, ""], "0123"]'
+    seconds = 2 if rank else 0.5  # the timeout of the group is 30 s
     second: list[BaseException] = []
 
     def reconfigure_too() -> None:
@@ -424,21 +428,24 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
         except BaseException as error:
             second.append(error)
 
-    thread = threading.Timer(0.3, reconfigure_too)
-    thread.start()
+    if rank == 1:
+        wait_event("gave up")  # rank 0 still counts as present
+        thread = when_blocked(reconfigure_too)
     began = time.monotonic()
-    nobody = '["elsewhere", ["", 12345, ""], "0123"]'
     with pytest.raises(dist.DistBackendError) as missing:
-        api._reconfigure(1, [*every, nobody], timeout=timedelta(seconds=1))
-    assert 0.9 < time.monotonic() - began < 15  # the timeout of the group is 30 s
-    thread.join()
-    assert "another thread is reconfiguring the group" in str(second[0])
+        api._reconfigure(1, [*every, nobody], timeout=timedelta(seconds=seconds))
+    assert seconds - 0.1 < time.monotonic() - began < 15
+    if rank == 0:
+        set_event("gave up")
+    else:
+        thread.join()
+        assert "another thread is reconfiguring the group" in str(second[0])
     with pytest.raises(RuntimeError, match="reconfiguration of the process group failed"):
         dist.all_reduce(torch.ones(1))
     with pytest.raises(RuntimeError, match="reconfiguration of the process group failed"):
         dist.isend(torch.ones(1), 1 - rank)
     with pytest.raises(dist.DistBackendError) as other:
-        api._reconfigure(2, every if rank else every[::-1], timeout=timedelta(seconds=3))
+        api._reconfigure(2, every if rank else every[::-1], timeout=timedelta(seconds=25))
     with pytest.raises(ValueError, match="uuid: 2 was used before"):
         api._reconfigure(2, every)
     backend_of().abort()
@@ -449,8 +456,11 @@ def _failed_reconfigurations(rank: int, size: int, folder: str) -> tuple[str, st
 
 @needs_torch(2, 14, "Backend.reconfigure")
 def test_a_reconfiguration_that_fails(torch_world: World, tmp_path: Path) -> None:
-    for missing, other in torch_world(2, _failed_reconfigurations, str(tmp_path)):
-        assert "Timed out waiting 1 seconds for rank 2 (process 12345 on elsewhere)" in missing
+    first, second = torch_world(2, _failed_reconfigurations, str(tmp_path))
+    nobody = r"2 \(process 12345 on elsewhere\)"
+    assert re.search(rf"waiting 0.5 seconds for ranks 1 \(.*\), {nobody}", first[0])
+    assert re.search(rf"Timed out waiting 2 seconds for rank {nobody}", second[0])
+    for _, other in (first, second):
         assert "was given different handles, or a different order" in other
 
 
