@@ -74,6 +74,21 @@ def test_timeouts_of_wait(dist: Any, rank: int, size: int) -> None:
         assert work.wait(None)
 
 
+@on_ranks(2)
+def test_the_future_of_a_complete_operation(dist: Any, rank: int, size: int) -> None:
+    """It is complete, even if a later operation waits for another rank or the group is gone."""
+    tensor = torch.ones(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    later = dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None
+    assert work.get_future().value() == [tensor]
+    dist.monitored_barrier()  # by the store
+    later = later or dist.all_reduce(torch.ones(1), async_op=True)
+    later.wait()
+    dist.destroy_process_group()
+    assert later.get_future().value()[0].item() == 2.0
+
+
 @pytest.mark.parametrize("then", ["all_reduce", "barrier", "destroy_process_group"])
 @on_ranks(2)
 def test_tensors_of_a_dropped_work_are_released(dist: Any, rank: int, size: int, then: str) -> None:

@@ -142,7 +142,10 @@ class Work(_C.Work):
             else:
                 future.set_result(self.result())
 
-        self._comm_stream.stream.launch(complete)
+        if self.is_completed():
+            complete()  # on the stream, it would follow later operations
+        else:
+            self._comm_stream.stream.launch(complete)
         return future
 
     def _future_on_device(self) -> torch.futures.Future[list[torch.Tensor]]:
