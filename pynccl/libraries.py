@@ -140,12 +140,14 @@ def load(provider: str | os.PathLike[str] | None = None) -> _C.Library:
         The Library, the same object for the same file.
 
     Raises:
-        ValueError: provider is neither a provider nor a path.
+        TypeError, ValueError: provider is neither a provider nor a path.
         LibraryNotFoundError: the library was not found, cannot be loaded, or is older than NCCL
             2.18.
     """
     if provider is None:
         provider = default_provider()
+    if not isinstance(provider, (str, os.PathLike)):
+        raise TypeError(f"provider: expected 'cuda', 'host' or a path, got {provider!r}")
     name = os.fspath(provider)
     if name in PROVIDERS:
         return _load_provider(name)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pynccl import raw
+from pynccl import nccl, raw
 from pynccl.errors import (
     LibraryNotFoundError,
     MissingFunctionError,
@@ -355,6 +355,8 @@ def test_load(tmp_path: Path) -> None:
     assert repr(lib) == f"<pynccl.raw.Library 2.32.{lib.version % 100} {lib.path}>"
     with pytest.raises(ValueError, match="provider: 'gpu' is neither 'cuda' nor 'host' nor a path"):
         raw.load("gpu")
+    with pytest.raises(TypeError, match="provider: expected 'cuda', 'host' or a path, got 0"):
+        nccl.Stream(0)  # type: ignore[arg-type]
     with pytest.raises(LibraryNotFoundError, match=r"/nowhere/libnccl\.so\.2"):
         raw.load("/nowhere/libnccl.so.2")
     text = tmp_path / "libnccl.so.2"
