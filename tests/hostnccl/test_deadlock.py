@@ -207,13 +207,20 @@ def _first_calls(rank: Rank, deadlock: bool, blocking: bool, grouped: bool) -> N
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize(("strict", "blocking"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("strict", "blocking", "later"),
+    [(True, True, True), (True, True, False), (True, False, True), (False, True, True)],
+)
 def test_first_calls_wait_for_each_other(
-    launch: Launcher, strict: bool, blocking: bool, grouped: bool
+    launch: Launcher, strict: bool, blocking: bool, later: bool, grouped: bool
 ) -> None:
-    """In NCCL, those of blocking communicators return when the ranks are connected."""
+    """In NCCL, those of blocking communicators return when the ranks are connected, unless
+    NCCL_RUNTIME_CONNECT=0 connects them when they are created.
+    """
     env = {"HOSTNCCL_STRICT": str(int(strict)), "HOSTNCCL_CONNECT": "1"}
-    launch(2, _first_calls, strict and blocking, blocking, grouped, ids=3, env=env, timeout=20)
+    env["NCCL_RUNTIME_CONNECT"] = str(int(later))
+    deadlock = strict and blocking and later
+    launch(2, _first_calls, deadlock, blocking, grouped, ids=3, env=env, timeout=20)
 
 
 def _ring_of_pairs(rank: Rank) -> str:
