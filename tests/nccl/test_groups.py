@@ -328,6 +328,19 @@ def test_a_failure_of_a_stream_is_raised_by_the_calling_thread(rank: Rank) -> No
     other.abort()
 
 
+@on_ranks(2)
+def test_a_failure_on_one_of_the_streams_is_one_of_all(rank: Rank) -> None:
+    """The operations of all streams run on the first one."""
+    comm, streams = rank.comm, [nccl.Stream("host"), nccl.Stream("host")]
+    with nccl.group():
+        for stream in streams:
+            comm.all_reduce(np.ones(4 + rank.rank), stream=stream)
+    for stream in streams:
+        with pytest.raises(nccl.NcclError, match="different calls"):
+            stream.synchronize()
+    comm.abort()
+
+
 @pytest.mark.parametrize("end", ["ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"])
 @pytest.mark.parametrize("pending", ["ncclAllReduce", "ncclCommSplit"])
 def test_a_communicator_in_use_by_a_group_is_not_ended(pending: str, end: str) -> None:
