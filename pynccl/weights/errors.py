@@ -22,7 +22,7 @@ class PeerLostError(WeightsError):
 
 
 class ChecksumError(WeightsError):
-    """Tensors arrived with different bits than were sent, even after they were sent again."""
+    """Tensors arrived with different bits than were sent, even after several attempts."""
 
 
 class SessionClosedError(WeightsError):

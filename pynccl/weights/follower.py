@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TypeVar
 
 from pynccl.errors import DriverError, NcclError, NcclRemoteError, NcclTimeoutError
 from pynccl.weights import messages
@@ -16,7 +14,6 @@ from pynccl.weights.errors import (
     WeightsError,
 )
 from pynccl.weights.member import InterruptedTransferError, Member
-from pynccl.weights.plan import Step
 from pynccl.weights.report import Report
 from pynccl.weights.wire import Deadline, Link, LinkLostError, post_all
 
@@ -24,7 +21,6 @@ __all__ = ["End", "Follower"]
 
 # The messages that end a version.
 End = messages.Commit | messages.Refused | messages.Fail | messages.Bye
-_T = TypeVar("_T")
 _ATTEMPTS = 3  # attempts with an NCCL error on this member before the error counts as its own
 
 
@@ -47,12 +43,12 @@ class Follower(ABC):
         """Begin an attempt; the plan is known."""
 
     @abstractmethod
-    def _transfer(self, steps: list[Step]) -> None:
-        """Transfer steps, and answer if the leader expects it."""
+    def _transfer(self) -> None:
+        """Transfer the steps of the plan, and answer if the leader expects it."""
 
     @abstractmethod
-    def _count(self, steps: list[Step]) -> int:
-        """The bytes of steps that this member transfers."""
+    def _count(self) -> int:
+        """The bytes that this member transfers."""
 
     @abstractmethod
     def _handle(self, message: messages.Message) -> None:
@@ -143,9 +139,7 @@ class Follower(ABC):
     def _obey(self, message: messages.Message) -> None:
         match message:
             case messages.Begin():
-                self._try(self._attempt, message)
-            case messages.Repair() if message.epoch == self._epoch:
-                self._try(self._run, message.units)
+                self._try(message)
             case messages.Stop():
                 self._member.drop_world()
                 self._link.send(messages.Stopped(message.epoch))
@@ -179,10 +173,10 @@ class Follower(ABC):
             (self._link.name,),
         )
 
-    def _try(self, work: Callable[[_T], None], argument: _T) -> None:
-        """Run a part of an attempt; the leader tries again if NCCL fails."""
+    def _try(self, message: messages.Begin) -> None:
+        """Run an attempt; the leader tries again if NCCL fails."""
         try:
-            work(argument)
+            self._attempt(message)
         except (NcclError, DriverError, InterruptedTransferError) as error:
             # It may be due to the death of another member. A lack of resources here will fail
             # again.
@@ -197,20 +191,15 @@ class Follower(ABC):
         if message.plan is not None:
             self._member.set_plan(message.plan)
         self._begin(message)
-        self._nbytes = 0
         if (place := message.world) is not None:
             if place.number >= (len(place.ids) if self.is_sender else place.receivers):
                 self._link.lose("a place that is not in the communicators")
                 return
             self._member.form(place, [self._link], is_sender=self.is_sender)
-        self._run(None)
-
-    def _run(self, numbers: list[int] | None) -> None:
         if self._member.ring is None:
             return  # this member has given up the attempt, as the leader will read
-        steps = self._member.steps_of(numbers)
-        self._nbytes = self._nbytes or self._count(steps)
-        self._transfer(steps)
+        self._nbytes = self._count()
+        self._transfer()
 
     def _give_up(self, error: BaseException, *, own: bool = False) -> None:
         self._member.drop_world()
@@ -225,5 +214,4 @@ class Follower(ABC):
             time.monotonic() - self._began,
             tuple(message.receivers),
             tuple(message.lost),
-            tuple(message.repaired),
         )

@@ -15,7 +15,6 @@ from pynccl.weights.entrance import Entrance
 from pynccl.weights.errors import ChecksumError, PeerLostError, WeightsError
 from pynccl.weights.layout import Layout
 from pynccl.weights.member import InterruptedTransferError, Member
-from pynccl.weights.plan import Step
 from pynccl.weights.report import Report
 from pynccl.weights.source import Source
 from pynccl.weights.transfer import Sums, digests
@@ -30,7 +29,6 @@ _DIRECT = {"host": 256 << 10, "cuda": 4 << 20}
 
 _GRACE = 5.0  # seconds for a member to report that it has stopped
 _ATTEMPTS = 3  # failed attempts without losing a member
-_REPAIRS = 3  # times that tensors are sent again
 
 _Answer = TypeVar("_Answer", bound=messages.Message)
 
@@ -383,7 +381,7 @@ class Leader:
             lost = len(self._lost)
             try:
                 return self._attempt(version, source)
-            except (NcclError, DriverError, InterruptedTransferError) as error:
+            except (NcclError, DriverError, InterruptedTransferError, ChecksumError) as error:
                 self._stop()
                 if not self._receivers:
                     if self._left:  # they may return
@@ -396,6 +394,8 @@ class Leader:
                     raise WeightsError("; ".join(self._failed)) from error
                 failures += len(self._lost) == lost
                 if failures == _ATTEMPTS:
+                    if isinstance(error, ChecksumError):
+                        raise
                     raise WeightsError(f"version {version} was given up: {error}") from error
 
     def _attempt(self, version: int, source: Source) -> Report:
@@ -418,8 +418,8 @@ class Leader:
         if place is not None:
             member.form(place, links, is_sender=True)
             self._formed = links
-        repaired = self._verify(self._send(source, None), source)
-        self._commit(version, repaired)
+        self._verify(self._send(source))
+        self._commit(version)
         self._served = self._links()
         return Report(
             version,
@@ -427,7 +427,6 @@ class Leader:
             time.monotonic() - began,
             tuple(receiver.name for receiver in self._receivers),
             tuple(self._lost),
-            repaired,
         )
 
     def _make_plan(self, source: Source) -> None:
@@ -475,19 +474,18 @@ class Leader:
         ids = [bytes(nccl.get_unique_id(provider)) for _ in range(self._options.senders)]
         return messages.WorldPlace(ids, 0, len(self._receivers))
 
-    def _send(self, source: Source, numbers: list[int] | None) -> Sums:
-        """Make all senders send some units; return the checksums."""
-        steps = self._member.steps_of(numbers)
-        own = [step for step in steps if step.sender == 0]
+    def _send(self, source: Source) -> Sums:
+        """Make all senders send their units; return the checksums."""
+        own = [step for step in self._member.steps if step.sender == 0]
         with self._member.transfer(self._links()) as ring:
             sums = ring.send(own, source)
-        self._add_sums(sums, steps)
+        self._add_sums(sums)
         return sums
 
-    def _add_sums(self, sums: Sums, steps: Sequence[Step]) -> None:
+    def _add_sums(self, sums: Sums) -> None:
         """Add the checksums of the other senders' units."""
         units: dict[int, set[int]] = {number: set() for number in self._senders}
-        for step in steps:
+        for step in self._member.steps:
             if step.sender:
                 units[step.sender].update(unit.number for unit, _ in step.units)
         answers = dict(self._collect(self._sender_links(), messages.Sent))
@@ -497,46 +495,33 @@ class Leader:
                 self._drop(sender.link, "it sent checksums of units other than its own")
             sums.update(answer.sums)
 
-    def _verify(self, sums: Sums, source: Source) -> tuple[str, ...]:
-        """Let the receivers compare the checksums, and send differing units again.
+    def _verify(self, sums: Sums) -> None:
+        """Let the receivers compare the checksums.
 
-        Returns:
-            The names of the tensors that were sent again.
+        Raises:
+            ChecksumError: a receiver has other checksums.
+            InterruptedTransferError: all receivers are lost.
         """
-        repaired: dict[str, None] = {}
-        steps = self._member.steps
-        for _ in range(_REPAIRS + 1):
-            self._tell(self._receiver_links(), messages.Check(self._epoch, digests(steps, sums)))
-            bad: set[int] = set()
-            for link, answer in self._collect(self._receiver_links(), messages.Checked):
-                if not answer.sums.keys() <= sums.keys():
-                    self._drop(link, "it sent checksums of units that were not sent")
-                else:
-                    bad.update(n for n, value in answer.sums.items() if sums[n] != value)
-            if not self._receivers:
-                raise InterruptedTransferError("all receivers are lost")
-            if not bad:
-                return tuple(repaired)
-            numbers = sorted(bad)
-            repaired.update((self._member.units[number].name, None) for number in numbers)
-            if self._links() != self._formed:
-                raise InterruptedTransferError("a receiver has died")
-            self._tell(self._links(), messages.Repair(self._epoch, numbers))
-            sums = self._send(source, numbers)
-            steps = self._member.steps_of(numbers)
-        bad_names = tuple(repaired)
-        raise ChecksumError(
-            f"the checksums of {', '.join(bad_names)} differ on a receiver, even after they were "
-            f"sent again {_REPAIRS} times",
-            bad_names,
-        )
+        message = messages.Check(self._epoch, digests(self._member.steps, sums))
+        self._tell(self._receiver_links(), message)
+        bad: set[int] = set()
+        for link, answer in self._collect(self._receiver_links(), messages.Checked):
+            if not answer.sums.keys() <= sums.keys():
+                self._drop(link, "it sent checksums of units that were not sent")
+            else:
+                bad.update(n for n, value in answer.sums.items() if sums[n] != value)
+        if not self._receivers:
+            raise InterruptedTransferError("all receivers are lost")
+        if bad:
+            names = tuple(dict.fromkeys(self._member.units[number].name for number in sorted(bad)))
+            raise ChecksumError(f"the checksums of {', '.join(names)} differ on a receiver", names)
 
-    def _commit(self, version: int, repaired: tuple[str, ...]) -> None:
+    def _commit(self, version: int) -> None:
         """Let the receivers commit a version, and then inform the other senders."""
         told: list[Link] = []
 
         def posts(links: Sequence[Link]) -> Iterator[tuple[Link, messages.Message]]:
-            commit = self._commit_of(version, repaired)
+            commit = self._commit_of(version)
             for link in links:
                 told.append(link)
                 yield link, commit
@@ -550,13 +535,13 @@ class Leader:
         except BaseException:  # do not wait after Ctrl-C
             if self._receivers:
                 links = [link for link in self._links() if link not in told]
-                post_all(links, self._commit_of(version, repaired))
+                post_all(links, self._commit_of(version))
             raise
         finally:
             if self._receivers:
                 self._is_decided, self.version = True, version
                 self._count_end()
 
-    def _commit_of(self, version: int, repaired: tuple[str, ...]) -> messages.Commit:
+    def _commit_of(self, version: int) -> messages.Commit:
         names = [receiver.name for receiver in self._receivers]
-        return messages.Commit(version, names, list(self._lost), list(repaired))
+        return messages.Commit(version, names, list(self._lost))

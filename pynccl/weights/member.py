@@ -15,7 +15,7 @@ from pynccl.weights.errors import WeightsError
 from pynccl.weights.layout import Part, whole
 from pynccl.weights.memory import Library, Memory, Tensor, memory_for
 from pynccl.weights.messages import Plan, WorldPlace
-from pynccl.weights.plan import Step, Unit, make_plan, make_steps
+from pynccl.weights.plan import Step, Unit, make_plan
 from pynccl.weights.ring import Ring
 from pynccl.weights.watch import Watcher, is_ending
 from pynccl.weights.wire import Link
@@ -79,14 +79,6 @@ class Member:
             for name, (dtype, shape, _) in layout.items()
         }
         self._plan = plan
-
-    def steps_of(self, numbers: Sequence[int] | None) -> list[Step]:
-        """The steps for some units only; None is all."""
-        if numbers is None or self._plan is None:
-            return self.steps
-        wanted = set(numbers)
-        units = [unit for unit in self.units if unit.number in wanted]
-        return make_steps(units, self._plan.bucket_bytes, self._plan.direct_bytes)
 
     def form(self, place: WorldPlace, links: Sequence[Link], *, is_sender: bool) -> None:
         """Replace the communicators and the buckets.

@@ -171,7 +171,6 @@ WireLayout = Annotated[Layout, _LAYOUT]
 WireLayouts = Annotated[list[Layout], _each(_LAYOUT)]
 OptionalLayouts = Annotated[list[Layout | None], _each(_optional(_LAYOUT))]
 MemberNumbers = Annotated[list[int], _integers(_MOST_MEMBERS, _MOST_MEMBERS)]
-Units = Annotated[list[int], _UNITS]
 Sums = Annotated[dict[int, int], _Codec(_sums, lambda sums: [list(sums), list(sums.values())])]
 Digests = Annotated[
     list[str],
@@ -308,13 +307,6 @@ class Begin(OfAttempt):
 
 
 @dataclass(frozen=True)
-class Repair(OfAttempt):
-    """Units are sent again."""
-
-    units: Units
-
-
-@dataclass(frozen=True)
 class Check(OfAttempt):
     """A receiver must compare the digests of all segments that were sent."""
 
@@ -332,7 +324,6 @@ class Commit(Message):
     version: Version
     receivers: Texts  # names of those that have it; for senders, of those that committed it
     lost: Texts  # names of those that were dropped
-    repaired: Texts  # names of tensors that were sent again
 
 
 class Refused(_End):
@@ -389,7 +380,7 @@ def _types(*kinds: type) -> MessageTypes:
 HELLOS = _types(SenderHello, ReceiverHello)
 FROM_SENDERS = _types(Offer, Sent, Failed, Stopped, Bye)
 FROM_RECEIVERS = _types(Checked, Committed, Failed, Stopped, Bye)
-FROM_LEADER = _types(Welcome, Begin, Repair, Check, Stop, Commit, Refused, Fail, Bye)
+FROM_LEADER = _types(Welcome, Begin, Check, Stop, Commit, Refused, Fail, Bye)
 
 
 def encode(message: Message) -> bytes:

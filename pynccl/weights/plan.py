@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pynccl.weights.dtypes import converts, size_of
 from pynccl.weights.layout import Box, Layout, Part, split, whole
 
-__all__ = ["Segment", "Step", "Unit", "make_plan", "make_steps"]
+__all__ = ["Segment", "Step", "Unit", "make_plan"]
 
 _ALIGNMENT = 64  # bytes, of a unit in a bucket
 
@@ -51,7 +51,6 @@ class Step:
     units: list[tuple[Unit, int]] = field(default_factory=list)  # with offsets in the bucket
     segments: list[Segment] = field(default_factory=list)
     nbytes: int = 0  # in the bucket
-    is_planned: bool = False  # it belongs to the plan of a whole version, which is used repeatedly
     bounds: list[tuple[object, Any]] = field(default_factory=list)  # a cache of transfer.bind()
 
     def segments_for(self, receiver: int | None) -> list[Segment]:
@@ -70,7 +69,7 @@ def make_plan(
     bucket_bytes: int,
     direct_bytes: int,
 ) -> list[Step]:
-    """Compute the plan of a whole version.
+    """Compute the plan of a version.
 
     Args:
         senders: the layout of each sender.
@@ -87,10 +86,7 @@ def make_plan(
     if order is None:
         units.sort(key=lambda unit: unit.nbytes < direct_bytes)
     units = [unit._replace(number=number) for number, unit in enumerate(units)]
-    steps = make_steps(units, bucket_bytes, direct_bytes)
-    for step in steps:
-        step.is_planned = True
-    return steps
+    return _make_steps(units, bucket_bytes, direct_bytes)
 
 
 def _units(
@@ -182,7 +178,7 @@ def _pieces(
     return [(min(holders[box], key=lambda sender: load[sender]), box) for box in boxes]
 
 
-def make_steps(units: Iterable[Unit], bucket_bytes: int, direct_bytes: int) -> list[Step]:
+def _make_steps(units: Iterable[Unit], bucket_bytes: int, direct_bytes: int) -> list[Step]:
     """Pack units in steps, in their order."""
     steps: list[Step] = []
     filled: dict[int, tuple[list[Unit], int]] = {}  # by sender: the open bucket and its size

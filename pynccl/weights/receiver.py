@@ -17,7 +17,6 @@ from pynccl.weights.layout import Layout
 from pynccl.weights.meeting import check_address, join
 from pynccl.weights.member import Member, checked_seconds, finalize
 from pynccl.weights.memory import Library, Tensor
-from pynccl.weights.plan import Segment, Step
 from pynccl.weights.report import Report
 from pynccl.weights.source import Shard, local
 from pynccl.weights.target import Commit, Target
@@ -126,7 +125,7 @@ class WeightReceiver(contextlib.AbstractContextManager["WeightReceiver"]):
         Raises:
             TimeoutError: no version began in time.
             PeerLostError: the sender is lost; the session has ended.
-            ChecksumError: tensors arrived with errors, even after they were sent again.
+            ChecksumError: tensors arrived with errors, even after several attempts.
             WeightsError: the sender gave up the version. Another one may follow.
             SessionClosedError: the sender has closed the session.
         """
@@ -191,7 +190,6 @@ class _ReceivingFollower(Follower):
         self.has_left = False  # because of a local error; it may join again
         self._into = into
         self._sums: Sums = {}
-        self._segments: list[Segment] = []
         if into:
             memory = member.memory_for(local(next(iter(into.values()))))
             self.target = Target(memory, into, commit)
@@ -223,20 +221,20 @@ class _ReceivingFollower(Follower):
             self.target = Target(memory, self._into, self.commit)
         self.target.begin(self._member.layout)
 
-    def _transfer(self, steps: list[Step]) -> None:
+    def _transfer(self) -> None:
         member, target = self._member, self.target
         if target is None:
             raise RuntimeError("the memory of the session is not known")
         with member.transfer([self._link]) as ring:
-            self._sums = ring.receive(steps, target)
+            self._sums = ring.receive(member.steps, target)
             number = ring.world.receiver
         units = (unit for unit in member.units if number in unit.receivers)
-        target.check_tied(units, self._sums, member.steps)
-        self._segments = [segment for step in steps for segment in step.segments]
+        target.check_tied(units, self._sums)
 
-    def _count(self, steps: list[Step]) -> int:
-        ring = self._member.ring
-        return sum(step.payload(ring.world.receiver) for step in steps) if ring is not None else 0
+    def _count(self) -> int:
+        member = self._member
+        receiver = member.ring.world.receiver if member.ring is not None else None
+        return sum(step.payload(receiver) for step in member.steps)
 
     def _handle(self, message: messages.Message) -> None:
         match message:
@@ -253,11 +251,12 @@ class _ReceivingFollower(Follower):
         ring = self._member.ring
         if ring is None:
             return  # this member has given up the attempt, as the leader will read
-        if len(message.digests) != len(self._segments):
+        segments = [segment for step in self._member.steps for segment in step.segments]
+        if len(message.digests) != len(segments):
             self._link.lose("digests of segments other than those sent")
             return
         different: Sums = {}
-        for segment, digest in zip(self._segments, message.digests, strict=True):
+        for segment, digest in zip(segments, message.digests, strict=True):
             if ring.world.receiver not in segment.receivers:
                 continue
             if digest_of(segment, self._sums) != digest:

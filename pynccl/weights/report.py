@@ -13,12 +13,11 @@ class Report:
 
     Attributes:
         version: its number.
-        nbytes: bytes that this member sent or received, without repeated ones.
+        nbytes: bytes that this member sent or received, without repetitions.
         seconds: from the start of the transfer, when all members had joined, to the commit.
         receivers: names of the receivers that committed the version; on a receiver, of those that
             were asked to.
         lost: names of receivers that died, did not respond or had a local error, and were dropped.
-        repaired: names of tensors that were sent again because a checksum differed.
     """
 
     version: int
@@ -26,7 +25,6 @@ class Report:
     seconds: float
     receivers: tuple[str, ...]
     lost: tuple[str, ...]
-    repaired: tuple[str, ...]
 
     @property
     def bandwidth(self) -> float:
@@ -40,6 +38,4 @@ class Report:
         )
         if self.lost:
             text += f"; lost: {', '.join(self.lost)}"
-        if self.repaired:
-            text += f"; sent again: {', '.join(self.repaired)}"
         return text

@@ -154,8 +154,8 @@ class WeightSender(contextlib.AbstractContextManager["WeightSender"]):
                 WeightsError.
             PeerLostError: a sender or all receivers are lost, or members did not join within the
                 timeout; the session has ended.
-            ChecksumError: tensors arrived with errors, even after they were sent again; no receiver
-                has committed the version.
+            ChecksumError: tensors arrived with errors, even after several attempts; no receiver has
+                committed the version.
             WeightsError: there are no receivers, all of them have local errors, or another sender
                 gave up the version.
         """
@@ -252,20 +252,19 @@ class _SendingFollower(Follower):
     def _begin(self, message: messages.Begin) -> None:
         """Do nothing: the source exists."""
 
-    def _transfer(self, steps: list[Step]) -> None:
-        own = self._own(steps)
+    def _transfer(self) -> None:
         with self._member.transfer([self._link]) as ring:
-            sums = ring.send(own, self._current_source())
+            sums = ring.send(self._steps(), self._current_source())
         self._link.send(messages.Sent(self._epoch, sums))
 
     def _handle(self, message: messages.Message) -> None:
         self._is_settled |= isinstance(message, End)
 
-    def _count(self, steps: list[Step]) -> int:
-        return sum(step.payload() for step in self._own(steps))
+    def _count(self) -> int:
+        return sum(step.payload() for step in self._steps())
 
-    def _own(self, steps: list[Step]) -> list[Step]:
-        return [step for step in steps if step.sender == self._rank]
+    def _steps(self) -> list[Step]:
+        return [step for step in self._member.steps if step.sender == self._rank]
 
     def _current_source(self) -> Source:
         if self._source is None:

@@ -53,8 +53,6 @@ class Target(Views):
         self._state = _State({}, None, {})
         self._given: Given | None = None  # the tensors of into
         self._tied: list[list[str]] = []
-        self._sums: dict[int, int] = {}  # of the units of tied tensors
-        self._plan: object = None  # the plan that numbers these units
         if into is not None:
             self._given = Given(into, memory)
             self.wanted = self.layout = self._given.layout
@@ -103,29 +101,23 @@ class Target(Views):
     def tensor(self, name: str) -> Tensor:
         return self.staged[name]
 
-    def check_tied(self, units: Iterable[Unit], sums: Mapping[int, int], plan: object) -> None:
+    def check_tied(self, units: Iterable[Unit], sums: Mapping[int, int]) -> None:
         """Check that tensors of into that share their memory received the same values.
 
         Args:
             units: all units of the plan for this receiver.
-            sums: the checksums of those that have arrived; the others are unchanged.
-            plan: numbers the units.
+            sums: their checksums.
 
         Raises:
             ValueError: the values differ.
         """
         if not self._tied:
             return
-        if plan is not self._plan:
-            self._sums, self._plan = {}, plan
-        parts: dict[str, dict[tuple[str, Box], int | None]] = {}
+        parts: dict[str, dict[tuple[str, Box], int]] = {}
         names = {name for group in self._tied for name in group}
         for unit in units:
             if unit.name in names:
-                if unit.number in sums:
-                    self._sums[unit.number] = sums[unit.number]
-                part = parts.setdefault(unit.name, {})
-                part[unit.dtype, unit.box] = self._sums.get(unit.number)
+                parts.setdefault(unit.name, {})[unit.dtype, unit.box] = sums[unit.number]
         for first, *others in self._tied:
             for other in others:
                 if parts.get(first) != parts.get(other):

@@ -56,7 +56,7 @@ def bind(step: Step, receiver: int | None, views: Views, memory: Memory) -> Boun
             return bound
     units = [one for one in step.units if receiver is None or receiver in one[0].receivers]
     bound = _bound(units, views, memory)
-    if step.is_planned and bound.is_lasting and all(views.is_whole(unit) for unit, _ in units):
+    if bound.is_lasting and all(views.is_whole(unit) for unit, _ in units):
         step.bounds = [*step.bounds[-1:], (views.identity, bound)]  # two, since targets alternate
     return bound
 

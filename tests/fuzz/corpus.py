@@ -120,10 +120,9 @@ def _messages() -> list[bytes]:
             weights.Bye(),
             weights.Welcome(),
             weights.Begin(1, "host", plan, world),
-            weights.Repair(1, [1]),
             weights.Check(1, ["0123456789abcdef"]),
             weights.Stop(1),
-            weights.Commit(7, ["engine"], ["lost"], ["w"]),
+            weights.Commit(7, ["engine"], ["lost"]),
             weights.Refused("given up", ["w"]),
             weights.Fail("sender 1 is lost", ["sender 1"]),
         )

@@ -416,7 +416,7 @@ def test_an_abort_while_receivers_are_admitted(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("asks_here", [False, True])
 def test_errors_beside_a_transfer(asks_here: bool) -> None:
-    report = Report(1, 0, 0.0, (), (), ())
+    report = Report(1, 0, 0.0, (), ())
     with WeightSender("127.0.0.1:0", key=KEY) as sender:
 
         def run(

@@ -129,7 +129,7 @@ def test_error_of_the_only_receiver() -> None:
         return sender.send(model()).version
 
     def receive(receiver: WeightReceiver) -> int:
-        def fail(_steps: object) -> None:
+        def fail() -> None:
             raise KeyError("local")
 
         with pytest.MonkeyPatch.context() as patch:

@@ -82,7 +82,7 @@ def test_the_program_with_two_trainers(tmp_path: Path) -> None:
             assert torch.equal(names["receiver"].tensors["weight"], weight)
             names["receiver"].close()
         assert report.receivers == ("engine 0",)
-        for attribute in ("version", "nbytes", "seconds", "bandwidth", "lost", "repaired"):
+        for attribute in ("version", "nbytes", "seconds", "bandwidth", "lost"):
             assert hasattr(report, attribute)
 
     assert len(parts) == 3

@@ -430,7 +430,7 @@ LEADERS = {
     "endless plan": frame({**_BEGIN, "plan": _PLAN, "world": None}),
     "digests of nothing": frame({**_BEGIN, "plan": None, "world": None})
     + frame({"kind": "Check", "epoch": 1, "digests": ["0" * 16] * 3}),
-    "commit of nothing": frame(Commit(1, ["engine"], [], [])),
+    "commit of nothing": frame(Commit(1, ["engine"], [])),
 }
 
 
