@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
 
 from pynccl.flight import dump as flight
 from pynccl.flight.analysis import Finding, analyse
 from pynccl.tools.replay.recorded import Recorded, counterpart
 from pynccl.tools.trace.model import Operation
 
-__all__ = ["check", "described", "located"]
+__all__ = ["check", "described"]
 
 
 def described(operation: Operation) -> str:
@@ -22,15 +21,13 @@ def described(operation: Operation) -> str:
 
 
 def check(recorded: Recorded) -> list[Finding]:
-    """Compare the operations of all ranks by communicator and position."""
+    """Compare the operations of all ranks by communicator and position.
+
+    The texts of the findings name the communicator and its processes. Causes come first.
+    """
     dumps = [_dump(recorded, place) for place in range(len(recorded.processes))]
-    return located(recorded, analyse(dumps).findings)
-
-
-def located(recorded: Recorded, findings: Iterable[Finding]) -> list[Finding]:
-    """Add the communicator and its processes to the texts, and sort causes to the front."""
     found = []
-    for finding in findings:
+    for finding in analyse(dumps).findings:
         comm = recorded.comms.get(finding.communicator)
         if comm is not None:
             text = f"communicator {comm.label}{recorded.places(comm)}: {finding.text}"

@@ -56,11 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=20.0,
         help="time limit of every operation, in seconds (default: 20)",
     )
-    parser.add_argument(
-        "--no-check",
-        action="store_true",
-        help="do not compare the ranks first: a recorded hang then lasts until the time limit",
-    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -80,7 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
         ranks=arguments.ranks,
         scale=arguments.scale,
         speed=arguments.speed,
-        check=not arguments.no_check,
         timeout=arguments.timeout,
     )
     if arguments.json:
@@ -96,7 +90,7 @@ def _text(result: Result) -> Iterator[str]:
         yield columns(result.rows, _COLUMNS.items())
         yield f"{result.operations} operations in {result.seconds:.3f} s"
     if result.findings:
-        yield "the ranks differ:" if not result.failures else "the ranks:"
+        yield "the ranks differ:"
         yield from (f"  {finding.text}" for finding in result.findings)
     for rank, text in result.failures.items():
         yield f"process {rank} failed: {text}"

@@ -25,14 +25,8 @@ def compile_programs(
         scale: factor for counts.
 
     Raises:
-        ReplayError: a rank has no file, or an operation is unknown.
+        ReplayError: an operation is unknown.
     """
-    for comm in recorded.comms.values():
-        if comm.missing:
-            raise ReplayError(
-                f"communicator {comm.label}: there is no recording of its ranks "
-                f"{list(comm.missing)}; pass a number of ranks to replay without them"
-            )
     compilers = [
         _Compiler(recorded, place, provider=provider, scale=scale)
         for place in range(len(recorded.processes))

@@ -38,13 +38,11 @@ class Outcome:
 
     Attributes:
         failure: the error that stopped it, if any.
-        dump: its flight record at that time, or after another rank failed.
         durations: the nanoseconds of the operations of its program; empty after a failure.
         seconds: its time.
     """
 
     failure: str | None = None
-    dump: str = ""
     durations: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -66,8 +64,6 @@ class _FailedError(Exception):
 
 def run_rank(rank: Rank, options: Options, folder: str) -> None:
     """Replay the program of a rank in a folder, and report an :class:`Outcome`."""
-    from pynccl import _C
-
     program: Program = pickle.loads(Path(folder, f"program-{rank.rank}").read_bytes())
     outcome = Outcome()
     player = _Player(rank, options, program, outcome)
@@ -78,13 +74,9 @@ def run_rank(rank: Rank, options: Options, folder: str) -> None:
     except Exception as error:
         name = type(error).__name__
         outcome.failure = str(error) if isinstance(error, _FailedError) else f"{name}: {error}"
-    if outcome.failure is not None:
-        outcome.dump = _C.flight_dump_json("replay")
     rank.report(outcome)
     # Communicators stay open until all ranks have ended: they may wait for this one, or query it.
-    if _wait_for(folder, "end", rank) == "failed" and not outcome.dump:
-        outcome.dump = _C.flight_dump_json("replay")
-        rank.report(outcome)
+    _wait_for(folder, "end", rank)
     player.close(abort=outcome.failure is not None)
 
 

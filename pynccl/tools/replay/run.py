@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import statistics
 import tempfile
@@ -12,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pynccl.flight import dump as flight
-from pynccl.flight.analysis import Finding, analyse
+from pynccl.flight.analysis import Finding
 from pynccl.testing import Launcher, LaunchError
-from pynccl.tools.replay.check import check as compare
-from pynccl.tools.replay.check import located
+from pynccl.tools.replay.check import check
 from pynccl.tools.replay.compiler import compile_programs
 from pynccl.tools.replay.program import Program
 from pynccl.tools.replay.rank import Options, Outcome, run_rank
@@ -65,7 +62,7 @@ class Result:
     Attributes:
         rows: one per kind and size.
         notes: differences between the recordings and the replay, as text.
-        findings: differences between the ranks' recordings, or reasons for a hang.
+        findings: differences between the ranks' recordings; nothing was issued if there are any.
         failures: the errors that stopped ranks, by rank of the process.
         operations: number of operations on all ranks.
         seconds: the time of the slowest rank.
@@ -91,7 +88,6 @@ def replay(
     ranks: int | None = None,
     scale: float = 1.0,
     speed: Literal["max", "recorded"] = "max",
-    check: bool = True,
     timeout: float = 20.0,
 ) -> Result:
     """Replay recorded operations: the same ones, in the same order, on the same number of streams.
@@ -106,8 +102,6 @@ def replay(
         ranks: replay only the first ones, and cut communicators to these; None is all.
         scale: factor for counts, which remain at least 1; at most 1e9.
         speed: "recorded" preserves the time between calls, "max" does not.
-        check: whether to compare the operations of all ranks first, and to refuse a replay of
-            inconsistent ones.
         timeout: time limit of every operation, in seconds.
 
     Returns:
@@ -124,10 +118,8 @@ def replay(
     if not 0 < timeout < float("inf"):
         raise ReplayError(f"timeout: {timeout} is not above 0")
     recorded = gather(traces, ranks)
-    if check:
-        findings = compare(recorded)
-        if findings:
-            return Result([], recorded.notes, findings, {})
+    if findings := check(recorded):
+        return Result([], recorded.notes, findings, {})
     programs = compile_programs(recorded, provider=provider, scale=scale)
     options = Options(provider, speed == "recorded", timeout)
     first = min((step.at for program in programs for step in program.steps), default=0)
@@ -161,8 +153,7 @@ def _run(nranks: int, comms: int, options: Options, folder: str, first: int) -> 
             if len(ready) == nranks and not Path(folder, "start").exists():
                 _publish(folder, "start", str(first))
             if len(outcomes) == nranks and not Path(folder, "end").exists():
-                failed = any(outcome.failure is not None for outcome in outcomes.values())
-                _publish(folder, "end", "failed" if failed else "")
+                _publish(folder, "end", "")
     if len(outcomes) < nranks:
         raise LaunchError("a rank has ended without a report")
     return [outcomes[rank] for rank in range(nranks)]
@@ -183,33 +174,10 @@ def _result(recorded: Recorded, programs: Sequence[Program], every: Sequence[Out
     return Result(
         _rows_of(programs, every),
         recorded.notes,
-        _findings(recorded, outcomes) if failures else [],
+        [],
         failures,
         sum(len(program.operations) for program in done),
         max((outcome.seconds for outcome in every), default=0.0),
-    )
-
-
-def _findings(recorded: Recorded, outcomes: dict[int, Outcome]) -> list[Finding]:
-    """The combined findings from the ranks' flight records, in terms of recorded communicators."""
-    dumps = [
-        flight.parse(outcome.dump, f"rank {rank}")
-        for rank, outcome in outcomes.items()
-        if outcome.dump
-    ]
-    if len(dumps) < len(outcomes):
-        return []
-    # Name the replay's communicators by the recorded ones.
-    ids = {comm.label: id for id, comm in recorded.comms.items()}
-    recorded_ids = {
-        comm.id: ids.get(comm.name or "", comm.id) for dump in dumps for comm in dump.communicators
-    }
-    return located(
-        recorded,
-        [
-            dataclasses.replace(one, communicator=recorded_ids.get(one.communicator, ""))
-            for one in analyse(dumps).findings
-        ],
     )
 
 
