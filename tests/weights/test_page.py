@@ -8,11 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from pynccl.weights import WeightReceiver, WeightSender
-from pynccl.weights.float8 import float8
 from tests.docs.blocks import read
 from tests.support.blocking import in_threads
 from tests.support.commands import free_port
@@ -43,7 +41,7 @@ def _program(number: int, folder: Path) -> str:
 
 
 def test_the_page_has_three_programs() -> None:
-    assert len(_blocks()) == 3
+    assert len(_blocks()) == 2
 
 
 def test_the_first_program(tmp_path: Path) -> None:
@@ -87,17 +85,3 @@ def test_the_program_with_two_trainers(tmp_path: Path) -> None:
 
     assert len(parts) == 3
     in_threads(*(functools.partial(run, part) for part in parts))
-
-
-@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="torch has no float8")
-def test_the_program_with_float8() -> None:
-    sent: dict[str, Any] = {}
-
-    class Sender:
-        def send(self, gather: Callable[[], Any], *, metadata: Any) -> None:  # noqa: ANN401
-            sent.update(gather())
-            assert set(sent) == set(metadata)
-
-    exec(_blocks()[2], {"float8": float8, "model": _model(3), "sender": Sender()})
-    assert sent["weight"].dtype == torch.float8_e4m3fn
-    assert "weight_scale_inv" in sent

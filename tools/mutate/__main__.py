@@ -166,7 +166,7 @@ AREAS: dict[str, tuple[str, ...]] = {
         *_files("c10d", "collectives messages overlaps against_torch work errors"),
     ),
     "pynccl/weights": (
-        *_files("weights", "float8 adapters page tensors trust versions"),
+        *_files("weights", "adapters page tensors trust versions"),
         *_files("weights", "shards gathering mistakes strangers"),
     ),
 }
