@@ -80,8 +80,7 @@ bench-host: $(VENV)/.installed $(VENV)/.group-bench $(VENV)/.group-peers ## time
 	$(PY) -m benchmarks.host $(ARGS)
 
 plots-lab: $(TO_BENCH) ## measure the pictures of docs/lab.md on this machine
-	$(PY) -m pynccl lab overlap --sizes 1M,4M,8M,16M --load gemm:256,sleep --until-certain --plot docs/images/lab/exposed.png \
-	  --lanes docs/images/lab/lanes.png
+	$(PY) -m pynccl lab overlap --sizes 16M --load sleep --until-certain --plot docs/images/lab/lanes.png
 	for example in ddp_buckets fsdp_prefetch own_step tensor_parallel pipeline; do \
 	  $(PY) examples/lab/$$example.py --plot docs/images/lab/$$example.png || exit 1; done
 

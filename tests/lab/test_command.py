@@ -35,8 +35,7 @@ def test_overlap(tmp_path: Path, capsys: Capture) -> None:
     files = {name: tmp_path / f"rows.{name}" for name in ("json", "png")}
     words = ["overlap", "--sizes", "64K,256K", "--load", "sleep", "--load-seconds", "0.01"]
     words += ["--buffer", "plain,window", "--chunks", "1,2", "--repeats", "3"]
-    outputs = ["--json", files["json"], "--plot", files["png"]]
-    printed = _run(capsys, *words, *outputs, "--lanes", tmp_path / "lanes.png")
+    printed = _run(capsys, *words, "--json", files["json"], "--plot", files["png"])
     lines = printed.splitlines()
     assert lines[0].split()[:3] == ["buffer", "chunks", "size"]
     assert len(lines) == 9
@@ -49,7 +48,6 @@ def test_overlap(tmp_path: Path, capsys: Capture) -> None:
         assert row["communication"] > 0
         assert len(row["samples"]["both"]) == 3
     assert files["png"].read_bytes().startswith(_PNG)
-    assert (tmp_path / "lanes.png").read_bytes().startswith(_PNG)
 
 
 @pytest.mark.skipif(not FULL, reason="torchrun imports torch four times: `make test-all`")
@@ -108,9 +106,8 @@ def test_a_plot_without_matplotlib_is_rejected_before_the_measurement(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delattr(world, "run")
-    for option in (["overlap", "--plot"], ["overlap", "--lanes"]):
-        assert cli.main(["lab", *option, "x.png"]) == 2
-        assert "a plot needs matplotlib (pip install 'rawnccl[plot]')" in capsys.readouterr().err
+    assert cli.main(["lab", "overlap", "--plot", "x.png"]) == 2
+    assert "a plot needs matplotlib (pip install 'rawnccl[plot]')" in capsys.readouterr().err
 
 
 def _overlap(capsys: Capture, collectives: str, loads: str, form: str) -> list[str]:

@@ -13,7 +13,7 @@ from pynccl._internal.progress import Progress
 from pynccl.libraries import PROVIDERS, default_provider
 from pynccl.tools.lab import algorithms, settings, variants, world
 from pynccl.tools.lab.operations import BUFFERS, COLLECTIVES
-from pynccl.tools.lab.plots import check_matplotlib, draw_exposed, draw_lanes
+from pynccl.tools.lab.plots import check_matplotlib, draw_lanes
 from pynccl.tools.lab.row import Row, write_json, write_table
 from pynccl.tools.lab.settings import POLICIES
 from pynccl.tools.text import list_of, one_of, parse_size, positive, seconds
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Options with several values take a comma-separated list; the "
         "rows are all combinations. Under torchrun, its processes are the ranks.",
         examples=(
-            "pynccl lab overlap --sizes 1M,16M --load gemm:256,sleep:0.005 --plot exposed.png",
+            "pynccl lab overlap --sizes 1M,16M --load gemm:256,sleep:0.005 --plot lanes.png",
             "pynccl lab overlap --sizes 4M --load gemm:256 --until-certain",
             "torchrun --nproc-per-node 8 -m pynccl lab overlap --ctas 4,16 --form graph",
         ),
@@ -80,9 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", type=seconds, default=60.0, help="seconds for the rounds of a row (default: 60)"
     )
     overlap.add_argument(
-        "--plot", type=Path, help="draw the exposed times: a PNG file; needs matplotlib"
+        "--plot", type=Path, help="draw the lanes of the rows: a PNG file; needs matplotlib"
     )
-    overlap.add_argument("--lanes", type=Path, help="draw the lanes of the last row: a PNG file")
     compared = commands.add_parser(
         "sweep",
         help="find the fastest algorithm for each size and number of ranks",
@@ -147,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _overlap(arguments: argparse.Namespace) -> None:
-    if arguments.plot or arguments.lanes:
+    if arguments.plot:
         check_matplotlib()
     exponents = (16, 20, 24) if arguments.provider == "cuda" else (18, 20, 22)
     chosen = settings.combinations(
@@ -171,9 +170,7 @@ def _overlap(arguments: argparse.Namespace) -> None:
     if arguments.json:
         write_json(arguments.json, rows)
     if arguments.plot:
-        draw_exposed(arguments.plot, rows)
-    if arguments.lanes:
-        draw_lanes(arguments.lanes, rows[-1:])
+        draw_lanes(arguments.plot, rows)
 
 
 def _sweep_in_world(

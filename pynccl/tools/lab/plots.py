@@ -1,21 +1,19 @@
-"""Plots (require matplotlib): exposed time against size, and the lanes of one row."""
+"""Plots of the lanes of rows (require matplotlib)."""
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pynccl.tools.lab.row import Row, hidden_text, varying
-from pynccl.tools.text import size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_matplotlib", "draw_exposed", "draw_lanes"]
+__all__ = ["check_matplotlib", "draw_lanes"]
 
 _COMPUTE, _COMMUNICATION = "tab:blue", "tab:orange"
 
@@ -49,63 +47,6 @@ def _figure(width: float, height: float) -> Figure:
 def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
-
-
-def draw_exposed(path: Path, rows: Sequence[Row]) -> None:
-    """Draw exposed time against size into an image file, with a line per setting.
-
-    The 95 % interval of each median is shaded. The dashed line is T_comm, which is exposed if
-    nothing is hidden. The marker of a row whose verdict is not certain is hollow.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: there are no rows.
-    """
-    if not rows:
-        raise ValueError("rows: expected at least one row")
-    names = [name for name in varying(rows) if name != "nbytes"]
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        label = ", ".join(f"{name} {row.setting[name]}" for name in names) or "exposed"
-        lines.setdefault(label, []).append(row)
-    drawn = _figure(6.4, 4.2)
-    axes = drawn.subplots()
-    for index, (label, line_rows) in enumerate(lines.items()):
-        ordered = sorted(line_rows, key=lambda row: row.setting["nbytes"])
-        sizes = [row.setting["nbytes"] for row in ordered]
-        exposed = [row.exposed * 1e3 for row in ordered]
-        low, high = zip(*(row.exposed_interval for row in ordered), strict=True)
-        color = f"C{index}"
-        axes.plot(sizes, exposed, marker="o", markersize=5, color=color, label=label)
-        hollow = [row.verdict.kind == "not certain" for row in ordered]
-        for size, value in itertools.compress(zip(sizes, exposed, strict=True), hollow):
-            axes.plot(size, value, marker="o", markersize=5, color=color, markerfacecolor="white")
-        axes.fill_between(
-            sizes,
-            [value * 1e3 for value in low],
-            [value * 1e3 for value in high],
-            color=color,
-            alpha=0.2,
-            linewidth=0,
-        )
-        alone = [row.communication.median * 1e3 for row in ordered]
-        axes.plot(sizes, alone, linestyle="--", linewidth=1, color=color, alpha=0.6)
-    sizes = sorted({row.setting["nbytes"] for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [size_text(size) for size in sizes], fontsize=8)
-    # A wide interval is clipped, so that the medians remain readable.
-    highest = max(max(row.exposed, row.communication.median) for row in rows)
-    axes.set_ylim(0, 1.1e3 * highest)
-    axes.set_xlabel("size")
-    axes.set_ylabel("milliseconds exposed")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    caption = (
-        "The median of the rounds and its 95 % interval; a hollow marker is not certain. Dashed: "
-        "T_comm, which is exposed if nothing is hidden."
-    )
-    _set_caption(drawn, [caption])
-    _save(drawn, path)
 
 
 def draw_lanes(path: Path, rows: Sequence[Row]) -> None:
