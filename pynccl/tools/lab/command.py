@@ -33,8 +33,8 @@ _SETTINGS: dict[str, tuple[Callable[[str], Any], object, str]] = {
     "load": (
         str,
         "gemm:256",
-        "gemm:SIDE, memory:BYTES, sleep:SECONDS, spin:SECONDS or module:function; sleep and spin "
-        "without seconds last T_comm",
+        "gemm:SIDE, memory:BYTES, sleep:SECONDS or spin:SECONDS; sleep and spin without seconds "
+        "last T_comm",
     ),
     "form": (one_of(("eager", "graph")), "eager", "eager calls or a captured graph"),
 }

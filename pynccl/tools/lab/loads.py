@@ -1,4 +1,4 @@
-"""Loads that hide communication: of known duration, compute-bound, memory-bound, or user-defined.
+"""Loads that hide communication: of known duration, compute-bound or memory-bound.
 
 A load is called with a stream and enqueues its work on it. Its duration can be fitted to a given
 time.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import time
-from collections.abc import Callable
 
 from pynccl import nccl
 from pynccl.tools.lab.steps import maximum, timed
@@ -186,9 +184,7 @@ def make_load(text: str, comm: nccl.Communicator) -> Load:
     """Create a load from its name.
 
     Args:
-        text: ``"sleep:SECONDS"``, ``"spin:SECONDS"``, ``"gemm:SIDE"``, ``"memory:64M"``, or
-            ``"module:function"``: a function that is called with the communicator and returns a
-            function of a stream.
+        text: ``"sleep:SECONDS"``, ``"spin:SECONDS"``, ``"gemm:SIDE"`` or ``"memory:64M"``.
         comm: the communicator whose memory the load uses.
 
     Returns:
@@ -209,27 +205,6 @@ def make_load(text: str, comm: nccl.Communicator) -> Load:
             return MemoryBound(comm, parse_size(value or "64M"))
     except ValueError as error:
         raise ValueError(f"load: {text!r}: {error}") from error
-    if not value:
-        raise ValueError(
-            f"load: {text!r} is not sleep:SECONDS, spin:SECONDS, gemm:SIDE, memory:BYTES or "
-            "module:function"
-        )
-    try:
-        factory = getattr(importlib.import_module(name), value)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"load: {text!r}: {error}") from error
-    made = factory(comm)
-    load: Load = made if hasattr(made, "times") else _Users(made)
-    return load
-
-
-class _Users(Load):
-    """A user-defined function, repeated."""
-
-    def __init__(self, function: Callable[[nccl.Stream], None]) -> None:
-        super().__init__()
-        self._function = function
-
-    def __call__(self, stream: nccl.Stream) -> None:
-        for _ in range(self.times):
-            self._function(stream)
+    raise ValueError(
+        f"load: {text!r} is not sleep:SECONDS, spin:SECONDS, gemm:SIDE or memory:BYTES"
+    )

@@ -38,8 +38,7 @@ class Setting:
         priority: priority of the communication stream; lower numbers come first.
         buffer: "plain", "registered" or "window".
         chunks: number of calls that the communication is divided into.
-        load: see make_load(): "gemm:256", "memory:64000000", "sleep:0.01", "sleep",
-            "module:function".
+        load: see make_load(): "gemm:256", "memory:64000000", "sleep:0.01", "sleep".
         form: "eager" or "graph".
         nranks: the number of ranks; 0 is all.
     """
