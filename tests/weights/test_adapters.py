@@ -590,31 +590,3 @@ def test_openrlhf_makes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for weights in together(*(partial(work, rank) for rank in range(3))):
         assert models.equal(weights, expected)
-
-
-def test_openrlhf_sessions() -> None:
-    class Worker(openrlhf.SessionWorker):
-        def __init__(self) -> None:
-            self.loaded = Model()
-            model = types.SimpleNamespace(load_weights=self.loaded.load_weights)
-            self.model_runner = types.SimpleNamespace(model=model)
-
-    worker = Worker()
-    with pytest.raises(RuntimeError, match="pynccl_join"):
-        worker.pynccl_update()
-    expected = models.make(1)
-    with WeightSender("127.0.0.1:0", timeout=20, key=KEY) as sender:
-
-        def work() -> int:
-            worker.pynccl_join(sender.address, timeout=20, key=KEY)
-            version = worker.pynccl_update(20)
-            receiver = worker._pynccl_receiver
-            assert receiver is not None
-            worker.pynccl_leave()
-            with pytest.raises(WeightsError, match="closed"):
-                receiver.receive(20)
-            return version
-
-        _, version = together(lambda: sender.send(expected, version=5), work)
-    assert version == 5
-    assert models.equal(worker.loaded.loaded, expected)

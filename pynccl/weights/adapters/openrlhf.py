@@ -1,4 +1,4 @@
-"""OpenRLHF's weight updates over pynccl: parameter by parameter, or as whole versions.
+"""OpenRLHF's weight updates over pynccl, parameter by parameter.
 
     from pynccl.weights.adapters import openrlhf
 
@@ -12,7 +12,6 @@ imported. Ray's hook runs it in all actors, which include vLLM's Ray workers. A 
 actor starts for vLLM's engine runs it as well, since pynccl is a vLLM plugin
 (:func:`pynccl.weights.adapters.vllm.plugin`), if the actor sets PYNCCL_OPENRLHF, as install() does.
 
-:class:`SessionWorker` is a vLLM worker extension that receives whole versions of pynccl.weights.
 Written for OpenRLHF 0.11.2.
 """
 
@@ -24,9 +23,8 @@ from datetime import timedelta
 from typing import Any
 
 from pynccl import nccl
-from pynccl.weights.receiver import WeightReceiver
 
-__all__ = ["Group", "SessionWorker", "install", "stateless_init_process_group"]
+__all__ = ["Group", "install", "stateless_init_process_group"]
 
 _SECONDS = 300.0
 
@@ -84,54 +82,6 @@ def stateless_init_process_group(
         device=gpu.index if provider == "cuda" else None,
     )
     return Group(comm)
-
-
-class SessionWorker:
-    """A vLLM worker extension (--worker-extension-cls) that receives whole versions.
-
-    Its methods are called by collective_rpc(), just as OpenRLHF calls those of its WorkerWrap. They
-    use the attributes of vLLM's worker, which must not have attributes of the same names.
-
-    The model's parameters must have the checkpoint's format. For quantized models, use the engine
-    of :mod:`pynccl.weights.adapters.vllm`.
-    """
-
-    _pynccl_receiver: WeightReceiver | None = None
-
-    def pynccl_join(self, address: str, timeout: float = _SECONDS, key: str | None = None) -> None:
-        """Join the session of a :class:`WeightSender`.
-
-        Args:
-            address: "host:port" of the sender.
-            timeout: seconds for each wait.
-            key: of the session, as for :class:`WeightReceiver`.
-        """
-        self._pynccl_receiver = WeightReceiver(address, library="torch", timeout=timeout, key=key)
-
-    def pynccl_update(self, timeout: float | None = None) -> int:
-        """Receive the next version, verify it, and load it into the model.
-
-        Args:
-            timeout: seconds to wait for it to begin; None means no limit.
-
-        Returns:
-            The number of the version.
-
-        Raises:
-            WeightsError: see :meth:`WeightReceiver.receive`.
-        """
-        if self._pynccl_receiver is None:
-            raise RuntimeError("pynccl_join() was not called")
-        report = self._pynccl_receiver.receive(timeout)
-        worker: Any = self
-        worker.model_runner.model.load_weights(weights=list(self._pynccl_receiver.tensors.items()))
-        return report.version
-
-    def pynccl_leave(self) -> None:
-        """Leave the session."""
-        if self._pynccl_receiver is not None:
-            self._pynccl_receiver.close()
-        self._pynccl_receiver = None
 
 
 def install() -> None:
