@@ -1,12 +1,10 @@
 """Compiles the C++ backend, into a directory named after everything that the build depends on.
 
-CMake runs this file for the option PYNCCL_BUILD_BACKEND before pynccl can be imported, so it does
-not import pynccl, and imports torch only where necessary.
+torch is imported only where necessary, so `pynccl doctor` can name missing tools without it.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import shutil
@@ -16,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-__all__ = ["NAME", "Sources", "main", "missing_tools"]
+__all__ = ["NAME", "Sources", "missing_tools"]
 
 NAME = "_pynccl_c10d"
 _FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden"]
@@ -132,40 +130,6 @@ def _check_tools(folder: Path) -> None:
             f"cannot find {' and '.join(missing)} to build the torch.distributed backend "
             "for the installed torch. Install a C++20 compiler and ninja (`pip install ninja`); "
             "the backend is then built on first use. Or use a machine that has them, with the "
-            "same versions of Python, torch and pynccl: either run `python -m pynccl "
-            f"build-backend` there and copy {folder} to the same path here (to another path with "
-            "PYNCCL_CACHE), or build a wheel that contains the backend: `pip wheel . "
-            "--no-build-isolation --config-settings cmake.define.PYNCCL_BUILD_BACKEND=ON`."
+            "same versions of Python, torch and pynccl: run `python -m pynccl build-backend` there "
+            f"and copy {folder} to the same path here (to another path with PYNCCL_CACHE)."
         )
-
-
-def main() -> int:
-    """Build the module into the folder of its key.
-
-    Returns:
-        The exit status.
-    """
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    add = parser.add_argument
-    add("--sources", type=Path, required=True, help="folder of the sources")
-    add("--include", type=Path, required=True, help="folder with pynccl's headers")
-    add("--version", required=True, help="version of pynccl")
-    add("--out", type=Path, required=True, help="parent of the module's folder")
-    options = parser.parse_args()
-    sources = Sources(options.sources, options.include, options.version)
-    file = options.out / sources.file()
-    if not file.exists():
-        for other in options.out.glob("torch-*"):  # builds for another torch or of other sources
-            shutil.rmtree(other)
-        file.parent.mkdir(mode=0o755, parents=True)
-        try:
-            sources.compile(file, verbose=False)
-        except RuntimeError as error:
-            print(error, file=sys.stderr)
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, whose modules must not shadow others
-    sys.exit(main())

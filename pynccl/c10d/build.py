@@ -4,8 +4,7 @@ torch has no stable ABI for backends, so the package contains the sources. They 
 use in a cache directory, ``$PYNCCL_CACHE`` or else ``pynccl`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, into a subdirectory named after the versions of torch and pynccl and a hash of the
 sources. Nothing that another user can write to is loaded: see :mod:`pynccl.c10d.private_folder`.
-``python -m pynccl build-backend`` builds ahead of time. The CMake option PYNCCL_BUILD_BACKEND
-builds the backend into the package.
+``python -m pynccl build-backend`` builds ahead of time.
 """
 
 from __future__ import annotations
@@ -24,14 +23,9 @@ from pynccl.c10d import private_folder
 __all__ = ["build", "load", "path"]
 
 
-def _package() -> Path:
-    return Path(pynccl.__file__).parent
-
-
 def _sources() -> Sources:
     """Return the sources, from the source tree if the package is in one."""
-    package = _package()
-    in_tree = package.parent / "csrc" / "c10d"
+    in_tree = Path(pynccl.__file__).parents[1] / "csrc" / "c10d"
     include = Path(pynccl.get_include())
     folder = in_tree if in_tree.is_dir() else include / "pynccl" / "c10d"
     return Sources(folder, include, pynccl.__version__)
@@ -39,13 +33,8 @@ def _sources() -> Sources:
 
 @functools.cache
 def path() -> Path:
-    """Return the module's path: in the package if it was built there, else in the cache.
-
-    A path in the cache may not exist yet.
-    """
-    file = _sources().file()
-    packaged = _package() / "lib" / "c10d" / file
-    return packaged if packaged.exists() else _cache() / file
+    """Return the module's path in the cache, which may not exist yet."""
+    return _cache() / _sources().file()
 
 
 def build(verbose: bool = False) -> Path:
@@ -62,8 +51,6 @@ def build(verbose: bool = False) -> Path:
         PermissionError: another user can write to or replace the folder.
     """
     file = path()
-    if file.is_relative_to(_package()):  # as trustworthy as this module
-        return file
     private_folder.create(file.parent)
     if file.exists():
         private_folder.check(file)

@@ -18,7 +18,6 @@ from pynccl.tools.doctor.library import Facts
 __all__ = ["PYNCCL", "examine"]
 
 PYNCCL: Final = {
-    "PYNCCL_BUILD_BACKEND": "read by pip: builds the torch.distributed backend with the package",
     "PYNCCL_BUILT": "read by setup.py: the extension is already built (make)",
     "PYNCCL_CACHE": "the directory of components that are built at first use",
     "PYNCCL_CHECK": "every or a number: ranks compare their calls before they issue them",
