@@ -1,6 +1,6 @@
 """Proves that the kernels of the examples compile for real GPUs, without one: NVRTC compiles CuPy's
-RawKernels and the C++ extension's kernel, Triton compiles its own, each for several architectures,
-to machine code. test_package.py runs the examples on the devices there are.
+RawKernels and the C++ extension's kernel, each for several architectures, to machine code.
+test_package.py runs the examples on the devices there are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernels import compile_for_gpus
-from tests.support.commands import run_python
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _ARCHITECTURES = [80, 90, 100]
@@ -43,38 +42,3 @@ def test_kernel_of_the_extension_compiles(architecture: int) -> None:
 def test_compiler_errors_are_reported() -> None:
     with pytest.raises(ValueError, match="factors"):
         compile_for_gpus(_cupy_source().replace("*= factor;", "*= factors;"), 90)
-
-
-_COMPILE_TRITON = """
-import runpy, sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-names = runpy.run_path(sys.argv[1])
-for kernel, scalar in (("scale_kernel", "scale"), ("bias_relu_kernel", "bias")):
-    for architecture in map(int, sys.argv[2:]):
-        source = ASTSource(
-            names[kernel],
-            {"data": "*fp32", "count": "i32", scalar: "fp32", "BLOCK": "constexpr"},
-            {"BLOCK": 1024},
-        )
-        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
-        print(kernel, architecture, compiled.asm["cubin"][:4], len(compiled.asm["ptx"]) > 100)
-"""
-
-
-def test_triton_kernels_compile(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    arguments = ["-c", _COMPILE_TRITON, str(_EXAMPLES / "triton_kernels.py")]
-    arguments += map(str, _ARCHITECTURES)
-    variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    done = run_python(*arguments, timeout=300, **variables)
-    assert done.returncode == 0, done.stderr
-    elf = repr(b"\x7fELF")
-    expected = [
-        f"{kernel} {architecture} {elf} True"
-        for kernel in ("scale_kernel", "bias_relu_kernel")
-        for architecture in _ARCHITECTURES
-    ]
-    assert done.stdout.splitlines() == expected

@@ -84,9 +84,8 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[examples.Example, Run]
         yield started
 
 
-# torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py;
-# Triton: test_kernels.py, docs/tutorial/8-device-api.md.
-_LONG = ("all_reduce_torchrun", "torch_compile", "triton_kernels")
+# torchrun: mirror/test_mirror_launch.py; torch.compile: ops/test_ops.py, c10d/test_compiled.py.
+_LONG = ("all_reduce_torchrun", "torch_compile")
 
 
 @pytest.mark.parametrize(
