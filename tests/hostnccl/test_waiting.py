@@ -545,8 +545,10 @@ def _reads_directly(rank: Rank, library: str, operation: str) -> list[bool] | No
     for unique_id, contended in enumerate((False, True), 1):
         token, message = np.zeros(1), np.full(4 << 20, rank.rank == 0)
         with rank.communicator(unique_id, provider="host") as comm:
+            cpus.set("slow", False)
             if contended:
                 cpus.lose_slice(comm)
+            cpus.set("slow", True)  # no other losses, and no long time since this one
             for _ in range(2):
                 comm.all_reduce(token)  # in both staging buffers
             before = comm.memory_stats().total
@@ -571,3 +573,34 @@ def test_data_is_read_at_once_while_others_take_the_cpu(
     if found is None:
         pytest.skip("ranks cannot read each other's memory here")
     assert found == [False, True]
+
+
+def _broadcast_without_the_window_of_the_root(rank: Rank, library: str) -> list[int]:
+    """The values received. The root chooses direct reads, the others try their window."""
+    cpus = _PlannedCpus(rank, library, 1)
+    cpus.set("allowed", 0b10)
+    with rank.communicator(1, provider="host") as comm:
+        window = comm.register_window(comm.mem_alloc(8192))
+        cpus.lose_slice(comm)
+        cpus.set("slow", True)
+        if rank.rank == 0:
+            window.close()
+        found, total = [], np.ones(1)
+        for value in range(3):
+            message = np.full(4 << 20, value if rank.rank == 0 else 99, np.uint8)
+            comm.broadcast(message, root=0)
+            found += [int(message.min()), int(message.max())]
+            message[:] = 77
+            comm.all_reduce(total)
+        window.close()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_root_chooses_for_others_that_have_windows(
+    launch: Launcher, planned_cpus: str, ranks: int
+) -> None:
+    env = {"HOSTNCCL_TUNING": "off", "LD_PRELOAD": planned_cpus}
+    body = _broadcast_without_the_window_of_the_root
+    found = launch(ranks, body, planned_cpus, env=env, fresh=True, ids=2)
+    assert found == [[0, 0, 1, 1, 2, 2]] * ranks

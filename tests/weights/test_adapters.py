@@ -441,7 +441,7 @@ def test_errors_beside_a_transfer(asks_here: bool) -> None:
 
 def test_an_engine_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even after the abort. Its answer, its end and the update have one time limit."""
-    monkeypatch.setattr("pynccl.weights.adapters.beside._GRACE", 1.0)
+    monkeypatch.setattr("pynccl.weights.adapters.beside._GRACE", 2.0)
     ended = threading.Event()
     began = time.monotonic()
     with (
@@ -450,7 +450,7 @@ def test_an_engine_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         beside(sender, ended.wait, _failing("no tensors"), ended.wait)
     ended.set()
-    assert time.monotonic() - began < 2.9
+    assert time.monotonic() - began < 5.9
 
 
 class _SGLang:

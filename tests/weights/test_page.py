@@ -40,7 +40,7 @@ def _program(number: int, folder: Path) -> str:
     return text.replace("weights.key", str(key))
 
 
-def test_the_page_has_three_programs() -> None:
+def test_the_page_has_two_programs() -> None:
     assert len(_blocks()) == 2
 
 

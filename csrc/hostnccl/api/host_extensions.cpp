@@ -85,7 +85,7 @@ ncclResult_t hostCommAgree(ncclComm_t comm, double seconds, int* excluded, int* 
 }
 
 /// Describes how a collective of several ranks would run if its buffers do not lie in windows. The
-/// answer is the same on all ranks.
+/// answer is the same on all ranks. On a busy machine, a root may choose the direct path instead.
 /// @param function the nccl.h function, such as "ncclAllReduce".
 /// @param block the bytes that a rank contributes, or contributes for each destination.
 /// @param direct whether the ranks read each other's buffers, instead of staging the data.

@@ -1,5 +1,5 @@
-// All ranks choose the path of a collective by values that are equal on all of them, so they choose
-// the same path.
+// All ranks choose the path of a collective by values that are equal on all of them. The exceptions
+// are published: that a rank's data lie in windows, and the choice of a root in chooses_direct().
 //
 // The staged path copies data through the staging buffers of the segment. In each round every
 // source fills its staging buffer and signals a step. When all have done so, every receiver reads
@@ -310,13 +310,13 @@ Task run_staged(Communicator& comm, const Operation& operation) {
       if (source == Source::Memory) root_staged = false;
     }
     checked = true;
-    // A peer that tried the direct path has seen this descriptor and falls back: repeat the round.
-    if (!all_staged) continue;
     if (!root_staged) {  // see chooses_direct()
       DirectCall(comm, operation, {}).receive();
       collective.signal_step();
       co_return;
     }
+    // A peer that tried the direct path has seen this descriptor and falls back: repeat the round.
+    if (!all_staged) continue;
     if (count == 0) co_return;
     if (!call.sliced) {
       call.read_staging(from, count);
@@ -340,7 +340,7 @@ Task run_direct(Communicator& comm, const Operation& operation,
                 std::shared_ptr<const WindowSet> windows, bool windows_only) {
   const DirectCall call(comm, operation, std::move(windows));
   CollectiveState& collective = call.collective;
-  bool all_direct = true;
+  bool all_in_windows = true, root_chose = false;
   ExposureEpoch exposure(call.segment, call.rank);
   try {
     Descriptor own = describe(operation);
@@ -351,10 +351,11 @@ Task run_direct(Communicator& comm, const Operation& operation,
     uint32_t step = collective.signal_step();
     for (int peer = 0; peer < call.nranks; ++peer) {
       co_await until(collective.step_of(peer), step, peer);
-      const bool same = call.check_descriptor(peer, own).windows == own.windows;
-      if (windows_only && !same) all_direct = false;
+      const Descriptor& other = call.check_descriptor(peer, own);
+      if (other.windows != own.windows) all_in_windows = false;
+      if (other.source == Source::Memory) root_chose = true;  // see chooses_direct()
     }
-    if (!all_direct) {
+    if (windows_only && !all_in_windows && !root_chose) {
       // A peer took the staged path. It repeats the round in which it saw this descriptor, so both
       // begin the first round of the staged path now.
       Task staged = run_staged(comm, operation);
@@ -416,7 +417,7 @@ size_t staged_chunk(const Operation& operation, int nranks) {
 bool chooses_direct(const CollectiveCall& call) {
   const Segment& segment = call.segment;
   return call.traits.only_root_sends && call.rank == call.root && segment.competing_ranks() > 0 &&
-         segment.supports_direct() && !call.comm.windows().any() &&
+         segment.supports_direct() && !segment.within_process() && !call.comm.windows().any() &&
          contribution_of(call.operation, call.nranks) >= segment.tuning().rooted_contended &&
          cpus_contended(segment.competing_ranks());
 }
