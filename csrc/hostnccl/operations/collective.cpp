@@ -335,7 +335,7 @@ Task run_staged(Communicator& comm, const Operation& operation) {
 // Reads the other ranks' buffers directly: through their windows if windows is not null, else by
 // pointer within the process or with process_vm_readv. With windows_only, all buffers must lie in
 // windows. A rank knows that only of its own buffers. If those of another rank do not, the call
-// falls back to the staged path.
+// falls back to the staged path, unless its root has chosen direct reads.
 Task run_direct(Communicator& comm, const Operation& operation,
                 std::shared_ptr<const WindowSet> windows, bool windows_only) {
   const DirectCall call(comm, operation, std::move(windows));
