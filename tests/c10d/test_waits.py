@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -145,24 +144,32 @@ def test_waits_of_several_threads(rank: int, size: int) -> None:
 @on_ranks(2)
 def test_a_callback_that_waits(rank: int, size: int) -> None:
     """For operations that are issued before it runs, with or without callbacks themselves."""
+    dist.all_reduce(torch.ones(1))
+    for waiter in range(size):
+        if rank == waiter:
+            _wait_in_callbacks(partial(set_event, f"{waiter} is ready"))
+        else:
+            wait_event(f"{waiter} is ready")
+            for work in [_sum() for _ in range(4)]:
+                work.wait()
+
+
+def _wait_in_callbacks(ready: Callable[[], None]) -> None:
+    """Issue four operations, which the other rank takes part in once this one is ready."""
     waited: list[int] = []
-    works: list[Any] = []
-    begin = threading.Event()
+    works = [_sum()]
 
     def wait_for(number: int) -> Callable[[Any], None]:
         def callback(_: Any) -> None:
-            begin.wait(20)
             works[number].wait()
             waited.append(number)
 
         return callback
 
-    dist.all_reduce(torch.ones(1))
-    works.extend(_sum() for _ in range(1))
     done = works[0].get_future().then(wait_for(2))
     works.extend(_sum() for _ in range(3))
     other = works[3].get_future().then(wait_for(1))
-    begin.set()
+    ready()
     done.wait()
     other.wait()
     assert sorted(waited) == [1, 2]

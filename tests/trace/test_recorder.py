@@ -337,7 +337,8 @@ def test_all_ranks_of_a_process(tmp_path: Path) -> None:
         # Registering a window gathers.
         collectives = [["all_gather", 0, 1, 2], ["all_reduce", 0, 1, 2], ["all_reduce", 0, 1, 2]]
         assert sorted(found) == sorted([*collectives, *messages * 2])
-        assert check(one) == []
+        if one.timed:
+            assert check(one) == []
     for comm in [alone, *comms]:
         comm.close()
 
