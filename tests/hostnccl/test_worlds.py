@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from pynccl import nccl, raw
+from tests.support.blocking import wait_until
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -249,3 +250,61 @@ def test_a_forked_child_gets_an_error(rank: Rank) -> None:
     os.waitpid(child, 0)
     assert "fork" in text
     comm.all_reduce(np.ones(3))
+
+
+def _sockets() -> set[str]:
+    """The open sockets of this process."""
+    found = set()
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(entry.path))
+    return {target for target in found if target.startswith("socket:")}
+
+
+def _incomplete(rank: Rank, nranks: int) -> nccl.Communicator:
+    config = nccl.Config(blocking=False)
+    return nccl.Communicator(nranks, rank.unique_ids[0], rank.rank, config=config, provider="host")
+
+
+@on_ranks(2)
+def test_a_forked_child_does_not_keep_the_name_of_a_rendezvous(rank: Rank) -> None:
+    """Rank 0 forks while it hosts a rendezvous, which it gives up. The child lives on."""
+    reading, writing = os.pipe()
+    if rank.rank == 0:
+        before = _sockets()
+        comm = _incomplete(rank, 2)
+        wait_until(lambda: _sockets() > before)
+        if os.fork() == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        comm.abort()
+        rank.set_event("aborted")
+    else:
+        rank.wait_event("aborted", 0)
+    with rank.communicator() as comm:
+        comm.all_reduce(np.ones(3))
+    os.close(writing)
+    os.close(reading)
+    if rank.rank == 0:
+        os.wait()
+
+
+@on_ranks(2)
+def test_a_forked_child_has_no_socket(rank: Rank) -> None:
+    """Of a host, a joiner, and a root that refuses the new ranks of a communicator."""
+    before = _sockets()
+    with nccl.Communicator(1, nccl.get_unique_id("host"), 0, provider="host") as root:
+        root.get_unique_id()
+    wait_until(lambda: len(_sockets() - before) == 1)
+    if rank.rank == 1:
+        rank.wait_event("listens", 0)
+    comm = _incomplete(rank, 3)
+    wait_until(lambda: len(_sockets() - before) == 2)
+    rank.set_event("listens")
+    wait_until(lambda: len(_sockets() - before) == 3 - rank.rank)  # rank 0 accepts rank 1
+    child = os.fork()
+    if child == 0:
+        os._exit(len(_sockets() - before))
+    assert os.waitpid(child, 0)[1] == 0
+    comm.abort()

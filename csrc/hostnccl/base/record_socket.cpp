@@ -1,12 +1,15 @@
 #include "hostnccl/base/record_socket.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "hostnccl/base/error.h"
+#include "hostnccl/base/thread.h"
 
 namespace hostnccl {
 namespace {
@@ -14,10 +17,29 @@ namespace {
 constexpr int kBacklog = 4096;
 constexpr int kMaxOthers = 256;  // connections of other users that one call closes
 
-Fd make_socket() {
-  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) fail_errno("socket");
-  return fd;
+// The descriptors of all sockets. A forking thread owns the mutex, so that its child knows them.
+struct Sockets {
+  std::mutex mutex;
+  std::list<int> descriptors;
+};
+
+void close_in_child() {
+  auto& all = immortal<Sockets>();
+  for (int& fd : all.descriptors) {
+    if (fd >= 0) close(fd);
+    fd = -1;  // the forking thread may own one
+  }
+  all.mutex.unlock();
+}
+
+[[maybe_unused]] const int fork_handlers =
+    pthread_atfork([] { immortal<Sockets>().mutex.lock(); },
+                   [] { immortal<Sockets>().mutex.unlock(); }, &close_in_child);
+
+Socket make_socket() {
+  Socket made([] { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+  if (!made) fail_errno("socket");
+  return made;
 }
 
 ucred credentials(int fd) {
@@ -43,6 +65,25 @@ void take_descriptors(msghdr& header, Fd& passed) {
 
 }  // namespace
 
+// Memory is allocated and freed without the mutex: a fork may lock the allocator first.
+Socket::Socket(const std::function<int()>& open) {
+  std::list<int> own{-1};
+  auto& all = immortal<Sockets>();
+  const std::lock_guard lock(all.mutex);
+  own.front() = open();
+  all.descriptors.splice(all.descriptors.begin(), own);
+  entry_ = all.descriptors.begin();
+}
+
+Socket::~Socket() {
+  if (!entry_) return;
+  std::list<int> own;
+  auto& all = immortal<Sockets>();
+  const std::lock_guard lock(all.mutex);
+  own.splice(own.begin(), all.descriptors, *entry_);
+  if (own.front() >= 0) close(own.front());
+}
+
 SocketName::SocketName(const RendezvousKey& key) {
   constexpr size_t kHashed = 16;  // bytes of the hash in the name
   const Proof hash = hmac(key, bytes_of("socket"));
@@ -53,27 +94,28 @@ SocketName::SocketName(const RendezvousKey& key) {
   length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
 }
 
-Fd try_bind(const SocketName& name) {
-  Fd fd = make_socket();
-  if (bind(fd.get(), name.get(), name.length()) != 0) {
+Socket try_bind(const SocketName& name) {
+  Socket listener = make_socket();
+  if (bind(listener.get(), name.get(), name.length()) != 0) {
     if (errno == EADDRINUSE) return {};
     fail_errno("bind of a socket");
   }
-  if (listen(fd.get(), kBacklog) != 0) fail_errno("listen");
-  return fd;
+  if (listen(listener.get(), kBacklog) != 0) fail_errno("listen");
+  return listener;
 }
 
-Fd try_connect(const SocketName& name) {
-  Fd fd = make_socket();
-  if (connect(fd.get(), name.get(), name.length()) == 0) return fd;
+Socket try_connect(const SocketName& name) {
+  Socket connection = make_socket();
+  if (connect(connection.get(), name.get(), name.length()) == 0) return connection;
   // No listener yet, or no longer, or a full queue.
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   fail_errno("connect to the socket of another rank");
 }
 
-Fd try_accept(int listener) {
+Socket try_accept(int listener) {
   for (int others = 0; others < kMaxOthers; ++others) {
-    Fd accepted(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Socket accepted(
+        [=] { return accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); });
     if (!accepted) {
       if (errno == EMFILE || errno == ENFILE) fail_errno("accept of a connection");
       return {};

@@ -10,7 +10,11 @@
 #include <sys/un.h>
 
 #include <cstddef>
+#include <functional>
+#include <list>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "hostnccl/base/fd.h"
 #include "hostnccl/base/keys.h"
@@ -29,13 +33,33 @@ class SocketName {
   socklen_t length_;
 };
 
+// An owned socket. Forked children close it: their copies would keep its name in use and its
+// connections open, although no thread of theirs answers.
+class Socket {
+ public:
+  Socket() = default;
+  // Owns the descriptor that open() returns, or none if it is negative. No thread forks meanwhile.
+  explicit Socket(const std::function<int()>& open);
+  Socket(Socket&& other) noexcept : entry_(std::exchange(other.entry_, std::nullopt)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(entry_, other.entry_);
+    return *this;
+  }
+  ~Socket();
+  int get() const { return entry_ ? **entry_ : -1; }
+  explicit operator bool() const { return get() >= 0; }
+
+ private:
+  std::optional<std::list<int>::iterator> entry_;  // of the descriptors of this process
+};
+
 // All of these sockets are non-blocking.
-Fd try_bind(const SocketName& name);     // a listening socket. Empty if the name is already bound
-Fd try_connect(const SocketName& name);  // empty without a listener, or if the queue is full
+Socket try_bind(const SocketName& name);     // a listening one. Empty if the name is already bound
+Socket try_connect(const SocketName& name);  // empty without a listener, or if the queue is full
 
 // The next connection of this user. Closes those of other users. Empty if there is none, or after a
 // number of others.
-Fd try_accept(int listener);
+Socket try_accept(int listener);
 
 // The process at the other end of a connection.
 pid_t peer_pid(int connection);

@@ -55,7 +55,7 @@ class Outgoing {
 
  private:
   bool close() {
-    connection_ = Fd();
+    connection_ = {};
     proven_ = false;
     return false;
   }
@@ -63,14 +63,14 @@ class Outgoing {
   Peer& peer_;
   SocketName name_;
   ConnectingSide handshake_;
-  Fd connection_;
+  Socket connection_;
   bool proven_ = false;
 };
 
 // A connection from a higher rank.
 class Incoming {
  public:
-  explicit Incoming(Fd connection) : connection_(std::move(connection)) {}
+  explicit Incoming(Socket connection) : connection_(std::move(connection)) {}
 
   int descriptor() const { return connection_.get(); }
 
@@ -97,17 +97,17 @@ class Incoming {
 
  private:
   bool close() {
-    connection_ = Fd();
+    connection_ = {};
     return false;
   }
 
-  Fd connection_;
+  Socket connection_;
   Peer* peer_ = nullptr;
   Fd file_;
 };
 
-Fd listen_at(const RendezvousKey& key) {
-  Fd listener = try_bind(SocketName(key));
+Socket listen_at(const RendezvousKey& key) {
+  Socket listener = try_bind(SocketName(key));
   if (!listener) fail(abi::ncclSystemError, "the name of a new socket is in use");
   return listener;
 }
@@ -130,7 +130,7 @@ void FileExchange::run(int own_rank, int own_file, std::vector<Peer>& peers,
   for (;;) {
     bool progressed = false;
     for (Outgoing& link : outgoing) progressed |= link.advance(own, own_file);
-    for (Fd& connection : listener_.advance()) incoming.emplace_back(std::move(connection));
+    for (Socket& connection : listener_.advance()) incoming.emplace_back(std::move(connection));
     for (Incoming& link : incoming) progressed |= link.advance(peers, own, own_file);
     if (progressed) continue;
 

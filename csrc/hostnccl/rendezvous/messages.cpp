@@ -102,11 +102,11 @@ void JoinListener::add_to(std::vector<pollfd>& waits) const {
   if (pending_.size() < kMaxPending) waits.push_back({listener_.get(), POLLIN, 0});
 }
 
-std::vector<Fd> JoinListener::advance() {
+std::vector<Socket> JoinListener::advance() {
   accept_some();
   const bool full = pending_.size() >= kMaxPending;
   const auto oldest = Clock::now() - (full ? Clock::duration(kTimeWhenFull) : kTimeToProve);
-  std::vector<Fd> proven;
+  std::vector<Socket> proven;
   for (Pending& pending : pending_) {
     advance(pending);
     if (pending.proven) proven.push_back(std::move(pending.connection));
@@ -119,7 +119,7 @@ std::vector<Fd> JoinListener::advance() {
 
 void JoinListener::accept_some() {
   while (pending_.size() < kMaxPending) {
-    Fd connection = try_accept(listener_.get());
+    Socket connection = try_accept(listener_.get());
     if (!connection) return;
     pending_.emplace_back().connection = std::move(connection);
   }
@@ -130,7 +130,7 @@ void JoinListener::advance(Pending& pending) const {
   while (pending.connection && !pending.proven) {
     const Received received = receive_message(pending.connection.get(), message);
     if (received == Received::Nothing) return;
-    if (received == Received::Closed || !challenge(pending, message)) pending.connection = Fd();
+    if (received == Received::Closed || !challenge(pending, message)) pending.connection = {};
   }
 }
 

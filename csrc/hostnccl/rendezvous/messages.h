@@ -133,17 +133,18 @@ class ConnectingSide {
 // owner of this object from checking its deadline.
 class JoinListener {
  public:
-  JoinListener(Fd listener, const RendezvousKey& key) : key_(key), listener_(std::move(listener)) {}
+  JoinListener(Socket listener, const RendezvousKey& key)
+      : key_(key), listener_(std::move(listener)) {}
 
   void add_to(std::vector<pollfd>& waits) const;  // the descriptors that advance() reads
   // Processes all connections without blocking and returns those that are now proven. Throws if no
   // descriptor is free.
-  std::vector<Fd> advance();
+  std::vector<Socket> advance();
   bool has_pending() const { return !pending_.empty(); }  // connections without proof
 
  private:
   struct Pending {
-    Fd connection;
+    Socket connection;
     Nonce connecting{};
     Nonce listening{};
     bool challenged = false;
@@ -156,7 +157,7 @@ class JoinListener {
   bool challenge(Pending& pending, const Message& message) const;
 
   RendezvousKey key_;
-  Fd listener_;
+  Socket listener_;
   std::vector<Pending> pending_;  // in the order of their connections
 };
 

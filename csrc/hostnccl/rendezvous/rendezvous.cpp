@@ -94,11 +94,11 @@ class Refusal {
   void run() {
     while (!over()) {
       if (!listener_) {
-        if (Fd free = try_bind(name_)) listener_.emplace(std::move(free), key_);
+        if (Socket free = try_bind(name_)) listener_.emplace(std::move(free), key_);
       }
       if (listener_) {
         answer();
-      } else if (const Fd connection = try_connect(name_)) {
+      } else if (const Socket connection = try_connect(name_)) {
         if (report(connection.get(), key_, reason_, end_)) await_close(connection.get());
       }
       std::this_thread::sleep_for(kPause);
@@ -110,13 +110,13 @@ class Refusal {
 
   // Sends the reason to all ranks that connect, until the end.
   void answer() {
-    std::vector<Fd> refused;  // stay open until the end: an early close would discard the reason
+    std::vector<Socket> refused;  // open until the end: an early close would discard the reason
     while (!over() && refused.size() < kMaxRanks) {
       std::vector<pollfd> waits;
       listener_->add_to(waits);
       poll(waits.data(), waits.size(), kRefusalPollMs);
       try {
-        for (Fd& joiner : listener_->advance()) {
+        for (Socket& joiner : listener_->advance()) {
           send_message(joiner.get(), reason_);
           refused.push_back(std::move(joiner));
         }
@@ -201,7 +201,7 @@ JoinRequest make_join_request(const RendezvousKey& key, int nranks, int rank) {
 }  // namespace
 
 bool refuse_host(const RendezvousKey& key, const Error& reason) {
-  const Fd connection = try_connect(SocketName(key));
+  const Socket connection = try_connect(SocketName(key));
   return connection &&
          report(connection.get(), key, Failure::of(reason), Clock::now() + kReportTime);
 }
@@ -221,14 +221,14 @@ void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
 // joiner the segment or the reason for a refusal.
 class RendezvousHost {
  public:
-  RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Fd listener);
+  RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Socket listener);
   std::shared_ptr<Segment> run();
   // After run(): throws if a joiner could not map the segment.
   void check_joiners() const;
 
  private:
   struct Joiner {
-    Fd connection;
+    Socket connection;
     JoinRequest request{};
     bool has_request = false;
   };
@@ -314,11 +314,11 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
   forbid_second_use(key);
   const SocketName name(key);
   for (;;) {
-    if (Fd listener = try_bind(name)) {
+    if (Socket listener = try_bind(name)) {
       host_ = std::make_unique<RendezvousHost>(*this, key, std::move(listener));
       return host_->run();
     }
-    if (Fd connection = try_connect(name)) {
+    if (Socket connection = try_connect(name)) {
       if (auto segment = try_join(key, std::move(connection))) return segment;
     }
     check_given_up();
@@ -328,7 +328,7 @@ std::shared_ptr<Segment> Rendezvous::run(const RendezvousKey& key) {
 
 // Null if the host closed the connection before it replied, because its rendezvous was already over
 // or it had too many connections.
-std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd connection) {
+std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Socket connection) {
   const int fd = connection.get();
   if (!peer_is_same_user(fd)) {
     fail(abi::ncclInvalidUsage, "the rendezvous is hosted by another user (pid %d)", peer_pid(fd));
@@ -354,7 +354,7 @@ std::shared_ptr<Segment> Rendezvous::try_join(const RendezvousKey& key, Fd conne
       }
       pollfd wait{fd, POLLIN, 0};
       poll(&wait, 1, kPollMs);
-      // The host's sockets outlive it in its forked children.
+      // The host's sockets outlive it in children that the system call clone has created.
       if (Clock::now() - checked < kProcessCheckInterval) continue;
       checked = Clock::now();
       died = !is_alive(host);
@@ -433,7 +433,7 @@ void Rendezvous::report_missing(int connection) const {
   }
 }
 
-RendezvousHost::RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Fd listener)
+RendezvousHost::RendezvousHost(Rendezvous& rendezvous, const RendezvousKey& key, Socket listener)
     : rendezvous_(rendezvous),
       key_(key),
       self_(make_join_request(key, rendezvous.nranks_, rendezvous.rank_)),
@@ -490,7 +490,7 @@ void RendezvousHost::poll_once() {
 }
 
 void RendezvousHost::accept() {
-  for (Fd& connection : listener_->advance()) {
+  for (Socket& connection : listener_->advance()) {
     joiners_.emplace_back().connection = std::move(connection);
     read_messages(joiners_.back());
   }
@@ -511,7 +511,7 @@ void RendezvousHost::read_messages(Joiner& joiner) {
 }
 
 void RendezvousHost::note_closed(Joiner& joiner) {
-  joiner.connection = Fd();
+  joiner.connection = {};
   if (!joiner.has_request || refusing_) return;
   fail_joiner(joiner, is_alive_after_close(joiner.request.process()) ? "gave up" : "died");
 }
@@ -566,7 +566,7 @@ void RendezvousHost::check(const JoinRequest& request) const {
        int(first->pid), int(request.pid));
 }
 
-// A connection outlives its process in the children of that process.
+// A connection outlives its process in children that the system call clone has created.
 void RendezvousHost::check_processes() const {
   for (const Joiner& joiner : joiners_) {
     if (!joiner.has_request || is_alive(joiner.request.process())) continue;

@@ -95,7 +95,7 @@ class Rendezvous {
   std::string progress() const { return joined_.progress_text(); }
 
  private:
-  std::shared_ptr<Segment> try_join(const RendezvousKey& key, Fd connection);
+  std::shared_ptr<Segment> try_join(const RendezvousKey& key, Socket connection);
   std::shared_ptr<Segment> map(int connection, const RendezvousKey& key, const Fd& file) const;
   std::optional<Error> given_up() const;  // why this rank gives up
   void check_given_up() const;
