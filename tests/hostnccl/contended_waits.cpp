@@ -83,7 +83,7 @@ void lose_by_spin(nanoseconds time) {
   yields = 0;
   while (yields == 0) backoff.wait();
   moment += time;
-  while (backoff.wait() && !cpus_contended()) {
+  while (backoff.wait() && !lost_slice_recently()) {
   }
 }
 

@@ -175,11 +175,11 @@ class Sleep {
   size_t count_;
 };
 
-bool cpus_contended() { return lost_slices.recent(Clock::now()); }
+bool lost_slice_recently() { return lost_slices.recent(Clock::now()); }
 
-bool cpus_contended(int ranks) {
+bool others_ran_recently() {
   constexpr std::chrono::seconds kRecent(1);
-  return ranks > 0 ? lost_slices.others_seen_since(Clock::now() - kRecent) : cpus_contended();
+  return lost_slices.others_seen_since(Clock::now() - kRecent);
 }
 
 void Flag::wake() { syscall(SYS_futex, &value_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }

@@ -67,12 +67,13 @@ void sleep_until(const WaitCondition& condition, const Check& check) {
   }
 }
 
-// Whether recent waits of this process have lost time slices to other processes.
-bool cpus_contended();
+// Whether waits of this process have recently lost time slices to other processes. If ranks share
+// CPUs (Segment::competing_ranks()), it may have been a rank that copied for as long.
+bool lost_slice_recently();
 
-// The same for ranks that share CPUs (Segment::competing_ranks()): whether other threads were ready
-// to run in the last second. A rank that only copies may take as long as a time slice.
-bool cpus_contended(int ranks);
+// Whether waits of this process have lost their CPU in the last second while more threads than
+// ranks were ready to run. Only known if ranks share CPUs.
+bool others_ran_recently();
 
 // The busy wait before a sleep. It spins and occasionally yields the CPU, more often if ranks are
 // oversubscribed. While other processes compete for the CPUs, it only spins if all awaited ranks

@@ -419,7 +419,7 @@ bool chooses_direct(const CollectiveCall& call) {
   return call.traits.only_root_sends && call.rank == call.root && segment.competing_ranks() > 0 &&
          segment.supports_direct() && !segment.within_process() && !call.comm.windows().any() &&
          contribution_of(call.operation, call.nranks) >= segment.tuning().rooted_contended &&
-         cpus_contended(segment.competing_ranks());
+         others_ran_recently();
 }
 
 Task run_collective(Communicator& comm, const Operation& operation) {

@@ -21,8 +21,9 @@ Transfer transfer_for(const Segment& segment, int peer, size_t bytes, bool alone
   if (in_process) return Transfer::Pieces;
   // A wake-up takes long while other processes compete for the CPUs. Pieces need one for each fill
   // of the ring, if the ranks do not run at the same time.
-  const int ranks = segment.competing_ranks();
-  const bool avoids_wakeups = bytes >= tuning.message_contended[ranks > 0] && cpus_contended(ranks);
+  const bool share = segment.competing_ranks() > 0;
+  const bool avoids_wakeups = bytes >= tuning.message_contended[share] &&
+                              (share ? others_ran_recently() : lost_slice_recently());
   return avoids_wakeups ? Transfer::Direct : Transfer::Pieces;
 }
 

@@ -248,7 +248,7 @@ void ProgressEngine::end_if_deadlocked() {
 // its own CPU, except if it waits for earlier operations, which other threads run.
 bool ProgressEngine::apart() {
   const int own = sched_getcpu() + 1;
-  const bool contended = cpus_contended();
+  const bool contended = lost_slice_recently();
   for (const CommunicatorWork& work : works_) {
     if (work.begun) work.comm->segment().publish_cpu(work.comm->rank(), own, contended);
   }
