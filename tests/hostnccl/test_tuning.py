@@ -36,14 +36,14 @@ _DEFAULTS = [32 * _KIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 16 * _MIB, 64 * _KIB]
 # collective, each through the caches and past them, and direct reads. The first two are as measured
 # on an AMD EPYC (Zen 4): its two virtual CPUs were far apart, then close. The third is a machine
 # with slow copies through shared memory; on the fourth ranks cannot read each other's memory.
-_FAR = (220, (4.4, 48), (3.1, 27), (5.5, 77), (3.6, 50), (4.0, 50), (3.0, 28), (3.8, 30))
+FAR = (220, (4.4, 48), (3.1, 27), (5.5, 77), (3.6, 50), (4.0, 50), (3.0, 28), (3.8, 30))
 _NEAR = (50, (1.5, 15), (2.8, 25), (3.0, 33), (3.4, 42), (3.0, 33), (3.0, 38), (3.7, 31))
 _SLOW = (254, (6.0, 80), (5.5, 75), (10, 140), (9.0, 120), (8.0, 110), (8.0, 100), (5.0, 40))
-_UNREADABLE = (*_FAR[:7], (0, 0))
+_UNREADABLE = (*FAR[:7], (0, 0))
 
 # The minimum and maximum of each threshold, in KiB.
 _EXPECTED: dict[tuple[object, ...], tuple[list[int], list[int]]] = {
-    _FAR: ([16, 4096, 32768, 32768, 32768, 16], [16, 4096, 32768, 32768, 32768, 64]),
+    FAR: ([16, 4096, 32768, 32768, 32768, 16], [16, 4096, 32768, 32768, 32768, 64]),
     _NEAR: (
         [_NEVER >> 10, 4096, 32768, 32768, 32768, 32],
         [_NEVER >> 10, 4096, 32768, 32768, 32768, 1024],
@@ -53,7 +53,7 @@ _EXPECTED: dict[tuple[object, ...], tuple[list[int], list[int]]] = {
 }
 
 
-def _content(
+def content(
     machine: tuple[object, ...], boot: bytes | None = None, spread: float = 1.25, version: int = 2
 ) -> bytes:
     """The bytes of a file of measurements, of 2026-11-27 04:10 UTC."""
@@ -90,7 +90,7 @@ def _python(code: str, **env: object) -> str:
 
 @pytest.mark.parametrize("machine", _EXPECTED, ids=["far", "near", "slow", "unreadable"])
 def test_thresholds_follow_from_the_machine(tmp_path: Path, machine: tuple[object, ...]) -> None:
-    found = _thresholds(TUNING_FILE=_write(tmp_path / "file", _content(machine)))
+    found = _thresholds(TUNING_FILE=_write(tmp_path / "file", content(machine)))
     for key, value, least, most in zip(_KEYS, found, *_EXPECTED[machine], strict=True):
         assert least * _KIB <= value <= most * _KIB, (key, found)
     assert found != _DEFAULTS
@@ -111,7 +111,7 @@ def test_an_explanation_contains_the_path_and_the_measured_times(
     tmp_path: Path, machine: tuple[Any, ...]
 ) -> None:
     """Each threshold decides, and the times are those of the faster copy."""
-    file = _write(tmp_path / "file", _content(machine))
+    file = _write(tmp_path / "file", content(machine))
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(file)}
     found, other = testing.launch(2, _explain, unique_ids=1, env=env, timeout=60)
     assert found == other
@@ -158,7 +158,7 @@ def test_an_explanation_of_ranks_that_cannot_read_each_other(tmp_path: Path) -> 
 
 
 def test_only_a_sound_file_is_used(tmp_path: Path) -> None:
-    sound = _content(_SLOW)
+    sound = content(_SLOW)
     file = _write(tmp_path / "sound", sound)
     assert _thresholds(TUNING_FILE=file) != _DEFAULTS
     flipped = bytearray(sound)
@@ -167,16 +167,16 @@ def test_only_a_sound_file_is_used(tmp_path: Path) -> None:
         "short": _write(tmp_path / "short", sound[:-1]),
         "long": _write(tmp_path / "long", sound + b"\0"),
         "flipped": _write(tmp_path / "flipped", bytes(flipped)),
-        "format 1": _write(tmp_path / "format1", _content(_SLOW, version=1)),
-        "later format": _write(tmp_path / "format3", _content(_SLOW, version=3)),
-        "disturbed": _write(tmp_path / "disturbed", _content(_SLOW, spread=9)),
-        "no spread": _write(tmp_path / "spread", _content(_SLOW, spread=float("nan"))),
-        "earlier boot": _write(tmp_path / "boot", _content(_SLOW, b"another\n")),
+        "format 1": _write(tmp_path / "format1", content(_SLOW, version=1)),
+        "later format": _write(tmp_path / "format3", content(_SLOW, version=3)),
+        "disturbed": _write(tmp_path / "disturbed", content(_SLOW, spread=9)),
+        "no spread": _write(tmp_path / "spread", content(_SLOW, spread=float("nan"))),
+        "earlier boot": _write(tmp_path / "boot", content(_SLOW, b"another\n")),
         "readable by others": _write(tmp_path / "open", sound, 0o644),
-        "impossible": _write(tmp_path / "impossible", _content((254, *[(5.0, 1.0)] * 7))),
-        "not a number": _write(tmp_path / "nan", _content((float("nan"), *_SLOW[1:]))),
-        "interrupted": _write(tmp_path / "slow", _content((*_SLOW[:3], (10, 3900), *_SLOW[4:]))),
-        "shared CPU": _write(tmp_path / "shared", _content((4700, *_SLOW[1:]))),
+        "impossible": _write(tmp_path / "impossible", content((254, *[(5.0, 1.0)] * 7))),
+        "not a number": _write(tmp_path / "nan", content((float("nan"), *_SLOW[1:]))),
+        "interrupted": _write(tmp_path / "slow", content((*_SLOW[:3], (10, 3900), *_SLOW[4:]))),
+        "shared CPU": _write(tmp_path / "shared", content((4700, *_SLOW[1:]))),
         "missing": tmp_path / "missing",
         "folder": tmp_path,
         "link": tmp_path / "link",
@@ -195,13 +195,13 @@ def test_only_a_sound_file_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_the_file_of_another_user_is_not_used(tmp_path: Path) -> None:
-    file = _write(tmp_path / "file", _content(_SLOW))
+    file = _write(tmp_path / "file", content(_SLOW))
     os.chown(file, 65534, -1)
     assert _thresholds(TUNING_FILE=file) == _DEFAULTS
 
 
 def test_the_environment_wins(tmp_path: Path) -> None:
-    file = _write(tmp_path / "file", _content(_SLOW))
+    file = _write(tmp_path / "file", content(_SLOW))
     measured = _thresholds(TUNING_FILE=file)
     assert _thresholds(TUNING_FILE=file, TUNING="off") == _DEFAULTS
     assert _thresholds(TUNING_FILE=file, DIRECT_MESSAGE_BYTES=12345) == [
@@ -215,7 +215,7 @@ def test_the_environment_wins(tmp_path: Path) -> None:
 
 
 def test_info_shows_the_source_of_values(tmp_path: Path) -> None:
-    file = _write(tmp_path / "file", _content(_FAR))
+    file = _write(tmp_path / "file", content(FAR))
     code = "from pynccl.cli import main; main(['info', '--all'])"
     printed = _python(code, TUNING_FILE=file, DIRECT_BYTES=7)
     assert "value=16384 set_by=measured default=32768" in printed  # HOSTNCCL_STREAM_BYTES
@@ -292,10 +292,10 @@ def test_a_disturbed_measurement_is_repeated(tmp_path: Path, program: Path) -> N
 
 
 def test_a_file_of_an_earlier_format_is_replaced(tmp_path: Path, program: Path) -> None:
-    file = _write(tmp_path / "file", _content(_SLOW, version=1))
+    file = _write(tmp_path / "file", content(_SLOW, version=1))
     with _Process(program, file) as process:
         assert process.create_communicator(_DISTURBED).startswith("measures: ")
-        assert file.read_bytes() == _content(_SLOW, version=1)
+        assert file.read_bytes() == content(_SLOW, version=1)
         assert process.create_communicator(_CALM).startswith("measures: ")
     assert file.read_bytes().startswith(b"hostnccl tune 2")
 
@@ -424,8 +424,8 @@ def test_a_message_alone_has_a_threshold_of_its_own(count: int) -> None:
 
 def test_ranks_with_other_settings_agree(tmp_path: Path) -> None:
     """Direct reads on one rank and staging on another would deadlock."""
-    _write(tmp_path / "slow", _content(_SLOW))
-    _write(tmp_path / "near", _content(_NEAR))
+    _write(tmp_path / "slow", content(_SLOW))
+    _write(tmp_path / "near", content(_NEAR))
     env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(tmp_path / "slow")}
     shown = testing.launch(3, _disagree, (str(tmp_path),), unique_ids=1, env=env, timeout=60)
     assert shown == [True, False, True]

@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.ranks import busy_processes
 from pynccl import nccl
+from tests.hostnccl.test_tuning import FAR, content
 from tests.support.blocking import Blocked, wait_until_blocked
 from tests.support.cpp import compile_to_preload, compile_with_parts, compiler
 from tests.support.launcher import Launcher
@@ -533,22 +534,28 @@ def test_a_thread_does_not_move_for_an_earlier_operation(
     assert launch(3, _wait_for_own_operation, planned_cpus, env=env, fresh=True)[0] == 0
 
 
-def _reads_directly(rank: Rank, library: str, operation: str) -> list[bool] | None:
-    """Whether rank 0 fills one cell of a ring, or no staging buffer, only: before other threads are
-    ready to run, and then. None if ranks cannot read others' memory.
+def _reads_directly(
+    rank: Rank, library: str, operation: str, shared: bool, threshold: int
+) -> list[bool] | None:
+    """Whether rank 0 fills one cell of a ring, or no staging buffer, only: of a size below the
+    threshold and of the threshold, before others compete for the CPUs, and then. None if ranks
+    cannot read others' memory.
     """
+    cpus = _PlannedCpus(rank, library, 1 if shared else rank.rank)
+    cpus.set("allowed", 0b10 if shared else 0b11)
+    cpus.set("slow", True)  # no other losses, and no long time since the planned one
     if rank.comm.explain("broadcast", 1 << 30).algorithm != "direct":
         return None
-    cpus = _PlannedCpus(rank, library, 1)
-    cpus.set("allowed", 0b10)
     found = []
-    for unique_id, contended in enumerate((False, True), 1):
-        token, message = np.zeros(1), np.full(4 << 20, rank.rank == 0)
-        with rank.communicator(unique_id, provider="host") as comm:
-            cpus.set("slow", False)
+    for number in range(4):
+        contended = number >= 2
+        token = np.zeros(1)
+        message = np.full(threshold - 1 + number % 2, rank.rank == 0)
+        with rank.communicator(1 + number, provider="host") as comm:
             if contended:
+                cpus.set("slow", False)
                 cpus.lose_slice(comm)
-            cpus.set("slow", True)  # no other losses, and no long time since this one
+                cpus.set("slow", True)
             for _ in range(2):
                 comm.all_reduce(token)  # in both staging buffers
             before = comm.memory_stats().total
@@ -563,16 +570,23 @@ def _reads_directly(rank: Rank, library: str, operation: str) -> list[bool] | No
     return found
 
 
-@pytest.mark.parametrize("operation", ["send", "broadcast"])
+@pytest.mark.parametrize(
+    "case",
+    [("send", True, 512 << 10), ("send", False, 16 << 20), ("broadcast", True, 4 << 20)],
+    ids=["send", "send with CPUs of their own", "broadcast"],
+)
 def test_data_is_read_at_once_while_others_take_the_cpu(
-    launch: Launcher, planned_cpus: str, operation: str
+    launch: Launcher, tmp_path: Path, planned_cpus: str, case: tuple[str, bool, int]
 ) -> None:
-    """Between ranks that share a CPU, if it is of a size that is staged otherwise."""
-    env = {"HOSTNCCL_TUNING": "off", "LD_PRELOAD": planned_cpus}
-    found = launch(2, _reads_directly, planned_cpus, operation, env=env, fresh=True, ids=3)[0]
+    """If it is of a size that is staged otherwise. Ranks that share a CPU begin with less."""
+    file = tmp_path / "tuning"
+    file.touch(0o600)
+    file.write_bytes(content(FAR))  # on such a machine, even larger messages are staged
+    env = {"HOSTNCCL_TUNING": "on", "HOSTNCCL_TUNING_FILE": str(file), "LD_PRELOAD": planned_cpus}
+    found = launch(2, _reads_directly, planned_cpus, *case, env=env, fresh=True, ids=5)[0]
     if found is None:
         pytest.skip("ranks cannot read each other's memory here")
-    assert found == [False, True]
+    assert found == [False, False, False, True]
 
 
 def _broadcast_without_the_window_of_the_root(rank: Rank, library: str) -> list[int]:
