@@ -16,6 +16,7 @@ __all__ = [
     "busy",
     "driver",
     "folder",
+    "held",
     "of_version",
     "record",
     "slow",
@@ -119,6 +120,7 @@ def driver() -> Driver:
         library.cuda_double_violations.restype = ctypes.c_size_t
         library.cuda_double_violation.restype = ctypes.c_size_t
         library.cuda_double_busy.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_double]
+        library.cuda_double_hold.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p]
         library.cuda_double_free.argtypes = [ctypes.c_void_p]
         library.cuda_double_free.restype = None
         library.cuda_double_allocate.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t]
@@ -212,6 +214,27 @@ def busy(seconds: float, stream: int = 0, device: int = 0) -> None:
     result = driver().library.cuda_double_busy(device, stream, seconds)
     if result:
         raise RuntimeError(f"the stream cannot be kept busy: CUDA error {result}")
+
+
+_released: list[ctypes.c_int] = []  # which streams may still read
+
+
+@contextlib.contextmanager
+def held(stream: int = 0, device: int = 0) -> Iterator[Callable[[], None]]:
+    """Keep a stream of a device busy until the end. Yields a function that releases it earlier."""
+    released = ctypes.c_int()
+    _released.append(released)
+    result = driver().library.cuda_double_hold(device, stream, ctypes.addressof(released))
+    if result:
+        raise RuntimeError(f"the stream cannot be held: CUDA error {result}")
+
+    def release() -> None:
+        released.value = 1
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 @contextlib.contextmanager

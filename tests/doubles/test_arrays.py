@@ -5,15 +5,13 @@ Stream order, memory reuse, events, graphs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.doubles import library
-
-BUSY = 0.3  # seconds
+from tests.support.blocking import when_blocked
 
 
 @pytest.fixture(autouse=True)
@@ -26,25 +24,26 @@ def _device_0() -> Iterator[None]:
 def test_operations_wait_for_their_stream_and_the_caller_does_not() -> None:
     x = torch.ones(4, device="cuda")
     torch.cuda.synchronize()
-    library.busy(BUSY)
-    started = time.monotonic()
-    y = x + 1
-    y[1:3].mul_(2)
-    x.copy_(y)
-    assert time.monotonic() - started < BUSY / 2
-    assert x.tolist() == [2.0, 4.0, 4.0, 2.0]
-    assert time.monotonic() - started > BUSY / 2
+    with library.held() as release:
+        y = x + 1
+        y[1:3].mul_(2)
+        x.copy_(y)
+        assert not torch.cuda.default_stream().query()
+        thread = when_blocked(release)
+        assert x.tolist() == [2.0, 4.0, 4.0, 2.0]
+    thread.join()
 
 
 def test_streams_are_not_ordered_without_events() -> None:
     side = torch.cuda.Stream()
     x = torch.zeros(4, device="cuda")
     torch.cuda.synchronize()
-    library.busy(BUSY)
-    x.fill_(1)
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), library.held() as release:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            x.fill_(1)
         early = x.tolist()
         side.wait_stream(torch.cuda.default_stream())
+        release()
         late = x.tolist()
     assert (early, late) == ([0.0] * 4, [1.0] * 4)
 
@@ -55,13 +54,14 @@ def test_memory_that_another_stream_uses_needs_record_stream(no_violations: None
         side = torch.cuda.Stream()
         x = torch.full((1000,), 7.0, device="cuda")
         torch.cuda.synchronize()
-        library.busy(BUSY, side.cuda_stream)
-        with torch.cuda.stream(side):
-            y = x + 1
-        if record:
-            x.record_stream(side)
-        del x
-        torch.empty(1000, device="cuda").fill_(0)
+        with library.held(side.cuda_stream):
+            with torch.cuda.stream(side):
+                y = x + 1
+            if record:
+                x.record_stream(side)
+            del x
+            torch.empty(1000, device="cuda").fill_(0)
+            torch.cuda.default_stream().synchronize()
         torch.cuda.synchronize()
         assert (y.tolist() == [8.0] * 1000) == record
         assert (library.violations(clear=True) == []) == record

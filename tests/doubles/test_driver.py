@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.doubles import library
 from tests.doubles.library import use
-from tests.support.blocking import in_threads
+from tests.support.blocking import in_threads, when_blocked
 
 pytestmark = pytest.mark.violations
 
-BUSY = 0.2  # seconds
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # CUstreamCaptureMode
 
 
 def stream(*, blocking: bool = False) -> int:
     return library.driver().new("cuStreamCreate", 0 if blocking else 1)
+
+
+def _waits(call: Callable[[], object], release: Callable[[], None]) -> bool:
+    """Whether a call returns only once a stream is released."""
+    released = []
+
+    def unblock() -> None:
+        released.append(True)
+        release()
+
+    when_blocked(unblock)
+    call()
+    return bool(released)
 
 
 @pytest.fixture
@@ -87,47 +98,40 @@ def test_events_and_streams_belong_to_a_device(cuda: library.Driver) -> None:
 @pytest.mark.parametrize("default", [0, 1])
 def test_the_legacy_stream_waits_for_blocking_streams(cuda: library.Driver, default: int) -> None:
     blocking, free = stream(blocking=True), stream()
-    library.busy(BUSY, blocking)
-    cuda("cuStreamSynchronize", free)
-    started = time.monotonic()
-    cuda("cuStreamSynchronize", default)
-    assert time.monotonic() - started > BUSY / 2
-    library.busy(BUSY, free)
-    started = time.monotonic()
-    cuda("cuStreamSynchronize", default)
-    assert time.monotonic() - started < BUSY / 2
+    with library.held(blocking) as release:
+        cuda("cuStreamSynchronize", free)
+        assert _waits(lambda: cuda("cuStreamSynchronize", default), release)
+    with library.held(free):
+        cuda("cuStreamSynchronize", default)
+        assert not cuda.query("cuStreamQuery", free)
     cuda("cuStreamSynchronize", free)
 
 
 def test_blocking_streams_wait_for_the_legacy_stream(cuda: library.Driver) -> None:
     blocking, free = stream(blocking=True), stream()
-    library.busy(BUSY, 0)
-    assert cuda.query("cuStreamQuery", free)
-    started = time.monotonic()
-    cuda("cuStreamSynchronize", blocking)
-    assert time.monotonic() - started > BUSY / 2
+    with library.held() as release:
+        assert cuda.query("cuStreamQuery", free)
+        assert _waits(lambda: cuda("cuStreamSynchronize", blocking), release)
 
 
 def test_per_thread_streams_are_apart(cuda: library.Driver) -> None:
-    library.busy(BUSY, 2)
-    started = time.monotonic()
-
     def other() -> None:
         use(0)
         library.driver()("cuStreamSynchronize", 2)
 
-    in_threads(other)
-    assert time.monotonic() - started < BUSY / 2
-    cuda("cuStreamSynchronize", 0)  # but the legacy stream waits for them
-    assert time.monotonic() - started > BUSY / 2
+    with library.held(2) as release:
+        in_threads(other)
+        assert not cuda.query("cuStreamQuery", 2)
+        # But the legacy stream waits for them.
+        assert _waits(lambda: cuda("cuStreamSynchronize", 0), release)
 
 
 def test_devices_have_their_own_default_streams(cuda: library.Driver) -> None:
-    library.busy(BUSY, 0, device=0)
-    use(1)
-    assert cuda.query("cuStreamQuery", 0)
-    use(0)
-    assert not cuda.query("cuStreamQuery", 0)
+    with library.held(0, device=0):
+        use(1)
+        assert cuda.query("cuStreamQuery", 0)
+        use(0)
+        assert not cuda.query("cuStreamQuery", 0)
     cuda("cuCtxSynchronize")
     assert cuda.query("cuStreamQuery", 0)
 
@@ -208,9 +212,9 @@ def test_memory_is_poisoned_when_it_is_freed(cuda: library.Driver) -> None:
     cuda("cuStreamSynchronize", other)
     seen.append(ctypes.string_at(address, 16))
     # In stream order: valid before, invalid after.
-    library.busy(BUSY, other)
-    cuda("cuMemFreeAsync", address, other)
-    assert ctypes.string_at(address, 16) == b"\7" * 16
+    with library.held(other):
+        cuda("cuMemFreeAsync", address, other)
+        assert ctypes.string_at(address, 16) == b"\7" * 16
     cuda("cuStreamSynchronize", other)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
         cuda("cuMemFreeAsync", address, other)
@@ -222,9 +226,10 @@ def test_memory_that_is_used_after_its_free_is_reported(
     cuda: library.Driver, no_violations: None
 ) -> None:
     address, first, second = cuda.new("cuMemAlloc_v2", 16), stream(), stream()
-    library.busy(BUSY, first)
-    cuda("cuMemsetD8Async", address, ctypes.c_ubyte(7), 16, first)
-    cuda("cuMemFreeAsync", address, second)  # does not wait for the first stream
+    with library.held(first):
+        cuda("cuMemsetD8Async", address, ctypes.c_ubyte(7), 16, first)
+        cuda("cuMemFreeAsync", address, second)  # does not wait for the first stream
+        cuda("cuStreamSynchronize", second)
     cuda("cuCtxSynchronize")
     (text, *rest) = library.violations()
     assert "cuMemFreeAsync of 16 bytes" in text or "cuMemFreeAsync of 4096 bytes" in text

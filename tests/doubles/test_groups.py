@@ -8,7 +8,8 @@ freed, in the right order.
 
 from __future__ import annotations
 
-import time
+import contextlib
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.doubles import library
+from tests.support.blocking import wait_until
 from tests.support.calls import python_calls
 from tests.support.in_world import run_in_world, world_runner
 from tests.support.launcher import Launcher
@@ -33,11 +35,11 @@ def world(launch: Launcher, tmp_path: Path) -> World:
     return world_runner(launch, tmp_path, run_in_world, provider="cuda")
 
 
-def _busy(seconds: float) -> None:
-    """Keep the current stream busy."""
+def _held() -> contextlib.AbstractContextManager[Callable[[], None]]:
+    """Keep the current stream busy: see library.held()."""
     import torch
 
-    library.busy(seconds, torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
+    return library.held(torch.cuda.current_stream().cuda_stream, torch.cuda.current_device())
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -50,11 +52,14 @@ def test_running_work_ends_before_its_group(
     x = torch.full((4,), rank + 1.0)
     dist.all_reduce(torch.ones(1))
     torch.cuda.synchronize()
-    _busy(3.0)  # longer than the time limit on CPUs
-    work = dist.all_reduce(x, async_op=async_op)
-    if work is not None:
-        work.wait()
-    dist.destroy_process_group()
+    with _held() as release:
+        work = dist.all_reduce(x, async_op=async_op)
+        if work is not None:
+            work.wait()
+        released = threading.Timer(3, release)  # longer than the time limit on CPUs
+        released.start()
+        dist.destroy_process_group()
+        released.join()
     assert x.tolist() == [3.0] * 4
 
 
@@ -68,12 +73,18 @@ def test_work_that_is_aborted_is_an_error(dist: Any, rank: int, size: int, async
     dist.set_timeout(timedelta(seconds=1))
     for comm_stream in dist.group.WORLD.comm_streams().values():
         comm_stream.comm.timeout = 60  # else the operation may abort the process first
-    _busy(3.0)
-    dist.all_reduce(torch.ones(1), async_op=async_op)
-    started = time.monotonic()
-    with pytest.raises(dist.DistBackendError, match="still running after 1 seconds"):
-        dist.destroy_process_group()
-    assert time.monotonic() - started > 0.9  # then an abort, which waits for earlier work
+    with library.record() as record, _held() as release:
+
+        def release_in_abort() -> None:  # which waits for earlier work
+            wait_until(lambda: record.read() or record.named("ncclCommAbort"))
+            release()
+
+        thread = threading.Thread(target=release_in_abort, daemon=True)
+        thread.start()
+        dist.all_reduce(torch.ones(1), async_op=async_op)
+        with pytest.raises(dist.DistBackendError, match="still running after 1 seconds"):
+            dist.destroy_process_group()
+        thread.join()
     assert not dist.is_initialized()
     torch.cuda.synchronize()
 
@@ -160,12 +171,11 @@ def test_a_transfer_that_connects_waits_for_its_tensor(dist: Any, rank: int, siz
     sent, received = torch.zeros(4), torch.zeros(4)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        _busy(0.5)
-        sent.fill_(rank + 1.0)
-        started = time.monotonic()
-        sending = dist.isend(sent, (rank + 1) % size)
-        receiving = dist.irecv(received, (rank - 1) % size)
-        assert time.monotonic() - started < 0.4
+        with _held():
+            sent.fill_(rank + 1.0)
+            sending = dist.isend(sent, (rank + 1) % size)
+            receiving = dist.irecv(received, (rank - 1) % size)
+            assert not stream.query()
         receiving.wait()
         copy = received + 0
         sending.wait()

@@ -107,9 +107,9 @@ def test_freed_memory_in_flight_is_reported(comm: nccl.Communicator, no_violatio
     functions = ctypes.CDLL(str(build.nccl(library.folder(), "2.32")))
     address = ctypes.c_void_p()
     assert functions.ncclMemAlloc(ctypes.byref(address), ctypes.c_size_t(4096)) == 0
-    library.busy(SECONDS, stream.handle)
-    comm.all_reduce(address.value, count=4, dtype="float32", stream=stream)
-    assert functions.ncclMemFree(address) == 0
+    with library.held(stream.handle):
+        comm.all_reduce(address.value, count=4, dtype="float32", stream=stream)
+        assert functions.ncclMemFree(address) == 0
     stream.synchronize()
     first, second = library.violations(clear=True)
     assert "ncclMemFree of 4096 bytes" in first

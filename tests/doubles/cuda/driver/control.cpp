@@ -57,6 +57,11 @@ int cuda_double_busy(int device, CUstream handle, double seconds) {
   return on_stream(handle, [&](Stream& stream) { return keep_busy(stream, seconds); });
 }
 
+int cuda_double_hold(int device, CUstream handle, const int* released) {
+  const DeviceScope scope(device);
+  return on_stream(handle, [&](Stream& stream) { return hold(stream, released); });
+}
+
 int cuda_double_launch(int device, CUstream handle, const char* name, CUhostFn function, void* data,
                        int buffers, void* const* addresses, const size_t* sizes) {
   const DeviceScope scope(device);

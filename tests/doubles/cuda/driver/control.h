@@ -19,6 +19,8 @@ void cuda_double_clear_violations();
 
 // Keeps the GPU busy: the stream does nothing for this time.
 int cuda_double_busy(int device, cuda_double::CUstream stream, double seconds);
+// The same until *released is not 0.
+int cuda_double_hold(int device, cuda_double::CUstream stream, const int* released);
 
 // Blocks every thread that queries a stream or an event, until this is called with 0. Returns the
 // number of blocked threads.

@@ -26,6 +26,9 @@ Handles<Event>& event_handles() {
 
 thread_local Context* current_context = nullptr;
 
+// A test that would wait for the stream without releasing it fails, instead of hanging.
+constexpr std::chrono::seconds kLongestHold{30};
+
 }  // namespace
 
 bool capturing(const Stream& stream) {
@@ -60,6 +63,15 @@ CUresult launch(const Stream& stream, std::function<void()> function) {
 CUresult keep_busy(const Stream& stream, double seconds) {
   return launch(stream,
                 [seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
+}
+
+CUresult hold(const Stream& stream, const int* released) {
+  return launch(stream, [released] {
+    const auto limit = std::chrono::steady_clock::now() + kLongestHold;
+    while (std::atomic_ref(*const_cast<int*>(released)).load() == 0 &&
+           std::chrono::steady_clock::now() < limit)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
 }
 
 Stream::Stream(Context& context, Kind kind, int priority) : context_(context), kind_(kind) {

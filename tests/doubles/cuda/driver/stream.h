@@ -104,6 +104,7 @@ bool capturing(const Stream& stream);
 bool is_reached(CUevent event);
 CUresult launch(const Stream& stream, std::function<void()> function);  // runs it in stream order
 CUresult keep_busy(const Stream& stream, double seconds);  // it does nothing for this time
+CUresult hold(const Stream& stream, const int* released);  // nor until *released is not 0
 CUstream handle_of(const Stream& stream);
 void publish(const StreamRef& stream);
 StreamRef withdraw(CUstream handle);
