@@ -120,9 +120,12 @@ def _objects_and_barriers(rank: int, size: int) -> None:
     barriers: list[Any] = [{"device_ids": [torch.cuda.current_device()]}]
     if "gloo" not in dist.get_backend_config():
         barriers.append({})
-    for options in barriers:
+    for number, options in enumerate(barriers):
         began = time.monotonic()
-        if rank == 1:
+        if rank == 0:
+            set_event(f"barrier {number}")
+        else:
+            wait_event(f"barrier {number}")
             _keep_busy()
         dist.barrier(**options)
         assert rank == 0 or time.monotonic() - began > _LATE / 2  # the host waits

@@ -221,6 +221,9 @@ def _shrinks_after_a_death(rank: Rank, folder: Path, front: str, notices: bool) 
             wait_for(str(folder / survivor))
         os.kill(os.getpid(), signal.SIGKILL)
     _work = dist.all_reduce(x, async_op=True)
+    # A rank that shrinks ends the operations of the others, and their later calls fail.
+    (folder / f"{rank.rank} has issued").touch()
+    wait_for(str(folder / f"{1 - rank.rank} has issued"))
     (comm,) = nccl.flight_record()
     if notices:
         wait_until(lambda: comm.async_error() is not None)

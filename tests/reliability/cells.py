@@ -473,6 +473,7 @@ def live_and_leave(member: Member, cell: Cell) -> Ending | None:
         _PHASES[cell.phase](scene)
     except nccl.NcclError as error:
         ending = ending_of(error, scene.began, scene.calling, scene.comm)
+        scene.ready()  # the limit of another rank may have expired before it was
     _recover(scene, ended=ending is not None)
     if scene.stream:  # its operations end here, and use their buffers until then
         with contextlib.suppress(nccl.NcclError):
@@ -499,7 +500,7 @@ def _recover(scene: Scene, *, ended: bool) -> None:
             len(members), unique_id, members.index(member.rank), provider=member.provider,
             device=member.device,
         )  # fmt: skip
-    elif member.rank not in members or comm.closed:
+    elif member.rank not in members or cell.phase == "close":
         comm.abort()
         return
     else:

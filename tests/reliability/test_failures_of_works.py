@@ -441,6 +441,8 @@ def _expected(provider: str, front: str, failure: str, name: str) -> str:
         raised = f"{error}: .*({ends.text}|{_FAILURES[failure].text})"
         raised = raised.replace("Timeout", "(Timeout|InvalidUsage)")
     if failure != "Ctrl-C":
+        if orders and late:  # on a busy machine the limit may expire before it returns
+            return f"(returned, then )?{raised}"
         return f"returned, then {raised}" if orders else raised
     if orders:  # on a busy machine the signal may arrive before it returns
         return f"KeyboardInterrupt(: $| after returned, then {raised})"
