@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -370,26 +371,27 @@ def test_every_rule_has_both_programs() -> None:
     assert all(programs.keys() == {"wrong", "right"} for programs in _PROGRAMS.values())
 
 
-def _run_program(rank: Rank, program: str) -> tuple[nccl.Stream, np.ndarray]:
-    comm, stream = rank.comm, rank.stream()
+def _names(rank: Rank) -> dict[str, Any]:
+    """The names that the programs use."""
+    comm = rank.comm
     buffer = comm.mem_alloc(2 * _PAGE)
     whole = np.from_dlpack(buffer)
     whole[:] = 10 + rank.rank
-    names = {
+    return {
         "nccl": nccl, "np": np, "comm": comm, "rank": rank.rank, "peer": 1 - rank.rank,
         "buffer": buffer, "window": comm.register_window(buffer), "data": whole[:8],
-        "stream": stream,
+        "stream": rank.stream(), "whole": whole,
     }  # fmt: skip
-    exec(program, names)
-    return stream, whole
 
 
 @pytest.mark.parametrize("rule", _PROGRAMS)
 @on_ranks(2, timeout=30)
 def test_right_programs(rank: Rank, rule: str) -> None:
     program = _PROGRAMS[rule]["right"]
-    stream, whole = _run_program(rank, program)
-    stream.synchronize()
+    names = _names(rank)
+    exec(program, names)
+    names["stream"].synchronize()
+    whole = names["whole"]
     if "window, 4096" in program and "buffer.close" not in program:
         expected = 0 if "data[:] = 0" in program else 11 - rank.rank
         assert (whole[_PAGE : _PAGE + 8] == expected).all()
@@ -400,14 +402,15 @@ def test_right_programs(rank: Rank, rule: str) -> None:
 @on_ranks(2, timeout=30)
 def test_wrong_programs(rank: Rank, rule: str) -> None:
     program, outcome = _PROGRAMS[rule]["wrong"], _WRONG[rule]
+    names = _names(rank)
     if outcome != _WAITS:
         with pytest.raises(ValueError, match=outcome):
-            _run_program(rank, program)
+            exec(program, names)
         return
 
     def wait() -> None:
-        stream, _ = _run_program(rank, program)
-        stream.synchronize()
+        exec(program, names)
+        names["stream"].synchronize()
 
     waiting = Blocked(wait)
     waiting.wait()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pynccl.tools.trace.merge import merge
 from pynccl.tools.trace.model import ProcessTrace
 from pynccl.tools.trace.order import check
 from tests.nccl import test_delays
+from tests.support.blocking import when_blocked
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -93,13 +95,16 @@ def _step(rank: Rank, folder: str) -> None:
     buckets = [memory.put(np.ones(1 << 16, np.float32)) for _ in range(3)]
     loss = memory.put(np.ones(1, np.float32))
     with nccl.trace(f"{folder}/step.json"):
-        for _ in range(3):
+        for step in range(3):
             with nccl.range("backward", compute=True):
                 for bucket in buckets:
                     comm.all_reduce(bucket, nccl.MAX, stream=stream)
                     time.sleep(0.002)
             stream.synchronize()
-            time.sleep(0.02 if rank.rank == 2 else 0)
+            if rank.rank == 2:
+                rank.wait_event(f"{step} waits", 0, 1, 3)
+            else:
+                when_blocked(partial(rank.set_event, f"{step} waits"))
             comm.all_reduce(loss, nccl.MAX)
             with nccl.group():
                 comm.send(buckets[0], (rank.rank + 1) % rank.nranks, stream=stream)
