@@ -36,13 +36,14 @@ os.environ.setdefault("HOSTNCCL_CONNECT", "0")
 # The same thresholds in every run; tests/hostnccl/test_tuning.py measures them.
 os.environ.setdefault("HOSTNCCL_TUNING", "off")
 
-# The same generated examples in every run, and others each night.
-if not FULL:
-    with contextlib.suppress(ImportError):
-        from hypothesis import settings
+# The same generated examples in every run, and others each night. No example has a time limit,
+# which a busy machine exceeds.
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
 
-        settings.register_profile("short", derandomize=True, database=None)
-        settings.load_profile("short")
+    settings.register_profile("short", derandomize=True, database=None, deadline=None)
+    settings.register_profile("full", deadline=None)
+    settings.load_profile("full" if FULL else "short")
 
 # The double's own tests need it active: python -m pytest -p tests.doubles.plugin tests/doubles
 collect_ignore = [] if "CUDA_DOUBLE_LIBRARIES" in os.environ else ["doubles"]

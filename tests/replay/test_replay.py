@@ -87,7 +87,6 @@ def _check_same(trace: ProcessTrace, again: ProcessTrace, scale: float) -> None:
 
 @settings(
     max_examples=_PROGRAMS,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     database=None,
 )

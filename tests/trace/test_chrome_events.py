@@ -159,7 +159,7 @@ def test_a_time_far_from_the_base_is_exact() -> None:
         max_size=12,
     )
 )
-@settings(max_examples=200 if FULL else 50, deadline=None)
+@settings(max_examples=200 if FULL else 50)
 def test_any_times_keep_the_schema(records: list[tuple[int, int | None, int, str]]) -> None:
     """Overlapping slices, which viewers cannot show in one row, get separate rows."""
     builder = TraceBuilder()

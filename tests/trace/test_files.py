@@ -62,7 +62,7 @@ def _traces(draw: st.DrawFn) -> ProcessTrace:
 
 
 @given(_traces())
-@settings(max_examples=200 if FULL else 50, deadline=None)
+@settings(max_examples=200 if FULL else 50)
 def test_traces_are_restored_from_files(trace: ProcessTrace) -> None:
     assert chrome.parse(json.dumps(chrome.document(trace))) == [trace]
 

@@ -83,7 +83,7 @@ def shard(array: Array, box: tuple[list[int], list[int]]) -> Shard:
     return Shard(view, array.shape, tuple(start))
 
 
-@settings(max_examples=300 if FULL else 40, deadline=None)
+@settings(max_examples=300 if FULL else 40)
 @given(cases())
 def test_any_layout(case: dict[str, Any]) -> None:
     versions = [case["model"], {k: np.roll(v, 1) for k, v in case["model"].items()}]
