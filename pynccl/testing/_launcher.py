@@ -20,6 +20,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from pynccl.testing import _worker
+from pynccl.testing._arguments import (
+    Environment,
+    check_integer,
+    check_seconds,
+    check_str,
+    environments,
+    pickled,
+)
 from pynccl.testing._rank import Outcome, Rank
 from pynccl.testing._worker import Ended, Job, Joins, Reported
 
@@ -27,7 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 __all__ = [
-    "Environment",
     "LaunchError",
     "Launcher",
     "Options",
@@ -37,7 +44,6 @@ __all__ = [
     "launch",
 ]
 
-Environment = tuple[tuple[str, str], ...]
 # Sources of compilation at run time, by file names in a traceback.
 _COMPILERS = {
     "pynccl/c10d/build.py": "the backend of torch.distributed: python -m pynccl build-backend",
@@ -536,9 +542,10 @@ class Launcher:
             The run, for use in a ``with`` statement.
 
         Raises:
-            TypeError: ``fn``, ``args`` or ``kwargs`` cannot be pickled, or a value of ``env`` is
-                not a str.
-            ValueError: ``world_size`` is less than 1, or the length of ``env`` differs from it.
+            TypeError: an argument has the wrong type, or ``fn``, ``args`` or ``kwargs`` cannot be
+                pickled.
+            ValueError: a number is negative, ``world_size`` is less than 1, or the length of
+                ``env`` differs from it.
             RuntimeError: called while a rank's process imports the main module.
         """
         if _worker.is_importing_main():
@@ -546,16 +553,20 @@ class Launcher:
                 "launch was called while a rank's process imports the main module; "
                 'put the call under if __name__ == "__main__":'
             )
-        if world_size < 1:
-            raise ValueError(f"world_size is {world_size}, it must be at least 1")
-        payload = _pickle(self._rank_type, fn, args, kwargs)
-        environments = _environments(env, world_size)
+        check_integer("world_size", world_size, 1)
+        check_integer("unique_ids", unique_ids, 0)
+        check_str("provider", provider)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        check_seconds("grace", grace)
+        payload = pickled(self._rank_type, fn, args, kwargs)
+        variables = environments(env, world_size)
         hosted = [list(range(world_size))] if threads else [[rank] for rank in range(world_size)]
         processes: list[Process] = []
         folder = None
         try:
             for ranks in hosted:
-                processes.append(self._process(environments[ranks[0]], fresh=fresh))
+                processes.append(self._process(variables[ranks[0]], fresh=fresh))
             folder = tempfile.mkdtemp(prefix="pynccl-launch-")
             job = Job(
                 payload,
@@ -599,7 +610,7 @@ class Launcher:
         return Process(environment, fresh=fresh)
 
     def _make_ids(self, process: Process, count: int, provider: str) -> list[bytes]:
-        payload = _pickle(Rank, _worker.make_ids, (count, provider), None)
+        payload = pickled(Rank, _worker.make_ids, (count, provider), None)
         process.send(Job(payload, None, [0], 1, provider, [], ""))
         run = Run(
             self._take_back,
@@ -654,35 +665,6 @@ def launch(
     """
     with Launcher() as launcher:
         return launcher.launch(world_size, fn, args, kwargs, **options)
-
-
-def _pickle(
-    rank_type: type[Rank],
-    fn: Callable[..., Any],
-    args: Sequence[object],
-    kwargs: Mapping[str, object] | None,
-) -> bytes:
-    try:
-        return pickle.dumps((rank_type, fn, tuple(args), dict(kwargs or {})))
-    except Exception as error:
-        raise TypeError(
-            f"fn, args and kwargs must be picklable (fn at the top level of a module): {error}"
-        ) from error
-
-
-def _environments(
-    env: Mapping[str, str] | Sequence[Mapping[str, str]] | None, world_size: int
-) -> list[Environment]:
-    """Return the variables of each rank, as keys of the idle processes."""
-    if env is None or isinstance(env, Mapping):
-        env = [env or {}] * world_size
-    if len(env) != world_size:
-        raise ValueError(f"env has {len(env)} elements, world_size is {world_size}")
-    for variables in env:
-        for name, value in variables.items():
-            if not isinstance(value, str):
-                raise TypeError(f"env: {name} is {value!r}, it must be a str")
-    return [tuple(sorted(variables.items())) for variables in env]
 
 
 def _describe_main() -> dict[str, Any]:

@@ -385,6 +385,42 @@ def test_mistakes_are_refused_before_a_process_starts() -> None:
         testing.launch(2, _sum, env={"HOSTNCCL_STRICT": 1})  # type: ignore[dict-item]
 
 
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"world_size": "2"}, "TypeError: world_size: expected an int, got '2' (str)"),
+        ({"world_size": 2.0}, "TypeError: world_size: expected an int, got 2.0 (float)"),
+        ({"world_size": True}, "TypeError: world_size: expected an int, got True (bool)"),
+        ({"fn": None}, "TypeError: fn: expected a function, got None (NoneType)"),
+        ({"args": 3}, "TypeError: args: expected a sequence, such as (argument,), got 3 (int)"),
+        ({"args": "ab"}, "TypeError: args: expected a sequence, such as (argument,), got 'ab'"),
+        ({"args": {"a": 1}}, "TypeError: args: expected a sequence, such as (argument,), got {'a'"),
+        ({"kwargs": ["a"]}, "TypeError: kwargs: expected a mapping, got ['a'] (list)"),
+        ({"kwargs": {1: 2}}, "TypeError: kwargs: a name: expected a str, got 1 (int)"),
+        ({"provider": None}, "TypeError: provider: expected a str, got None (NoneType)"),
+        ({"timeout": "60"}, "TypeError: timeout: expected seconds, got '60' (str)"),
+        ({"timeout": _NAN}, "ValueError: timeout is nan, it must be at least 0"),
+        ({"grace": None}, "TypeError: grace: expected seconds, got None (NoneType)"),
+        ({"grace": -1}, "ValueError: grace is -1, it must be at least 0"),
+        ({"unique_ids": 1.5}, "TypeError: unique_ids: expected an int, got 1.5 (float)"),
+        ({"unique_ids": -1}, "ValueError: unique_ids is -1, it must be at least 0"),
+        ({"env": "A=1"}, "TypeError: env: expected a mapping or a sequence of mappings, got 'A=1'"),
+        ({"env": ["A"]}, "TypeError: env: expected a mapping for each rank, got 'A' (str)"),
+        ({"env": {1: "a"}}, "TypeError: env: a name: expected a str, got 1 (int)"),
+        ({"env": {"A=B": "1"}}, "ValueError: env: 'A=B' cannot be the name of a variable"),
+    ],
+    ids=str,
+)
+def test_an_argument_of_a_wrong_type_is_named(wrong: dict[str, Any], text: str) -> None:
+    arguments: dict[str, Any] = {"world_size": 1, "fn": _sum, "unique_ids": 0, **wrong}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        testing.launch(**arguments)
+    assert f"{caught.type.__name__}: {caught.value}".startswith(text)
+
+
 def _return_a_lock(_: testing.Rank) -> object:
     return threading.Lock()
 

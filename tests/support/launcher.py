@@ -16,7 +16,8 @@ import pytest
 
 from pynccl.testing import Launcher as _Launcher
 from pynccl.testing import LaunchError, Outcome, Run
-from pynccl.testing._launcher import Environment, Process
+from pynccl.testing._arguments import Environment
+from pynccl.testing._launcher import Process
 from tests.support import warm
 from tests.support.rank import Rank
 

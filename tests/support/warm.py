@@ -31,7 +31,8 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pynccl.testing._launcher import Environment, Process
+    from pynccl.testing._arguments import Environment
+    from pynccl.testing._launcher import Process
 
 __all__ = [
     "LightPopen",
