@@ -16,7 +16,7 @@ from pynccl.weights.errors import ChecksumError, PeerLostError, WeightsError
 from pynccl.weights.layout import Layout
 from pynccl.weights.member import InterruptedTransferError, Member
 from pynccl.weights.report import Report
-from pynccl.weights.source import Source
+from pynccl.weights.source import Source, UsedUpError
 from pynccl.weights.transfer import Sums, digests
 from pynccl.weights.watch import is_ending
 from pynccl.weights.wire import Deadline, Link, post_all, send_all, wait
@@ -377,10 +377,16 @@ class Leader:
     def _attempts(self, version: int, source: Source) -> Report:
         """Try until all remaining receivers have the version."""
         failures = 0
+        failure: Exception | None = None  # of the previous attempt
         while True:
             lost = len(self._lost)
             try:
                 return self._attempt(version, source)
+            except UsedUpError as error:
+                text = f"{failure}; {error}"
+                if isinstance(failure, ChecksumError):
+                    raise ChecksumError(text, failure.names) from failure
+                raise WeightsError(f"version {version} was given up: {text}") from failure
             except (NcclError, DriverError, InterruptedTransferError, ChecksumError) as error:
                 self._stop()
                 if not self._receivers:
@@ -397,6 +403,7 @@ class Leader:
                     if isinstance(error, ChecksumError):
                         raise
                     raise WeightsError(f"version {version} was given up: {error}") from error
+                failure = error
 
     def _attempt(self, version: int, source: Source) -> Report:
         member = self._member

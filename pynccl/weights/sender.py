@@ -139,7 +139,7 @@ class WeightSender(contextlib.AbstractContextManager["WeightSender"]):
             tensors: by name: tensors, :class:`Shard` objects or DTensors. Or, with metadata, a
                 function that returns an iterator of names and tensors, which are produced one at a
                 time, for example gathered from the trainer's ranks. It is called again if the
-                version must be sent again.
+                version must be sent again, and must then return another iterator.
             version: its number, the same on all senders; None is one more than the last one.
             metadata: of all tensors that a function produces, in its order: a :class:`Spec` for
                 those that this member sends, None for those that others send. All senders that pass
@@ -154,8 +154,8 @@ class WeightSender(contextlib.AbstractContextManager["WeightSender"]):
                 WeightsError.
             PeerLostError: a sender or all receivers are lost, or members did not join within the
                 timeout; the session has ended.
-            ChecksumError: tensors arrived with errors, even after several attempts; no receiver has
-                committed the version.
+            ChecksumError: tensors arrived with errors, even after several attempts, or they could
+                not be produced again; no receiver has committed the version.
             WeightsError: there are no receivers, all of them have local errors, or another sender
                 gave up the version.
         """
@@ -208,7 +208,10 @@ class WeightSender(contextlib.AbstractContextManager["WeightSender"]):
             first = local(next(iter(tensors.values()))) if tensors else None
             return Held(tensors, self._member.memory_for(first))
         if not callable(tensors):
-            raise TypeError(f"tensors: expected a mapping or a function, got {tensors!r:.60}")
+            raise TypeError(
+                "tensors: expected a mapping, or a function that returns an iterator of names and "
+                f"tensors, got {type(tensors).__name__}; pass the function that creates a generator"
+            )
         if metadata is None:
             raise ValueError("metadata: required for tensors that a function produces")
         return Gathered(tensors, metadata, self._member.memory_for(None))

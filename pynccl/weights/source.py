@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
+from pynccl.weights.errors import WeightsError
 from pynccl.weights.layout import Box, Layout, Part, check_part
 from pynccl.weights.memory import Memory, Tensor, check_storage
 from pynccl.weights.plan import Unit
@@ -21,6 +22,7 @@ __all__ = [
     "Source",
     "Sources",
     "Spec",
+    "UsedUpError",
     "Views",
     "layout_of",
     "local",
@@ -192,6 +194,10 @@ class Views:
         return unit.box == self.layout[unit.name].box
 
 
+class UsedUpError(WeightsError):
+    """Tensors that can be produced once are needed for another attempt."""
+
+
 class Source(Views):
     """The tensors of a sender for one version.
 
@@ -206,7 +212,11 @@ class Source(Views):
         return self.order is not None
 
     def begin(self) -> None:
-        """Begin a transfer, from the first unit on."""
+        """Begin a transfer, from the first unit on.
+
+        Raises:
+            UsedUpError: the tensors cannot be produced again.
+        """
 
     def end(self) -> None:
         """End a transfer: all units were sent, or this member sends none of the remaining ones."""
@@ -264,7 +274,14 @@ class Gathered(Source):
         self._tensor: Any = None
 
     def begin(self) -> None:
-        self._items = iter(self._gather())
+        items = iter(self._gather())
+        if items is self._items:
+            raise UsedUpError(
+                "tensors: the function returned the same iterator as for the previous attempt, "
+                "which cannot start again; pass a function that creates an iterator in each call, "
+                "or a list of the tensors"
+            )
+        self._items = items
         self._name, self._tensor = "", None
 
     def tensor(self, name: str) -> Tensor:
@@ -283,9 +300,10 @@ class Gathered(Source):
         try:
             self._name, value = next(self._items)
         except StopIteration:
-            raise ValueError(
-                f"tensors: the iterator ended before {wanted!r}; its order must match the metadata"
-            ) from None
+            hint = "its order must match the metadata"
+            if not self._name:
+                hint = "it produced nothing; a generator can be used for one version only"
+            raise ValueError(f"tensors: the iterator ended before {wanted!r}; {hint}") from None
         if self._name not in self.layout:
             return
         tensor = local(value)

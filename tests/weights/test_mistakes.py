@@ -483,7 +483,8 @@ def test_combinations_without_support() -> None:
     ("tensors", "metadata", "error", "text"),
     [
         (model(), {}, ValueError, "metadata: only for tensors that a function produces"),
-        (3, None, TypeError, "tensors: expected a mapping or a function, got 3"),
+        (3, None, TypeError, "tensors: expected a mapping, or a function .*, got int"),
+        (iter(()), {}, TypeError, "got tuple_iterator; pass the function that creates a generator"),
         (
             lambda _: None,
             None,

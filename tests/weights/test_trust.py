@@ -112,6 +112,43 @@ def test_permanently_flipped_bits_are_rejected() -> None:
     assert isinstance(sent, ChecksumError)
 
 
+def test_tensors_of_an_iterator_cannot_be_sent_again() -> None:
+    """The error names the tensors and what to pass instead, and the session continues."""
+    model = models.make(1)
+    metadata = {name: Spec.of(tensor) for name, tensor in model.items()}
+    instead = "pass a function that creates an iterator in each call, or a list"
+
+    def send(sender: WeightSender) -> None:
+        sender.send(model)
+        for _ in range(2):
+            items = iter(model.items())
+            with pytest.raises(ChecksumError, match=f"embedding.*differ.*{instead}") as caught:
+                sender.send(lambda items=items: items, metadata=metadata)
+            assert "embedding" in caught.value.names
+        with pytest.raises(ValueError, match=r"produced nothing; a generator can be used for one"):
+            sender.send(lambda: items, metadata=metadata)
+        report = sender.send(lambda: list(model.items()), metadata=metadata)
+        assert report.version == 2
+
+    def receive(receiver: WeightReceiver) -> None:
+        receiver.receive()
+        for _ in range(2):
+            left = flip_bits(receiver, 1)
+            with pytest.raises(ChecksumError, match=instead) as caught:
+                receiver.receive()
+            assert "embedding" in caught.value.names
+            assert left == [0]
+        with pytest.raises(WeightsError, match="produced nothing"):
+            receiver.receive()
+        left = flip_bits(receiver, 1)
+        assert receiver.receive().version == 2
+        assert left == [0]
+        assert models.equal(receiver.tensors, model)
+
+    results = run([send], [receive], [None], bucket_bytes=1 << 20, direct_bytes=1)
+    assert results == [None, None], results
+
+
 def test_error_of_the_tensors() -> None:
     """An error while tensors are produced ends the version, and the session continues."""
     model = models.make(1)

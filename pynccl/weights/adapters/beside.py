@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from pynccl.weights.errors import WeightsError
@@ -15,7 +15,7 @@ from pynccl.weights.report import Report
 from pynccl.weights.sender import WeightSender
 from pynccl.weights.wire import Deadline
 
-__all__ = ["Once", "beside", "open_session"]
+__all__ = ["beside", "open_session"]
 
 _GRACE = 5.0  # seconds in which an engine answers after a failure, and again after an abort
 
@@ -138,16 +138,3 @@ def _start(function: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=function, name="pynccl-weights-request", daemon=True)
     thread.start()
     return thread
-
-
-class Once:
-    """Wraps an iterator as a function that yields the tensors once."""
-
-    def __init__(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        self._iterator: Iterable[tuple[str, Any]] | None = iterator
-
-    def __call__(self) -> Iterable[tuple[str, Any]]:
-        iterator, self._iterator = self._iterator, None
-        if iterator is None:
-            raise RuntimeError("the weights cannot be produced again for another attempt")
-        return iterator

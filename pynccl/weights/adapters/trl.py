@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pynccl.weights.adapters.beside import Once, beside, open_session
+from pynccl.weights.adapters.beside import beside, open_session
 from pynccl.weights.report import Report
 from pynccl.weights.sender import WeightSender
 from pynccl.weights.source import Metadata, Spec
@@ -78,9 +78,9 @@ class WeightTransfer:
         """Send a version of names and tensors.
 
         Raises:
-            RuntimeError: init_weight_transfer() was not called; or a receiver died, and the tensors
-                cannot be produced again for the others.
-            WeightsError: see :meth:`WeightSender.send`.
+            RuntimeError: init_weight_transfer() was not called.
+            WeightsError: see :meth:`WeightSender.send`; also if an attempt failed, and the iterator
+                is not a list, so that it cannot start again.
             Exception: raised by the client. If the server failed before the version was sent, the
                 session is aborted.
         """
@@ -103,7 +103,7 @@ class WeightTransfer:
 
     def _send(self, sender: WeightSender, iterator: Iterable[tuple[str, Any]]) -> Report:
         if self._metadata is not None:
-            return sender.send(Once(iterator), metadata=self._metadata)
+            return sender.send(lambda: iterator, metadata=self._metadata)
         tensors = {name: tensor.detach() for name, tensor in iterator}
         report = sender.send(tensors)
         self._metadata = {name: Spec.of(tensor) for name, tensor in tensors.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.distributed.weight_transfer import base
 
-from pynccl.weights.adapters.beside import Once, beside, open_session
+from pynccl.weights.adapters.beside import beside, open_session
 from pynccl.weights.receiver import WeightReceiver
 from pynccl.weights.source import Spec
 
@@ -157,9 +157,9 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
         """Send a version; ranks other than 0 only take part in producing the tensors.
 
         Raises:
-            RuntimeError: the engine was shut down; or a receiver died, and the tensors cannot be
-                produced again for the others.
-            WeightsError: see :meth:`WeightSender.send`.
+            RuntimeError: the engine was shut down.
+            WeightsError: see :meth:`WeightSender.send`; also if an attempt failed, since the other
+                ranks produce the tensors only once.
             Exception: raised by the client.
         """
         source, sender = self.source, self._sender
@@ -170,11 +170,12 @@ class TrainerWeightTransferEngine(base.TrainerWeightTransferEngine):  # type: ig
         if sender is None:
             raise RuntimeError("the engine was shut down")
         metadata = {one.name: Spec.of(one) for one in _metadata(source)}
+        tensors = _tensors(source)
         self.client.start_weight_update()
         self.report = beside(
             sender,
             lambda: self.client.update_weights({"timeout": self._timeout}),
-            lambda: sender.send(Once(_tensors(source)), metadata=metadata),
+            lambda: sender.send(lambda: tensors, metadata=metadata),
             self.client.finish_weight_update,
         )
 
