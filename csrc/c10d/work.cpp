@@ -21,8 +21,8 @@ c10::impl::VirtualGuardImpl guard_of(const c10::Device& device) {
 }  // namespace
 
 void throw_timed_out(const char* name, int rank, std::chrono::milliseconds timeout) {
-  throw_backend_error("Operation Timed out waiting " + std::to_string(timeout.count()) + "ms for " +
-                      name + " on rank " + std::to_string(rank));
+  throw_backend_error("rank " + std::to_string(rank) + ": Timed out waiting " +
+                      std::to_string(timeout.count()) + "ms for " + name);
 }
 
 void PyncclWork::end_record() {

@@ -61,7 +61,8 @@ def test_work_of_a_late_rank(dist: Any, rank: int, size: int) -> None:
         assert not work.is_success()
         assert work.exception() is None
         assert not future.done()
-        with pytest.raises(dist.DistBackendError, match="Timed out waiting 20ms for all_reduce"):
+        text = "rank 0: Timed out waiting 20ms for all_reduce"
+        with pytest.raises(dist.DistBackendError, match=text):
             work.wait(timedelta(milliseconds=20))
         dist.send(torch.ones(1), 1)
         assert doubled.wait().tolist() == [6.0] * 3
