@@ -157,7 +157,7 @@ class Rendezvous:
                 if now >= began + timeout:
                     names = "rank" if len(missing) == 1 else "ranks"
                     raise DistStoreError(
-                        f"rank {self.rank} Timed out waiting {timeout:g} seconds for {names} "
+                        f"rank {self.rank}: Timed out waiting {timeout:g} seconds for {names} "
                         f"{', '.join(map(self._name_of, missing))} of {len(keys)} in {name!r}"
                     )
                 look = min(now + _PATIENCE, began + timeout)

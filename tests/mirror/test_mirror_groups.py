@@ -209,7 +209,7 @@ def _init_as_rank_0(rank: Rank) -> str:
 
 def test_two_processes_with_one_rank(launch: Launcher) -> None:
     texts = sorted(launch(2, _init_as_rank_0))
-    assert "Timed out waiting 2 seconds for rank 1" in texts[0]
+    assert "rank 0: Timed out waiting 2 seconds for rank 1" in texts[0]
     assert "rank: 0 has joined this job before; another process uses the same rank" in texts[1]
 
 

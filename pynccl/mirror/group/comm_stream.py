@@ -163,8 +163,8 @@ class CommStream(_C.CommStream):
         """Return the exception for an operation after one has timed out."""
         error = self.comm._timeout_error
         text = (
-            f"{kind} on rank {self.rank}: the operation Timed out after {self.timeout:g} seconds, "
-            f"the timeout of its group: {error}"
+            f"{kind} on rank {self.rank}: Timed out after {self.timeout:g} seconds, the timeout of "
+            f"its group: {error}"
         )
         *_, missing = error.__reduce__()[1]
         return BackendTimeoutError(text, _TIMEOUT, kind, self.rank, missing)

@@ -69,8 +69,8 @@ class Work(_C.Work):
             if time.monotonic() < until:
                 continue
             raise BackendTimeoutError(
-                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._name} "
-                f"on rank {self._comm_stream.rank}",
+                f"rank {self._comm_stream.rank}: Timed out waiting {_milliseconds(timeout)}ms for "
+                f"{self._name}",
                 8,
                 self._name,
                 self._comm_stream.rank,
@@ -195,8 +195,8 @@ class DeferredWork(Work):
             started = self._started.result(timeout.total_seconds())
         except FutureTimeoutError:
             raise BackendTimeoutError(
-                f"Operation Timed out waiting {_milliseconds(timeout)}ms for {self._call.kind}: "
-                "the other rank has not connected yet",
+                f"{self._call.kind}: Timed out waiting {_milliseconds(timeout)}ms, the other rank "
+                "has not connected yet",
                 8,
                 self._call.kind,
             ) from None
