@@ -12,6 +12,7 @@ import torch
 from typing_extensions import TypeIs
 
 from pynccl import _C, nccl
+from pynccl._internal.arguments import integer
 from pynccl.mirror.base.backend import Backend
 from pynccl.mirror.group.process_group import ProcessGroup
 
@@ -119,8 +120,16 @@ def _get_default_group() -> ProcessGroup:
 
 
 def group_or_default(pg: ProcessGroup | None) -> ProcessGroup:
-    """Return the group, or the default group for None."""
-    return _get_default_group() if pg is None else pg
+    """Return the group, which may be ``NON_GROUP_MEMBER``, or the default group for None.
+
+    Raises:
+        ValueError: it is not a group of the mirror, for example a list of ranks.
+    """
+    if pg is None:
+        return _get_default_group()
+    if not (isinstance(pg, ProcessGroup) or _rank_not_in_group(pg)):
+        raise _not_registered(pg)
+    return pg
 
 
 def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
@@ -129,8 +138,7 @@ def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
     Raises:
         ValueError: it is not a group of the mirror, for example a list of ranks.
     """
-    if pg is None:
-        return _get_default_group()
+    pg = group_or_default(pg)
     if _rank_not_in_group(pg):
         rank = -1 if world.default is None else world.default.rank()
         warnings.warn(
@@ -138,8 +146,6 @@ def member(pg: ProcessGroup | None, name: str) -> ProcessGroup | None:
             stacklevel=3,
         )
         return None
-    if not isinstance(pg, ProcessGroup):
-        raise _not_registered(pg)
     return pg
 
 
@@ -159,6 +165,11 @@ def is_initialized() -> bool:
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     """See torch.distributed.get_group_rank."""
+    return _group_rank(group, global_rank, "global_rank")
+
+
+def _group_rank(group: ProcessGroup, global_rank: int, name: str) -> int:
+    """Return the group rank for an argument, a global rank."""
     if group is world.default and group is not None:
         return global_rank
     if _rank_not_in_group(group) and world.outside is not None:
@@ -169,7 +180,7 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
         raise _not_registered(group)
     rank = rank_of.get(global_rank)
     if rank is None:
-        raise ValueError(f"Global rank {global_rank} is not part of group {group}")
+        raise ValueError(f"{name}: Global rank {global_rank} is not part of group {group}")
     return rank
 
 
@@ -181,42 +192,59 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
         raise _not_registered(group)
     ranks = get_process_group_ranks(group)
     if not 0 <= group_rank < len(ranks):
-        raise ValueError(f"Group rank {group_rank} is not part of group {group}")
+        raise ValueError(f"group_rank: Group rank {group_rank} is not part of group {group}")
     return ranks[group_rank]
 
 
-def group_rank_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+def group_rank_of(
+    pg: ProcessGroup, global_rank: int | None, group_rank: int | None, name: str
+) -> int:
     """Return the group rank for ``src`` (a global rank) or ``group_src`` (a group rank).
 
+    Args:
+        pg: the group.
+        global_rank: the global rank, or None.
+        group_rank: the group rank, or None.
+        name: the name of the argument for the global rank; that for the group rank is
+            ``group_<name>``.
+
     Raises:
+        TypeError: the rank is not an integer.
         ValueError: both or neither is given, or the group has no such rank.
     """
-    if group_rank is not None:
-        if global_rank is not None:
-            raise ValueError("Can't specify both group_rank and global_rank")
-        return group_rank
-    if global_rank is None:
-        raise ValueError("Must specify global_rank or group_rank")
-    return get_group_rank(pg, global_rank)
+    if (global_rank is None) == (group_rank is None):
+        text = "Must specify global_rank or group_rank"
+        if group_rank is not None:
+            text = "Can't specify both group_rank and global_rank"
+        raise ValueError(f"{text}: pass either {name} or group_{name}")
+    argument = name if group_rank is None else f"group_{name}"
+    given = global_rank if group_rank is None else group_rank
+    rank = integer(argument, given)  # type: ignore[arg-type]
+    if group_rank is None:
+        rank = _group_rank(pg, rank, name)
+    if not _rank_not_in_group(pg) and not 0 <= rank < pg.size():
+        raise ValueError(f"{argument}: rank {rank} is out of range for a group of size {pg.size()}")
+    return rank
 
 
-def root_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None) -> int:
+def root_of(pg: ProcessGroup, global_rank: int | None, group_rank: int | None, name: str) -> int:
     """Return the group rank of a root; global rank 0 if neither is given."""
     if global_rank is None and group_rank is None:
         global_rank = 0
-    return group_rank_of(pg, global_rank, group_rank)
+    return group_rank_of(pg, global_rank, group_rank, name)
 
 
-def check_not_self(pg: ProcessGroup, rank: int, kind: str) -> None:
-    """Check the peer of a message, its "source" or "destination".
+def check_not_self(pg: ProcessGroup, rank: int, name: str) -> None:
+    """Check the peer of a message, passed as "src" or "dst".
 
     Raises:
         ValueError: the peer is this rank, or this rank is not in the group.
     """
     if _valid_group(pg).rank() == rank:
+        kind = "source" if name == "src" else "destination"
         raise ValueError(
-            f"Invalid {kind} rank: {kind} rank should not be the same as the rank of the current "
-            "process."
+            f"{name}: Invalid {kind} rank: {kind} rank should not be the same as the rank of the "
+            "current process."
         )
 
 
@@ -249,7 +277,7 @@ def get_world_size(group: ProcessGroup | None = None) -> int:
 
 
 def _valid_group(pg: ProcessGroup | None) -> ProcessGroup:
-    found = pg or _get_default_group()
+    found = group_or_default(pg or None)
     if _rank_not_in_group(found):
         raise ValueError("Invalid process group specified")
     return found

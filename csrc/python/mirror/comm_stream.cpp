@@ -85,6 +85,12 @@ py::object issue_call(const py::object& self, const py::object& call) {
   return result;
 }
 
+void check_tensor(const std::string& name, const py::object& tensor, Communicator* comm) {
+  Owners owners;
+  TensorView view = view_tensor(owners, name.c_str(), tensor.ptr());
+  if (comm) check_placement(view, comm->library(), comm->device());
+}
+
 }  // namespace
 
 void bind_comm_stream(py::module_& m) {
@@ -112,6 +118,17 @@ Returns:
   m.def("set_operation_range", &ProfilerRange::set_factory, py::arg("factory"),
         "Set the function that creates a context manager for each operation of the mirror from a "
         "name such as 'pynccl:all_reduce'. None removes it.");
+  m.def("check_tensor", &check_tensor, py::arg("name"), py::arg("tensor"),
+        py::arg("comm") = py::none(),
+        R"(Check that an operation can use a tensor.
+
+Args:
+    name: the argument, for the error text.
+    tensor: the tensor.
+    comm: the communicator of the operation; None skips the check of the device.
+
+Raises:
+    ValueError: it is not contiguous, of a dtype that NCCL lacks, or on another device.)");
 }
 
 }  // namespace pynccl::python::mirror

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import deprecated
 
 from pynccl import _C, nccl
-from pynccl.mirror.base.checks import check_tensor, in_memory_order, real
+from pynccl.mirror.base.checks import check_blocks, check_tensor, in_memory_order, real
 from pynccl.mirror.base.operators import Operator, ReduceOp, supports_complex, torch_operator
 from pynccl.mirror.group.comm_stream import Call
 from pynccl.mirror.group.process_group import ProcessGroup
@@ -41,7 +41,7 @@ def broadcast(
 ) -> Work | None:
     """See torch.distributed.broadcast (ncclBroadcast)."""
     pg = group_or_default(group)
-    root = group_rank_of(pg, src, group_src)
+    root = group_rank_of(pg, src, group_src, "src")
     check_tensor(tensor, "tensor")
     if member(pg, "broadcast") is None:
         return None
@@ -50,7 +50,7 @@ def broadcast(
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.broadcast(data, root, stream=stream)
 
-    return pg.issue(Call("broadcast", data, enqueue, [tensor], async_op))
+    return pg.issue(Call("broadcast", data, enqueue, [tensor], {"tensor": data}, async_op))
 
 
 @_C.fast
@@ -71,14 +71,14 @@ def all_reduce(
     if pg is None:
         return None
     if tensor.is_complex() and not supports_complex(torch_operator(op)):
-        raise ValueError(f"all_reduce does not support {op} on complex tensors")
+        raise ValueError(f"op: all_reduce does not support {op} on complex tensors")
     red_op = pg.red_op(op, tensor)
     data = in_memory_order(tensor)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.all_reduce(data, red_op, stream=stream)
 
-    return pg.issue(Call("all_reduce", data, enqueue, [tensor], async_op))
+    return pg.issue(Call("all_reduce", data, enqueue, [tensor], {"tensor": data}, async_op))
 
 
 @_C.fast
@@ -92,7 +92,7 @@ def reduce(
 ) -> Work | None:
     """See torch.distributed.reduce (ncclReduce). op is as for :func:`all_reduce`."""
     pg = group_or_default(group)
-    root = group_rank_of(pg, dst, group_dst)
+    root = group_rank_of(pg, dst, group_dst, "dst")
     check_tensor(tensor, "tensor")
     if member(pg, "reduce") is None:
         return None
@@ -102,14 +102,14 @@ def reduce(
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.reduce(data, root, red_op, stream=stream)
 
-    return pg.issue(Call("reduce", data, enqueue, [tensor], async_op))
+    return pg.issue(Call("reduce", data, enqueue, [tensor], {"tensor": data}, async_op))
 
 
-def _check_dtypes(output: torch.Tensor, input: torch.Tensor) -> None:
+def _check_dtypes(output: torch.Tensor, input: torch.Tensor, name: str, input_name: str) -> None:
     if output.dtype != input.dtype:
         raise TypeError(
-            f"output tensor must have the same type as input tensor: {output.dtype} is not "
-            f"{input.dtype}"
+            f"{name}: output tensor must have the same type as input tensor: {output.dtype} is not "
+            f"{input.dtype}, the dtype of {input_name}"
         )
 
 
@@ -130,12 +130,14 @@ def all_gather_single(
     if pg is None:
         return None
     out, own = real(output_tensor), real(input_tensor)
-    _check_dtypes(out, own)
+    _check_dtypes(out, own, "output_tensor", "input_tensor")
+    check_blocks(out, own, pg.size(), "output_tensor", "input_tensor")
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.all_gather(own, out=out, stream=stream)
 
-    return pg.issue(Call("all_gather_single", own, enqueue, [output_tensor], async_op))
+    arguments = {"output_tensor": out, "input_tensor": own}
+    return pg.issue(Call("all_gather_single", own, enqueue, [output_tensor], arguments, async_op))
 
 
 @deprecated(
@@ -171,13 +173,15 @@ def reduce_scatter_single(
     pg = member(group, "reduce_scatter_single")
     if pg is None:
         return None
-    _check_dtypes(output, input)
+    _check_dtypes(output, input, "output", "input")
+    check_blocks(input, output, pg.size(), "input", "output")
     red_op = pg.red_op(op, input)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.reduce_scatter(input, red_op, out=output, stream=stream)
 
-    return pg.issue(Call("reduce_scatter_single", input, enqueue, [output], async_op))
+    arguments = {"output": output, "input": input}
+    return pg.issue(Call("reduce_scatter_single", input, enqueue, [output], arguments, async_op))
 
 
 @deprecated(

@@ -8,17 +8,19 @@ contiguous, of one dtype that NCCL supports, and on one device of the group's ba
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import torch
 
 from pynccl import nccl
 from pynccl.mirror.base.checks import (
+    Arguments,
+    check_blocks,
     check_length,
     check_same_dtype,
     check_same_size,
     check_tensor,
     check_tensor_list,
+    checked_ints,
     contiguous,
     real,
     reals,
@@ -54,33 +56,35 @@ def all_gather(
     """
     check_tensor_list(tensor_list, "tensor_list")
     check_tensor(tensor, "tensor")
-    check_same_dtype([*tensor_list, tensor])
+    check_same_dtype({"tensor_list": tensor_list, "tensor": tensor})
     pg = member(group, "all_gather")
     if pg is None:
         return None
     check_length(tensor_list, pg.size(), "tensor_list")
-    return gather_everywhere(pg, "all_gather", [reals(tensor_list)], [real(tensor)], async_op)
+    rank = pg.rank()
+    check_same_size(tensor_list[rank], tensor, f"tensor_list[{rank}]", "tensor")
+    outputs, own = reals(tensor_list), real(tensor)
+    arguments: Arguments = {"tensor_list": outputs, "tensor": own}
+    return gather_everywhere(pg, "all_gather", outputs, own, arguments, async_op)
 
 
 def gather_everywhere(
     pg: ProcessGroup,
     kind: str,
-    outputs: list[list[torch.Tensor]],
-    inputs: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+    own: torch.Tensor,
+    arguments: Arguments,
     async_op: bool = False,
 ) -> Work | None:
-    """Broadcast each input from each rank to the corresponding output."""
+    """Broadcast the tensor of each rank to the corresponding output."""
     rank = pg.rank()
-    for output, own in zip(outputs, inputs, strict=True):
-        check_same_size([output[rank]], own, "the output of this rank")
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         with nccl.group():
-            for output, own in zip(outputs, inputs, strict=True):
-                for root, out in enumerate(output):
-                    comm.broadcast(own if root == rank else out, root, out=out, stream=stream)
+            for root, out in enumerate(outputs):
+                comm.broadcast(own if root == rank else out, root, out=out, stream=stream)
 
-    return pg.issue(Call(kind, inputs[0], enqueue, list(chain(*outputs)), async_op))
+    return pg.issue(Call(kind, own, enqueue, list(outputs), arguments, async_op))
 
 
 def gather(
@@ -97,25 +101,29 @@ def gather(
     pg = member(group, "gather")
     if pg is None:
         return None
-    root = root_of(pg, dst, group_dst)
+    root = root_of(pg, dst, group_dst, "dst")
     check_root_list(pg, root, outputs, "gather_list", "destination")
     _check_parts(pg, outputs, tensor, "gather_list")
-    return to_root(pg, "gather", real(tensor), reals(outputs), root, async_op)
+    own, parts = real(tensor), reals(outputs)
+    arguments: Arguments = {"gather_list": parts, "tensor": own}
+    return to_root(pg, "gather", own, parts, root, arguments, async_op)
 
 
 def _list_of_root(
     tensor: torch.Tensor, given: list[torch.Tensor] | None, name: str
 ) -> list[torch.Tensor]:
-    if given:
-        check_tensor_list(given, name)
-    check_same_dtype([tensor, *(given or [])])
-    return given or []
+    if given is None or (isinstance(given, Sequence) and not given):
+        return []
+    check_tensor_list(given, name)
+    check_same_dtype({"tensor": tensor, name: given})
+    return given
 
 
 def _check_parts(pg: ProcessGroup, parts: list[torch.Tensor], own: torch.Tensor, name: str) -> None:
     if parts:
         check_length(parts, pg.size(), name)
-        check_same_size(parts, own, name)
+        for index, part in enumerate(parts):
+            check_same_size(part, own, f"{name}[{index}]", "tensor")
 
 
 def check_root_list(
@@ -142,6 +150,7 @@ def to_root(
     own: torch.Tensor,
     parts: Sequence[torch.Tensor],
     root: int,
+    arguments: Arguments,
     async_op: bool = False,
     result: list[torch.Tensor] | None = None,
 ) -> Work | None:
@@ -153,6 +162,7 @@ def to_root(
         own: the tensor of this rank.
         parts: on the root, a tensor for each rank.
         root: the rank in the group that receives.
+        arguments: the tensors by the names of the parameters.
         async_op: whether to return the Work.
         result: the output tensors; None is the parts.
     """
@@ -163,7 +173,8 @@ def to_root(
                 comm.recv(part, peer, stream=stream)
             comm.send(own, root, stream=stream)
 
-    return pg.issue(Call(kind, own, enqueue, list(parts) if result is None else result, async_op))
+    outputs = list(parts) if result is None else result
+    return pg.issue(Call(kind, own, enqueue, outputs, arguments, async_op))
 
 
 def gather_single(
@@ -183,20 +194,18 @@ def gather_single(
     pg = member(group, "gather_single")
     if pg is None:
         return None
-    root = root_of(pg, dst, group_dst)
+    root = root_of(pg, dst, group_dst, "dst")
+    own = real(tensor)
     if root != pg.rank():
-        return to_root(pg, "gather_single", real(tensor), [], root, async_op)
+        return to_root(pg, "gather_single", own, [], root, {"tensor": own}, async_op)
     if gather_tensor is None:
         raise ValueError("gather_tensor must be specified on the destination rank")
     check_tensor(gather_tensor, "gather_tensor")
-    check_same_dtype([tensor, gather_tensor])
-    if gather_tensor.numel() != pg.size() * tensor.numel():
-        raise MismatchError(
-            f"gather_tensor: has {gather_tensor.numel()} elements, must have {tensor.numel()} for "
-            f"each of the {pg.size()} ranks"
-        )
+    check_same_dtype({"tensor": tensor, "gather_tensor": gather_tensor})
+    check_blocks(gather_tensor, tensor, pg.size(), "gather_tensor", "tensor")
     parts = real(contiguous(gather_tensor, "gather_tensor")).view(-1).tensor_split(pg.size())
-    return to_root(pg, "gather_single", real(tensor), parts, root, async_op, [gather_tensor])
+    arguments: Arguments = {"gather_tensor": gather_tensor, "tensor": own}
+    return to_root(pg, "gather_single", own, parts, root, arguments, async_op, [gather_tensor])
 
 
 def gather_into_tensor(
@@ -226,12 +235,14 @@ def scatter(
     check_tensor(tensor, "tensor")
     inputs = _list_of_root(tensor, scatter_list, "scatter_list")
     pg = group_or_default(group)
-    root = root_of(pg, src, group_src)
+    root = root_of(pg, src, group_src, "src")
     if member(pg, "scatter") is None:
         return None
     check_root_list(pg, root, inputs, "scatter_list", "source")
     _check_parts(pg, inputs, tensor, "scatter_list")
-    return from_root(pg, "scatter", real(tensor), reals(inputs), root, async_op)
+    own, parts = real(tensor), reals(inputs)
+    arguments: Arguments = {"tensor": own, "scatter_list": parts}
+    return from_root(pg, "scatter", own, parts, root, arguments, async_op)
 
 
 def from_root(
@@ -240,6 +251,7 @@ def from_root(
     own: torch.Tensor,
     parts: Sequence[torch.Tensor],
     root: int,
+    arguments: Arguments,
     async_op: bool = False,
 ) -> Work | None:
     """Receive this rank's part from the root, like :func:`to_root` in the other direction."""
@@ -250,7 +262,7 @@ def from_root(
                 comm.send(part, peer, stream=stream)
             comm.recv(own, root, stream=stream)
 
-    return pg.issue(Call(kind, own, enqueue, [own], async_op))
+    return pg.issue(Call(kind, own, enqueue, [own], arguments, async_op))
 
 
 def reduce_scatter(
@@ -266,13 +278,14 @@ def reduce_scatter(
     """
     check_tensor(output, "output")
     check_tensor_list(input_list, "input_list")
-    check_same_dtype([output, *input_list])
+    arguments: Arguments = {"output": output, "input_list": input_list}
+    check_same_dtype(arguments)
     pg = member(group, "reduce_scatter")
     if pg is None:
         return None
     check_length(input_list, pg.size(), "input_list")
     rank = pg.rank()
-    check_same_size([input_list[rank]], output, "the input for this rank")
+    check_same_size(input_list[rank], output, f"input_list[{rank}]", "output")
     inputs, red_op = list(input_list), pg.red_op(op, output)
 
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
@@ -281,7 +294,7 @@ def reduce_scatter(
                 out = output if root == rank else None
                 comm.reduce(tensor, root, red_op, out=out, stream=stream)
 
-    return pg.issue(Call("reduce_scatter", output, enqueue, [output], async_op))
+    return pg.issue(Call("reduce_scatter", output, enqueue, [output], arguments, async_op))
 
 
 def all_to_all(
@@ -300,13 +313,16 @@ def all_to_all(
         return None
     check_tensor_list(output_tensor_list, "output_tensor_list")
     check_tensor_list(input_tensor_list, "input_tensor_list")
-    check_same_dtype([*output_tensor_list, *input_tensor_list])
+    check_same_dtype(
+        {"output_tensor_list": output_tensor_list, "input_tensor_list": input_tensor_list}
+    )
     check_length(output_tensor_list, pg.size(), "output_tensor_list")
     check_length(input_tensor_list, pg.size(), "input_tensor_list")
     outputs, inputs = reals(output_tensor_list), reals(input_tensor_list)
-    own = pg.rank()
-    check_same_size([outputs[own]], inputs[own], "output_tensor_list of this rank")
-    return _exchange(pg, "all_to_all", outputs, inputs, outputs, async_op)
+    own = f"tensor_list[{pg.rank()}]"
+    check_same_size(outputs[pg.rank()], inputs[pg.rank()], f"output_{own}", f"input_{own}")
+    arguments: Arguments = {"output_tensor_list": outputs, "input_tensor_list": inputs}
+    return _exchange(pg, "all_to_all", outputs, inputs, outputs, arguments, async_op)
 
 
 def _exchange(
@@ -315,6 +331,7 @@ def _exchange(
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
     result: list[torch.Tensor],
+    arguments: Arguments,
     async_op: bool,
 ) -> Work | None:
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
@@ -323,7 +340,7 @@ def _exchange(
                 comm.send(sent, peer, stream=stream)
                 comm.recv(out, peer, stream=stream)
 
-    return pg.issue(Call(kind, inputs[0], enqueue, result, async_op))
+    return pg.issue(Call(kind, inputs[0], enqueue, result, arguments, async_op))
 
 
 def all_to_all_single(
@@ -344,8 +361,9 @@ def all_to_all_single(
         return None
     check_tensor(output, "output")
     check_tensor(input, "input")
-    check_same_dtype([output, input])
+    check_same_dtype({"output": output, "input": input})
     out, sent = real(output), real(input)
+    arguments: Arguments = {"output": out, "input": sent}
     size = pg.size()
     equal = not output_split_sizes and not input_split_sizes
     if equal and out.numel() == sent.numel() and sent.numel() % size == 0:
@@ -355,15 +373,18 @@ def all_to_all_single(
         def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
             comm.all_to_all(sent, out=out, stream=stream)
 
-        return pg.issue(Call("all_to_all_single", sent, enqueue, [output], async_op))
+        return pg.issue(Call("all_to_all_single", sent, enqueue, [output], arguments, async_op))
     outputs = _split(out, output_split_sizes, size, "output")
     inputs = _split(sent, input_split_sizes, size, "input")
-    check_same_size([outputs[pg.rank()]], inputs[pg.rank()], "output from this rank")
-    return _exchange(pg, "all_to_all_single", outputs, inputs, [output], async_op)
+    own = f"the part of rank {pg.rank()}"
+    check_same_size(outputs[pg.rank()], inputs[pg.rank()], f"output: {own}", "that of input")
+    return _exchange(pg, "all_to_all_single", outputs, inputs, [output], arguments, async_op)
 
 
 def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int, name: str) -> None:
     rows = tensor.shape[0] if tensor.dim() else 1
+    if sizes is not None:
+        sizes = checked_ints(sizes, f"{name}_split_sizes")
     if not sizes:
         if rows % ranks:
             raise MismatchError(
@@ -375,10 +396,12 @@ def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int,
             f"{name}_split_sizes: Number of tensor splits not equal to group size: {len(sizes)} "
             f"for {ranks}"
         )
+    elif min(sizes) < 0:
+        raise MismatchError(f"{name}_split_sizes: {min(sizes)} is negative")
     elif sum(sizes) != rows:
         raise MismatchError(
-            f"{name}_split_sizes: Split sizes doesn't match total dim 0 size: {sum(sizes)} for "
-            f"{rows}"
+            f"{name}_split_sizes: Split sizes doesn't match total dim 0 size of {name}: "
+            f"{sum(sizes)} for {rows}"
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pynccl._internal.arguments import wrong_type
 from pynccl.mirror.api.collectives import all_gather_single, broadcast
 from pynccl.mirror.api.lists import check_root_list, from_root, gather_everywhere, to_root
 from pynccl.mirror.api.p2p import P2POp, batch_isend_irecv, irecv, isend
@@ -51,6 +52,26 @@ def _pickled(value: object, weights_only: bool) -> torch.Tensor:
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
+def _check_objects(value: Any, name: str, least: int = 1, *, output: bool = False) -> None:
+    """Check that an argument is a list of objects, or a sequence if it is not an output.
+
+    Args:
+        value: the argument.
+        name: its name.
+        least: the least number of elements.
+        output: whether objects are assigned to its elements.
+
+    Raises:
+        TypeError: it has another type.
+        ValueError: it has fewer elements.
+    """
+    method = "__setitem__" if output else "__getitem__"
+    if isinstance(value, (str, bytes, dict)) or not hasattr(value, method):
+        raise wrong_type(name, "a list of objects", value)
+    if len(value) < least:
+        raise ValueError(f"{name}: has {len(value)} elements, must have at least {least}")
+
+
 def _unpickled(pickled: torch.Tensor, weights_only: bool) -> Any:
     data = pickled.cpu().numpy().tobytes()
     if weights_only:
@@ -80,11 +101,12 @@ def all_gather_object(
     pg = member(group, "all_gather_object")
     if pg is None:
         return
+    _check_objects(object_list, "object_list", pg.size(), output=True)
     own, size = _packed([obj], pg.object_device, weights_only)
     sizes = torch.empty(pg.size(), dtype=torch.long, device=pg.object_device)
     all_gather_single(sizes, size, pg)
     parts = _buffer_for(sizes)[1]
-    gather_everywhere(pg, "all_gather_object", [parts], [own])
+    gather_everywhere(pg, "all_gather_object", parts, own, {})
     for rank, part in enumerate(parts):
         object_list[rank] = _unpickled(part, weights_only)
 
@@ -99,19 +121,21 @@ def gather_object(
 ) -> None:
     """See torch.distributed.gather_object. weights_only is available since torch 2.14."""
     pg = group_or_default(group)
-    root = root_of(pg, dst, group_dst)
+    root = root_of(pg, dst, group_dst, "dst")
     if member(pg, "gather_object") is None:
         return
-    check_root_list(pg, root, object_gather_list, "gather_list", "destination")
+    check_root_list(pg, root, object_gather_list, "object_gather_list", "destination")
+    if object_gather_list:
+        _check_objects(object_gather_list, "object_gather_list", pg.size(), output=True)
     own, size = _packed([obj], pg.object_device, weights_only)
     if object_gather_list is None or pg.rank() != root:
-        to_root(pg, "gather_object", size, [], root)
-        to_root(pg, "gather_object", own, [], root)
+        to_root(pg, "gather_object", size, [], root, {})
+        to_root(pg, "gather_object", own, [], root, {})
         return
     sizes = torch.empty(pg.size(), dtype=torch.long, device=pg.object_device)
-    to_root(pg, "gather_object", size, sizes.split(1), root)
+    to_root(pg, "gather_object", size, sizes.split(1), root, {})
     parts = _buffer_for(sizes)[1]
-    to_root(pg, "gather_object", own, parts, root)
+    to_root(pg, "gather_object", own, parts, root, {})
     for rank, part in enumerate(parts):
         object_gather_list[rank] = _unpickled(part, weights_only)
 
@@ -126,9 +150,10 @@ def broadcast_object_list(
 ) -> None:
     """See torch.distributed.broadcast_object_list. weights_only is available since torch 2.14."""
     pg = group_or_default(group)
-    root = root_of(pg, src, group_src)
+    root = root_of(pg, src, group_src, "src")
     if member(pg, "broadcast_object_list") is None:
         return
+    _check_objects(object_list, "object_list", output=pg.rank() != root)
     device = device or torch.device(pg.object_device)
     transfer = partial(broadcast, group=pg, group_src=root)
     if pg.rank() != root:
@@ -162,7 +187,7 @@ def scatter_object_list(
 ) -> None:
     """See torch.distributed.scatter_object_list. weights_only is available since torch 2.14."""
     pg = group_or_default(group)
-    root = root_of(pg, src, group_src)
+    root = root_of(pg, src, group_src, "src")
     if member(pg, "scatter_object_list") is None:
         return
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
@@ -175,6 +200,7 @@ def scatter_object_list(
     if pg.rank() == root:
         if scatter_object_input_list is None:
             raise ValueError("source rank must provide non-None scatter_object_input_list")
+        _check_objects(scatter_object_input_list, "scatter_object_input_list", 0)
         if len(scatter_object_input_list) != pg.size():
             raise ValueError(
                 f"scatter_object_input_list: has {len(scatter_object_input_list)} objects, must "
@@ -183,9 +209,9 @@ def scatter_object_list(
         packed = [_packed([value], device, weights_only) for value in scatter_object_input_list]
         pickles, sizes = map(list, zip(*packed, strict=True))
     size = torch.empty(1, dtype=torch.long, device=device)
-    from_root(pg, "scatter_object_list", size, sizes, root)
+    from_root(pg, "scatter_object_list", size, sizes, root, {})
     own = torch.empty(int(size), dtype=torch.uint8, device=device)
-    from_root(pg, "scatter_object_list", own, pickles, root)
+    from_root(pg, "scatter_object_list", own, pickles, root, {})
     scatter_object_output_list[0] = _unpickled(own, weights_only)
 
 
@@ -204,8 +230,9 @@ def send_object_list(
     available since torch 2.14.
     """
     pg = group_or_default(group)
-    peer = group_rank_of(pg, dst, group_dst)
-    check_not_self(pg, peer, "destination")
+    peer = group_rank_of(pg, dst, group_dst, "dst")
+    check_not_self(pg, peer, "dst")
+    _check_objects(object_list, "object_list")
     pickles, sizes = _packed(object_list, device or pg.object_device, weights_only)
     for tensor in (sizes, pickles):
         _transfer(isend, tensor, pg, peer, use_batch)
@@ -237,9 +264,9 @@ def recv_object_list(
     available since torch 2.14.
     """
     pg = group_or_default(group)
-    peer = group_rank_of(pg, src, group_src)
-    check_not_self(pg, peer, "source")
-
+    peer = group_rank_of(pg, src, group_src, "src")
+    check_not_self(pg, peer, "src")
+    _check_objects(object_list, "object_list", output=True)
     receive = partial(_transfer, irecv, pg=pg, peer=peer, use_batch=use_batch)
     _receive_objects(object_list, device or torch.device(pg.object_device), weights_only, receive)
     return get_global_rank(pg, peer)

@@ -43,7 +43,7 @@ def _arguments(
         raise ValueError("Invalid ``op``. Expected ``op`` to be ``isend`` or ``irecv``.")
     check_tensor(tensor, "tensor")
     pg = group_or_default(group)
-    rank = group_rank_of(pg, peer, group_peer)
+    rank = group_rank_of(pg, peer, group_peer, "peer")
     return op, tensor, get_global_rank(pg, rank) if peer is None else peer, pg, tag, rank
 
 
@@ -53,7 +53,7 @@ P2POp.__signature__ = inspect.signature(_arguments).replace(return_annotation="P
 def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int:
     """Return the group rank to receive from; it is implied in a group of two."""
     if src is not None or group_src is not None:
-        return group_rank_of(pg, src, group_src)
+        return group_rank_of(pg, src, group_src, "src")
     if pg.size() != 2:
         raise ValueError(
             "src: NCCL cannot receive from any source; pass src or group_src, which can be omitted "
@@ -72,7 +72,7 @@ def isend(
 ) -> Work | None:
     """See torch.distributed.isend (ncclSend). tag is ignored, as by torch's NCCL backend."""
     pg = group_or_default(group)
-    peer = group_rank_of(pg, dst, group_dst)
+    peer = group_rank_of(pg, dst, group_dst, "dst")
     check_tensor(tensor, "tensor")
     if member(pg, "isend") is None:
         return None
@@ -109,8 +109,8 @@ def send(
 ) -> None:
     """See torch.distributed.send (ncclSend). tag is ignored, as by torch's NCCL backend."""
     pg = group_or_default(group)
-    peer = group_rank_of(pg, dst, group_dst)
-    check_not_self(pg, peer, "destination")
+    peer = group_rank_of(pg, dst, group_dst, "dst")
+    check_not_self(pg, peer, "dst")
     check_tensor(tensor, "tensor")
     pg.transfer(True, tensor, peer)
 
@@ -134,7 +134,7 @@ def recv(
         return -1
     peer = _source(pg, src, group_src)
     if src is None:
-        check_not_self(pg, peer, "source")
+        check_not_self(pg, peer, "src")
     pg.transfer(False, tensor, peer)
     return get_global_rank(pg, peer) if src is None else src
 
@@ -158,7 +158,9 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
 
     kind = f"coalesced {', '.join(sorted({op.op.__name__ for op in p2p_op_list}))}"
     received = [op.tensor for op in p2p_op_list if op.op is irecv]
-    work = group.issue(Call(kind, p2p_op_list[0].tensor, enqueue, received, async_op=True))
+    tensors = {"p2p_op_list": [op.tensor for op in p2p_op_list]}
+    call = Call(kind, p2p_op_list[0].tensor, enqueue, received, tensors, async_op=True)
+    work = group.issue(call)
     return [] if work is None else [work]
 
 
@@ -167,6 +169,8 @@ def _checked_group(p2p_op_list: Any) -> ProcessGroup:
         isinstance(p2p_op, P2POp) for p2p_op in p2p_op_list
     ):
         raise ValueError("Invalid ``p2p_op_list``. Each op is expected to be of type ``P2POp``.")
+    if not p2p_op_list:
+        raise ValueError("Invalid ``p2p_op_list``. Expected at least one ``P2POp``.")
     group = p2p_op_list[0].group
     if not all(group == p2p_op.group for p2p_op in p2p_op_list):
         raise ValueError("All ops need to use the same group.")

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
+from pynccl._internal.arguments import wrong_type
 from pynccl.mirror.base.errors import MismatchError
 
 __all__ = [
+    "Arguments",
+    "check_blocks",
     "check_length",
     "check_same_dtype",
     "check_same_size",
     "check_tensor",
     "check_tensor_list",
+    "checked_ints",
     "contiguous",
     "in_memory_order",
     "real",
     "reals",
 ]
+
+# The tensors and lists of tensors of a call, by the names of its parameters.
+Arguments: TypeAlias = Mapping[str, "torch.Tensor | Sequence[torch.Tensor]"]
+
+
+def checked_ints(value: Any, name: str) -> list[int]:
+    """Return the elements of a list of integers.
+
+    Raises:
+        TypeError: it is another object.
+    """
+    try:
+        return list(map(operator.index, value))
+    except TypeError:
+        raise wrong_type(name, "a list of integers", value) from None
 
 
 def check_tensor(value: Any, name: str) -> None:
@@ -56,21 +76,23 @@ def check_tensor_list(value: Any, name: str) -> None:
         )
 
 
-def check_same_dtype(tensors: Iterable[torch.Tensor]) -> None:
+def check_same_dtype(arguments: Arguments) -> None:
     """Check that all dtypes match; a complex dtype matches the dtype of its parts.
 
     Raises:
         ValueError: they differ.
     """
     first = None
-    for tensor in tensors:
-        dtype = tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
-        if first is None:
-            first = dtype
-        elif dtype != first:
-            raise ValueError(
-                f"Invalid usage of tensors with different dtypes: found {first} and {tensor.dtype}"
-            )
+    for name, value in arguments.items():
+        for tensor in (value,) if isinstance(value, torch.Tensor) else value:
+            dtype = tensor.dtype.to_real() if tensor.dtype.is_complex else tensor.dtype
+            if first is None:
+                first = dtype
+            elif dtype != first:
+                raise ValueError(
+                    f"{name}: Invalid usage of tensors with different dtypes: found "
+                    f"{tensor.dtype}, {next(iter(arguments))} is {first}"
+                )
 
 
 def check_length(tensors: Sequence[Any], size: int, name: str) -> None:
@@ -85,18 +107,32 @@ def check_length(tensors: Sequence[Any], size: int, name: str) -> None:
         )
 
 
-def check_same_size(tensors: Sequence[torch.Tensor], like: torch.Tensor, name: str) -> None:
-    """Check that all tensors of a list have as many elements as another tensor.
+def check_same_size(tensor: torch.Tensor, like: torch.Tensor, name: str, like_name: str) -> None:
+    """Check that a tensor has as many elements as another one.
 
     Raises:
-        MismatchError: one of them differs.
+        MismatchError: it has more or fewer.
     """
-    for index, tensor in enumerate(tensors):
-        if tensor.numel() != like.numel():
-            raise MismatchError(
-                f"{name}: tensor {index} has {tensor.numel()} elements, must have {like.numel()}: "
-                "all tensors must be same size"
-            )
+    if tensor.numel() != like.numel():
+        raise MismatchError(
+            f"{name}: has {tensor.numel()} elements, must have {like.numel()}, as many as "
+            f"{like_name}: all tensors must be same size"
+        )
+
+
+def check_blocks(
+    all_blocks: torch.Tensor, one: torch.Tensor, ranks: int, name: str, one_name: str
+) -> None:
+    """Check that a tensor has as many elements as another one for each rank.
+
+    Raises:
+        MismatchError: it has more or fewer.
+    """
+    if all_blocks.numel() != ranks * one.numel():
+        raise MismatchError(
+            f"{name}: has {all_blocks.numel()} elements, must have {one.numel()} for each of the "
+            f"{ranks} ranks, as many as {one_name}"
+        )
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

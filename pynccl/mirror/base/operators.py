@@ -94,7 +94,7 @@ def resolve(op: Any, tensor: torch.Tensor, pre_mul_sum: PreMulSum) -> RedOp:
         raise _error(op, kind)
     if tensor.dtype is torch.bool:
         if found is RedOp.AVG:
-            raise TypeError("Cannot use ReduceOp.AVG with Boolean inputs")
+            raise TypeError("op: Cannot use ReduceOp.AVG with Boolean inputs")
         if found is RedOp.SUM:
             return RedOp.MAX  # logical or, as in torch's NCCL backend
     return found
@@ -121,7 +121,7 @@ def _error(op: Any, kind: Any) -> ValueError:
         return ValueError(f"op: {op!r} is not one of {names}")
     if isinstance(op, RedOp) or kind == ReduceOp.PREMUL_SUM:
         return ValueError(f"op: {op!r} has a factor, which has no name")
-    return ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL: it has no bitwise operators")
+    return ValueError(f"op: Cannot use ReduceOp.{kind.name} with NCCL: it has no bitwise operators")
 
 
 def _state(op: ReduceOp) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ import torch
 
 from pynccl import _C, nccl
 from pynccl.errors import DriverError, NcclError
+from pynccl.mirror.base.checks import Arguments
 from pynccl.mirror.base.errors import (
     BackendError,
     BackendInvalidUsageError,
@@ -32,18 +33,6 @@ __all__ = ["Call", "CommStream", "close_all", "run_all"]
 
 _GRACE = 2.0  # seconds for pending CPU operations when their group is destroyed
 _INVALID_USAGE, _TIMEOUT = 5, 8  # ncclInvalidUsage, ncclTimeout
-# The output argument of operations with more than one.
-_OUTPUTS = {
-    "all_gather": "tensor_list",
-    "all_gather_single": "output_tensor",
-    "all_to_all": "output_tensor_list",
-    "all_to_all_single": "output",
-    "gather": "gather_list",
-    "gather_single": "gather_tensor",
-    "reduce_scatter": "output",
-    "reduce_scatter_single": "output",
-    "scatter": "tensor",
-}
 
 
 class Call(NamedTuple):
@@ -55,6 +44,7 @@ class Call(NamedTuple):
         enqueue: calls methods of a Communicator on a stream; None is the current stream. It refers
             to the tensors, which it keeps alive.
         result: the output tensors.
+        arguments: its tensors by the names of the parameters, for error texts; outputs first.
         async_op: whether it runs on the communication stream and returns a Work.
         source: the source, a group rank, of a receive outside a batch.
     """
@@ -63,6 +53,7 @@ class Call(NamedTuple):
     tensor: torch.Tensor
     enqueue: Callable[[nccl.Communicator, int | None], object]
     result: list[torch.Tensor]
+    arguments: Arguments
     async_op: bool = False
     source: int | None = None
 
@@ -117,8 +108,10 @@ class CommStream(_C.CommStream):
         try:
             return super().issue(call)
         except _C.OverlapError as error:
-            name = _OUTPUTS.get(call.kind, call.kind)
-            raise MismatchError(f"{name}: {str(error).removeprefix('out: ')}") from None
+            names = list(call.arguments)
+            text = str(error).removeprefix("out: ")
+            text = text.replace("overlaps tensor", f"overlaps {names[-1]}")
+            raise MismatchError(f"{names[0]}: {text}") from None
 
     def pre_mul_sum(self, factor: Any, dtype: torch.dtype) -> nccl.RedOp:
         """Return the operator that multiplies by a factor first, cached by factor and dtype."""

@@ -13,12 +13,18 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pynccl import _C, nccl
+from pynccl._internal.arguments import wrong_type
 from pynccl._internal.membership import connect_pair, group_config, unique_ids
 from pynccl._internal.rendezvous import Rendezvous
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import PROVIDERS, BackendConfig, timeout_of
-from pynccl.mirror.base.checks import real
-from pynccl.mirror.base.errors import BackendTimeoutError, DistStoreError, translated
+from pynccl.mirror.base.checks import check_tensor, real
+from pynccl.mirror.base.errors import (
+    BackendError,
+    BackendTimeoutError,
+    DistStoreError,
+    translated,
+)
 from pynccl.mirror.base.job import Job
 from pynccl.mirror.base.operators import OPERATORS, resolve
 from pynccl.mirror.group.comm_stream import Call, CommStream, close_all, run_all
@@ -158,6 +164,8 @@ class ProcessGroup(_C.ProcessGroup):
                     f"{' and '.join(kinds)}; pass the device to select one"
                 )
             device = self.bound_device_id or torch.device(kinds[0])
+        if not isinstance(device, torch.device):
+            raise wrong_type("device", "a torch.device", device)
         return self.comm_stream(device).comm
 
     def get_group_store(self) -> Store:
@@ -221,15 +229,47 @@ class ProcessGroup(_C.ProcessGroup):
 
     def red_op(self, op: Any, tensor: torch.Tensor) -> nccl.RedOp:
         """Return the NCCL operator for a reduction: see resolve()."""
-        return resolve(op, tensor, self.comm_stream(tensor.device).pre_mul_sum)
+
+        def pre_mul_sum(factor: Any, dtype: torch.dtype) -> nccl.RedOp:
+            return self.comm_stream(tensor.device).pre_mul_sum(factor, dtype)
+
+        return resolve(op, tensor, pre_mul_sum)
 
     def issue(self, call: Call) -> Work | None:
         """Issue an operation on the communicator of the group.
 
         Returns:
             The Work of an asynchronous operation, else None.
+
+        Raises:
+            BackendError: NCCL or the driver failed.
+            TypeError, ValueError, RuntimeError: an argument is wrong, or the group has ended.
         """
-        return self.comm_stream(call.tensor.device).issue(call)
+        try:
+            return self.comm_stream(call.tensor.device).issue(call)
+        except BackendError:
+            raise
+        except (TypeError, ValueError, RuntimeError):
+            for name, value in call.arguments.items():
+                if isinstance(value, torch.Tensor):
+                    self.check_usable(value, name)
+                else:
+                    for index, tensor in enumerate(value):
+                        self.check_usable(tensor, f"{name}[{index}]")
+            raise
+
+    def check_usable(self, tensor: torch.Tensor, name: str) -> None:
+        """Check that an operation of this group can use a tensor.
+
+        Raises:
+            RuntimeError: no backend of this group supports its device.
+            ValueError: it is sparse, not contiguous, on a device other than the communicator's, or
+                of a dtype that NCCL lacks; or the group has ended.
+        """
+        check_tensor(tensor, name)
+        self.provider(tensor.device, name)
+        comm_stream = self._comm_stream(tensor.device.type)
+        _C.check_tensor(name, real(tensor), None if comm_stream is None else comm_stream.comm)
 
     def comm_stream(self, device: torch.device) -> CommStream:
         """Return the CommStream for a device's tensors, creating it on the first call.
@@ -264,9 +304,15 @@ class ProcessGroup(_C.ProcessGroup):
 
         Raises:
             RuntimeError: no backend of this group supports the device.
-            ValueError: the group has ended, or the peer is this rank or is not in the group.
+            ValueError: the group has ended, the peer is this rank, or the tensor cannot be used.
         """
-        self._check_peer(peer, "dst" if sends else "src")
+        if peer == self.rank():
+            raise ValueError(
+                f"{'dst' if sends else 'src'}: rank {peer} of the group is this rank; NCCL "
+                "transfers data from a rank to itself only if send and receive are grouped: pass "
+                "both to batch_isend_irecv"
+            )
+        self.check_usable(tensor, "tensor")
         on_group = tensor.device.type == "cuda" and self.bound_device_id is not None
         data, result = real(tensor), [] if sends else [tensor]
 
@@ -275,41 +321,35 @@ class ProcessGroup(_C.ProcessGroup):
             transfer(data, peer if on_group else 1 - comm.rank, stream=stream)
 
         kind = "send" if sends else "recv"
-        call = Call(kind, tensor, enqueue, result, async_op, None if sends else peer)
+        source = None if sends else peer
+        call = Call(kind, tensor, enqueue, result, {"tensor": tensor}, async_op, source)
         if on_group:
             return self.comm_stream(tensor.device).issue(call)
         return self._pair_with(tensor.device, peer).issue(call, sends)
 
-    def _check_peer(self, peer: int, name: str) -> None:
-        if not 0 <= peer < self.size():
-            raise ValueError(
-                f"{name}: rank {peer} is out of range for a group of size {self.size()}"
-            )
-        if peer == self.rank():
-            raise ValueError(
-                f"{name}: rank {peer} of the group is this rank; NCCL transfers data from a rank "
-                "to itself only if send and receive are grouped: pass both to batch_isend_irecv"
-            )
-
     def _pair_with(self, device: torch.device, peer: int) -> Pair:
         self._check_valid()
-        self.provider(device)  # raises without a backend for the device
         key = device.type, peer
         connect = functools.partial(self._connect_pair, device, peer)
         connected = functools.partial(self._set_pair, device.type, peer)
         return self._pairs.setdefault(key, Pair(connect, connected, self.timeout))
 
-    def provider(self, device: torch.device) -> str:
+    def provider(self, device: torch.device, name: str | None = None) -> str:
         """Return the provider for a device type: ``"cuda"`` or ``"host"``.
+
+        Args:
+            device: the device.
+            name: the argument with a tensor on the device, for the error text.
 
         Raises:
             RuntimeError: no backend of this group supports the device.
         """
         backend = self.config.device_backend_map.get(device.type)
         if backend is None:
+            argument = "" if name is None else f"{name}: "
             raise RuntimeError(
-                f"No backend type associated with device type {device.type}: the group's backend "
-                f"is {self.config.name!r}"
+                f"{argument}No backend type associated with device type {device.type}: the group's "
+                f"backend is {self.config.name!r}"
             )
         return PROVIDERS[backend]
 

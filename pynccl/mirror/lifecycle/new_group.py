@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import cast
 
 import torch
 
+from pynccl._internal.arguments import wrong_type
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
+from pynccl.mirror.base.checks import checked_ints
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
 from pynccl.mirror.world import (
@@ -46,7 +48,13 @@ def new_group(
     call it before the timeout.
     """
     default = _get_default_group()
+    if ranks is not None:
+        ranks = checked_ints(ranks, "ranks")
+    if group_desc is not None and not isinstance(group_desc, str):
+        raise wrong_type("group_desc", "a str", group_desc)
     bound = default.bound_device_id
+    if device_id is not None and not isinstance(device_id, torch.device):
+        raise wrong_type("device_id", "a torch.device", device_id)
     if device_id is None:
         device_id = bound
     elif bound is not None and device_id != bound:
@@ -56,10 +64,14 @@ def new_group(
         config = BackendConfig(Backend(backend))
         check_usable(config)
     limit = timeout_of(timeout, config)
+    options = Options(pg_options) if pg_options is not None else default.options
     own = default.rank()
     if use_local_synchronization and ranks is not None and own not in ranks:
         return GroupMember.NON_GROUP_MEMBER
-    members = _checked_ranks(ranks, default.size(), sort_ranks)
+    members = list(range(default.size())) if ranks is None else ranks
+    _check_ranks(members, default.size(), "ranks")
+    if sort_ranks:
+        members.sort()
     name = world.hashed_name(members) if use_local_synchronization else world.next_name()
     if own not in members:
         world.outside = members
@@ -71,7 +83,7 @@ def new_group(
         name=name,
         config=config,
         timeout=limit,
-        options=Options(pg_options) if pg_options is not None else default.options,
+        options=options,
         desc="undefined" if group_desc is None else group_desc,
         device_id=device_id if device_id and device_id.type in config.device_backend_map else None,
     )
@@ -84,24 +96,20 @@ def new_group(
     return pg
 
 
-def _checked_ranks(ranks: Any, world_size: int, sort_ranks: bool) -> list[int]:
-    if ranks is None:
-        return list(range(world_size))
-    members = sorted(ranks) if sort_ranks else list(ranks)
-    if len(set(members)) != len(members):
-        raise ValueError(f"ranks list must not contain duplicate entries, got {members}")
-    if len(members) > world_size:
+def _check_ranks(ranks: list[int], world_size: int, name: str) -> None:
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"{name}: ranks list must not contain duplicate entries, got {ranks}")
+    if len(ranks) > world_size:
         raise ValueError(
-            "the new group's world size should be less or equal to the world size set by "
+            f"{name}: the new group's world size should be less or equal to the world size set by "
             "init_process_group"
         )
-    for rank in members:
+    for rank in ranks:
         if rank < 0 or rank >= world_size:
             raise ValueError(
-                f"Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} "
+                f"{name}: Rank {rank} is out of range. Valid ranks are 0 to {world_size - 1} "
                 f"(world_size={world_size})"
             )
-    return members
 
 
 def new_subgroups(
@@ -121,6 +129,8 @@ def new_subgroups(
                 "correctly."
             )
         group_size = torch.cuda.device_count()
+    if not isinstance(group_size, int):
+        raise wrong_type("group_size", "an int", group_size)
     if group_size <= 0:
         raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
     size = get_world_size(group=group)
@@ -151,10 +161,12 @@ def new_subgroups_by_enumeration(
     """See torch.distributed.new_subgroups_by_enumeration."""
     if not ranks_per_subgroup_list:
         raise ValueError("The arg 'ranks_per_subgroup_list' cannot be empty")
+    if not isinstance(ranks_per_subgroup_list, Iterable):
+        raise wrong_type("ranks_per_subgroup_list", "a list of lists", ranks_per_subgroup_list)
     subgroups = []
     own = None
-    seen = dict[int, list[int]]()
-    for ranks in ranks_per_subgroup_list:
+    divided = _divided(ranks_per_subgroup_list, get_world_size())
+    for ranks in divided:
         subgroup = new_group(
             ranks=ranks,
             timeout=timeout,
@@ -163,12 +175,24 @@ def new_subgroups_by_enumeration(
             group_desc=group_desc,
         )
         subgroups.append(subgroup)
-        for rank in ranks:
-            if rank in seen:
-                raise ValueError(
-                    f"Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}"
-                )
-            seen[rank] = ranks
         if get_rank() in ranks:
             own = subgroup
     return own, subgroups
+
+
+def _divided(ranks_per_subgroup: list[list[int]], world_size: int) -> list[list[int]]:
+    """Return the ranks of disjoint groups as lists of int."""
+    name = "ranks_per_subgroup_list"
+    lists = [
+        checked_ints(ranks, f"{name}[{index}]") for index, ranks in enumerate(ranks_per_subgroup)
+    ]
+    seen = dict[int, list[int]]()
+    for index, ranks in enumerate(lists):
+        _check_ranks(ranks, world_size, f"{name}[{index}]")
+        for rank in ranks:
+            if rank in seen:
+                raise ValueError(
+                    f"{name}: Rank {rank} has appeared in both subgroup {seen[rank]} and {ranks}"
+                )
+            seen[rank] = ranks
+    return lists

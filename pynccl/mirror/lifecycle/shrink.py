@@ -15,7 +15,7 @@ from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.comm_stream import CommStream
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.lifecycle.destroy import abort_process_group
-from pynccl.mirror.world import _get_default_group, group_or_default, is_registered, world
+from pynccl.mirror.world import group_or_default, is_registered, world
 
 __all__ = ["SHRINK_ABORT", "SHRINK_DEFAULT", "reconfigure", "shrink_group"]
 
@@ -41,7 +41,10 @@ def shrink_group(
     pg_options is as for :func:`init_process_group`.
     """
     excluded = _checked_exclusion(ranks_to_exclude, shrink_flags)
-    old = group if group is not None else _get_default_group()
+    old = group_or_default(group)
+    if not is_registered(old):
+        raise ValueError(f"Group {old} is not registered")
+    options = Options(pg_options) if pg_options is not None else old.options
     if old.size() <= 1:
         raise ValueError(
             f"Cannot shrink a process group with size {old.size()}. Group must have at least 2 "
@@ -56,7 +59,7 @@ def shrink_group(
         old,
         left,
         name=name,
-        options=Options(pg_options) if pg_options is not None else old.options,
+        options=options,
         desc="default:shrunken" if old is world.default else f"{old.group_name}:shrunk",
     )
     aborts = bool(shrink_flags & SHRINK_ABORT)
@@ -149,8 +152,8 @@ def _check_excluded_ranks(excluded: list[int], pg: ProcessGroup) -> None:
             )
         if not 0 <= rank < pg.size():
             raise ValueError(
-                f"Rank {rank} at index {index} is out of bounds for group size {pg.size()}. "
-                f"Valid ranks are in range [0, {pg.size() - 1}]."
+                f"ranks_to_exclude: Rank {rank} at index {index} is out of bounds for group size "
+                f"{pg.size()}. Valid ranks are in range [0, {pg.size() - 1}]."
             )
         if rank in excluded[:index]:
             raise ValueError(f"Duplicate rank {rank} found in ranks_to_exclude at index {index}.")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
+from pynccl._internal.arguments import wrong_type
 from pynccl.errors import NcclError
 from pynccl.mirror.base.backend import Backend, BackendConfig, limited, timeout_of
+from pynccl.mirror.base.checks import checked_ints
 from pynccl.mirror.base.errors import translated
 from pynccl.mirror.group.process_group import Options, ProcessGroup
 from pynccl.mirror.world import GroupMember, NonMember, _get_default_group, is_registered, world
@@ -28,12 +31,15 @@ def split_group(
     """
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
+    if not isinstance(split_ranks, Iterable):
+        raise wrong_type("split_ranks", "a list of lists", split_ranks)
     default = _get_default_group()
     parent = parent_pg or default
     if not is_registered(parent):
         raise ValueError(f"Group {parent} is not registered")
     config = parent.config if backend is None else _part_of(parent.config, str(backend))
     limit = timeout_of(timeout, config)
+    options = Options(pg_options) if pg_options is not None else parent.options
     color = _color_of(parent, split_ranks, default.size())
     members = sorted(split_ranks[color or 0])
     name = f"{parent.group_name}:split:{parent.splits}:{color}"
@@ -45,7 +51,7 @@ def split_group(
         name=name,
         config=config,
         timeout=limit,
-        options=Options(pg_options) if pg_options is not None else parent.options,
+        options=options,
         desc=group_desc or f"{parent.group_desc}:split:{parent.splits}",
         device_id=parent.bound_device_id,
     )
@@ -78,16 +84,17 @@ def _split_comm_stream(
 
 def _color_of(parent: ProcessGroup, split_ranks: list[list[int]], world_size: int) -> int | None:
     color = None
-    for index, ranks in enumerate(split_ranks):
+    for index, given in enumerate(split_ranks):
+        ranks = checked_ints(given, f"split_ranks[{index}]")
         if len(ranks) == 0:
-            raise ValueError("the split group cannot be empty")
+            raise ValueError(f"split_ranks[{index}]: the split group cannot be empty")
         if len(ranks) > world_size:
             raise ValueError(
-                "the split group's size should be less or equal to the world_size set by "
-                "init_process_group"
+                f"split_ranks[{index}]: the split group's size should be less or equal to the "
+                "world_size set by init_process_group"
             )
         if len(ranks) != len(set(ranks)):
-            raise ValueError("the split group cannot have duplicate ranks")
+            raise ValueError(f"split_ranks[{index}]: the split group cannot have duplicate ranks")
         for rank in ranks:
             if not 0 <= rank < parent.size():
                 raise ValueError(
