@@ -30,6 +30,7 @@ Every function raises:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -237,6 +238,34 @@ def _group(name: str) -> ProcessGroup:
     )
 
 
+def _rank(rank: int, name: str, group: str) -> int:
+    """Return a rank in a group.
+
+    Raises:
+        ValueError: the group has no such rank.
+    """
+    size = _group(group).size()
+    if not 0 <= rank < size:
+        raise ValueError(f"{name}: rank {rank} is out of range for a group of size {size}")
+    return rank
+
+
+def _call(
+    function: Callable[..., object],
+    tensor: Tensor,
+    group: str,
+    *arguments: object,
+    **options: object,
+) -> None:
+    """Call a function of the mirror, whose errors name its own parameters."""
+    pg = _group(group)
+    try:
+        function(*arguments, group=pg, **options)
+    except (TypeError, ValueError, RuntimeError):
+        pg.check_usable(tensor.contiguous(), "tensor")
+        raise
+
+
 def _like(tensor: Tensor, rows: int) -> Tensor:
     """Return a new contiguous tensor with the given number of rows."""
     return tensor.new_empty((rows, *tensor.shape[1:]))
@@ -289,21 +318,22 @@ def _all_reduce(tensor: Tensor, op: str, group: str) -> Tensor:
 @torch.library.custom_op("pynccl::broadcast", mutates_args=())
 def _broadcast(tensor: Tensor, src: int, group: str) -> Tensor:
     result = tensor.clone(memory_format=torch.contiguous_format)
-    collectives.broadcast(result, group=_group(group), group_src=src)
+    collectives.broadcast(result, group=_group(group), group_src=_rank(src, "src", group))
     return result
 
 
 @torch.library.custom_op("pynccl::all_gather", mutates_args=())
 def _all_gather(tensor: Tensor, group: str) -> Tensor:
     result = _gathered(tensor, group)
-    collectives.all_gather_single(result, tensor.contiguous(), _group(group))
+    _call(collectives.all_gather_single, tensor, group, result, tensor.contiguous())
     return result
 
 
 @torch.library.custom_op("pynccl::reduce_scatter", mutates_args=())
 def _reduce_scatter(tensor: Tensor, op: str, group: str) -> Tensor:
     result = _block(tensor, group)
-    collectives.reduce_scatter_single(result, tensor.contiguous(), _operator(op), _group(group))
+    rows = tensor.contiguous()
+    _call(collectives.reduce_scatter_single, tensor, group, result, rows, _operator(op))
     return result
 
 
@@ -315,9 +345,8 @@ def _all_to_all(
     group: str,
 ) -> Tensor:
     result = _all_to_all_result(tensor, output_split_sizes, input_split_sizes, group)
-    lists.all_to_all_single(
-        result, tensor.contiguous(), output_split_sizes, input_split_sizes, _group(group)
-    )
+    sizes = output_split_sizes, input_split_sizes
+    _call(lists.all_to_all_single, tensor, group, result, tensor.contiguous(), *sizes)
     return result
 
 
@@ -327,6 +356,7 @@ def _all_to_all(
 
 @torch.library.custom_op("pynccl::reduce", mutates_args=())
 def _reduce(tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
+    _rank(dst, "dst", group)
     result = tensor.clone(memory_format=torch.contiguous_format)
     collectives.reduce(result, op=_operator(op), group=_group(group), group_dst=dst)
     return result if _group(group).rank() == dst else result.zero_()
@@ -335,20 +365,21 @@ def _reduce(tensor: Tensor, dst: int, op: str, group: str) -> Tensor:
 @torch.library.custom_op("pynccl::gather", mutates_args=())
 def _gather(tensor: Tensor, dst: int, group: str) -> Tensor:
     pg, result = _group(group), _gathered(tensor, group)
-    blocks = list(result.chunk(pg.size())) if pg.rank() == dst else None
+    blocks = list(result.chunk(pg.size())) if pg.rank() == _rank(dst, "dst", group) else None
     if not tensor.numel():
         return result
-    lists.gather(tensor.contiguous(), blocks, group=pg, group_dst=dst)
+    _call(lists.gather, tensor, group, tensor.contiguous(), blocks, group_dst=dst)
     return result if blocks else result.zero_()
 
 
 @torch.library.custom_op("pynccl::scatter", mutates_args=())
 def _scatter(tensor: Tensor, src: int, group: str) -> Tensor:
     pg, result = _group(group), _block(tensor, group)
-    blocks = list(tensor.contiguous().chunk(pg.size())) if pg.rank() == src else None
+    is_root = pg.rank() == _rank(src, "src", group)
+    blocks = list(tensor.contiguous().chunk(pg.size())) if is_root else None
     if not tensor.numel():
         return result
-    lists.scatter(result, blocks, group=pg, group_src=src)
+    _call(lists.scatter, tensor, group, result, blocks, group_src=src)
     return result
 
 

@@ -248,6 +248,19 @@ def test_mistakes(dist: Any, rank: int, size: int) -> None:
         ops.all_gather(torch.tensor(1.0))
     with pytest.raises(ValueError, match="input_split_sizes: 1 sizes for 2 ranks"):
         ops.all_to_all(x, [1] * size, [3])
+    rooted: dict[Any, str] = {
+        ops.broadcast: "src",
+        ops.scatter: "src",
+        ops.reduce: "dst",
+        ops.gather: "dst",
+    }
+    for rooted_call, name in rooted.items():
+        with pytest.raises(ValueError, match=f"^{name}: rank {size} is out of range"):
+            rooted_call(torch.ones(size), size)
+    operations: list[Any] = [ops.all_reduce, ops.all_gather, ops.reduce_scatter, ops.all_to_all]
+    for operation in (*operations, *rooted):
+        with pytest.raises(ValueError, match=r"^tensor: dtype torch\.int16 is not"):
+            operation(torch.ones(size, dtype=torch.int16))
     with pytest.raises(RuntimeError, match="'max' has no gradient"):
         ops.all_reduce(x.clone().requires_grad_(), "max").sum().backward()
     # All before anything is sent.
