@@ -100,6 +100,7 @@ RANKS = Kind(
     lambda: [0, 1],
     {
         "int": 3,
+        "none": [],
         "beyond": [2],
         "negative": [-1],
         "str": ["0"],

@@ -97,6 +97,8 @@ def new_group(
 
 
 def _check_ranks(ranks: list[int], world_size: int, name: str) -> None:
+    if not ranks:
+        raise ValueError(f"{name}: a group must have at least one rank")
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"{name}: ranks list must not contain duplicate entries, got {ranks}")
     if len(ranks) > world_size:
