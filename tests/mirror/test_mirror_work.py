@@ -150,6 +150,13 @@ def test_timeout_of_the_group(dist: Any, rank: int, size: int) -> None:
     assert tensor.item() == size
 
 
+@on_ranks(2)
+def test_a_barrier_has_no_result(dist: Any, rank: int, size: int) -> None:
+    work = dist.barrier(async_op=True)
+    work.wait()
+    assert work.result() == work.get_future().wait() == []
+
+
 @on_ranks(2, fixture="any_world", env={"PYNCCL_ON_TIMEOUT": "raise"})
 def test_a_timeout_names_the_missing_ranks(dist: Any, rank: int, size: int, tmp_path: Path) -> None:
     raised_on_0 = str(tmp_path / "raised")

@@ -45,7 +45,7 @@ def barrier(
     def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
         comm.all_reduce(tensor, stream=stream)
 
-    work = pg.issue(Call("barrier", tensor, enqueue, [tensor], {}, async_op or timeout is not None))
+    work = pg.issue(Call("barrier", tensor, enqueue, [], {}, async_op or timeout is not None))
     if async_op:
         return work
     if work is not None:
