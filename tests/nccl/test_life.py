@@ -185,10 +185,12 @@ def test_wrong_arguments_of_grow(rank: Rank) -> None:
         nccl.Communicator(3, own, 2, provider=rank.provider)
     with pytest.raises(nccl.NcclInvalidUsageError, match="ranks 0 and 1 both pass"):
         comm.grow(3, own)
+    with pytest.raises(nccl.NcclInvalidArgumentError, match="or has been used"):
+        comm.grow(3, own)
     with pytest.raises(nccl.NcclInvalidUsageError, match="no rank passes a uniqueId"):
         comm.grow(3)
     with pytest.raises(nccl.NcclInvalidUsageError, match="rank 0 passes 3, rank 1 passes 4"):
-        comm.grow(3 + rank.rank, own if rank.rank == 0 else None)
+        comm.grow(3 + rank.rank, comm.get_unique_id() if rank.rank == 0 else None)
     check_works(rank, comm, [0, 1])
 
 

@@ -5,6 +5,7 @@ the waiting ranks immediately get an error that names the rank and the reason.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -192,22 +193,49 @@ def _join(unique_id: bytes, nranks: int, rank: int, config: nccl.Config | None) 
     nccl.Communicator.join(nranks, unique_id, rank, config=config, provider="host")
 
 
-def _grow_without_a_rank(member: Member) -> None:
-    """A rank of the parent does not call grow(); the root informs the joining rank."""
+def _grow_without_a_rank(member: Member, late: bool) -> None:
+    """A rank of the parent does not call grow(). The root informs the joining rank, even one that
+    joins after the root gave up.
+    """
     if member.rank == 1:
         member.share()
         unique_id: bytes = member.share()
-        when_blocked(lambda: member.set_event("joins"))
+        if late:
+            member.wait_event("gave up", 0)
+        else:
+            when_blocked(lambda: member.set_event("joins"))
         _gives_up(member, 0, lambda config: _join(unique_id, 3, 2, config))
         return
     comm = _parent(member, [0, 2])
     unique_id = member.share(lambda: bytes(comm.get_unique_id()))
     if member.rank == 0:
-        member.wait_event("joins", 1)
+        if not late:
+            member.wait_event("joins", 1)
         _gives_up(member, 0, lambda config: comm.grow(3, unique_id, config=config))
+        member.set_event("gave up")
     else:
         member.hear("go")
     comm.abort()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_grow_without_a_rank_of_the_parent(run: Callable[..., None], late: bool) -> None:
+    run(3, _grow_without_a_rank, late, away=1)
+
+
+def _grow_alone(member: Member) -> None:
+    """The only rank of the parent gives up before another one joins."""
+    first_id = member.share_id()
+    if member.rank == 0:
+        comm = nccl.Communicator(1, first_id, 0, provider="host")
+        unique_id: bytes = member.share(lambda: bytes(comm.get_unique_id()))
+        _gives_up(member, 0, lambda config: comm.grow(2, unique_id, config=config))
+        member.set_event("gave up")
+        comm.close()
+    else:
+        unique_id = member.share()
+        member.wait_event("gave up", 0)
+        _gives_up(member, 0, lambda config: _join(unique_id, 2, 1, config))
 
 
 def _end_with_an_unused_id(member: Member, end: str, late: bool) -> None:
@@ -242,6 +270,33 @@ def test_a_communicator_that_ends_before_it_grows(
     run: Callable[..., None], end: str, late: bool
 ) -> None:
     run(2, _end_with_an_unused_id, end, late, away=1)
+
+
+def _end_before_a_second_rank_joins(member: Member) -> None:
+    """Another process has joined, got the reason and exited before."""
+    first_id = member.share_id()
+    if member.rank == 1:
+        comm = nccl.Communicator(1, first_id, 0, provider="host")
+        member.share(lambda: bytes(comm.get_unique_id()), maker=1)
+        member.wait_event("joins", 0)
+        comm.close()
+        member.hear("go")
+        return
+    unique_id: bytes = member.share()
+    refused = pytest.raises(nccl.NcclRemoteError, match=r"rank 0 \(pid \d+\) destroyed")
+    child = os.fork()
+    if child == 0:
+        when_blocked(lambda: member.set_event("joins"))
+        with refused:
+            _join(unique_id, 3, 1, _config(_PATIENT))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with refused:
+        _join(unique_id, 3, 2, _config(_PATIENT))
+
+
+def test_every_new_rank_learns_that_a_communicator_has_ended(run: Callable[..., None]) -> None:
+    run(2, _end_before_a_second_rank_joins, away=1)
 
 
 def _late_join(member: Member) -> None:
@@ -384,7 +439,7 @@ def _interrupted_group(member: Member) -> None:
         (_late_after_a_revocation, 3, 1),
         (_late_shrink, 4, 2),
         (_late_grow, 2, 0),
-        (_grow_without_a_rank, 3, 1),
+        (_grow_alone, 2, 0),
         (_late_join, 3, 0),
         (_late_join_alone, 1, 0),
         (_late_without_blocking, 1, 0),

@@ -229,13 +229,8 @@ void Communicator::abort() {
 void Communicator::refuse_new_ranks(const char* how) {
   const auto key = derivations_.take_grow_id();
   if (!key) return;
-  const Error reason(abi::ncclRemoteError,
-                     segment_->name_of(rank_) + " " + how + ", which can no longer grow");
-  try {
-    if (!refuse_host(*key, reason)) refuse_late_ranks(*key, reason);
-  } catch (const Error&) {
-    // No free descriptor: they wait until their own time limits.
-  }
+  refuse_ranks(*key, Error(abi::ncclRemoteError,
+                           segment_->name_of(rank_) + " " + how + ", which can no longer grow"));
 }
 
 void Communicator::leave(Presence how) {

@@ -185,17 +185,16 @@ RendezvousKey agree_to_grow(const Job& job, int nranks, const std::optional<Rend
 }
 
 void grow(const Job& job, int nranks, const std::optional<RendezvousKey>& id) {
-  RendezvousKey key;
+  if (id) job.parent->derivations().take_grow_id();
   try {
-    key = agree_to_grow(job, nranks, id);
-  } catch (const Error& error) {
-    if (id) refuse_host(*id, error);  // the new ranks wait in its rendezvous
+    const RendezvousKey key = agree_to_grow(job, nranks, id);
+    std::vector<int> members(static_cast<size_t>(job.parent->nranks()));
+    std::iota(members.begin(), members.end(), 0);
+    initialize(job, members, nranks, key);
+  } catch (...) {
+    if (id) refuse_ranks(*id, current_error());  // the new ranks
     throw;
   }
-  if (id) job.parent->derivations().take_grow_id();
-  std::vector<int> members(static_cast<size_t>(job.parent->nranks()));
-  std::iota(members.begin(), members.end(), 0);
-  initialize(job, members, nranks, key);
 }
 
 Job child_job(abi::ncclComm_t* out, const Ref<Communicator>& parent, const CommSettings& settings,

@@ -200,12 +200,6 @@ JoinRequest make_join_request(const RendezvousKey& key, int nranks, int rank) {
 
 }  // namespace
 
-bool refuse_host(const RendezvousKey& key, const Error& reason) {
-  const Socket connection = try_connect(SocketName(key));
-  return connection &&
-         report(connection.get(), key, Failure::of(reason), Clock::now() + kReportTime);
-}
-
 void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
                        std::optional<JoinListener> listener) {
   try {
@@ -215,6 +209,18 @@ void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
   } catch (const std::exception&) {
     // Without the thread, late ranks wait until their own deadlines.
   }
+}
+
+// The thread does not report the reason at once, and this process may end.
+void refuse_ranks(const RendezvousKey& key, const Error& reason) {
+  try {
+    if (const Socket connection = try_connect(SocketName(key))) {
+      report(connection.get(), key, Failure::of(reason), Clock::now() + kReportTime);
+    }
+  } catch (const Error&) {
+    // No free descriptor: these ranks get the reason from the thread, if it has one later.
+  }
+  refuse_late_ranks(key, reason);
 }
 
 // The host of a rendezvous. It collects the join requests, checks that they agree, and sends each

@@ -49,16 +49,16 @@ class Creation {
   std::atomic<End> end_{End::None};
 };
 
-// Reports the reason to the ranks that are currently in the rendezvous of a key. False if there are
-// none. For a rank that gives up before it has joined.
-bool refuse_host(const RendezvousKey& key, const Error& reason);
-
 // Starts a thread that reports the reason to ranks that join within some seconds. Every failed rank
 // does so, except one that gave up itself, because the processes of the others may end. It listens
 // if no other rank does. If a late rank listens, as the host that waits for the others, it reports
 // the reason to that rank. listener: that of a host.
 void refuse_late_ranks(const RendezvousKey& key, const Error& reason,
                        std::optional<JoinListener> listener = {});
+
+// For a rank that gives up a rendezvous before it has joined: reports the reason to the ranks that
+// are in it, then to late ones as above.
+void refuse_ranks(const RendezvousKey& key, const Error& reason);
 
 // The ranks that have joined a rendezvous. Any thread may query them.
 class JoinedRanks {
