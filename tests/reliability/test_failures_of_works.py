@@ -30,7 +30,7 @@ from pynccl.c10d.build import build
 from tests.c10d.versions import VERSION
 from tests.reliability.workers import Lane, Member, lanes
 from tests.support import gpu
-from tests.support.blocking import in_threads, wait_until
+from tests.support.blocking import in_threads, wait_until, wait_until_blocked
 from tests.support.tier import FULL
 
 pytestmark = pytest.mark.long
@@ -372,13 +372,27 @@ def _interrupt_each(scene: _Scene) -> dict[str, str]:
     return table
 
 
+def _begin(scene: _Scene, way: _Way) -> Callable[[], object]:
+    """Issue the operation, and return its wait, which raises what the issue raises: on a busy
+    machine, the time limit of an earlier operation may have ended the group.
+    """
+    try:
+        return partial(way.wait, getattr(scene, way.begin)(scene.groups[way.group]))
+    except RuntimeError as error:
+        refused = error
+
+    def wait() -> None:
+        raise refused
+
+    return wait
+
+
 def _table(member: Member, scene: _Scene) -> dict[str, str]:
     waits: dict[str, Callable[[], object]] = {}
     table: dict[str, str] = {}
     threads = []
     for name, way in sorted(_WAYS.items(), key=lambda item: item[1].blocks):
-        begun = getattr(scene, way.begin)(scene.groups[way.group])
-        waits[name] = partial(way.wait, begun)
+        waits[name] = _begin(scene, way)
         if way.in_thread and not scene.on_device:
 
             def run(name: str = name) -> None:
@@ -386,8 +400,8 @@ def _table(member: Member, scene: _Scene) -> dict[str, str]:
 
             threads.append(threading.Thread(target=run))
             threads[-1].start()
-    if not scene.on_device:
-        time.sleep(_INSIDE)
+    for thread in threads:
+        wait_until_blocked(thread)
     member.report("issued")
     if scene.failure in ("aborted", "revoked"):
         threading.Timer(_INSIDE, scene.fail).start()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from pynccl import nccl
+from tests.reliability.cells import wait_until_joined
 from tests.reliability.workers import Lane, Member
-from tests.support.blocking import wait_until
+from tests.support.blocking import wait_until, when_blocked
 from tests.support.in_world import init_on_host
 
 pytestmark = pytest.mark.long
@@ -52,8 +53,7 @@ def _fork_and_wait(member: Member) -> None:
 
 def _fork_inside(member: Member, call: Callable[[], object]) -> None:
     """Fork on another thread while a call waits for the other ranks."""
-    thread = threading.Timer(_INSIDE, _fork, (member,))
-    thread.start()
+    when_blocked(lambda: _fork(member))
     call()
     raise AssertionError("the call returned, although ranks are missing")
 
@@ -112,14 +112,15 @@ def test_all_reduce(lane: Lane) -> None:
 
 def _rendezvous(member: Member, victim: int) -> None:
     unique_id = member.share_id()
-
-    def join() -> None:
-        nccl.Communicator(member.nranks, unique_id, member.rank, provider="host").close()
-
+    join = partial(nccl.Communicator, member.nranks, unique_id, member.rank, provider="host")
+    last = member.nranks - 1
     if member.rank == victim:
-        _fork_inside(member, join)
+        comm = join(config=nccl.Config(blocking=False))
+        wait_until_joined(comm, last)
+        _fork(member)
+        member.sleep_for_ever()
     member.report("ready")
-    if member.rank == member.nranks - 1:  # joins after the death of the victim
+    if member.rank == last:  # joins after the death of the victim
         member.hear("go")
     _fails(nccl.NcclRemoteError, f"{victim} .*died|pid .*died", join)
 

@@ -19,6 +19,7 @@ from tests.reliability.workers import Lane, Member
 from tests.support.blocking import interrupt_when_blocked, when_blocked
 
 _LIMIT = 0.5  # seconds
+_LIMIT_OF_HOST = 3.0  # within which the others join
 _PATIENT = 60.0
 _SOON = 20.0  # seconds, even on a busy machine
 
@@ -55,16 +56,21 @@ def _check_works(comm: nccl.Communicator) -> None:
     assert (array == comm.nranks).all()
 
 
-def _gives_up(member: Member, gives_up: int, create: Callable[[nccl.Config], object]) -> None:
+def _gives_up(
+    member: Member,
+    gives_up: int,
+    create: Callable[[nccl.Config], object],
+    limit: float = _LIMIT,
+) -> None:
     """One rank is late, and informs the others."""
     began = time.monotonic()
     late = member.rank == gives_up
     with pytest.raises(nccl.NcclTimeoutError) as caught:
-        create(_config(_LIMIT if late else _PATIENT))
-    assert time.monotonic() - began < _LIMIT + _SOON
+        create(_config(limit if late else _PATIENT))
+    assert time.monotonic() - began < limit + _SOON
     text = str(caught.value)
     assert f"rank {gives_up} (pid " in text, text
-    assert f"gave up after {_LIMIT:g} s" in text or f"within {_LIMIT:g} s" in text, text
+    assert f"gave up after {limit:g} s" in text or f"within {limit:g} s" in text, text
     assert "rank -1" not in text
 
 
@@ -79,22 +85,32 @@ def _late_init(member: Member) -> None:
     )
 
 
-def _late_in_the_rendezvous(member: Member, gives_up: int) -> None:
+def _after(member: Member, *ranks: int) -> None:
+    """Continue when these ranks wait in their creations. Only those that wait hear of a rank that
+    gives up a rendezvous.
+    """
+    if member.rank in ranks:
+        when_blocked(lambda: member.set_event("waits"))
+    else:
+        member.wait_event("waits", *ranks)
+
+
+def _late_in_the_rendezvous(member: Member, hosts: bool) -> None:
     unique_id = member.share_id()
-    if member.rank == 0:
-        time.sleep(0.1)  # any rank can be the host
+    _after(member, *([1] if hosts else [0, 2]))
     _gives_up(
         member,
-        gives_up,
+        1,
         lambda config: nccl.Communicator(
             4, [unique_id, unique_id], member.rank, config=config, provider="host"
         ),
+        _LIMIT_OF_HOST if hosts else _LIMIT,
     )
 
 
-@pytest.mark.parametrize("gives_up", [0, 1, 2])
-def test_ranks_in_a_rendezvous_get_an_error(run: Callable[..., None], gives_up: int) -> None:
-    run(3, _late_in_the_rendezvous, gives_up)
+@pytest.mark.parametrize("hosts", [False, True])
+def test_ranks_in_a_rendezvous_get_an_error(run: Callable[..., None], hosts: bool) -> None:
+    run(3, _late_in_the_rendezvous, hosts)
 
 
 @leaving_nothing
@@ -303,10 +319,13 @@ def _late_join(member: Member) -> None:
     """A joining rank gives up; the parent's ranks are informed, and the parent is unaffected."""
     if member.rank == 2:
         member.share()
-        _gives_up(member, 2, lambda config: _join(member.share(), 4, 2, config))
+        unique_id: bytes = member.share()
+        _after(member, 0, 1)
+        _gives_up(member, 2, lambda config: _join(unique_id, 4, 2, config))
         return
     comm = _parent(member, [0, 1])
     unique_id = member.share(lambda: bytes(comm.get_unique_id()))
+    _after(member, 0, 1)
     own_id = unique_id if member.rank == 0 else None
     _gives_up(member, 2, lambda config: comm.grow(4, own_id, config=config))
     _check_works(comm)
@@ -387,6 +406,7 @@ def _interrupted_init(member: Member, limit: float | None) -> None:
     config = nccl.Config(init_timeout=limit)
 
     def init(member: Member) -> None:
+        _after(member, *range(1, member.nranks))
         _interrupted(
             member,
             lambda: nccl.Communicator(3, unique_id, member.rank, config=config, provider="host"),
