@@ -293,8 +293,9 @@ def test_a_late_thread_is_not_a_deadlock(rank: Rank) -> None:
 
 @on_ranks(2, fresh=True, env={"HOSTNCCL_DEADLOCK_MS": "0"}, timeout=20)
 def test_the_detection_can_be_disabled(rank: Rank) -> None:
-    comm = rank.communicator(config=nccl.Config(timeout=2))
+    comm = rank.communicator()
     comm.all_reduce(_small())
+    comm.timeout = 2
     with pytest.raises((nccl.NcclTimeoutError, nccl.NcclRemoteError)):
         comm.recv(_small(), 1 - rank.rank)
     comm.abort()

@@ -45,7 +45,8 @@ def _survivor(rank: Rank) -> float:
         for call, comm in zip(calls, comms, strict=True)
         if rank.rank == 0 or call is not calls[0]
     ]
-    time.sleep(0.05)
+    for one in blocked[: rank.rank == 0]:
+        one.wait()  # in the call that rank 1 does not make
     rank.report("ready")
     if rank.rank == 1:
         time.sleep(60)

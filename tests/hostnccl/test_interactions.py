@@ -6,7 +6,6 @@ either works or is rejected with a reason; nothing hangs, and nothing leaks.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -171,7 +170,7 @@ def _revoked_while_waiting(rank: Rank, comm: nccl.Communicator) -> None:
     graph.launch(stream)
     waiting = Blocked(lambda: comm.wait_signal(peer))
     synchronize(rank)
-    time.sleep(0.02)
+    waiting.wait()
     comm.revoke()
     waiting.end("revoked")
     # The other rank may have revoked first.
@@ -225,13 +224,11 @@ def _aborted_calls(rank: Rank, comm: nccl.Communicator) -> None:
             Blocked(lambda call=call, child=child: call(child))  # type: ignore[misc]
             for call, child in zip(calls, children, strict=True)
         ]
-        time.sleep(0.05)
-    for child in children:
-        assert child is not None
-        if rank.rank == 0:
-            child.abort()
-    if rank.rank == 0:
         for one in blocked:
+            one.wait()
+        for one, child in zip(blocked, children, strict=True):
+            assert child is not None
+            child.abort()
             one.end("abort")
     synchronize(rank)
     for call, child in zip(calls, children, strict=True):

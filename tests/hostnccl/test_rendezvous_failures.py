@@ -734,19 +734,22 @@ def _give_up_before_an_operation_ends(rank: Rank) -> None:
         return
     main, stream = threading.get_ident(), rank.stream()
     comm.all_reduce(np.ones(1), stream=stream)
-    end = time.monotonic() + limit + 1
+    preempted = False
 
     def check() -> int:
-        if threading.get_ident() == main and time.monotonic() < end:
+        nonlocal preempted
+        if threading.get_ident() == main and not preempted:
+            preempted = True
             rank.set_event("waits")
             wait_until(stream.query)
-            time.sleep(end - time.monotonic())
+            time.sleep(limit + 0.5)
         return 0
 
     held = _set_check(check)
     with comm.shrink([1], config=nccl.Config(init_timeout=limit)) as alone:
         alone.all_reduce(np.ones(1))
     assert held
+    assert preempted
     assert not comm.revoked
 
 
