@@ -142,24 +142,13 @@ def test_a_waiting_thread_does_not_block_another(launch: Launcher) -> None:
     launch(3, _two_threads, f"tcp://127.0.0.1:{free_port()}", fresh=True)
 
 
-def _meet(rank: Rank, folder: Path) -> None:
-    """Wait until all ranks have imported torch, which may take longer than the time limits."""
-    import pynccl
-
-    assert callable(pynccl.init_process_group)
-    (folder / f"imported{rank.rank}").touch()
-    for other in range(rank.nranks):
-        wait_for(str(folder / f"imported{other}"))
-
-
 def _without_the_store(rank: Rank, url: str, folder: Path) -> None:
-    _meet(rank, folder)
     limit = timedelta(seconds=_LIMIT)
-    dist = init_on_host(rank, url, timeout=limit)
+    dist = init_on_host(rank, url)
     rank.report("ready")
     if rank.rank == 0:
         time.sleep(60)
-    time.sleep(0.5)
+    wait_for(str(folder / "stopped"))
     error = (dist.DistNetworkError, dist.DistStoreError)
     text = r"the job's store at 127.0.0.1:\d+ has not answered"
     _soon(error, text, lambda: dist.new_group([1, 2], timeout=limit))
@@ -172,6 +161,7 @@ def test_a_store_that_does_not_answer(launch: Launcher, tmp_path: Path) -> None:
     def end(run: Run) -> None:
         run.gather_reports()
         run.kill(0, signal.SIGSTOP)
+        (tmp_path / "stopped").touch()
         for rank in (1, 2):
             wait_for(str(tmp_path / f"raised{rank}"))
         run.kill(0)
@@ -184,7 +174,6 @@ def test_a_store_that_does_not_answer(launch: Launcher, tmp_path: Path) -> None:
 def _reconfigure(rank: Rank, folder: Path, left: list[int], late: bool) -> None:
     from pynccl import nccl
 
-    _meet(rank, folder)
     own = rank.rank
     dist = init_on_host(rank, f"file://{folder}/store")
     part = dist.new_group([0, 1])
@@ -266,11 +255,11 @@ def test_a_pair_has_the_time_limit_of_its_group(
         raise InterruptedError
 
     tensor = torch.ones(4)
-    dist.set_timeout(timedelta(seconds=_LIMIT))
     if rank == 1:
         with patch(_PAIR_CONFIG, stay_away), pytest.raises(InterruptedError):
             dist.send(tensor, 0)
         return
+    dist.set_timeout(timedelta(seconds=_LIMIT))
     _soon(dist.DistBackendError, "1.5 s", lambda: dist.recv(tensor, 1))
     Path(raised).touch()
 

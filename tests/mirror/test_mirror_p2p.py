@@ -4,9 +4,10 @@ batches, the order of messages, an omitted source.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -130,22 +131,27 @@ def test_any_source_in_a_group_of_two(dist: Any, rank: int, size: int) -> None:
 
 @on_ranks(2)
 def test_missing_peer(dist: Any, rank: int, size: int) -> None:
-    dist.group.WORLD.timeout = timedelta(seconds=1)
+    short = dist.new_group()
+    short.timeout = timedelta(seconds=1)
     if rank == 1:
         dist.monitored_barrier(timeout=timedelta(seconds=20))  # by the store
+        dist.send(torch.ones(1), 0)
         return
-    work = dist.irecv(torch.empty(1), 1)
-    assert not work.is_completed()
-    future = work.get_future()
+    late = dist.irecv(torch.empty(1), 1)
+    assert not late.is_completed()
     with pytest.raises(RuntimeError, match="Timed out waiting 100ms"):
-        work.wait(timedelta(milliseconds=100))
+        late.wait(timedelta(milliseconds=100))
+    work = dist.irecv(torch.empty(1), 1, group=short)
+    future = work.get_future()
     with pytest.raises(dist.DistBackendError, match="waiting 1 seconds for rank 1 of 2 in"):
         work.wait()
     with pytest.raises(dist.DistBackendError, match="waiting 1 seconds for rank 1 of 2 in"):
         future.wait()
     assert work.is_completed()
     assert not work.is_success()
+    assert not late.is_completed()
     dist.monitored_barrier(timeout=timedelta(seconds=20))
+    late.wait()
 
 
 @on_ranks(2, fixture="any_world")
@@ -175,25 +181,32 @@ def test_future_of_a_message_that_fails_after_the_ranks_connect(
     dist: Any, rank: int, size: int
 ) -> None:
     """Both ranks receive, and neither sends."""
-    dist.set_timeout(timedelta(seconds=1))
-    future = dist.irecv(torch.empty(1), 1 - rank).get_future()
-    with pytest.raises(dist.DistBackendError, match=r"recv .*Timed out after 1 seconds"):
-        future.wait()
+    with _timeout_once_connected(dist, timedelta(seconds=1)):
+        future = dist.irecv(torch.empty(1), 1 - rank).get_future()
+        with pytest.raises(dist.DistBackendError, match=r"recv .*Timed out after 1 seconds"):
+            future.wait()
     dist.monitored_barrier(timeout=timedelta(seconds=20))  # the other one waits a second as well
 
 
-@on_ranks(2)
-def test_a_timeout_that_changes_while_the_ranks_connect(dist: Any, rank: int, size: int) -> None:
-    """The communicators exist, but the group does not know them yet."""
-    group, peer = dist.group.WORLD, 1 - rank
+@contextlib.contextmanager
+def _timeout_once_connected(dist: Any, timeout: timedelta) -> Iterator[None]:
+    """Set the timeout when the communicators exist, but the group does not know them yet."""
+    group = dist.group.WORLD
     create = group.make_comm_stream
 
     def create_before_the_change(*arguments: Any) -> Any:
         comm_stream = create(*arguments)
-        dist.set_timeout(timedelta(seconds=25))
+        dist.set_timeout(timeout)
         return comm_stream
 
     with patch.object(group, "make_comm_stream", create_before_the_change):
+        yield
+
+
+@on_ranks(2)
+def test_a_timeout_that_changes_while_the_ranks_connect(dist: Any, rank: int, size: int) -> None:
+    peer = 1 - rank
+    with _timeout_once_connected(dist, timedelta(seconds=25)):
         works = [dist.isend(torch.ones(1), peer), dist.irecv(torch.empty(1), peer)]
         for work in works:
             work.wait()
