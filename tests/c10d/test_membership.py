@@ -29,7 +29,7 @@ from tests.c10d.in_torch import (
     wait_event,
 )
 from tests.c10d.versions import VERSION, needs_torch
-from tests.support.blocking import when_blocked
+from tests.support.blocking import wait_until_blocked, when_blocked
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -371,10 +371,8 @@ def _reconfigured_without_one(
             time.sleep(0.01)
         return None
     raised: list[BaseException] = []
-    began = threading.Event()
 
     def operate() -> None:
-        began.set()
         try:
             _several_sums()
         except BaseException as error:
@@ -382,9 +380,8 @@ def _reconfigured_without_one(
 
     thread = threading.Thread(target=operate)
     thread.start()
+    wait_until_blocked(thread)
     works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
-    began.wait()
-    time.sleep(0.2)
     every.pop(1)
     api._reconfigure(7, every)
     thread.join()
@@ -558,10 +555,11 @@ def test_error_and_result_of_a_timeout(rank: int, size: int) -> None:
         return
     options = dist.AllreduceOptions()
     options.timeout = timedelta(seconds=1.5)
+    began = time.monotonic()
     work = backend.allreduce([torch.ones(1)], options)
     result = work.get_future_result()
     doubled = result.then(lambda done: done.value() * 2)
-    assert not result.done()
+    assert not result.done() or time.monotonic() - began > 1.4
     if VERSION >= (2, 14):
         assert work.timeout == timedelta(seconds=1.5)
     with pytest.raises(dist.DistBackendError, match=r"all_reduce.*within 1\.5 s.*rank 1"):
@@ -584,7 +582,7 @@ def test_an_aborted_operation(rank: int, size: int) -> None:
         return
     work = dist.all_reduce(torch.ones(1), async_op=True)
     result = work.get_future_result()
-    threading.Timer(0.2, backend_of().abort).start()
+    when_blocked(backend_of().abort)
     with pytest.raises(dist.DistBackendError, match="all_reduce"):
         work.wait()
     set_event("aborted")
