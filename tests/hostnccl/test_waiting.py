@@ -206,6 +206,7 @@ def _sleeps_per_call(rank: Rank, cpus: list[int]) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before) / calls
 
 
+@pytest.mark.serial
 def test_ranks_with_cpus_of_their_own_do_not_sleep(launch: Launcher) -> None:
     """Beside busy processes: ranks that always slept would do so in one of 10 to 70 calls."""
     cpus = sorted(os.sched_getaffinity(0))[:2]
@@ -267,7 +268,8 @@ int loses;                    // whether the next spin after a yield takes 200 m
 int allowed = 15;             // CPUs, as bits
 int requested;                // in the last call of sched_setaffinity
 int placements;               // calls of sched_getcpu
-int slow;                     // whether time passes a thousand times more slowly
+int slow;                     // whether each reading of the clock adds a microsecond at most
+int slow_after_loss;          // whether that begins with the next such spin
 static long lost;             // seconds / 5
 static _Thread_local int readings;  // of the clock until that spin has ended
 
@@ -317,21 +319,36 @@ int sched_yield(void) {
 int clock_gettime(clockid_t clock, struct timespec* now) {
   static int (*function)(clockid_t, struct timespec*);
   if (!function) function = dlsym(RTLD_NEXT, "clock_gettime");
-  if (readings && --readings == 0 && loses) {
+  const int loss = readings && --readings == 0 && loses;
+  if (loss) {
     __atomic_fetch_add(&lost, 1, __ATOMIC_RELAXED);
     loses = 0;
   }
   const int result = function(clock, now);
   if (clock == CLOCK_MONOTONIC) {
-    static _Thread_local long begin;
+    static _Thread_local long last;
     const long second = 1000000000;
     long moment = now->tv_sec * second + now->tv_nsec + lost * second / 5;
-    if (!slow) begin = moment;
-    moment = begin + (moment - begin) / (slow ? 1000 : 1);
+    if (slow && last && last + 1000 < moment) moment = last + 1000;
+    last = moment;
     now->tv_sec = moment / second;
     now->tv_nsec = moment % second;
   }
+  if (loss && slow_after_loss) slow = 1;
   return result;
+}
+
+// A deadline of this clock has passed for the kernel if time is slow: sleep for the difference.
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec* end, struct timespec* left) {
+  static int (*function)(clockid_t, int, const struct timespec*, struct timespec*);
+  if (!function) function = dlsym(RTLD_NEXT, "clock_nanosleep");
+  if (clock != CLOCK_MONOTONIC || flags != TIMER_ABSTIME) return function(clock, flags, end, left);
+  struct timespec now;
+  clock_gettime(clock, &now);
+  const long second = 1000000000;
+  const long ns = (end->tv_sec - now.tv_sec) * second + end->tv_nsec - now.tv_nsec;
+  const struct timespec rest = {ns / second, ns % second};
+  return ns <= 0 ? 0 : function(clock, 0, &rest, left);
 }
 """
 
@@ -350,9 +367,15 @@ class _PlannedCpus:
     def set(self, name: str, value: int) -> None:
         ctypes.c_int.in_dll(self._library, name).value = value
 
-    def lose_slice(self, comm: nccl.Communicator) -> None:
-        """Let the waits of rank 0 find that others compete for the CPUs, for at least 100 ms."""
+    def lose_slice(self, comm: nccl.Communicator, *, recent: bool = False) -> None:
+        """Let the waits of rank 0 find that others compete for the CPUs, for at least 100 ms.
+
+        Args:
+            comm: the communicator of these waits.
+            recent: whether time then is slow on rank 0, which otherwise forgets it.
+        """
         goes_on = np.ones(1)
+        self.set("slow_after_loss", recent)
         if self._rank.rank == 0:
             time.sleep(0.01)  # rank 1 waits, and publishes its CPU
         comm.all_reduce(goes_on)
@@ -469,9 +492,10 @@ def _oversubscribe(rank: Rank, library: str, contended: bool) -> int:
     cpus.set("allowed", 0b10)
     cpus.set("slow", not contended)
     if contended:
-        cpus.lose_slice(rank.comm)
+        cpus.lose_slice(rank.comm, recent=True)
         if rank.rank != 2:
             _send_late(rank)  # rank 0 publishes the loss
+        cpus.set("slow", 0)
     rank.comm.barrier()
     cpus.set("allowed", 0b110)
     for late in range(20):
@@ -543,7 +567,7 @@ def _reads_directly(
     """
     cpus = _PlannedCpus(rank, library, 1 if shared else rank.rank)
     cpus.set("allowed", 0b10 if shared else 0b11)
-    cpus.set("slow", True)  # no other losses, and no long time since the planned one
+    cpus.set("slow", True)  # no losses but the planned one, and no long time since that one
     if rank.comm.explain("broadcast", 1 << 30).algorithm != "direct":
         return None
     found = []
@@ -554,7 +578,7 @@ def _reads_directly(
         with rank.communicator(1 + number, provider="host") as comm:
             if contended:
                 cpus.set("slow", False)
-                cpus.lose_slice(comm)
+                cpus.lose_slice(comm, recent=True)
                 cpus.set("slow", True)
             for _ in range(2):
                 comm.all_reduce(token)  # in both staging buffers
@@ -595,7 +619,7 @@ def _broadcast_without_the_window_of_the_root(rank: Rank, library: str) -> list[
     cpus.set("allowed", 0b10)
     with rank.communicator(1, provider="host") as comm:
         window = comm.register_window(comm.mem_alloc(8192))
-        cpus.lose_slice(comm)
+        cpus.lose_slice(comm, recent=True)
         cpus.set("slow", True)
         if rank.rank == 0:
             window.close()
