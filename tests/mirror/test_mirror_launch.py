@@ -215,27 +215,40 @@ COMPLAINT = re.compile(
 )
 
 
-# Rank 0, whose process hosts torch's TCPStore, ends first.
+# Rank 0, whose process hosts torch's TCPStore, ends while rank 1 does not call the store: a call in
+# progress would fail. Rank 1 then has time to poll it.
 OUTLIVE = """
-    import sys, time
+    import os, sys, time
     import torch
     import {module} as dist
+    from pynccl._internal.inquiry import watcher
 
-    rank, url = int(sys.argv[1]), sys.argv[2]
+    rank, url, ended = int(sys.argv[1]), *sys.argv[2:]
     dist.init_process_group({backend!r}, init_method=url, rank=rank, world_size=2)
     dist.barrier()
-    time.sleep(1.2 * rank)
+    if rank == 0:
+        dist.barrier()
+    else:
+        with watcher._calls:
+            dist.barrier()
+            while not os.path.exists(ended):
+                time.sleep(0.01)
+        time.sleep(1.2)
 """
 
 
 @pytest.mark.parametrize("backend", ["host", "pynccl"])
-def test_a_rank_that_outlives_the_store_is_silent(start: Start, backend: str) -> None:
+def test_a_rank_that_outlives_the_store_is_silent(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
     """A call of torch's store then prints a C++ backtrace."""
     module = "pynccl" if backend == "host" else "pynccl.c10d, torch.distributed"
     code = textwrap.dedent(OUTLIVE).format(module=module, backend=backend)
-    url = f"tcp://127.0.0.1:{free_port()}"
-    for process in [start(code, "{script}", str(rank), url) for rank in (0, 1)]:
-        assert finish(process) == ("", "")
+    url, ended = f"tcp://127.0.0.1:{free_port()}", tmp_path / "ended"
+    first, second = (start(code, "{script}", str(rank), url, str(ended)) for rank in (0, 1))
+    assert finish(first) == ("", "")
+    ended.touch()
+    assert finish(second) == ("", "")
 
 
 @pytest.mark.parametrize(("how", "count"), [("end", 0), ("end", 3), ("send", 3)])
