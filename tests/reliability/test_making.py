@@ -121,6 +121,11 @@ def _late_split(member: Member) -> None:
         comm.abort()
         return
     _gives_up(member, 0, lambda config: comm.split(0 if member.rank == 0 else None, config=config))
+    if member.rank == 0:
+        when_blocked(lambda: member.set_event("shrinks"))
+    else:
+        member.wait_event("shrinks", 0)
+        time.sleep(0.5)  # rank 0 checks every 200 ms whether a missing rank has given up
     with comm.shrink([2], abort=True) as smaller:
         _check_works(smaller)
     comm.abort()

@@ -59,7 +59,8 @@ void await_earlier_operations(const Job& job) {
   parent.order().complete(job.sequence);
 }
 
-// The mark of a creation in RankState::given_up, before and after the ranks know its key.
+// The mark of a creation in RankState::given_up, before and after the ranks know its key. A job
+// that takes no sequence number only has the second one.
 uint64_t mark_of(const Job& job) {
   return job.agreement != 0 ? Agreement::mark_of(job.agreement) : uint64_t{1} << 32 | job.sequence;
 }
@@ -84,14 +85,14 @@ auto take_step(const Job& job, uint64_t mark, Step&& step) {
 // The ranks after them join from outside.
 Rendezvous::Watch watch_members(const Job& job, std::vector<int> members,
                                 const RendezvousKey& key) {
-  return [parent = job.parent, members = std::move(members), before = mark_of(job),
-          mark = mark_of(key)](int rank) {
+  return [parent = job.parent, members = std::move(members), numbered = job.sequence_count != 0,
+          before = mark_of(job), mark = mark_of(key)](int rank) {
     if (rank >= static_cast<int>(members.size())) return;
     const int member = members[static_cast<size_t>(rank)];
     const Segment& segment = parent->segment();
     segment.check_member(member, parent->rank());
     const GivenUpCreations& given_up = segment.rank_state(member).given_up;
-    const bool early = given_up.contains(before);
+    const bool early = numbered && given_up.contains(before);
     if (early && segment.failed()) throw segment.failure();
     if (early || given_up.contains(mark)) {
       fail(abi::ncclRemoteError, "%s gave up creating the communicator",
