@@ -21,7 +21,7 @@ import pytest
 
 from pynccl import libraries, nccl
 from tests.hostnccl.test_death_in_init import arrive, wait_for_exit
-from tests.support.blocking import wait_until
+from tests.support.blocking import wait_until, when_blocked
 from tests.support.cpp import compile_to_preload
 from tests.support.launcher import Launcher, Outcome, Run
 from tests.support.rank import Rank, wait_for
@@ -67,8 +67,10 @@ Limit = Callable[[int], contextlib.AbstractContextManager[None]]
 def _init_with_limit(rank: Rank, limit: Limit, number: int, last: int) -> tuple[str, str, float]:
     with rank.communicator(1) as comm:  # all processes have started
         comm.all_reduce(np.ones(1))
-    if rank.rank == last:
-        time.sleep(0.2)  # another rank is the host
+    if rank.rank == last:  # another rank is the host
+        rank.wait_event("waits", *range(last))
+    else:
+        when_blocked(lambda: rank.set_event("waits"))
     started = time.monotonic()
     try:
         with limit(number) if rank.rank == last else contextlib.nullcontext():
