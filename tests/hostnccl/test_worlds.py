@@ -6,20 +6,26 @@ ends at its deadline.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hmac
 import os
 import re
+import signal
 import socket
 import statistics
 import struct
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pynccl import nccl, raw
-from tests.support.blocking import wait_until
+from tests.support.blocking import in_threads, wait_until
+from tests.support.cpp import compile_to_preload
 from tests.support.launcher import Launcher
 from tests.support.rank import Rank
 from tests.support.ranks import on_ranks
@@ -308,3 +314,79 @@ def test_a_forked_child_has_no_socket(rank: Rank) -> None:
         os._exit(len(_sockets() - before))
     assert os.waitpid(child, 0)[1] == 0
     comm.abort()
+
+
+_BLOCKING = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Whether the next call blocks: that maps shared memory, or opens the file of measurements.
+volatile int in_mmap, in_open;
+volatile int blocked, goes_on;
+
+static void block(volatile int* in) {
+  if (!*in) return;
+  *in = 0;
+  blocked = 1;
+  while (!goes_on) usleep(1000);
+}
+
+void* mmap(void* address, size_t size, int protection, int flags, int fd, off_t offset) {
+  static void* (*function)(void*, size_t, int, int, int, off_t);
+  if (!function) function = dlsym(RTLD_NEXT, "mmap");
+  if (flags & MAP_SHARED) block(&in_mmap);
+  return function(address, size, protection, flags, fd, offset);
+}
+
+int open(const char* path, int flags, ...) {
+  if (strstr(path, "hostnccl-tuning")) block(&in_open);
+  return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0666);
+}
+"""
+
+
+def _create_in_threads(unique_id: bytes) -> None:
+    def create(number: int) -> None:
+        with nccl.Communicator(2, unique_id, number, provider="host") as comm:
+            comm.all_reduce(np.ones(3))
+
+    in_threads(partial(create, 0), partial(create, 1))
+
+
+def _fork_during_a_creation(rank: Rank, library: str, call: str) -> None:
+    nccl.get_unique_id("host")  # loads the library
+    preloaded = ctypes.CDLL(library)
+    ctypes.c_int.in_dll(preloaded, f"in_{call}").value = 1
+    first = threading.Thread(target=_create_in_threads, args=rank.unique_ids[:1])
+    first.start()
+    wait_until(lambda: ctypes.c_int.in_dll(preloaded, "blocked").value)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        with contextlib.suppress(BaseException):
+            _create_in_threads(rank.unique_ids[1])
+            os._exit(0)
+        os._exit(1)
+    ctypes.c_int.in_dll(preloaded, "goes_on").value = 1
+    first.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("call", ["mmap", "open"])
+def test_a_child_forked_during_a_creation_creates_its_own(
+    launch: Launcher, tmp_path: Path, call: str
+) -> None:
+    """The thread that it does not have owned a lock."""
+    library = str(compile_to_preload(tmp_path, "blocking", _BLOCKING))
+    env = {
+        "LD_PRELOAD": library,
+        "HOSTNCCL_TUNING": "on",
+        "HOSTNCCL_TUNING_FILE": str(tmp_path / "hostnccl-tuning"),
+    }
+    launch(1, _fork_during_a_creation, library, call, env=env, fresh=True, ids=2, timeout=60)

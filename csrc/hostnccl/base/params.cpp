@@ -10,7 +10,7 @@
 #include <mutex>
 #include <optional>
 
-#include "hostnccl/base/thread.h"
+#include "common/per_process.h"
 #include "hostnccl/kernels/reduce.h"
 
 namespace hostnccl {
@@ -113,7 +113,7 @@ struct MeasuredTexts {
 };
 
 std::optional<std::string> measured_text(ParamId id) {
-  auto& all = immortal<MeasuredTexts>();
+  auto& all = common::per_process<MeasuredTexts>();
   const std::lock_guard lock(all.mutex);
   return all.texts[static_cast<size_t>(id)];
 }
@@ -183,7 +183,7 @@ const Param* find_param(const char* key) {
 }
 
 void set_measured(ParamId id, const std::string& text) {
-  auto& all = immortal<MeasuredTexts>();
+  auto& all = common::per_process<MeasuredTexts>();
   const std::lock_guard lock(all.mutex);
   all.texts[static_cast<size_t>(id)] = text;
 }

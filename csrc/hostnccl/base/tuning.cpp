@@ -12,11 +12,11 @@
 #include <string>
 
 #include "common/new_file.h"
+#include "common/per_process.h"
 #include "hostnccl/base/fd.h"
 #include "hostnccl/base/keys.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/process.h"
-#include "hostnccl/base/thread.h"
 
 namespace hostnccl {
 namespace {
@@ -246,7 +246,7 @@ bool calm(const Measurements& measured) {
 
 std::optional<Measurements> known_measurements() {
   if (!tuning_enabled()) return std::nullopt;
-  auto& all = immortal<Known>();
+  auto& all = common::per_process<Known>();
   const std::lock_guard lock(all.mutex);
   if (!all.has_calm()) {  // another process may have stored calm ones
     if (const std::optional<Measurements> found = load_measurements()) set_known(all, *found);
@@ -258,14 +258,14 @@ bool measurement_wanted() {
   constexpr int kMostAttempts = 3;
   if (!tuning_enabled()) return false;
   known_measurements();
-  auto& all = immortal<Known>();
+  auto& all = common::per_process<Known>();
   const std::lock_guard lock(all.mutex);
   return !all.has_calm() && all.attempts++ < kMostAttempts;
 }
 
 void adopt_measurements(const Measurements& measured) {
   if (!tuning_enabled()) return;
-  auto& all = immortal<Known>();
+  auto& all = common::per_process<Known>();
   const std::lock_guard lock(all.mutex);
   if (!all.measured || (!all.has_calm() && measured.spread < all.measured->spread)) {
     set_known(all, measured);

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/per_process.h"
 #include "hostnccl/base/interrupt.h"
 #include "hostnccl/base/params.h"
 #include "hostnccl/base/thread.h"
@@ -149,7 +150,7 @@ struct Rendezvouses {
 };
 
 void forbid_second_use(const RendezvousKey& key) {
-  auto& all = immortal<Rendezvouses>();
+  auto& all = common::per_process<Rendezvouses>();
   const std::lock_guard lock(all.mutex);
   const auto found = all.segments.find(key);
   if (found != all.segments.end() && !found->second.expired()) {
@@ -178,7 +179,7 @@ std::string name_of(const JoinRequest& request) { return name_of(request.rank, r
 
 // The segment of a rendezvous in this process. Maps the file if it is not mapped yet.
 std::shared_ptr<Segment> map_segment(const Fd& file, int nranks, const RendezvousKey& key) {
-  auto& all = immortal<Rendezvouses>();
+  auto& all = common::per_process<Rendezvouses>();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.segments, [](const auto& item) { return item.second.expired(); });
   std::weak_ptr<Segment>& known = all.segments[key];
