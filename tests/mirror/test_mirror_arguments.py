@@ -8,9 +8,11 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 import pynccl
@@ -271,3 +273,41 @@ def test_groups_of_other_functions(dist: Any, rank: int, size: int) -> None:
         "pg_options", _error(dist.shrink_group, {"ranks_to_exclude": [1 - rank], "pg_options": 3})
     )
     dist.barrier()
+
+
+@on_ranks(2)
+def test_a_complex_tensor_is_gathered_in_real_ones(dist: Any, rank: int, size: int) -> None:
+    own, parts = torch.tensor([1 + 2j, rank + 3j]), [torch.zeros(2, 2) for _ in range(size)]
+    dist.all_gather(parts, own)
+    assert [part[1, 0].item() for part in parts] == [0.0, 1.0]
+    complex_parts = [torch.zeros(2, dtype=torch.complex64) for _ in range(size)]
+    dist.all_gather(complex_parts, parts[rank])
+    assert torch.equal(complex_parts[rank], own)
+
+
+@on_ranks(2)
+def test_sizes_and_ranks_of_numpy(dist: Any, rank: int, size: int) -> None:
+    output, own = torch.empty(4), torch.full((4,), float(rank))
+    for sizes in (np.array([2, 2]), np.array([], int), torch.Size([2, 2])):
+        dist.all_to_all_single(output, own, sizes, sizes)
+        assert output.tolist() == [0.0, 0.0, 1.0, 1.0]
+    group, groups = dist.new_subgroups(np.int64(1))
+    assert (group.size(), len(groups)) == (1, 2)
+    members: tuple[Any, ...] = (np.array([0, 1]), iter([0, 1]))
+    for ranks in members:
+        group = dist.split_group(split_ranks=[ranks])
+        assert dist.get_process_group_ranks(group) == [0, 1]
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+@on_ranks(2)
+def test_objects_of_other_collections(dist: Any, rank: int, size: int) -> None:
+    """What torch iterates over, or assigns one by one."""
+    values = {"a": 1, "b": "x"}.values()
+    lists: tuple[Any, ...] = ([None, None], deque([None, None]), np.empty(2, object))
+    for received in lists:
+        dist.broadcast_object_list(values if rank == 0 else received, 0)
+        assert rank == 0 or list(received) == [1, "x"]
+    output: list[Any] = [None]
+    dist.scatter_object_list(output, values if rank == 0 else None, 0)
+    assert output == [[*values][rank]]

@@ -61,9 +61,8 @@ def all_gather(
     if pg is None:
         return None
     check_length(tensor_list, pg.size(), "tensor_list")
-    rank = pg.rank()
-    check_same_size(tensor_list[rank], tensor, f"tensor_list[{rank}]", "tensor")
-    outputs, own = reals(tensor_list), real(tensor)
+    outputs, own, rank = reals(tensor_list), real(tensor), pg.rank()
+    check_same_size(outputs[rank], own, f"tensor_list[{rank}]", "tensor")
     arguments: Arguments = {"tensor_list": outputs, "tensor": own}
     return gather_everywhere(pg, "all_gather", outputs, own, arguments, async_op)
 
@@ -365,26 +364,31 @@ def all_to_all_single(
     out, sent = real(output), real(input)
     arguments: Arguments = {"output": out, "input": sent}
     size = pg.size()
-    equal = not output_split_sizes and not input_split_sizes
+    output_sizes = _split_sizes(output_split_sizes, "output")
+    input_sizes = _split_sizes(input_split_sizes, "input")
+    equal = not output_sizes and not input_sizes
     if equal and out.numel() == sent.numel() and sent.numel() % size == 0:
-        _check_splits(output, None, size, "output")
-        _check_splits(input, None, size, "input")
+        _check_splits(output, [], size, "output")
+        _check_splits(input, [], size, "input")
 
         def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
             comm.all_to_all(sent, out=out, stream=stream)
 
         return pg.issue(Call("all_to_all_single", sent, enqueue, [output], arguments, async_op))
-    outputs = _split(out, output_split_sizes, size, "output")
-    inputs = _split(sent, input_split_sizes, size, "input")
+    outputs = _split(out, output_sizes, size, "output")
+    inputs = _split(sent, input_sizes, size, "input")
     own = f"the part of rank {pg.rank()}"
     check_same_size(outputs[pg.rank()], inputs[pg.rank()], f"output: {own}", "that of input")
     return _exchange(pg, "all_to_all_single", outputs, inputs, [output], arguments, async_op)
 
 
-def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int, name: str) -> None:
+def _split_sizes(sizes: Sequence[int] | None, name: str) -> list[int]:
+    """Return the sizes of the parts of a tensor; none if they are equal."""
+    return [] if sizes is None else checked_ints(sizes, f"{name}_split_sizes")
+
+
+def _check_splits(tensor: torch.Tensor, sizes: list[int], ranks: int, name: str) -> None:
     rows = tensor.shape[0] if tensor.dim() else 1
-    if sizes is not None:
-        sizes = checked_ints(sizes, f"{name}_split_sizes")
     if not sizes:
         if rows % ranks:
             raise MismatchError(
@@ -405,10 +409,8 @@ def _check_splits(tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int,
         )
 
 
-def _split(
-    tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: int, name: str
-) -> Sequence[torch.Tensor]:
+def _split(tensor: torch.Tensor, sizes: list[int], ranks: int, name: str) -> Sequence[torch.Tensor]:
     """Return the parts of a tensor, as views."""
     _check_splits(tensor, sizes, ranks, name)
     rows = contiguous(tensor, name) if tensor.dim() else tensor.reshape(1)
-    return rows.split(list(sizes) if sizes else [rows.shape[0] // ranks] * ranks)
+    return rows.split(sizes or [rows.shape[0] // ranks] * ranks)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -53,7 +53,7 @@ def _pickled(value: object, weights_only: bool) -> torch.Tensor:
 
 
 def _check_objects(value: Any, name: str, least: int = 1, *, output: bool = False) -> None:
-    """Check that an argument is a list of objects, or a sequence if it is not an output.
+    """Check that an argument is a list of objects, or any collection if it is not an output.
 
     Args:
         value: the argument.
@@ -65,8 +65,8 @@ def _check_objects(value: Any, name: str, least: int = 1, *, output: bool = Fals
         TypeError: it has another type.
         ValueError: it has fewer elements.
     """
-    method = "__setitem__" if output else "__getitem__"
-    if isinstance(value, (str, bytes, dict)) or not hasattr(value, method):
+    usable = isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping))
+    if not usable or (output and not hasattr(value, "__setitem__")):
         raise wrong_type(name, "a list of objects", value)
     if len(value) < least:
         raise ValueError(f"{name}: has {len(value)} elements, must have at least {least}")
@@ -174,7 +174,9 @@ def _receive_objects(
     receive(sizes)
     pickles, parts = _buffer_for(sizes)
     receive(pickles)
-    objects[:] = (_unpickled(part, weights_only) for part in parts)
+    values = [_unpickled(part, weights_only) for part in parts]
+    for index, value in enumerate(values):  # not as a slice, which NumPy arrays treat otherwise
+        objects[index] = value
 
 
 def scatter_object_list(

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from pynccl._internal.arguments import wrong_type
+from pynccl._internal.arguments import integer, wrong_type
 from pynccl.mirror.base.backend import Backend, BackendConfig, check_usable, timeout_of
 from pynccl.mirror.base.checks import checked_ints
 from pynccl.mirror.group.process_group import Options, ProcessGroup
@@ -131,8 +131,7 @@ def new_subgroups(
                 "correctly."
             )
         group_size = torch.cuda.device_count()
-    if not isinstance(group_size, int):
-        raise wrong_type("group_size", "an int", group_size)
+    group_size = integer("group_size", group_size)
     if group_size <= 0:
         raise ValueError(f"The arg 'group_size' ({group_size}) must be positive")
     size = get_world_size(group=group)

@@ -40,8 +40,9 @@ def split_group(
     config = parent.config if backend is None else _part_of(parent.config, str(backend))
     limit = timeout_of(timeout, config)
     options = Options(pg_options) if pg_options is not None else parent.options
-    color = _color_of(parent, split_ranks, default.size())
-    members = sorted(split_ranks[color or 0])
+    lists = [checked_ints(ranks, f"split_ranks[{i}]") for i, ranks in enumerate(split_ranks)]
+    color = _color_of(parent, lists, default.size())
+    members = sorted(lists[color or 0])
     name = f"{parent.group_name}:split:{parent.splits}:{color}"
     parent.splits += 1
     pg = ProcessGroup(
@@ -84,8 +85,7 @@ def _split_comm_stream(
 
 def _color_of(parent: ProcessGroup, split_ranks: list[list[int]], world_size: int) -> int | None:
     color = None
-    for index, given in enumerate(split_ranks):
-        ranks = checked_ints(given, f"split_ranks[{index}]")
+    for index, ranks in enumerate(split_ranks):
         if len(ranks) == 0:
             raise ValueError(f"split_ranks[{index}]: the split group cannot be empty")
         if len(ranks) > world_size:
