@@ -162,6 +162,21 @@ def test_with_device_id_transfers_use_the_group(
     assert not record.named(INIT)
 
 
+@on_ranks(2, fixture="world")
+def test_a_transfer_on_another_device(dist: Any, rank: int, size: int) -> None:
+    """Between ranks of a group that is not bound to a device, as in torch."""
+    import torch
+
+    dist.all_reduce(torch.ones(1))  # creates the communicator of the group, on another device
+    tensor = torch.full((4,), rank + 1.0, device=f"cuda:{rank + 2}")
+    for _ in range(2):
+        if rank == 0:
+            dist.send(tensor, 1)
+        else:
+            dist.recv(tensor, 0)
+    assert tensor.tolist() == [1.0] * 4
+
+
 @on_ranks(2, 3, 4, fixture="world")
 def test_a_transfer_that_connects_waits_for_its_tensor(dist: Any, rank: int, size: int) -> None:
     """A send that connects in the background runs after earlier work of the caller's stream."""

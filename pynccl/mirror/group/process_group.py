@@ -258,8 +258,14 @@ class ProcessGroup(_C.ProcessGroup):
                         self.check_usable(tensor, f"{name}[{index}]")
             raise
 
-    def check_usable(self, tensor: torch.Tensor, name: str) -> None:
+    def check_usable(self, tensor: torch.Tensor, name: str, *, in_pair: bool = False) -> None:
         """Check that an operation of this group can use a tensor.
+
+        Args:
+            tensor: the tensor.
+            name: the argument, for the error text.
+            in_pair: whether the operation uses a communicator of two ranks, perhaps on a device
+                other than that of the group's.
 
         Raises:
             RuntimeError: no backend of this group supports its device.
@@ -268,7 +274,7 @@ class ProcessGroup(_C.ProcessGroup):
         """
         check_tensor(tensor, name)
         self.provider(tensor.device, name)
-        comm_stream = self._comm_stream(tensor.device.type)
+        comm_stream = None if in_pair else self._comm_stream(tensor.device.type)
         _C.check_tensor(name, real(tensor), None if comm_stream is None else comm_stream.comm)
 
     def comm_stream(self, device: torch.device) -> CommStream:
@@ -312,8 +318,8 @@ class ProcessGroup(_C.ProcessGroup):
                 "transfers data from a rank to itself only if send and receive are grouped: pass "
                 "both to batch_isend_irecv"
             )
-        self.check_usable(tensor, "tensor")
         on_group = tensor.device.type == "cuda" and self.bound_device_id is not None
+        self.check_usable(tensor, "tensor", in_pair=not on_group)
         data, result = real(tensor), [] if sends else [tensor]
 
         def enqueue(comm: nccl.Communicator, stream: int | None) -> None:
